@@ -1,0 +1,87 @@
+"""Every error that a caller can cause.
+
+    LlamariumError
+    ├── ConfigError              a config or preset says what we do not support, or contradicts itself
+    ├── CheckpointError          a model file or folder is malformed, incomplete or disagrees with its config
+    │   └── UnsupportedFormatError   well formed, but a format, version or architecture that is not read
+    ├── TokenizerError           tokenizer files that cannot be read, or text that cannot be encoded
+    │   └── ChatFormatError      a dialog or a chat template that cannot be rendered
+    ├── SamplingError            a sampling parameter outside its range, or an impossible combination
+    ├── ContextLengthError       more tokens than the model's context holds
+    ├── InputError               token ids, positions or shapes that the model cannot take
+    ├── MemoryBudgetError        a request that would exceed the memory it was given
+    ├── ModelNotFoundError       no such built-in model, file, folder or hub repository
+    │   ├── GatedModelError      the hub wants a licence accepted or a token
+    │   └── DownloadError        the network, the disk or a hash said no
+    ├── OutputError              a target that exists, equals its input or cannot be written
+    └── OptionError              an option that cannot be honoured here
+
+A message says what was found, what was expected and what to do, and names the file and the item.
+Control characters from files are shown escaped (`escape`), so that no message can drive a terminal.
+"""
+
+
+class LlamariumError(Exception):
+    """The root of every error that a caller can cause."""
+
+
+class ConfigError(LlamariumError):
+    """A config or preset says what we do not support, or contradicts itself."""
+
+
+class CheckpointError(LlamariumError):
+    """A model file or folder is malformed, incomplete or disagrees with its config."""
+
+
+class UnsupportedFormatError(CheckpointError):
+    """Well formed, but a format, version or architecture that is not read."""
+
+
+class TokenizerError(LlamariumError):
+    """Tokenizer files that cannot be read, or text that cannot be encoded."""
+
+
+class ChatFormatError(TokenizerError):
+    """A dialog or a chat template that cannot be rendered."""
+
+
+class SamplingError(LlamariumError):
+    """A sampling parameter outside its range, or an impossible combination."""
+
+
+class ContextLengthError(LlamariumError):
+    """More tokens than the model's context holds."""
+
+
+class InputError(LlamariumError):
+    """Token ids, positions or shapes that the model cannot take."""
+
+
+class MemoryBudgetError(LlamariumError):
+    """A request that would exceed the memory it was given."""
+
+
+class ModelNotFoundError(LlamariumError):
+    """No such built-in model, file, folder or hub repository."""
+
+
+class GatedModelError(ModelNotFoundError):
+    """The hub wants a licence accepted or a token."""
+
+
+class DownloadError(ModelNotFoundError):
+    """The network, the disk or a hash said no."""
+
+
+class OutputError(LlamariumError):
+    """A target that exists, equals its input or cannot be written."""
+
+
+class OptionError(LlamariumError):
+    """An option that cannot be honoured here."""
+
+
+def escape(text: object, limit: int = 200) -> str:
+    """Show `text` from a file safely: control characters escaped, at most `limit` characters."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
