@@ -10,7 +10,7 @@ v5 spelling (`rope_parameters`).
 import dataclasses
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -329,7 +329,8 @@ def _optional(raw: Mapping[str, Any], name: str, kind: type, default: Any, sourc
 
 
 def _typed(value: Any, name: str, kind: type, source: str) -> Any:
-    ok = {int: _is_int, float: _is_number}.get(kind, lambda v: isinstance(v, kind))(value)
+    checks: dict[type, Callable[[object], bool]] = {int: _is_int, float: _is_number}
+    ok = checks[kind](value) if kind in checks else isinstance(value, kind)
     if not ok:
         raise ConfigError(f"{source}: {name} is {escape(repr(value), 80)}; expected {kind.__name__}")
     return value

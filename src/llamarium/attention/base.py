@@ -1,0 +1,92 @@
+"""The seam of the whole project, and the definition of attention that every implementation is held to.
+
+Shape suffixes: B batch, T tokens, N query heads, K key-value heads, G = N / K query heads per key-value head,
+H head_dim, S keys that a query may see.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Context(NamedTuple):
+    """What the queries of one call look at.
+
+    Attributes:
+        k_BSKH: Keys.
+        v_BSKH: Values.
+        visible_BTS: bool; True where a query may see a key. The batch axis may be 1 for all rows alike.
+    """
+
+    k_BSKH: Tensor
+    v_BSKH: Tensor
+    visible_BTS: Tensor
+
+
+class Attend(Protocol):
+    """Keep k and v if you keep them; return what the queries see.
+
+    The model calls it once a layer, with q and k already rotated. What differs between training, generation,
+    serving and inspection is which object is passed, never the model.
+    """
+
+    def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
+        """Return (B, T, N, H) in q's dtype."""
+        ...
+
+
+class TransparentAttend(Attend, Protocol):
+    """An Attend that can say what its queries look at, so that a recorder can recompute the pattern."""
+
+    def context(self, layer_idx: int, k_BTKH: Tensor, v_BTKH: Tensor) -> Context:
+        """Return the keys, values and mask that a call with these k and v attends to, after that call."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Eager:
+    """Attention written out.
+
+    Attributes:
+        scores_BNTS: float32; q·k / sqrt(H), -inf where a query may not look.
+        pattern_BNTS: float32; the softmax of the scores over S; zero in a row that sees nothing.
+        out_BTNH: The mixture of the values, in q's dtype.
+    """
+
+    scores_BNTS: Tensor
+    pattern_BNTS: Tensor
+    out_BTNH: Tensor
+
+
+def attend_eagerly(q_BTNH: Tensor, context: Context) -> Eager:
+    """Attention by its definition: softmax(q·k / sqrt(H)) · v, in float32, head n reading key-value head n // G.
+
+    Source: Vaswani et al. 2017, section 3.2.1; Ainslie et al. 2023 for the groups.
+    """
+    groups = q_BTNH.shape[2] // context.k_BSKH.shape[2]
+    k_BSNH = context.k_BSKH.repeat_interleave(groups, dim=2).float()
+    v_BSNH = context.v_BSKH.repeat_interleave(groups, dim=2).float()
+    scores_BNTS = torch.einsum("btnh,bsnh->bnts", q_BTNH.float(), k_BSNH) * q_BTNH.shape[-1] ** -0.5
+    scores_BNTS = scores_BNTS.masked_fill(~context.visible_BTS.unsqueeze(1), float("-inf"))
+    pattern_BNTS = scores_BNTS.softmax(dim=-1).nan_to_num(0.0)
+    out_BTNH = torch.einsum("bnts,bsnh->btnh", pattern_BNTS, v_BSNH)
+    return Eager(scores_BNTS, pattern_BNTS, out_BTNH.to(q_BTNH.dtype))
+
+
+def visible_in_row(num_tokens: int, segments_BT: Tensor | None, bidirectional: bool, device: torch.device) -> Tensor:
+    """Return the (1 or B, T, T) mask of a call that sees only its own tokens.
+
+    Args:
+        num_tokens: T.
+        segments_BT: int; tokens of different numbers do not see each other. None means one segment.
+        bidirectional: Also look ahead.
+        device: Where the mask lives.
+    """
+    visible_BTT = torch.ones(1, num_tokens, num_tokens, dtype=torch.bool, device=device)
+    if not bidirectional:
+        visible_BTT = visible_BTT.tril()
+    if segments_BT is not None:
+        visible_BTT = visible_BTT & (segments_BT.unsqueeze(2) == segments_BT.unsqueeze(1))
+    return visible_BTT

@@ -1,0 +1,45 @@
+"""Attention to another sequence: the decoder's queries, the encoder's keys and values."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llamarium.attention.base import Context
+
+
+class CrossAttend:
+    """Every query sees the whole memory; the k and v of the call itself are not used.
+
+    The memory comes from the same attention module that will ask: `attention.project(encoder_hidden)` gives its k and
+    v for the encoder's hidden states, without rotation.
+
+    Args:
+        memory: One (k, v) pair of (B, S, K, H) for each layer.
+        visible_BS: bool; False where the memory is padding. None means all of it is real.
+    """
+
+    def __init__(self, memory: Sequence[tuple[Tensor, Tensor]], visible_BS: Tensor | None = None) -> None:
+        self.memory = memory
+        self.visible_BS = visible_BS
+
+    def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
+        """Return (B, T, N, H)."""
+        k_BSKH, v_BSKH = self.memory[layer_idx]
+        out_BNTH = F.scaled_dot_product_attention(
+            q_BTNH.transpose(1, 2),
+            k_BSKH.transpose(1, 2),
+            v_BSKH.transpose(1, 2),
+            attn_mask=None if self.visible_BS is None else self.visible_BS[:, None, None, :],
+            enable_gqa=True,
+        )
+        return out_BNTH.transpose(1, 2)
+
+    def context(self, layer_idx: int, k_BTKH: Tensor, v_BTKH: Tensor) -> Context:
+        """The memory's keys and values, all visible but for its padding."""
+        k_BSKH, v_BSKH = self.memory[layer_idx]
+        visible_BS = self.visible_BS
+        if visible_BS is None:
+            visible_BS = torch.ones(k_BSKH.shape[:2], dtype=torch.bool, device=k_BSKH.device)
+        return Context(k_BSKH, v_BSKH, visible_BS.unsqueeze(1).expand(-1, k_BTKH.shape[1], -1))

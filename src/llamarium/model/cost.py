@@ -1,0 +1,67 @@
+"""What a model costs, from its config alone: parameters, operations, bytes.
+
+A multiply and an add are two operations. Softmax, norms and rotations are left out: they are under one percent.
+"""
+
+from dataclasses import dataclass
+
+from llamarium.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterCount:
+    """Parameters by part; a tied head is counted once, as the embedding.
+
+    Attributes:
+        embedding: V·D.
+        attention: q, k, v and o of all layers.
+        mlp: gate, up and down of all layers.
+        norms: 2·L + 1 vectors of D.
+        head: V·D, or 0 when tied.
+    """
+
+    embedding: int
+    attention: int
+    mlp: int
+    norms: int
+    head: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.embedding + self.attention + self.mlp + self.norms + self.head
+
+
+def count_parameters(config: ModelConfig) -> ParameterCount:
+    """Count the parameters of a model of this shape."""
+    c = config
+    heads = 2 * c.num_attention_heads + 2 * c.num_key_value_heads  # q and o, k and v
+    return ParameterCount(
+        embedding=c.vocab_size * c.hidden_size,
+        attention=c.num_hidden_layers * c.hidden_size * c.head_dim * heads,
+        mlp=c.num_hidden_layers * 3 * c.hidden_size * c.intermediate_size,
+        norms=(2 * c.num_hidden_layers + 1) * c.hidden_size,
+        head=0 if c.tie_word_embeddings else c.vocab_size * c.hidden_size,
+    )
+
+
+def flops(config: ModelConfig, num_new: int, num_cached: int = 0, *, num_logits: int = 1) -> int:
+    """Operations of one forward pass over one row.
+
+    Args:
+        config: The model's shape.
+        num_new: Tokens that are computed.
+        num_cached: Tokens whose keys and values are already there.
+        num_logits: Positions whose logits are computed.
+    """
+    count = count_parameters(config)
+    matmuls = 2 * num_new * (count.attention + count.mlp)
+    head = 2 * num_logits * config.vocab_size * config.hidden_size
+    seen = num_new * num_cached + num_new * (num_new + 1) // 2  # query-key pairs under the causal mask
+    attention = 4 * seen * config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    return matmuls + head + attention
+
+
+def kv_bytes_per_token(config: ModelConfig, bytes_per_value: int = 2) -> int:
+    """Bytes that one cached token occupies: a key and a value for every layer and key-value head."""
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * bytes_per_value

@@ -1,0 +1,119 @@
+"""The Llama, whole: embed, L times (attend, transform), normalise, project onto the vocabulary.
+
+Shape suffixes, the one legend of the project: B batch, T tokens, D hidden_size, N query heads, K key-value heads,
+H head_dim, F intermediate_size, V vocab, L layers, S cached positions.
+
+Names are Hugging Face's, so that `print(model)` and state-dict keys are what the ecosystem knows. There is no cache,
+no quantization and no hook in here: the past lives in the `attend` object, 4-bit Linears are swapped in by the loader.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from llamarium.attention.base import Attend
+from llamarium.attention.causal import CausalAttend
+from llamarium.config import ModelConfig
+from llamarium.errors import ContextLengthError, InputError
+from llamarium.model.attention import LlamaAttention
+from llamarium.model.mlp import LlamaMLP
+from llamarium.model.norm import LlamaRMSNorm
+from llamarium.model.rope import LlamaRotaryEmbedding, Rotary
+
+
+class LlamaDecoderLayer(nn.Module):
+    """Tokens exchange what they know, then each thinks for itself; both are added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.self_attn = LlamaAttention(config, layer_idx)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x_BTD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        """Return the residual stream after this layer, (B, T, D)."""
+        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), rotary, attend)
+        return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+
+
+class LlamaModel(nn.Module):
+    """The trunk: token ids in, hidden states out."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(LlamaDecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary_emb = LlamaRotaryEmbedding(config)
+
+    def forward(self, ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> Tensor:
+        """Return the normalised hidden states (B, T, D).
+
+        Args:
+            ids_BT: int, token ids.
+            positions_BT: int, (B, T) or (1, T); where each token stands in its own sequence.
+            attend: What the queries see, and where keys and values are kept.
+        """
+        x_BTD = self.embed_tokens(ids_BT)
+        rotary = self.rotary_emb(positions_BT, x_BTD.dtype)
+        for layer in self.layers:
+            x_BTD = layer(x_BTD, rotary, attend)
+        return self.norm(x_BTD)
+
+
+class LlamaForCausalLM(nn.Module):
+    """The trunk and its head.
+
+    Args:
+        config: The shape; with `tie_word_embeddings` the head's weight is the embedding table itself.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = LlamaModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.tie_weights()
+
+    def forward(self, ids_BT: Tensor, positions: Tensor | None = None, attend: Attend | None = None) -> Tensor:
+        """Return the logits of every position, (B, T, V).
+
+        Args:
+            ids_BT: int, token ids.
+            positions: int, (B, T) or (1, T); 0, 1, 2, ... where left out.
+            attend: What the queries see; causal attention over this call's own tokens where left out.
+
+        Raises:
+            InputError: If the ids are no (B, T) of integers within the vocabulary, or the positions do not fit.
+            ContextLengthError: If positions are left out and there are more tokens than the context holds.
+        """
+        self._check_ids(ids_BT)
+        if positions is None:
+            positions = self._default_positions(ids_BT)
+        elif positions.shape not in ((1, ids_BT.shape[1]), ids_BT.shape):
+            raise InputError(f"positions are {tuple(positions.shape)}; expected {tuple(ids_BT.shape)}, as the ids")
+        return self.logits(self.model(ids_BT, positions, CausalAttend() if attend is None else attend))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Project normalised hidden states (..., D) onto the vocabulary: (..., V)."""
+        return self.lm_head(hidden)
+
+    def tie_weights(self) -> None:
+        """Make the head's weight the embedding's own Parameter, if the config says so."""
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def _check_ids(self, ids_BT: Tensor) -> None:
+        if ids_BT.ndim != 2 or ids_BT.numel() == 0 or ids_BT.dtype not in (torch.int64, torch.int32):
+            found = f"{tuple(ids_BT.shape)} of {ids_BT.dtype}"
+            raise InputError(f"token ids are {found}; expected a non-empty (B, T) of int64 or int32")
+        if ids_BT.device.type == "cpu":  # on a GPU this would be a synchronisation; there the kernel asserts
+            low, high = int(ids_BT.min()), int(ids_BT.max())
+            if low < 0 or high >= self.config.vocab_size:
+                raise InputError(f"token ids span {low}..{high}; expected 0..{self.config.vocab_size - 1}")
+
+    def _default_positions(self, ids_BT: Tensor) -> Tensor:
+        num_tokens, limit = ids_BT.shape[1], self.config.max_position_embeddings
+        if num_tokens > limit:
+            raise ContextLengthError(f"{num_tokens} tokens; the model's context holds {limit}")
+        return torch.arange(num_tokens, device=ids_BT.device).unsqueeze(0)

@@ -1,0 +1,32 @@
+"""SwiGLU: two projections up, one gating the other, and one back down."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from llamarium.config import ModelConfig
+
+
+class SiLUActivation(nn.Module):
+    """x · sigmoid(x)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the same shape and dtype."""
+        return F.silu(x)
+
+
+class LlamaMLP(nn.Module):
+    """down(silu(gate(x)) · up(x)).
+
+    Source: Shazeer 2020, "GLU Variants Improve Transformer", FFN_SwiGLU.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.act_fn = SiLUActivation()
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Return (B, T, D)."""
+        return self.down_proj(self.act_fn(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
