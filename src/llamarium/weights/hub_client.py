@@ -1,0 +1,109 @@
+"""The Hugging Face hub: the only place that imports `huggingface_hub`, and only when a file is wanted from it.
+
+Downloads, the cache under `$HF_HOME`, tokens, mirrors and the offline mode are huggingface_hub's, with its environment
+variables (`HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE`, ...). Here its many exceptions become three
+explanations: gated, not found, not reachable.
+"""
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from llamarium.errors import DownloadError, GatedModelError, ModelNotFoundError, escape
+
+
+def download_file(repo: str, file: str, revision: str | None = None) -> Path:
+    """Return one file of a repository, from huggingface_hub's cache or the hub.
+
+    Raises:
+        GatedModelError: If the hub wants a licence accepted or a token.
+        ModelNotFoundError: If there is no such repository or file.
+        DownloadError: If the hub cannot be reached or the disk cannot be written.
+    """
+    with _explained(repo):
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(repo, file, revision=revision))
+
+
+def download_snapshot(repo: str, allow: Sequence[str], ignore: Sequence[str] = ()) -> Path:
+    """Return the folder that holds the files of a repository whose names match `allow` and not `ignore`.
+
+    Names are matched with fnmatch, where `*` also matches `/`. The folder may lack files that do not exist there.
+
+    Raises:
+        GatedModelError, ModelNotFoundError, DownloadError: As `download_file`.
+    """
+    with _explained(repo):
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(repo, allow_patterns=list(allow), ignore_patterns=list(ignore)))
+
+
+def list_files(repo: str) -> list[str]:
+    """Return the names of a repository's files, asked from the hub.
+
+    Raises:
+        GatedModelError, ModelNotFoundError, DownloadError: As `download_file`.
+    """
+    with _explained(repo):
+        from huggingface_hub import HfApi
+
+        return sorted(HfApi().list_repo_files(repo))
+
+
+@contextmanager
+def _explained(repo: str) -> Generator[None]:
+    """Turn what huggingface_hub raises into an error that says what to do."""
+    try:
+        yield
+    except Exception as error:  # whatever HTTP library huggingface_hub uses, its failures end here
+        raise _explain(error, repo) from error
+
+
+def _explain(error: BaseException, repo: str) -> ModelNotFoundError:
+    causes = list(_chain(error))
+    names = {cls.__name__ for cause in causes for cls in type(cause).__mro__}
+    status = next((s for s in map(_status, causes) if s is not None), None)
+    if "GatedRepoError" in names:
+        return GatedModelError(
+            f"{repo} is gated: accept its licence at https://huggingface.co/{repo}, then set HF_TOKEN to a token of "
+            "that account or run `hf auth login`"
+        )
+    if "RepositoryNotFoundError" in names or status == 404:
+        missing = "file" if "RemoteEntryNotFoundError" in names or "EntryNotFoundError" in names else "repository"
+        return ModelNotFoundError(
+            f"the hub has no such {missing} in {repo!r}: {_first_line(error)}"
+            if missing == "file"
+            else f"the hub shows no repository {repo!r}: check the name; if it is private, set HF_TOKEN or run "
+            "`hf auth login`"
+        )
+    if status in (401, 403):
+        return GatedModelError(
+            f"the hub refuses {repo} (HTTP {status}): the token is missing, expired or may not read it; set HF_TOKEN "
+            "or run `hf auth login`"
+        )
+    if "OfflineModeIsEnabled" in names:
+        return DownloadError(
+            f"{repo} is not in the hub cache and HF_HUB_OFFLINE is set; unset it, or give a folder or .gguf file"
+        )
+    return DownloadError(f"{repo} could not be fetched from the hub: {_first_line(causes[-1])}")
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and its causes, outermost first."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _status(error: BaseException) -> int | None:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return escape(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__, 300)
