@@ -1,0 +1,103 @@
+"""Block formats against gguf-py's `gguf.quants`: bit for bit both ways."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import quants
+
+from llamarium.quant.ggml_blocks import dequantize
+from llamarium.quant.ggml_encode import quantize
+from llamarium.quant.ggml_formats import GGML_TYPES
+
+# Where each format keeps its half-precision scales, in bytes from the block's start.
+SCALES = {
+    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "IQ4_NL": [0],
+    "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+}  # fmt: skip
+ODD_HALVES = np.array([0, -0.0, 65504, -65504, 6e-8, -6e-8, 6.1e-5, 1, -1, 0.3333, 1e-3], dtype=np.float16)
+WRITTEN = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
+
+
+def test_the_table_agrees_with_gguf():
+    for name, block in GGML_TYPES.items():
+        kind = gguf.GGMLQuantizationType[name]
+        assert (block.ggml_type, block.block_size, block.block_bytes) == (kind.value, *gguf.GGML_QUANT_SIZES[kind])
+
+
+def random_blocks(name: str, num_blocks: int, seed: int) -> np.ndarray:
+    """Any codes, with finite scales: odd ones in the first blocks, random halves of either sign after them."""
+    rng = np.random.default_rng(seed)
+    data = rng.integers(0, 256, (num_blocks, GGML_TYPES[name].block_bytes), dtype=np.uint8)
+    data[0], data[1] = 0, 255
+    for offset in SCALES[name]:
+        scales = rng.normal(0, 0.01, num_blocks).astype(np.float16)
+        scales[: len(ODD_HALVES)] = rng.permutation(ODD_HALVES)
+        data[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
+    return data
+
+
+def bits(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values).view(np.uint32)
+
+
+@pytest.mark.parametrize("name", list(SCALES))
+def test_dequantize_is_bit_exact(name):
+    data = random_blocks(name, num_blocks=64, seed=1).reshape(16, -1)
+    theirs = quants.dequantize(data, gguf.GGMLQuantizationType[name])
+    ours = dequantize(torch.from_numpy(data), name)
+    assert np.array_equal(bits(ours.numpy()), bits(theirs))
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
+def test_plain_floats_are_bit_exact(name):
+    rng = np.random.default_rng(2)
+    values = rng.normal(0, 1, (8, 40)).astype(np.float32)
+    data = quants.quantize(values, gguf.GGMLQuantizationType[name]).view(np.uint8)
+    theirs = quants.dequantize(data, gguf.GGMLQuantizationType[name])
+    assert np.array_equal(bits(dequantize(torch.from_numpy(data), name).numpy()), bits(theirs))
+
+
+@pytest.mark.parametrize("name", ["Q4_1", "Q6_K"])
+def test_pieces_join_without_a_seam(name):
+    block = GGML_TYPES[name]
+    num_blocks = 2 * 2**18 // block.block_size + 3  # more than two of the pieces that are worked on at a time
+    data = random_blocks(name, num_blocks, seed=3).reshape(1, -1)
+    theirs = quants.dequantize(data, gguf.GGMLQuantizationType[name])
+    assert np.array_equal(bits(dequantize(torch.from_numpy(data), name).numpy()), bits(theirs))
+
+
+def weights_of_every_kind() -> np.ndarray:
+    """Rows of 64: ordinary, large, tiny, equal, zero, one-sided, ties of either sign, exact halves of a step."""
+    rng = np.random.default_rng(4)
+    ordinary = rng.normal(0, 0.02, (200, 64))
+    ties = np.where(rng.random((40, 64)) < 0.5, -1.0, 1.0) * 0.37
+    halves = rng.integers(-254, 255, (40, 64)) / 2.0
+    halves[:, ::32] = 127.0
+    odd = np.stack([np.zeros(64), np.full(64, 0.1), np.full(64, -0.1), np.abs(ordinary[0]), -np.abs(ordinary[1])])
+    return np.concatenate([ordinary, ordinary * 1e4, ordinary * 1e-6, ties, halves, odd]).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_quantize_is_byte_exact(name):
+    weight = weights_of_every_kind()
+    theirs = quants.quantize(weight, gguf.GGMLQuantizationType[name]).view(np.uint8)
+    assert np.array_equal(quantize(torch.from_numpy(weight), name).numpy(), theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_quantize_takes_half_precision(dtype):
+    weight = torch.from_numpy(weights_of_every_kind()).to(dtype)
+    weight = weight[weight.isfinite().all(-1)]
+    theirs = quants.quantize(weight.float().numpy(), gguf.GGMLQuantizationType.Q4_0)
+    assert np.array_equal(quantize(weight, "Q4_0").numpy(), theirs)
+
+
+def test_smollm2_weights_are_bit_exact(smollm2_path):
+    """A real tensor of each format in the built-in model."""
+    tensors = {t.tensor_type.name: t for t in gguf.GGUFReader(smollm2_path).tensors}
+    assert {"Q4_1", "Q8_0", "F32"} <= set(tensors)
+    for name, tensor in tensors.items():
+        data = np.array(tensor.data[:64]).view(np.uint8)
+        theirs = quants.dequantize(np.array(tensor.data[:64]), tensor.tensor_type)
+        assert np.array_equal(bits(dequantize(torch.from_numpy(data), name).numpy()), bits(theirs))
