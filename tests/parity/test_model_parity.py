@@ -1,4 +1,4 @@
-"""Our Llama against transformers': logits, hidden states by layer, greedy tokens; and the faults that this must catch."""
+"""Our Llama against transformers': logits, hidden states, greedy tokens; and the faults that this must catch."""
 
 import dataclasses
 from collections.abc import Callable
