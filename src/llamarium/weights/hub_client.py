@@ -52,6 +52,18 @@ def list_files(repo: str) -> list[str]:
         return sorted(HfApi().list_repo_files(repo))
 
 
+def cached_snapshots() -> list[tuple[str, Path]]:
+    """Return the newest snapshot of each model repository in huggingface_hub's cache, as (repository, folder)."""
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        repos = [repo for repo in scan_cache_dir().repos if repo.repo_type == "model" and repo.revisions]
+    except (CacheNotFound, OSError):
+        return []
+    newest = [(repo.repo_id, max(repo.revisions, key=lambda revision: revision.last_modified)) for repo in repos]
+    return [(name, revision.snapshot_path) for name, revision in newest]
+
+
 @contextmanager
 def _explained(repo: str) -> Generator[None]:
     """Turn what huggingface_hub raises into an error that says what to do."""
@@ -70,13 +82,11 @@ def _explain(error: BaseException, repo: str) -> ModelNotFoundError:
             f"{repo} is gated: accept its licence at https://huggingface.co/{repo}, then set HF_TOKEN to a token of "
             "that account or run `hf auth login`"
         )
+    if "RemoteEntryNotFoundError" in names or ("EntryNotFoundError" in names and status == 404):
+        return ModelNotFoundError(f"{repo} on the hub has no such file: {_first_line(error)}")
     if "RepositoryNotFoundError" in names or status == 404:
-        missing = "file" if "RemoteEntryNotFoundError" in names or "EntryNotFoundError" in names else "repository"
         return ModelNotFoundError(
-            f"the hub has no such {missing} in {repo!r}: {_first_line(error)}"
-            if missing == "file"
-            else f"the hub shows no repository {repo!r}: check the name; if it is private, set HF_TOKEN or run "
-            "`hf auth login`"
+            f"the hub shows no repository {repo}: check the name; if it is private, set HF_TOKEN or run `hf auth login`"
         )
     if status in (401, 403):
         return GatedModelError(
