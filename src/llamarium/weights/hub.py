@@ -81,7 +81,7 @@ def resolve(source: str | Path, *, kind: Literal["model", "tokenizer"] = "model"
             return hub_client.download_file(match["repo"], match["file"])
         if _REPO.fullmatch(text) and not text.endswith(_FILE_SUFFIXES):
             return _tokenizer_folder(text) if kind == "tokenizer" else _model_folder(text)
-    raise ModelNotFoundError(_not_found(text))
+    raise ModelNotFoundError(_not_found(text, kind))
 
 
 def cached_models() -> list[CachedModel]:
@@ -96,7 +96,7 @@ def cached_models() -> list[CachedModel]:
 
 
 def _builtin(name: str, kind: Literal["model", "tokenizer"]) -> Path:
-    if kind == "model" and BUILTINS[name].kind == "tokenizer":
+    if kind not in ("tokenizer", BUILTINS[name].kind):  # a model's file holds a tokenizer too
         models = ", ".join(n for n, item in BUILTINS.items() if item.kind == "model")
         raise ModelNotFoundError(f"{name} is a built-in tokenizer, not a model; built-in models: {models}")
     return fetch(name)
@@ -136,15 +136,16 @@ def _holds(folder: Path, *patterns: str) -> bool:
     return any(next(folder.glob(pattern), None) is not None for pattern in patterns)
 
 
-def _not_found(text: str) -> str:
+def _not_found(text: str, kind: Literal["model", "tokenizer"]) -> str:
     shown = escape(text) or "an empty name"
     if text.endswith(_FILE_SUFFIXES) or text.startswith((".", "/", "~")) or "\\" in text:
         hint = f"; for a GGUF file on the hub write {escape(text.rpartition('/')[0])}:FILE.gguf"
         return f"no file or folder {shown}" + (hint if text.endswith(".gguf") and text.count("/") == 2 else "")
-    near = difflib.get_close_matches(text.lower(), BUILTINS, n=1, cutoff=0.5)
+    names = [name for name, item in BUILTINS.items() if kind in ("tokenizer", item.kind)]
+    near = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
     guess = f" Did you mean {near[0]}?" if near else ""
     return (
-        f"no built-in model, file or folder {shown}.{guess} Built-in: {', '.join(BUILTINS)}; "
+        f"no built-in {kind}, file or folder {shown}.{guess} Built-in: {', '.join(names)}; "
         "from the Hugging Face hub: org/name, or org/name:file.gguf"
     )
 

@@ -5,6 +5,7 @@ variables (`HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE`, ...). He
 explanations: gated, not found, not reachable.
 """
 
+import glob
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from llamarium.errors import DownloadError, GatedModelError, ModelNotFoundError, escape
 
 
-def download_file(repo: str, file: str, revision: str | None = None) -> Path:
+def download_file(repo: str, file: str) -> Path:
     """Return one file of a repository, from huggingface_hub's cache or the hub.
 
     Raises:
@@ -20,16 +21,17 @@ def download_file(repo: str, file: str, revision: str | None = None) -> Path:
         ModelNotFoundError: If there is no such repository or file.
         DownloadError: If the hub cannot be reached or the disk cannot be written.
     """
-    with _explained(repo):
-        from huggingface_hub import hf_hub_download
+    # Not hf_hub_download: without a network it retries for 23 seconds, where a snapshot's first request fails at once.
+    path = download_snapshot(repo, [glob.escape(file)]) / file
+    if not path.is_file():
+        raise ModelNotFoundError(f"{repo} holds no {escape(file)}; `{repo}` alone lists the GGUF files that it holds")
+    return path
 
-        return Path(hf_hub_download(repo, file, revision=revision))
 
-
-def download_snapshot(repo: str, allow: Sequence[str], ignore: Sequence[str] = ()) -> Path:
+def download_snapshot(repo: str, allow: Sequence[str], ignore: Sequence[str] = (), revision: str | None = None) -> Path:
     """Return the folder that holds the files of a repository whose names match `allow` and not `ignore`.
 
-    Names are matched with fnmatch, where `*` also matches `/`. The folder may lack files that do not exist there.
+    Names are matched with fnmatch, where `*` also matches `/`. The folder lacks what the repository does not hold.
 
     Raises:
         GatedModelError, ModelNotFoundError, DownloadError: As `download_file`.
@@ -82,8 +84,6 @@ def _explain(error: BaseException, repo: str) -> ModelNotFoundError:
             f"{repo} is gated: accept its licence at https://huggingface.co/{repo}, then set HF_TOKEN to a token of "
             "that account or run `hf auth login`"
         )
-    if "RemoteEntryNotFoundError" in names or ("EntryNotFoundError" in names and status == 404):
-        return ModelNotFoundError(f"{repo} on the hub has no such file: {_first_line(error)}")
     if "RepositoryNotFoundError" in names or status == 404:
         return ModelNotFoundError(
             f"the hub shows no repository {repo}: check the name; if it is private, set HF_TOKEN or run `hf auth login`"
