@@ -1,0 +1,90 @@
+"""Half-precision products on CPUs that cannot multiply half-precision numbers.
+
+Most x86 machines store bf16 and fp16 but have no instructions to multiply them (AVX512-BF16 and AMX do). PyTorch's
+bf16 matrix product then spends its time converting. Two observations make it fast, without changing what is stored:
+
+- One row (decoding) is bound by memory: `torch.mv` reads the weight at 20 GB/s where `F.linear` reads 12.
+- Many rows (prefill) are bound by arithmetic: float32 multiplies at 220 GFLOP/s where bf16 reaches 57, and
+  converting a weight to float32 costs as much as multiplying it with a few rows. So the weight is converted, in
+  chunks of rows, once per call.
+
+Numerics: every path accumulates in float32 and rounds once, at the end.
+"""
+
+import functools
+import platform
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# From this many rows of x on, converting the weight pays for itself.
+_MIN_ROWS_TO_CONVERT = 16
+# Rows of the weight that are converted at a time.
+_CHUNK_ROWS = 1024
+
+
+@functools.cache
+def cpu_has_native_bf16() -> bool:
+    """Say whether this CPU multiplies bf16 in hardware.
+
+    Other machines than x86 count as native: the facts above were measured on x86, and elsewhere torch's choice stands.
+    """
+    return not _is_x86() or _has("_is_avx512_bf16_supported") or _has("_is_amx_tile_supported")
+
+
+@functools.cache
+def cpu_has_native_fp16() -> bool:
+    """Say whether this CPU multiplies fp16 in hardware; other machines than x86 count as native."""
+    return not _is_x86() or _has("_is_amx_fp16_supported")
+
+
+def _is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def _has(probe: str) -> bool:
+    """Ask one of torch's own probes; a torch without it is taken to say no, which costs speed at most."""
+    ask = getattr(torch.cpu, probe, None)
+    return bool(ask()) if callable(ask) else False
+
+
+def linear_half(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply as `F.linear(x, weight)` for bf16 or fp16.
+
+    Falls back to `F.linear` on other devices, on CPUs with native instructions, and where a gradient is wanted:
+    autograd would keep the float32 copy of the weight until the backward pass.
+
+    Args:
+        x: (..., in_features).
+        weight: (out_features, in_features), of x's dtype.
+
+    Returns:
+        (..., out_features), of x's dtype.
+    """
+    num_rows = x.numel() // x.shape[-1]
+    wants_grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    if wants_grad or num_rows == 0 or not _is_slow(x):
+        return F.linear(x, weight)
+    if num_rows == 1:
+        return torch.mv(weight, x.flatten()).view(*x.shape[:-1], -1)
+    if num_rows < _MIN_ROWS_TO_CONVERT:
+        return F.linear(x, weight)
+    return _linear_converted(x, weight)
+
+
+def _is_slow(x: Tensor) -> bool:
+    if x.device.type != "cpu":
+        return False
+    native = {torch.bfloat16: cpu_has_native_bf16, torch.float16: cpu_has_native_fp16}.get(x.dtype)
+    return native is not None and not native()
+
+
+def _linear_converted(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply in float32, converting a chunk of the weight's rows at a time."""
+    x32 = x.float()
+    out = x.new_empty(*x.shape[:-1], len(weight))
+    for start in range(0, len(weight), _CHUNK_ROWS):
+        rows = slice(start, start + _CHUNK_ROWS)
+        out[..., rows] = F.linear(x32, weight[rows].float())
+    return out

@@ -1,0 +1,108 @@
+"""What every quantized Linear has in common.
+
+A quantized Linear keeps its weights as small codes and scales, in buffers, and turns them back into numbers when it is
+used. Here stands everything but the codes: the product, its gradient, and moving between devices. A format adds
+`dequantize_rows`.
+
+The forward pass never holds the whole dequantized weight: it takes a few rows (output features) at a time, so that
+the head of a large vocabulary costs no more memory than a small layer, and a piece is still in the cache when the
+product reads it. The backward pass dequantizes again instead of keeping what the forward pass saw; frozen 4-bit
+weights with trained adapters beside them (QLoRA) would otherwise hold the whole model in float.
+
+Source: the recomputation is that of bitsandbytes' `MatMul4Bit`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from llamarium.kernels.cpu_half import linear_half
+
+# Weights that are dequantized at a time: 16 MiB of float32.
+_CHUNK_WEIGHTS = 2**22
+
+
+class QuantizedModule(nn.Module):
+    """A module whose buffers are codes and scales.
+
+    `.to(dtype)` and `.half()` leave the scales alone: in another precision they would be other weights. Moving to a
+    device keeps tensors shared that were shared, such as those of a tied head.
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        for name, buffer in self.named_buffers(recurse=False):
+            moved = fn(buffer)
+            if moved.dtype != buffer.dtype:
+                moved = buffer.to(moved.device)
+            if buffer.is_meta or moved.is_meta:  # has no storage that could be shared
+                setattr(self, name, moved)
+            else:
+                buffer.data = moved  # in place, as torch does with parameters: whoever shares it moves along
+        return self
+
+
+class QuantizedLinear(QuantizedModule, ABC):
+    """`y = x W^T` with W kept in small codes.
+
+    Attributes:
+        in_features: Columns of W.
+        out_features: Rows of W.
+        bias: None; Llama's Linears have none.
+    """
+
+    bias: None = None
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+
+    @abstractmethod
+    def dequantize_rows(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """Return rows `start` to `stop` of W: (stop - start, in_features)."""
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return W: (out_features, in_features)."""
+        return self.dequantize_rows(0, self.out_features, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply: (..., in_features) to (..., out_features), in x's dtype.
+
+        Equal to `F.linear(x, self.dequantize(x.dtype))`, row chunk by row chunk.
+        """
+        return _Product.apply(x, self)  # pyright: ignore[reportReturnType]
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of rows that are dequantized at a time."""
+        step = max(1, _CHUNK_WEIGHTS // self.in_features)
+        for start in range(0, self.out_features, step):
+            yield start, min(start + step, self.out_features)
+
+    def extra_repr(self) -> str:
+        """Return what `nn.Linear` shows."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias=False"
+
+
+class _Product(torch.autograd.Function):
+    """The product with a frozen weight: a gradient for x, none for the codes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: QuantizedLinear) -> Tensor:
+        ctx.module = module
+        product = linear_half if x.dtype in (torch.bfloat16, torch.float16) else F.linear
+        parts = [product(x, module.dequantize_rows(*rows, x.dtype)) for rows in module.chunks()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        (grad,) = grad_outputs
+        total: Tensor | None = None
+        for start, stop in ctx.module.chunks():
+            part = (grad[..., start:stop] @ ctx.module.dequantize_rows(start, stop, grad.dtype)).float()
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return total.to(grad.dtype), None

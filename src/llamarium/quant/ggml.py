@@ -1,0 +1,107 @@
+"""GGUF's block formats as modules: weights stay packed in memory and are dequantized where they are used.
+
+SmolLM2 in Q4_1 takes 5 bits per weight this way instead of 16. The buffer is called `weight` and holds the bytes of
+the file, so a checkpoint's keys are the module's keys.
+
+A tied model gives its embedding and its head the same tensor object; `LinearGGML` and `EmbeddingGGML` read one layout.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from llamarium.errors import CheckpointError
+from llamarium.quant.base import QuantizedLinear, QuantizedModule
+from llamarium.quant.ggml_blocks import dequantize
+from llamarium.quant.ggml_encode import quantize
+from llamarium.quant.ggml_formats import GGML_TYPES, BlockFormat, block_format
+
+__all__ = ["GGML_TYPES", "BlockFormat", "EmbeddingGGML", "LinearGGML", "block_format", "dequantize", "quantize"]
+
+
+class LinearGGML(QuantizedLinear):
+    """A Linear over packed blocks.
+
+    Attributes:
+        type_name: A key of `GGML_TYPES`.
+        weight: uint8, (out_features, row_bytes).
+    """
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor, type_name: str) -> None:
+        """Take the packed rows as they are; nothing is copied.
+
+        Raises:
+            UnsupportedFormatError: If the format is not read.
+            CheckpointError: If `weight` is no table of packed rows.
+        """
+        super().__init__(_num_columns(weight, type_name), len(weight))
+        self.type_name = type_name
+        self.register_buffer("weight", weight)
+
+    @classmethod
+    def from_weight(cls, weight: Tensor, type_name: str) -> "LinearGGML":
+        """Quantize (out_features, in_features); see `quantize` for formats and errors."""
+        return cls(quantize(weight, type_name), type_name)
+
+    def dequantize_rows(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """Return rows `start` to `stop` of W."""
+        return dequantize(self.weight[start:stop], self.type_name, dtype)
+
+    def extra_repr(self) -> str:
+        """Return what `nn.Linear` shows, and the format."""
+        return f"{super().extra_repr()}, type={self.type_name}"
+
+
+class EmbeddingGGML(QuantizedModule):
+    """An embedding over packed blocks: only rows that are looked up are dequantized.
+
+    Attributes:
+        type_name: A key of `GGML_TYPES`.
+        weight: uint8, (num_embeddings, row_bytes).
+        dtype: Of the vectors that come out.
+    """
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor, type_name: str, dtype: torch.dtype = torch.float32) -> None:
+        """Take the packed rows as they are; nothing is copied.
+
+        Raises:
+            UnsupportedFormatError: If the format is not read.
+            CheckpointError: If `weight` is no table of packed rows.
+        """
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = len(weight), _num_columns(weight, type_name)
+        self.type_name = type_name
+        self.dtype = dtype
+        self.register_buffer("weight", weight)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        # The vectors follow `.to(dtype)` as those of an nn.Embedding do, although the packed bytes do not change.
+        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        return super()._apply(fn, recurse)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Look up integer ids (...): vectors (..., embedding_dim)."""
+        rows = self.weight.index_select(0, ids.flatten())
+        return dequantize(rows, self.type_name, self.dtype).view(*ids.shape, self.embedding_dim)
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the whole table: (num_embeddings, embedding_dim)."""
+        return dequantize(self.weight, self.type_name, dtype)
+
+    def extra_repr(self) -> str:
+        """Return what `nn.Embedding` shows, and the format."""
+        return f"{self.num_embeddings}, {self.embedding_dim}, type={self.type_name}"
+
+
+def _num_columns(weight: Tensor, type_name: str) -> int:
+    block = block_format(type_name)
+    if weight.dtype != torch.uint8 or weight.ndim != 2:
+        raise CheckpointError(
+            f"{type_name} weights are {weight.dtype} {tuple(weight.shape)}; expected uint8 (rows, row_bytes)"
+        )
+    return block.num_columns(weight.shape[1])
