@@ -62,6 +62,22 @@ class KVCache:
         """What keys and values together occupy."""
         return sum(t.numel() * t.element_size() for t in (*self.k, *self.v))
 
+    def grown(self, num_slots: int) -> "KVCache":
+        """Return a cache of more slots with the same content."""
+        batch, kv_heads, old, head_dim = self.k[0].shape
+        larger = KVCache(
+            num_layers=len(self.k),
+            batch_size=batch,
+            num_slots=num_slots,
+            num_key_value_heads=kv_heads,
+            head_dim=head_dim,
+            dtype=self.k[0].dtype,
+            device=self.k[0].device,
+        )
+        for new, kept in zip((*larger.k, *larger.v), (*self.k, *self.v), strict=True):
+            new[:, :, :old] = kept
+        return larger
+
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order; repeats are allowed (one prompt, several answers)."""
         index = torch.tensor(rows, device=self.k[0].device)
