@@ -94,6 +94,16 @@ class LlamaForCausalLM(nn.Module):
             raise InputError(f"positions are {tuple(positions.shape)}; expected {tuple(ids_BT.shape)}, as the ids")
         return self.logits(self.model(ids_BT, positions, CausalAttend() if attend is None else attend))
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        return self.model.norm.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in; packed weights are unpacked into it."""
+        return self.model.norm.weight.dtype
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Project normalised hidden states (..., D) onto the vocabulary: (..., V)."""
         return self.lm_head(hidden)

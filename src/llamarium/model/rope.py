@@ -70,10 +70,11 @@ def rope_frequencies(config: ModelConfig, device: torch.device | str = "cpu") ->
 
 def _scale(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     """Llama 3.1's scaling: long waves divided by the factor, short ones kept, a linear blend between."""
-    waves_in_context = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+    wavelengths = 2 * math.pi / frequencies
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = ((waves_in_context - low) / (high - low)).clamp(0, 1)
-    return frequencies * (kept + (1 - kept) / scaling.factor)
+    kept = ((scaling.original_max_position_embeddings / wavelengths - low) / (high - low)).clamp(0, 1)
+    # In this order of operations the last bit is the publishers' own; at position 131,071 it is seen.
+    return (1 - kept) * frequencies / scaling.factor + kept * frequencies
 
 
 def rotate_complex(x_BTNH: Tensor, positions_BT: Tensor, frequencies: Tensor) -> Tensor:
