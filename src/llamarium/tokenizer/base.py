@@ -1,0 +1,340 @@
+"""The tokenizer that callers hold: text to ids, ids to text.
+
+Three rules hold for every vocabulary:
+
+- Text is only text. The spelling of a control token inside a text (`<|eot_id|>`) is encoded as ordinary characters,
+  unless the caller says `parse_special=True`.
+- The begin-of-sequence token is there once, or not at all where the vocabulary's own files say so.
+- `decode(encode(text)) == text`. Tokens are bytes, and a character may span several of them, so decoding joins bytes
+  first and reads UTF-8 second.
+"""
+
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from llamarium.errors import ChatFormatError, TokenizerError, escape
+from llamarium.tokenizer.streaming import StreamDecoder
+
+if TYPE_CHECKING:
+    from llamarium.tokenizer.bpe import ByteLevelBPE, Explanation
+    from llamarium.tokenizer.chat import ChatFormat
+
+
+class Backend(Protocol):
+    """A vocabulary and its rules. It sees ordinary text only: control tokens and BOS are `Tokenizer`'s matter."""
+
+    def encode(self, text: str) -> list[int]:
+        """Encode valid Unicode text, every control token's spelling as ordinary characters."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Return the bytes that an id stands for, or None where there is no such token."""
+        ...
+
+    def byte_level_bpe(self) -> "ByteLevelBPE":
+        """Return the readable twin that shows its merges, or raise `TokenizerError` where there is none."""
+        ...
+
+    def save(self, folder: Path, tokenizer: "Tokenizer") -> None:
+        """Write the files from which `load_tokenizer_file` reads an equal tokenizer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Encoded texts of one call.
+
+    Attributes:
+        ids: One row of token ids per text; of equal length if padding was asked for.
+        attention_mask: 1 for a token of the text, 0 for padding; same shape as `ids`.
+    """
+
+    ids: list[list[int]]
+    attention_mask: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecialTokens:
+    """What a vocabulary's files say about its control tokens.
+
+    Attributes:
+        ids: Spelling to id, of every control token.
+        bos: The id before a text, or None.
+        eos: The ids that end a text, the file's main one first.
+        pad: The id that fills short rows, or None.
+        add_bos: `encode` puts `bos` before a text.
+    """
+
+    ids: Mapping[str, int] = field(default_factory=dict[str, int])
+    bos: int | None = None
+    eos: tuple[int, ...] = ()
+    pad: int | None = None
+    add_bos: bool = False
+
+
+class Tokenizer:
+    """Encodes text to ids and decodes ids to text.
+
+    Attributes:
+        vocab_size: The highest id plus one.
+        source: The file it was read from, for messages.
+        chat_template: The Jinja template that came with the files, or None.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        special: SpecialTokens,
+        *,
+        vocab_size: int,
+        source: str,
+        chat_template: str | None = None,
+        strip_first_space: bool = False,
+    ) -> None:
+        """Wrap a backend; the readers (`load_tokenizer_file`, `from_gguf_metadata`) call this.
+
+        Args:
+            backend: The vocabulary and its rules.
+            special: Its control tokens.
+            vocab_size: The highest id plus one.
+            source: The file's name, for messages.
+            chat_template: The template that came with it.
+            strip_first_space: Encoding puts a space before the text, which decoding takes away (Llama 2).
+        """
+        self.backend = backend
+        self.special = special
+        self.vocab_size = vocab_size
+        self.source = source
+        self.chat_template = chat_template
+        self.strip_first_space = strip_first_space
+        self._special_ids = frozenset(special.ids.values())
+        self._bytes: dict[int, bytes] = {}
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The id put before a text, or None."""
+        return self.special.bos
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The ids that end a text; the chat format's `stop_ids` end an answer."""
+        return self.special.eos
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """The id that fills short rows, or None."""
+        return self.special.pad
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Spelling and id of every control token."""
+        return self.special.ids
+
+    @cached_property
+    def chat_format(self) -> "ChatFormat | None":
+        """How a dialog becomes ids: built in for Llama 3 and ChatML, else the file's template, else None."""
+        from llamarium.tokenizer.chat import choose_format
+
+        return choose_format(self)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
+        """Return the ids of `text`.
+
+        Args:
+            text: Any valid Unicode text.
+            add_special_tokens: Put BOS first where the vocabulary wants it, unless it is there already.
+            parse_special: Read the spellings of control tokens as control tokens. Only for text that the caller
+                wrote: a user's text could otherwise end its own turn.
+
+        Raises:
+            TokenizerError: If `text` holds a lone surrogate, or a character that the vocabulary lacks.
+        """
+        check_text(text)
+        ids = self._encode_parsed(text) if parse_special else self.backend.encode(text)
+        bos = self.special.bos
+        if add_special_tokens and self.special.add_bos and bos is not None and ids[:1] != [bos]:
+            ids.insert(0, bos)
+        return ids
+
+    def _encode_parsed(self, text: str) -> list[int]:
+        """Encode with the spellings of control tokens read as such, the longest first."""
+        ids: list[int] = []
+        for position, part in enumerate(self.split_special(text)):
+            if position % 2:
+                ids.append(self.special.ids[part])
+            elif part:
+                ids += self.backend.encode(part)
+        return ids
+
+    def split_special(self, text: str) -> list[str]:
+        """Split into text, control token, text, ...: control tokens stand at the odd places."""
+        return self._special_pattern.split(text) if self.special.ids else [text]
+
+    @cached_property
+    def _special_pattern(self) -> re.Pattern[str]:
+        spellings = sorted(self.special.ids, key=len, reverse=True)
+        return re.compile("(" + "|".join(map(re.escape, spellings)) + ")")
+
+    def encode_batch(
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        padding: Literal["left", "right"] | None = None,
+    ) -> Batch:
+        """Encode several texts, padded to the longest if asked.
+
+        A padded place is masked, so no result depends on the id that stands there. It is `pad_token_id`; vocabularies
+        without one (Llama 3's base models) get the first end-of-text id, or 0.
+
+        Args:
+            texts: The texts.
+            add_special_tokens: As for `encode`.
+            padding: The side to fill, or None for rows of their own lengths.
+
+        Raises:
+            TokenizerError: As for `encode`, or for another `padding`.
+        """
+        if isinstance(texts, str):
+            raise TokenizerError("encode_batch expects a list of texts, found one str; use encode, or [text]")
+        if padding not in (None, "left", "right"):
+            raise TokenizerError(f'padding is {escape(repr(padding))}; expected "left", "right" or None')
+        rows = [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        masks = [[1] * len(row) for row in rows]
+        if padding is not None:
+            filler = self.pad_token_id if self.pad_token_id is not None else (*self.eos_token_ids, 0)[0]
+            longest = max(map(len, rows), default=0)
+            rows = [_pad(row, filler, longest, padding) for row in rows]
+            masks = [_pad(mask, 0, longest, padding) for mask in masks]
+        return Batch(rows, masks)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of `ids`. Bytes that are no UTF-8 become U+FFFD.
+
+        Args:
+            ids: Token ids.
+            skip_special_tokens: Leave control tokens out, rather than spell them.
+
+        Raises:
+            TokenizerError: For an id that the vocabulary lacks.
+        """
+        visible = self.visible_bytes
+        text = b"".join([visible(i, skip_special_tokens) for i in ids]).decode("utf-8", "replace")
+        return text.removeprefix(" ") if self.strip_first_space else text
+
+    def stream(self, *, skip_special_tokens: bool = True) -> StreamDecoder:
+        """Return a decoder that takes one id at a time and shows complete characters only."""
+        return StreamDecoder(
+            lambda token_id: self.visible_bytes(token_id, skip_special_tokens),
+            strip_first_space=self.strip_first_space,
+        )
+
+    def visible_bytes(self, token_id: int, skip_special_tokens: bool) -> bytes:
+        """Return what `decode` shows of one id: nothing for a control token that is to be skipped."""
+        index = _index(token_id)
+        return b"" if skip_special_tokens and index in self._special_ids else self.token_bytes(index)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that one id stands for; a control token's are its spelling.
+
+        Raises:
+            TokenizerError: For an id that the vocabulary lacks.
+        """
+        index = _index(token_id)
+        known = self._bytes.get(index)
+        return self._look_up(index) if known is None else known
+
+    def _look_up(self, index: int) -> bytes:
+        found = self.backend.token_bytes(index) if 0 <= index < self.vocab_size else None
+        if found is None:
+            raise TokenizerError(
+                f"{self.source}: no token has the id {index}; ids are 0 to {self.vocab_size - 1} "
+                "(does the model belong to another tokenizer?)"
+            )
+        return self._bytes.setdefault(index, found)
+
+    def token_text(self, token_id: int) -> str:
+        r"""Return a printable piece for tables: control characters and stray bytes as `\n` or `\xe4`.
+
+        Raises:
+            TokenizerError: For an id that the vocabulary lacks.
+        """
+        return escape(self.token_bytes(token_id).decode("utf-8", "backslashreplace"))
+
+    def explain(self, text: str) -> "Explanation":
+        """Follow `text` from bytes over pieces and merges to ids, without BOS.
+
+        Raises:
+            TokenizerError: As for `encode`; for a vocabulary that is no byte-level BPE; or if the readable encoding
+                disagrees with the backend on this text, since an explanation of other ids would be untrue.
+        """
+        check_text(text)
+        ids = self.backend.encode(text)
+        explanation = self.backend.byte_level_bpe().explain(text)
+        if explanation.ids != ids:
+            raise TokenizerError(
+                f"{self.source}: the readable encoding gives other ids than the tokenizer for this text, so it "
+                "cannot be explained; encode() is right (a character newer than one of the two, or a rule of an "
+                "added token)"
+            )
+        return explanation
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        """Return the ids of a dialog, BOS included where the format has one.
+
+        Args:
+            messages: Each with `role` (system, user, assistant, tool) and `content`, a str.
+            add_generation_prompt: End with the header of the assistant's next message.
+
+        Raises:
+            ChatFormatError: If the vocabulary has no chat format or the dialog does not fit it.
+        """
+        if self.chat_format is None:
+            raise ChatFormatError(
+                f"{self.source}: no chat template and no control tokens of a known dialog format (Llama 3, ChatML); "
+                "this is a base model's tokenizer: use encode, or a chat model"
+            )
+        return self.chat_format.encode(messages, add_generation_prompt=add_generation_prompt)
+
+    def save(self, folder: Path) -> None:
+        """Write `tokenizer.json` and `tokenizer_config.json`, or `characters.json`, into `folder`.
+
+        Raises:
+            OutputError: If a file cannot be written.
+        """
+        self.backend.save(Path(folder), self)
+
+
+def check_text(text: object) -> None:
+    """Refuse what is no text.
+
+    Raises:
+        TokenizerError: For another type, or a lone surrogate: half of a UTF-16 pair, which no UTF-8 text holds.
+    """
+    if not isinstance(text, str):
+        raise TokenizerError(f"expected text (str), found {type(text).__name__}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"the text holds the lone surrogate U+{ord(text[error.start]):04X} at character {error.start}; it is no "
+            'valid Unicode: read the source with its own encoding, or use errors="replace"'
+        ) from None
+
+
+def _index(token_id: int) -> int:
+    """Take any whole number: an int, or what indexes like one (numpy's, a tensor of one element)."""
+    try:
+        return operator.index(token_id)
+    except TypeError:
+        raise TokenizerError(f"token id {escape(repr(token_id))}: expected a whole number") from None
+
+
+def _pad(row: list[int], filler: int, length: int, side: str) -> list[int]:
+    missing = [filler] * (length - len(row))
+    return missing + row if side == "left" else row + missing

@@ -1,0 +1,185 @@
+"""Dialogs as ids.
+
+A chat model was trained on dialogs with control tokens between the messages. Writing the whole dialog as one string
+and encoding it with control tokens on would let a user write `<|eot_id|>` and speak as the system. Here control
+tokens are put by id where the format says, and what people say is encoded with control tokens off.
+
+Llama 3's format and ChatML are built in. A template that comes with a model and is neither runs in `template`.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from llamarium.errors import ChatFormatError, escape
+
+if TYPE_CHECKING:
+    from llamarium.tokenizer.base import Tokenizer
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class ChatFormat(Protocol):
+    """How a dialog becomes ids."""
+
+    @property
+    def name(self) -> str:
+        """The format's name, for `info`."""
+        ...
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The ids that end an answer."""
+        ...
+
+    def encode(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        """Return the ids of a dialog.
+
+        Args:
+            messages: Each with `role` and `content`.
+            add_generation_prompt: End with the header of the assistant's next message.
+
+        Raises:
+            ChatFormatError: If the dialog does not fit the format.
+        """
+        ...
+
+
+class Llama3Format:
+    r"""Llama 3's dialogs: `<|start_header_id|>role<|end_header_id|>\n\ncontent<|eot_id|>`, BOS once at the front.
+
+    White space around a content is stripped, and a tool's message has the role `ipython`.
+
+    Source: meta-llama/llama3, `llama/tokenizer.py`, `ChatFormat`; llama-models, `llama3/chat_format.py`.
+    """
+
+    name = "llama3"
+
+    def __init__(self, tokenizer: "Tokenizer") -> None:
+        """Take a tokenizer that has Llama 3's control tokens."""
+        special = tokenizer.special_tokens
+        self._tokenizer = tokenizer
+        self._start, self._end, self._turn_end = (special[name] for name in _LLAMA3_TOKENS)
+        self.stop_ids = tuple(
+            special[name] for name in ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>") if name in special
+        )
+
+    def encode(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        """Return the ids of a dialog; see `ChatFormat.encode`."""
+        bos = self._tokenizer.bos_token_id
+        ids = [] if bos is None else [bos]
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        for role, content in read_messages(messages):
+            ids += self._header("ipython" if role == "tool" else role)
+            ids += [*encode(content.strip()), self._turn_end]
+        return ids + self._header("assistant") if add_generation_prompt else ids
+
+    def _header(self, role: str) -> list[int]:
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        return [self._start, *encode(role), self._end, *encode("\n\n")]
+
+
+class ChatMLFormat:
+    r"""ChatML: `<|im_start|>role\ncontent<|im_end|>\n`, the content as it is.
+
+    Source: openai/openai-python at v0.27, `chatml.md`; SmolLM2's chat template for `default_system`.
+    """
+
+    name = "chatml"
+
+    def __init__(self, tokenizer: "Tokenizer", *, default_system: str | None = None) -> None:
+        """Take a tokenizer that has ChatML's control tokens.
+
+        Args:
+            tokenizer: The tokenizer.
+            default_system: What the system says in a dialog that does not begin with a system message.
+        """
+        special = tokenizer.special_tokens
+        self._tokenizer = tokenizer
+        self._start, self._end = (special[name] for name in _CHATML_TOKENS)
+        self._default_system = default_system
+        self.stop_ids = (self._end,)
+
+    def encode(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        """Return the ids of a dialog; see `ChatFormat.encode`."""
+        turns = read_messages(messages)
+        if self._default_system is not None and turns[0][0] != "system":
+            turns.insert(0, ("system", self._default_system))
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        ids: list[int] = []
+        for role, content in turns:
+            ids += [self._start, *encode(f"{role}\n{content}"), self._end, *encode("\n")]
+        return [*ids, self._start, *encode("assistant\n")] if add_generation_prompt else ids
+
+
+def choose_format(tokenizer: "Tokenizer") -> ChatFormat | None:
+    """Return the format of a tokenizer's dialogs.
+
+    The file's template decides: a known one has its format built in, any other runs in the sandbox. Without a template
+    the control tokens that the vocabulary has name the format.
+    """
+    special = tokenizer.special_tokens
+    is_llama3 = all(name in special for name in _LLAMA3_TOKENS)
+    is_chatml = all(name in special for name in _CHATML_TOKENS)
+    template = tokenizer.chat_template
+    known = None if template is None else _KNOWN_TEMPLATES.get(template.replace("\\n", "\n").strip())
+    if is_llama3 and (template is None or known == "llama3"):
+        return Llama3Format(tokenizer)
+    if is_chatml and (template is None or known in ("chatml", "smollm2")):
+        return ChatMLFormat(tokenizer, default_system=_SMOLLM2_SYSTEM if known == "smollm2" else None)
+    if template is None:
+        return None
+    from llamarium.tokenizer.template import TemplateFormat
+
+    return TemplateFormat(tokenizer, template)
+
+
+def read_messages(messages: object) -> list[tuple[str, str]]:
+    """Return role and content of each message.
+
+    Raises:
+        ChatFormatError: For no messages, an unknown role or key, or a content that is no text.
+    """
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise ChatFormatError(
+            f"a dialog is {escape(repr(messages), 80)}; expected a list of at least one message, each "
+            '{"role": ..., "content": ...}'
+        )
+    return [_read_message(message, i) for i, message in enumerate(messages)]
+
+
+def _read_message(message: object, i: int) -> tuple[str, str]:
+    if not isinstance(message, Mapping):
+        raise ChatFormatError(f"messages[{i}] is {escape(repr(message), 80)}; expected an object with role and content")
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise ChatFormatError(f"messages[{i}].role is {escape(repr(role), 80)}; expected {', '.join(ROLES)}")
+    if not isinstance(content, str):
+        raise ChatFormatError(f"messages[{i}].content is {type(content).__name__}; expected text (str)")
+    unknown = [key for key in message if key not in ("role", "content")]
+    if unknown:
+        raise ChatFormatError(
+            f"messages[{i}] has the keys {escape(unknown)}, which this format cannot express; expected role and content"
+        )
+    return role, content
+
+
+_LLAMA3_TOKENS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+_CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
+
+_SMOLLM2_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+
+# Templates whose dialogs a built-in format writes, id for id; line ends are real ones here.
+_CHATML_MESSAGE = (
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_KNOWN_TEMPLATES = {
+    "{% for message in messages %}" + _CHATML_MESSAGE: "chatml",
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\n" + _SMOLLM2_SYSTEM + "<|im_end|>\n' }}{% endif %}" + _CHATML_MESSAGE: "smollm2",
+    "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' + "
+    "message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}"
+    "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}": "llama3",
+}

@@ -1,0 +1,221 @@
+"""What the JSON around a Hugging Face vocabulary means, and what in it is refused.
+
+Everything is checked here before the `tokenizers` package sees the file.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from llamarium.errors import TokenizerError, escape
+from llamarium.tokenizer.base import SpecialTokens
+from llamarium.tokenizer.files import MAX_TOKENS, read_text
+
+# How control tokens are spelled; a file that forgets to flag one as special must not let a user's text write it.
+_CONTROL_SPELLING = re.compile(r"<\|[^|]+\|>")
+
+
+def check_tokenizer_json(raw: Mapping[str, Any], source: str) -> None:
+    """Check the types, ids and features of a `tokenizer.json`.
+
+    Raises:
+        TokenizerError: Naming the field, what was found and what is expected.
+    """
+    model = _object(raw, "model", source)
+    kind = model.get("type", "BPE")
+    if kind != "BPE":
+        raise TokenizerError(f'{source}: model.type is {escape(kind)!r}; supported is "BPE"')
+    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(name):
+            raise TokenizerError(f"{source}: model.{name} is {escape(repr(model[name]))}; expected none")
+    if not isinstance(model.get("merges"), list):
+        raise TokenizerError(f"{source}: model.merges is {type(model.get('merges')).__name__}; expected a list")
+    check_ids(_object(model, "vocab", source), "model.vocab", source)
+    added: dict[str, Any] = {}
+    for token in added_tokens(raw, source):
+        if token["content"] in added:
+            raise TokenizerError(f"{source}: the added token {escape(token['content'])!r} is there twice")
+        added[token["content"]] = token["id"]
+    check_ids(added, "added_tokens", source)
+
+
+def _object(parent: Mapping[str, Any], name: str, source: str) -> dict[str, Any]:
+    value = parent.get(name)
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{source}: {name} is {type(value).__name__}; expected an object")
+    return value
+
+
+def check_ids(ids: Mapping[str, Any], name: str, source: str) -> None:
+    """Check that ids are whole numbers in range, one per token.
+
+    Raises:
+        TokenizerError: Naming the first token that is wrong.
+    """
+    seen: dict[int, str] = {}
+    for token, i in ids.items():
+        if type(i) is not int or not 0 <= i < MAX_TOKENS:
+            raise TokenizerError(
+                f"{source}: {name}: {escape(token)!r} has the id {escape(i)}; expected 0 to {MAX_TOKENS}"
+            )
+        if i in seen:
+            raise TokenizerError(
+                f"{source}: {name}: {escape(seen[i])!r} and {escape(token)!r} share the id {i}; "
+                "expected one id per token"
+            )
+        seen[i] = token
+
+
+def added_tokens(raw: Mapping[str, Any], source: str) -> list[dict[str, Any]]:
+    """Return the added tokens, those spelled like control tokens flagged as special.
+
+    Raises:
+        TokenizerError: For one without content or of a wrong type.
+    """
+    tokens = raw.get("added_tokens") or []
+    if not isinstance(tokens, list):
+        raise TokenizerError(f"{source}: added_tokens is {type(tokens).__name__}; expected a list")
+    return [_added_token(token, i, source) for i, token in enumerate(tokens)]
+
+
+def _added_token(token: Any, position: int, source: str) -> dict[str, Any]:
+    content = token.get("content") if isinstance(token, dict) else None
+    if not isinstance(content, str) or not content or "id" not in token:
+        raise TokenizerError(
+            f"{source}: added_tokens[{position}] is {escape(repr(token))}; expected an object with id and content"
+        )
+    return {**token, "special": bool(token.get("special")) or bool(_CONTROL_SPELLING.fullmatch(content))}
+
+
+def is_byte_level(raw: Mapping[str, Any], source: str) -> bool:
+    """Tell byte-level BPE (True) from SentencePiece-style BPE with byte fallback (False), by the decoder.
+
+    Raises:
+        TokenizerError: If it is neither.
+    """
+    kinds = {step.get("type") for step in steps(raw.get("decoder"))}
+    cutters = list(steps(raw.get("pre_tokenizer")))
+    if "ByteLevel" in kinds and any(step.get("type") == "ByteLevel" for step in cutters):
+        if any(step.get("add_prefix_space") for step in cutters):
+            raise TokenizerError(
+                f"{source}: add_prefix_space is true; expected false, or decoding would not give the text back"
+            )
+        return True
+    if kinds & {"ByteFallback", "Metaspace"}:
+        return False
+    found = escape(", ".join(sorted(map(str, kinds))) or "none")
+    raise TokenizerError(
+        f"{source}: the decoder is {found}; supported are byte-level BPE (Llama 3) and BPE with byte fallback (Llama 2)"
+    )
+
+
+def strips_first_space(raw: Mapping[str, Any]) -> bool:
+    """Tell whether decoding takes one space from the text's beginning."""
+    return any(
+        (step.get("type") == "Strip" and step.get("start") == 1)
+        or (step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never")
+        for step in steps(raw.get("decoder"))
+    )
+
+
+def steps(component: Any) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a pipeline component, `Sequence` unfolded; its depth is bounded by the JSON reader's."""
+    if isinstance(component, dict):
+        if component.get("type") == "Sequence":
+            for name in ("pretokenizers", "decoders", "processors", "normalizers"):
+                for step in component.get(name) or ():
+                    yield from steps(step)
+        else:
+            yield component
+
+
+def special_tokens(raw: Mapping[str, Any], config: Mapping[str, Any], source: str) -> SpecialTokens:
+    """Read the control tokens, and whether BOS is put before a text.
+
+    An explicit `add_bos_token` in tokenizer_config.json decides, as in transformers; else the post-processor does.
+
+    Raises:
+        TokenizerError: If a named token is not in the vocabulary, the two files name different BOS tokens, or the
+            file puts anything else around a text.
+    """
+    ids = {t["content"]: t["id"] for t in added_tokens(raw, source) if t["special"]}
+    named = {name: _named_id(config, name, ids, raw, source) for name in ("bos_token", "eos_token", "pad_token")}
+    template_bos = _template_bos(raw, source)
+    bos = named["bos_token"] if named["bos_token"] is not None else template_bos
+    if template_bos not in (None, bos):
+        raise TokenizerError(
+            f"{source}: the post-processor puts the id {template_bos} before a text, tokenizer_config.json says that "
+            f"bos_token is {bos}; expected the same"
+        )
+    add_bos = config.get("add_bos_token")
+    add_bos = template_bos is not None if add_bos is None else bool(add_bos) and bos is not None
+    if config.get("add_eos_token"):
+        raise TokenizerError(
+            f"{source}: tokenizer_config.json sets add_eos_token, which is not supported; set it to false"
+        )
+    eos = named["eos_token"]
+    return SpecialTokens(ids=ids, bos=bos, eos=() if eos is None else (eos,), pad=named["pad_token"], add_bos=add_bos)
+
+
+def _named_id(
+    config: Mapping[str, Any], name: str, ids: dict[str, int], raw: Mapping[str, Any], source: str
+) -> int | None:
+    """Look up `bos_token` and the like; the token counts as a control token from then on."""
+    value = config.get(name)
+    text = value.get("content") if isinstance(value, dict) else value
+    if text is None:
+        return None
+    found = ids.get(text, raw["model"]["vocab"].get(text)) if isinstance(text, str) else None
+    if found is None:
+        raise TokenizerError(
+            f"{source}: tokenizer_config.json says that {name} is {escape(repr(text))}, which is not in the vocabulary"
+        )
+    ids[text] = found
+    return found
+
+
+def _template_bos(raw: Mapping[str, Any], source: str) -> int | None:
+    """Return the id that the post-processor puts before a text."""
+    before: list[int] = []
+    after: list[int] = []
+    for step in steps(raw.get("post_processor")):
+        if step.get("type") == "ByteLevel":
+            continue  # it adjusts offsets only
+        if step.get("type") != "TemplateProcessing":
+            raise TokenizerError(f"{source}: post_processor {escape(step.get('type'))!r} is not supported")
+        around = before
+        try:
+            for item in step["single"]:
+                if "Sequence" in item:
+                    around = after
+                else:
+                    around += step["special_tokens"][item["SpecialToken"]["id"]]["ids"]
+        except (KeyError, TypeError):
+            raise TokenizerError(f"{source}: post_processor: the template is malformed") from None
+    if after or len(before) > 1:
+        raise TokenizerError(
+            f"{source}: the post-processor puts the ids {escape(before)} before and {escape(after)} after a text; "
+            "supported is one BOS token before it"
+        )
+    return before[0] if before else None
+
+
+def chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """Read the chat template: `chat_template.jinja`, or the field of tokenizer_config.json.
+
+    Raises:
+        TokenizerError: If it is no template, or several without one named default.
+    """
+    if (folder / "chat_template.jinja").exists():
+        return read_text(folder / "chat_template.jinja")
+    value = config.get("chat_template")
+    if isinstance(value, list):
+        named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
+        value = named.get("default", value)
+    if value is not None and not isinstance(value, str):
+        raise TokenizerError(
+            f"{folder / 'tokenizer_config.json'}: chat_template is {escape(repr(value), 80)}; expected a template, "
+            'or a list with one named "default"'
+        )
+    return value

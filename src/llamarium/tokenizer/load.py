@@ -1,0 +1,50 @@
+"""Find out what kind of tokenizer a path holds, and read it."""
+
+from pathlib import Path
+
+from llamarium.errors import TokenizerError
+from llamarium.tokenizer.base import Tokenizer
+
+_NAMES = ("tokenizer.json", "tokenizer.model", "characters.json")
+
+
+def load_tokenizer_file(path: Path) -> Tokenizer:
+    """Read a tokenizer from a folder or one of its files.
+
+    Args:
+        path: A folder that holds one of the files below, or one of them: Hugging Face's `tokenizer.json`, Meta's
+            `tokenizer.model` or a `characters.json`. In a folder the first of these that is there counts.
+
+    Raises:
+        TokenizerError: If there is none, or it is refused.
+    """
+    file = _find(Path(path))
+    if file.suffix == ".model":
+        from llamarium.tokenizer.meta import load_meta
+
+        return load_meta(file)
+    if file.name == "characters.json":
+        from llamarium.tokenizer.characters import CharacterTokenizer
+
+        return CharacterTokenizer.from_file(file)
+    from llamarium.tokenizer.hf import load_huggingface
+
+    return load_huggingface(file)
+
+
+def has_tokenizer_file(folder: Path) -> bool:
+    """Tell whether `load_tokenizer_file` would find a file in `folder`."""
+    return any((Path(folder) / name).is_file() for name in _NAMES)
+
+
+def _find(path: Path) -> Path:
+    if path.is_dir():
+        for name in _NAMES:
+            if (path / name).is_file():
+                return path / name
+        raise TokenizerError(f"{path}: no tokenizer in this folder; expected {', '.join(_NAMES[:-1])} or {_NAMES[-1]}")
+    if not path.is_file():
+        raise TokenizerError(f"{path}: no such file or folder")
+    if path.suffix not in (".json", ".model"):
+        raise TokenizerError(f"{path}: no tokenizer file; expected {', '.join(_NAMES[:-1])} or {_NAMES[-1]}")
+    return path
