@@ -1,0 +1,81 @@
+"""What the views of a text share: ids that are checked before a pass, and the most probable tokens after it."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llamarium.errors import ContextLengthError, InputError
+from llamarium.model import LlamaForCausalLM
+from llamarium.tokenizer.base import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token that may come next.
+
+    Attributes:
+        token_id: The token.
+        probability: P(token | context), the softmax of the logits.
+        logprob: Its natural logarithm.
+        text: The token's printable piece, or None where no tokenizer was at hand.
+    """
+
+    token_id: int
+    probability: float
+    logprob: float
+    text: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return asdict(self)
+
+
+def check_count(value: object, name: str, limit: int) -> None:
+    """Refuse a number that cannot be asked for.
+
+    Raises:
+        InputError: Unless it is a whole number within 1..`limit`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+        raise InputError(f"{name} is {value!r}; expected a whole number within 1..{limit}")
+
+
+def as_row(model: LlamaForCausalLM, ids: Sequence[int] | Tensor) -> Tensor:
+    """Return the ids of one text as the model takes them, (1, T) int64 on its device.
+
+    Raises:
+        InputError: If they are no flat, non-empty sequence of whole numbers within the vocabulary.
+        ContextLengthError: If there are more than the context holds.
+    """
+    try:
+        ids_T = torch.as_tensor(ids)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError("token ids are no flat sequence of whole numbers") from None
+    if ids_T.ndim != 1 or len(ids_T) == 0 or ids_T.is_floating_point() or ids_T.dtype == torch.bool:
+        found = f"{tuple(ids_T.shape)} of {str(ids_T.dtype).removeprefix('torch.')}"
+        raise InputError(f"token ids are {found}; expected a flat sequence of at least one whole number")
+    limit, vocab_size = model.config.max_position_embeddings, model.config.vocab_size
+    if len(ids_T) > limit:
+        raise ContextLengthError(f"{len(ids_T)} tokens; the model's context holds {limit}: use a shorter text")
+    low, high = int(ids_T.min()), int(ids_T.max())  # sync: only if the caller's ids are on a device already
+    if low < 0 or high >= vocab_size:
+        raise InputError(f"token ids span {low}..{high}; the model's vocabulary is 0..{vocab_size - 1}")
+    return ids_T.to(model.device, torch.int64).unsqueeze(0)
+
+
+def top_candidates(logits_TV: Tensor, k: int) -> list[tuple[Candidate, ...]]:
+    """Return the k most probable tokens of each row, the best first."""
+    logprobs_TV = logits_TV.float().log_softmax(dim=-1)
+    best = logprobs_TV.topk(k, dim=-1)
+    rows = zip(best.indices.tolist(), best.values.exp().tolist(), best.values.tolist(), strict=True)  # sync: to show
+    return [tuple(map(Candidate, *row)) for row in rows]
+
+
+def name_candidates(candidates: Sequence[Candidate], tokenizer: Tokenizer | None) -> tuple[Candidate, ...]:
+    """Give candidates their printable pieces."""
+    if tokenizer is None:
+        return tuple(candidates)
+    return tuple(replace(c, text=tokenizer.token_text(c.token_id)) for c in candidates)

@@ -1,0 +1,294 @@
+"""The trace: names, shapes, restrictions, the budget, and that only its own run is seen."""
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from llamarium.attention import attend_eagerly
+from llamarium.config import ModelConfig
+from llamarium.errors import ContextLengthError, InputError, MemoryBudgetError
+from llamarium.inspect import trace as trace_module
+from llamarium.inspect.lens import lens
+from llamarium.inspect.trace import ACTIVATIONS, Trace, split_key, trace
+from llamarium.model import LlamaForCausalLM
+from llamarium.model.init import init_weights
+from llamarium.presets import preset
+
+CONFIG = replace(preset("tiny"), num_hidden_layers=3, vocab_size=200, initializer_range=0.2)
+IDS = [7, 3, 150, 3, 42, 199]
+
+
+def make_model(config: ModelConfig = CONFIG, seed: int = 0) -> LlamaForCausalLM:
+    return init_weights(LlamaForCausalLM(config), seed).requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return make_model()
+
+
+@pytest.fixture(scope="module")
+def full(model: LlamaForCausalLM) -> Trace:
+    return trace(model, IDS)
+
+
+def same(a: Trace, b: Trace) -> bool:
+    return list(a) == list(b) and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_every_name_of_every_layer_has_its_documented_shape(full: Trace) -> None:
+    c = CONFIG
+    sizes = {"T": 6, "S": 6, "D": c.hidden_size, "N": 4, "K": 2, "H": c.head_dim, "F": c.intermediate_size, "V": 200}
+    names = [name for name in ACTIVATIONS if ACTIVATIONS[name].in_layer]
+    inner = [f"layers.{i}.{name}" for i in range(3) for name in names]
+    assert list(full) == ["embed", *inner, "final_norm", "logits"]
+    for key, tensor in full.items():
+        axes = ACTIVATIONS[split_key(key)[0]].axes
+        assert tuple(tensor.shape) == tuple(sizes[axis] for axis in axes), key
+    assert full.token_ids == tuple(IDS) and full.positions == tuple(range(6)) and full.layers == (0, 1, 2)
+
+
+def test_traced_equals_untraced_to_the_bit(model: LlamaForCausalLM, full: Trace) -> None:
+    assert torch.equal(full["logits"], model(torch.tensor([IDS]))[0])
+
+
+def test_activations_stand_in_the_relations_that_define_them(model: LlamaForCausalLM, full: Trace) -> None:
+    stream = full["embed"]
+    assert torch.equal(stream, model.model.embed_tokens.weight[IDS])
+    rotary = model.model.rotary_emb(torch.arange(6).unsqueeze(0), torch.float32)
+    for i, layer in enumerate(model.model.layers):
+        of = {name: full[f"layers.{i}.{name}"] for name in ACTIVATIONS if ACTIVATIONS[name].in_layer}
+        assert torch.equal(of["attn_norm"], layer.input_layernorm(stream))
+        assert torch.equal(of["q"].flatten(1), layer.self_attn.q_proj(of["attn_norm"]))
+        assert torch.equal(of["k"].flatten(1), layer.self_attn.k_proj(of["attn_norm"]))
+        assert torch.equal(of["v"].flatten(1), layer.self_attn.v_proj(of["attn_norm"]))
+        assert torch.equal(of["q_rot"], rotary.rotate(of["q"].unsqueeze(0))[0])
+        assert torch.equal(of["k_rot"], rotary.rotate(of["k"].unsqueeze(0))[0])
+        scores = torch.einsum("tnh,snh->nts", of["q_rot"], of["k_rot"].repeat_interleave(2, dim=1)) / 32**0.5
+        scores = scores.masked_fill(torch.ones(6, 6).triu(1).bool(), float("-inf"))
+        torch.testing.assert_close(of["scores"], scores)
+        torch.testing.assert_close(of["pattern"], scores.softmax(-1))
+        gathered = torch.einsum("nts,snh->tnh", of["pattern"], of["v"].repeat_interleave(2, dim=1))
+        torch.testing.assert_close(of["head_out"], gathered)
+        assert torch.equal(of["attn_out"], layer.self_attn.o_proj(of["head_out"].flatten(1)))
+        assert torch.equal(of["resid_mid"], stream + of["attn_out"])
+        assert torch.equal(of["mlp_norm"], layer.post_attention_layernorm(of["resid_mid"]))
+        assert torch.equal(of["gate"], layer.mlp.gate_proj(of["mlp_norm"]))
+        assert torch.equal(of["up"], layer.mlp.up_proj(of["mlp_norm"]))
+        assert torch.equal(of["act"], F.silu(of["gate"]))
+        assert torch.equal(of["gated"], of["act"] * of["up"])
+        assert torch.equal(of["mlp_out"], layer.mlp.down_proj(of["gated"]))
+        stream = of["resid"]
+        assert torch.equal(stream, of["resid_mid"] + of["mlp_out"])
+    assert torch.equal(full["final_norm"], model.model.norm(stream))
+
+
+def test_restriction_gives_the_same_numbers_and_nothing_else(model: LlamaForCausalLM, full: Trace) -> None:
+    part = trace(model, IDS, names=["pattern", "k_rot", "logits", "resid"], layers=[-1, 0], positions=[-1, 2])
+    inner = [f"layers.{i}.{name}" for i in (0, 2) for name in ("k_rot", "pattern", "resid")]
+    assert list(part) == [*inner, "logits"] and part.positions == (5, 2)
+    assert torch.equal(part["layers.2.resid"], full["layers.2.resid"][[5, 2]])
+    assert torch.equal(part["layers.0.k_rot"], full["layers.0.k_rot"])  # keys of all tokens: they are looked at
+    torch.testing.assert_close(part["layers.0.pattern"], full["layers.0.pattern"][:, [5, 2]])
+    torch.testing.assert_close(part["logits"], full["logits"][[5, 2]])
+
+
+def test_select_equals_tracing_less(model: LlamaForCausalLM, full: Trace) -> None:
+    wanted: dict[str, Any] = {"names": ["q", "v", "scores", "resid", "embed"], "layers": [1, 2], "positions": [4, 1]}
+    selected, traced = full.select(**wanted), trace(model, IDS, **wanted)
+    assert list(selected) == list(traced) and selected.positions == traced.positions
+    for key in traced:
+        torch.testing.assert_close(selected[key], traced[key])
+    with pytest.raises(InputError, match=r"layers are \[0\]; this trace holds \[1, 2\]"):
+        selected.select(layers=[0])
+    with pytest.raises(InputError, match="positions"):
+        selected.select(positions=[0])
+
+
+def test_only_what_was_asked_for_is_computed(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+
+    def counted(q: torch.Tensor, context: Any) -> Any:
+        rows.append(q.shape[1])
+        return attend_eagerly(q, context)
+
+    monkeypatch.setattr(trace_module, "attend_eagerly", counted)
+    heads: list[int] = []
+    handle = model.lm_head.register_forward_hook(lambda _, args, out: heads.append(out.shape[-2]))
+    try:
+        trace(model, IDS, names=["q_rot", "resid"])
+        assert rows == [] and heads == []
+        trace(model, IDS, names=["pattern"], layers=[1], positions=[3, 4])
+        assert rows == [2] and heads == []
+        trace(model, IDS, names=["logits"], positions=[-1])
+        assert rows == [2] and heads == [1]
+    finally:
+        handle.remove()
+
+
+def test_the_budget_counts_what_is_kept(model: LlamaForCausalLM, full: Trace) -> None:
+    plan = trace_module._Plan.of(model, 6, None, None, None)
+    assert {key: plan.num_bytes(key) for key in plan.keys} == {k: t.numel() * t.element_size() for k, t in full.items()}
+    half = trace_module._Plan.of(make_model().bfloat16(), 6, ["q", "scores"], [0], [5])
+    assert [half.num_bytes(key) for key in half.keys] == [4 * 32 * 2, 4 * 1 * 6 * 4]
+
+
+def test_too_much_is_refused_before_anything_runs(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def must_not_run(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the model ran")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trace_module, "_shell", must_not_run)
+        expected = (
+            r"6 tokens needs \d\.\d MB and the budget is 0\.1 MB; the largest: .*Restrict names, layers or positions"
+        )
+        with pytest.raises(MemoryBudgetError, match=expected):
+            trace(model, IDS, budget_mb=0.1)
+        with pytest.raises(MemoryBudgetError):
+            trace(model, IDS, names=["embed"], budget_mb=float("nan"))
+        with pytest.raises(MemoryBudgetError, match="pattern"):
+            trace(model, list(range(150)), names=["pattern"], layers=[0], budget_mb=0.4)
+    trace(model, list(range(150)), names=["pattern"], layers=[0], positions=[-1], budget_mb=0.4)
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "error", "message"),
+    [
+        ([], {}, InputError, "at least one"),
+        ([[1, 2]], {}, InputError, "flat"),
+        ([0.5], {}, InputError, "float32"),
+        ("text", {}, InputError, "whole numbers"),
+        ([1, 200], {}, InputError, r"span 1\.\.200; the model's vocabulary is 0\.\.199"),
+        ([-1], {}, InputError, r"span -1"),
+        ([1] * 257, {}, ContextLengthError, "257 tokens; the model's context holds 256"),
+        ([1], {"names": ["patern"]}, InputError, "unknown activations patern; there are: embed, attn_norm"),
+        ([1], {"names": []}, InputError, "no activation was named"),
+        ([1], {"layers": [3]}, InputError, r"layers are \[3\]; expected some within -3\.\.2"),
+        ([1], {"positions": [1]}, InputError, r"positions are \[1\]; expected some within -1\.\.0"),
+        ([1], {"positions": []}, InputError, "positions are"),
+    ],
+)
+def test_refusals(model: LlamaForCausalLM, ids: Any, options: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        trace(model, ids, **options)
+
+
+def test_a_full_context_can_be_traced(model: LlamaForCausalLM) -> None:
+    assert trace(model, [1] * 256, names=["final_norm"])["final_norm"].shape == (256, 128)
+
+
+def test_to_dict_is_json_and_minus_infinity_becomes_null(model: LlamaForCausalLM) -> None:
+    found = trace(model, IDS[:2], names=["scores", "embed"], layers=[0])
+    data = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    scores = data["activations"]["layers.0.scores"]
+    assert scores["axes"] == ["N", "T", "S"] and scores["shape"] == [4, 2, 2] and scores["dtype"] == "float32"
+    assert scores["values"][0][0][1] is None and scores["values"][0][1] == found["layers.0.scores"][0, 1].tolist()
+    assert data["token_ids"] == IDS[:2] and data["positions"] == [0, 1]
+
+
+def test_the_model_itself_gets_no_hook_and_keeps_its_own(model: LlamaForCausalLM) -> None:
+    during: list[int] = []
+
+    def own_hook(*_: object) -> None:
+        during.append(sum(len(m._forward_hooks) for m in model.modules()))
+
+    handle = model.model.layers[1].mlp.register_forward_hook(own_hook)
+    try:
+        trace(model, IDS)
+    finally:
+        handle.remove()
+    assert during == [1]  # it ran in the trace, and saw no other hook on the model
+
+
+def test_traces_and_requests_at_once_do_not_mix(model: LlamaForCausalLM) -> None:
+    texts = [[1, 2, 3], [9, 8, 7, 6, 5], [100] * 4, [11, 12]]
+    alone = [trace(model, ids) for ids in texts]
+    logits = [model(torch.tensor([ids])) for ids in texts]
+    wrong: list[str] = []
+    start = threading.Barrier(2 * len(texts))
+
+    def repeat(check: Callable[[], bool], what: str) -> None:
+        start.wait()
+        if not all(check() for _ in range(15)):
+            wrong.append(what)
+
+    jobs: list[tuple[Callable[[], bool], str]] = []
+    for ids, seen, answer in zip(texts, alone, logits, strict=True):
+        jobs.append((lambda i=ids, s=seen: same(trace(model, i), s), f"trace {ids}"))
+        jobs.append((lambda i=ids, a=answer: torch.equal(model(torch.tensor([i])), a), f"request {ids}"))
+    threads = [threading.Thread(target=repeat, args=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_weights_are_shared_and_not_copied(model: LlamaForCausalLM) -> None:
+    shell = trace_module._shell(model)
+    assert [p.data_ptr() for p in shell.parameters()] == [p.data_ptr() for p in model.parameters()]
+    assert shell.lm_head.weight is shell.model.embed_tokens.weight
+
+
+def test_a_failing_run_leaves_the_model_as_it_was(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(trace_module, "attend_eagerly", fail)
+        trace(model, IDS)
+    assert sum(len(m._forward_hooks) for m in model.modules()) == 0
+
+
+def test_bfloat16_is_kept_in_bfloat16_and_attention_in_float32() -> None:
+    half = make_model().bfloat16()
+    found = trace(half, IDS)
+    assert found["layers.0.q_rot"].dtype == torch.bfloat16 and found["layers.0.pattern"].dtype == torch.float32
+    assert torch.equal(found["logits"], half(torch.tensor([IDS]))[0])
+
+
+def test_other_linears_are_traced_alike() -> None:
+    class Doubled(torch.nn.Module):
+        """Stands for a packed Linear: a buffer, and a weight that exists only in use."""
+
+        def __init__(self, linear: torch.nn.Linear) -> None:
+            super().__init__()
+            self.register_buffer("packed", linear.weight / 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.linear(x, self.packed * 2)
+
+    plain = make_model()
+    expected = trace(plain, IDS)
+    for name, module in list(plain.named_modules()):
+        if isinstance(module, torch.nn.Linear):
+            plain.set_submodule(name, Doubled(module))
+    assert same(trace(plain, IDS), expected)
+
+
+def test_the_lens_on_the_last_layer_says_what_the_model_says(model: LlamaForCausalLM, full: Trace) -> None:
+    seen = lens(model, full, k=3)
+    assert [row.layer for row in seen.layers] == [0, 1, 2]
+    probs = full["logits"].softmax(-1).topk(3)
+    for candidates, ids, values in zip(seen.layers[-1].candidates, probs.indices, probs.values, strict=True):
+        assert [c.token_id for c in candidates] == ids.tolist()
+        assert [c.probability for c in candidates] == pytest.approx(values.tolist(), rel=1e-5)
+    early = model.logits(model.model.norm(full["layers.0.resid"])).argmax(-1)
+    assert [row[0].token_id for row in seen.layers[0].candidates] == early.tolist()
+    assert early.tolist() != probs.indices[:, 0].tolist()
+
+
+def test_the_lens_reads_the_layers_and_positions_of_its_trace(model: LlamaForCausalLM) -> None:
+    seen = lens(model, trace(model, IDS, names=["resid"], layers=[1], positions=[-1]), k=2)
+    assert seen.positions == (5,) and [row.layer for row in seen.layers] == [1]
+    assert json.dumps(seen.to_dict())
+    with pytest.raises(InputError, match="no residual stream"):
+        lens(model, trace(model, IDS, names=["q"]))
+    with pytest.raises(InputError, match=r"k is 0; expected a whole number within 1\.\.200"):
+        lens(model, trace(model, IDS, names=["resid"]), k=0)
