@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from llamarium.attention import CachedAttend, CausalAttend, CrossAttend, EagerAttend, KVCache, RecordingAttend
-from llamarium.attention.base import Eager
+from llamarium.attention.base import Eager, attend_eagerly
 from llamarium.errors import ContextLengthError, InputError
 
 B, T, N, K, H = 3, 11, 6, 2, 8
@@ -150,7 +150,7 @@ def test_cross_attention(padded: bool) -> None:
     ).transpose(1, 2)
     torch.testing.assert_close(attend(0, q, k, v), expected, **CLOSE)
     records: list[Eager] = []
-    RecordingAttend(attend, lambda i, q, k, v, eager: records.append(eager))(0, q, k, v)
+    RecordingAttend(attend, lambda i, q, context: records.append(attend_eagerly(q, context)))(0, q, k, v)
     torch.testing.assert_close(records[0].out_BTNH, expected, **CLOSE)
 
 
@@ -161,7 +161,7 @@ def test_recording_changes_nothing_and_sees_the_past() -> None:
     inner = CachedAttend(cache, [8] * B, 3)
     plain = inner(0, q[:, 8:], k[:, 8:], v[:, 8:])
     records: list[tuple[int, Eager]] = []
-    recording = RecordingAttend(inner, lambda i, q, k, v, eager: records.append((i, eager)))
+    recording = RecordingAttend(inner, lambda i, q, context: records.append((i, attend_eagerly(q, context))))
     assert torch.equal(recording(0, q[:, 8:], k[:, 8:], v[:, 8:]), plain)
     ((layer_idx, eager),) = records
     assert layer_idx == 0
