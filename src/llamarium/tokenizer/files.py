@@ -128,7 +128,7 @@ def save_huggingface(folder: Path, tokenizer: "Tokenizer", inner: "tokenizers.To
         "clean_up_tokenization_spaces": False,
         "chat_template": tokenizer.chat_template,
     }
-    write_json(folder / "tokenizer.json", raw)
+    write_text(folder / "tokenizer.json", json.dumps(raw, ensure_ascii=False))
     write_json(folder / "tokenizer_config.json", {key: value for key, value in config.items() if value is not None})
 
 

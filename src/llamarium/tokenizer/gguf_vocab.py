@@ -81,13 +81,13 @@ def _pre_tokenizer(metadata: Mapping[str, Any], source: str) -> Any:
 
 def _merges(metadata: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
     """Read the merges, each "left right". A printed token holds no space, so there is exactly one."""
-    merges: list[tuple[str, str]] = []
-    for i, merge in enumerate(_list(metadata, "merges", str, source)):
-        left, space, right = merge.partition(" ")
-        if not left or not space or not right or " " in right:
-            raise TokenizerError(f"{source}: {_KEY}merges[{i}] is {escape(repr(merge), 80)}; expected two tokens")
-        merges.append((left, right))
-    return merges
+    merges = _list(metadata, "merges", str, source)
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    for i, pair in enumerate(pairs):
+        if len(pair) != 2 or not pair[0] or not pair[1]:
+            found = escape(repr(merges[i]), 80)
+            raise TokenizerError(f"{source}: {_KEY}merges[{i}] is {found}; expected two tokens and a space between")
+    return pairs
 
 
 def _special_tokens(
@@ -118,7 +118,7 @@ def _token_id(metadata: Mapping[str, Any], name: str, count: int, source: str) -
     value = metadata.get(key)
     if value is None:
         return None
-    if not _is(value, int) or not 0 <= value < count:
+    if type(value) is not int or not 0 <= value < count:
         raise TokenizerError(f"{source}: {key} is {escape(repr(value), 80)}; expected an id of 0 to {count - 1}")
     return value
 
@@ -128,12 +128,8 @@ def _list(metadata: Mapping[str, Any], name: str, kind: type, source: str) -> li
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
         raise TokenizerError(f"{source}: {_KEY}{name} is {escape(type(value).__name__)}; expected an array")
     items = list(value)
-    wrong = next((i for i, item in enumerate(items) if not _is(item, kind)), None)
-    if wrong is not None:
-        found = escape(repr(items[wrong]), 80)
-        raise TokenizerError(f"{source}: {_KEY}{name}[{wrong}] is {found}; expected {kind.__name__}")
+    if set(map(type, items)) - {kind}:
+        i = next(i for i, item in enumerate(items) if type(item) is not kind)
+        found = escape(repr(items[i]), 80)
+        raise TokenizerError(f"{source}: {_KEY}{name}[{i}] is {found}; expected {kind.__name__}")
     return items
-
-
-def _is(value: object, kind: type) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)

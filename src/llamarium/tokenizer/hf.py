@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from llamarium.errors import TokenizerError, escape
 from llamarium.tokenizer import hf_rules
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.bpe import CHARACTER_TO_BYTE, ByteLevelBPE, unspell
-from llamarium.tokenizer.files import MAX_TOKENS, read_json, save_huggingface
+from llamarium.tokenizer.bpe import BYTE_TO_CHARACTER, ByteLevelBPE, unspell
+from llamarium.tokenizer.files import read_json, save_huggingface
 
 if TYPE_CHECKING:
     import tokenizers
@@ -39,7 +39,7 @@ def load_huggingface(path: Path) -> Tokenizer:
     raw = read_json(path)
     config_path = path.with_name("tokenizer_config.json")
     config = read_json(config_path) if config_path.exists() else {}
-    hf_rules.check_tokenizer_json(raw, source)
+    ids = hf_rules.check_tokenizer_json(raw, source)
     special = hf_rules.special_tokens(raw, config, source)
     raw["added_tokens"] = [
         token | {"special": token["content"] in special.ids} for token in hf_rules.added_tokens(raw, source)
@@ -47,7 +47,7 @@ def load_huggingface(path: Path) -> Tokenizer:
     byte_level = hf_rules.is_byte_level(raw, source)
     text = json.dumps(raw, ensure_ascii=False)
     inner = guard_rust(lambda: tokenizers.Tokenizer.from_str(text), source)
-    for token in raw["added_tokens"]:
+    for token in hf_rules.added_tokens(raw, source):
         found = inner.token_to_id(token["content"])
         if found != token["id"]:
             raise TokenizerError(
@@ -58,7 +58,7 @@ def load_huggingface(path: Path) -> Tokenizer:
     return Tokenizer(
         backend,
         special,
-        vocab_size=backend.vocab_size,
+        vocab_size=max(ids) + 1,
         source=source,
         chat_template=hf_rules.chat_template(path.parent, config),
         strip_first_space=hf_rules.strips_first_space(raw),
@@ -69,11 +69,7 @@ class HuggingFaceBackend:
     """A vocabulary that the `tokenizers` package runs."""
 
     def __init__(self, inner: "tokenizers.Tokenizer", *, byte_level: bool, source: str) -> None:
-        """Wrap a tokenizer of the package and set it to encode control tokens as ordinary text.
-
-        Raises:
-            TokenizerError: If two tokens share an id, or an id is out of range.
-        """
+        """Wrap a tokenizer of the package and set it to encode control tokens as ordinary text."""
         inner.encode_special_tokens = True
         inner.no_truncation()
         inner.no_padding()
@@ -81,14 +77,7 @@ class HuggingFaceBackend:
         self._byte_level = byte_level
         self._source = source
         self._added = {i: token.content for i, token in inner.get_added_tokens_decoder().items()}
-        vocab = inner.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(vocab.values(), default=-1) + 1
-        if len(set(vocab.values())) != len(vocab) or self.vocab_size > MAX_TOKENS:
-            raise TokenizerError(
-                f"{source}: {len(vocab)} tokens with {len(set(vocab.values()))} different ids up to "
-                f"{self.vocab_size - 1}; expected one id per token, below {MAX_TOKENS}"
-            )
-        missing = [byte for character, byte in CHARACTER_TO_BYTE.items() if character not in vocab]
+        missing = [byte for byte, character in BYTE_TO_CHARACTER.items() if inner.token_to_id(character) is None]
         self._missing_bytes = bytes(missing) if byte_level else b""
 
     def encode(self, text: str) -> list[int]:

@@ -16,8 +16,8 @@ from llamarium.tokenizer.files import MAX_TOKENS, read_text
 _CONTROL_SPELLING = re.compile(r"<\|[^|]+\|>")
 
 
-def check_tokenizer_json(raw: Mapping[str, Any], source: str) -> None:
-    """Check the types, ids and features of a `tokenizer.json`.
+def check_tokenizer_json(raw: Mapping[str, Any], source: str) -> set[int]:
+    """Check the types, ids and features of a `tokenizer.json`; return the ids.
 
     Raises:
         TokenizerError: Naming the field, what was found and what is expected.
@@ -31,13 +31,14 @@ def check_tokenizer_json(raw: Mapping[str, Any], source: str) -> None:
             raise TokenizerError(f"{source}: model.{name} is {escape(repr(model[name]))}; expected none")
     if not isinstance(model.get("merges"), list):
         raise TokenizerError(f"{source}: model.merges is {type(model.get('merges')).__name__}; expected a list")
-    check_ids(_object(model, "vocab", source), "model.vocab", source)
     added: dict[str, Any] = {}
     for token in added_tokens(raw, source):
         if token["content"] in added:
             raise TokenizerError(f"{source}: the added token {escape(token['content'])!r} is there twice")
         added[token["content"]] = token["id"]
-    check_ids(added, "added_tokens", source)
+    ids = _object(model, "vocab", source) | added
+    _check_ids(ids, source)
+    return set(ids.values())
 
 
 def _object(parent: Mapping[str, Any], name: str, source: str) -> dict[str, Any]:
@@ -47,24 +48,20 @@ def _object(parent: Mapping[str, Any], name: str, source: str) -> dict[str, Any]
     return value
 
 
-def check_ids(ids: Mapping[str, Any], name: str, source: str) -> None:
-    """Check that ids are whole numbers in range, one per token.
-
-    Raises:
-        TokenizerError: Naming the first token that is wrong.
-    """
+def _check_ids(ids: Mapping[str, Any], source: str) -> None:
+    """Check that ids are whole numbers in range, one per token."""
+    if not ids:
+        raise TokenizerError(f"{source}: no tokens; expected model.vocab to hold some")
     seen: dict[int, str] = {}
     for token, i in ids.items():
         if type(i) is not int or not 0 <= i < MAX_TOKENS:
             raise TokenizerError(
-                f"{source}: {name}: {escape(token)!r} has the id {escape(i)}; expected 0 to {MAX_TOKENS}"
+                f"{source}: {escape(token)!r} has the id {escape(i)}; expected a whole number of 0 to {MAX_TOKENS - 1}"
             )
-        if i in seen:
+        if seen.setdefault(i, token) != token:
             raise TokenizerError(
-                f"{source}: {name}: {escape(seen[i])!r} and {escape(token)!r} share the id {i}; "
-                "expected one id per token"
+                f"{source}: {escape(seen[i])!r} and {escape(token)!r} share the id {i}; expected one id per token"
             )
-        seen[i] = token
 
 
 def added_tokens(raw: Mapping[str, Any], source: str) -> list[dict[str, Any]]:

@@ -1,0 +1,235 @@
+"""Chat templates that come with a model: Jinja programs from a stranger, applied to what other strangers say.
+
+Two things can go wrong, and each has its own guard.
+
+**The template.** It runs in Jinja's sandbox, in a process with limits on time, memory and output
+(`template_worker`), so one that never ends is ended.
+
+**The dialog.** The template writes one string in which control tokens and people's words are mixed, and a user's
+`<|im_end|>` would look like the template's own. So before rendering, an invisible mark (a Unicode noncharacter) is set
+into each text wherever it spells a control token or could become part of one at its edges. In the output, what
+reads as a control token is the template's; then the marks are taken out and the rest is encoded as ordinary text.
+
+A template is a program and may look at the texts or change them, so the marks alone prove nothing. Two more
+renderings of the same dialog are the proof: without marks, which must give the same text, and with the texts' first
+and last characters of control tokens replaced, which must give the same control tokens. Otherwise the dialog is
+refused. A template that is made to build control tokens out of people's words, from both ends, is not
+caught; it could as well write any dialog of its own.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llamarium.errors import ChatFormatError, escape
+from llamarium.tokenizer.base import check_text
+from llamarium.tokenizer.chat import ROLES
+
+if TYPE_CHECKING:
+    from llamarium.tokenizer.base import Tokenizer
+
+MAX_TEMPLATE_CHARACTERS = 2**18  # the longest published ones have about 20,000
+MAX_OUTPUT_CHARACTERS = 2**24
+CPU_LIMIT_S = 0.5  # the longest published ones take 0.01
+WALL_LIMIT_S = 2 if sys.platform == "win32" else 10  # where there is no CPU limit, the clock must do
+MEMORY_LIMIT_BYTES = 2**29
+_TEMPLATE_ROLES = (*ROLES, "ipython", "developer", "function")
+_TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>")
+_MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+_MAX_DEPTH = 32
+
+
+class TemplateFormat:
+    """A dialog format that a model's Jinja template defines."""
+
+    name = "template"
+
+    def __init__(self, tokenizer: "Tokenizer", template: str) -> None:
+        """Take a template; it is compiled when a dialog is rendered.
+
+        Raises:
+            ChatFormatError: If it is too long.
+        """
+        if len(template) > MAX_TEMPLATE_CHARACTERS:
+            raise ChatFormatError(
+                f"{tokenizer.source}: the chat template has {len(template)} characters; at most "
+                f"{MAX_TEMPLATE_CHARACTERS} are read"
+            )
+        special = tokenizer.special_tokens
+        self._tokenizer = tokenizer
+        self._template = template
+        ends = (special[name] for name in _TURN_ENDS if name in special)
+        self.stop_ids = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *ends)))
+
+    def encode(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        """Return the ids of a dialog; see `ChatFormat.encode`.
+
+        Messages may have any keys that the template knows, with JSON values.
+
+        Raises:
+            ChatFormatError: If the template fails, refuses the dialog, exceeds a limit, or mixes people's words with
+                control tokens in a way that cannot be told apart.
+        """
+        dialog = _read_dialog(messages)
+        words = json.dumps(dialog, ensure_ascii=False) + self._template
+        mark = next((m for m in _MARKS if m not in words), None)
+        if mark is None:
+            raise ChatFormatError("the dialog holds all 32 noncharacters U+FDD0 to U+FDEF, of which one must be free")
+        marked = _map_text(dialog, lambda text: self._spellings.mark(text, mark))
+        swapped = _map_text(dialog, lambda text: self._spellings.swap_ends(text, mark))
+        variants = [marked, *(other for other in (dialog, swapped) if other != marked)]
+        output, *proofs = self._render(variants, add_generation_prompt)
+        parts = self._tokenizer.split_special(output)
+        for variant, proof in zip(variants[1:], proofs, strict=True):
+            same_text = variant is not dialog or proof == output.replace(mark, "")
+            same_control = variant is not swapped or self._tokenizer.split_special(proof)[1::2] == parts[1::2]
+            if not (same_text and same_control):
+                raise ChatFormatError(
+                    f"{self._tokenizer.source}: a message spells a control token, and the chat template looks into the "
+                    "texts, so the two cannot be told apart; take the control token out of the message"
+                )
+        return self._encode_parts(parts, mark)
+
+    def _encode_parts(self, parts: list[str], mark: str) -> list[int]:
+        ids: list[int] = []
+        for position, part in enumerate(parts):
+            if position % 2:
+                ids.append(self._tokenizer.special_tokens[part])
+            elif text := part.replace(mark, ""):
+                ids += self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    @cached_property
+    def _spellings(self) -> "_Spellings":
+        return _Spellings(self._tokenizer.special_tokens)
+
+    def _render(self, variants: list[Any], add_generation_prompt: bool) -> list[str]:
+        """Render the dialog's variants in one process."""
+        tokenizer = self._tokenizer
+        names = {"bos_token": tokenizer.bos_token_id, "pad_token": tokenizer.pad_token_id}
+        names["eos_token"] = (*tokenizer.eos_token_ids, None)[0]
+        spelled = {name: tokenizer.token_bytes(i).decode("utf-8") for name, i in names.items() if i is not None}
+        fixed = {"add_generation_prompt": add_generation_prompt, "tools": None, "documents": None, **spelled}
+        request = {
+            "path": sys.path,
+            "template": self._template,
+            "variables": [{"messages": variant, **fixed} for variant in variants],
+            "cpu_s": CPU_LIMIT_S,
+            "memory_bytes": MEMORY_LIMIT_BYTES,
+            "output_characters": MAX_OUTPUT_CHARACTERS,
+        }
+        answer = _run_worker(json.dumps(request).encode(), tokenizer.source)
+        if "error" in answer:
+            raise ChatFormatError(f"{tokenizer.source}: chat template: {escape(answer['error'])}")
+        return answer["texts"]
+
+
+def _run_worker(request: bytes, source: str) -> dict[str, Any]:
+    """Run `template_worker` on one request, isolated from the environment's Python settings."""
+    worker = Path(__file__).with_name("template_worker.py")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", str(worker)],
+            input=request,
+            capture_output=True,
+            timeout=WALL_LIMIT_S,
+            check=True,
+        )
+        return json.loads(done.stdout)
+    except OSError as error:
+        raise ChatFormatError(f"{source}: no process could be started for the chat template: {error}") from None
+    except (subprocess.SubprocessError, ValueError):
+        raise ChatFormatError(
+            f"{source}: the chat template was stopped: it did not end within {CPU_LIMIT_S} s of computing, or took the "
+            f"process down; expected a template that ends"
+        ) from None
+
+
+class _Spellings:
+    """How control tokens are spelled, and where a text comes near to one."""
+
+    def __init__(self, spellings: Mapping[str, int]) -> None:
+        self._whole = list(spellings)
+        self._heads = {text[:i] for text in spellings for i in range(1, len(text))}
+        self._tails = {text[i:] for text in spellings for i in range(1, len(text))}
+        self._longest = max(map(len, spellings), default=0)
+        alternatives = "|".join(map(re.escape, spellings)) or "(?!)"
+        self._begin = re.compile(f"(?={alternatives})(.)", re.DOTALL)
+        ends = re.escape("".join({text[0] for text in spellings} | {text[-1] for text in spellings}))
+        self._ends = re.compile(f"[{ends}]" if ends else "(?!)")
+
+    def mark(self, text: str, mark: str) -> str:
+        """Break every spelling inside `text`, and every beginning or end of one at its edges."""
+        body = text.strip()
+        left, right = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
+        if not body:
+            return text
+        begins = {match.start() for match in self._begin.finditer(body)}
+        begins |= {i for i in range(max(0, len(body) - self._longest), len(body)) if body[i:] in self._heads}
+        broken = "".join(c + mark if i in begins else c for i, c in enumerate(body)) if begins else body
+        return left + (mark if self._may_continue(body) else "") + broken + right
+
+    def _may_continue(self, body: str) -> bool:
+        """Tell whether a control token that began before the text could go on in it."""
+        heads = (body[:i] for i in range(1, min(len(body), self._longest) + 1))
+        inside = len(body) < self._longest and any(body in spelling[1:] for spelling in self._whole)
+        return inside or any(head in self._tails for head in heads)
+
+    def swap_ends(self, text: str, mark: str) -> str:
+        """Replace the characters with which control tokens begin and end."""
+        return self._ends.sub(mark, text)
+
+
+def _read_dialog(messages: object) -> list[dict[str, Any]]:
+    """Check messages down to their last value and return them as plain JSON values."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
+        raise ChatFormatError(f"a dialog is {escape(repr(messages), 80)}; expected a list of at least one message")
+    dialog: list[dict[str, Any]] = []
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise ChatFormatError(
+                f"messages[{i}] is {escape(repr(message), 80)}; expected an object with role and content"
+            )
+        if message.get("role") not in _TEMPLATE_ROLES:
+            raise ChatFormatError(
+                f"messages[{i}].role is {escape(repr(message.get('role')), 80)}; expected {', '.join(_TEMPLATE_ROLES)}"
+            )
+        dialog.append(_plain(message, f"messages[{i}]", 0))
+    return dialog
+
+
+def _plain(value: Any, where: str, depth: int) -> Any:
+    """Copy a JSON value, or refuse what is none."""
+    if depth > _MAX_DEPTH:
+        raise ChatFormatError(f"{where} is nested deeper than {_MAX_DEPTH} levels")
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        check_text(value)
+        return value
+    if isinstance(value, Mapping):
+        return {_key(key, where): _plain(item, f"{where}.{escape(key, 40)}", depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
+    raise ChatFormatError(f"{where} is {escape(type(value).__name__)}; expected text, a number, a list or an object")
+
+
+def _key(key: object, where: str) -> str:
+    if not isinstance(key, str):
+        raise ChatFormatError(f"{where} has the key {escape(repr(key), 80)}; expected text (str)")
+    check_text(key)
+    return key
+
+
+def _map_text(value: Any, change: Callable[[str], str]) -> Any:
+    """Apply `change` to every text in a JSON value, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(key): _map_text(item, change) for key, item in value.items()}
+    return [_map_text(item, change) for item in value] if isinstance(value, list) else value
