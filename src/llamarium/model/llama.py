@@ -41,7 +41,10 @@ class LlamaModel(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        weight_VD = torch.empty(config.vocab_size, config.hidden_size)
+        if not weight_VD.is_meta:  # there, drawing nothing from a normal distribution makes torch import sympy: 1.8 s
+            nn.init.normal_(weight_VD)
+        self.embed_tokens = nn.Embedding.from_pretrained(weight_VD, freeze=False)
         self.layers = nn.ModuleList(LlamaDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary_emb = LlamaRotaryEmbedding(config)
