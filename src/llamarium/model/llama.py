@@ -65,7 +65,7 @@ class LlamaModel(nn.Module):
 
 
 class LlamaForCausalLM(nn.Module):
-    """The trunk and its head.
+    """The trunk and its head. New ones know nothing: load weights into them, or call `init_weights`.
 
     Args:
         config: The shape; with `tie_word_embeddings` the head's weight is the embedding table itself.

@@ -1,0 +1,97 @@
+"""What every benchmark shares: the machine's description, alternation, a table and one JSON line.
+
+Two programs are measured in turn, A B A B ..., so that a machine whose speed drifts slows both; the figure is the
+median of the rounds, and the claim is the median of the per-round ratios.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+GENERATED = Path(os.environ.get("LLAMARIUM_BENCH_DIR", ROOT / "bench" / "generated"))
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options that all benchmarks have."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--rounds", type=int, default=5, help="measured rounds of each side (default 5)")
+    made.add_argument("--threads", type=int, default=2, help="threads of each side (default 2)")
+    made.add_argument("--save", action="store_true", help="write the JSON line to bench/results/ too")
+    return made
+
+
+def alternate(rounds: int, sides: dict[str, Callable[[], dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Run the sides in turn, one warm-up round first, and return each side's medians; keys as the sides return them."""
+    for run in sides.values():
+        run()
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, run in sides.items():
+            found[name].append(run())
+    medians = {
+        name: {key: statistics.median(r[key] for r in results) for key in results[0]} for name, results in found.items()
+    }
+    first, second = list(sides)
+    medians["ratio"] = {
+        key: statistics.median(a[key] / b[key] for a, b in zip(found[first], found[second], strict=True))
+        for key in found[first][0]
+        if key in found[second][0] and all(r[key] for r in found[second])
+    }
+    return medians
+
+
+def environment() -> dict[str, Any]:
+    """Say what was measured where: machine, versions, commit, date."""
+    cpu = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
+    flags = next((line for line in _lines("/proc/cpuinfo") if line.startswith("flags")), "")
+    memory = next((int(line.split()[1]) // 2**20 for line in _lines("/proc/meminfo") if "MemTotal" in line), 0)
+    return {
+        "cpu": cpu or platform.processor(),
+        "cores": os.cpu_count(),
+        "isa": [f for f in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16") if f" {f}" in flags],
+        "memory_gib": memory,
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("llamarium", "torch", "transformers", "tokenizers")},
+        "commit": _git("rev-parse", "--short", "HEAD"),
+        "clean": not _git("status", "--porcelain", "--", "src"),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+def report(name: str, options: argparse.Namespace, rows: list[dict[str, Any]], results: dict[str, Any]) -> None:
+    """Print a table, then one JSON line; with `--save` also write it to bench/results/."""
+    widths = {key: max(len(key), *(len(_show(row.get(key))) for row in rows)) for key in rows[0]}
+    print("  ".join(key.ljust(width) for key, width in widths.items()))
+    for row in rows:
+        print("  ".join(_show(row.get(key)).ljust(width) for key, width in widths.items()))
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k != "save"}
+    line = json.dumps({"benchmark": name, "options": settings, "results": results, "environment": environment()})
+    if options.save:
+        (ROOT / "bench" / "results").mkdir(exist_ok=True)
+        (ROOT / "bench" / "results" / f"{name}.json").write_text(line + "\n")
+    print(line)
+
+
+def _show(value: Any) -> str:
+    return f"{value:,.2f}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip()

@@ -1,0 +1,81 @@
+"""Load: seconds until a model is ready, and the process's peak memory, against `transformers`.
+
+    python bench/load.py --model llama-3.2-1b
+    python bench/load.py --model smollm2-135m
+
+Each load is a process of its own. `ready_s` is the load call alone, after the imports; `first_logits_s` adds one token
+through the model, which is when lazily mapped weights are really read; `process_s` is everything. Memory is the peak
+resident set, interpreter and torch included.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import common
+from llamarium.weights.builtin import fetch
+from make_weights import make
+
+CHILD = """
+import json, resource, sys, time
+side, name, threads = sys.argv[1:4]
+sys.path.insert(0, sys.argv[4])
+import torch
+torch.set_num_threads(int(threads))
+if side == "llamarium": import llamarium.api
+else: import transformers
+import peers
+begin = time.perf_counter()
+model = peers.load_ours(name) if side == "llamarium" else peers.load_theirs(name)
+ready = time.perf_counter()
+with torch.inference_mode():
+    logits = model(torch.tensor([[1]]))
+first = time.perf_counter()
+print(json.dumps({
+    "ready_s": ready - begin, "first_logits_s": first - begin,
+    "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+}))
+"""
+
+
+def measure(side: str, name: str, threads: int) -> dict[str, float]:
+    """Load once in a fresh process."""
+    begin = time.perf_counter()
+    arguments = [sys.executable, "-c", CHILD, side, name, str(threads), str(Path(__file__).parent)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    return {**json.loads(done.stdout.splitlines()[-1]), "process_s": time.perf_counter() - begin}
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = common.parser(__doc__)
+    parser.add_argument("--model", default="llama-3.2-1b", choices=["llama-3.2-1b", "smollm2-135m"])
+    options = parser.parse_args()
+    path = fetch(options.model) if options.model == "smollm2-135m" else make(options.model) / "model.safetensors"
+    size = path.stat().st_size
+    found = common.alternate(
+        options.rounds,
+        {
+            side: lambda side=side: measure(side, options.model, options.threads)
+            for side in ("llamarium", "transformers")
+        },
+    )
+    rows = [
+        {
+            "model": options.model,
+            "program": name,
+            "ready s": found[name]["ready_s"],
+            "first logits s": found[name]["first_logits_s"],
+            "process s": found[name]["process_s"],
+            "peak MB": found[name]["peak_bytes"] / 1e6,
+            "peak / file": found[name]["peak_bytes"] / size,
+        }
+        for name in ("llamarium", "transformers")
+    ]
+    common.report(f"load-{options.model}", options, rows, {"file_bytes": size, **found})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Both sides of a comparison, loaded from the same files in the same dtype."""
+
+import warnings
+from typing import Any
+
+import torch
+
+import llamarium
+from llamarium.model import LlamaForCausalLM
+from llamarium.weights.builtin import fetch
+from make_weights import make
+
+
+def load_ours(name: str, dtype: str = "bfloat16") -> LlamaForCausalLM:
+    """Return our model: the built-in GGUF, or random weights in the shape of a preset."""
+    return llamarium.load(name if name == "smollm2-135m" else make(name), dtype=dtype, device="cpu").model
+
+
+def load_theirs(name: str, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """Return `transformers`' model from the same files."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if name == "smollm2-135m":
+            path = fetch(name)
+            model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+        else:
+            model = transformers.AutoModelForCausalLM.from_pretrained(make(name), dtype=dtype)
+    return model.eval()
+
+
+def token_ids(vocab_size: int, length: int) -> list[int]:
+    """Return the same arbitrary prompt every time."""
+    return torch.randint(0, vocab_size, (length,), generator=torch.Generator().manual_seed(0)).tolist()

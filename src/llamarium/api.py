@@ -1,0 +1,304 @@
+"""The public face: `load()` a model, then generate, chat, score and trace with it."""
+
+import dataclasses
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import torch
+
+from llamarium.completion import Completion, Generation, Piece, row_texts
+from llamarium.config import ModelConfig
+from llamarium.errors import CheckpointError, OptionError, SamplingError, TokenizerError
+from llamarium.generate import PrefixCache, generate_tokens
+from llamarium.model import LlamaForCausalLM
+from llamarium.quant.swap import Method
+from llamarium.sampling import SamplingParams
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokens import find_tokenizer
+from llamarium.weights.hub import resolve
+from llamarium.weights.load import DTYPES, Dequantize, LoadOptions, TensorSource, load_model
+from llamarium.weights.open import open_checkpoint
+
+if TYPE_CHECKING:
+    from llamarium.inspect.neighbors import Neighbors
+    from llamarium.inspect.next_tokens import NextStep
+    from llamarium.inspect.score import Score
+    from llamarium.inspect.trace import Trace
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+CHAT_MAX_TOKENS = 1024
+
+
+def load(
+    model: str | Path = "smollm2-135m",
+    *,
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto",
+    device: str = "auto",
+    quantize: Method | None = None,
+    dequantize: Dequantize = "auto",
+    strict: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> "Llama":
+    """Load a model and its tokenizer.
+
+    Args:
+        model: A built-in name, a folder (Hugging Face or Meta), a `.gguf` file, or `org/name` on the Hugging Face hub.
+        dtype: What it computes in; "auto" is as stored, and bfloat16 for quantized files.
+        device: "cpu", "cuda", "cuda:1", "mps"; "auto" is a GPU where there is one.
+        quantize: Quantize the Linears while loading: "nf4", "int8" or "int4".
+        dequantize: For files that are quantized already: "load" unpacks once, "use" keeps them packed in memory and
+            unpacks for every use; "auto" keeps NF4 packed and unpacks GGUF's blocks.
+        strict: Refuse weights that are NaN or infinite, instead of warning.
+        progress: Called with (bytes read, bytes in all).
+
+    Raises:
+        LlamariumError: If the model cannot be found, read, or loaded so; see `llamarium.errors`.
+    """
+    if dtype != "auto" and dtype not in DTYPES:
+        raise OptionError(f"dtype is {dtype!r}; expected auto, {', '.join(DTYPES)}")
+    path = resolve(model)
+    checkpoint = open_checkpoint(path)
+    options = LoadOptions(
+        dtype=None if dtype == "auto" else DTYPES[dtype],
+        device=_device(device),
+        quantize=quantize,
+        dequantize=dequantize,
+        strict=strict,
+    )
+    tokenizer = find_tokenizer(path)
+    if tokenizer is not None and tokenizer.vocab_size > checkpoint.config.vocab_size:
+        raise CheckpointError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size} ids and the model {checkpoint.config.vocab_size} rows; "
+            "they do not belong together"
+        )
+    module, sources = load_model(checkpoint, options, progress)
+    return Llama(str(model), module, tokenizer, sources, checkpoint.generation_config)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise OptionError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+class Llama:
+    """A loaded model with its tokenizer.
+
+    Attributes:
+        name: What was asked for.
+        model: The `LlamaForCausalLM`; `llama.model(ids)` gives logits (B, T, V).
+        config: Its shape.
+        sources: Where each weight came from.
+        generation_config: The publisher's recommended sampling parameters, or nothing.
+        stop_ids: Ids that end an answer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: LlamaForCausalLM,
+        tokenizer: Tokenizer | None,
+        sources: tuple[TensorSource, ...] = (),
+        generation_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.config: ModelConfig = model.config
+        self.sources = sources
+        self.generation_config = generation_config or {}
+        self._tokenizer = tokenizer
+        self.stop_ids = _stop_ids(model.config, tokenizer, self.generation_config)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            TokenizerError: If the model came without one.
+        """
+        if self._tokenizer is None:
+            raise TokenizerError(
+                f"{self.name} has no tokenizer files, so it reads and writes no text; put a tokenizer.json or "
+                "tokenizer.model beside the weights, or call llama.model(ids)"
+            )
+        return self._tokenizer
+
+    @overload
+    def generate(self, prompt: str | list[int], **options: Any) -> Generation: ...
+    @overload
+    def generate(self, prompt: list[str] | list[list[int]], **options: Any) -> list[Generation]: ...
+    def generate(self, prompt: Any, **options: Any) -> Generation | list[Generation]:
+        """Continue one prompt, or a list of prompts side by side.
+
+        Args:
+            prompt: Text (BOS is added where the model has one) or token ids (taken as they are), or a list of either.
+            **options: Fields of `SamplingParams`, over the model's own defaults; `max_new_tokens` is `max_tokens`.
+                `use_cache=False` recomputes everything for every token.
+
+        Returns:
+            A `Generation`, or a list of them for a list of prompts.
+
+        Raises:
+            SamplingError: For an unknown option or a value outside its range.
+            ContextLengthError: If a prompt leaves no room in the context.
+        """
+        one = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))
+        prompts = [self.encode(p) for p in ([prompt] if one else prompt)]
+        use_cache = options.pop("use_cache", True)
+        generations = self._complete(prompts, self.sampling_params(**options), use_cache=use_cache)
+        return generations[0] if one else generations
+
+    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
+        """Continue one prompt, piece by piece; options as in `generate`, without `n`."""
+        use_cache = options.pop("use_cache", True)
+        params = self.sampling_params(**options)
+        return self._stream(self.encode(prompt), params, use_cache=use_cache)
+
+    def chat(self, messages: Sequence[Message], *, max_new_tokens: int = CHAT_MAX_TOKENS, **options: Any) -> Generation:
+        """Answer a dialog: a list of {"role", "content"} messages."""
+        params = self.sampling_params(max_new_tokens=max_new_tokens, **options)
+        return self._complete([self.tokenizer.chat(messages)], params)[0]
+
+    def stream_chat(
+        self, messages: Sequence[Message], *, max_new_tokens: int = CHAT_MAX_TOKENS, **options: Any
+    ) -> Iterator[Piece]:
+        """Answer a dialog piece by piece."""
+        params = self.sampling_params(max_new_tokens=max_new_tokens, **options)
+        return self._stream(self.tokenizer.chat(messages), params)
+
+    def conversation(self, system: str | None = None) -> "Conversation":
+        """Begin a dialog of several turns, whose keys and values are kept from turn to turn."""
+        return Conversation(self, system)
+
+    def score(self, text: str) -> "Score":
+        """Return log P(w_i | w_<i) of every token of `text`, their sum and the perplexity."""
+        from llamarium.inspect.score import score_text
+
+        return score_text(self.model, self.tokenizer, text)
+
+    def next_tokens(self, text: str, k: int = 10, steps: int = 1) -> "list[NextStep]":
+        """Return the auto-regressive loop as data: the `k` best candidates and the choice, `steps` times."""
+        from llamarium.inspect.next_tokens import next_tokens
+
+        return next_tokens(self.model, self.tokenizer, text, k=k, steps=steps)
+
+    def neighbors(self, word: str, *, minus: Sequence[str] = (), plus: Sequence[str] = (), k: int = 10) -> "Neighbors":
+        """Rank embedding rows by cosine similarity to `word` - `minus` + `plus`."""
+        from llamarium.inspect.neighbors import neighbors
+
+        return neighbors(self.model.model.embed_tokens, self.tokenizer, word, minus=minus, plus=plus, k=k)
+
+    def trace(self, text: Prompt, **options: Any) -> "Trace":
+        """Return the named activations of one forward pass; options as in `llamarium.inspect.trace.trace`."""
+        from llamarium.inspect.trace import trace
+
+        return trace(self.model, self.encode(text), **options)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return a prompt's ids: text with BOS where the model has one, ids as they are."""
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def sampling_params(self, **options: Any) -> SamplingParams:
+        """Put `options` over the publisher's recommendations, with a fresh seed where none is given.
+
+        Raises:
+            SamplingError: For an unknown option or a value outside its range.
+        """
+        if "max_new_tokens" in options:
+            if "max_tokens" in options:
+                raise SamplingError("max_new_tokens and max_tokens are the same parameter; give one")
+            options["max_tokens"] = options.pop("max_new_tokens")
+        known = [f.name for f in dataclasses.fields(SamplingParams)]
+        if unknown := sorted(set(options) - set(known)):
+            raise SamplingError(f"unknown sampling parameters: {', '.join(unknown)}; there are: {', '.join(known)}")
+        if isinstance(options.get("stop"), str):
+            options["stop"] = (options["stop"],)
+        params = SamplingParams.from_generation_config(self.generation_config, **options)
+        return params if params.seed is not None else dataclasses.replace(params, seed=secrets.randbits(32))
+
+    def _complete(
+        self, prompts: list[list[int]], params: SamplingParams, *, use_cache: bool = True
+    ) -> list[Generation]:
+        rows, prompt_of = row_texts(self.tokenizer, [params] * len(prompts), self.stop_ids)
+        cancelled: set[int] = set()
+        for event in generate_tokens(
+            self.model,
+            prompts,
+            [params] * len(prompts),
+            stop_ids=self.stop_ids,
+            use_cache=use_cache,
+            cancelled=cancelled,
+        ):
+            if rows[event.row].push(event).finish_reason is not None:
+                cancelled.add(event.row)
+        answers: list[list[Completion]] = [[] for _ in prompts]
+        for row, prompt_idx in zip(rows, prompt_of, strict=True):
+            answers[prompt_idx].append(row.completion())
+        return [Generation(tuple(ids), tuple(found)) for ids, found in zip(prompts, answers, strict=True)]
+
+    def _stream(
+        self, prompt: list[int], params: SamplingParams, *, use_cache: bool = True, prefix: PrefixCache | None = None
+    ) -> Iterator[Piece]:
+        if params.n != 1:
+            raise SamplingError(f"n is {params.n}; streaming gives one answer, use generate() for several")
+        (row,), _ = row_texts(self.tokenizer, [params], self.stop_ids)
+        events = generate_tokens(
+            self.model, [prompt], [params], stop_ids=self.stop_ids, use_cache=use_cache, prefix=prefix
+        )
+        for event in events:
+            piece = row.push(event)
+            yield piece
+            if piece.finish_reason is not None:
+                return
+
+
+class Conversation:
+    """A dialog of several turns.
+
+    Attributes:
+        messages: What has been said, as {"role", "content"}; change it freely between turns.
+    """
+
+    def __init__(self, llama: Llama, system: str | None = None) -> None:
+        self.llama = llama
+        self.messages: list[dict[str, str]] = []
+        if system is not None:
+            self.messages.append({"role": "system", "content": system})
+        self._prefix = PrefixCache(llama.model)
+
+    def say(self, text: str, *, max_new_tokens: int = CHAT_MAX_TOKENS, **options: Any) -> Iterator[Piece]:
+        """Say something and stream the answer; both are in `messages` when the stream ends or is closed.
+
+        An answer that is interrupted stays as far as it got. If the dialog cannot be answered (it has outgrown the
+        context, say), what was said is taken back.
+        """
+        params = self.llama.sampling_params(max_new_tokens=max_new_tokens, **options)
+        ids = self.llama.tokenizer.chat([*self.messages, {"role": "user", "content": text}])
+        answer: list[str] = []
+        pieces = self.llama._stream(ids, params, prefix=self._prefix)  # pyright: ignore[reportPrivateUsage]
+        try:
+            for piece in pieces:
+                answer.append(piece.text)
+                yield piece
+        finally:
+            if answer:
+                self.messages.append({"role": "user", "content": text})
+                self.messages.append({"role": "assistant", "content": "".join(answer)})
+
+
+def _stop_ids(config: ModelConfig, tokenizer: Tokenizer | None, generation_config: Mapping[str, Any]) -> frozenset[int]:
+    """Every id that one of the model's own files calls an end, and the dialog format's end of turn."""
+    eos = generation_config.get("eos_token_id")
+    ids = {*config.eos_token_id, *(eos if isinstance(eos, list) else [] if eos is None else [eos])}
+    if tokenizer is not None:
+        ids.update(tokenizer.eos_token_ids)
+        if tokenizer.chat_format is not None:
+            ids.update(tokenizer.chat_format.stop_ids)
+    return frozenset(ids)

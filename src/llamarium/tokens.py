@@ -1,0 +1,41 @@
+"""Finding a model's tokenizer, without torch: what `llamarium tokenize` and `load_tokenizer` use."""
+
+from pathlib import Path
+
+from llamarium.errors import TokenizerError
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.weights.gguf_file import read_gguf
+from llamarium.weights.hub import resolve
+
+_FILES = ("tokenizer.json", "tokenizer.model", "characters.json")
+
+
+def load_tokenizer(name: str | Path) -> Tokenizer:
+    """Load a tokenizer by itself.
+
+    Args:
+        name: A built-in ("llama3", "smollm2-135m"), a folder, a `tokenizer.json`, a `tokenizer.model`, a `.gguf`
+            file, or `org/name` on the Hugging Face hub.
+
+    Raises:
+        TokenizerError: If the files cannot be read, or there are none.
+        ModelNotFoundError: If there is nothing of that name.
+    """
+    path = resolve(name, kind="tokenizer")
+    tokenizer = find_tokenizer(path)
+    if tokenizer is None:
+        raise TokenizerError(f"{path}: no tokenizer; expected one of {', '.join(_FILES)}")
+    return tokenizer
+
+
+def find_tokenizer(path: Path) -> Tokenizer | None:
+    """Return the tokenizer in a folder or file, or None for a folder that holds none."""
+    if path.suffix == ".gguf":
+        from llamarium.tokenizer.gguf_vocab import from_gguf_metadata
+
+        return from_gguf_metadata(read_gguf(path).metadata, str(path))
+    if path.is_dir() and not any((path / name).exists() for name in _FILES):
+        return None
+    from llamarium.tokenizer.load import load_tokenizer_file
+
+    return load_tokenizer_file(path)

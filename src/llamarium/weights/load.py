@@ -1,0 +1,210 @@
+"""From a checkpoint to a model: build on the meta device, swap Linears, put each tensor in its place.
+
+Nothing is allocated before the headers agree with the config (the checkpoint's opening checks that). Then the model is
+filled module by module, so that quantizing while loading never holds two full copies, and a tied head becomes the
+embedding's own storage. Every weight's way is kept as a `TensorSource`: which file, which tensor, which type.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, Literal
+
+import torch
+from torch import Tensor, nn
+
+from llamarium.errors import CheckpointError, OptionError
+from llamarium.model import LlamaForCausalLM
+from llamarium.quant.base import QuantizedLinear
+from llamarium.quant.ggml import EmbeddingGGML, LinearGGML
+from llamarium.quant.half import use_half_linears
+from llamarium.quant.nf4 import Linear4bit
+from llamarium.quant.swap import QUANTIZED_LINEARS, Method
+from llamarium.weights.checkpoint import EMBEDDING, HEAD, Checkpoint, TensorEntry
+
+DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_STORED: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+
+Dequantize = Literal["auto", "load", "use"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a checkpoint becomes a model.
+
+    Attributes:
+        dtype: What the model computes in; None means as stored, and bfloat16 for quantized files.
+        device: Where it computes.
+        quantize: Quantize the Linears (but the head) on loading: "nf4", "int8" or "int4".
+        dequantize: For files that are already quantized: "load" unpacks once into `dtype`, "use" keeps the packed bytes
+            and unpacks for every use. "auto" keeps NF4 packed and unpacks GGUF's block formats, as each is used most.
+        strict: Refuse weights that are not finite instead of warning.
+    """
+
+    dtype: torch.dtype | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    quantize: Method | None = None
+    dequantize: Dequantize = "auto"
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """Where one weight of the model came from.
+
+    Attributes:
+        key: Its state-dict key, in Hugging Face's names.
+        shape: Its logical shape.
+        file: The file it was read from.
+        name: Its name in that file.
+        stored_dtype: Its type there, such as "BF16" or "Q4_1".
+        dtype: Its type in memory, such as "bfloat16", "Q4_1" or "nf4".
+        permuted: Its rows were in Meta's interleaved order and have been put into the half-split one.
+        tied_to: The key whose storage it shares, or None.
+        num_bytes: What it occupies in memory; 0 when tied.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    file: Path
+    name: str
+    stored_dtype: str
+    dtype: str
+    permuted: bool
+    tied_to: str | None
+    num_bytes: int
+
+
+def load_model(
+    checkpoint: Checkpoint, options: LoadOptions, progress: Callable[[int, int], None] | None = None
+) -> tuple[LlamaForCausalLM, tuple[TensorSource, ...]]:
+    """Build the model that a checkpoint holds.
+
+    Args:
+        checkpoint: An opened checkpoint.
+        options: How.
+        progress: Called with (bytes read, bytes in all) after each tensor.
+
+    Raises:
+        CheckpointError: If a tensor cannot be read, or with `strict` if one is not finite.
+        OptionError: If an option does not fit the checkpoint.
+    """
+    _check_options(checkpoint, options)
+    dtype = options.dtype or natural_dtype(checkpoint)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(checkpoint.config)
+    loader = _Loader(checkpoint, options, dtype, progress)
+    for name, module in list(model.named_modules()):
+        if f"{name}.weight" in checkpoint.entries:
+            model.set_submodule(name, loader.fill(name, module))
+    if model.config.tie_word_embeddings:
+        loader.tie(model)
+    if dtype is not torch.float32 and options.device.type == "cpu":
+        use_half_linears(model)
+    return model.eval().requires_grad_(False), tuple(loader.sources)
+
+
+def natural_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    """What a checkpoint computes in unless told otherwise: as its Linears are stored, else bfloat16."""
+    entry = checkpoint.entries["model.layers.0.self_attn.q_proj.weight"]
+    return _STORED.get(entry.dtype, torch.bfloat16)
+
+
+class _Loader:
+    """Fills modules one by one and notes where everything came from."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        options: LoadOptions,
+        dtype: torch.dtype,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.options = options
+        self.dtype = dtype
+        self.progress = progress
+        self.sources: list[TensorSource] = []
+        self._total_bytes = sum(entry.num_bytes for entry in checkpoint.entries.values())
+        self._read_bytes = 0
+
+    def fill(self, name: str, module: nn.Module) -> nn.Module:
+        """Return what takes the place of the meta module called `name`."""
+        entry = self.checkpoint.entries[f"{name}.weight"]
+        if self._stays_packed(entry):
+            filled, held = self._packed(module, entry)
+        else:
+            filled, held = self._unpacked(name, module, self.checkpoint.read(entry.key))
+        filled = filled.to(self.options.device)
+        self._check_finite(filled, entry)
+        self._note(entry, filled, held)
+        return filled
+
+    def tie(self, model: LlamaForCausalLM) -> None:
+        """Give the head the embedding's storage, packed or not."""
+        embedding = model.model.embed_tokens
+        if isinstance(embedding, EmbeddingGGML):
+            model.set_submodule("lm_head", LinearGGML(embedding.weight, embedding.type_name))
+        else:
+            model.tie_weights()
+        source = next(source for source in self.sources if source.key == EMBEDDING)
+        self.sources.append(replace(source, key=HEAD, tied_to=EMBEDDING, num_bytes=0))
+
+    def _stays_packed(self, entry: TensorEntry) -> bool:
+        if entry.dtype in _STORED or self.options.quantize is not None:
+            return False
+        return self.options.dequantize == "use" or (self.options.dequantize == "auto" and entry.dtype == "NF4")
+
+    def _packed(self, module: nn.Module, entry: TensorEntry) -> tuple[nn.Module, str]:
+        packed = self.checkpoint.packed(entry.key)
+        if entry.dtype == "NF4":
+            components = {"weight": packed.data} | {f"weight.{name}": part for name, part in packed.state.items()}
+            return Linear4bit.from_state(components, f"{entry.file}: {entry.name}"), "nf4"
+        if isinstance(module, nn.Embedding):
+            return EmbeddingGGML(packed.data, entry.dtype, self.dtype), entry.dtype
+        return LinearGGML(packed.data, entry.dtype), entry.dtype
+
+    def _unpacked(self, name: str, module: nn.Module, weight: Tensor) -> tuple[nn.Module, str]:
+        method = self.options.quantize
+        if method is not None and isinstance(module, nn.Linear) and name != "lm_head":
+            return QUANTIZED_LINEARS[method].from_weight(weight), method
+        module.weight = nn.Parameter(weight.to(self.dtype), requires_grad=False)
+        return module, str(self.dtype).removeprefix("torch.")
+
+    def _check_finite(self, module: nn.Module, entry: TensorEntry) -> None:
+        """Warn of, or with `strict` refuse, weights that are NaN or infinite."""
+        quantized = isinstance(module, QuantizedLinear | EmbeddingGGML)
+        weight = module.dequantize() if quantized else module.get_parameter("weight")
+        if bool(weight.sum(dtype=torch.float32).isfinite()):  # sync: one scalar a tensor, once
+            return
+        num_bad = int((~weight.isfinite()).sum())
+        if num_bad == 0:
+            return
+        found = f"{entry.file}: {entry.name} has {num_bad} weights that are NaN or infinite"
+        if self.options.strict:
+            raise CheckpointError(f"{found}; expected none, as strict loading asks")
+        warnings.warn(f"{found}; the model's output will be wrong where they are used", stacklevel=4)
+
+    def _note(self, entry: TensorEntry, module: nn.Module, held: str) -> None:
+        self._read_bytes += entry.num_bytes
+        if self.progress is not None:
+            self.progress(self._read_bytes, self._total_bytes)
+        tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        self.sources.append(
+            TensorSource(
+                entry.key, entry.shape, entry.file, entry.name, entry.dtype, held,
+                permuted=entry.permuted, tied_to=None, num_bytes=sum(t.numel() * t.element_size() for t in tensors),
+            )
+        )  # fmt: skip
+
+
+def _check_options(checkpoint: Checkpoint, options: LoadOptions) -> None:
+    packed = sorted({e.dtype for e in checkpoint.entries.values() if e.dtype not in _STORED})
+    if options.dequantize != "auto" and not packed:
+        raise OptionError(
+            f"{checkpoint.path}: dequantize={options.dequantize!r} was asked for, but no tensor is quantized; "
+            "leave it out"
+        )
+    if options.dequantize == "use" and options.quantize is not None:
+        raise OptionError(f"quantize={options.quantize!r} and dequantize='use' exclude each other; choose one")
