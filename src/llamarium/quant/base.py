@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from llamarium.kernels.cpu_half import linear_half
 
-# Weights that are dequantized at a time: 16 MiB of float32.
-_CHUNK_WEIGHTS = 2**22
+# Weights that are dequantized at a time: 4 MiB of float32.
+_CHUNK_WEIGHTS = 2**20
 
 
 class QuantizedModule(nn.Module):
@@ -52,8 +52,10 @@ class QuantizedLinear(QuantizedModule, ABC):
         in_features: Columns of W.
         out_features: Rows of W.
         bias: None; Llama's Linears have none.
+        weight: The codes, in the layout of the format.
     """
 
+    weight: Tensor
     bias: None = None
 
     def __init__(self, in_features: int, out_features: int) -> None:
@@ -67,7 +69,10 @@ class QuantizedLinear(QuantizedModule, ABC):
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return W: (out_features, in_features)."""
-        return self.dequantize_rows(0, self.out_features, dtype)
+        out = torch.empty(self.out_features, self.in_features, dtype=dtype, device=self.weight.device)
+        for start, stop in self.chunks():
+            out[start:stop] = self.dequantize_rows(start, stop, dtype)
+        return out
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply: (..., in_features) to (..., out_features), in x's dtype.

@@ -28,8 +28,6 @@ class LinearGGML(QuantizedLinear):
         weight: uint8, (out_features, row_bytes).
     """
 
-    weight: Tensor
-
     def __init__(self, weight: Tensor, type_name: str) -> None:
         """Take the packed rows as they are; nothing is copied.
 

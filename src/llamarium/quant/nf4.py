@@ -1,0 +1,296 @@
+"""NF4: four bits per weight, with levels where a normal distribution has its weights.
+
+Trained weights are close to normally distributed. NF4's sixteen levels are quantiles of that distribution, so that
+each level is used about equally often. 64 consecutive weights of the flattened matrix form a block; the block's
+largest magnitude, its `absmax`, scales the levels, and two codes share a byte, the first in the high half.
+
+One float32 absmax for 64 weights costs half a bit per weight. *Double quantization* quantizes the absmax values too:
+their mean is subtracted, blocks of 256 are scaled by their own largest magnitude, and each becomes one of 256 levels
+of a "dynamic" map, dense near zero and sparse far from it. What is left is an eighth of a bit.
+
+A weight is off by at most half the widest gap between levels, 0.152 times the block's absmax, and on average by far
+less. Double quantization adds at most the error of the absmax itself, 0.8 % of the largest deviation from the mean.
+
+Codes, absmax and nested absmax are those of bitsandbytes on the CPU, byte for byte.
+
+Source: Dettmers et al., "QLoRA" (2023), section 3; bitsandbytes, `backends/default/ops.py`, `quantize_4bit`;
+`csrc/cpu_ops.cpp` for the nested scales; `functional.py`, `create_dynamic_map`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from llamarium.quant.base import QuantizedLinear
+from llamarium.quant.nf4_state import NESTED_BLOCK_SIZE, STATE_KEY, NF4Layout, check_components
+
+NF4_LEVELS = torch.tensor(
+    [
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ]
+)  # fmt: skip
+"""Normal-distribution quantiles, scaled to [-1, 1], with an exact zero."""
+
+# Entry b holds the levels of the high and the low half of byte b; as one 8-byte number it is looked up at once.
+_LEVEL_PAIRS = torch.cartesian_prod(NF4_LEVELS, NF4_LEVELS)
+
+# Weights that are quantized at a time: bounds the float32 copies.
+_PIECE_WEIGHTS = 2**20
+
+
+class Nested(NamedTuple):
+    """How the absmax values of a double-quantized tensor are scaled.
+
+    Attributes:
+        absmax: float32, one for 256 absmax values.
+        quant_map: float32, (256,): the levels.
+        offset: float32, (): the mean.
+    """
+
+    absmax: Tensor
+    quant_map: Tensor
+    offset: Tensor
+
+
+class NF4(NamedTuple):
+    """A tensor in NF4.
+
+    Attributes:
+        codes: uint8, (ceil(weights / 2), 1).
+        absmax: One for each block: float32, or uint8 indices into `nested.quant_map`.
+        nested: None without double quantization.
+    """
+
+    codes: Tensor
+    absmax: Tensor
+    nested: Nested | None
+
+
+def dynamic_map() -> Tensor:
+    """Return the 256 levels for nested scales, ascending: (256,), float32.
+
+    Each decade from 1e-6 to 1 has twice as many evenly spaced levels as the one below it, of both signs; with 0 and 1.
+    """
+    decades: list[Tensor] = []
+    for exponent in range(7):
+        edges = torch.linspace(0.1, 1, 2**exponent + 1)
+        decades.append(10 ** (exponent - 6) * ((edges[:-1] + edges[1:]) / 2))
+    positive = torch.cat(decades)
+    return torch.cat((positive, -positive, torch.tensor([0.0, 1.0]))).sort().values
+
+
+def quantize_nf4(weight: Tensor, *, double_quant: bool = True, block_size: int = 64) -> NF4:
+    """Quantize a float tensor of any shape; it is taken as flat.
+
+    A block that holds NaN or an infinity comes back as NaN.
+    """
+    flat = weight.detach().flatten()
+    pieces = [_quantize_blocks(piece.float(), block_size) for piece in flat.split(_PIECE_WEIGHTS)]
+    codes = torch.cat([codes for codes, _ in pieces]).unsqueeze(1)
+    absmax = torch.cat([absmax for _, absmax in pieces])
+    if not double_quant:
+        return NF4(codes, absmax, None)
+    offset = absmax.mean()
+    nested_codes, nested_absmax, levels = _quantize_scales(absmax - offset)
+    return NF4(codes, nested_codes, Nested(nested_absmax, levels, offset))
+
+
+def _quantize_blocks(flat: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
+    """Quantize (n,) float32: packed codes (ceil(n / 2),) and absmax (blocks,)."""
+    num_whole = len(flat) // block_size * block_size
+    blocks, rest = flat[:num_whole].view(-1, block_size), flat[num_whole:]
+    absmax = blocks.abs().amax(-1)
+    scaled = (blocks * (1.0 / absmax.clamp(min=1e-38)).unsqueeze(-1)).flatten()
+    if len(rest):  # the short last block is divided where the others are multiplied: bytes depend on it
+        last = rest.abs().amax().clamp(min=1e-38)
+        absmax, scaled = torch.cat((absmax, last.view(1))), torch.cat((scaled, rest / last))
+    codes = _nearest_level(scaled.clamp_(-1, 1))
+    if len(codes) % 2:
+        codes = torch.cat((codes, codes.new_tensor([7])))  # 7 is zero
+    return (codes[::2] << 4) | codes[1::2], absmax
+
+
+def _nearest_level(scaled: Tensor) -> Tensor:
+    """Return the index of the nearest NF4 level: how many midpoints between levels lie below, uint8."""
+    codes = torch.zeros(scaled.shape, dtype=torch.uint8, device=scaled.device)
+    for midpoint in ((NF4_LEVELS[:-1] + NF4_LEVELS[1:]) / 2).tolist():
+        codes += (scaled > midpoint).view(torch.uint8)  # fifteen plain passes take half the time of bucketize
+    return codes
+
+
+def _quantize_scales(scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantize (n,) float32 in blocks of 256: uint8 codes (n,), absmax (blocks,), and the levels (256,).
+
+    On the CPU, bitsandbytes looks the code up in a table of 65,536 entries: a scaled value is snapped to that grid
+    before the nearest level is found, and a block of zeros (0 / 0) gets the lowest code.
+    """
+    num_blocks = -(-len(scales) // NESTED_BLOCK_SIZE)
+    padded = scales.new_zeros(num_blocks, NESTED_BLOCK_SIZE)
+    padded.view(-1)[: len(scales)] = scales
+    absmax = padded.abs().amax(-1)
+    scaled = (padded * (1 / absmax).unsqueeze(-1)).nan_to_num(-1.0).clamp_(-1, 1).flatten()[: len(scales)]
+    snapped = ((scaled + 1) * 0.5 * 65535 + 0.5).floor() / 65535 * 2 - 1
+    levels = dynamic_map().to(scales.device)
+    bounds = (levels[:-1] + levels[1:]) / 2
+    return torch.bucketize(snapped, bounds).to(torch.uint8), absmax, levels
+
+
+def dequantize_nf4(quantized: NF4, shape: tuple[int, ...], *, block_size: int = 64) -> Tensor:
+    """Return the weights: `shape`, float32."""
+    num_weights = math.prod(shape)
+    layout = NF4Layout((1, num_weights), torch.float32, block_size)
+    return _dequantize_range(quantized, 0, num_weights, layout).view(shape)
+
+
+def _dequantize_range(quantized: NF4, start: int, stop: int, layout: NF4Layout) -> Tensor:
+    """Return weights `start` to `stop` of the flat tensor, float32, by way of the whole blocks around them."""
+    block_size = layout.block_size
+    first, last = start // block_size, -(-stop // block_size)
+    begin, end = first * block_size, min(last * block_size, layout.num_weights)
+    pairs = _LEVEL_PAIRS.to(quantized.codes.device).view(torch.int64).flatten()
+    packed = quantized.codes.flatten()[begin // 2 : -(-end // 2)]
+    # index_select with int32 is several times as fast as pairs[packed].
+    values = pairs.index_select(0, packed.int()).view(torch.float32)[: end - begin]
+    _scale_blocks(values, _dequantize_scales(quantized, first, last), block_size)
+    return values[start - begin : stop - begin]
+
+
+def _dequantize_scales(quantized: NF4, start: int, stop: int) -> Tensor:
+    """Return absmax values `start` to `stop`, float32."""
+    nested = quantized.nested
+    if nested is None:
+        return quantized.absmax[start:stop]
+    first, last = start // NESTED_BLOCK_SIZE, -(-stop // NESTED_BLOCK_SIZE)
+    begin, end = first * NESTED_BLOCK_SIZE, min(last * NESTED_BLOCK_SIZE, len(quantized.absmax))
+    values = nested.quant_map.index_select(0, quantized.absmax[begin:end].int())
+    _scale_blocks(values, nested.absmax[first:last], NESTED_BLOCK_SIZE)
+    return values.add_(nested.offset)[start - begin : stop - begin]
+
+
+def _scale_blocks(values: Tensor, scales: Tensor, block_size: int) -> None:
+    """Multiply each block of (n,) values by its scale in place; the last block may be short."""
+    num_whole = len(values) // block_size
+    values[: num_whole * block_size].view(-1, block_size).mul_(scales[:num_whole].unsqueeze(-1))
+    values[num_whole * block_size :].mul_(scales[num_whole:])
+
+
+_NESTED_BUFFERS = ("nested_absmax", "nested_quant_map", "nested_offset")
+
+
+class Linear4bit(QuantizedLinear):
+    """A Linear over NF4 codes, with bitsandbytes' name and bytes.
+
+    Attributes:
+        weight: uint8, (ceil(out_features * in_features / 2), 1): two codes in a byte.
+        absmax: float32 or, double-quantized, uint8; one for each block.
+        nested_absmax, nested_quant_map, nested_offset: Scales of the scales; None without double quantization.
+        layout: The logical shape, the dtype before quantization and the sizes of the blocks.
+        compute_dtype: x is cast to it for the product, and the result back to x's dtype; None leaves x alone.
+    """
+
+    absmax: Tensor
+    nested_absmax: Tensor | None
+    nested_quant_map: Tensor | None
+    nested_offset: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        double_quant: bool = True,
+        compute_dtype: torch.dtype | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str | None = None,
+    ) -> None:
+        """Make room for a weight without filling it; `from_weight` and `from_state` fill."""
+        super().__init__(in_features, out_features)
+        self.layout = NF4Layout((out_features, in_features), dtype, double_quant=double_quant)
+        self.compute_dtype = compute_dtype
+        num_bytes, num_blocks = -(-self.layout.num_weights // 2), self.layout.num_blocks
+        scale_dtype = torch.uint8 if double_quant else torch.float32
+        self.register_buffer("weight", torch.empty(num_bytes, 1, dtype=torch.uint8, device=device))
+        self.register_buffer("absmax", torch.empty(num_blocks, dtype=scale_dtype, device=device))
+        for name, size in zip(_NESTED_BUFFERS, ((self.layout.num_nested_blocks,), (256,), ()), strict=True):
+            self.register_buffer(name, torch.empty(size, device=device) if double_quant else None)
+
+    @classmethod
+    def from_weight(
+        cls, weight: Tensor, *, double_quant: bool = True, compute_dtype: torch.dtype | None = None
+    ) -> "Linear4bit":
+        """Quantize (out_features, in_features)."""
+        linear = cls(
+            weight.shape[1],
+            weight.shape[0],
+            double_quant=double_quant,
+            compute_dtype=compute_dtype,
+            dtype=weight.dtype,
+            device="meta",
+        )
+        linear._hold(quantize_nf4(weight, double_quant=double_quant))
+        return linear
+
+    @classmethod
+    def from_state(
+        cls, components: Mapping[str, Tensor], source: str, *, compute_dtype: torch.dtype | None = None
+    ) -> "Linear4bit":
+        """Take over the components of a bitsandbytes folder.
+
+        Args:
+            components: `weight`, `weight.absmax`, ... (see `nf4_state`), without the module's prefix.
+            source: File and weight, for messages.
+            compute_dtype: See the class.
+
+        Raises:
+            UnsupportedFormatError: For fp4 or another storage than bytes.
+            CheckpointError: If components are missing, left over or disagree.
+        """
+        layout = check_components(components, NF4_LEVELS, source)
+        nested = None
+        if layout.nested_offset is not None:
+            absmax, quant_map = components["weight.nested_absmax"], components["weight.nested_quant_map"]
+            nested = Nested(absmax.flatten(), quant_map.flatten(), absmax.new_tensor(layout.nested_offset))
+        linear = cls(layout.shape[1], layout.shape[0], compute_dtype=compute_dtype, device="meta")
+        linear.layout = layout
+        linear._hold(NF4(components["weight"].reshape(-1, 1), components["weight.absmax"].flatten(), nested))
+        return linear
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the components as bitsandbytes saves them, by the names that `from_state` reads."""
+        layout = self.layout
+        components = {"weight": self.weight, "weight.absmax": self.absmax, "weight.quant_map": NF4_LEVELS.clone()}
+        quantized = self._quantized()
+        if quantized.nested is not None:
+            components["weight.nested_absmax"] = quantized.nested.absmax
+            components["weight.nested_quant_map"] = quantized.nested.quant_map
+            layout = replace(layout, nested_offset=quantized.nested.offset.item())  # sync: to write it as text
+        components[STATE_KEY] = torch.tensor(list(layout.to_json()), dtype=torch.uint8)
+        return components
+
+    def _hold(self, quantized: NF4) -> None:
+        self.weight, self.absmax = quantized.codes, quantized.absmax
+        for name, tensor in zip(_NESTED_BUFFERS, quantized.nested or (None, None, None), strict=True):
+            setattr(self, name, tensor)
+
+    def _quantized(self) -> NF4:
+        nested = None
+        if self.nested_absmax is not None:
+            assert self.nested_quant_map is not None and self.nested_offset is not None
+            nested = Nested(self.nested_absmax, self.nested_quant_map, self.nested_offset)
+        return NF4(self.weight, self.absmax, nested)
+
+    def dequantize_rows(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """Return rows `start` to `stop` of W."""
+        columns = self.in_features
+        flat = _dequantize_range(self._quantized(), start * columns, stop * columns, self.layout)
+        return flat.view(-1, columns).to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply, in `compute_dtype` if there is one: (..., in_features) to (..., out_features)."""
+        return super().forward(x.to(self.compute_dtype or x.dtype)).to(x.dtype)

@@ -1,0 +1,197 @@
+"""What a bitsandbytes folder says about one NF4 weight, and whether its parts agree.
+
+Beside the codes (`weight`) stand up to five components: `weight.absmax`, `weight.quant_map`, `weight.nested_absmax`,
+`weight.nested_quant_map`, and `weight.quant_state.bitsandbytes__nf4`, a JSON object in bytes with the logical shape
+and the sizes of the blocks. Nothing here is believed: each count is compared with what the shape asks for.
+
+Source: bitsandbytes, `functional.py`, `QuantState.as_dict` and `from_dict`.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llamarium.errors import CheckpointError, UnsupportedFormatError, escape
+
+STATE_KEY = "weight.quant_state.bitsandbytes__nf4"
+"""The component that holds the JSON object."""
+
+NESTED_BLOCK_SIZE = 256
+"""Scales that share one scale of scales; bitsandbytes knows no other size."""
+
+_FLAT_KEYS: frozenset[str] = frozenset(("weight", "weight.absmax", "weight.quant_map", STATE_KEY))
+_NESTED_KEYS: frozenset[str] = frozenset(("weight.nested_absmax", "weight.nested_quant_map"))
+_BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_MAX_JSON_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class NF4Layout:
+    """The shape of one NF4 weight and of its blocks.
+
+    Attributes:
+        shape: (out_features, in_features).
+        dtype: Of the weight before it was quantized.
+        block_size: Weights that share one scale.
+        double_quant: The scales are quantized too, in blocks of `NESTED_BLOCK_SIZE`.
+        nested_offset: Mean of the scales, which was subtracted before they were quantized; None without double
+            quantization, and before there are scales.
+    """
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    block_size: int = 64
+    double_quant: bool = False
+    nested_offset: float | None = None
+
+    @property
+    def num_weights(self) -> int:
+        """Return the number of weights."""
+        return math.prod(self.shape)
+
+    @property
+    def num_blocks(self) -> int:
+        """Return the number of scales; the last block may be short."""
+        return -(-self.num_weights // self.block_size)
+
+    @property
+    def num_nested_blocks(self) -> int:
+        """Return the number of scales of scales; 0 if there are none."""
+        return -(-self.num_blocks // NESTED_BLOCK_SIZE) if self.double_quant else 0
+
+    def to_json(self) -> bytes:
+        """Write the JSON object as bitsandbytes does, byte for byte."""
+        fields: dict[str, Any] = {
+            "quant_type": "nf4",
+            "blocksize": self.block_size,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "shape": list(self.shape),
+        }
+        if self.double_quant:
+            fields["nested_blocksize"] = NESTED_BLOCK_SIZE
+            fields["nested_dtype"] = "float32"
+            fields["nested_offset"] = self.nested_offset
+        return json.dumps(fields).encode()
+
+    @classmethod
+    def from_json(cls, raw: bytes, source: str) -> "NF4Layout":
+        """Read the JSON object.
+
+        Args:
+            raw: The bytes of `STATE_KEY`.
+            source: File and weight, for messages.
+
+        Raises:
+            UnsupportedFormatError: For another 4-bit type.
+            CheckpointError: For anything else that is not as bitsandbytes writes it.
+        """
+        fields = _parse(raw, source)
+        quant_type = fields.get("quant_type")
+        if quant_type == "fp4":
+            raise UnsupportedFormatError(f"{source}: quant_type is fp4; supported is nf4 only")
+        _check(quant_type == "nf4", source, "quant_type", quant_type, '"nf4"')
+        nested = "nested_blocksize" in fields
+        expected = {"quant_type", "blocksize", "dtype", "shape"}
+        if nested:
+            expected |= {"nested_blocksize", "nested_dtype", "nested_offset"}
+        _check(set(fields) == expected, source, "the list of fields", sorted(fields), str(sorted(expected)))
+        shape, block_size, dtype = fields["shape"], fields["blocksize"], fields["dtype"]
+        _check(_is_shape(shape), source, "shape", shape, "[out_features, in_features]")
+        _check(_is_int(block_size) and block_size in _BLOCK_SIZES, source, "blocksize", block_size, str(_BLOCK_SIZES))
+        _check(isinstance(dtype, str) and dtype in _DTYPES, source, "dtype", dtype, f"one of {', '.join(_DTYPES)}")
+        if not nested:
+            return cls((shape[0], shape[1]), _DTYPES[dtype], block_size)
+        nested_size, offset = fields["nested_blocksize"], fields["nested_offset"]
+        _check(
+            _is_int(nested_size) and nested_size == NESTED_BLOCK_SIZE, source, "nested_blocksize", nested_size, "256"
+        )
+        _check(fields["nested_dtype"] == "float32", source, "nested_dtype", fields["nested_dtype"], '"float32"')
+        _check(_is_finite(offset), source, "nested_offset", offset, "a finite number")
+        return cls((shape[0], shape[1]), _DTYPES[dtype], block_size, True, float(offset))
+
+
+def check_components(components: Mapping[str, Tensor], quant_map: Tensor, source: str) -> NF4Layout:
+    """Check that the components of one weight are all there and agree in type and number.
+
+    Args:
+        components: By the names that the module docstring lists.
+        quant_map: NF4's sixteen levels.
+        source: File and weight, for messages.
+
+    Returns:
+        The layout that they agree on.
+
+    Raises:
+        UnsupportedFormatError: For another 4-bit type or another storage than bytes.
+        CheckpointError: Naming the component, what was found and what was expected.
+    """
+    layout = NF4Layout.from_json(_state_bytes(components, source), source)
+    expected = _FLAT_KEYS | _NESTED_KEYS if layout.double_quant else _FLAT_KEYS
+    _check(
+        set(components) == set(expected), source, "the list of components", sorted(components), str(sorted(expected))
+    )
+    if components["weight"].dtype in _DTYPES.values():
+        raise UnsupportedFormatError(f"{source}: weight is stored as {components['weight'].dtype}; supported is uint8")
+    _check_values(components, "weight", torch.uint8, -(-layout.num_weights // 2), source)
+    _check_values(components, "weight.quant_map", torch.float32, 16, source)
+    scale_dtype = torch.uint8 if layout.double_quant else torch.float32
+    _check_values(components, "weight.absmax", scale_dtype, layout.num_blocks, source)
+    if layout.double_quant:
+        _check_values(components, "weight.nested_absmax", torch.float32, layout.num_nested_blocks, source)
+        _check_values(components, "weight.nested_quant_map", torch.float32, 256, source)
+    found = components["weight.quant_map"].flatten()
+    if not torch.allclose(found, quant_map.to(found.device), rtol=0, atol=1e-6):
+        _check(False, source, "weight.quant_map", found.tolist(), "NF4's sixteen levels")
+    return layout
+
+
+def _state_bytes(components: Mapping[str, Tensor], source: str) -> bytes:
+    if STATE_KEY not in components:
+        if "weight.quant_state.bitsandbytes__fp4" in components:
+            raise UnsupportedFormatError(f"{source}: quant_type is fp4; supported is nf4 only")
+        raise CheckpointError(
+            f"{source}: {STATE_KEY} is missing; expected it beside weight, with shape and block sizes"
+        )
+    state = components[STATE_KEY]
+    _check(state.dtype == torch.uint8, source, f"the dtype of {STATE_KEY}", state.dtype, "torch.uint8")
+    _check(state.numel() <= _MAX_JSON_BYTES, source, f"the size of {STATE_KEY}", state.numel(), "at most 4096 bytes")
+    return bytes(state.flatten().tolist())
+
+
+def _parse(raw: bytes, source: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{source}: {STATE_KEY} is no JSON: {escape(error)}") from None
+    if not isinstance(fields, dict):
+        raise CheckpointError(f"{source}: {STATE_KEY} holds {type(fields).__name__}; expected a JSON object")
+    return fields
+
+
+def _check_values(components: Mapping[str, Tensor], name: str, dtype: torch.dtype, count: int, source: str) -> None:
+    found = components[name]
+    if found.dtype != dtype or found.numel() != count:
+        _check(False, source, name, f"{found.numel()} values of {found.dtype}", f"{count} of {dtype}")
+
+
+def _check(ok: bool, source: str, item: str, found: object, expected: str) -> None:
+    if not ok:
+        raise CheckpointError(f"{source}: {item} is {escape(found)}; expected {expected}")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 2**127
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(_is_int(size) and 1 <= size < 2**31 for size in value)

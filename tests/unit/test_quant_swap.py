@@ -1,0 +1,150 @@
+"""Replacing Linears in place: the tree, memory, and what cannot be done."""
+
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from llamarium.errors import OptionError
+from llamarium.presets import preset
+from llamarium.quant.half import HalfLinear, use_half_linears
+from llamarium.quant.int4 import LinearInt4
+from llamarium.quant.int8 import Linear8bit
+from llamarium.quant.nf4 import Linear4bit
+from llamarium.quant.swap import quantize_linears, swap_linears
+
+KINDS = {"nf4": Linear4bit, "int8": Linear8bit, "int4": LinearInt4}
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q_proj = nn.Linear(64, 64, bias=False)
+        self.mlp = nn.Sequential(nn.Linear(64, 128, bias=False), nn.SiLU(), nn.Linear(128, 64, bias=False))
+
+    def forward(self, x):
+        return x + self.mlp(self.q_proj(x))
+
+
+class Model(nn.Module):
+    def __init__(self, tied=True):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(32, 64)
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+        self.lm_head = nn.Linear(64, 32, bias=False)
+        if tied:
+            self.lm_head.weight = self.embed_tokens.weight
+
+    def forward(self, ids):
+        x = self.embed_tokens(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.lm_head(x)
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_all_but_the_head_are_quantized(method):
+    model, ids = Model(), torch.arange(6).view(2, 3)
+    weights = {name: m.weight.detach() for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    logits = model(ids)
+    quantize_linears(model, method)
+    kinds = {name: type(model.get_submodule(name)) for name in weights}
+    assert kinds.pop("lm_head") is nn.Linear and set(kinds.values()) == {KINDS[method]} and len(kinds) == 9
+    for name in kinds:
+        expected = KINDS[method].from_weight(weights[name]).dequantize()
+        assert torch.equal(model.get_submodule(name).dequantize(), expected)
+    assert (model(ids) - logits).norm() < 0.15 * logits.norm()
+    assert model.lm_head.weight is model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_the_meta_device_gives_the_same_tree(method):
+    with torch.device("meta"):
+        meta = Model()
+    real = Model()
+    quantize_linears(meta, method)
+    quantize_linears(real, method)
+    assert repr(meta) == repr(real)
+    shapes = [{name: (t.shape, t.dtype) for name, t in model.state_dict().items()} for model in (meta, real)]
+    # A checkpoint's bf16 becomes no part of the tree; everything else agrees.
+    assert shapes[0] == shapes[1] and all(t.is_meta for t in meta.state_dict().values())
+
+
+def test_one_linear_at_a_time_is_alive_twice():
+    """When the next Linear is asked for, the one before it is gone."""
+    model, before = Model(), []
+
+    def factory(name, linear):
+        assert all(ref() is None for ref in before), name
+        before.append(weakref.ref(linear))
+        return Linear4bit.from_weight(linear.weight)
+
+    assert swap_linears(model, factory) == 9
+
+
+@pytest.mark.parametrize(
+    ("skip", "left"),
+    [
+        ((), 0), (("lm_head",), 1), (("layers.1",), 3), (("mlp",), 6), (("q_proj",), 3), (("layers.0.mlp.2",), 1),
+        (("proj", "layer"), 0), (("lm_head", "layers"), 10),
+    ],
+)  # fmt: skip
+def test_skip_names_whole_parts_of_a_path(skip, left):
+    model = Model(tied=False)
+    assert swap_linears(model, lambda name, linear: nn.Identity(), skip) == 10 - left
+    assert sum(isinstance(m, nn.Linear) for m in model.modules()) == left
+
+
+def test_what_cannot_be_honoured_is_refused():
+    with pytest.raises(OptionError, match="'int3'; expected one of nf4, int8, int4"):
+        quantize_linears(Model(), "int3")
+    with pytest.raises(OptionError, match="lm_head shares its weight"):
+        quantize_linears(Model(), "nf4", skip=())
+    with torch.device("meta"), pytest.raises(OptionError, match="lm_head shares its weight"):
+        quantize_linears(Model(), "nf4", skip=())
+    with pytest.raises(OptionError, match="0 has a bias"):
+        quantize_linears(nn.Sequential(nn.Linear(64, 64)), "int8")
+    model = Model()
+    quantize_linears(model, "nf4")
+    with pytest.raises(OptionError, match="no Linear left to quantize as int8"):
+        quantize_linears(model, "int8")
+
+
+def test_an_untied_head_may_be_quantized():
+    model = Model(tied=False)
+    quantize_linears(model, "int8", skip=())
+    assert isinstance(model.lm_head, Linear8bit)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_linears_change_nothing_but_the_kernel(dtype):
+    model, ids = Model().to(dtype), torch.arange(6).view(2, 3)
+    keys, shown, logits = list(model.state_dict()), repr(model), model(ids)
+    parameters = [id(p) for p in model.parameters()]
+    assert use_half_linears(model) == 10
+    assert all(type(m) is HalfLinear for m in model.modules() if isinstance(m, nn.Linear))
+    assert list(model.state_dict()) == keys and repr(model) == shown
+    assert [id(p) for p in model.parameters()] == parameters
+    assert model.lm_head.weight is model.embed_tokens.weight
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids), logits)
+
+
+def test_half_linears_leave_a_bias_alone():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
+    use_half_linears(model)
+    assert type(model[0]) is nn.Linear and type(model[1]) is HalfLinear
+
+
+def test_llama_has_the_published_tree():
+    llama = pytest.importorskip("llamarium.model.llama")
+    with torch.device("meta"):
+        model = llama.LlamaForCausalLM(preset("llama-3.2-1b"))
+    quantize_linears(model, "nf4")
+    shown = [line.strip() for line in repr(model).splitlines() if "Linear" in line]
+    sizes = {"q": 2048, "k": 512, "v": 512, "o": 2048}
+    expected = [f"({n}_proj): Linear4bit(in_features=2048, out_features={s}, bias=False)" for n, s in sizes.items()]
+    expected += [f"({n}_proj): Linear4bit(in_features=2048, out_features=8192, bias=False)" for n in ("gate", "up")]
+    expected += ["(down_proj): Linear4bit(in_features=8192, out_features=2048, bias=False)"]
+    assert shown == [*expected, "(lm_head): Linear(in_features=2048, out_features=128256, bias=False)"]
