@@ -1,0 +1,144 @@
+"""The geometry of the embedding table: which rows point the same way, and what arithmetic on rows finds.
+
+A row of the table is all that the model knows of a token before it has seen any other. Words of like use have rows of
+like direction, which the cosine measures. "king - man + woman" adds the directions of three rows and asks whose row
+is nearest to the sum.
+
+Source: Mikolov et al. 2013, "Linguistic Regularities in Continuous Space Word Representations"; Levy & Goldberg 2014,
+section 3, for adding rows of length one (3CosAdd).
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from llamarium.errors import InputError, escape
+from llamarium.inspect.tokens import check_count
+from llamarium.tokenizer.base import Tokenizer
+
+CHUNK_ROWS = 8192  # rows that are held in float32 at a time: 64 MB for Llama 3.2 1B
+
+
+@dataclass(frozen=True, slots=True)
+class QueryWord:
+    """A word of the question and the token that stands for it.
+
+    Attributes:
+        sign: "+" or "-".
+        word: As it was given.
+        token_id: The token whose row was used.
+        text: Its printable piece: " king" is the word as it stands within a sentence, "king" as it begins one.
+    """
+
+    sign: Literal["+", "-"]
+    word: str
+    token_id: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbor:
+    """A row that points nearly the same way.
+
+    Attributes:
+        token_id: The row.
+        text: The token's printable piece.
+        cosine: Of the angle to the question's vector; 1 is the same direction, 0 a right angle.
+    """
+
+    token_id: int
+    text: str
+    cosine: float
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbors:
+    """The answer to `neighbors`.
+
+    Attributes:
+        query: The words and the tokens that were used for them.
+        neighbors: The nearest rows, the nearest first.
+    """
+
+    query: tuple[QueryWord, ...]
+    neighbors: tuple[Neighbor, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return asdict(self)
+
+
+def neighbors(
+    embedding: nn.Module,
+    tokenizer: Tokenizer,
+    word: str,
+    *,
+    minus: Sequence[str] = (),
+    plus: Sequence[str] = (),
+    k: int = 10,
+) -> Neighbors:
+    """Rank the rows of the embedding table by their cosine with `word` - `minus` + `plus`.
+
+    A word is looked up with a space before it first, as it stands within a sentence, and without one if that is no
+    single token. The tokens of the words themselves, with and without the space, are left out of the ranking.
+
+    Args:
+        embedding: Maps ids to rows, packed or not; `model.model.embed_tokens`.
+        tokenizer: Its tokenizer.
+        word: What to look for.
+        minus: Words whose rows are taken away.
+        plus: Words whose rows are added.
+        k: How many neighbours.
+
+    Raises:
+        InputError: If a word is no single token (its pieces are named), or `k` is out of range.
+    """
+    query = [
+        _look_up(tokenizer, "+", word),
+        *(_look_up(tokenizer, "-", taken) for taken in minus),
+        *(_look_up(tokenizer, "+", added) for added in plus),
+    ]
+    excluded = sorted({token_id for w in query for token_id in _tokens_of(tokenizer, w.word)})
+    check_count(k, "k", tokenizer.vocab_size - len(excluded))
+    with torch.inference_mode():
+        cosines_V = _cosines(embedding, tokenizer.vocab_size, query)
+        cosines_V[excluded] = float("-inf")
+        best = cosines_V.topk(k)
+    ranked = zip(best.indices.tolist(), best.values.tolist(), strict=True)  # sync: to show
+    return Neighbors(tuple(query), tuple(Neighbor(i, tokenizer.token_text(i), cosine) for i, cosine in ranked))
+
+
+def _look_up(tokenizer: Tokenizer, sign: Literal["+", "-"], word: str) -> QueryWord:
+    token_id = _tokens_of(tokenizer, word)[0]
+    return QueryWord(sign, word, token_id, tokenizer.token_text(token_id))
+
+
+def _tokens_of(tokenizer: Tokenizer, word: str) -> list[int]:
+    """Return the single tokens that stand for a word, the one with a space before it first."""
+    spellings = [word] if word.startswith(" ") else [f" {word}", word]
+    encoded = [tokenizer.encode(spelling, add_special_tokens=False) for spelling in spellings]
+    single = [ids[0] for ids in encoded if len(ids) == 1]
+    if single:
+        return single
+    pieces = " + ".join(repr(tokenizer.token_text(i)) for i in encoded[0]) or "nothing"
+    raise InputError(f"{escape(repr(word))} is no single token of this vocabulary: {pieces}; choose a commoner word")
+
+
+def _cosines(embedding: nn.Module, num_rows: int, query: Sequence[QueryWord]) -> Tensor:
+    """Return the cosine of every row with the sum of the query's rows, (V,) float32."""
+    device = next(chain(embedding.parameters(), embedding.buffers())).device
+    signs_Q1 = torch.tensor([[1.0] if word.sign == "+" else [-1.0] for word in query], device=device)
+    rows_QD = _directions(embedding, torch.tensor([word.token_id for word in query], device=device))
+    vector_D = F.normalize((signs_Q1 * rows_QD).sum(dim=0), dim=0)
+    every_V = torch.arange(num_rows, device=device)
+    return torch.cat([_directions(embedding, ids_C) @ vector_D for ids_C in every_V.split(CHUNK_ROWS)])
+
+
+def _directions(embedding: nn.Module, ids_C: Tensor) -> Tensor:
+    """Return rows scaled to length one, (C, D) float32."""
+    return F.normalize(embedding(ids_C).float(), dim=-1)

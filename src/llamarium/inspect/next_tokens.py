@@ -1,0 +1,80 @@
+"""The auto-regressive loop as data: look at the candidates, take the best one, append it, look again.
+
+This is generation itself, with the real prefill, the real decode step and a KV cache; only the sampler is replaced by
+"the most probable", so that what is shown is the model and no chance.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from llamarium.errors import ContextLengthError
+from llamarium.generate import decode_one, new_cache, prefill
+from llamarium.inspect.tokens import Candidate, as_row, check_count, name_candidates, top_candidates
+from llamarium.model import LlamaForCausalLM
+from llamarium.tokenizer.base import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """One turn of the loop.
+
+    Attributes:
+        step: 1 for the first.
+        context: The text so far.
+        context_ids: Its ids, BOS included.
+        candidates: The most probable next tokens, the best first.
+        chosen: The one that the next step's context ends with.
+    """
+
+    step: int
+    context: str
+    context_ids: tuple[int, ...]
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return {
+            "step": self.step,
+            "context": self.context,
+            "context_ids": list(self.context_ids),
+            "candidates": [candidate.to_dict() for candidate in self.candidates],
+            "chosen": self.chosen.to_dict(),
+        }
+
+
+def next_tokens(
+    model: LlamaForCausalLM, tokenizer: Tokenizer, text: str, *, k: int = 10, steps: int = 1
+) -> list[NextStep]:
+    """Follow the greedy continuation of `text` for some steps; fewer if it ends with an end-of-text token.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        text: What to continue; BOS is put first where the tokenizer has one.
+        k: Candidates that are kept at each step.
+        steps: How often a token is chosen.
+
+    Raises:
+        InputError: If the text has no tokens, or `k` or `steps` are out of range.
+        ContextLengthError: If text and steps are more than the context holds.
+    """
+    check_count(k, "k", model.config.vocab_size)
+    check_count(steps, "steps", model.config.max_position_embeddings)
+    ids: list[int] = as_row(model, tokenizer.encode(text))[0].tolist()
+    num_slots, limit = len(ids) + steps - 1, model.config.max_position_embeddings
+    if num_slots > limit:
+        raise ContextLengthError(
+            f"{len(ids)} tokens and {steps} steps need {num_slots} positions; the model's context holds {limit}"
+        )
+    cache = new_cache(model, 1, num_slots)
+    logits_1V = prefill(model, cache, [ids])
+    shown: list[NextStep] = []
+    while True:
+        candidates = name_candidates(top_candidates(logits_1V, k)[0], tokenizer)
+        chosen = candidates[0]
+        shown.append(NextStep(len(shown) + 1, tokenizer.decode(ids), tuple(ids), candidates, chosen))
+        if len(shown) == steps or chosen.token_id in tokenizer.eos_token_ids:
+            return shown
+        ids.append(chosen.token_id)
+        logits_1V = decode_one(model, cache, [chosen.token_id], [len(ids) - 1])

@@ -1,0 +1,129 @@
+"""How probable a text is, token by token.
+
+A language model gives each token a probability in the light of those before it. By the chain rule their product is
+the probability of the whole text: log P(w_1 ... w_n) = sum over i of log P(w_i | w_<i). Perplexity is the inverse of
+the geometric mean of the factors: among how many equally likely tokens the model felt it was choosing.
+
+The first token has nothing before it and so no probability. A model with a begin-of-sequence token puts that first,
+and then every token of the text has one.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llamarium.attention import CausalAttend
+from llamarium.inspect.tokens import as_row
+from llamarium.model import LlamaForCausalLM
+from llamarium.tokenizer.base import Tokenizer
+
+CHUNK_BYTES = 64 * 2**20
+"""What the float32 logits of one chunk of positions may occupy; all of 4,096 tokens would be 2 GB for Llama 3."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """One token of the text.
+
+    Attributes:
+        token_id: The token.
+        logprob: log P(token | those before), natural; None for the first, which nothing comes before.
+        rank: 1 if the model thought no other token more probable, 2 if one other, ...; None where `logprob` is.
+        text: Its printable piece, or None where no tokenizer was at hand.
+    """
+
+    token_id: int
+    logprob: float | None
+    rank: int | None
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How probable a text is.
+
+    Attributes:
+        tokens: Its tokens in order, BOS included.
+    """
+
+    tokens: tuple[TokenScore, ...]
+
+    @property
+    def logprobs(self) -> tuple[float | None, ...]:
+        """The log P(w_i | w_<i) of each token; None for the first."""
+        return tuple(token.logprob for token in self.tokens)
+
+    @property
+    def num_scored(self) -> int:
+        """Tokens that have a probability."""
+        return len(self.tokens) - 1
+
+    @property
+    def total_logprob(self) -> float:
+        """The logarithm of the product of the chain; 0 for a single token, the empty product."""
+        return math.fsum(token.logprob for token in self.tokens if token.logprob is not None)
+
+    @property
+    def perplexity(self) -> float | None:
+        """exp(-mean logprob); None for a single token."""
+        if self.num_scored == 0:
+            return None
+        mean_nats = -self.total_logprob / self.num_scored
+        return math.exp(mean_nats) if mean_nats < 709 else math.inf  # e^710 is no float64
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return {
+            "tokens": [
+                {"token_id": t.token_id, "text": t.text, "logprob": t.logprob, "rank": t.rank} for t in self.tokens
+            ],
+            "total_logprob": self.total_logprob,
+            "perplexity": self.perplexity,
+        }
+
+
+@torch.inference_mode()
+def score(model: LlamaForCausalLM, ids: Sequence[int] | Tensor) -> Score:
+    """Score one text.
+
+    Args:
+        model: The model.
+        ids: Its token ids, with BOS first if the model has one.
+
+    Raises:
+        InputError: If there are none, or ids outside the vocabulary.
+        ContextLengthError: If there are more than the context holds.
+    """
+    ids_1T = as_row(model, ids)
+    positions_1T = torch.arange(ids_1T.shape[1], device=ids_1T.device).unsqueeze(0)
+    hidden_TD = model.model(ids_1T, positions_1T, CausalAttend())[0, :-1]  # nothing follows the last token
+    scored = [TokenScore(int(ids_1T[0, 0]), None, None)]  # sync: to show
+    for logprobs_C, ranks_C, ids_C in _chunks(model, hidden_TD, ids_1T[0, 1:]):
+        scored += map(TokenScore, ids_C.tolist(), logprobs_C.tolist(), ranks_C.tolist())  # sync: to show
+    return Score(tuple(scored))
+
+
+def score_text(model: LlamaForCausalLM, tokenizer: Tokenizer, text: str) -> Score:
+    """Score a text, BOS put first where the tokenizer has one, with each token's piece.
+
+    Raises:
+        TokenizerError: If the text cannot be encoded.
+        InputError: If it has no tokens.
+        ContextLengthError: If it has more than the context holds.
+    """
+    found = score(model, tokenizer.encode(text))
+    return Score(tuple(replace(token, text=tokenizer.token_text(token.token_id)) for token in found.tokens))
+
+
+def _chunks(model: LlamaForCausalLM, hidden_TD: Tensor, next_T: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield log-probability, rank and id of what followed, a few positions at a time, so that no (T, V) is held."""
+    num_rows = max(1, CHUNK_BYTES // (4 * model.config.vocab_size))
+    for hidden_CD, ids_C in zip(hidden_TD.split(num_rows), next_T.split(num_rows), strict=True):
+        logits_CV = model.logits(hidden_CD).float()
+        chosen_C1 = logits_CV.gather(-1, ids_C.unsqueeze(-1))
+        ranks_C = (logits_CV > chosen_C1).sum(dim=-1) + 1
+        yield chosen_C1.squeeze(-1) - logits_CV.logsumexp(dim=-1), ranks_C, ids_C

@@ -1,0 +1,159 @@
+"""What a model is and what it costs: `llamarium info` as data.
+
+Parameters and operations follow from the config alone (`model/cost.py`); bytes and origins from what was loaded.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from llamarium.config import ModelConfig
+from llamarium.model import LlamaForCausalLM
+from llamarium.model.cost import ParameterCount, count_parameters, flops, kv_bytes_per_token
+
+if TYPE_CHECKING:
+    from llamarium.weights.load import TensorSource
+
+
+@dataclass(frozen=True, slots=True)
+class SourceGroup:
+    """Weights of one kind that came the same way: the q projections of 16 layers, say.
+
+    Attributes:
+        pattern: Their state-dict key, "*" for the layer.
+        layers: Their layers; empty for a weight outside the layers.
+        shape: Of each.
+        files: The files that hold them.
+        name: Their name there, "*" for the layer.
+        stored_dtype: Their type there.
+        dtype: Their type in memory.
+        permuted: Their rows were in Meta's interleaved order and have been put into the half-split one.
+        tied_to: The key whose storage they share, or None.
+        num_bytes: What they occupy in memory together; 0 when tied.
+    """
+
+    pattern: str
+    layers: tuple[int, ...]
+    shape: tuple[int, ...]
+    files: tuple[Path, ...]
+    name: str
+    stored_dtype: str
+    dtype: str
+    permuted: bool
+    tied_to: str | None
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a model is and what it costs.
+
+    Attributes:
+        config: Its shape.
+        parameters: By part; a tied head is counted once.
+        bytes_by_dtype: What the weights occupy in memory, by their type there; empty if nothing was loaded.
+        flops_per_token: Operations for one new token that sees itself only.
+        flops_per_token_at_full_context: The same for the last token that the context holds.
+        kv_dtype: The type of cached keys and values.
+        kv_bytes_per_token: What one cached token occupies.
+        kv_bytes_at_full_context: What a full context occupies, for one sequence.
+        sources: Where the weights came from, in the order of the model.
+    """
+
+    config: ModelConfig
+    parameters: ParameterCount
+    bytes_by_dtype: dict[str, int]
+    flops_per_token: int
+    flops_per_token_at_full_context: int
+    kv_dtype: str
+    kv_bytes_per_token: int
+    kv_bytes_at_full_context: int
+    sources: tuple[SourceGroup, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values, with the parameters' total and the config as a `config.json`."""
+        groups = [asdict(group) | {"files": [str(file) for file in group.files]} for group in self.sources]
+        return asdict(self) | {
+            "config": self.config.to_hf(),
+            "parameters": asdict(self.parameters) | {"total": self.parameters.total},
+            "sources": groups,
+        }
+
+
+def summarize(
+    config: ModelConfig, model: LlamaForCausalLM | None = None, sources: "Sequence[TensorSource]" = ()
+) -> Summary:
+    """Sum up a model.
+
+    Args:
+        config: Its shape; enough for a preset.
+        model: The model itself, where there is one. Without it keys and values are counted as bfloat16.
+        sources: Where its weights came from, as `load_model` returns them.
+    """
+    kv_dtype = torch.bfloat16 if model is None else model.dtype
+    kv_bytes = kv_bytes_per_token(config, kv_dtype.itemsize)
+    context = config.max_position_embeddings
+    return Summary(
+        config=config,
+        parameters=count_parameters(config),
+        bytes_by_dtype=_bytes_by_dtype(model, sources),
+        flops_per_token=flops(config, 1),
+        flops_per_token_at_full_context=flops(config, 1, context - 1),
+        kv_dtype=_dtype_name(kv_dtype),
+        kv_bytes_per_token=kv_bytes,
+        kv_bytes_at_full_context=kv_bytes * context,
+        sources=group_sources(sources),
+    )
+
+
+def group_sources(sources: "Iterable[TensorSource]") -> tuple[SourceGroup, ...]:
+    """Group weights that differ in nothing but their layer and their shard."""
+    groups: dict[tuple[object, ...], list[TensorSource]] = {}
+    for s in sources:
+        alike = (_star(s.key), _star(s.name), s.shape, s.stored_dtype, s.dtype, s.permuted, s.tied_to)
+        groups.setdefault(alike, []).append(s)
+    return tuple(map(_group, groups.values()))
+
+
+def _group(members: "Sequence[TensorSource]") -> SourceGroup:
+    first = members[0]
+    return SourceGroup(
+        pattern=_star(first.key),
+        layers=tuple(int(found[1]) for s in members if (found := _LAYER.search(s.key))),
+        shape=first.shape,
+        files=tuple(dict.fromkeys(s.file for s in members)),
+        name=_star(first.name),
+        stored_dtype=first.stored_dtype,
+        dtype=first.dtype,
+        permuted=first.permuted,
+        tied_to=first.tied_to,
+        num_bytes=sum(s.num_bytes for s in members),
+    )
+
+
+_LAYER = re.compile(r"(?<=\.)(\d+)(?=\.)")
+
+
+def _star(name: str) -> str:
+    return _LAYER.sub("*", name, count=1)
+
+
+def _bytes_by_dtype(model: LlamaForCausalLM | None, sources: "Sequence[TensorSource]") -> dict[str, int]:
+    """Sum what the sources say, or else what the model holds; shared storage is counted once."""
+    held = [(s.dtype, s.num_bytes) for s in sources if s.tied_to is None]
+    if not held and model is not None:
+        tensors = {id(t): t for t in chain(model.parameters(), model.buffers())}
+        held = [(_dtype_name(t.dtype), t.numel() * t.itemsize) for t in tensors.values() if not t.is_meta]
+    total: dict[str, int] = {}
+    for dtype, num_bytes in held:
+        total[dtype] = total.get(dtype, 0) + num_bytes
+    return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,248 @@
+"""Scores, the auto-regressive loop and embedding neighbours, on a tiny model and small vocabularies."""
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from llamarium.errors import ContextLengthError, InputError, TokenizerError
+from llamarium.inspect import score as score_module
+from llamarium.inspect.neighbors import neighbors
+from llamarium.inspect.next_tokens import next_tokens
+from llamarium.inspect.score import score, score_text
+from llamarium.model import LlamaForCausalLM
+from llamarium.model.init import init_weights
+from llamarium.presets import preset
+from llamarium.quant.ggml import EmbeddingGGML, dequantize, quantize
+from llamarium.tokenizer.base import SpecialTokens, Tokenizer
+from llamarium.tokenizer.characters import CharacterTokenizer
+
+ALPHABET = "abcdefghij klmnop.\n"
+CONFIG = replace(preset("tiny"), vocab_size=len(ALPHABET), initializer_range=0.2, max_position_embeddings=32)
+
+
+class Words:
+    """A backend whose tokens are given strings, the longest match first."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.words = words
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        while text:
+            word = max((w for w in self.words if text.startswith(w)), key=len)
+            ids.append(self.words.index(word))
+            text = text[len(word) :]
+        return ids
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        return self.words[token_id].encode()
+
+    def byte_level_bpe(self) -> Any:
+        raise NotImplementedError
+
+    def save(self, folder: Any, tokenizer: Tokenizer) -> None:
+        raise NotImplementedError
+
+
+def word_tokenizer(words: list[str], special: SpecialTokens | None = None) -> Tokenizer:
+    return Tokenizer(Words(words), special or SpecialTokens(), vocab_size=len(words), source="words")
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return init_weights(LlamaForCausalLM(CONFIG), seed=3).requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return CharacterTokenizer.from_text(ALPHABET)
+
+
+def test_score_is_the_log_softmax_of_what_came_next(model: LlamaForCausalLM) -> None:
+    ids = [3, 1, 4, 1, 5]
+    found = score(model, ids)
+    logprobs = model(torch.tensor([ids]))[0].log_softmax(-1)
+    assert [t.token_id for t in found.tokens] == ids
+    assert found.logprobs[0] is None and found.tokens[0].rank is None
+    for i in range(1, 5):
+        assert found.logprobs[i] == pytest.approx(float(logprobs[i - 1, ids[i]]), rel=1e-5)
+        assert found.tokens[i].rank == logprobs[i - 1].argsort(descending=True).tolist().index(ids[i]) + 1
+    total = sum(float(logprobs[i - 1, ids[i]]) for i in range(1, 5))
+    assert found.total_logprob == pytest.approx(total, rel=1e-5)
+    assert found.perplexity == pytest.approx(math.exp(-total / 4), rel=1e-5)
+
+
+def test_the_chain_holds_for_every_next_token(model: LlamaForCausalLM) -> None:
+    """P(w_n | w_<n) over all w_n is a distribution, so scores of all continuations add up to that of the prefix."""
+    prefix = [2, 7, 7]
+    every = [score(model, [*prefix, last]).total_logprob for last in range(CONFIG.vocab_size)]
+    assert math.log(sum(map(math.exp, every))) == pytest.approx(score(model, prefix).total_logprob, rel=1e-5)
+
+
+def test_a_long_text_never_holds_all_logits(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [i % 19 for i in range(32)]
+    whole = score(model, ids)
+    monkeypatch.setattr(score_module, "CHUNK_BYTES", 5 * 4 * CONFIG.vocab_size)
+    rows: list[int] = []
+    handle = model.lm_head.register_forward_hook(lambda _, args, out: rows.append(out.shape[0]))
+    try:
+        parts = score(model, ids)
+    finally:
+        handle.remove()
+    assert rows == [5, 5, 5, 5, 5, 5, 1]
+    assert [t.rank for t in parts.tokens] == [t.rank for t in whole.tokens]
+    assert parts.logprobs[1:] == pytest.approx(whole.logprobs[1:], rel=1e-5)
+
+
+def test_a_single_token_has_no_probability(model: LlamaForCausalLM) -> None:
+    found = score(model, [5])
+    assert (found.logprobs, found.total_logprob, found.perplexity) == ((None,), 0.0, None)
+
+
+def test_score_text_names_its_tokens_and_puts_bos_first_once(model: LlamaForCausalLM) -> None:
+    special = SpecialTokens(ids={"<s>": 0}, bos=0, add_bos=True)
+    found = score_text(model, word_tokenizer(["<s>", *ALPHABET.strip()], special), "cab")
+    assert [t.text for t in found.tokens] == ["<s>", "c", "a", "b"]
+    assert [t.logprob is None for t in found.tokens] == [True, False, False, False]
+    data = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert data["tokens"][0] == {"token_id": 0, "text": "<s>", "logprob": None, "rank": None}
+    assert data["perplexity"] == found.perplexity and data["total_logprob"] == found.total_logprob
+
+
+def test_score_refuses(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
+    with pytest.raises(InputError, match="at least one"):
+        score_text(model, tokenizer, "")
+    with pytest.raises(ContextLengthError, match="33 tokens; the model's context holds 32"):
+        score(model, [0] * 33)
+    with pytest.raises(InputError, match="span"):
+        score(model, [19])
+
+
+def test_next_tokens_is_the_greedy_loop(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
+    text = "bad cab"
+    shown = next_tokens(model, tokenizer, text, k=4, steps=6)
+    ids = tokenizer.encode(text)
+    assert [s.step for s in shown] == [1, 2, 3, 4, 5, 6]
+    for step in shown:
+        logprobs = model(torch.tensor([ids]))[0, -1].log_softmax(-1)
+        assert step.context_ids == tuple(ids) and step.context == tokenizer.decode(ids)
+        assert [c.token_id for c in step.candidates] == logprobs.topk(4).indices.tolist()
+        for c in step.candidates:
+            assert c.logprob == pytest.approx(float(logprobs[c.token_id]), abs=1e-5)
+            assert c.probability == pytest.approx(math.exp(c.logprob), rel=1e-6)
+            assert c.text == tokenizer.token_text(c.token_id)
+        assert step.chosen == step.candidates[0]
+        ids.append(step.chosen.token_id)
+    assert len({s.chosen.token_id for s in shown}) > 1
+    assert json.loads(json.dumps(shown[1].to_dict()))["chosen"]["token_id"] == shown[1].chosen.token_id
+
+
+def test_next_tokens_ends_with_an_end_of_text_token(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
+    free = next_tokens(model, tokenizer, "bad", steps=4)
+    chosen = [s.chosen.token_id for s in free]
+    ending = replace(tokenizer.special, eos=(chosen[1],))
+    stopping = Tokenizer(tokenizer.backend, ending, vocab_size=tokenizer.vocab_size, source="x")
+    expected = chosen[: chosen.index(chosen[1]) + 1]
+    assert [s.chosen.token_id for s in next_tokens(model, stopping, "bad", steps=4)] == expected
+    assert len(expected) < 4
+
+
+def test_next_tokens_uses_the_context_to_its_end(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
+    assert len(next_tokens(model, tokenizer, "a" * 30, k=1, steps=3)) == 3
+    with pytest.raises(
+        ContextLengthError, match="31 tokens and 3 steps need 33 positions; the model's context holds 32"
+    ):
+        next_tokens(model, tokenizer, "a" * 31, k=1, steps=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "k is 0"),
+        ({"k": 20}, r"k is 20; expected .* 1\.\.19"),
+        ({"steps": 0}, "steps is 0"),
+        ({"k": True}, "k is True"),
+    ],
+)
+def test_next_tokens_refuses(
+    model: LlamaForCausalLM, tokenizer: Tokenizer, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        next_tokens(model, tokenizer, "a", **options)
+
+
+WORDS = [" king", " man", " woman", " queen", "king", " apple", "a", "b", "c", " ", *"egiklmnopquw0123456789"]
+
+
+def embedding() -> torch.nn.Embedding:
+    """Royalty is the first axis, sex the second, fruit the third; rows of different lengths."""
+    royal, male, female, fruit = torch.eye(4)
+    rows = [
+        royal + male, male, royal * 0.1 + female, royal + female, royal + male * 0.9, fruit,
+        fruit - royal, fruit + male, -royal, torch.zeros(4),
+    ]  # fmt: skip
+    rows += torch.randn(len(WORDS) - len(rows), 4, generator=torch.Generator().manual_seed(1)) * 0.1 - royal - female
+    lengths = torch.linspace(0.5, 3, len(rows)).unsqueeze(1)
+    return torch.nn.Embedding.from_pretrained(torch.stack(rows) * lengths)
+
+
+def test_king_minus_man_plus_woman_is_queen() -> None:
+    found = neighbors(embedding(), word_tokenizer(WORDS), "king", minus=["man"], plus=["woman"], k=3)
+    assert [(w.sign, w.word, w.text) for w in found.query] == [
+        ("+", "king", " king"), ("-", "man", " man"), ("+", "woman", " woman")
+    ]  # fmt: skip
+    assert found.neighbors[0].text == " queen"
+    used = {" king", "king", " man", " woman"}
+    assert not used & {n.text for n in found.neighbors}
+    assert json.loads(json.dumps(found.to_dict()))["neighbors"][0]["text"] == " queen"
+
+
+def test_the_ranking_is_by_cosine() -> None:
+    table = embedding()
+    found = neighbors(table, word_tokenizer(WORDS), "queen", k=len(WORDS) - 1)
+    vector = table.weight[WORDS.index(" queen")]
+    cosines = torch.nn.functional.cosine_similarity(table.weight, vector.unsqueeze(0))
+    assert [n.cosine for n in found.neighbors] == sorted((n.cosine for n in found.neighbors), reverse=True)
+    for n in found.neighbors:
+        assert n.cosine == pytest.approx(float(cosines[n.token_id]), abs=1e-6)
+    assert {n.token_id for n in found.neighbors} == set(range(len(WORDS))) - {3}
+
+
+def test_rows_of_length_one_are_added() -> None:
+    """A long row must not outweigh a short one: " apple" has more than the length of " king"."""
+    table = embedding()
+    unit = torch.nn.functional.normalize(table.weight, dim=1)
+    expected = torch.nn.functional.cosine_similarity(unit, (unit[0] - unit[5]).unsqueeze(0))
+    found = neighbors(table, word_tokenizer(WORDS), "king", minus=["apple"], k=3)
+    for n in found.neighbors:
+        assert n.cosine == pytest.approx(float(expected[n.token_id]), abs=1e-6)
+
+
+def test_a_word_falls_back_to_its_spelling_without_a_space() -> None:
+    assert neighbors(embedding(), word_tokenizer(WORDS), "a", k=1).query[0].text == "a"
+    assert neighbors(embedding(), word_tokenizer(WORDS), " apple", k=1).query[0].text == " apple"
+
+
+def test_a_word_of_several_tokens_is_refused_with_its_pieces() -> None:
+    expected = r"'abc' is no single token of this vocabulary: ' ' \+ 'a' \+ 'b' \+ 'c'"
+    with pytest.raises(InputError, match=expected):
+        neighbors(embedding(), word_tokenizer(WORDS), "king", plus=["abc"])
+    with pytest.raises(InputError, match=r"k is 31; expected .* 1\.\.30"):
+        neighbors(embedding(), word_tokenizer(WORDS), "king", k=31)  # " king" and "king" are left out
+    with pytest.raises(TokenizerError, match="surrogate"):
+        neighbors(embedding(), word_tokenizer(WORDS), "\ud800")
+
+
+def test_packed_rows_and_a_padded_table_work() -> None:
+    words = [*(f" w{i}" for i in range(28)), " ", "w", *"0123456789"]
+    table = torch.randn(48, 64, generator=torch.Generator().manual_seed(0))  # eight rows more than the vocabulary
+    packed = EmbeddingGGML(quantize(table, "Q8_0"), "Q8_0")
+    plain = torch.nn.Embedding.from_pretrained(dequantize(packed.weight, "Q8_0"))
+    tokenizer = word_tokenizer(words)
+    found = neighbors(packed, tokenizer, "w3", plus=["w9"], k=38)
+    assert found == neighbors(plain, tokenizer, "w3", plus=["w9"], k=38)
+    assert {n.token_id for n in found.neighbors} == set(range(40)) - {3, 9}
