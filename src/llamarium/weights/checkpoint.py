@@ -1,0 +1,199 @@
+"""One face for every format: which tensors there are, where they lie, and a way to read one at a time.
+
+Keys are Hugging Face's state-dict keys and shapes are PyTorch's (out, in), whatever the file calls them. Opening a
+checkpoint reads headers only and holds them against the config; no memory for weights is taken before they agree.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from llamarium.config import ModelConfig
+from llamarium.errors import CheckpointError, escape
+
+FormatName = Literal["huggingface", "meta", "gguf"]
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where one weight comes from.
+
+    Attributes:
+        key: The state-dict key, such as `model.layers.0.self_attn.q_proj.weight`.
+        shape: The logical shape, (out, in).
+        dtype: As stored: `BF16`, `F32`, `Q4_1`, `NF4`, ...
+        num_bytes: What it takes in its file or files.
+        file: The file, the first of them if it was split.
+        name: The tensor's name there.
+        permuted: Rows were in Meta's interleaved order and are moved when they are read.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+    file: Path
+    name: str
+    permuted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTensor:
+    """A quantized weight as it is stored.
+
+    Attributes:
+        type_name: `Q4_1` and its like, or `NF4`.
+        shape: The logical shape, (out, in).
+        data: The codes, uint8: (rows, bytes of a row) for GGUF's blocks, (out * in / 2, 1) for NF4.
+        state: What else is needed: nothing for blocks, which carry their scales; for NF4 bitsandbytes' components by
+            name (`absmax`, `quant_map`, `quant_state.bitsandbytes__nf4`, ...).
+    """
+
+    type_name: str
+    shape: tuple[int, ...]
+    data: Tensor
+    state: Mapping[str, Tensor]
+
+
+class Checkpoint(Protocol):
+    """A model on disk, opened and checked.
+
+    Attributes:
+        path: The file or folder.
+        format: Which reader it took.
+        config: From the checkpoint's own files.
+        entries: Exactly the keys that the config asks for; without the head's where it is tied.
+        generation_config: What `generation_config.json` says, or nothing.
+    """
+
+    path: Path
+    format: FormatName
+    config: ModelConfig
+    entries: Mapping[str, TensorEntry]
+    generation_config: Mapping[str, Any]
+
+    def read(self, key: str, out: Tensor | None = None) -> Tensor:
+        """Return a weight's values, (out, in), rows in the half-split order; quantized ones decoded to float32.
+
+        Args:
+            key: One of `entries`.
+            out: Takes the values, cast to its dtype, and is returned. Without it the result may be a view of the
+                file's private mapping: it can be written to, but costs no memory until then.
+        """
+        ...
+
+    def packed(self, key: str) -> PackedTensor:
+        """Return a quantized weight as it is stored.
+
+        Raises:
+            CheckpointError: If it is not quantized.
+        """
+        ...
+
+
+# Which fields of the config make each tensor's shape.
+_LAYER_SHAPES: dict[str, tuple[str, ...]] = {
+    "input_layernorm.weight": ("hidden_size",),
+    "self_attn.q_proj.weight": ("num_attention_heads * head_dim", "hidden_size"),
+    "self_attn.k_proj.weight": ("num_key_value_heads * head_dim", "hidden_size"),
+    "self_attn.v_proj.weight": ("num_key_value_heads * head_dim", "hidden_size"),
+    "self_attn.o_proj.weight": ("hidden_size", "num_attention_heads * head_dim"),
+    "post_attention_layernorm.weight": ("hidden_size",),
+    "mlp.gate_proj.weight": ("intermediate_size", "hidden_size"),
+    "mlp.up_proj.weight": ("intermediate_size", "hidden_size"),
+    "mlp.down_proj.weight": ("hidden_size", "intermediate_size"),
+}
+_OTHER_SHAPES: dict[str, tuple[str, ...]] = {
+    EMBEDDING: ("vocab_size", "hidden_size"),
+    "model.norm.weight": ("hidden_size",),
+    HEAD: ("vocab_size", "hidden_size"),
+}
+_LAYER_KEY = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.(.+)")
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every weight that `config` asks for, by key; a tied head is no weight of its own."""
+    layer = {suffix: _shape(config, fields) for suffix, fields in _LAYER_SHAPES.items()}
+    other = {key: _shape(config, fields) for key, fields in _OTHER_SHAPES.items()}
+    shapes = {EMBEDDING: other[EMBEDDING]}
+    for i in range(config.num_hidden_layers):
+        shapes |= {f"model.layers.{i}.{suffix}": shape for suffix, shape in layer.items()}
+    shapes["model.norm.weight"] = other["model.norm.weight"]
+    return shapes if config.tie_word_embeddings else shapes | {HEAD: other[HEAD]}
+
+
+def check_weights(path: Path, config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
+    """Check that the weights found are those that `config` asks for, before any memory is taken for them.
+
+    Args:
+        path: The checkpoint, for messages.
+        config: What was promised.
+        found: Shapes by key.
+
+    Raises:
+        CheckpointError: Listing at most ten missing or extra tensors, or naming a tensor with both shapes.
+    """
+    layers = {match[1] for key in found if (match := _LAYER_KEY.fullmatch(key))}
+    if len(layers) != config.num_hidden_layers:  # first: it bounds everything below by what the file holds
+        raise CheckpointError(
+            f"{escape(path)}: the config says num_hidden_layers {config.num_hidden_layers}, the weights have "
+            f"{len(layers)} layers; the config is another model's or the weights are incomplete"
+        )
+    if HEAD not in found and not config.tie_word_embeddings:
+        raise CheckpointError(
+            f"{escape(path)}: the config says tie_word_embeddings false, but there is no {HEAD}; if this model's head "
+            "is its embedding table, set tie_word_embeddings to true, else the weights are incomplete"
+        )
+    expected = expected_shapes(config)
+    check_names(path, expected, found)
+    for key, shape in expected.items():
+        if found[key] != shape:
+            raise CheckpointError(
+                f"{escape(path)}: {key} has shape {found[key]}; by the config's {_fields(key)} it is {shape}"
+            )
+
+
+def check_names(
+    path: Path, expected: Iterable[str], found: Iterable[str], why: str = "those of a Llama with this config"
+) -> None:
+    """Check two sets of names for equality.
+
+    Args:
+        path: The file or folder, for messages.
+        expected: The names there should be.
+        found: The names there are.
+        why: Where the expectation comes from, for messages.
+
+    Raises:
+        CheckpointError: Listing at most ten missing and ten extra names.
+    """
+    expected, found = dict.fromkeys(expected), dict.fromkeys(found)
+    missing, extra = [k for k in expected if k not in found], [k for k in found if k not in expected]
+    faults = [f"{len(names)} tensors are {kind}: {list_some(names)}" for kind, names in
+              (("missing", missing), ("not known", extra)) if names]  # fmt: skip
+    if faults:
+        raise CheckpointError(f"{escape(path)}: {'; '.join(faults)}; expected {why}")
+
+
+def list_some(names: Iterable[str], limit: int = 10) -> str:
+    """Join at most `limit` names, escaped, and say how many more there are."""
+    names = list(names)
+    shown = ", ".join(escape(name, 80) for name in names[:limit])
+    return shown if len(names) <= limit else f"{shown}, and {len(names) - limit} more"
+
+
+def _shape(config: ModelConfig, fields: tuple[str, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(getattr(config, name) for name in field.split(" * ")) for field in fields)
+
+
+def _fields(key: str) -> str:
+    match = _LAYER_KEY.fullmatch(key)
+    return ", ".join(_LAYER_SHAPES[match[2]] if match else _OTHER_SHAPES[key])
