@@ -4,7 +4,7 @@ import dataclasses
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import torch
 
@@ -13,7 +13,7 @@ from llamarium.config import ModelConfig
 from llamarium.errors import CheckpointError, OptionError, SamplingError, TokenizerError
 from llamarium.generate import PrefixCache, generate_tokens
 from llamarium.model import LlamaForCausalLM
-from llamarium.quant.swap import Method
+from llamarium.quant.swap import QUANTIZED_LINEARS, Method
 from llamarium.sampling import SamplingParams
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokens import find_tokenizer
@@ -58,8 +58,9 @@ def load(
     Raises:
         LlamariumError: If the model cannot be found, read, or loaded so; see `llamarium.errors`.
     """
-    if dtype != "auto" and dtype not in DTYPES:
-        raise OptionError(f"dtype is {dtype!r}; expected auto, {', '.join(DTYPES)}")
+    _check_choice("dtype", dtype, ("auto", *DTYPES))
+    _check_choice("quantize", quantize, (None, *QUANTIZED_LINEARS))
+    _check_choice("dequantize", dequantize, get_args(Dequantize))
     path = resolve(model)
     checkpoint = open_checkpoint(path)
     options = LoadOptions(
@@ -77,6 +78,11 @@ def load(
         )
     module, sources = load_model(checkpoint, options, progress)
     return Llama(str(model), module, tokenizer, sources, checkpoint.generation_config)
+
+
+def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    if value not in choices:
+        raise OptionError(f"{name} is {value!r}; expected {', '.join(map(str, choices))}")
 
 
 def _device(name: str) -> torch.device:

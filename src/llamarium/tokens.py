@@ -29,11 +29,14 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
 
 
 def find_tokenizer(path: Path) -> Tokenizer | None:
-    """Return the tokenizer in a folder or file, or None for a folder that holds none."""
+    """Return the tokenizer in a folder or file, or None if it holds none."""
     if path.suffix == ".gguf":
+        metadata = read_gguf(path).metadata
+        if "tokenizer.ggml.model" not in metadata:
+            return None
         from llamarium.tokenizer.gguf_vocab import from_gguf_metadata
 
-        return from_gguf_metadata(read_gguf(path).metadata, str(path))
+        return from_gguf_metadata(metadata, str(path))
     if path.is_dir() and not any((path / name).exists() for name in _FILES):
         return None
     from llamarium.tokenizer.load import load_tokenizer_file
