@@ -144,12 +144,14 @@ class ByteLevelBPE:
         rank: The rank of merging two neighbours, or None if they never merge.
         cut: The pre-tokenizer: pieces whose concatenation is the text.
         whole_pieces: A piece that is itself a token becomes that token without merging (Llama 3's `ignore_merges`).
+        added: Tokens that were given to the vocabulary rather than learned; `cut` makes each a piece.
     """
 
     ids: Mapping[bytes, int]
     rank: Callable[[bytes, bytes], int | None]
     cut: Callable[[str], list[str]]
     whole_pieces: bool
+    added: frozenset[bytes] = frozenset()
 
     def explain(self, text: str) -> Explanation:
         """Encode `text`, keeping every step."""
@@ -173,7 +175,7 @@ class ByteLevelBPE:
         Returns:
             The parts that are left, and the merges in order.
         """
-        if self.whole_pieces and piece in self.ids:
+        if piece in self.added or (self.whole_pieces and piece in self.ids):
             return [piece], []
         parts = _Parts(piece)
         heap = [candidate for start in range(len(piece)) for candidate in self._candidate(parts, start)]

@@ -137,6 +137,7 @@ class HuggingFaceBackend:
             rank=lambda left, right: ranks.get((left, right)),
             cut=self._cutter(list(plain.values())),
             whole_pieces=bool(model.get("ignore_merges")),
+            added=frozenset(text.encode("utf-8") for text in plain.values()),
         )
 
     def _cutter(self, plain: list[str]) -> Callable[[str], list[str]]:

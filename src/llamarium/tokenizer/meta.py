@@ -44,8 +44,10 @@ _NAMED_SPECIAL_TOKENS = (
 )
 _MAX_FILE_BYTES = 16 * 2**20  # Llama 3's has 2.2 MB
 
-# Unicode's White_Space without \r and \n, as the pattern's \s reads it.
-_LONG_BLANK = re.compile("[\t\x0b\x0c \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]{100000,}(?![\r\n])")
+# Unicode's White_Space without \r and \n, as the pattern's \s reads it. A run is tried from its beginning only and
+# never given back (`+`), so that looking for long ones takes one pass.
+_BLANK = "[\t\x0b\x0c \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
+_LONG_BLANK = re.compile(f"(?<!{_BLANK}){_BLANK}{{100000,}}+(?![\r\n])")
 
 
 def load_meta(path: Path) -> Tokenizer:

@@ -35,13 +35,14 @@ if TYPE_CHECKING:
 
 MAX_TEMPLATE_CHARACTERS = 2**18  # the longest published ones have about 20,000
 MAX_OUTPUT_CHARACTERS = 2**24
-CPU_LIMIT_S = 0.5  # the longest published ones take 0.01
+CPU_LIMIT_S = 0.3  # the longest published ones take 0.01
 WALL_LIMIT_S = 2 if sys.platform == "win32" else 10  # where there is no CPU limit, the clock must do
 MEMORY_LIMIT_BYTES = 2**29
 _TEMPLATE_ROLES = (*ROLES, "ipython", "developer", "function")
 _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>")
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 _MAX_DEPTH = 32
+_FIELD_NAME = re.compile(r"[\w .:$@/-]{1,256}")
 
 
 class TemplateFormat:
@@ -80,8 +81,8 @@ class TemplateFormat:
         mark = next((m for m in _MARKS if m not in words), None)
         if mark is None:
             raise ChatFormatError("the dialog holds all 32 noncharacters U+FDD0 to U+FDEF, of which one must be free")
-        marked = _map_text(dialog, lambda text: self._spellings.mark(text, mark))
-        swapped = _map_text(dialog, lambda text: self._spellings.swap_ends(text, mark))
+        marked = _map_dialog(dialog, lambda text: self._spellings.mark(text, mark))
+        swapped = _map_dialog(dialog, lambda text: self._spellings.swap_ends(text, mark))
         variants = [marked, *(other for other in (dialog, swapped) if other != marked)]
         output, *proofs = self._render(variants, add_generation_prompt)
         parts = self._tokenizer.split_special(output)
@@ -220,16 +221,25 @@ def _plain(value: Any, where: str, depth: int) -> Any:
 
 
 def _key(key: object, where: str) -> str:
-    if not isinstance(key, str):
-        raise ChatFormatError(f"{where} has the key {escape(repr(key), 80)}; expected text (str)")
-    check_text(key)
+    """Take a field's name: a template may write it (a tool's arguments), so it must not spell control tokens."""
+    if not isinstance(key, str) or not _FIELD_NAME.fullmatch(key):
+        raise ChatFormatError(
+            f"{where} has the key {escape(repr(key), 80)}; expected letters, digits, spaces and _ . : $ @ / -"
+        )
     return key
 
 
+def _map_dialog(dialog: list[dict[str, Any]], change: Callable[[str], str]) -> list[dict[str, Any]]:
+    """Apply `change` to every text that people wrote; roles and the names of fields are the template's to read."""
+    return [
+        {key: value if key == "role" else _map_text(value, change) for key, value in message.items()}
+        for message in dialog
+    ]
+
+
 def _map_text(value: Any, change: Callable[[str], str]) -> Any:
-    """Apply `change` to every text in a JSON value, keys included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {change(key): _map_text(item, change) for key, item in value.items()}
+        return {key: _map_text(item, change) for key, item in value.items()}
     return [_map_text(item, change) for item in value] if isinstance(value, list) else value
