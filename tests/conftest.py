@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+import llamarium
 from llamarium.config import ModelConfig, RopeScaling
 from llamarium.weights.builtin import fetch
 from llamarium.weights.checkpoint import expected_shapes
@@ -34,6 +34,12 @@ def smollm2_path() -> Path:
 def llama3_tokenizer_path() -> Path:
     """Llama 3's tokenizer.model, fetched into the cache the first time."""
     return fetch("llama3")
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_path: Path) -> llamarium.Llama:
+    """The built-in model in float32, loaded once; tests must not change it."""
+    return llamarium.load(smollm2_path, dtype="float32", device="cpu")
 
 
 SMALL_LLAMA = ModelConfig(  # Llama 3.2's proportions: four query heads a group, tied, scaling by 32
@@ -194,11 +200,6 @@ def _meta_name(key: str, cut_vocab: bool) -> tuple[str, int | None]:
 
 
 @functools.cache
-def _gguf_names() -> gguf.TensorNameMap:
-    return gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 8)
-
-
-@cache
 def _gguf_names() -> gguf.TensorNameMap:
     return gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 8)
 
