@@ -70,9 +70,16 @@ class MetaCheckpoint:
             _key(name): (name, [shard[name] for shard in shards]) for name in shards[0] if name != _ROPE_TABLE
         }
         self._vocab_on_rows = self._embedding_is_cut_on_rows()
-        tied = self._drop_tied_head()
+        head = self._slices.pop(HEAD, None)
+        tied = head is None or self._is_embedding(head[1])
         self.config = meta_config(path, self._shape(EMBEDDING)[0], tied)
-        self._check_tied(tied)
+        if head is not None and not self.config.tie_word_embeddings:
+            self._slices[HEAD] = head
+        elif not tied:
+            raise CheckpointError(
+                f"{escape(path)}: config.json says tie_word_embeddings true, but output.weight differs from "
+                "tok_embeddings.weight; set it to false to use that head"
+            )
         self.entries: Mapping[str, TensorEntry] = {key: self._entry(key, files[0]) for key in self._slices}
         check_weights(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
 
@@ -128,26 +135,10 @@ class MetaCheckpoint:
             shape[dim] *= len(slices)
         return tuple(shape)
 
-    def _drop_tied_head(self) -> bool:
-        """Return whether the head is the embedding table; a copy of it is dropped. Llama 3.2 1B and 3B carry one."""
-        if HEAD not in self._slices:
-            return True
-        if self._shape(HEAD) != self._shape(EMBEDDING) or not self._vocab_on_rows:
-            return False
-        pairs = zip(self._slices[HEAD][1], self._slices[EMBEDDING][1], strict=True)
-        tied = all(equal_by_pieces(head, embedding) for head, embedding in pairs)
-        self._head_copy = self._slices.pop(HEAD) if tied else None
-        return tied
-
-    def _check_tied(self, tied: bool) -> None:
-        """Hold a config.json's tie_word_embeddings against the weights; untied twins stay two tensors."""
-        if self.config.tie_word_embeddings and not tied:
-            raise CheckpointError(
-                f"{escape(self.path)}: config.json says tie_word_embeddings true, but output.weight differs from "
-                "tok_embeddings.weight; set it to false to use that head"
-            )
-        if tied and not self.config.tie_word_embeddings and self._head_copy is not None:
-            self._slices[HEAD] = self._head_copy
+    def _is_embedding(self, head: list[Tensor]) -> bool:
+        """Say whether a head is the embedding table once more, as in Llama 3.2 1B and 3B."""
+        pairs = zip(head, self._slices[EMBEDDING][1], strict=True)
+        return self._vocab_on_rows and all(equal_by_pieces(*pair) for pair in pairs)
 
     def _entry(self, key: str, file: Path) -> TensorEntry:
         name, slices = self._slices[key]
