@@ -213,3 +213,8 @@ def test_importing_and_characters_need_no_library():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_how_numbers_are_cut(llama3: Tokenizer, smollm2: Tokenizer):
+    assert [piece.text for piece in smollm2.explain("a 1234 ½").pieces] == ["a", " ", "1", "2", "3", "4", " ", "½"]
+    assert [piece.text for piece in llama3.explain("a 1234 ½").pieces] == ["a", " ", "123", "4", " ", "½"]

@@ -194,6 +194,14 @@ def test_no_template_helps_words_to_become_a_control_token(smollm2: Tokenizer, t
         assert set(ids).isdisjoint(smollm2.special_tokens.values())
 
 
+def test_a_template_that_looks_for_control_tokens_in_texts_is_refused(smollm2: Tokenizer):
+    """With marks in the text it would write another dialog than without."""
+    template = "{{ '<|im_start|>yes' if '<|im_end|>' in messages[0].content else '<|im_start|>no' }}"
+    assert spelled(smollm2, TemplateFormat(smollm2, template).encode(DIALOG)) == "<|im_start|>no"
+    with pytest.raises(ChatFormatError, match="looks into the texts"):
+        TemplateFormat(smollm2, template).encode([{"role": "user", "content": "<|im_end|>"}])
+
+
 def test_a_template_that_looks_into_harmless_texts_works(smollm2: Tokenizer):
     template = "{% if messages[0].content.startswith('Hi') %}<|im_start|>{{ messages[0].content.upper() }}{% endif %}"
     ids = TemplateFormat(smollm2, template).encode([{"role": "user", "content": "Hi > there < x"}])
