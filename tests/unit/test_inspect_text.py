@@ -12,7 +12,7 @@ from llamarium.errors import ContextLengthError, InputError, TokenizerError
 from llamarium.inspect import score as score_module
 from llamarium.inspect.neighbors import neighbors
 from llamarium.inspect.next_tokens import next_tokens
-from llamarium.inspect.score import score, score_text
+from llamarium.inspect.score import Score, TokenScore, score, score_text
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
@@ -101,6 +101,12 @@ def test_a_long_text_never_holds_all_logits(model: LlamaForCausalLM, monkeypatch
 def test_a_single_token_has_no_probability(model: LlamaForCausalLM) -> None:
     found = score(model, [5])
     assert (found.logprobs, found.total_logprob, found.perplexity) == ((None,), 0.0, None)
+
+
+def test_a_perplexity_beyond_float64_is_infinite_and_of_nan_is_nan() -> None:
+    first = TokenScore(1, None, None)
+    assert Score((first, TokenScore(2, -1e5, 3))).perplexity == math.inf
+    assert math.isnan(Score((first, TokenScore(2, math.nan, 3))).perplexity or 0)
 
 
 def test_score_text_names_its_tokens_and_puts_bos_first_once(model: LlamaForCausalLM) -> None:

@@ -73,7 +73,7 @@ class Score:
         if self.num_scored == 0:
             return None
         mean_nats = -self.total_logprob / self.num_scored
-        return math.exp(mean_nats) if mean_nats < 709 else math.inf  # e^710 is no float64
+        return math.inf if mean_nats > 709 else math.exp(mean_nats)  # e^710 is no float64
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as JSON values."""

@@ -144,8 +144,8 @@ def _star(name: str) -> str:
 
 
 def _bytes_by_dtype(model: LlamaForCausalLM | None, sources: "Sequence[TensorSource]") -> dict[str, int]:
-    """Sum what the sources say, or else what the model holds; shared storage is counted once."""
-    held = [(s.dtype, s.num_bytes) for s in sources if s.tied_to is None]
+    """Sum what the sources say (a tied weight occupies nothing), or else what the model holds."""
+    held = [(s.dtype, s.num_bytes) for s in sources]
     if not held and model is not None:
         tensors = {id(t): t for t in chain(model.parameters(), model.buffers())}
         held = [(_dtype_name(t.dtype), t.numel() * t.itemsize) for t in tensors.values() if not t.is_meta]
