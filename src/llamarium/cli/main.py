@@ -1,0 +1,209 @@
+"""The shell's way in: which commands there are, and how each of them ends.
+
+A command is one module of this folder with two functions: `add_arguments(parser)`, which imports nothing heavy, and
+`run(args)`, which returns the exit code. Its docstring is its help text. Only the chosen command's module is imported,
+and torch only when it runs, so `llamarium --help` costs what Python's start and argparse cost.
+
+| exit code | meaning                                               |
+|-----------|-------------------------------------------------------|
+| 0         | done; also when the reader of a pipe had enough       |
+| 1         | failed: one line on stderr says why                   |
+| 2         | the command line was not understood                   |
+| 130       | interrupted by Ctrl-C                                 |
+"""
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import NoReturn, Protocol, cast
+
+from llamarium.cli.options import UsageError
+from llamarium.cli.output import end_line, note, warn
+from llamarium.errors import LlamariumError, escape
+
+COMMANDS: Mapping[str, str] = {
+    "chat": "talk with a model",
+    "generate": "continue a text",
+    "next": "show the candidates for the next tokens, step by step",
+    "score": "show how probable a model finds each token of a text",
+    "tokenize": "show a text's bytes, pieces, merges and ids",
+    "tree": "print a model's module tree",
+    "info": "show a model's configuration, parameters, costs and files",
+    "neighbors": "rank the embedding rows near a word, or near king - man + woman",
+    "trace": "list the activations of a forward pass by name",
+    "models": "list the models that are built in or on this machine",
+    "download": "fetch a model",
+    "doctor": "check this installation",
+    "bench": "measure: `bench cache` shows what the KV cache saves",
+}
+
+
+class Command(Protocol):
+    """What each command's module holds."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare its options, importing nothing heavy."""
+        ...
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it and return the exit code."""
+        ...
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose messages cannot drive a terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and one line, and exit with 2."""
+        self.print_usage(sys.stderr)
+        self.exit(2, f"{self.prog}: error: {escape(message, 500)}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal in Latin-1 shows \u escapes instead of failing
+            stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
+    if not sys.stderr.isatty():  # huggingface_hub would draw its bars into a file too
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    try:
+        with _one_line_warnings():
+            code = _dispatch(words)
+        sys.stdout.flush()  # here, where a full disk can still be reported
+    except SystemExit as leave:  # argparse's, after --help or a usage error
+        code = leave.code if isinstance(leave.code, int) else 1
+    except KeyboardInterrupt:
+        code = 130
+        with suppress(OSError):
+            end_line()
+    except Exception as error:  # noqa: BLE001 - the last place that can explain it
+        code = _explain(error, debug="--debug" in words)
+    return _leave_streams(code)
+
+
+def _dispatch(words: list[str]) -> int:
+    """Parse the command line with the chosen command's options and run it."""
+    name = next((word for word in words if not word.startswith("-")), None)
+    command = _command(name) if name is not None and name in COMMANDS else None
+    parser, chosen = _parsers(name, command)
+    if not words:
+        parser.print_help()
+        return 0
+    if name is not None and command is None:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        guess = f"did you mean {near[0]}?" if near else f"there are: {', '.join(COMMANDS)}"
+        parser.error(f"no command {name!r}; {guess}")
+    args = parser.parse_args(words)
+    if command is None:  # --debug alone
+        parser.error("no command; `llamarium --help` lists them")
+    try:
+        return command.run(args)
+    except UsageError as error:
+        chosen.error(str(error))
+
+
+def _parsers(name: str | None, command: Command | None) -> tuple[Parser, Parser]:
+    """Return the parser of the command line, and within it the chosen command's, the only one it needs."""
+    listing = "\n".join(f"  {other:<11}{summary}" for other, summary in COMMANDS.items())
+    parser = Parser(
+        prog="llamarium",
+        usage="%(prog)s [-h] [--version] [--debug] COMMAND ...",
+        description="The Llama 3 system in Python: read it, run it, look inside it.",
+        epilog=f"commands:\n{listing}\n\n`llamarium COMMAND --help` explains a command. To begin: llamarium chat",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    _add_debug(parser, default=False)
+    chosen = parser
+    commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", help=argparse.SUPPRESS, parser_class=Parser)
+    if name is not None and command is not None:
+        chosen = commands.add_parser(
+            name,
+            description=command.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        command.add_arguments(chosen)
+        _add_debug(chosen, default=argparse.SUPPRESS)  # not False: `llamarium --debug COMMAND` has set it before
+    return parser, chosen
+
+
+def _add_debug(parser: Parser, default: object) -> None:
+    parser.add_argument("--debug", action="store_true", default=default, help="show a traceback when something fails")
+
+
+class _Version(argparse.Action):
+    """Reads the version only when it is asked for: the package's metadata takes 50 ms to find."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        print(f"llamarium {version('llamarium')}")
+        parser.exit()
+
+
+def _command(name: str) -> Command:
+    return cast(Command, importlib.import_module(f"llamarium.cli.{name}"))
+
+
+# --- endings ----------------------------------------------------------------------------------------------------------
+
+
+def _explain(error: Exception, *, debug: bool) -> int:
+    """Say on one line of stderr what went wrong, and return the exit code."""
+    if isinstance(error, BrokenPipeError):
+        return 0  # the reader had enough: `llamarium generate ... | head -1`
+    if debug:
+        traceback.print_exception(error)
+    if isinstance(error, LlamariumError):
+        text = str(error)
+    elif isinstance(error, OSError) and error.strerror:
+        text = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+    elif isinstance(error, MemoryError):
+        text = f"out of memory {error}"
+    else:
+        hint = "report it with the traceback above" if debug else "run again with --debug for the traceback"
+        text = f"{type(error).__name__}: {error}: this is a bug in llamarium; {hint}"
+    with suppress(OSError):  # stderr may be what is full
+        note(f"llamarium: error: {escape(' '.join(text.split()), 2000)}")
+    return 1
+
+
+def _leave_streams(code: int) -> int:
+    """Write out what is buffered; what nobody takes any more is dropped, or Python would complain at its exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with suppress(OSError, ValueError):  # a stand-in for a stream has no descriptor
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, stream.fileno())
+                os.close(null)
+    return code
+
+
+@contextmanager
+def _one_line_warnings() -> Generator[None]:
+    """Show what concerns the user as one line; what concerns developers only if Python was started with -W."""
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = _show_warning
+        yield
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    warn(str(message))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

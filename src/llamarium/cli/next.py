@@ -1,0 +1,34 @@
+"""Show the auto-regressive loop: the candidates for the next token with their
+probabilities, the best one appended, and again.
+
+  llamarium next "I love to drink" -k 10 --steps 3
+  llamarium next "The capital of France is" --json
+"""
+
+import argparse
+
+from llamarium.cli.options import add_json, add_model, add_text, load_llama, require_text
+from llamarium.cli.output import emit, show
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_text(parser, "TEXT", "what to continue")
+    parser.add_argument("-k", type=int, default=10, metavar="K", help="candidates of each step (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=1, metavar="N", help="tokens to append (default: %(default)s)")
+    add_json(parser)
+    add_model(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Follow the loop and print each step."""
+    text = require_text(args, "TEXT")
+    steps = load_llama(args).next_tokens(text, k=args.k, steps=args.steps)
+    if args.json:
+        for step in steps:
+            emit(step.to_dict())
+        return 0
+    from llamarium.inspect.views import next_view
+
+    show(next_view(steps))
+    return 0

@@ -1,0 +1,222 @@
+"""Options that several commands share, each declared once, and what is made of them."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from llamarium.cli.output import percent
+from llamarium.errors import InputError
+
+if TYPE_CHECKING:
+    from llamarium.api import Llama
+
+DEFAULT_MODEL = "smollm2-135m"
+QUANTIZATIONS = ("nf4", "int8", "int4")
+
+
+class UsageError(Exception):
+    """The command line contradicts itself in a way that argparse cannot express; ends as a usage error."""
+
+
+_MODEL_HELP = (
+    "a built-in name, a folder, a .gguf file, org/name or org/name:file.gguf on the Hugging Face hub "
+    f"(default: {DEFAULT_MODEL})"
+)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add what decides which model is loaded, and how."""
+    group = parser.add_argument_group("model")
+    group.add_argument("-m", "--model", default=DEFAULT_MODEL, metavar="NAME", help=_MODEL_HELP)
+    add_loading(group)
+
+
+def add_loading(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage] - parser or group
+    """Add how a model is loaded."""
+    group.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "bfloat16", "float32", "float16"),
+        help="what is computed in (default: %(default)s)",
+    )
+    group.add_argument(
+        "--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:1, … (default: cuda where there is one)"
+    )
+    group.add_argument("--quantize", choices=QUANTIZATIONS, help="quantize the Linears while loading")
+    group.add_argument(
+        "--dequantize",
+        default="auto",
+        choices=("auto", "load", "use"),
+        help="a quantized file's weights: unpack them once while loading (faster), or keep them packed and unpack them "
+        "at each use (smaller); auto keeps NF4 packed and unpacks GGUF (default: %(default)s)",
+    )
+    group.add_argument("--strict", action="store_true", help="refuse a model with NaN weights, instead of warning")
+    group.add_argument("--threads", type=positive, metavar="N", help="CPU threads (default: torch's choice)")
+
+
+def load_llama(args: argparse.Namespace) -> "Llama":
+    """Load the model that `add_model`'s options describe.
+
+    Raises:
+        LlamariumError: Whatever `llamarium.load` raises.
+    """
+    from llamarium.weights.hub import resolve
+
+    path = resolve(args.model)  # first, as a download shows its own progress
+    with percent(f"loading {args.model}") as progress:
+        from llamarium.api import load
+
+        set_threads(args.threads)
+        llama = load(
+            path,
+            dtype=args.dtype,
+            device=args.device,
+            quantize=args.quantize,
+            dequantize=args.dequantize,
+            strict=args.strict,
+            progress=progress,
+        )
+    llama.name = args.model
+    return llama
+
+
+def set_threads(threads: int | None) -> None:
+    """Give torch this many CPU threads; None leaves its choice."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """Add what decides how tokens are chosen and when an answer ends."""
+    group = parser.add_argument_group("sampling (what is left out is the model's own default)")
+    group.add_argument("-n", "--max-tokens", type=int, metavar="N", help="new tokens at most")
+    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy; below 1 sharper, above 1 flatter")
+    group.add_argument("--top-k", type=int, metavar="K", help="the K most probable tokens only; 0 is off")
+    group.add_argument("--top-p", type=float, metavar="P", help="the smallest set with a probability of P in sum")
+    group.add_argument("--min-p", type=float, metavar="P", help="tokens of at least P times the best one's probability")
+    group.add_argument("--repetition-penalty", type=float, metavar="R", help="above 1: less of what was there before")
+    group.add_argument("--presence-penalty", type=float, metavar="X", help="subtracted once from tokens that were said")
+    group.add_argument("--frequency-penalty", type=float, metavar="X", help="subtracted as often as they were said")
+    group.add_argument(
+        "--logit-bias", type=_bias, action="append", metavar="ID=BIAS", help="added to a token's logit (repeatable)"
+    )
+    group.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text (repeatable)")
+    group.add_argument("--stop-id", type=int, action="append", metavar="ID", help="end at this token (repeatable)")
+
+
+_SAME_NAME = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
+
+
+def sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what was given of `add_sampling`'s options, by the API's names.
+
+    Raises:
+        UsageError: If one token has two biases.
+    """
+    given = {name: value for name in _SAME_NAME if (value := getattr(args, name)) is not None}
+    if args.max_tokens is not None:
+        given["max_new_tokens"] = args.max_tokens
+    if args.stop is not None:
+        given["stop"] = tuple(args.stop)
+    if args.stop_id is not None:
+        given["stop_token_ids"] = tuple(args.stop_id)
+    if args.logit_bias is not None:
+        given["logit_bias"] = dict(args.logit_bias)
+        if len(given["logit_bias"]) < len(args.logit_bias):
+            raise UsageError("argument --logit-bias: the same token is given twice")
+    return given
+
+
+def add_text(parser: argparse.ArgumentParser, name: str, what: str, *, required: bool = True) -> None:
+    """Add a text that may stand by itself or after `-p`; `read_text` reads it."""
+    parser.add_argument("text", nargs="?", metavar=name, help=f"{what}; - reads it from standard input")
+    parser.add_argument(
+        "-p", "--prompt", metavar=name, help=f"the same, as an option{'' if required else ' (or none)'}"
+    )
+
+
+def read_text(args: argparse.Namespace) -> str | None:
+    """Return the text that was given, or None.
+
+    Of standard input one newline at the end is left out: `echo` adds it, and to a model it means something.
+
+    Raises:
+        UsageError: If it was given twice.
+        InputError: If standard input is no UTF-8.
+    """
+    if args.text is not None and args.prompt is not None:
+        raise UsageError("the text is given twice, by itself and with -p/--prompt")
+    text: str | None = args.prompt if args.text is None else args.text
+    if text != "-":
+        return text
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"standard input is no UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
+        ) from None
+
+
+def require_text(args: argparse.Namespace, name: str) -> str:
+    """Return the text that was given.
+
+    Raises:
+        UsageError: If it was not given, or twice.
+        InputError: If standard input is no UTF-8.
+    """
+    text = read_text(args)
+    if text is None:
+        raise UsageError(f"no {name}; give it in quotation marks, or - to read it from standard input")
+    return text
+
+
+def add_stats(parser: argparse.ArgumentParser) -> None:
+    """Add `--stats` and `--no-stats`; None leaves it to whether stderr is a terminal."""
+    parser.add_argument(
+        "--stats",
+        action=argparse.BooleanOptionalAction,
+        help="print counts and tokens/s to stderr (default: where that is a terminal)",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
+
+
+def positive(text: str) -> int:
+    """Parse a whole number of at least 1, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, equals, bias = text.partition("=")
+    try:
+        return int(token_id), float(bias if equals else "")
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected ID=BIAS, as in 50256=-100, found {text!r}") from None
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Parse "0,1,-1", for argparse."""
+    return tuple(int(part) for part in text.split(","))
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Parse "a,b", for argparse."""
+    return tuple(part.strip() for part in text.split(","))

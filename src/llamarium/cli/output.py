@@ -1,0 +1,187 @@
+"""What the commands write, and where: results to stdout; progress, timings and warnings to stderr.
+
+A model can produce any character, and a file can name a tensor anything. On a terminal the characters that would drive
+it (escape sequences, carriage returns, writing-direction overrides) are shown escaped; into a pipe or a file the text
+goes as it is.
+"""
+
+import json
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+# C0 and C1 controls without newline and tab, marks and overrides of writing direction, line and paragraph separators,
+# the byte-order mark, invisible tags, lone surrogates. Not the joiners (U+200C, U+200D): emoji and Persian need them.
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+
+def printable(text: str) -> str:
+    """Return `text` with every character that could drive a terminal escaped; newline and tab stay."""
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def write_text(text: str) -> None:
+    """Write a piece of generated text to stdout at once, escaped if that is a terminal."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def emit(value: Mapping[str, Any]) -> None:
+    """Write one JSON object as one line to stdout.
+
+    ASCII only, so that no reader splits a line at U+2028; what JSON cannot say (NaN, infinities) is null.
+    """
+    sys.stdout.write(json.dumps(_finite(value), allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """Write one line for a person to stderr."""
+    sys.stderr.write(printable(text) + "\n")
+    sys.stderr.flush()
+
+
+def warn(text: str) -> None:
+    """Write one warning line to stderr."""
+    note(f"llamarium: warning: {' '.join(text.split())}")
+
+
+def end_line() -> None:
+    """Leave a half-written line on a terminal, so that what follows starts a new one."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream.isatty():
+            stream.write("\n")
+            stream.flush()
+            return
+
+
+def draws(stream: TextIO) -> bool:
+    """Whether moving lines may be drawn on `stream`: a terminal that understands more than plain text."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+@contextmanager
+def status(text: str) -> Generator[None]:
+    """Show `text` on stderr while the body runs, if that is a terminal; nothing of it remains."""
+    if not draws(sys.stderr):
+        yield
+        return
+    try:
+        sys.stderr.write(f"{printable(text)} …")
+        sys.stderr.flush()
+        yield
+    finally:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+
+
+@contextmanager
+def percent(text: str) -> Generator[Callable[[int, int], None]]:
+    """Show `text` with how much is done on stderr while the body runs, if that is a terminal; nothing of it remains.
+
+    Yields:
+        What is to be called with (done, total).
+    """
+    shown = -1
+
+    def report(done: int, total: int) -> None:
+        nonlocal shown
+        now = 100 * done // total if total else 100
+        if now != shown and draws(sys.stderr):
+            shown = now
+            sys.stderr.write(f"\r{printable(text)} … {now:3d} %")
+            sys.stderr.flush()
+
+    with status(text):
+        yield report
+
+
+def show(renderable: "RenderableType") -> None:
+    """Print a rich table or text to stdout, without the blanks that rich puts at the ends of lines.
+
+    Every string is taken literally: no markup, no emoji codes, no guessed colours. The width is the terminal's or
+    `COLUMNS`, else 80; `NO_COLOR` is honoured by rich.
+    """
+    from rich.console import Console
+
+    console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
+    with console.capture() as capture:
+        console.print(renderable)
+    sys.stdout.write(re.sub(r" +((?:\x1b\[[0-9;]*m)*)$", r"\1", capture.get(), flags=re.MULTILINE))
+
+
+def table(*columns: str, right: tuple[str, ...] = ()) -> "Table":
+    """Return an empty table in the project's one look: no frame, a bold head, numbers to the right.
+
+    Args:
+        *columns: The headings.
+        right: Those whose cells are numbers.
+    """
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
+    for column in columns:
+        if column in right:
+            made.add_column(column, justify="right", no_wrap=True)
+        else:
+            made.add_column(column, overflow="fold")
+    return made
+
+
+def megabytes(num_bytes: float) -> str:
+    """Return a size for people: in MB of 10^6 bytes, from 10 GB on in GB."""
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e10 else f"{num_bytes / 1e6:,.1f} MB"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+class Stopwatch:
+    """Counts an answer's tokens and says to a person how fast they came.
+
+    Args:
+        wanted: None leaves it to whether stderr is a terminal.
+    """
+
+    def __init__(self, wanted: bool | None) -> None:
+        self.wanted = sys.stderr.isatty() if wanted is None else wanted
+        self.num_tokens = 0
+        self._start = self._first = time.perf_counter()
+
+    def count(self, num_tokens: int) -> None:
+        """Count tokens that have just come."""
+        if self.num_tokens == 0:
+            self._first = time.perf_counter()
+        self.num_tokens += num_tokens
+
+    def report(self, *details: str) -> None:
+        """Write one line to stderr, if it is wanted."""
+        if not self.wanted or self.num_tokens == 0:
+            return
+        seconds = time.perf_counter() - self._start
+        parts = [
+            f"{self.num_tokens} tokens in {seconds:.2f} s",
+            f"{self.num_tokens / seconds:.1f} tokens/s",
+            f"the first after {self._first - self._start:.2f} s",
+            *details,
+        ]
+        note(f"[{', '.join(parts)}]")

@@ -1,0 +1,31 @@
+"""Show how probable a text is to a model: each token's log-probability in the
+light of those before it, their sum (the product of the chain), and perplexity.
+
+  llamarium score "The cat sat on the mat"
+  cat story.txt | llamarium score - --json
+"""
+
+import argparse
+
+from llamarium.cli.options import add_json, add_model, add_text, load_llama, require_text
+from llamarium.cli.output import emit, show
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_text(parser, "TEXT", "the text to score")
+    add_json(parser)
+    add_model(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Score the text and print its chain."""
+    text = require_text(args, "TEXT")
+    score = load_llama(args).score(text)
+    if args.json:
+        emit(score.to_dict())
+        return 0
+    from llamarium.inspect.views import score_view
+
+    show(score_view(score))
+    return 0

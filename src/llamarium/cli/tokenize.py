@@ -1,0 +1,100 @@
+"""Follow a text from bytes to token ids.
+
+A vocabulary first cuts the text into pieces, then merges the bytes of each
+piece, the lowest rank first, until no merge applies. What is left are tokens.
+
+  llamarium tokenize "The cat sat" -m llama3
+  llamarium tokenize "tokenization" --merges
+  llamarium tokenize "The cat sat" --ids
+"""
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from llamarium.cli.options import DEFAULT_MODEL, UsageError, add_json, add_text, require_text
+from llamarium.cli.output import emit, show, table
+from llamarium.errors import escape
+
+if TYPE_CHECKING:
+    from llamarium.tokenizer.base import Tokenizer
+    from llamarium.tokenizer.bpe import Explanation, Token
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_text(parser, "TEXT", "what to encode")
+    parser.add_argument(
+        "-m",
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="NAME",
+        help="a model, or a tokenizer: llama3, tokenizer.json, tokenizer.model (default: %(default)s)",
+    )
+    parser.add_argument("--merges", action="store_true", help="show every merge")
+    parser.add_argument(
+        "--ids", action="store_true", help="print the ids alone, as the model gets them: BOS first where it has one"
+    )
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Encode the text and show how."""
+    if args.ids and args.merges:
+        raise UsageError("argument --merges: not allowed with argument --ids")
+    text = require_text(args, "TEXT")
+    from llamarium.tokens import load_tokenizer
+
+    tokenizer = load_tokenizer(args.model)
+    if args.ids:
+        ids = tokenizer.encode(text)
+        if args.json:
+            emit({"text": text, "ids": ids})
+        else:
+            print(*ids)
+        return 0
+    explanation = tokenizer.explain(text)
+    if args.json:
+        emit(explanation.to_dict())
+        return 0
+    _print(explanation, with_merges=args.merges)
+    print(f"\n{_summary(explanation, tokenizer)}")
+    return 0
+
+
+def _print(explanation: "Explanation", *, with_merges: bool) -> None:
+    shown = table("piece", "token", "id", "at", "bytes", right=("id", "at"))
+    for piece, token in _tokens_of_pieces(explanation):
+        at = f"{token.start}-{token.end}"
+        shown.add_row(piece, _quoted(token.bytes), str(token.id), at, token.bytes.hex(" "))
+    show(shown)
+    if not with_merges:
+        return
+    merges = table("piece", "rank", "left", "right", "result", right=("rank",))
+    for piece in explanation.pieces:
+        for step, merge in enumerate(piece.merges):
+            name = "" if step else _quoted(piece.text.encode())
+            merges.add_row(name, str(merge.rank), *map(_quoted, (merge.left, merge.right, merge.result)))
+    print()
+    show(merges)
+
+
+def _tokens_of_pieces(explanation: "Explanation") -> Iterator[tuple[str, "Token"]]:
+    """Yield every token with its piece, which is named at its first token only."""
+    tokens = iter(explanation.tokens)
+    for piece in explanation.pieces:
+        for i, _ in enumerate(piece.ids):
+            yield ("" if i else _quoted(piece.text.encode())), next(tokens)
+
+
+def _quoted(data: bytes) -> str:
+    """Show bytes so that spaces and stray bytes are seen."""
+    return f'"{escape(data.decode("utf-8", "backslashreplace"))}"'
+
+
+def _summary(explanation: "Explanation", tokenizer: "Tokenizer") -> str:
+    counts = f"{len(explanation.tokens)} tokens, {len(explanation.text)} characters, {len(explanation.utf8)} bytes"
+    with_bos, bos = tokenizer.encode(explanation.text), tokenizer.bos_token_id
+    if bos is not None and len(with_bos) > len(explanation.tokens):
+        return f"{counts}\nbefore them goes {tokenizer.token_text(bos)} ({bos})"
+    return counts

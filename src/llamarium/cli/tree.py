@@ -1,0 +1,82 @@
+"""Print a model's module tree, as `print(model)` would.
+
+The model is built from its configuration alone, on a device without memory:
+70B parameters cost nothing, and no weights are read.
+
+  llamarium tree llama-3.2-1b --quantize nf4
+  llamarium tree ./my-model
+"""
+
+import argparse
+import difflib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamarium.cli.options import DEFAULT_MODEL, QUANTIZATIONS
+from llamarium.errors import ModelNotFoundError, escape
+from llamarium.presets import PRESETS
+
+if TYPE_CHECKING:
+    from llamarium.config import ModelConfig
+
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?<!\.gguf)", re.ASCII)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=DEFAULT_MODEL,
+        metavar="NAME",
+        help=f"a preset, a config.json, or what -m takes elsewhere (default: {DEFAULT_MODEL}); "
+        f"presets: {', '.join(PRESETS)}",
+    )
+    parser.add_argument("--quantize", choices=QUANTIZATIONS, help="show it with its Linears quantized")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build the model on the meta device and print it."""
+    config = PRESETS.get(args.model) or read_config(args.model)
+
+    import torch
+
+    from llamarium.model import LlamaForCausalLM
+
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    if args.quantize is not None:
+        from llamarium.quant.swap import quantize_linears
+
+        quantize_linears(model, args.quantize)
+    print(model)
+    return 0
+
+
+def read_config(name: str) -> "ModelConfig":
+    """Read the configuration of what lies on disk or the hub, without its weights where that can be.
+
+    Raises:
+        LlamariumError: If there is nothing of that name, or its configuration is refused.
+    """
+    from llamarium.config import ModelConfig
+
+    for path in (Path(name), Path(name) / "config.json"):
+        if path.suffix == ".json" and path.is_file():
+            return ModelConfig.from_file(path)
+    if _HUB_NAME.fullmatch(name) and not Path(name).exists():
+        from llamarium.weights.hub_client import download_file
+
+        return ModelConfig.from_file(download_file(name, "config.json"))
+    from llamarium.weights.hub import resolve
+    from llamarium.weights.open import open_checkpoint
+
+    try:
+        path = resolve(name)
+    except ModelNotFoundError:
+        if near := difflib.get_close_matches(name, PRESETS, n=1):
+            raise ModelNotFoundError(f"no preset, file or folder {escape(name)}; did you mean {near[0]}?") from None
+        raise
+    return open_checkpoint(path).config

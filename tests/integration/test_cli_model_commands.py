@@ -1,0 +1,327 @@
+"""The commands that run a model, in this process: a small random one where any will do."""
+
+import dataclasses
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamarium.api import Llama, load
+from llamarium.cli.main import main
+from llamarium.model import LlamaForCausalLM
+from llamarium.model.cost import flops
+from llamarium.model.init import init_weights
+from llamarium.presets import PRESETS
+from llamarium.tokens import load_tokenizer
+
+STORY = ["Once upon a time", "--temperature", "0", "-n", "12"]
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_path: Path) -> Llama:
+    return load(smollm2_path)
+
+
+@pytest.fixture(scope="module")
+def small(smollm2_path: Path) -> Llama:
+    config = dataclasses.replace(
+        PRESETS["smollm2-135m"],
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=12,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+    )
+    model = init_weights(LlamaForCausalLM(config), seed=1).requires_grad_(False)
+    return Llama("smollm2-135m", model, load_tokenizer(smollm2_path))
+
+
+@pytest.fixture
+def llama(request: pytest.FixtureRequest) -> Llama:
+    """The model that commands get; `small` unless the test is marked otherwise."""
+    return request.getfixturevalue(getattr(request, "param", "small"))
+
+
+@pytest.fixture
+def asked(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Give every command the loaded model; returns what the last one asked `load` for."""
+    seen: dict[str, Any] = {}
+
+    def give(path: Path, **options: Any) -> Llama:
+        seen.update(options)
+        return llama
+
+    monkeypatch.setattr("llamarium.api.load", give)
+    monkeypatch.setenv("COLUMNS", "80")
+    return seen
+
+
+@pytest.fixture
+def run(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that succeeds and says nothing on stderr; returns its output."""
+
+    def run(*words: str) -> str:
+        code = main(list(words))
+        out, err = capsys.readouterr()
+        assert (code, err) == (0, "")
+        return out
+
+    return run
+
+
+def table_fits(out: str) -> bool:
+    return max(map(len, out.splitlines())) <= 80 and all(line == line.rstrip() for line in out.splitlines())
+
+
+# --- generate ---------------------------------------------------------------------------------------------------------
+
+
+def test_generate_prints_what_the_api_gives(run: Callable[..., str], llama: Llama) -> None:
+    expected = llama.generate("Once upon a time", temperature=0.0, max_tokens=12).text
+    assert run("generate", *STORY) == f"{expected}\n"
+    assert run("generate", *STORY, "--no-cache") == f"{expected}\n"
+
+
+def test_generate_ends_before_a_stop_text(run: Callable[..., str], llama: Llama) -> None:
+    full = llama.generate("Once upon a time", temperature=0.0, max_tokens=12).text
+    stop = full[9:14]
+    assert run("generate", *STORY, "--stop", "never", "--stop", stop) == full[: full.index(stop)] + "\n"
+
+
+def test_no_cache_really_keeps_nothing(run: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("a cache was made")
+
+    monkeypatch.setattr("llamarium.generate.new_cache", fail)
+    run("generate", *STORY, "--no-cache")
+
+
+def test_generate_several_answers_as_json(run: Callable[..., str], llama: Llama) -> None:
+    lines = run("generate", "Hello", "--n", "2", "-n", "5", "--seed", "3", "--logprobs", "2", "--json").splitlines()
+    answers = [json.loads(line) for line in lines]
+    expected = llama.generate("Hello", n=2, max_tokens=5, seed=3)
+    assert [answer["text"] for answer in answers] == [completion.text for completion in expected.completions]
+    assert [answer["index"] for answer in answers] == [0, 1]
+    assert [answer["seed"] for answer in answers] == [3, 4]
+    assert len(answers[0]["logprobs"][0]["top"]) == 2
+    assert answers[0]["num_prompt_tokens"] == 1
+
+
+def test_generate_several_answers_as_text(run: Callable[..., str], llama: Llama) -> None:
+    first, second = llama.generate("Hello", n=2, max_tokens=5, seed=3).completions
+    assert run("generate", "Hello", "--n", "2", "-n", "5", "--seed", "3") == f"{first.text}\n\n{second.text}\n"
+
+
+def test_generate_reports_what_gives_the_same_text_again(
+    asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "Hello", "-n", "6", "--stats"]) == 0
+    out, err = capsys.readouterr()
+    assert err.startswith("[6 tokens in ") and "1 prompt tokens" in err
+    seed = err.rpartition("seed ")[2].rstrip("]\n")
+    assert main(["generate", "Hello", "-n", "6", "--seed", seed]) == 0
+    assert capsys.readouterr().out == out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["generate"], 2, "no PROMPT; give it"),
+        (["generate", "a", "--logprobs", "2"], 2, "needs --json"),
+        (["generate", "a", "--temperature", "warm"], 2, "invalid float value"),
+        (["generate", "a", "--temperature", "-1"], 1, "temperature is -1.0; expected"),
+        (["generate", "a", "--temperature", "nan"], 1, "temperature is nan"),
+        (["generate", "a", "--n", "2", "--temperature", "0"], 1, "greedy answers are all equal"),
+        (["generate", ""], 1, "no tokens"),
+        (["generate", "a " * 300], 1, "context holds 256"),
+        (["next", "a", "-k", "0"], 1, "k is 0"),
+        (["neighbors", "antidisestablishmentarianism"], 1, "no single token"),
+        (["trace", "a", "--names", "q,nothing"], 1, "unknown activations nothing"),
+        (["trace", "a b c", "--budget-mb", "0.01"], 1, "budget is 0.0 MB"),
+        (["info", "a", "-m", "b"], 2, "given twice"),
+        (["info", "llama-3.2-1b", "--quantize", "nf4"], 2, "is a preset"),
+        (["chat", "--json"], 2, "needs a QUESTION"),
+        (["bench", "cache", "--lengths", "1"], 1, "expected 2 or more"),
+        (["bench", "cache", "--lengths", "250"], 1, "context holds 256"),
+    ],
+)
+def test_mistakes(
+    words: list[str], code: int, message: str, asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == code
+    out, err = capsys.readouterr()
+    assert not out
+    assert message in err.splitlines()[-1]
+    assert code == 2 or err.count("\n") == 1
+
+
+# --- chat -------------------------------------------------------------------------------------------------------------
+
+
+def test_chat_answers_one_question(run: Callable[..., str], llama: Llama) -> None:
+    messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "What is 2+2?"}]
+    expected = llama.chat(messages, temperature=0.0, max_new_tokens=16)
+    words = ["chat", "What is 2+2?", "--system", "Be short.", "--temperature", "0", "-n", "16"]
+    assert run(*words) == f"{expected.text}\n"
+    answer = json.loads(run(*words, "--json"))
+    assert answer["text"] == expected.text
+    assert answer["num_prompt_tokens"] == len(expected.prompt_ids)
+
+
+@pytest.fixture
+def talk(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Pipe lines into `llamarium chat`; returns its exit code and output."""
+
+    def talk(*lines: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        code = main(["chat", "--temperature", "0", "-n", "8"])
+        return code, *capsys.readouterr()
+
+    return talk
+
+
+def test_chat_remembers_and_saves(talk: Callable[..., tuple[int, str, str]], llama: Llama, tmp_path: Path) -> None:
+    file = tmp_path / "my dialog.json"
+    code, out, err = talk("/system Be kind.", "I am Ann.", "", "//who am I?", f"/save {file}")
+    assert code == 0
+    saved = json.loads(file.read_text())
+    assert saved["model"] == "smollm2-135m"
+    assert [(m["role"], m["content"]) for m in saved["messages"][:2]] == [("system", "Be kind."), ("user", "I am Ann.")]
+    assert saved["messages"][3] == {"role": "user", "content": "/who am I?"}
+    assert out == "".join(f"{m['content']}\n" for m in saved["messages"] if m["role"] == "assistant")
+    expected = llama.chat(saved["messages"][:4], temperature=0.0, max_new_tokens=8).text
+    assert saved["messages"][4]["content"] == expected
+    assert err == f"[system prompt set]\n[saved {file}]\n"
+
+
+def test_chat_save_replaces_nothing_unless_forced(talk: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    file = tmp_path / "dialog.json"
+    file.write_text("mine")
+    code, _, err = talk("hi", f"/save {file}")
+    assert code == 1
+    assert "exists; /save --force" in err
+    assert file.read_text() == "mine"
+    assert talk("hi", f"/save --force {file}")[0] == 0
+    assert len(json.loads(file.read_text())["messages"]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["dialog.json"]
+    assert "cannot be written: No such file or directory" in talk(f"/save {tmp_path}/no/x.json")[2]
+
+
+def test_chat_reset_forgets_all_but_the_system_prompt(
+    talk: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    talk("/system Be kind.", "hi", "/reset", f"/save {tmp_path / 'a'}", "/quit", "not said")
+    assert json.loads((tmp_path / "a").read_text())["messages"] == [{"role": "system", "content": "Be kind."}]
+    talk("hi", "/reset", f"/save {tmp_path / 'b'}", "/system New.", "/system Newer.", f"/save {tmp_path / 'c'}")
+    assert json.loads((tmp_path / "b").read_text())["messages"] == []
+    assert json.loads((tmp_path / "c").read_text())["messages"] == [{"role": "system", "content": "Newer."}]
+
+
+def test_chat_help_and_an_unknown_command(talk: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = talk("/help", "/system", "/nonsense")
+    assert (code, out) == (1, "")
+    for name in ("/reset", "/system", "/save", "/help", "/quit", "[no system prompt]"):
+        assert name in err
+    assert (
+        err.splitlines()[-1]
+        == "llamarium: error: no command /nonsense; /help lists them; // begins a text with a slash"
+    )
+
+
+# --- looking inside ---------------------------------------------------------------------------------------------------
+
+
+def test_next(run: Callable[..., str], llama: Llama) -> None:
+    words = ["next", "I love to drink", "-k", "3", "--steps", "2"]
+    out = run(*words)
+    assert table_fits(out)
+    steps = [json.loads(line) for line in run(*words, "--json").splitlines()]
+    expected = llama.next_tokens("I love to drink", k=3, steps=2)
+    assert [step["context_ids"] for step in steps] == [list(step.context_ids) for step in expected]
+    for step in expected:
+        assert all(f'"{candidate.text}"' in out for candidate in step.candidates)
+
+
+def test_score(run: Callable[..., str], llama: Llama) -> None:
+    out = run("score", "The cat sat on the mat")
+    assert table_fits(out)
+    data = json.loads(run("score", "The cat sat on the mat", "--json"))
+    assert data["perplexity"] == llama.score("The cat sat on the mat").perplexity
+    assert f"{data['perplexity']:,.4f}" in out
+
+
+@pytest.mark.parametrize("llama", ["smollm2"], indirect=True)
+def test_neighbors(run: Callable[..., str]) -> None:
+    words = ["neighbors", "king", "--minus", "man", "--plus", "woman", "-k", "4"]
+    out = run(*words)
+    assert table_fits(out)
+    data = json.loads(run(*words, "--json"))
+    assert data["neighbors"][0]["text"] == " queen"
+    assert len(data["neighbors"]) == 4
+    assert '" queen"' in out
+
+
+@pytest.mark.parametrize("llama", ["smollm2"], indirect=True)
+def test_info_of_a_model(run: Callable[..., str], asked: dict[str, Any]) -> None:
+    out = run("info", "--dtype", "float32")
+    assert asked["dtype"] == "float32"
+    assert table_fits(out)
+    assert "134,515,008" in out and "Q4_1" in out
+    data = json.loads(run("info", "smollm2-135m", "--json"))
+    assert data["parameters"]["total"] == 134_515_008
+    assert any(source["permuted"] for source in data["sources"])
+
+
+def test_info_of_a_preset_loads_nothing(run: Callable[..., str], asked: dict[str, Any]) -> None:
+    assert "1,235,814,400" in run("info", "llama-3.2-1b")
+    assert json.loads(run("info", "-m", "llama-3.1-8b", "--json"))["parameters"]["total"] == 8_030_261_248
+    assert asked == {}
+
+
+def test_trace(run: Callable[..., str], llama: Llama) -> None:
+    out = run("trace", "The cat sat")
+    assert table_fits(out)
+    assert out.startswith("0 The | 1  cat | 2  sat\n")
+    names = [line.split()[0] for line in out.splitlines()[4:]]
+    assert names == list(llama.trace("The cat sat"))
+    words = ["trace", "The cat sat", "--layers=0,-1", "--positions=-1", "--names", "resid,pattern", "--json"]
+    data = json.loads(run(*words))
+    assert list(data["activations"]) == ["layers.0.pattern", "layers.0.resid", "layers.11.pattern", "layers.11.resid"]
+    assert data["positions"] == [2]
+    assert data["activations"]["layers.11.resid"]["shape"] == [1, 64]
+
+
+def test_bench_cache(
+    asked: dict[str, Any], llama: Llama, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "cache", "--lengths", "3,5"]) == 0
+    out, err = capsys.readouterr()
+    assert asked["dtype"] == "float32"
+    assert table_fits(out)
+    assert err == "greedy tokens: the same both ways\n"
+    assert main(["bench", "cache", "--lengths", "4", "--json"]) == 0
+    kept, anew = map(json.loads, capsys.readouterr().out.splitlines())
+    per_token = 2 * 12 * 2 * 16 * 4
+    assert (kept["cache"], anew["cache"]) == (True, False)
+    assert kept["token_ids"] == anew["token_ids"]
+    assert kept["num_prompt_tokens"] == 22
+    assert kept["kv_bytes_computed"] == kept["kv_bytes_kept"] == 25 * per_token
+    assert anew["kv_bytes_computed"] == (22 + 23 + 24 + 25) * per_token
+    assert anew["kv_bytes_kept"] == 0
+    assert kept["flops"] == flops(llama.config, 25, num_logits=4)  # everything once
+    assert anew["flops"] == sum(flops(llama.config, num_tokens) for num_tokens in (22, 23, 24, 25))
+
+    monkeypatch.setattr(
+        "llamarium.generate.recompute",
+        lambda model, rows: llama.model.logits(llama.model.model.embed_tokens.weight[:1]),
+    )
+    assert main(["bench", "cache", "--lengths", "4"]) == 1
+    assert "different at lengths [4]" in capsys.readouterr().err

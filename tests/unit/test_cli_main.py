@@ -1,0 +1,204 @@
+"""The shell's way in: help, versions, mistakes, and how each command may end."""
+
+import argparse
+import io
+import os
+import resource
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llamarium.cli import main as cli
+from llamarium.cli.options import UsageError
+from llamarium.errors import CheckpointError
+
+
+class FakeCommand:
+    """What its options are.
+
+    And how it is used.
+    """
+
+    def __init__(self, body: Callable[[argparse.Namespace], int]) -> None:
+        self.run = body
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--size", type=int, default=0)
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Run `llamarium info ...` with another body."""
+
+    def run(body: Callable[[argparse.Namespace], int], *words: str) -> int:
+        monkeypatch.setattr(cli, "_command", lambda name: FakeCommand(body))
+        return cli.main(["info", *words])
+
+    return run
+
+
+def raising(error: BaseException) -> Callable[[argparse.Namespace], int]:
+    def body(args: argparse.Namespace) -> int:
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_help_lists_every_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == 0
+    out, err = capsys.readouterr()
+    for name, summary in cli.COMMANDS.items():
+        assert f"  {name:<11}{summary}" in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert not err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == "llamarium 0.1.0\n"
+
+
+def test_help_of_every_command_imports_neither_torch_nor_rich_and_is_fast() -> None:
+    program = (
+        "import sys; from llamarium.cli.main import COMMANDS, main\n"
+        "for words in ([], ['--help'], *([name, '--help'] for name in COMMANDS)): assert main(words) == 0, words\n"
+        "heavy = {'torch', 'rich', 'numpy', 'huggingface_hub', 'tokenizers'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("usage: llamarium") == 2 + len(cli.COMMANDS)
+    # Processor time, of all fourteen: other work on the machine does not count. One alone takes 0.07 s.
+    assert after.ru_utime - before.ru_utime < 0.6
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"), [("genrate", "did you mean generate?"), ("zzz", "there are: chat, "), ("a\x1b[2J", "\\x1b[2J")]
+)
+def test_unknown_command(typed: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([typed]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert hint in err.splitlines()[-1]
+    assert "\x1b" not in err
+
+
+def test_an_unknown_or_shortened_option_is_a_usage_error(
+    command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(lambda args: 0, "--siz", "3") == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "llamarium: error: unrecognized arguments: --siz 3"
+    assert command(lambda args: 0, "--size", "x\x1b") == 2
+    assert "llamarium info: error: argument --size: invalid int value: 'x\\x1b'" in capsys.readouterr().err
+
+
+def test_no_command_but_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--debug"]) == 2
+    assert "no command" in capsys.readouterr().err
+
+
+def test_exit_code_is_the_commands(command: Callable[..., int]) -> None:
+    assert command(lambda args: args.size, "--size", "1") == 1
+
+
+def test_a_callers_error_is_one_line(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(raising(CheckpointError("model.gguf: bad\n  magic \x1b[2J"))) == 1
+    out, err = capsys.readouterr()
+    assert not out
+    assert err == "llamarium: error: model.gguf: bad magic \\x1b[2J\n"
+
+
+@pytest.mark.parametrize("words", [["--debug", "info"], ["info", "--debug"]])
+def test_debug_shows_the_traceback_first(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_command", lambda name: FakeCommand(raising(CheckpointError("bad magic"))))
+    assert cli.main(words) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Traceback")
+    assert lines[-1] == "llamarium: error: bad magic"
+
+
+def test_an_unexpected_exception_says_that_it_is_a_bug(
+    command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(raising(KeyError("rope"))) == 1
+    assert capsys.readouterr().err == (
+        "llamarium: error: KeyError: 'rope': this is a bug in llamarium; run again with --debug for the traceback\n"
+    )
+
+
+def test_what_the_system_refuses_is_no_bug(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(raising(PermissionError(13, "Permission denied", "/root/x"))) == 1
+    assert capsys.readouterr().err == "llamarium: error: /root/x: Permission denied\n"
+    assert command(raising(MemoryError())) == 1
+    assert capsys.readouterr().err == "llamarium: error: out of memory\n"
+
+
+def test_a_contradiction_is_a_usage_error(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(raising(UsageError("given twice"))) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "llamarium info: error: given twice"
+
+
+def test_interrupted(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    def body(args: argparse.Namespace) -> int:
+        print("half an ans", end="")
+        raise KeyboardInterrupt
+
+    assert command(body) == 130
+    assert capsys.readouterr() == ("half an ans", "")
+
+
+def test_warnings_for_the_user_are_one_line_and_others_are_not_shown(
+    command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def body(args: argparse.Namespace) -> int:
+        warnings.warn("config.json: fields\n not known: \x1b", stacklevel=1)
+        warnings.warn("an old name", DeprecationWarning, stacklevel=1)
+        return 0
+
+    assert command(body) == 0
+    assert capsys.readouterr().err == "llamarium: warning: config.json: fields not known: \\x1b\n"
+
+
+def test_output_that_a_terminal_cannot_encode_is_escaped(
+    command: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="latin-1"))
+
+    def body(args: argparse.Namespace) -> int:
+        print("é and 🙂")
+        return 0
+
+    assert command(body) == 0
+    assert raw.getvalue() == b"\xe9 and \\U0001f642\n"
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of bash, in which `llamarium` is this one."""
+    text = f'set -o pipefail; llamarium() {{ "{sys.executable}" -m llamarium "$@"; }}; {line}'
+    env = {**os.environ, "COLUMNS": "80"}
+    return subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False, env=env)
+
+
+def test_a_closed_pipe_ends_quietly() -> None:
+    done = shell("llamarium --help | head -1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: llamarium")
+    done = shell("llamarium models --json | true")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_full_disk_is_one_line() -> None:
+    done = shell("llamarium models --json > /dev/full")
+    assert done.returncode == 1
+    assert done.stderr == "llamarium: error: No space left on device\n"

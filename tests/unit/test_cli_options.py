@@ -1,0 +1,131 @@
+"""Shared options: each one that can be given reaches what it is for."""
+
+import argparse
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamarium.cli import options
+from llamarium.errors import InputError
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    options.add_text(parser, "PROMPT", "the text")
+    options.add_sampling(parser)
+    options.add_model(parser)
+    return parser.parse_args(words)
+
+
+def test_nothing_given_leaves_everything_to_the_model() -> None:
+    assert options.sampling(parse()) == {}
+
+
+def test_every_sampling_option_reaches_the_api_by_its_name() -> None:
+    words = (
+        "-n 7 --temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1 --presence-penalty 0.2 "
+        "--frequency-penalty -0.3 --logit-bias 5=-100 --logit-bias 6=2.5 --seed 0 --stop a --stop b --stop-id 2 "
+        "--stop-id 3"
+    )
+    given = options.sampling(parse(*words.split()))
+    assert given == {
+        "max_new_tokens": 7,
+        "temperature": 0.5,
+        "top_k": 4,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": -0.3,
+        "logit_bias": {5: -100.0, 6: 2.5},
+        "seed": 0,
+        "stop": ("a", "b"),
+        "stop_token_ids": (2, 3),
+    }
+
+
+def test_zero_is_given_too() -> None:
+    assert options.sampling(parse("--temperature", "0", "--seed", "0")) == {"temperature": 0.0, "seed": 0}
+
+
+def test_one_token_with_two_biases() -> None:
+    with pytest.raises(options.UsageError, match="twice"):
+        options.sampling(parse("--logit-bias", "5=1", "--logit-bias", "5=2"))
+
+
+@pytest.mark.parametrize("text", ["5", "5=", "=1", "a=1", "5=b", "5:1"])
+def test_a_bias_that_is_none(text: str) -> None:
+    with pytest.raises(argparse.ArgumentError, match="expected ID=BIAS"):
+        parse("--logit-bias", text)
+
+
+def test_every_loading_option_reaches_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: dict[str, Any] = {}
+
+    class Loaded:
+        name = ""
+
+    def load(path: Path, **given: Any) -> Loaded:
+        seen.update(given, path=path)
+        return Loaded()
+
+    monkeypatch.setattr("llamarium.api.load", load)
+    monkeypatch.setattr(options, "set_threads", lambda threads: seen.update(threads=threads))
+    words = "--dtype float32 --device cuda:1 --quantize int8 --dequantize use --strict --threads 3 -m"
+    llama = options.load_llama(parse(*words.split(), str(tmp_path)))
+    assert llama.name == str(tmp_path)
+    assert callable(seen.pop("progress"))
+    assert seen == {
+        "path": tmp_path,
+        "dtype": "float32",
+        "device": "cuda:1",
+        "quantize": "int8",
+        "dequantize": "use",
+        "strict": True,
+        "threads": 3,
+    }
+
+
+def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr("torch.set_num_threads", seen.append)
+    options.set_threads(None)
+    options.set_threads(2)
+    assert seen == [2]
+    with pytest.raises(argparse.ArgumentError):
+        parse("--threads", "0")
+
+
+def test_text_by_itself_or_as_an_option() -> None:
+    assert options.read_text(parse("hello")) == "hello"
+    assert options.read_text(parse("-p", "hello")) == "hello"
+    assert options.read_text(parse()) is None
+    with pytest.raises(options.UsageError, match="given twice"):
+        options.read_text(parse("hello", "-p", ""))
+    with pytest.raises(options.UsageError, match="no PROMPT"):
+        options.require_text(parse(), "PROMPT")
+    assert options.require_text(parse(""), "PROMPT") == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "text"), [(b"a b\n", "a b"), (b"a\r\n", "a"), (b"a\n\n", "a\n"), (b"", ""), ("é".encode(), "é")]
+)
+def test_text_from_standard_input(given: bytes, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given), encoding="ascii"))
+    assert options.read_text(parse("-")) == text
+
+
+def test_standard_input_that_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff")))
+    with pytest.raises(InputError, match="byte 2 is 0xff"):
+        options.read_text(parse("-p", "-"))
+
+
+def test_lists() -> None:
+    assert options.whole_numbers("0,-1, 3") == (0, -1, 3)
+    assert options.names("q, k") == ("q", "k")
+    with pytest.raises(ValueError, match="invalid literal"):
+        options.whole_numbers("1,")

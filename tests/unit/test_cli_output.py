@@ -1,0 +1,134 @@
+"""What reaches a terminal, a pipe and a JSON reader."""
+
+import io
+import json
+import math
+import sys
+import unicodedata
+
+import pytest
+from rich.text import Text
+
+from llamarium.cli import output
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_printable_leaves_nothing_that_drives_a_terminal() -> None:
+    every = "".join(map(chr, range(sys.maxunicode + 1)))
+    shown = output.printable(every)
+    controls = {c for c in shown if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")}
+    assert controls == {"\n", "\t"}
+    assert not {c for c in shown if unicodedata.bidirectional(c) in ("LRO", "RLO", "LRE", "RLE", "PDF", "LRI", "RLI")}
+
+
+@pytest.mark.parametrize("text", ["naïve\n\tcafé", "👩‍👩‍👧 flag 🏳️‍🌈", "می‌خواهم", "non\u00a0breaking\u3000space", "𝔘𐍈"])
+def test_printable_leaves_text_alone(text: str) -> None:
+    assert output.printable(text) == text
+
+
+def test_printable_escapes() -> None:
+    assert output.printable("a\x1b[2Jb\rc\x00\x9b\u202e\ud800") == "a\\x1b[2Jb\\rc\\x00\\x9b\\u202e\\ud800"
+
+
+def test_text_is_escaped_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream, shown in ((Terminal(), "\\x1b[2J\n"), (io.StringIO(), "\x1b[2J\n")):
+        monkeypatch.setattr(sys, "stdout", stream)
+        output.write_text("\x1b[2J\n")
+        assert stream.getvalue() == shown
+
+
+def test_emit_writes_one_ascii_line_that_json_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    output.emit({"text": "é\u2028\x1b\n", "values": (1.5, math.nan, [-math.inf]), 3: {"none": None}})
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert out.isascii() and "\x1b" not in out
+    assert json.loads(out) == {"text": "é\u2028\x1b\n", "values": [1.5, None, [None]], "3": {"none": None}}
+
+
+def test_warnings_and_notes_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    output.note("loaded\x07")
+    output.warn("two\nlines")
+    assert capsys.readouterr() == ("", "loaded\\x07\nllamarium: warning: two lines\n")
+
+
+def test_progress_is_drawn_on_a_terminal_only_and_nothing_remains(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with output.percent("loading") as report:
+        report(1, 2)
+    assert capsys.readouterr() == ("", "")
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    with pytest.raises(ValueError), output.percent("loading") as report:
+        report(1, 3)
+        report(1, 3)
+        raise ValueError
+    assert sys.stderr.getvalue() == "loading …\rloading …  33 %\r\x1b[K"
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "dumb")
+    with output.percent("loading") as report:
+        report(1, 3)
+    assert sys.stderr.getvalue() == ""
+
+
+def test_tables_end_no_line_with_blanks_and_take_text_literally(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    shown = output.table("name", "size", right=("size",))
+    shown.add_row("[bold]x[/bold] :smile:", "1")
+    shown.add_row("word " * 12, "22")
+    output.show(shown)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line == line.rstrip() and len(line) <= 40 for line in lines)
+    assert lines[2].split() == ["[bold]x[/bold]", ":smile:", "1"]
+    assert "".join(lines).count("word") == 12  # folded, not cut
+
+
+def test_colour_on_a_terminal_unless_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for value, coloured in ((None, True), ("1", False)):
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        if value:
+            monkeypatch.setenv("NO_COLOR", value)
+        monkeypatch.setattr(sys, "stdout", Terminal())
+        output.show(Text("red", style="red"))
+        assert ("\x1b[31m" in sys.stdout.getvalue()) == coloured
+
+
+def test_sizes() -> None:
+    assert [output.megabytes(n) for n in (0, 98_362_432, 9_999_000_000, 16_060_000_000)] == [
+        "0.0 MB",
+        "98.4 MB",
+        "9,999.0 MB",
+        "16.1 GB",
+    ]
+
+
+def test_stopwatch_reports_when_asked_or_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def report(wanted: bool | None, num_tokens: int = 3) -> None:
+        watch = output.Stopwatch(wanted)
+        watch.count(num_tokens)
+        watch.report("seed 7")
+
+    report(None)
+    report(False)
+    report(True, num_tokens=0)
+    assert capsys.readouterr() == ("", "")
+    report(True)
+    err = capsys.readouterr().err
+    assert err.startswith("[3 tokens in 0.00 s, ")
+    assert err.endswith(", seed 7]\n")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    report(None)
+    assert "tokens/s" in sys.stderr.getvalue()

@@ -1,0 +1,143 @@
+"""`llamarium models`, `download` and `doctor`: what is on this machine."""
+
+import json
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+
+from llamarium.cli.main import main
+from llamarium.errors import DownloadError
+from llamarium.weights.hub import CachedModel
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LLAMARIUM_CACHE", str(tmp_path))
+    monkeypatch.setattr("llamarium.weights.hub.cached_models", list)
+    return tmp_path
+
+
+def hub_models(tmp_path: Path) -> list[CachedModel]:
+    (tmp_path / "config.json").touch()
+    return [
+        CachedModel(name="org/one", path=tmp_path, num_bytes=2_471_645_608, where="hub"),
+        CachedModel(name="org/two:\x1b.gguf", path=tmp_path / "x.gguf", num_bytes=1, where="hub"),
+        CachedModel(name="org/meta", path=tmp_path / "original", num_bytes=1, where="hub"),
+        CachedModel(name="smollm2-135m", path=tmp_path, num_bytes=1, where="built-in"),
+    ]
+
+
+def test_models_lists_built_ins_and_the_hubs_cache(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("llamarium.weights.hub.cached_models", lambda: hub_models(empty_cache))
+    assert main(["models"]) == 0
+    out, err = capsys.readouterr()
+    assert max(map(len, out.splitlines())) <= 80
+    rows = {line.split()[0]: line for line in out.splitlines()[2:] if not line.startswith(" ")}
+    assert "fetched" in rows["smollm2-135m"]
+    assert "2,471.6 MB" in rows["org/one"] and "safetensors" in rows["org/one"]
+    assert "Meta's original files" in rows["org/meta"]
+    assert "org/two:\\x1b.gguf" in rows and "\x1b" not in out
+    assert "org/name:file.gguf" in err
+
+
+def test_models_as_json(empty_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "--json"]) == 0
+    out, err = capsys.readouterr()
+    models = {model["name"]: model for model in map(json.loads, out.splitlines())}
+    assert models["smollm2-135m"]["path"] is None
+    assert models["llama3"]["kind"] == "tokenizer"
+    assert not err
+    (empty_cache / "llama3").mkdir()
+    with (empty_cache / "llama3" / "tokenizer.model").open("wb") as file:
+        file.truncate(models["llama3"]["num_bytes"])
+    main(["models", "--json"])
+    models = {model["name"]: model for model in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert models["llama3"]["path"] == str(empty_cache / "llama3" / "tokenizer.model")
+
+
+def test_download_prints_the_path(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["smollm2-135m"], ["smollm2-135m", "--force"]):
+        assert main(["download", *words]) == 0
+        assert capsys.readouterr() == (f"{smollm2_path}\n", "")
+    assert main(["download", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"name": "smollm2-135m", "path": str(smollm2_path)}
+
+
+def test_download_from_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("llamarium.weights.hub.resolve", lambda name: tmp_path / name)
+    assert main(["download", "org/name"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'org/name'}\n"
+    assert main(["download", "org/name", "--force"]) == 1
+    assert "--force is for built-ins" in capsys.readouterr().err
+
+
+def test_download_fails_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fetch(name: str, *, force: bool) -> Path:
+        raise DownloadError("no network")
+
+    monkeypatch.setattr("llamarium.weights.builtin.fetch", fetch)
+    assert main(["download", "smollm2-135m"]) == 1
+    assert capsys.readouterr() == ("", "llamarium: error: no network\n")
+
+
+def test_doctor_finds_everything_in_place(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    for found in ("python", "torch", "processor", "bfloat16 on CPU", "OMP_NUM_THREADS is 1", "not fetched yet"):
+        assert found in out
+    assert out.endswith("Everything is in place.\n")
+
+
+def test_doctor_names_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    no_folder = tmp_path / "file"
+    no_folder.touch()
+    monkeypatch.setenv("LLAMARIUM_CACHE", str(no_folder / "cache"))
+    monkeypatch.setattr("llamarium.cli.doctor._PACKAGES", ("torch", "no-such-package"))
+    assert main(["doctor", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    wrong = {check["name"]: check["found"] for topic in report.values() if topic for check in topic if not check["ok"]}
+    assert report["ok"] is False
+    assert set(wrong) == {"no-such-package", "folder"}
+    assert "pip install no-such-package" in wrong["no-such-package"]
+    assert "set LLAMARIUM_CACHE" in wrong["folder"]
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().out.endswith("Needs attention: no-such-package, folder\n")
+
+
+def test_doctor_without_a_home(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("LLAMARIUM_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    assert main(["doctor"]) == 1
+    assert "there is no home folder" in capsys.readouterr().out
+
+
+def test_doctor_asks_the_network_only_when_told_to(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def urlopen(request: object, timeout: float) -> object:
+        asked.append(request.full_url)  # pyright: ignore[reportAttributeAccessIssue]
+        raise URLError("no route")
+
+    monkeypatch.setattr("urllib.request.urlopen", urlopen)
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example/")
+    assert main(["doctor", "--json"]) == 0
+    assert asked == []
+    assert main(["doctor", "--json", "--hub"]) == 1
+    assert asked == ["https://mirror.example"]
+    assert "no route" in capsys.readouterr().out

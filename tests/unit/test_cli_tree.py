@@ -1,0 +1,116 @@
+"""`llamarium tree`."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llamarium.cli.main import main
+from llamarium.presets import PRESETS
+
+LLAMA_32_1B_NF4 = """\
+LlamaForCausalLM(
+  (model): LlamaModel(
+    (embed_tokens): Embedding(128256, 2048)
+    (layers): ModuleList(
+      (0-15): 16 x LlamaDecoderLayer(
+        (self_attn): LlamaAttention(
+          (q_proj): Linear4bit(in_features=2048, out_features=2048, bias=False)
+          (k_proj): Linear4bit(in_features=2048, out_features=512, bias=False)
+          (v_proj): Linear4bit(in_features=2048, out_features=512, bias=False)
+          (o_proj): Linear4bit(in_features=2048, out_features=2048, bias=False)
+        )
+        (mlp): LlamaMLP(
+          (gate_proj): Linear4bit(in_features=2048, out_features=8192, bias=False)
+          (up_proj): Linear4bit(in_features=2048, out_features=8192, bias=False)
+          (down_proj): Linear4bit(in_features=8192, out_features=2048, bias=False)
+          (act_fn): SiLUActivation()
+        )
+        (input_layernorm): LlamaRMSNorm((2048,), eps=1e-05)
+        (post_attention_layernorm): LlamaRMSNorm((2048,), eps=1e-05)
+      )
+    )
+    (norm): LlamaRMSNorm((2048,), eps=1e-05)
+    (rotary_emb): LlamaRotaryEmbedding()
+  )
+  (lm_head): Linear(in_features=2048, out_features=128256, bias=False)
+)
+"""
+
+
+def user_seconds(*words: str) -> tuple[float, str]:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True, env=env)
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before, done.stdout
+
+
+def test_llama_32_1b_in_nf4_costs_little_more_than_importing_torch() -> None:
+    torch_s, _ = user_seconds("-c", "import torch")
+    tree_s, out = user_seconds("-m", "llamarium", "tree", "llama-3.2-1b", "--quantize", "nf4")
+    assert out == LLAMA_32_1B_NF4
+    # Processor time, so that other work on the machine does not count. Measured: 0.15 s more.
+    assert tree_s < torch_s + 1.0
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_has_a_tree(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tree", name]) == 0
+    out = capsys.readouterr().out
+    assert f"{PRESETS[name].num_hidden_layers} x LlamaDecoderLayer(" in out
+    assert "Linear(in_features" in out
+
+
+@pytest.mark.parametrize(("method", "kind"), [("int8", "Linear8bit"), ("int4", "LinearInt4")])
+def test_other_quantizations(method: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tree", "llama-3.2-1b", "--quantize", method]) == 0
+    assert f"(q_proj): {kind}(in_features=2048, out_features=2048, bias=False)" in capsys.readouterr().out
+
+
+def test_a_folder_or_config_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(PRESETS["tiny"].to_hf()))
+    main(["tree", "tiny"])
+    expected = capsys.readouterr().out
+    for path in (tmp_path, config):
+        assert main(["tree", str(path)]) == 0
+        assert capsys.readouterr().out == expected
+
+
+def test_a_gguf_file(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["tree"])  # the built-in model's preset
+    expected = capsys.readouterr().out
+    assert main(["tree", str(smollm2_path)]) == 0
+    assert capsys.readouterr().out == expected
+
+
+def test_a_hub_name_needs_its_config_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(PRESETS["tiny"].to_hf()))
+    asked: list[tuple[str, str]] = []
+
+    def download(repo: str, file: str) -> Path:
+        asked.append((repo, file))
+        return config
+
+    monkeypatch.setattr("llamarium.weights.hub_client.download_file", download)
+    assert main(["tree", "org/name-1.0"]) == 0
+    assert asked == [("org/name-1.0", "config.json")]
+    assert "2 x LlamaDecoderLayer(" in capsys.readouterr().out
+
+
+def test_a_config_that_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PRESETS["tiny"].to_hf() | {"model_type": "gpt2"}))
+    assert main(["tree", str(tmp_path)]) == 1
+    assert 'model_type is "gpt2"' in capsys.readouterr().err
+
+
+def test_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tree", "lama-3.2-1b"]) == 1
+    assert "did you mean llama-3.2-1b?" in capsys.readouterr().err
