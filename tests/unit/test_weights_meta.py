@@ -219,7 +219,7 @@ def test_shards(model_files):
     refused(folder, "consolidated.00.pth is missing")
     folder = files.meta(shards=2)
     (folder / "consolidated.01.pth").unlink()
-    refused(folder, "config's|differ|num_|vocab_size")
+    refused(folder, "1 shards; consolidated.01.pth is missing")
     folder = files.meta(shards=2)
     change_shard(folder, lambda t: t.pop("layers.1.feed_forward.w2.weight"), "consolidated.01.pth")
     refused(folder, "consolidated.01.pth: 1 tensors are missing: layers.1.feed_forward.w2.weight")

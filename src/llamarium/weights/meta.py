@@ -69,7 +69,8 @@ class MetaCheckpoint:
         self._slices = {
             _key(name): (name, [shard[name] for shard in shards]) for name in shards[0] if name != _ROPE_TABLE
         }
-        self._vocab_on_rows = self._embedding_is_cut_on_rows()
+        self._check_num_shards(len(files))
+        self._vocab_on_rows = self._width(EMBEDDING) == self._width("model.norm.weight")  # Llama 2 cuts by features
         head = self._slices.pop(HEAD, None)
         tied = head is None or self._is_embedding(head[1])
         self.config = meta_config(path, self._shape(EMBEDDING)[0], tied)
@@ -111,12 +112,18 @@ class MetaCheckpoint:
             return 0 if self._vocab_on_rows else 1
         return 1 if key.endswith(_ROW_PARALLEL) else 0
 
-    def _embedding_is_cut_on_rows(self) -> bool:
-        """Llama 3 cuts the table by tokens, Llama 2 by features: then a slice is narrower than a norm is long."""
-        for key in (EMBEDDING, "model.norm.weight"):
-            if key not in self._slices:
-                raise CheckpointError(f"{escape(self.path)}: {key} is missing; this is no whole Llama")
-        return self._slices[EMBEDDING][1][0].shape[-1:] == self._slices["model.norm.weight"][1][0].shape[-1:]
+    def _width(self, key: str) -> int:
+        """Return how wide a slice is: its last dimension."""
+        if key not in self._slices or not self._slices[key][1][0].ndim:
+            raise CheckpointError(f"{escape(self.path)}: {key} is missing; this is no whole Llama")
+        return self._slices[key][1][0].shape[-1]
+
+    def _check_num_shards(self, num_shards: int) -> None:
+        """Compare o_proj's width in one shard with the whole, a norm's length: the last shards may be missing."""
+        part, whole = self._width("model.layers.0.self_attn.o_proj.weight"), self._width("model.norm.weight")
+        if part and whole % part == 0 and whole // part > num_shards:
+            missing = [f"consolidated.{i:02d}.pth" for i in range(num_shards, whole // part)]
+            raise CheckpointError(f"{escape(self.path)}: {num_shards} shards; {list_some(missing)} is missing")
 
     def _shape(self, key: str) -> tuple[int, ...]:
         """Return the shape of a whole weight; its slices must be alike."""
