@@ -135,6 +135,10 @@ def test_only_what_was_asked_for_is_computed(model: LlamaForCausalLM, monkeypatc
 def test_the_budget_counts_what_is_kept(model: LlamaForCausalLM, full: Trace) -> None:
     plan = trace_module._Plan.of(model, 6, None, None, None)
     assert {key: plan.num_bytes(key) for key in plan.keys} == {k: t.numel() * t.element_size() for k, t in full.items()}
+    working = {
+        n: trace_module._Plan.of(model, 6, [n], None, None).working_bytes() for n in ("resid", "q_rot", "pattern")
+    }
+    assert working == {"resid": 0, "q_rot": 2 * 36, "pattern": 2 * 36 + 2 * 4 * 4 * 36 + 2 * 4 * 6 * 128}
     half = trace_module._Plan.of(make_model().bfloat16(), 6, ["q", "scores"], [0], [5])
     assert [half.num_bytes(key) for key in half.keys] == [4 * 32 * 2, 4 * 1 * 6 * 4]
 

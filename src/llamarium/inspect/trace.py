@@ -256,14 +256,16 @@ class _Plan:
         return math.prod(self.sizes[a] for a in activation.axes) * (4 if activation.is_float32 else self.itemsize)
 
     def working_bytes(self) -> int:
-        """What writing one layer's attention out takes beside what is kept: see `attend_eagerly`."""
-        if not any(ACTIVATIONS[split_key(key)[0]].is_float32 for key in self.keys):
+        """What watching one layer's attention takes beside what is kept: its mask, and `attend_eagerly`."""
+        if not self.has_side("attend"):
             return 0
         s = self.sizes
+        mask = 2 * s["S"] * s["S"]
+        if not any(ACTIVATIONS[split_key(key)[0]].is_float32 for key in self.keys):
+            return mask
         matrices = 2 * 4 * s["N"] * s["T"] * s["S"]
         keys_and_values = 2 * 4 * s["S"] * s["N"] * s["H"]
-        mask = 2 * s["S"] * s["S"]
-        return matrices + keys_and_values + mask
+        return mask + matrices + keys_and_values
 
     def check_budget(self, budget_mb: float) -> None:
         by_name: dict[str, int] = {}
