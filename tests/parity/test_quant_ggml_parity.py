@@ -9,6 +9,7 @@ from gguf import quants
 from llamarium.quant.ggml_blocks import dequantize
 from llamarium.quant.ggml_encode import quantize
 from llamarium.quant.ggml_formats import GGML_TYPES
+from llamarium.weights.gguf_file import read_gguf
 
 # Where each format keeps its half-precision scales, in bytes from the block's start.
 SCALES = {
@@ -95,9 +96,10 @@ def test_quantize_takes_half_precision(dtype):
 
 def test_smollm2_weights_are_bit_exact(smollm2_path):
     """A real tensor of each format in the built-in model."""
-    tensors = {t.tensor_type.name: t for t in gguf.GGUFReader(smollm2_path).tensors}
+    tensors = {tensor.type_name: tensor for tensor in read_gguf(smollm2_path).tensors.values()}
     assert {"Q4_1", "Q8_0", "F32"} <= set(tensors)
     for name, tensor in tensors.items():
-        data = np.array(tensor.data[:64]).view(np.uint8)
-        theirs = quants.dequantize(np.array(tensor.data[:64]), tensor.tensor_type)
+        rows = np.memmap(smollm2_path, np.uint8, "r", tensor.offset, (tensor.num_bytes,))
+        data = rows.reshape(-1, GGML_TYPES[name].row_bytes(tensor.shape[-1]))[:64].copy()
+        theirs = quants.dequantize(data, gguf.GGMLQuantizationType[name])
         assert np.array_equal(bits(dequantize(torch.from_numpy(data), name).numpy()), bits(theirs))

@@ -59,6 +59,16 @@ def test_nested_codes_over_many_scales():
         assert torch.equal(quantize_nf4(weight).absmax, state.absmax)
 
 
+def test_short_last_blocks():
+    """They are divided by their absmax, whole blocks are multiplied by its inverse; now and then a code differs."""
+    midpoints = (NF4_LEVELS[:-1] + NF4_LEVELS[1:]) / 2
+    for size in range(17, 64):
+        weight = make((1, size), "normal", torch.float32)
+        weight[0, :15] = midpoints * weight.abs().max()
+        codes, _ = bnb.quantize_4bit(weight, quant_type="nf4")
+        assert torch.equal(quantize_nf4(weight).codes, codes), size
+
+
 @pytest.mark.parametrize("double_quant", [False, True])
 @pytest.mark.parametrize("kind", ["normal", "tiny", "zeros", "outliers"])
 def test_dequantize_is_bit_exact(kind, double_quant):

@@ -60,7 +60,7 @@ def test_weights_of_many_chunks(monkeypatch, native):
     x, weight = case(20, torch.bfloat16)
     with torch.no_grad():
         whole = linear_half(x, weight)
-        monkeypatch.setattr(cpu_half, "_CHUNK_ROWS", 16)
+        monkeypatch.setattr(cpu_half, "_CHUNK_WEIGHTS", 16 * 96)
         assert torch.equal(linear_half(x, weight), whole)
 
 
@@ -78,6 +78,15 @@ def test_gradients_are_those_of_linear(rows, native):
     ours = torch.autograd.grad(linear_half(x, weight).float().pow(2).sum(), (x, weight))
     theirs = torch.autograd.grad(F.linear(x, weight).float().pow(2).sum(), (x, weight))
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_no_float32_copy_is_kept_for_the_backward_pass(monkeypatch):
+    monkeypatch.setattr(cpu_half, "cpu_has_native_bf16", lambda: False)
+    x, weight = case(40, torch.bfloat16)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.dtype) or t, lambda t: t):
+        linear_half(x.requires_grad_(), weight)
+    assert set(kept) == {torch.bfloat16}
 
 
 def test_float32_and_meta_are_left_to_torch(native):

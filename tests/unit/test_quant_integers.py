@@ -67,6 +67,7 @@ def test_odd_rows(kind):
     back = kind.from_weight(weight).dequantize()
     torch.testing.assert_close(back[:3], weight[:3], rtol=1e-6, atol=0)
     assert back.isfinite().all() and (back[3].abs() < 1e-36).all()
+    assert not kind.from_weight(weight[:1]).weight.any()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -143,20 +143,17 @@ def _quantize_scales(scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def dequantize_nf4(quantized: NF4, shape: tuple[int, ...], *, block_size: int = 64) -> Tensor:
     """Return the weights: `shape`, float32."""
-    num_weights = math.prod(shape)
-    layout = NF4Layout((1, num_weights), torch.float32, block_size)
-    return _dequantize_range(quantized, 0, num_weights, layout).view(shape)
+    return _dequantize_range(quantized, 0, math.prod(shape), block_size).view(shape)
 
 
-def _dequantize_range(quantized: NF4, start: int, stop: int, layout: NF4Layout) -> Tensor:
+def _dequantize_range(quantized: NF4, start: int, stop: int, block_size: int) -> Tensor:
     """Return weights `start` to `stop` of the flat tensor, float32, by way of the whole blocks around them."""
-    block_size = layout.block_size
     first, last = start // block_size, -(-stop // block_size)
-    begin, end = first * block_size, min(last * block_size, layout.num_weights)
+    begin, end = first * block_size, last * block_size  # the last block may be short: slices end where the data does
     pairs = _LEVEL_PAIRS.to(quantized.codes.device).view(torch.int64).flatten()
-    packed = quantized.codes.flatten()[begin // 2 : -(-end // 2)]
+    packed = quantized.codes.flatten()[begin // 2 : end // 2]
     # index_select with int32 is several times as fast as pairs[packed].
-    values = pairs.index_select(0, packed.int()).view(torch.float32)[: end - begin]
+    values = pairs.index_select(0, packed.int()).view(torch.float32)
     _scale_blocks(values, _dequantize_scales(quantized, first, last), block_size)
     return values[start - begin : stop - begin]
 
@@ -167,7 +164,7 @@ def _dequantize_scales(quantized: NF4, start: int, stop: int) -> Tensor:
     if nested is None:
         return quantized.absmax[start:stop]
     first, last = start // NESTED_BLOCK_SIZE, -(-stop // NESTED_BLOCK_SIZE)
-    begin, end = first * NESTED_BLOCK_SIZE, min(last * NESTED_BLOCK_SIZE, len(quantized.absmax))
+    begin, end = first * NESTED_BLOCK_SIZE, last * NESTED_BLOCK_SIZE
     values = nested.quant_map.index_select(0, quantized.absmax[begin:end].int())
     _scale_blocks(values, nested.absmax[first:last], NESTED_BLOCK_SIZE)
     return values.add_(nested.offset)[start - begin : stop - begin]
@@ -288,7 +285,7 @@ class Linear4bit(QuantizedLinear):
     def dequantize_rows(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         """Return rows `start` to `stop` of W."""
         columns = self.in_features
-        flat = _dequantize_range(self._quantized(), start * columns, stop * columns, self.layout)
+        flat = _dequantize_range(self._quantized(), start * columns, stop * columns, self.layout.block_size)
         return flat.view(-1, columns).to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:

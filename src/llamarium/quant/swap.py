@@ -46,7 +46,6 @@ def swap_linears(
         linear = parent.get_submodule(child)
         assert isinstance(linear, nn.Linear)
         setattr(parent, child, factory(name, linear))
-        del linear
     return len(names)
 
 
