@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from llamarium.errors import ConfigError, escape
 
@@ -158,38 +158,10 @@ class ModelConfig:
             ConfigError: For a missing field, a wrong type, another architecture or a feature that is not
                 supported, by name and value.
         """
-        _reject_unsupported(raw, source)
-        theta, scaling = _read_rope(raw, source)
-        heads = _require(raw, "num_attention_heads", int, source)
-        hidden = _require(raw, "hidden_size", int, source)
-        kv_heads = heads if raw.get("num_key_value_heads") is None else raw["num_key_value_heads"]
-        if raw.get("head_dim") is None and (heads < 1 or hidden % heads):
-            raise ConfigError(
-                f"{source}: hidden_size {hidden} is no multiple of num_attention_heads {heads} and head_dim is "
-                "not given; add head_dim"
-            )
-        head_dim = hidden // heads if raw.get("head_dim") is None else raw["head_dim"]
         try:
-            return cls(
-                vocab_size=_require(raw, "vocab_size", int, source),
-                hidden_size=hidden,
-                intermediate_size=_require(raw, "intermediate_size", int, source),
-                num_hidden_layers=_require(raw, "num_hidden_layers", int, source),
-                num_attention_heads=heads,
-                num_key_value_heads=kv_heads,
-                head_dim=head_dim,
-                rms_norm_eps=_require(raw, "rms_norm_eps", float, source),
-                rope_theta=theta,
-                rope_scaling=scaling,
-                max_position_embeddings=_require(raw, "max_position_embeddings", int, source),
-                tie_word_embeddings=_optional(raw, "tie_word_embeddings", bool, False, source),
-                initializer_range=_optional(raw, "initializer_range", float, 0.02, source),
-                bos_token_id=_token_id(raw, "bos_token_id", source),
-                eos_token_id=_token_ids(raw, "eos_token_id", source),
-                pad_token_id=_token_id(raw, "pad_token_id", source),
-            )
-        except ConfigError as error:
-            raise ConfigError(f"{source}: {error}" if source not in str(error) else str(error)) from None
+            return cls(**_read_fields(raw, source))
+        except ConfigError as error:  # a range that __post_init__ checked: the file is not named yet
+            raise ConfigError(str(error) if str(error).startswith(source) else f"{source}: {error}") from None
 
     @classmethod
     def from_file(cls, path: Path) -> "ModelConfig":
@@ -255,6 +227,40 @@ _READ = frozenset((*_SIZES, *_FIXED)) | frozenset(
 )
 
 
+def _read_fields(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Translate a `config.json` into `ModelConfig`'s fields, checking types."""
+    _reject_unsupported(raw, source)
+    theta, scaling = _read_rope(raw, source)
+    heads = _require(raw, "num_attention_heads", int, source)
+    hidden = _require(raw, "hidden_size", int, source)
+    head_dim = raw.get("head_dim")
+    if head_dim is None:
+        if heads < 1 or hidden % heads:
+            raise ConfigError(
+                f"{source}: hidden_size {hidden} is no multiple of num_attention_heads {heads} and head_dim is "
+                "not given; add head_dim"
+            )
+        head_dim = hidden // heads
+    return {
+        "vocab_size": _require(raw, "vocab_size", int, source),
+        "hidden_size": hidden,
+        "intermediate_size": _require(raw, "intermediate_size", int, source),
+        "num_hidden_layers": _require(raw, "num_hidden_layers", int, source),
+        "num_attention_heads": heads,
+        "num_key_value_heads": _optional(raw, "num_key_value_heads", int, heads, source),
+        "head_dim": head_dim,
+        "rms_norm_eps": _require(raw, "rms_norm_eps", float, source),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "max_position_embeddings": _require(raw, "max_position_embeddings", int, source),
+        "tie_word_embeddings": _optional(raw, "tie_word_embeddings", bool, False, source),
+        "initializer_range": _optional(raw, "initializer_range", float, 0.02, source),
+        "bos_token_id": _token_id(raw, "bos_token_id", source),
+        "eos_token_id": _token_ids(raw, "eos_token_id", source),
+        "pad_token_id": _token_id(raw, "pad_token_id", source),
+    }
+
+
 def _reject_unsupported(raw: Mapping[str, Any], source: str) -> None:
     if "model_type" not in raw:
         raise ConfigError(f'{source}: model_type is missing; expected "llama"')
@@ -267,7 +273,7 @@ def _reject_unsupported(raw: Mapping[str, Any], source: str) -> None:
         raise ConfigError(f"{source}: rope_interleaved is true; supported is the half-split order only")
     unknown = sorted(escape(name, 60) for name in raw if name not in _READ and name not in _IGNORED)
     if unknown:
-        warnings.warn(f"{source}: fields not known and not used: {', '.join(unknown[:10])}", stacklevel=4)
+        warnings.warn(f"{source}: fields not known and not used: {', '.join(unknown[:10])}", stacklevel=5)
 
 
 def _read_rope(raw: Mapping[str, Any], source: str) -> tuple[float, RopeScaling | None]:
@@ -310,12 +316,12 @@ def _check(ok: bool, name: str, value: object, expected: str) -> None:
         raise ConfigError(f"{name} is {escape(value)}; expected {expected}")
 
 
-def _is_int(value: object) -> bool:
+def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, float) or (_is_int(value) and abs(value) < 2**63)  # a longer one is no float
 
 
 def _require(raw: Mapping[str, Any], name: str, kind: type, source: str) -> Any:

@@ -1,0 +1,194 @@
+"""The config: what is read, and that nothing is guessed."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llamarium.config import ModelConfig, RopeScaling
+from llamarium.errors import ConfigError, LlamariumError
+from llamarium.model import LlamaForCausalLM
+from llamarium.model.cost import count_parameters, flops, kv_bytes_per_token
+from llamarium.model.init import init_weights
+from llamarium.presets import PRESETS, preset
+
+SCALING = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SCALING["original_max_position_embeddings"] = 8192
+GOOD: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": SCALING,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009],
+    "torch_dtype": "bfloat16",
+}
+SMALLER = "num_key_value_heads head_dim rope_scaling tie_word_embeddings bos_token_id eos_token_id".split()
+
+
+def test_a_published_config_equals_its_preset() -> None:
+    assert ModelConfig.from_hf(GOOD) == preset("llama-3.2-1b")
+
+
+def test_old_type_key_and_defaults_that_follow_from_the_shape() -> None:
+    old = {k: v for k, v in GOOD.items() if k not in SMALLER} | {
+        "rope_scaling": {**{k: v for k, v in SCALING.items() if k != "rope_type"}, "type": "llama3"}
+    }
+    config = ModelConfig.from_hf(old)
+    assert (config.num_key_value_heads, config.head_dim, config.tie_word_embeddings) == (32, 64, False)
+    assert config.rope_scaling == RopeScaling(
+        factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
+    )
+    assert (config.bos_token_id, config.eos_token_id) == (None, ())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_survive_the_round_trip_in_either_spelling(name: str) -> None:
+    config = preset(name)
+    both = config.to_hf()
+    v4 = {k: v for k, v in both.items() if k != "rope_parameters"}
+    v5 = {k: v for k, v in both.items() if k not in ("rope_theta", "rope_scaling")}
+    assert ModelConfig.from_hf(both) == ModelConfig.from_hf(v4) == ModelConfig.from_hf(v5) == config
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rope_theta": None}, r"rope_theta is None; expected float"),
+        ({"rope_theta": ...}, r"rope_theta is missing; expected one value"),
+        ({"rope_parameters": {**SCALING, "rope_theta": 10000.0}}, r"rope_theta is given twice: \[10000.0, 500000.0\]"),
+        ({"rope_parameters": {**SCALING, "factor": 8.0, "rope_theta": 5e5}}, r"rope_scaling says .*32.* and .*8\.0"),
+        ({"rope_scaling": {**SCALING, "rope_type": "yarn"}}, r"rope_type is 'yarn'; supported are \"llama3\""),
+        ({"rope_scaling": {**SCALING, "rope_type": "linear"}}, r"rope_type is 'linear'"),
+        ({"rope_scaling": {k: v for k, v in SCALING.items() if k != "factor"}}, r"factor is missing"),
+        ({"rope_scaling": {**SCALING, "factor": "32"}}, r"factor is \"'32'\"|factor is '32'"),
+        ({"rope_scaling": {**SCALING, "factor": 0.5}}, r"rope_scaling.factor is 0.5; expected .* at least 1"),
+        ({"rope_scaling": {**SCALING, "attention_factor": 2.0}}, r"not supported: attention_factor"),
+        ({"rope_scaling": [1]}, r"rope_scaling is '?\[1\]'?; expected dict"),
+        ({"model_type": "mistral"}, r'model_type is "mistral"; supported is "llama" only'),
+        ({"model_type": ...}, r'model_type is missing; expected "llama"'),
+        ({"hidden_act": "gelu"}, r'hidden_act is "gelu"; supported is "silu" only'),
+        ({"attention_bias": True}, r"attention_bias is true; supported is false only"),
+        ({"mlp_bias": True}, r"mlp_bias is true"),
+        ({"pretraining_tp": 2}, r"pretraining_tp is 2"),
+        ({"sliding_window": 4096}, r"sliding_window is 4096"),
+        ({"vocab_size": ...}, r"vocab_size is missing"),
+        ({"vocab_size": -3}, r"vocab_size is -3; expected a whole number of at least 1"),
+        ({"hidden_size": "2048"}, r"hidden_size is \"?'2048'\"?; expected int"),
+        ({"hidden_size": True}, r"hidden_size is True; expected int"),
+        ({"num_key_value_heads": 5}, r"num_key_value_heads is 5; expected a divisor of num_attention_heads \(32\)"),
+        ({"head_dim": 63}, r"head_dim is 63; expected an even number"),
+        ({"head_dim": ..., "hidden_size": 2049}, r"hidden_size 2049 is no multiple of num_attention_heads 32"),
+        ({"rms_norm_eps": 0.0}, r"rms_norm_eps is 0.0; expected a finite number above 0"),
+        ({"rms_norm_eps": float("nan")}, r"rms_norm_eps is nan"),
+        ({"rms_norm_eps": 10**400}, r"rms_norm_eps is '?1000"),
+        ({"rope_theta": 10**400}, r"rope_theta is '?1000"),
+        ({"num_hidden_layers": 10**12}, r"num_hidden_layers is 1000000000000"),
+        ({"eos_token_id": [1, -2]}, r"eos_token_id is .*; expected ids of 0 or more"),
+        ({"bos_token_id": [1, 2]}, r"bos_token_id is \[1, 2\]; expected one id"),
+    ],
+)
+def test_what_is_refused_says_found_and_expected(change: dict[str, Any], message: str) -> None:
+    raw = {k: v for k, v in {**GOOD, **change}.items() if v is not ...}
+    with pytest.raises(ConfigError, match=f"my.json: .*{message}"):
+        ModelConfig.from_hf(raw, "my.json")
+
+
+def test_unknown_fields_are_a_warning_that_names_them() -> None:
+    with pytest.warns(UserWarning, match="fields not known and not used: logit_softcap"):
+        ModelConfig.from_hf({**GOOD, "logit_softcap": 30.0})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(name=st.sampled_from(sorted(GOOD)), value=JSON)
+@pytest.mark.filterwarnings("ignore")
+def test_any_value_of_any_field_is_read_or_refused(name: str, value: Any) -> None:
+    try:
+        ModelConfig.from_hf({**GOOD, name: value})
+    except LlamariumError as error:
+        assert name.split("_")[0] in str(error) or "rope" in str(error)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a": 1}{"b": 2}', b"null"])
+def test_files_that_are_no_json_object(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"config\.json: "):
+        ModelConfig.from_file(tmp_path / "config.json")
+    with pytest.raises(ConfigError, match=r"missing\.json: cannot be read as JSON"):
+        ModelConfig.from_file(tmp_path / "missing.json")
+
+
+def test_a_config_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GOOD))
+    assert ModelConfig.from_file(tmp_path / "config.json") == preset("llama-3.2-1b")
+
+
+def test_a_preset_that_is_not_there_names_those_that_are() -> None:
+    with pytest.raises(ConfigError, match=r"no preset 'llama-4'; there are: llama-3\.2-1b"):
+        preset("llama-4")
+
+
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [("llama-3.2-1b", 1_235_814_400), ("llama-3.2-3b", 3_212_749_824), ("llama-3.1-8b", 8_030_261_248)],
+)
+def test_published_parameter_counts(name: str, total: int) -> None:
+    assert count_parameters(preset(name)).total == total
+    with torch.device("meta"):
+        model = LlamaForCausalLM(preset(name))
+    assert sum(p.numel() for p in model.parameters()) == total
+
+
+def test_flops_are_what_the_matmuls_do() -> None:
+    """Counted by torch itself over one pass; norms, rotations and softmax are not matrix products."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from llamarium.attention import EagerAttend
+
+    config = replace(preset("tiny"), num_key_value_heads=4)
+    model = init_weights(LlamaForCausalLM(config), seed=0)
+    with FlopCounterMode(display=False) as counter:
+        model(torch.arange(9).unsqueeze(0), attend=EagerAttend())
+    square = 4 * 9 * 9 * config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    triangle = 4 * 45 * config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    assert flops(config, 9, num_logits=9) == counter.get_total_flops() - square + triangle
+    step_by_step = sum(flops(config, 1, n) for n in range(9))
+    assert step_by_step == flops(config, 9, num_logits=9)
+
+
+def test_kv_bytes() -> None:
+    assert kv_bytes_per_token(preset("llama-3.2-1b")) == 32_768
+    assert kv_bytes_per_token(preset("smollm2-135m"), 4) == 46_080
+
+
+def test_fresh_weights_belong_to_their_seed() -> None:
+    first, again, other = (init_weights(LlamaForCausalLM(preset("tiny")), seed=s) for s in (1, 1, 2))
+    state = first.state_dict()
+    assert all(torch.equal(v, again.state_dict()[k]) for k, v in state.items())
+    key = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(state[key], other.state_dict()[key])
+    assert float(state[key].std()) == pytest.approx(0.02, rel=0.05)
+    assert bool((state["model.norm.weight"] == 1).all())
