@@ -18,7 +18,7 @@ FILES = [
 
 
 def test_refusals_hold_under_python_o() -> None:
-    """In the child, plain asserts of the tests say nothing either; `pytest.raises` still does, and it is what counts."""
+    """In the child the tests' own asserts are silent too; `pytest.raises` still speaks, and it is what counts."""
     command = [sys.executable, "-O", "-W", "ignore", "-m", "pytest", "-q", "-o", "filterwarnings=", "-o", "addopts="]
     command += ["--import-mode=importlib", "-p", "no:cacheprovider", *[str(UNIT / name) for name in FILES]]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=UNIT.parent.parent)
