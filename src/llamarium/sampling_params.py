@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from llamarium.errors import SamplingError, escape
 
@@ -82,7 +82,7 @@ class SamplingParams:
         """Whether the tokens so far matter for the next one."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
-    def rows(self) -> list["SamplingParams"]:
+    def rows(self) -> list[Self]:
         """Return `n` requests for one answer each; their seeds, where one is given, are seed, seed + 1, ..."""
         if self.n == 1:
             return [self]
