@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from llamarium.api import Llama, load
+from llamarium.cli import chat
 from llamarium.cli.main import main
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import flops
@@ -234,6 +235,24 @@ def test_chat_help_and_an_unknown_command(talk: Callable[..., tuple[int, str, st
         err.splitlines()[-1]
         == "llamarium: error: no command /nonsense; /help lists them; // begins a text with a slash"
     )
+
+
+def test_chat_interrupted_while_writing_keeps_the_answer_so_far(
+    small: Llama, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written: list[str] = []
+
+    def write(text: str) -> None:
+        written.append(text)
+        if len(written) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("llamarium.cli.chat.write_text", write)
+    conversation = small.conversation()
+    with pytest.raises(KeyboardInterrupt) as caught:  # holds every frame, so that nothing is closed by chance
+        chat._say(conversation, "hi", {"temperature": 0.0}, stats=False)
+    assert caught.value is not None
+    assert [message["content"] for message in conversation.messages] == ["hi", "".join(written)]
 
 
 # --- looking inside ---------------------------------------------------------------------------------------------------

@@ -199,6 +199,7 @@ def test_a_closed_pipe_ends_quietly() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 def test_a_full_disk_is_one_line() -> None:
-    done = shell("llamarium models --json > /dev/full")
-    assert done.returncode == 1
-    assert done.stderr == "llamarium: error: No space left on device\n"
+    for words in ("models --json", "--version"):  # one flushes itself, the other leaves that to the end
+        done = shell(f"llamarium {words} > /dev/full")
+        assert done.returncode == 1
+        assert done.stderr == "llamarium: error: No space left on device\n"

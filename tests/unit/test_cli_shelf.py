@@ -67,6 +67,18 @@ def test_download_prints_the_path(smollm2_path: Path, capsys: pytest.CaptureFixt
     assert json.loads(capsys.readouterr().out) == {"name": "smollm2-135m", "path": str(smollm2_path)}
 
 
+def test_download_force_reaches_fetch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    forced: list[bool] = []
+
+    def fetch(name: str, *, force: bool) -> Path:
+        forced.append(force)
+        return tmp_path
+
+    monkeypatch.setattr("llamarium.weights.builtin.fetch", fetch)
+    assert main(["download", "llama3"]) == main(["download", "llama3", "--force"]) == 0
+    assert forced == [False, True]
+
+
 def test_download_from_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

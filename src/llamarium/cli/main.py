@@ -75,10 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         with _one_line_warnings():
-            code = _dispatch(words)
+            code = _exit_code(words)
         sys.stdout.flush()  # here, where a full disk can still be reported
-    except SystemExit as leave:  # argparse's, after --help or a usage error
-        code = leave.code if isinstance(leave.code, int) else 1
     except KeyboardInterrupt:
         code = 130
         with suppress(OSError):
@@ -86,6 +84,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the last place that can explain it
         code = _explain(error, debug="--debug" in words)
     return _leave_streams(code)
+
+
+def _exit_code(words: list[str]) -> int:
+    try:
+        return _dispatch(words)
+    except SystemExit as leave:  # argparse's, after --help or a usage error
+        return leave.code if isinstance(leave.code, int) else 1
 
 
 def _dispatch(words: list[str]) -> int:
