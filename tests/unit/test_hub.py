@@ -62,6 +62,8 @@ class Hub(BaseHTTPRequestHandler):
                 return self.answer(401, b"{}", {"X-Error-Code": "RepoNotFound"})
             if repo in ("org/expired", "org/forbidden"):
                 return self.answer(401 if repo == "org/expired" else 403, b"{}")
+            if repo == "org/plain404":
+                return self.answer(404, b"{}")
             if repo not in REPOS:
                 return self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
             return self.answer(200, json.dumps(self.listing(repo, tree="tree" in parts)).encode())
@@ -139,7 +141,7 @@ def ask(sources, folder, endpoint, **environment):
 
 
 ONLINE = "org/good org/meta org/gguf org/gguf:a.Q4_0.gguf org/gguf:sub/b.gguf org/gguf:none.gguf org/pickle org/gated "
-ONLINE += "org/absent org/secret org/expired org/forbidden org/never#tokenizer org/good#tokenizer org/bert"
+ONLINE += "org/absent org/plain404 org/secret org/expired org/forbidden org/never#tokenizer org/good#tokenizer org/bert"
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +187,7 @@ def test_one_gguf_file(online, source, text):
         ("org/gated", "GatedModelError", "accept its licence at https://huggingface.co/org/gated"),
         ("org/gated", "GatedModelError", "HF_TOKEN"),
         ("org/absent", "ModelNotFoundError", "no repository org/absent"),
+        ("org/plain404", "ModelNotFoundError", "no repository org/plain404"),
         ("org/secret", "ModelNotFoundError", "if it is private, set HF_TOKEN"),
         ("org/expired", "GatedModelError", "HTTP 401"),
         ("org/forbidden", "GatedModelError", "HTTP 403"),
