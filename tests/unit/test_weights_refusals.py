@@ -5,6 +5,7 @@ import re
 import shutil
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -368,12 +369,17 @@ def set_factors(values: list[float]) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize("factor", [8.0, 32.0, 16.0])
 @pytest.mark.parametrize("head_dim", [16, 64])
 def test_the_scaling_is_found_again(model_files, factor, head_dim):
-    from dataclasses import replace
-
     config = model_files().config
     scaling = replace(config.rope_scaling, factor=factor)
     files = model_files(rope_scaling=scaling, head_dim=head_dim)
     assert open_checkpoint(files.gguf_file()).config == files.config
+
+
+def test_other_parameters_are_not_taken_for_the_published_ones(model_files):
+    published = model_files().config.rope_scaling
+    for fields in ({"low_freq_factor": 2.0}, {"high_freq_factor": 5.0}, {"original_max_position_embeddings": 8190}):
+        files = model_files(rope_scaling=replace(published, **fields), head_dim=64)
+        refused(files.gguf_file(), "not those of Llama 3.1", UnsupportedFormatError)
 
 
 def test_divisors_that_no_parameters_make(model_files):
