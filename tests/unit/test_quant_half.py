@@ -112,3 +112,22 @@ def test_the_fast_paths_are_taken_where_they_should(monkeypatch):
         for rows in ROWS:
             linear_half(*case(rows, torch.bfloat16))
     assert calls == [rows for rows in ROWS if rows >= cpu_half._MIN_ROWS_TO_CONVERT]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_one_row_of_a_large_weight_goes_through_mv(dtype, monkeypatch):
+    monkeypatch.setattr(cpu_half, "cpu_has_native_bf16", lambda: False)
+    monkeypatch.setattr(cpu_half, "cpu_has_native_fp16", lambda: False)
+    calls = []
+    true = torch.mv
+    monkeypatch.setattr(torch, "mv", lambda w, x: calls.append(w.shape) or true(w, x))
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(2048, 512, generator=generator).to(dtype)
+    x = torch.randn(1, 1, 512, generator=generator).to(dtype)
+    with torch.no_grad():
+        out = linear_half(x, weight)
+        linear_half(x, weight[:2047])
+    assert calls == [(2048, 512)]
+    assert out.shape == (1, 1, 2048)
+    exact = F.linear(x.double(), weight.double())
+    torch.testing.assert_close(out.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-2)

@@ -29,4 +29,9 @@ class LlamaMLP(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Return (B, T, D)."""
-        return self.down_proj(self.act_fn(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
+        gate_BTF, up_BTF = self.project(x_BTD)
+        return self.down_proj(self.act_fn(gate_BTF) * up_BTF)
+
+    def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return gate and up, (B, T, F) each."""
+        return self.gate_proj(x_BTD), self.up_proj(x_BTD)

@@ -25,8 +25,7 @@ class LlamaRMSNorm(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Return the same shape and dtype."""
-        normed = F.rms_norm(x_BTD.float(), (x_BTD.shape[-1],), None, self.eps)
-        return self.weight * normed.to(x_BTD.dtype)
+        return self.weight * F.rms_norm(x_BTD, (x_BTD.shape[-1],), None, self.eps)  # divides in float32, then rounds
 
     def extra_repr(self) -> str:
         """Shape and eps, as the ecosystem prints them."""

@@ -22,6 +22,7 @@ from llamarium.quant.half import use_half_linears
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.swap import QUANTIZED_LINEARS, Method
 from llamarium.weights.checkpoint import EMBEDDING, HEAD, Checkpoint, TensorEntry
+from llamarium.weights.fuse import join_projections
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _STORED: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
@@ -100,8 +101,10 @@ def load_model(
             model.set_submodule(name, loader.fill(name, module))
     if model.config.tie_word_embeddings:
         loader.tie(model)
-    if dtype is not torch.float32 and options.device.type == "cpu":
-        use_half_linears(model)
+    if options.device.type == "cpu":
+        if dtype is not torch.float32:
+            use_half_linears(model)
+        join_projections(model)
     return model.eval().requires_grad_(False), tuple(loader.sources)
 
 
