@@ -40,7 +40,7 @@ def alternate(rounds: int, sides: dict[str, Callable[[], dict[str, float]]]) -> 
     medians = {
         name: {key: statistics.median(r[key] for r in results) for key in results[0]} for name, results in found.items()
     }
-    first, second = list(sides)
+    first, second, *_ = list(sides)
     medians["ratio"] = {
         key: statistics.median(a[key] / b[key] for a, b in zip(found[first], found[second], strict=True))
         for key in found[first][0]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llamarium.errors import LlamariumError
     from llamarium.model import LlamaForCausalLM
     from llamarium.presets import PRESETS, preset
-    from llamarium.sampling import SamplingParams
+    from llamarium.sampling_params import SamplingParams
     from llamarium.tokenizer.base import Tokenizer
     from llamarium.tokens import load_tokenizer
 
@@ -34,7 +34,7 @@ _HOMES = {
     "PRESETS": "presets",
     "Piece": "completion",
     "RopeScaling": "config",
-    "SamplingParams": "sampling",
+    "SamplingParams": "sampling_params",
     "Tokenizer": "tokenizer.base",
     "load": "api",
     "load_tokenizer": "tokens",
@@ -62,6 +62,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module("llamarium.errors")
     if name not in _HOMES:
         raise AttributeError(f"module 'llamarium' has no attribute {name!r}")
     return getattr(import_module(f"llamarium.{_HOMES[name]}"), name)

@@ -10,7 +10,7 @@ import torch
 
 from llamarium.completion import Completion, Generation, Piece, row_texts
 from llamarium.config import ModelConfig
-from llamarium.errors import CheckpointError, OptionError, SamplingError, TokenizerError
+from llamarium.errors import CheckpointError, InputError, OptionError, SamplingError, TokenizerError, escape
 from llamarium.generate import PrefixCache, generate_tokens
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.swap import QUANTIZED_LINEARS, Method
@@ -89,9 +89,12 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.empty(0, device=name).device
+        device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise OptionError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+    if device.type == "meta":
+        raise OptionError("device 'meta' holds no numbers; expected cpu, cuda or mps")
+    return device
 
 
 class Llama:
@@ -120,7 +123,8 @@ class Llama:
         self.sources = sources
         self.generation_config = generation_config or {}
         self._tokenizer = tokenizer
-        self.stop_ids = _stop_ids(model.config, tokenizer, self.generation_config)
+        recommended = SamplingParams.from_generation_config(self.generation_config)  # checks the file, too
+        self.stop_ids = _stop_ids(model.config, tokenizer, recommended.stop_token_ids)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -155,11 +159,11 @@ class Llama:
             SamplingError: For an unknown option or a value outside its range.
             ContextLengthError: If a prompt leaves no room in the context.
         """
-        one = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))
-        prompts = [self.encode(p) for p in ([prompt] if one else prompt)]
+        several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list, tuple))
+        prompts = [self.encode(p) for p in (prompt if several else [prompt])]
         use_cache = options.pop("use_cache", True)
         generations = self._complete(prompts, self.sampling_params(**options), use_cache=use_cache)
-        return generations[0] if one else generations
+        return generations if several else generations[0]
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
         """Continue one prompt, piece by piece; options as in `generate`, without `n`."""
@@ -167,17 +171,16 @@ class Llama:
         params = self.sampling_params(**options)
         return self._stream(self.encode(prompt), params, use_cache=use_cache)
 
-    def chat(self, messages: Sequence[Message], *, max_new_tokens: int = CHAT_MAX_TOKENS, **options: Any) -> Generation:
-        """Answer a dialog: a list of {"role", "content"} messages."""
-        params = self.sampling_params(max_new_tokens=max_new_tokens, **options)
-        return self._complete([self.tokenizer.chat(messages)], params)[0]
+    def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
+        """Answer a dialog: a list of {"role", "content"} messages; options as in `generate`.
 
-    def stream_chat(
-        self, messages: Sequence[Message], *, max_new_tokens: int = CHAT_MAX_TOKENS, **options: Any
-    ) -> Iterator[Piece]:
-        """Answer a dialog piece by piece."""
-        params = self.sampling_params(max_new_tokens=max_new_tokens, **options)
-        return self._stream(self.tokenizer.chat(messages), params)
+        An answer has 1,024 tokens at most, unless the options or the model's generation_config.json say otherwise.
+        """
+        return self._complete([self.tokenizer.chat(messages)], self.chat_params(**options))[0]
+
+    def stream_chat(self, messages: Sequence[Message], **options: Any) -> Iterator[Piece]:
+        """Answer a dialog piece by piece; options as in `chat`, without `n`."""
+        return self._stream(self.tokenizer.chat(messages), self.chat_params(**options))
 
     def conversation(self, system: str | None = None) -> "Conversation":
         """Begin a dialog of several turns, whose keys and values are kept from turn to turn."""
@@ -207,9 +210,23 @@ class Llama:
 
         return trace(self.model, self.encode(text), **options)
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Return a prompt's ids: text with BOS where the model has one, ids as they are."""
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    def encode(self, prompt: Any) -> list[int]:
+        """Return a prompt's ids: text with BOS where the model has one, ids as they are.
+
+        Args:
+            prompt: A str, or a sequence of int.
+
+        Raises:
+            InputError: If it is neither text nor a sequence of whole numbers.
+        """
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
+            raise InputError(f"the prompt is {type(prompt).__name__}; expected text or a list of token ids")
+        for token_id in prompt:
+            if isinstance(token_id, bool) or not isinstance(token_id, int):
+                raise InputError(f"the prompt holds {escape(repr(token_id), 80)}; expected token ids, whole numbers")
+        return list(prompt)
 
     def sampling_params(self, **options: Any) -> SamplingParams:
         """Put `options` over the publisher's recommendations, with a fresh seed where none is given.
@@ -228,6 +245,12 @@ class Llama:
             options["stop"] = (options["stop"],)
         params = SamplingParams.from_generation_config(self.generation_config, **options)
         return params if params.seed is not None else dataclasses.replace(params, seed=secrets.randbits(32))
+
+    def chat_params(self, **options: Any) -> SamplingParams:
+        """Return `sampling_params`, with the length of an answer where nobody says one."""
+        if not options.keys() & {"max_tokens", "max_new_tokens"} and "max_new_tokens" not in self.generation_config:
+            options["max_tokens"] = CHAT_MAX_TOKENS
+        return self.sampling_params(**options)
 
     def _complete(
         self, prompts: list[list[int]], params: SamplingParams, *, use_cache: bool = True
@@ -279,13 +302,15 @@ class Conversation:
             self.messages.append({"role": "system", "content": system})
         self._prefix = PrefixCache(llama.model)
 
-    def say(self, text: str, *, max_new_tokens: int = CHAT_MAX_TOKENS, **options: Any) -> Iterator[Piece]:
+    def say(self, text: str, **options: Any) -> Iterator[Piece]:
         """Say something and stream the answer; both are in `messages` when the stream ends or is closed.
+
+        Options are those of `Llama.chat`.
 
         An answer that is interrupted stays as far as it got. If the dialog cannot be answered (it has outgrown the
         context, say), what was said is taken back.
         """
-        params = self.llama.sampling_params(max_new_tokens=max_new_tokens, **options)
+        params = self.llama.chat_params(**options)
         ids = self.llama.tokenizer.chat([*self.messages, {"role": "user", "content": text}])
         answer: list[str] = []
         pieces = self.llama._stream(ids, params, prefix=self._prefix)  # pyright: ignore[reportPrivateUsage]
@@ -299,10 +324,9 @@ class Conversation:
                 self.messages.append({"role": "assistant", "content": "".join(answer)})
 
 
-def _stop_ids(config: ModelConfig, tokenizer: Tokenizer | None, generation_config: Mapping[str, Any]) -> frozenset[int]:
+def _stop_ids(config: ModelConfig, tokenizer: Tokenizer | None, recommended: Sequence[int]) -> frozenset[int]:
     """Every id that one of the model's own files calls an end, and the dialog format's end of turn."""
-    eos = generation_config.get("eos_token_id")
-    ids = {*config.eos_token_id, *(eos if isinstance(eos, list) else [] if eos is None else [eos])}
+    ids = {*config.eos_token_id, *recommended}
     if tokenizer is not None:
         ids.update(tokenizer.eos_token_ids)
         if tokenizer.chat_format is not None:

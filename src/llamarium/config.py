@@ -9,6 +9,8 @@ v5 spelling (`rope_parameters`).
 
 import dataclasses
 import json
+import math
+import stat
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -42,6 +44,8 @@ class RopeScaling:
         Raises:
             ConfigError: For a factor below 1, frequency factors not in order, or a length below 1.
         """
+        for name in ("factor", "low_freq_factor", "high_freq_factor"):
+            _check(math.isfinite(getattr(self, name)), f"rope_scaling.{name}", getattr(self, name), "a finite number")
         _check(self.factor >= 1, "rope_scaling.factor", self.factor, "a number of at least 1")
         _check(self.low_freq_factor > 0, "rope_scaling.low_freq_factor", self.low_freq_factor, "above 0")
         _check(
@@ -106,7 +110,7 @@ class ModelConfig:
         """
         for name in _SIZES:
             value = getattr(self, name)
-            _check(_is_int(value) and 1 <= value < 2**31, name, value, "a whole number of at least 1")
+            _check(_is_int(value) and 1 <= value < 2**31, name, value, "a whole number from 1 to 2^31 - 1")
         _check(
             self.num_attention_heads % self.num_key_value_heads == 0,
             "num_key_value_heads",
@@ -173,22 +177,35 @@ class ModelConfig:
         return cls.from_hf(read_json_object(path), str(path))
 
 
-def read_json_object(path: Path, limit_bytes: int = 16 * 2**20) -> dict[str, Any]:
+def read_json_object(path: Path, limit_bytes: int = 2 * 2**20) -> dict[str, Any]:
     """Read one JSON object from a small file.
 
     Raises:
-        ConfigError: If the file is missing, larger than `limit_bytes`, no UTF-8, no JSON, nested too deeply or
-            no object.
+        ConfigError: If the file is missing, no regular file, larger than `limit_bytes`, no UTF-8, no JSON, nested too
+            deeply, no object, or has a key twice.
     """
     try:
-        if path.stat().st_size > limit_bytes:
-            raise ConfigError(f"{path}: {path.stat().st_size} bytes; expected at most {limit_bytes} for a JSON file")
-        value = json.loads(path.read_text(encoding="utf-8"))
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device might never end
+            raise ConfigError(f"{escape(path)}: is no regular file; expected a JSON file")
+        if status.st_size > limit_bytes:
+            raise ConfigError(f"{escape(path)}: {status.st_size} bytes; expected at most {limit_bytes} for a JSON file")
+        value = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_without_duplicates)
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON: {escape(error)}") from None
+        raise ConfigError(f"{escape(path)}: cannot be read as JSON: {escape(error)}") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{path}: expected a JSON object, found {type(value).__name__}")
+        raise ConfigError(f"{escape(path)}: expected a JSON object, found {type(value).__name__}")
     return value
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse what json would resolve silently: the last of two equal keys wins."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands there twice")
+    return found
 
 
 _SIZES = (

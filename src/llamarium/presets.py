@@ -106,7 +106,7 @@ PRESETS: dict[str, ModelConfig] = {
         eos_token_id=(2,),
         pad_token_id=2,
     ),
-    # To train: about 0.4M, 7M and 11M parameters.
+    # To train: about 0.4M, 5.5M and 11M parameters.
     "tiny": replace(
         _SMALL, vocab_size=256, hidden_size=128, intermediate_size=352, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=256,

@@ -30,7 +30,8 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
 
 def find_tokenizer(path: Path) -> Tokenizer | None:
     """Return the tokenizer in a folder or file, or None if it holds none."""
-    if path.suffix == ".gguf":
+    if (gguf := _gguf_of(path)) is not None:
+        path = gguf
         metadata = read_gguf(path).metadata
         if "tokenizer.ggml.model" not in metadata:
             return None
@@ -42,3 +43,15 @@ def find_tokenizer(path: Path) -> Tokenizer | None:
     from llamarium.tokenizer.load import load_tokenizer_file
 
     return load_tokenizer_file(path)
+
+
+def _gguf_of(path: Path) -> Path | None:
+    """Return the GGUF file that `path` is or, for a folder of nothing else, holds; by content, as weights are read."""
+    if path.is_dir():
+        inside = sorted(path.glob("*.gguf"))
+        alone = len(inside) == 1 and not any((path / name).exists() for name in (*_FILES, "config.json"))
+        return inside[0] if alone else None
+    if path.suffix in (".json", ".model") or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return path if file.read(4) == b"GGUF" else None

@@ -4,9 +4,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import llamarium
-from llamarium.errors import ContextLengthError, SamplingError
+from llamarium.attention import KVCache
+from llamarium.errors import ContextLengthError, InputError, MemoryBudgetError, SamplingError
 
 PROMPTS = ["Once upon a time, there was", "2 + 2 =", "The quick brown fox jumps over the lazy dog and then"]
 
@@ -120,3 +122,30 @@ def test_text_never_becomes_a_control_token(smollm2: llamarium.Llama) -> None:
     benign = smollm2.tokenizer.chat([{"role": "user", "content": "x"}])
     attacked = smollm2.tokenizer.chat([{"role": "user", "content": attack}])
     assert [i for i in attacked if i in control] == [i for i in benign if i in control]
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, 5, b"hi", bytearray(b"hi"), [1, "a"], [1.0], [True], [[1], [2.5]], {"a": 1}, {1}]
+)
+def test_what_is_no_prompt_is_refused(prompt: object, smollm2: llamarium.Llama) -> None:
+    with pytest.raises(InputError, match="expected t"):
+        smollm2.generate(prompt)
+
+
+def test_the_length_of_an_answer(smollm2: llamarium.Llama) -> None:
+    assert smollm2.chat_params().max_tokens == 1024
+    assert smollm2.chat_params(max_tokens=7).max_tokens == smollm2.chat_params(max_new_tokens=7).max_tokens == 7
+    published = llamarium.Llama("x", smollm2.model, smollm2.tokenizer, generation_config={"max_new_tokens": 9})
+    assert published.chat_params().max_tokens == published.sampling_params().max_tokens == 9
+
+
+def test_a_cache_that_cannot_be_had_says_what_it_takes() -> None:
+    with pytest.raises(MemoryBudgetError, match=r"1024 rows of 1000000000 tokens takes .* GB"):
+        KVCache(
+            num_layers=30,
+            batch_size=1024,
+            num_slots=10**9,
+            num_key_value_heads=64,
+            head_dim=1024,
+            dtype=torch.float32,
+        )

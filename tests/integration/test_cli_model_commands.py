@@ -130,6 +130,20 @@ def test_generate_reports_what_gives_the_same_text_again(
     assert capsys.readouterr().out == out
 
 
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_generate_with_a_greedy_model_warns_of_nothing(
+    more: list[str], small: Llama, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    greedy = Llama("greedy", small.model, small.tokenizer, generation_config={"do_sample": False})
+    monkeypatch.setattr("llamarium.api.load", lambda path, **_: greedy)
+    assert main(["generate", "Hello", "-n", "3", *more]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["generate", "Hello", "-n", "3", "--stats", *more]) == 0
+    assert "seed" not in capsys.readouterr().err
+    assert main(["generate", "Hello", "-n", "3", "--seed", "1", *more]) == 0  # here somebody did ask
+    assert "seed: no effect" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
@@ -214,6 +228,22 @@ def test_chat_save_replaces_nothing_unless_forced(talk: Callable[..., tuple[int,
     assert len(json.loads(file.read_text())["messages"]) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["dialog.json"]
     assert "cannot be written: No such file or directory" in talk(f"/save {tmp_path}/no/x.json")[2]
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser/x", "x" * 300, "a\0b", "\ud800", ""])
+def test_chat_survives_a_name_that_cannot_be_saved(
+    name: str, small: Llama, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    repl = chat.Repl(small, "Be kind.", {}, stats=False)
+    repl.interactive = True
+    lines = iter([f"/save {name}", "/system"])
+    monkeypatch.setattr(repl, "read_line", lambda: next(lines, None))
+    repl.run()
+    err = capsys.readouterr().err.splitlines()
+    assert "llamarium: error: " in err[1]
+    assert err[2] == "Be kind."  # the dialog is still there
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_chat_reset_forgets_all_but_the_system_prompt(

@@ -197,3 +197,12 @@ def test_dtype_auto_is_as_stored(model_files: Callable[..., Any]) -> None:
     assert llamarium.load(files.gguf_file("F32"), device="cpu").model.dtype is torch.float32
     assert llamarium.load(files.gguf_file("F16"), device="cpu").model.dtype is torch.float16
     assert llamarium.load(files.gguf_file("Q8_0"), device="cpu").model.dtype is torch.bfloat16
+
+
+def test_a_gguf_s_tokenizer_is_found_wherever_the_weights_are(smollm2_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "model.gguf").symlink_to(smollm2_path)
+    (tmp_path / "blob").symlink_to(smollm2_path)
+    expected = llamarium.load_tokenizer(smollm2_path).encode("The cat sat")
+    for path in (tmp_path / "folder", tmp_path / "blob"):
+        assert llamarium.load_tokenizer(path).encode("The cat sat") == expected

@@ -1,6 +1,7 @@
 """The config: what is read, and that nothing is guessed."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,10 @@ def test_presets_survive_the_round_trip_in_either_spelling(name: str) -> None:
         ({"rope_scaling": {k: v for k, v in SCALING.items() if k != "factor"}}, r"factor is missing"),
         ({"rope_scaling": {**SCALING, "factor": "32"}}, r"factor is \"'32'\"|factor is '32'"),
         ({"rope_scaling": {**SCALING, "factor": 0.5}}, r"rope_scaling.factor is 0.5; expected .* at least 1"),
+        (
+            {"rope_scaling": {**SCALING, "factor": float("inf")}},
+            r"rope_scaling.factor is inf; expected a finite number",
+        ),
         ({"rope_scaling": {**SCALING, "attention_factor": 2.0}}, r"not supported: attention_factor"),
         ({"rope_scaling": [1]}, r"rope_scaling is '?\[1\]'?; expected dict"),
         ({"model_type": "mistral"}, r'model_type is "mistral"; supported is "llama" only'),
@@ -89,7 +94,7 @@ def test_presets_survive_the_round_trip_in_either_spelling(name: str) -> None:
         ({"pretraining_tp": 2}, r"pretraining_tp is 2"),
         ({"sliding_window": 4096}, r"sliding_window is 4096"),
         ({"vocab_size": ...}, r"vocab_size is missing"),
-        ({"vocab_size": -3}, r"vocab_size is -3; expected a whole number of at least 1"),
+        ({"vocab_size": -3}, r"vocab_size is -3; expected a whole number from 1 to 2\^31"),
         ({"hidden_size": "2048"}, r"hidden_size is \"?'2048'\"?; expected int"),
         ({"hidden_size": True}, r"hidden_size is True; expected int"),
         ({"num_key_value_heads": 5}, r"num_key_value_heads is 5; expected a divisor of num_attention_heads \(32\)"),
@@ -132,13 +137,22 @@ def test_any_value_of_any_field_is_read_or_refused(name: str, value: Any) -> Non
         assert name.split("_")[0] in str(error) or "rope" in str(error)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a": 1}{"b": 2}', b"null"])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a": 1}{"b": 2}', b"null", b'{"a": 1, "a": 2}']
+)
 def test_files_that_are_no_json_object(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"config\.json: "):
         ModelConfig.from_file(tmp_path / "config.json")
     with pytest.raises(ConfigError, match=r"missing\.json: cannot be read as JSON"):
         ModelConfig.from_file(tmp_path / "missing.json")
+
+
+def test_pipes_and_devices_are_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    for path in (tmp_path / "pipe.json", Path("/dev/zero"), tmp_path):
+        with pytest.raises(ConfigError, match="is no regular file"):
+            ModelConfig.from_file(path)
 
 
 def test_a_config_file(tmp_path: Path) -> None:

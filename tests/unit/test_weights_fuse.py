@@ -117,3 +117,12 @@ def test_what_is_large_or_quantized_is_left_alone(monkeypatch: pytest.MonkeyPatc
     assert join_projections(model) == 2
     assert isinstance(model.model.layers[0].self_attn, JoinedAttention)
     assert not isinstance(model.model.layers[0].mlp, JoinedMLP)
+
+
+@torch.no_grad()
+def test_hooks_on_the_linears_run() -> None:
+    _, joined = models()
+    seen: list[int] = []
+    joined.model.layers[0].self_attn.k_proj.register_forward_hook(lambda *_: seen.append(1))
+    joined(TOKEN)
+    assert seen == [1]

@@ -5,6 +5,7 @@ at position p sees the slots 0..p. So rows of different lengths need no padding 
 never visible, and is overwritten as the row grows), and going back is nothing but continuing from a smaller position.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llamarium.attention.base import Context
-from llamarium.errors import ContextLengthError, InputError
+from llamarium.errors import ContextLengthError, InputError, MemoryBudgetError
 
 
 class KVCache:
@@ -26,6 +27,9 @@ class KVCache:
         head_dim: H.
         dtype: Of the keys and values.
         device: Where they live.
+
+    Raises:
+        MemoryBudgetError: If there is not that much memory.
 
     Attributes:
         k: L tensors of (B, K, S, H): the keys of one head lie together, as the decode step reads them.
@@ -44,8 +48,15 @@ class KVCache:
         device: torch.device | str = "cpu",
     ) -> None:
         shape = (batch_size, num_key_value_heads, num_slots, head_dim)
-        self.k = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        try:
+            self.k = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+            self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        except (RuntimeError, MemoryError):
+            gigabytes = 2 * num_layers * math.prod(shape) * dtype.itemsize / 1e9
+            raise MemoryBudgetError(
+                f"the KV cache of {batch_size} rows of {num_slots} tokens takes {gigabytes:,.1f} GB, more than there "
+                "is; ask for fewer tokens (max_tokens) or fewer answers at once (n)"
+            ) from None
 
     @property
     def batch_size(self) -> int:

@@ -4,8 +4,8 @@ Decoding reads every weight once, and for a small model starting a product costs
 matrices that multiply the same input are laid one below the other in one piece of memory, and a single token goes
 through the joined matrix. The Linears stay where they are, with weights that are views into it: state-dict keys,
 `print(model)` and everything that is done to a Linear are as before. A module whose Linears have since been replaced,
-moved or cast, or one that is being traced, multiplies them one by one again; so do several tokens at once, where there
-is nothing to gain.
+moved or cast, or that carry hooks (a trace's, say), multiplies them one by one again; so do several tokens at
+once, where there is nothing to gain.
 """
 
 from collections.abc import Sequence
@@ -45,6 +45,7 @@ class Joined:
             and not torch.is_grad_enabled()
             and all(now is then for now, then in zip(linears, self.linears, strict=True))
             and all(linear.weight.data_ptr() == a for linear, a in zip(self.linears, self._addresses, strict=True))
+            and not any(map(_has_hooks, self.linears))
         )
 
     def __call__(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
@@ -109,3 +110,8 @@ def _can_join(*linears: nn.Module) -> bool:
     if not all(isinstance(linear, nn.Linear) for linear in linears):
         return False
     return sum(linear.get_parameter("weight").numel() for linear in linears) <= _MAX_WEIGHTS
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    # torch has no public way to ask; a hook that is skipped would be silently wrong.
+    return bool(module._forward_hooks or module._forward_pre_hooks)  # pyright: ignore[reportPrivateUsage]

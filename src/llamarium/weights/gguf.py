@@ -70,6 +70,9 @@ class GGUFCheckpoint:
                 return self._file.tensor_into(out, offset, dtype)
             return self._file.tensor(offset, entry.shape, dtype)
         values = self._rows(entry, copy=True)
+        if dtype is None and out is not None and out.is_contiguous():
+            dequantize(values, entry.dtype, out=out.view(len(values), -1))
+            return out
         values = values.view(dtype) if dtype is not None else dequantize(values, entry.dtype)
         values = values.view(entry.shape)
         return values if out is None else out.copy_(values)

@@ -28,6 +28,10 @@ ROPE_FREQS = "rope_freqs.weight"
 _FIXED: dict[str, tuple[Any, ...]] = {
     "rope.scaling.type": ("none",),
     "rope.scale_linear": (1.0,),
+    "rope.scaling.factor": (1.0,),
+    "rope.scaling.attn_factor": (1.0,),
+    "attention.sliding_window": (0,),
+    "logit_scale": (0.0, 1.0),
     "expert_count": (0,),
     "expert_used_count": (0,),
     "attention.causal": (True,),

@@ -28,7 +28,7 @@ def download_file(repo: str, file: str) -> Path:
     return path
 
 
-def download_snapshot(repo: str, allow: Sequence[str], ignore: Sequence[str] = (), revision: str | None = None) -> Path:
+def download_snapshot(repo: str, allow: Sequence[str], ignore: Sequence[str] = ()) -> Path:
     """Return the folder that holds the files of a repository whose names match `allow` and not `ignore`.
 
     Names are matched with fnmatch, where `*` also matches `/`. The folder lacks what the repository does not hold.

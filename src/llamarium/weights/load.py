@@ -6,7 +6,7 @@ embedding's own storage. Every weight's way is kept as a `TensorSource`: which f
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from llamarium.errors import CheckpointError, OptionError
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedLinear
-from llamarium.quant.ggml import EmbeddingGGML, LinearGGML
+from llamarium.quant.ggml import GGML_TYPES, EmbeddingGGML, LinearGGML, dequantize
 from llamarium.quant.half import use_half_linears
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.swap import QUANTIZED_LINEARS, Method
@@ -135,10 +135,10 @@ class _Loader:
     def fill(self, name: str, module: nn.Module) -> nn.Module:
         """Return what takes the place of the meta module called `name`."""
         entry = self.checkpoint.entries[f"{name}.weight"]
-        if self._stays_packed(entry):
+        if self._stays_packed(module, entry):
             filled, held = self._packed(module, entry)
         else:
-            filled, held = self._unpacked(name, module, self.checkpoint.read(entry.key))
+            filled, held = self._unpacked(name, module, self._read(entry))
         filled = filled.to(self.options.device)
         self._check_finite(filled, entry)
         self._note(entry, filled, held)
@@ -154,8 +154,9 @@ class _Loader:
         source = next(source for source in self.sources if source.key == EMBEDDING)
         self.sources.append(replace(source, key=HEAD, tied_to=EMBEDDING, num_bytes=0))
 
-    def _stays_packed(self, entry: TensorEntry) -> bool:
-        if entry.dtype in _STORED or self.options.quantize is not None:
+    def _stays_packed(self, module: nn.Module, entry: TensorEntry) -> bool:
+        is_matrix = isinstance(module, (nn.Linear, nn.Embedding))
+        if not is_matrix or entry.dtype in _STORED or self.options.quantize is not None:
             return False
         return self.options.dequantize == "use" or (self.options.dequantize == "auto" and entry.dtype == "NF4")
 
@@ -168,6 +169,12 @@ class _Loader:
             return EmbeddingGGML(packed.data, entry.dtype, self.dtype), entry.dtype
         return LinearGGML(packed.data, entry.dtype), entry.dtype
 
+    def _read(self, entry: TensorEntry) -> Tensor:
+        """Return a weight; blocks are decoded straight into the model's dtype, without a float32 copy of the whole."""
+        if entry.dtype in GGML_TYPES and entry.dtype not in _STORED and self.options.quantize is None:
+            return self.checkpoint.read(entry.key, out=torch.empty(entry.shape, dtype=self.dtype))
+        return self.checkpoint.read(entry.key)
+
     def _unpacked(self, name: str, module: nn.Module, weight: Tensor) -> tuple[nn.Module, str]:
         method = self.options.quantize
         if method is not None and isinstance(module, nn.Linear) and name != "lm_head":
@@ -177,11 +184,10 @@ class _Loader:
 
     def _check_finite(self, module: nn.Module, entry: TensorEntry) -> None:
         """Warn of, or with `strict` refuse, weights that are NaN or infinite."""
-        quantized = isinstance(module, QuantizedLinear | EmbeddingGGML)
-        weight = module.dequantize() if quantized else module.get_parameter("weight")
-        if bool(weight.sum(dtype=torch.float32).isfinite()):  # sync: one scalar a tensor, once
+        parts = _parts(module)
+        if all(bool(part.sum(dtype=torch.float32).isfinite()) for part in parts()):  # sync: a scalar a part, once
             return
-        num_bad = int((~weight.isfinite()).sum())
+        num_bad = sum(int((~part.isfinite()).sum()) for part in parts())
         if num_bad == 0:
             return
         found = f"{entry.file}: {entry.name} has {num_bad} weights that are NaN or infinite"
@@ -200,6 +206,15 @@ class _Loader:
                 permuted=entry.permuted, tied_to=None, num_bytes=sum(t.numel() * t.element_size() for t in tensors),
             )
         )  # fmt: skip
+
+
+def _parts(module: nn.Module) -> Callable[[], Iterator[Tensor]]:
+    """Return a way to see a module's weight part by part, so that packed ones are never unpacked whole."""
+    if isinstance(module, QuantizedLinear):
+        return lambda: (module.dequantize_rows(start, stop, torch.float32) for start, stop in module.chunks())
+    if isinstance(module, EmbeddingGGML):
+        return lambda: (dequantize(rows, module.type_name) for rows in module.weight.split(4096))
+    return lambda: iter((module.get_parameter("weight"),))
 
 
 def _check_options(checkpoint: Checkpoint, options: LoadOptions) -> None:
