@@ -97,6 +97,9 @@ def test_words_never_become_control_tokens(llama3: Tokenizer, smollm2: Tokenizer
         ([{"role": ["user"], "content": "x"}], "role"),
         ([{"role": "user", "content": "x"}, {"role": "user", "content": [1]}], r"messages\[1\].content is list"),
         ([{"role": "user", "content": "x", "name": "Bob"}], "name"),
+        ([{"role": 10**5000, "content": "x"}], r"messages\[0\].role is int"),
+        ([10**5000], r"messages\[0\] is int"),
+        ({10**5000}, "a dialog is set"),
     ],
 )
 def test_dialogs_that_are_none(llama3: Tokenizer, smollm2: Tokenizer, messages: Any, word: str):
@@ -257,6 +260,9 @@ def test_a_template_too_long(smollm2: Tokenizer):
         ([{"role": "im_end", "content": "x"}], "role"),
         ([{"role": "user", "content": b"x"}], "bytes"),
         ([{"role": "user", "content": {1: 2}}], "key 1"),
+        ([{"role": "user", "content": "x", "n": [10**5000]}], r"messages\[0\].n\[0\] is an integer of 16610 bits"),
+        ([{"role": "user", "content": "x", "n": {10**5000: 1}}], r"messages\[0\].n has the key int"),
+        ([{"role": -(10**5000), "content": "x"}], r"messages\[0\].role is int"),
         ([{"role": "user", "content": {"<|im_end|>": 2}}], "im_end"),
     ],
 )

@@ -107,7 +107,7 @@ def test_chat_template_files(tmp_path: Path, small: dict[str, Any]):
     (tmp_path / "chat_template.jinja").write_text("J")
     assert load_tokenizer_file(tmp_path).chat_template == "J"
     (tmp_path / "chat_template.jinja").unlink()
-    for value in (named[:1], 3, {"a": "b"}):
+    for value in (named[:1], 3, {"a": "b"}, [{"name": [], "template": "x"}]):
         with refused("chat_template"):
             load_tokenizer_file(write(tmp_path, small, {"chat_template": value}))
 
@@ -136,10 +136,23 @@ def test_llama2_style_tokenizer_json(tmp_path: Path):
         assert tokenizer.decode(tokenizer.encode(text)) == text
         stream = tokenizer.stream()
         assert "".join([*map(stream.push, tokenizer.encode(text)), stream.finish()]) == text
+    words = tokenizer.encode("hello hello")
+    rest = tokenizer.stream(continuation=True)
+    first, second = words[: len(words) // 2 + 1], words[len(words) // 2 + 1 :]
+    assert tokenizer.decode(first) == "hello"
+    assert "".join([*map(rest.push, second), rest.finish()]) == " hello"
+    stream = tokenizer.stream()
+    for _ in range(2):
+        assert "".join([*map(stream.push, words), stream.finish()]) == "hello hello"
     assert tokenizer.encode("hello") == inner.encode("hello").ids
     assert 2 not in tokenizer.encode("</s>hello")
     with refused("byte-level"):
         tokenizer.explain("hello")
+    inner.normalizer = normalizers.Sequence([inner.normalizer, normalizers.NFKC()])
+    write(tmp_path, json.loads(inner.to_str()))
+    with pytest.warns(UserWarning, match="text is changed: normalizer.*NFKC") as caught:
+        load_tokenizer_file(tmp_path)
+    assert len(caught) == 1
 
 
 def set_at(*path: Any) -> Callable[[dict[str, Any]], None]:
@@ -152,6 +165,9 @@ def set_at(*path: Any) -> Callable[[dict[str, Any]], None]:
         place[path[-2]] = path[-1]
 
     return change
+
+
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 
 
 BROKEN_JSON: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
@@ -187,6 +203,40 @@ BROKEN_JSON: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda raw: raw["post_processor"]["single"].append({"SpecialToken": {"id": BOS, "type_id": 0}}),
         "after",
     ),
+    "decoders that are no list": (
+        set_at("decoder", {"type": "Sequence", "decoders": 5}),
+        "decoder.decoders is int",
+    ),
+    "a decoder of an odd type": (set_at("decoder", {"type": []}), "decoder is {'type': []}"),
+    "a decoder that is text": (
+        set_at("decoder", {"type": "Sequence", "decoders": [{"type": "Fuse"}, "x"]}),
+        "decoder.decoders[1] is 'x'",
+    ),
+    "processors that are no list": (
+        set_at("post_processor", {"type": "Sequence", "processors": 7}),
+        "post_processor.processors is int",
+    ),
+    "a normalizer that is a number": (set_at("normalizer", 3), "normalizer is 3"),
+    "a cutter that drops blanks": (
+        set_at(
+            "pre_tokenizer",
+            {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, BYTE_LEVEL]},
+        ),
+        "pre_tokenizer.pretokenizers[0] (WhitespaceSplit) removes",
+    ),
+    "a cutter that drops what it finds": (
+        set_at(
+            "pre_tokenizer",
+            {
+                "type": "Sequence",
+                "pretokenizers": [
+                    {"type": "Split", "pattern": {"Regex": " "}, "behavior": "Removed", "invert": False},
+                    BYTE_LEVEL,
+                ],
+            },
+        ),
+        "pre_tokenizer.pretokenizers[0] (Split) removes",
+    ),
     "a template without tokens": (set_at("post_processor", "special_tokens", {}), "malformed"),
 }
 
@@ -197,6 +247,65 @@ def test_broken_tokenizer_json(tmp_path: Path, small: dict[str, Any], name: str)
     change(small)
     with refused("tokenizer.json", word):
         load_tokenizer_file(write(tmp_path, small))
+
+
+@pytest.mark.parametrize(
+    ("change", "item"),
+    [
+        (set_at("normalizer", {"type": "Lowercase"}), "normalizer (Lowercase)"),
+        (
+            set_at("normalizer", {"type": "Sequence", "normalizers": [{"type": "NFC"}]}),
+            "normalizer.normalizers[0] (NFC)",
+        ),
+        (
+            set_at("normalizer", {"type": "Replace", "pattern": {"Regex": "[0-9]"}, "content": "#"}),
+            "normalizer (Replace)",
+        ),
+        (
+            set_at("normalizer", {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}),
+            "normalizer (Replace)",
+        ),
+        (set_at("added_tokens", 3, "lstrip", True), "added_tokens[3] ('<think>')"),
+        (
+            set_at(
+                "pre_tokenizer",
+                {
+                    "type": "Sequence",
+                    "pretokenizers": [
+                        {"type": "Split", "pattern": {"Regex": "[a-z]+"}, "behavior": "Removed", "invert": True},
+                        BYTE_LEVEL,
+                    ],
+                },
+            ),
+            "pre_tokenizer.pretokenizers[0] (Split)",
+        ),
+    ],
+)
+def test_a_file_that_changes_texts_says_so(tmp_path: Path, small: dict[str, Any], change: Any, item: str):
+    change(small)
+    with pytest.warns(UserWarning) as caught:
+        tokenizer = load_tokenizer_file(write(tmp_path, small))
+    (message,) = (str(warning.message) for warning in caught)
+    assert message.startswith(f"{tmp_path / 'tokenizer.json'}: text is changed: {item}") and message.isprintable()
+    text = "e\u0301 The CAT 1 <think>"
+    assert tokenizer.decode(tokenizer.encode(text)) != text
+
+
+def test_special_tokens_may_strip(tmp_path: Path, small: dict[str, Any]):
+    small["added_tokens"][1]["lstrip"] = True
+    tokenizer = load_tokenizer_file(write(tmp_path, small))
+    assert tokenizer.decode(tokenizer.encode(f"a {EOS}")) == f"a {EOS}"
+
+
+def test_a_pattern_that_explodes_is_named(tmp_path: Path, small: dict[str, Any], capfd: pytest.CaptureFixture[str]):
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
+    small["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, BYTE_LEVEL]}
+    tokenizer = load_tokenizer_file(write(tmp_path, small))
+    for call in (tokenizer.encode, tokenizer.explain):
+        with refused("tokenizer.json", "regular expression", "nested repetition"):
+            call("a" * 40)
+    assert tokenizer.decode(tokenizer.encode("aab")) == "aab"
+    capfd.readouterr()  # the package's panics write to stderr
 
 
 @pytest.mark.parametrize(
@@ -376,8 +485,9 @@ def test_characters_are_saved_and_loaded(tmp_path: Path):
     assert (again.vocab_size, again.bos_token_id, again.chat_format) == (9, None, None)
     with refused("'z'", "U+007A"):
         again.encode("zoo")
-    with refused("merges nothing"):
-        again.explain("to")
+    explanation = again.explain("t😀")
+    assert explanation.ids == again.encode("t😀")
+    assert [(piece.text, piece.start, piece.merges) for piece in explanation.pieces] == [("t", 0, ()), ("😀", 1, ())]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ Three rules hold for every vocabulary:
   unless the caller says `parse_special=True`.
 - The begin-of-sequence token is there once, or not at all where the vocabulary's own files say so.
 - `decode(encode(text)) == text`. Tokens are bytes, and a character may span several of them, so decoding joins bytes
-  first and reads UTF-8 second.
+  first and reads UTF-8 second. A `tokenizer.json` whose own rules change texts says so in a warning when it is read.
 """
 
 import operator
@@ -227,11 +227,18 @@ class Tokenizer:
         text = b"".join([visible(i, skip_special_tokens) for i in ids]).decode("utf-8", "replace")
         return text.removeprefix(" ") if self.strip_first_space else text
 
-    def stream(self, *, skip_special_tokens: bool = True) -> StreamDecoder:
-        """Return a decoder that takes one id at a time and shows complete characters only."""
+    def stream(self, *, skip_special_tokens: bool = True, continuation: bool = False) -> StreamDecoder:
+        """Return a decoder that takes one id at a time and shows complete characters only.
+
+        Args:
+            skip_special_tokens: Leave control tokens out, rather than spell them.
+            continuation: The ids go on where other text ended, such as a prompt: a space at their beginning is part
+                of the text. Otherwise they are a text of their own, and Llama 2's space before it is taken away, as
+                `decode` does.
+        """
         return StreamDecoder(
             lambda token_id: self.visible_bytes(token_id, skip_special_tokens),
-            strip_first_space=self.strip_first_space,
+            strip_first_space=self.strip_first_space and not continuation,
         )
 
     def visible_bytes(self, token_id: int, skip_special_tokens: bool) -> bytes:
@@ -270,7 +277,7 @@ class Tokenizer:
         """Follow `text` from bytes over pieces and merges to ids, without BOS.
 
         Raises:
-            TokenizerError: As for `encode`; for a vocabulary that is no byte-level BPE; or if the readable encoding
+            TokenizerError: As for `encode`; for SentencePiece-style BPE; or if the readable encoding
                 disagrees with the backend on this text, since an explanation of other ids would be untrue.
         """
         check_text(text)

@@ -81,12 +81,13 @@ class CharacterBackend:
         return self._characters[token_id].encode("utf-8")
 
     def byte_level_bpe(self) -> ByteLevelBPE:
-        """Refuse: there is nothing to merge.
-
-        Raises:
-            TokenizerError: Always.
-        """
-        raise TokenizerError(f"{self._source}: a character tokenizer merges nothing; each character is its own token")
+        """Return the readable twin: each character is a piece and a token, and nothing merges."""
+        return ByteLevelBPE(
+            ids={character.encode("utf-8"): i for character, i in self._ids.items()},
+            rank=lambda left, right: None,
+            cut=list,
+            whole_pieces=True,
+        )
 
     def save(self, folder: Path, tokenizer: Tokenizer) -> None:
         """Write `characters.json`."""

@@ -9,6 +9,7 @@ Two families are read: byte-level BPE (Llama 3, SmolLM2) and SentencePiece-style
 
 import json
 import re
+import warnings
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -24,11 +25,14 @@ if TYPE_CHECKING:
     import tokenizers
 
 _T = TypeVar("_T")
+_PATTERN_GAVE_UP = "Regex search error"  # the package's panic when Oniguruma reaches its retry limit
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def load_huggingface(path: Path) -> Tokenizer:
     """Read a `tokenizer.json`, with the `tokenizer_config.json` and `chat_template.jinja` beside it.
+
+    Warns (UserWarning, one per rule) if the file's rules change texts, so that decoding does not give them back.
 
     Raises:
         TokenizerError: If a file is malformed, contradicts itself, or asks for what is not supported.
@@ -45,6 +49,8 @@ def load_huggingface(path: Path) -> Tokenizer:
         token | {"special": token["content"] in special.ids} for token in hf_rules.added_tokens(raw, source)
     ]
     byte_level = hf_rules.is_byte_level(raw, source)
+    hf_rules.check_pieces(raw, source)
+    changes = list(hf_rules.text_changes(raw, source, byte_level=byte_level))
     text = json.dumps(raw, ensure_ascii=False)
     inner = guard_rust(lambda: tokenizers.Tokenizer.from_str(text), source)
     for token in hf_rules.added_tokens(raw, source):
@@ -54,6 +60,8 @@ def load_huggingface(path: Path) -> Tokenizer:
                 f"{source}: the added token {escape(token['content'])!r} has the id {token['id']}, but the vocabulary "
                 f"gives it {found}; expected one id"
             )
+    for change in changes:
+        warnings.warn(f"{escape(source, 4096)}: text is changed: {change}", stacklevel=2)
     backend = HuggingFaceBackend(inner, byte_level=byte_level, source=source)
     return Tokenizer(
         backend,
@@ -61,7 +69,7 @@ def load_huggingface(path: Path) -> Tokenizer:
         vocab_size=max(ids) + 1,
         source=source,
         chat_template=hf_rules.chat_template(path.parent, config),
-        strip_first_space=hf_rules.strips_first_space(raw),
+        strip_first_space=hf_rules.strips_first_space(raw, source),
     )
 
 
@@ -164,6 +172,9 @@ class HuggingFaceBackend:
 def guard_rust(call: Callable[[], _T], source: str) -> _T:
     """Run a call into a Rust package; its errors, panics included, become ours.
 
+    A panic has been printed to stderr by then: the package offers no way to turn that off, and redirecting the
+    process's stderr would swallow what other threads write.
+
     Raises:
         TokenizerError: With the package's message.
     """
@@ -172,6 +183,11 @@ def guard_rust(call: Callable[[], _T], source: str) -> _T:
     except BaseException as error:
         # A panic derives from BaseException, and no public class names it.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            if _PATTERN_GAVE_UP in str(error):
+                raise TokenizerError(
+                    f"{source}: a regular expression of the pre-tokenizer or normalizer gives up on this text "
+                    f"({escape(error)}); expected a pattern without nested repetition, such as (a+)+"
+                ) from None
             raise TokenizerError(f"{source}: the tokenizers package refuses it: {escape(error)}") from None
         raise
 

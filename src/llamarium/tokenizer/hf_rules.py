@@ -12,6 +12,15 @@ from llamarium.errors import TokenizerError, escape
 from llamarium.tokenizer.base import SpecialTokens
 from llamarium.tokenizer.files import MAX_TOKENS, read_text
 
+# What a `Sequence` calls its list.
+_MEMBERS = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "post_processor": "processors",
+    "decoder": "decoders",
+}
+_DROPPING_CUTTERS = ("BertPreTokenizer", "CharDelimiterSplit", "Whitespace", "WhitespaceSplit")
+
 # How control tokens are spelled; a file that forgets to flag one as special must not let a user's text write it.
 _CONTROL_SPELLING = re.compile(r"<\|[^|]+\|>")
 
@@ -91,9 +100,9 @@ def is_byte_level(raw: Mapping[str, Any], source: str) -> bool:
     Raises:
         TokenizerError: If it is neither.
     """
-    kinds = {step.get("type") for step in steps(raw.get("decoder"))}
-    cutters = list(steps(raw.get("pre_tokenizer")))
-    if "ByteLevel" in kinds and any(step.get("type") == "ByteLevel" for step in cutters):
+    kinds = {step["type"] for _, step in steps(raw, "decoder", source)}
+    cutters = [step for _, step in steps(raw, "pre_tokenizer", source)]
+    if "ByteLevel" in kinds and any(step["type"] == "ByteLevel" for step in cutters):
         if any(step.get("add_prefix_space") for step in cutters):
             raise TokenizerError(
                 f"{source}: add_prefix_space is true; expected false, or decoding would not give the text back"
@@ -101,30 +110,73 @@ def is_byte_level(raw: Mapping[str, Any], source: str) -> bool:
         return True
     if kinds & {"ByteFallback", "Metaspace"}:
         return False
-    found = escape(", ".join(sorted(map(str, kinds))) or "none")
+    found = escape(", ".join(sorted(kinds)) or "none")
     raise TokenizerError(
         f"{source}: the decoder is {found}; supported are byte-level BPE (Llama 3) and BPE with byte fallback (Llama 2)"
     )
 
 
-def strips_first_space(raw: Mapping[str, Any]) -> bool:
+def strips_first_space(raw: Mapping[str, Any], source: str) -> bool:
     """Tell whether decoding takes one space from the text's beginning."""
     return any(
-        (step.get("type") == "Strip" and step.get("start") == 1)
-        or (step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never")
-        for step in steps(raw.get("decoder"))
+        (step["type"] == "Strip" and step.get("start") == 1)
+        or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
+        for _, step in steps(raw, "decoder", source)
     )
 
 
-def steps(component: Any) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a pipeline component, `Sequence` unfolded; its depth is bounded by the JSON reader's."""
-    if isinstance(component, dict):
-        if component.get("type") == "Sequence":
-            for name in ("pretokenizers", "decoders", "processors", "normalizers"):
-                for step in component.get(name) or ():
-                    yield from steps(step)
-        else:
-            yield component
+def steps(raw: Mapping[str, Any], name: str, source: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the steps of one pipeline component, `Sequence` unfolded, each with its place for messages.
+
+    Raises:
+        TokenizerError: For a step that is no object with a type, or a `Sequence` without its list.
+    """
+    members = _MEMBERS[name]
+    waiting: list[tuple[str, Any]] = [] if raw.get(name) is None else [(name, raw[name])]
+    while waiting:
+        where, step = waiting.pop()
+        if not isinstance(step, dict) or not isinstance(step.get("type"), str):
+            raise TokenizerError(f"{source}: {where} is {escape(repr(step), 80)}; expected an object with a type")
+        if step["type"] != "Sequence":
+            yield where, step
+            continue
+        inner = step.get(members)
+        if not isinstance(inner, list):
+            raise TokenizerError(f"{source}: {where}.{members} is {type(inner).__name__}; expected a list")
+        waiting += reversed([(f"{where}.{members}[{i}]", item) for i, item in enumerate(inner)])
+
+
+def check_pieces(raw: Mapping[str, Any], source: str) -> None:
+    """Refuse pre-tokenizers that drop the characters at which they cut.
+
+    Raises:
+        TokenizerError: Naming the step.
+    """
+    for where, step in steps(raw, "pre_tokenizer", source):
+        if step["type"] in _DROPPING_CUTTERS or (step.get("behavior") == "Removed" and not step.get("invert")):
+            raise TokenizerError(
+                f"{source}: {where} ({escape(step['type'])}) removes characters from the text; expected one that keeps "
+                "them, or decoding would not give the text back"
+            )
+
+
+def text_changes(raw: Mapping[str, Any], source: str, *, byte_level: bool) -> Iterator[str]:
+    """Yield one sentence per rule of the file because of which `decode(encode(text))` may differ from `text`.
+
+    Llama 2's normalizer (a ▁ before the text, and one for each space) is undone by decoding.
+    """
+    undone = [{"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
+    if strips_first_space(raw, source):
+        undone.append({"type": "Prepend", "prepend": "▁"})
+    for where, step in steps(raw, "normalizer", source):
+        if byte_level or step not in undone:
+            yield f"{where} ({escape(step['type'])}) rewrites it before encoding"
+    for where, step in steps(raw, "pre_tokenizer", source):
+        if step.get("behavior") == "Removed":
+            yield f"{where} ({escape(step['type'])}) drops what its pattern does not match"
+    for i, token in enumerate(raw["added_tokens"]):
+        if not token["special"] and (token.get("lstrip") or token.get("rstrip")):
+            yield f"added_tokens[{i}] ({escape(repr(token['content']), 80)}) takes away the spaces beside it"
 
 
 def special_tokens(raw: Mapping[str, Any], config: Mapping[str, Any], source: str) -> SpecialTokens:
@@ -176,11 +228,11 @@ def _template_bos(raw: Mapping[str, Any], source: str) -> int | None:
     """Return the id that the post-processor puts before a text."""
     before: list[int] = []
     after: list[int] = []
-    for step in steps(raw.get("post_processor")):
-        if step.get("type") == "ByteLevel":
+    for _, step in steps(raw, "post_processor", source):
+        if step["type"] == "ByteLevel":
             continue  # it adjusts offsets only
-        if step.get("type") != "TemplateProcessing":
-            raise TokenizerError(f"{source}: post_processor {escape(step.get('type'))!r} is not supported")
+        if step["type"] != "TemplateProcessing":
+            raise TokenizerError(f"{source}: post_processor {escape(step['type'])!r} is not supported")
         around = before
         try:
             for item in step["single"]:
@@ -208,8 +260,7 @@ def chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
         return read_text(folder / "chat_template.jinja")
     value = config.get("chat_template")
     if isinstance(value, list):
-        named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
-        value = named.get("default", value)
+        value = next((t.get("template") for t in value if isinstance(t, dict) and t.get("name") == "default"), value)
     if value is not None and not isinstance(value, str):
         raise TokenizerError(
             f"{folder / 'tokenizer_config.json'}: chat_template is {escape(repr(value), 80)}; expected a template, "

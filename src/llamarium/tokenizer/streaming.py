@@ -21,6 +21,7 @@ class StreamDecoder:
         """
         self._visible_bytes = visible_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strip_first_space = strip_first_space
         self._strip_next = strip_first_space
 
     def push(self, token_id: int) -> str:
@@ -35,6 +36,7 @@ class StreamDecoder:
         """Return what is left: U+FFFD if the ids end inside a character, else "". The stream can begin anew."""
         rest = self._strip(self._decoder.decode(b"", final=True))
         self._decoder.reset()
+        self._strip_next = self._strip_first_space
         return rest
 
     def _strip(self, text: str) -> str:

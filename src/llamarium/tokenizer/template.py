@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamarium.errors import ChatFormatError, escape
 from llamarium.tokenizer.base import check_text
-from llamarium.tokenizer.chat import ROLES
+from llamarium.tokenizer.chat import ROLES, shown
 
 if TYPE_CHECKING:
     from llamarium.tokenizer.base import Tokenizer
@@ -42,6 +42,7 @@ _TEMPLATE_ROLES = (*ROLES, "ipython", "developer", "function")
 _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>")
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 _MAX_DEPTH = 32
+_MAX_INTEGER_BITS = 1024  # as far as floating-point numbers go
 _FIELD_NAME = re.compile(r"[\w .:$@/-]{1,256}")
 
 
@@ -189,16 +190,14 @@ class _Spellings:
 def _read_dialog(messages: object) -> list[dict[str, Any]]:
     """Check messages down to their last value and return them as plain JSON values."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
-        raise ChatFormatError(f"a dialog is {escape(repr(messages), 80)}; expected a list of at least one message")
+        raise ChatFormatError(f"a dialog is {shown(messages)}; expected a list of at least one message")
     dialog: list[dict[str, Any]] = []
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise ChatFormatError(
-                f"messages[{i}] is {escape(repr(message), 80)}; expected an object with role and content"
-            )
+            raise ChatFormatError(f"messages[{i}] is {shown(message)}; expected an object with role and content")
         if message.get("role") not in _TEMPLATE_ROLES:
             raise ChatFormatError(
-                f"messages[{i}].role is {escape(repr(message.get('role')), 80)}; expected {', '.join(_TEMPLATE_ROLES)}"
+                f"messages[{i}].role is {shown(message.get('role'))}; expected {', '.join(_TEMPLATE_ROLES)}"
             )
         dialog.append(_plain(message, f"messages[{i}]", 0))
     return dialog
@@ -208,6 +207,10 @@ def _plain(value: Any, where: str, depth: int) -> Any:
     """Copy a JSON value, or refuse what is none."""
     if depth > _MAX_DEPTH:
         raise ChatFormatError(f"{where} is nested deeper than {_MAX_DEPTH} levels")
+    if isinstance(value, int) and value.bit_length() > _MAX_INTEGER_BITS:
+        raise ChatFormatError(
+            f"{where} is an integer of {value.bit_length()} bits; at most {_MAX_INTEGER_BITS} are read"
+        )
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
@@ -223,9 +226,7 @@ def _plain(value: Any, where: str, depth: int) -> Any:
 def _key(key: object, where: str) -> str:
     """Take a field's name: a template may write it (a tool's arguments), so it must not spell control tokens."""
     if not isinstance(key, str) or not _FIELD_NAME.fullmatch(key):
-        raise ChatFormatError(
-            f"{where} has the key {escape(repr(key), 80)}; expected letters, digits, spaces and _ . : $ @ / -"
-        )
+        raise ChatFormatError(f"{where} has the key {shown(key)}; expected letters, digits, spaces and _ . : $ @ / -")
     return key
 
 
