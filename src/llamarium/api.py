@@ -76,6 +76,8 @@ def load(
             f"{path}: the tokenizer has {tokenizer.vocab_size} ids and the model {checkpoint.config.vocab_size} rows; "
             "they do not belong together"
         )
+    if tokenizer is not None:
+        tokenizer.allow_unused_ids(checkpoint.config.vocab_size)
     module, sources = load_model(checkpoint, options, progress)
     return Llama(str(model), module, tokenizer, sources, checkpoint.generation_config)
 
@@ -176,11 +178,11 @@ class Llama:
 
         An answer has 1,024 tokens at most, unless the options or the model's generation_config.json say otherwise.
         """
-        return self._complete([self.tokenizer.chat(messages)], self.chat_params(**options))[0]
+        return self._complete([self.tokenizer.chat(messages)], self.chat_params(**options), new_text=True)[0]
 
     def stream_chat(self, messages: Sequence[Message], **options: Any) -> Iterator[Piece]:
         """Answer a dialog piece by piece; options as in `chat`, without `n`."""
-        return self._stream(self.tokenizer.chat(messages), self.chat_params(**options))
+        return self._stream(self.tokenizer.chat(messages), self.chat_params(**options), new_text=True)
 
     def conversation(self, system: str | None = None) -> "Conversation":
         """Begin a dialog of several turns, whose keys and values are kept from turn to turn."""
@@ -253,9 +255,10 @@ class Llama:
         return self.sampling_params(**options)
 
     def _complete(
-        self, prompts: list[list[int]], params: SamplingParams, *, use_cache: bool = True
+        self, prompts: list[list[int]], params: SamplingParams, *, use_cache: bool = True, new_text: bool = False
     ) -> list[Generation]:
-        rows, prompt_of = row_texts(self.tokenizer, [params] * len(prompts), self.stop_ids)
+        begins = [new_text or not self.tokenizer.decode(prompt) for prompt in prompts]
+        rows, prompt_of = row_texts(self.tokenizer, [params] * len(prompts), self.stop_ids, begins)
         cancelled: set[int] = set()
         for event in generate_tokens(
             self.model,
@@ -273,11 +276,18 @@ class Llama:
         return [Generation(tuple(ids), tuple(found)) for ids, found in zip(prompts, answers, strict=True)]
 
     def _stream(
-        self, prompt: list[int], params: SamplingParams, *, use_cache: bool = True, prefix: PrefixCache | None = None
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        use_cache: bool = True,
+        new_text: bool = False,
+        prefix: PrefixCache | None = None,
     ) -> Iterator[Piece]:
         if params.n != 1:
             raise SamplingError(f"n is {params.n}; streaming gives one answer, use generate() for several")
-        (row,), _ = row_texts(self.tokenizer, [params], self.stop_ids)
+        begins = new_text or not self.tokenizer.decode(prompt)
+        (row,), _ = row_texts(self.tokenizer, [params], self.stop_ids, [begins])
         events = generate_tokens(
             self.model, [prompt], [params], stop_ids=self.stop_ids, use_cache=use_cache, prefix=prefix
         )
@@ -313,7 +323,7 @@ class Conversation:
         params = self.llama.chat_params(**options)
         ids = self.llama.tokenizer.chat([*self.messages, {"role": "user", "content": text}])
         answer: list[str] = []
-        pieces = self.llama._stream(ids, params, prefix=self._prefix)  # pyright: ignore[reportPrivateUsage]
+        pieces = self.llama._stream(ids, params, new_text=True, prefix=self._prefix)  # pyright: ignore[reportPrivateUsage]
         try:
             for piece in pieces:
                 answer.append(piece.text)

@@ -107,12 +107,15 @@ class RowText:
         params: The row's own; its stop strings and `logprobs` are read.
         index: Which of the prompt's `n` answers this is.
         stop_ids: Ids that end the row and have no text.
+        begins: The row begins a text of its own, rather than continuing the prompt's: some vocabularies put a space
+            before a text, which is then not part of it.
     """
 
     tokenizer: Tokenizer
     params: SamplingParams
     index: int
     stop_ids: frozenset[int]
+    begins: bool
     token_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -120,7 +123,7 @@ class RowText:
 
     def __post_init__(self) -> None:
         """Begin decoding."""
-        self._decoder = self.tokenizer.stream()
+        self._decoder = self.tokenizer.stream(continuation=not self.begins)
         self._stops = StopStringFilter(self.params.stop)
 
     def push(self, event: TokenEvent) -> Piece:
@@ -150,13 +153,15 @@ class RowText:
 
 
 def row_texts(
-    tokenizer: Tokenizer, params: Sequence[SamplingParams], stop_ids: frozenset[int]
+    tokenizer: Tokenizer, params: Sequence[SamplingParams], stop_ids: frozenset[int], begins: Sequence[bool]
 ) -> tuple[list[RowText], list[int]]:
     """Return a `RowText` for every row of `generate_tokens`, and the prompt that each row answers."""
     rows: list[RowText] = []
     prompt_of: list[int] = []
     for prompt_idx, wanted in enumerate(params):
         for index, single in enumerate(wanted.rows()):
-            rows.append(RowText(tokenizer, single, index, stop_ids | frozenset(wanted.stop_token_ids)))
+            rows.append(
+                RowText(tokenizer, single, index, stop_ids | frozenset(wanted.stop_token_ids), begins[prompt_idx])
+            )
             prompt_of.append(prompt_idx)
     return rows, prompt_of

@@ -206,3 +206,17 @@ def test_a_gguf_s_tokenizer_is_found_wherever_the_weights_are(smollm2_path: Path
     expected = llamarium.load_tokenizer(smollm2_path).encode("The cat sat")
     for path in (tmp_path / "folder", tmp_path / "blob"):
         assert llamarium.load_tokenizer(path).encode("The cat sat") == expected
+
+
+def test_a_model_with_spare_rows_names_them(model_files: Callable[..., Any]) -> None:
+    folder = model_files(vocab_size=64, eos_token_id=(), bos_token_id=None).huggingface()
+    CharacterTokenizer.from_text("abc").save(folder)
+    llama = llamarium.load(folder, device="cpu")
+    unused = 63
+    bias = {i: 100.0 if i == unused else 0.0 for i in range(64)}
+    (answer,) = llama.generate("abc", max_new_tokens=3, temperature=0.0, logit_bias=bias, logprobs=1).completions
+    assert answer.token_ids == (unused,) * 3
+    assert answer.text == ""
+    assert answer.logprobs is not None
+    assert answer.logprobs[0].token == "<63>"
+    assert len(llama.next_tokens("abc", k=64)[0].candidates) == 64

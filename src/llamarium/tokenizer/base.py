@@ -112,6 +112,7 @@ class Tokenizer:
         self.source = source
         self.chat_template = chat_template
         self.strip_first_space = strip_first_space
+        self._num_rows = vocab_size
         self._special_ids = frozenset(special.ids.values())
         self._bytes: dict[int, bytes] = {}
 
@@ -256,7 +257,16 @@ class Tokenizer:
         known = self._bytes.get(index)
         return self._look_up(index) if known is None else known
 
+    def allow_unused_ids(self, num_rows: int) -> None:
+        """Let the ids from `vocab_size` to `num_rows` - 1 stand for nothing: a model's table may have spare rows.
+
+        A model can give such an id a probability, so it needs a text (none) and a name in tables (`<49200>`).
+        """
+        self._num_rows = max(num_rows, self.vocab_size)
+
     def _look_up(self, index: int) -> bytes:
+        if self.vocab_size <= index < self._num_rows:
+            return b""
         found = self.backend.token_bytes(index) if 0 <= index < self.vocab_size else None
         if found is None:
             raise TokenizerError(
@@ -271,6 +281,8 @@ class Tokenizer:
         Raises:
             TokenizerError: For an id that the vocabulary lacks.
         """
+        if self.vocab_size <= _index(token_id) < self._num_rows:
+            return f"<{token_id}>"
         return escape(self.token_bytes(token_id).decode("utf-8", "backslashreplace"))
 
     def explain(self, text: str) -> "Explanation":
