@@ -203,3 +203,25 @@ def test_a_full_disk_is_one_line() -> None:
         done = shell(f"llamarium {words} > /dev/full")
         assert done.returncode == 1
         assert done.stderr == "llamarium: error: No space left on device\n"
+
+    full = "import sys; from llamarium.cli.main import main; sys.exit(main(['--help']))"
+    done = shell(f'"{sys.executable}" -u -c "{full}" > /dev/full')  # unbuffered: argparse itself would meet the error
+    assert (done.returncode, done.stderr) == (1, "llamarium: error: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "message"),
+    [
+        ("models --json >&-", 0, ""),
+        ("models 2>&-", 0, ""),
+        ("tokenize - <&-", 0, ""),
+        ("nonsense 2>&-", 2, ""),
+        ("nonsense <&- >&-", 2, "llamarium: error: no command 'nonsense'"),
+    ],
+)
+def test_closed_standard_streams_are_empty_ones(line: str, code: int, message: str) -> None:
+    done = shell(f"llamarium {line}")
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "this is a bug" not in done.stderr and "Traceback" not in done.stderr
+    assert bool(done.stderr) == bool(message)

@@ -1,7 +1,9 @@
 """Shared options: each one that can be given reaches what it is for."""
 
 import argparse
+import contextlib
 import io
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -95,8 +97,23 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     options.set_threads(None)
     options.set_threads(2)
     assert seen == [2]
-    with pytest.raises(argparse.ArgumentError):
-        parse("--threads", "0")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1025", "3000000000"])
+def test_threads_out_of_range(text: str) -> None:
+    with pytest.raises(argparse.ArgumentError, match=f"{text} is not in 1 to 1024"):
+        parse(f"--threads={text}")
+
+
+def test_ctrl_c_during_an_import_comes_after_it() -> None:
+    done: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), options.interrupts_held():
+        with contextlib.suppress(BaseException):  # as some imports do
+            signal.raise_signal(signal.SIGINT)
+        done.append("the rest")
+    assert done == ["the rest"]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_text_by_itself_or_as_an_option() -> None:
@@ -127,5 +144,11 @@ def test_standard_input_that_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None
 def test_lists() -> None:
     assert options.whole_numbers("0,-1, 3") == (0, -1, 3)
     assert options.names("q, k") == ("q", "k")
-    with pytest.raises(ValueError, match="invalid literal"):
+    with pytest.raises(argparse.ArgumentTypeError, match="expected whole numbers with commas, as in 0,1,-1, found"):
         options.whole_numbers("1,")
+
+
+def test_numbers_that_are_none_are_named_without_a_functions_name() -> None:
+    for parse_one in (options.positive, options._threads):
+        with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number, found 'two'"):
+            parse_one("two")

@@ -132,3 +132,12 @@ def test_stopwatch_reports_when_asked_or_on_a_terminal(
     monkeypatch.setattr(sys, "stderr", Terminal())
     report(None)
     assert "tokens/s" in sys.stderr.getvalue()
+
+
+@pytest.mark.parametrize(("columns", "width"), [("0", 80), ("19", 80), ("20", 20), ("100", 100)])
+def test_a_width_too_small_to_be_meant(
+    columns: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    output.show(Text("a " * 200))
+    assert width - 2 <= max(map(len, capsys.readouterr().out.splitlines())) <= width

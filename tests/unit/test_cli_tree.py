@@ -5,10 +5,13 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from llamarium.api import load
 from llamarium.cli.main import main
 from llamarium.presets import PRESETS
 
@@ -114,3 +117,37 @@ def test_a_config_that_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tree", "lama-3.2-1b"]) == 1
     assert "did you mean llama-3.2-1b?" in capsys.readouterr().err
+
+
+def test_a_folder_in_nf4_has_the_tree_that_load_gives_it(
+    model_files: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = model_files().nf4()
+    assert main(["tree", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "(q_proj): Linear4bit(" in out and "(lm_head): Linear(" in out
+    assert out == f"{load(folder).model}\n"
+    assert main(["tree", str(folder), "--quantize", "int8"]) == 0
+    assert "(q_proj): Linear8bit(" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("listed", "tied", "plain"),
+    [(None, True, {"lm_head"}), (["mlp"], True, {"up_proj", "lm_head"}), ([], False, set())],
+)
+def test_what_nf4_leaves_alone(
+    listed: list[str] | None, tied: bool, plain: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    how = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    fields = {"tie_word_embeddings": tied, "quantization_config": how | {"llm_int8_skip_modules": listed}}
+    (tmp_path / "config.json").write_text(json.dumps(PRESETS["tiny"].to_hf() | fields))
+    assert main(["tree", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert {name for name in ("q_proj", "up_proj", "lm_head") if f"({name}): Linear(" in out} == plain
+
+
+def test_a_quantization_that_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fields = {"quantization_config": {"quant_method": "gptq"}}
+    (tmp_path / "config.json").write_text(json.dumps(PRESETS["tiny"].to_hf() | fields))
+    assert main(["tree", str(tmp_path)]) == 1
+    assert "quantized with gptq" in capsys.readouterr().err

@@ -10,6 +10,7 @@ Without a question it asks for one, again and again, and remembers the dialog;
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -185,7 +186,8 @@ class Repl:
         name = rest.removeprefix("--force ").strip()
         if not name:
             raise OutputError("no file; write /save FILE")
-        save_dialog(Path(name).expanduser(), self.llama.name, self.conversation.messages, force=force)
+        path = Path(os.path.expanduser(name))  # noqa: PTH111 - pathlib's raises RuntimeError for ~nobody
+        save_dialog(path, self.llama.name, self.conversation.messages, force=force)
         note(f"[saved {name}]")
 
     def help(self, _: str) -> None:
@@ -204,13 +206,14 @@ def save_dialog(path: Path, model: str, messages: list[dict[str, str]], *, force
     """
     from llamarium.weights.files import atomic_file
 
-    if path.exists() and not force:
-        raise OutputError(f"{escape(path)} exists; /save --force {escape(path)} replaces it")
     try:
+        if path.exists() and not force:
+            raise OutputError(f"{escape(path)} exists; /save --force {escape(path)} replaces it")
         with atomic_file(path) as file:
             file.write(json.dumps({"model": model, "messages": messages}, indent=2).encode())
-    except OSError as error:
-        raise OutputError(f"{escape(path)}: cannot be written: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL or half a surrogate pair in the name
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise OutputError(f"{escape(path)}: cannot be written: {reason}") from None
 
 
 def _readline() -> ModuleType | None:

@@ -53,7 +53,10 @@ def run(args: argparse.Namespace) -> int:
     options = sampling(args) | {"n": args.n, "logprobs": args.logprobs}
     prompt = require_text(args, "PROMPT")
     llama = load_llama(args)
-    options |= {"seed": llama.sampling_params(**options).seed, "use_cache": not args.no_cache}
+    params = llama.sampling_params(**options)
+    if params.temperature > 0:  # greedy needs no seed, and would say that it has no effect
+        options["seed"] = params.seed
+    options["use_cache"] = not args.no_cache
     if args.json or args.n > 1:
         _at_once(llama, prompt, options, args)
     else:
@@ -68,7 +71,7 @@ def _streamed(llama: "Llama", prompt: str, options: dict[str, Any], args: argpar
         watch.count(len(piece.token_ids))
         write_text(piece.text)
     write_text("\n")
-    watch.report(f"{len(ids)} prompt tokens", f"seed {options['seed']}")
+    _report(watch, len(ids), options)
 
 
 def _at_once(llama: "Llama", prompt: str, options: dict[str, Any], args: argparse.Namespace) -> None:
@@ -80,7 +83,12 @@ def _at_once(llama: "Llama", prompt: str, options: dict[str, Any], args: argpars
             emit({"index": index, "num_prompt_tokens": len(generation.prompt_ids)} | _to_dict(answer))
         else:
             write_text(f"{'' if index == 0 else chr(10)}{answer.text}\n")
-    watch.report(f"{len(generation.prompt_ids)} prompt tokens", f"seed {options['seed']}")
+    _report(watch, len(generation.prompt_ids), options)
+
+
+def _report(watch: Stopwatch, num_prompt_tokens: int, options: dict[str, Any]) -> None:
+    seed = [f"seed {options['seed']}"] if "seed" in options else []
+    watch.report(f"{num_prompt_tokens} prompt tokens", *seed)
 
 
 def _to_dict(answer: "Completion") -> dict[str, Any]:

@@ -21,11 +21,15 @@ import traceback
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import NoReturn, Protocol, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 from llamarium.cli.options import UsageError
 from llamarium.cli.output import end_line, note, warn
 from llamarium.errors import LlamariumError, escape
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 COMMANDS: Mapping[str, str] = {
     "chat": "talk with a model",
@@ -64,10 +68,15 @@ class Parser(argparse.ArgumentParser):
         self.print_usage(sys.stderr)
         self.exit(2, f"{self.prog}: error: {escape(message, 500)}\n")
 
+    def print_help(self, file: "SupportsWrite[str] | None" = None) -> None:
+        """Print the help; argparse's own way keeps silent about a full disk."""
+        (sys.stdout if file is None else file).write(self.format_help())
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal in Latin-1 shows \u escapes instead of failing
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
@@ -84,6 +93,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the last place that can explain it
         code = _explain(error, debug="--debug" in words)
     return _leave_streams(code)
+
+
+def _open_closed_streams() -> None:
+    """Put the empty device where a standard stream was closed (`<&-`, `>&-`), for which Python has None."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
+            setattr(sys, name, stream)
 
 
 def _exit_code(words: list[str]) -> int:

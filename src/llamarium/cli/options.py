@@ -1,7 +1,11 @@
 """Options that several commands share, each declared once, and what is made of them."""
 
 import argparse
+import signal
 import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.output import percent
@@ -12,6 +16,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "smollm2-135m"
 QUANTIZATIONS = ("nf4", "int8", "int4")
+_MAX_THREADS = 1024  # more than the cores of any machine; far more, and the system could not start them
 
 
 class UsageError(Exception):
@@ -51,7 +56,7 @@ def add_loading(group: "argparse._ActionsContainer") -> None:  # pyright: ignore
         "at each use (smaller); auto keeps NF4 packed and unpacks GGUF (default: %(default)s)",
     )
     group.add_argument("--strict", action="store_true", help="refuse a model with NaN weights, instead of warning")
-    group.add_argument("--threads", type=positive, metavar="N", help="CPU threads (default: torch's choice)")
+    group.add_argument("--threads", type=_threads, metavar="N", help="CPU threads (default: torch's choice)")
 
 
 def load_llama(args: argparse.Namespace) -> "Llama":
@@ -64,7 +69,8 @@ def load_llama(args: argparse.Namespace) -> "Llama":
 
     path = resolve(args.model)  # first, as a download shows its own progress
     with percent(f"loading {args.model}") as progress:
-        from llamarium.api import load
+        with interrupts_held():
+            from llamarium.api import load
 
         set_threads(args.threads)
         llama = load(
@@ -78,6 +84,26 @@ def load_llama(args: argparse.Namespace) -> "Llama":
         )
     llama.name = args.model
     return llama
+
+
+@contextmanager
+def interrupts_held() -> Generator[None]:
+    """Hold Ctrl-C back while the body imports torch, in whose import it would be swallowed or leave half a module.
+
+    Raises:
+        KeyboardInterrupt: At the end, if it came.
+    """
+    if threading.current_thread() is not threading.main_thread():  # others get no signals, and may set no handlers
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def set_threads(threads: int | None) -> None:
@@ -198,10 +224,24 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def positive(text: str) -> int:
     """Parse a whole number of at least 1, for argparse."""
-    value = int(text)
+    value = _whole_number(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
     return value
+
+
+def _threads(text: str) -> int:
+    value = _whole_number(text)
+    if not 1 <= value <= _MAX_THREADS:
+        raise argparse.ArgumentTypeError(f"{text} is not in 1 to {_MAX_THREADS}")
+    return value
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r}") from None
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -214,7 +254,10 @@ def _bias(text: str) -> tuple[int, float]:
 
 def whole_numbers(text: str) -> tuple[int, ...]:
     """Parse "0,1,-1", for argparse."""
-    return tuple(int(part) for part in text.split(","))
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected whole numbers with commas, as in 0,1,-1, found {text!r}") from None
 
 
 def names(text: str) -> tuple[str, ...]:

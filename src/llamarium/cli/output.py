@@ -25,6 +25,8 @@ _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
+_MIN_WIDTH = 20  # columns; in fewer, rich would draw nothing, or a letter a line
+
 
 def printable(text: str) -> str:
     """Return `text` with every character that could drive a terminal escaped; newline and tab stay."""
@@ -111,11 +113,13 @@ def show(renderable: "RenderableType") -> None:
     """Print a rich table or text to stdout, without the blanks that rich puts at the ends of lines.
 
     Every string is taken literally: no markup, no emoji codes, no guessed colours. The width is the terminal's or
-    `COLUMNS`, else 80; `NO_COLOR` is honoured by rich.
+    `COLUMNS`; 80 where neither is known, or the number too small to be meant (0, say). `NO_COLOR` is honoured by rich.
     """
     from rich.console import Console
 
     console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
+    if console.width < _MIN_WIDTH:
+        console.width = 80
     with console.capture() as capture:
         console.print(renderable)
     sys.stdout.write(re.sub(r" +((?:\x1b\[[0-9;]*m)*)$", r"\1", capture.get(), flags=re.MULTILINE))

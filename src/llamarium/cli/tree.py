@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import DEFAULT_MODEL, QUANTIZATIONS
+from llamarium.cli.options import DEFAULT_MODEL, QUANTIZATIONS, interrupts_held
 from llamarium.errors import ModelNotFoundError, escape
 from llamarium.presets import PRESETS
 
@@ -39,37 +39,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build the model on the meta device and print it."""
-    config = PRESETS.get(args.model) or read_config(args.model)
+    with interrupts_held():
+        import torch
 
-    import torch
-
-    from llamarium.model import LlamaForCausalLM
-
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    if args.quantize is not None:
+        from llamarium.model import LlamaForCausalLM
         from llamarium.quant.swap import quantize_linears
 
+    config, stored = (PRESETS[args.model], None) if args.model in PRESETS else read_config(args.model)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    if args.quantize is not None:  # from the values of an NF4 file too, as `load` does it
         quantize_linears(model, args.quantize)
+    elif stored is not None:
+        quantize_linears(model, "nf4", skip=stored)
     print(model)
     return 0
 
 
-def read_config(name: str) -> "ModelConfig":
+def read_config(name: str) -> "tuple[ModelConfig, tuple[str, ...] | None]":
     """Read the configuration of what lies on disk or the hub, without its weights where that can be.
+
+    Returns:
+        The configuration; and the names that its NF4 leaves alone, or None if the weights are not stored as NF4.
 
     Raises:
         LlamariumError: If there is nothing of that name, or its configuration is refused.
     """
-    from llamarium.config import ModelConfig
-
     for path in (Path(name), Path(name) / "config.json"):
         if path.suffix == ".json" and path.is_file():
-            return ModelConfig.from_file(path)
+            return _from_json(path)
     if _HUB_NAME.fullmatch(name) and not Path(name).exists():
         from llamarium.weights.hub_client import download_file
 
-        return ModelConfig.from_file(download_file(name, "config.json"))
+        return _from_json(download_file(name, "config.json"))
     from llamarium.weights.hub import resolve
     from llamarium.weights.open import open_checkpoint
 
@@ -79,4 +81,17 @@ def read_config(name: str) -> "ModelConfig":
         if near := difflib.get_close_matches(name, PRESETS, n=1):
             raise ModelNotFoundError(f"no preset, file or folder {escape(name)}; did you mean {near[0]}?") from None
         raise
-    return open_checkpoint(path).config
+    return open_checkpoint(path).config, None
+
+
+def _from_json(path: Path) -> "tuple[ModelConfig, tuple[str, ...] | None]":
+    from llamarium.config import ModelConfig, read_json_object
+    from llamarium.weights.bnb import check_method
+
+    raw = read_json_object(path)
+    config = ModelConfig.from_hf(raw, str(path))
+    if not check_method(raw.get("quantization_config"), path):
+        return config, None
+    listed = raw["quantization_config"].get("llm_int8_skip_modules")
+    skip = tuple(map(str, listed)) if isinstance(listed, list) else ("lm_head",)
+    return config, (*skip, "lm_head") if config.tie_word_embeddings else skip
