@@ -5,6 +5,7 @@
     ├── CheckpointError          a model file or folder is malformed, incomplete or disagrees with its config
     │   └── UnsupportedFormatError   well formed, but a format, version or architecture that is not read
     ├── TokenizerError           tokenizer files that cannot be read, or text that cannot be encoded
+    │   ├── UnsupportedTokenizerError   well formed, but a kind that is not read
     │   └── ChatFormatError      a dialog or a chat template that cannot be rendered
     ├── SamplingError            a sampling parameter outside its range, or an impossible combination
     ├── ContextLengthError       more tokens than the model's context holds
@@ -13,6 +14,7 @@
     ├── ModelNotFoundError       no such built-in model, file, folder or hub repository
     │   ├── GatedModelError      the hub wants a licence accepted or a token
     │   └── DownloadError        the network, the disk or a hash said no
+    ├── TrainingError            data, a configuration or a run folder that cannot be trained with
     ├── OutputError              a target that exists, equals its input or cannot be written
     └── OptionError              an option that cannot be honoured here
 
@@ -39,6 +41,10 @@ class UnsupportedFormatError(CheckpointError):
 
 class TokenizerError(LlamariumError):
     """Tokenizer files that cannot be read, or text that cannot be encoded."""
+
+
+class UnsupportedTokenizerError(TokenizerError):
+    """Well formed, but a kind that is not read; the model beside it still computes logits."""
 
 
 class ChatFormatError(TokenizerError):
@@ -73,6 +79,10 @@ class DownloadError(ModelNotFoundError):
     """The network, the disk or a hash said no."""
 
 
+class TrainingError(LlamariumError):
+    """Data, a configuration or a run folder that cannot be trained with."""
+
+
 class OutputError(LlamariumError):
     """A target that exists, equals its input or cannot be written."""
 
@@ -85,3 +95,16 @@ def escape(text: object, limit: int = 200) -> str:
     """Show `text` from a file safely: control characters escaped, at most `limit` characters."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def show_value(value: object, limit: int = 80) -> str:
+    """Show what a caller or a file gave, as Python spells it, escaped as `escape` does.
+
+    Some values have no spelling (a whole number of more than 4,300 digits, a list within itself a thousand deep); of
+    those the type is named.
+    """
+    try:
+        spelled = repr(value)
+    except Exception:  # noqa: BLE001 - repr may run anyone's code
+        spelled = f"a {type(value).__name__} that cannot be spelled out"
+    return escape(spelled, limit)

@@ -6,7 +6,7 @@ Source: the publishers' `config.json` files.
 from dataclasses import replace
 
 from llamarium.config import ModelConfig, RopeScaling
-from llamarium.errors import ConfigError
+from llamarium.errors import ConfigError, show_value
 
 _LLAMA31_SCALING = RopeScaling(
     factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
@@ -126,5 +126,5 @@ def preset(name: str) -> ModelConfig:
         ConfigError: If there is none, with the names that there are.
     """
     if name not in PRESETS:
-        raise ConfigError(f"no preset {name!r}; there are: {', '.join(PRESETS)}")
+        raise ConfigError(f"no preset {show_value(name)}; there are: {', '.join(PRESETS)}")
     return PRESETS[name]

@@ -1,0 +1,62 @@
+"""What a training step is given: rows of tokens, and which of them are to be learned."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+IGNORED = -100
+"""The label of a position that is not learned, as everywhere in the ecosystem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One micro-batch.
+
+    Attributes:
+        ids_BT: int64; the tokens that the model sees.
+        labels_BT: int64; the token after each, or `IGNORED`. Shifted already: labels[b, t] follows ids[b, t].
+        positions_BT: int64; they begin at 0 with every segment of a row.
+        segments_BT: int64; which document of its row a token belongs to. None where every row is one segment, which
+            the fast causal kernel knows without a mask.
+    """
+
+    ids_BT: Tensor
+    labels_BT: Tensor
+    positions_BT: Tensor
+    segments_BT: Tensor | None
+
+    @property
+    def num_learned(self) -> int:
+        """Labels that count."""
+        return int((self.labels_BT != IGNORED).sum())
+
+    def to(self, device: torch.device) -> "Batch":
+        """Return the batch on another device."""
+        segments_BT = None if self.segments_BT is None else self.segments_BT.to(device, non_blocking=True)
+        ids_BT, labels_BT, positions_BT = (
+            t.to(device, non_blocking=True) for t in (self.ids_BT, self.labels_BT, self.positions_BT)
+        )
+        return Batch(ids_BT, labels_BT, positions_BT, segments_BT)
+
+
+class Rows(Protocol):
+    """What a run learns from: rows of one length, any of which can be had at any time.
+
+    Attributes:
+        fingerprint: SHA-256, hex, over the content and everything that shapes the rows, the tokenizer included.
+        context: T.
+    """
+
+    fingerprint: str
+    context: int
+
+    def num_rows(self, epoch: int) -> int:
+        """How many rows an epoch has; it may differ from epoch to epoch."""
+        ...
+
+    def batch(self, epoch: int, indices: Sequence[int]) -> Batch:
+        """Return these rows of an epoch; the same arguments give the same tensors."""
+        ...
