@@ -2,6 +2,6 @@
 
 import sys
 
-from llamarium.cli.main import main
+from llamarium.cli import start
 
-sys.exit(main())
+sys.exit(start())

@@ -10,7 +10,15 @@ import torch
 
 from llamarium.completion import Completion, Generation, Piece, row_texts
 from llamarium.config import ModelConfig
-from llamarium.errors import CheckpointError, InputError, OptionError, SamplingError, TokenizerError, escape
+from llamarium.errors import (
+    CheckpointError,
+    InputError,
+    OptionError,
+    SamplingError,
+    TokenizerError,
+    UnsupportedTokenizerError,
+    show_value,
+)
 from llamarium.generate import PrefixCache, generate_tokens
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.swap import QUANTIZED_LINEARS, Method
@@ -61,8 +69,7 @@ def load(
     _check_choice("dtype", dtype, ("auto", *DTYPES))
     _check_choice("quantize", quantize, (None, *QUANTIZED_LINEARS))
     _check_choice("dequantize", dequantize, get_args(Dequantize))
-    path = resolve(model)
-    checkpoint = open_checkpoint(path)
+    _check_choice("strict", strict, (True, False))
     options = LoadOptions(
         dtype=None if dtype == "auto" else DTYPES[dtype],
         device=_device(device),
@@ -70,7 +77,13 @@ def load(
         dequantize=dequantize,
         strict=strict,
     )
-    tokenizer = find_tokenizer(path)
+    path = resolve(model)
+    checkpoint = open_checkpoint(path)
+    why_none = None
+    try:
+        tokenizer = find_tokenizer(path)
+    except UnsupportedTokenizerError as error:  # the model computes logits without; `Llama.tokenizer` says why
+        tokenizer, why_none = None, str(error)
     if tokenizer is not None and tokenizer.vocab_size > checkpoint.config.vocab_size:
         raise CheckpointError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} ids and the model {checkpoint.config.vocab_size} rows; "
@@ -79,21 +92,23 @@ def load(
     if tokenizer is not None:
         tokenizer.allow_unused_ids(checkpoint.config.vocab_size)
     module, sources = load_model(checkpoint, options, progress)
-    return Llama(str(model), module, tokenizer, sources, checkpoint.generation_config)
+    return Llama(str(model), module, tokenizer, sources, checkpoint.generation_config, why_none)
 
 
 def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     if value not in choices:
-        raise OptionError(f"{name} is {value!r}; expected {', '.join(map(str, choices))}")
+        raise OptionError(f"{name} is {show_value(value)}; expected {', '.join(map(str, choices))}")
 
 
-def _device(name: str) -> torch.device:
+def _device(name: object) -> torch.device:
+    if not isinstance(name, (str, torch.device)):
+        raise OptionError(f"device is {show_value(name)}; expected auto, cpu, cuda, cuda:1 or mps")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise OptionError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+        raise OptionError(f"device {show_value(str(name))} cannot be used: {str(error).splitlines()[0]}") from None
     if device.type == "meta":
         raise OptionError("device 'meta' holds no numbers; expected cpu, cuda or mps")
     return device
@@ -118,6 +133,7 @@ class Llama:
         tokenizer: Tokenizer | None,
         sources: tuple[TensorSource, ...] = (),
         generation_config: Mapping[str, Any] | None = None,
+        why_no_tokenizer: str | None = None,
     ) -> None:
         self.name = name
         self.model = model
@@ -125,6 +141,7 @@ class Llama:
         self.sources = sources
         self.generation_config = generation_config or {}
         self._tokenizer = tokenizer
+        self._why_no_tokenizer = why_no_tokenizer
         recommended = SamplingParams.from_generation_config(self.generation_config)  # checks the file, too
         self.stop_ids = _stop_ids(model.config, tokenizer, recommended.stop_token_ids)
 
@@ -133,11 +150,12 @@ class Llama:
         """The model's tokenizer.
 
         Raises:
-            TokenizerError: If the model came without one.
+            TokenizerError: If the model came without one, or with one of a kind that is not read.
         """
         if self._tokenizer is None:
             raise TokenizerError(
-                f"{self.name} has no tokenizer files, so it reads and writes no text; put a tokenizer.json or "
+                self._why_no_tokenizer
+                or f"{self.name} has no tokenizer files, so it reads and writes no text; put a tokenizer.json or "
                 "tokenizer.model beside the weights, or call llama.model(ids)"
             )
         return self._tokenizer
@@ -163,13 +181,13 @@ class Llama:
         """
         several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list, tuple))
         prompts = [self.encode(p) for p in (prompt if several else [prompt])]
-        use_cache = options.pop("use_cache", True)
+        use_cache = _pop_use_cache(options)
         generations = self._complete(prompts, self.sampling_params(**options), use_cache=use_cache)
         return generations if several else generations[0]
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
         """Continue one prompt, piece by piece; options as in `generate`, without `n`."""
-        use_cache = options.pop("use_cache", True)
+        use_cache = _pop_use_cache(options)
         params = self.sampling_params(**options)
         return self._stream(self.encode(prompt), params, use_cache=use_cache)
 
@@ -198,9 +216,11 @@ class Llama:
         """Return the auto-regressive loop as data: the `k` best candidates and the choice, `steps` times."""
         from llamarium.inspect.next_tokens import next_tokens
 
-        return next_tokens(self.model, self.tokenizer, text, k=k, steps=steps)
+        return next_tokens(self.model, self.tokenizer, text, k=k, steps=steps, stop_ids=self.stop_ids)
 
-    def neighbors(self, word: str, *, minus: Sequence[str] = (), plus: Sequence[str] = (), k: int = 10) -> "Neighbors":
+    def neighbors(
+        self, word: str, *, minus: str | Sequence[str] = (), plus: str | Sequence[str] = (), k: int = 10
+    ) -> "Neighbors":
         """Rank embedding rows by cosine similarity to `word` - `minus` + `plus`."""
         from llamarium.inspect.neighbors import neighbors
 
@@ -227,7 +247,7 @@ class Llama:
             raise InputError(f"the prompt is {type(prompt).__name__}; expected text or a list of token ids")
         for token_id in prompt:
             if isinstance(token_id, bool) or not isinstance(token_id, int):
-                raise InputError(f"the prompt holds {escape(repr(token_id), 80)}; expected token ids, whole numbers")
+                raise InputError(f"the prompt holds {show_value(token_id)}; expected token ids, whole numbers")
         return list(prompt)
 
     def sampling_params(self, **options: Any) -> SamplingParams:
@@ -332,6 +352,12 @@ class Conversation:
             if answer:
                 self.messages.append({"role": "user", "content": text})
                 self.messages.append({"role": "assistant", "content": "".join(answer)})
+
+
+def _pop_use_cache(options: dict[str, Any]) -> bool:
+    use_cache = options.pop("use_cache", True)
+    _check_choice("use_cache", use_cache, (True, False))
+    return use_cache
 
 
 def _stop_ids(config: ModelConfig, tokenizer: Tokenizer | None, recommended: Sequence[int]) -> frozenset[int]:

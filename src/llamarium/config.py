@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from llamarium.errors import ConfigError, escape
+from llamarium.errors import ConfigError, escape, show_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,18 +228,22 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "pretraining_tp": (1, None),
     "partial_rotary_factor": (1.0, None),
     "sliding_window": (None,),
+    "embedding_multiplier": (1.0, None),
+    "attention_multiplier": (None,),
+    "residual_multiplier": (1.0, None),
+    "logits_scaling": (1.0, None),
 }
 
 # Fields that do not change what the model computes.
 _IGNORED = frozenset(
-    "architectures attention_dropout use_cache torch_dtype dtype transformers_version quantization_config "
+    "attention_dropout use_cache torch_dtype dtype transformers_version quantization_config "
     "_name_or_path is_llama_config rope_interleaved transformers.js_config _attn_implementation_autoset "
     "unsloth_fixed unsloth_version max_length return_dict output_attentions output_hidden_states "
     "chunk_size_feed_forward id2label label2id problem_type is_encoder_decoder vocab_file name".split()
 )
 
 _READ = frozenset((*_SIZES, *_FIXED)) | frozenset(
-    "rms_norm_eps rope_theta rope_scaling rope_parameters tie_word_embeddings initializer_range bos_token_id "
+    "architectures rms_norm_eps rope_theta rope_scaling rope_parameters tie_word_embeddings initializer_range bos_token_id "
     "eos_token_id pad_token_id".split()
 )
 
@@ -281,6 +285,9 @@ def _read_fields(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
 def _reject_unsupported(raw: Mapping[str, Any], source: str) -> None:
     if "model_type" not in raw:
         raise ConfigError(f'{source}: model_type is missing; expected "llama"')
+    architectures = _optional(raw, "architectures", list, [], source)
+    if architectures and "LlamaForCausalLM" not in architectures:
+        raise ConfigError(f'{source}: architectures is {show_value(architectures)}; supported is "LlamaForCausalLM"')
     for name, allowed in _FIXED.items():
         if name in raw and raw[name] not in allowed:
             raise ConfigError(
@@ -355,7 +362,7 @@ def _typed(value: Any, name: str, kind: type, source: str) -> Any:
     checks: dict[type, Callable[[object], bool]] = {int: _is_int, float: _is_number}
     ok = checks[kind](value) if kind in checks else isinstance(value, kind)
     if not ok:
-        raise ConfigError(f"{source}: {name} is {escape(repr(value), 80)}; expected {kind.__name__}")
+        raise ConfigError(f"{source}: {name} is {show_value(value)}; expected {kind.__name__}")
     return value
 
 
@@ -373,5 +380,5 @@ def _token_ids(raw: Mapping[str, Any], name: str, source: str) -> tuple[int, ...
         return ()
     for item in values:
         if not _is_int(item) or item < 0:
-            raise ConfigError(f"{source}: {name} is {escape(repr(value), 80)}; expected ids of 0 or more")
+            raise ConfigError(f"{source}: {name} is {show_value(value)}; expected ids of 0 or more")
     return tuple(values)

@@ -106,5 +106,5 @@ def show_value(value: object, limit: int = 80) -> str:
     try:
         spelled = repr(value)
     except Exception:  # noqa: BLE001 - repr may run anyone's code
-        spelled = f"a {type(value).__name__} that cannot be spelled out"
+        spelled = f"{type(value).__name__} that cannot be spelled out"
     return escape(spelled, limit)

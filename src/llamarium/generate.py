@@ -124,7 +124,8 @@ class PrefixCache:
             same += 1
         self.ids = list(ids[:same])  # what an interrupted pass leaves behind is still true
         if num_slots > self.cache.num_slots:
-            self.cache = self.cache.grown(2 * num_slots)
+            room = self.model.config.max_position_embeddings
+            self.cache = self.cache.grown(max(num_slots, min(2 * num_slots, room)))
         logits_BV = prefill(self.model, self.cache, [ids[same:]], start=same)
         self.ids = list(ids)
         return logits_BV
@@ -152,10 +153,12 @@ def generate_tokens(
         cancelled: Rows that the caller puts here end before their next token.
 
     Raises:
-        InputError: For an empty prompt or an id outside the vocabulary.
+        InputError: For an empty prompt or an id outside the vocabulary; for a `prefix` with several rows or no cache.
         ContextLengthError: If a prompt leaves no room in the context.
     """
     check_prompts(model.config, prompts)
+    if prefix is not None and (not use_cache or len(prompts) != 1 or params[0].n != 1):
+        raise InputError("a prefix serves one prompt with one answer and use_cache=True")
     live = _rows(model.config, prompts, params, stop_ids)
     sampler = Sampler([row.params for row in live], [row.ids for row in live], model.config.vocab_size, model.device)
     slots = max(row.limit for row in live)

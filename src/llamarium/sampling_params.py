@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from llamarium.errors import SamplingError, escape
+from llamarium.errors import SamplingError, escape, show_value
 
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-5, 1e5  # beyond, float32 cannot tell the result from greedy or uniform
 _MAX_SEED = 2**63 - 1
@@ -146,18 +146,18 @@ _INTEGER_RANGES = (
 
 def _check_number(name: str, value: object, low: float, high: float, expected: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:  # false for NaN
-        raise SamplingError(f"{name} is {escape(repr(value), 80)}; expected a number, {expected}")
+        raise SamplingError(f"{name} is {show_value(value)}; expected a number, {expected}")
 
 
 def _check_integer(name: str, value: object, low: int, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         expected = f"at least {low}" if high == _INF else f"{low} to {high}"
-        raise SamplingError(f"{name} is {escape(repr(value), 80)}; expected a whole number, {expected}")
+        raise SamplingError(f"{name} is {show_value(value)}; expected a whole number, {expected}")
 
 
 def _checked_bias(value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
-        raise SamplingError(f"logit_bias is {escape(repr(value), 80)}; expected a mapping of token ids to -100 to 100")
+        raise SamplingError(f"logit_bias is {show_value(value)}; expected a mapping of token ids to -100 to 100")
     for token_id, bias in value.items():
         _check_integer("logit_bias: a token id", token_id, 0, _INF)
         _check_number(f"logit_bias[{token_id}]", bias, -100.0, 100.0, "-100 to 100")
@@ -166,16 +166,16 @@ def _checked_bias(value: object) -> dict[int, float]:
 
 def _checked_stop(value: object) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise SamplingError(f"stop is {escape(repr(value), 80)}; expected a sequence of strings")
+        raise SamplingError(f"stop is {show_value(value)}; expected a sequence of strings")
     for text in value:
         if not isinstance(text, str) or not text:
-            raise SamplingError(f"stop holds {escape(repr(text), 80)}; expected strings that are not empty")
+            raise SamplingError(f"stop holds {show_value(text)}; expected strings that are not empty")
     return tuple(value)
 
 
 def _checked_ids(value: object) -> tuple[int, ...]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise SamplingError(f"stop_token_ids is {escape(repr(value), 80)}; expected a sequence of token ids")
+        raise SamplingError(f"stop_token_ids is {show_value(value)}; expected a sequence of token ids")
     for token_id in value:
         _check_integer("stop_token_ids: an id", token_id, 0, _INF)
     return tuple(value)
@@ -221,7 +221,7 @@ def _recommended(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Translate a generation config's fields into `SamplingParams` fields."""
     fields = {name: raw[name] for name in _SAME_NAME if raw.get(name) is not None}
     if raw.get("do_sample") is not None and not isinstance(raw["do_sample"], bool):
-        raise SamplingError(f"do_sample is {escape(repr(raw['do_sample']), 80)}; expected true or false")
+        raise SamplingError(f"do_sample is {show_value(raw['do_sample'])}; expected true or false")
     if raw.get("do_sample") is False:
         fields["temperature"] = 0.0
     if raw.get("max_new_tokens") is not None:

@@ -2,13 +2,22 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
 import llamarium
 from llamarium.attention import KVCache
-from llamarium.errors import ContextLengthError, InputError, MemoryBudgetError, SamplingError
+from llamarium.errors import (
+    ChatFormatError,
+    ContextLengthError,
+    InputError,
+    MemoryBudgetError,
+    OptionError,
+    SamplingError,
+    TokenizerError,
+)
 
 PROMPTS = ["Once upon a time, there was", "2 + 2 =", "The quick brown fox jumps over the lazy dog and then"]
 
@@ -109,6 +118,40 @@ def test_options_are_checked(smollm2: llamarium.Llama) -> None:
             smollm2.generate("Hello", **options)
     with pytest.raises(SamplingError, match="streaming gives one answer"):
         list(smollm2.stream("Hello", n=2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": None}, "device is None; expected auto, cpu"),
+        ({"device": "nowhere"}, "device 'nowhere' cannot be used"),
+        ({"strict": "x"}, "strict is 'x'; expected True, False"),
+        ({"dtype": 10**5000}, "dtype is int that cannot be spelled out; expected auto"),
+        ({"dequantize": "never"}, "dequantize is 'never'; expected auto"),
+    ],
+)
+def test_options_of_loading_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        llamarium.load("/nowhere", **options)
+
+
+def test_what_is_no_text_is_refused(smollm2: llamarium.Llama) -> None:
+    for ask in (smollm2.score, smollm2.next_tokens, smollm2.neighbors):
+        with pytest.raises(TokenizerError, match="expected text"):
+            ask(5)
+    for ask in (smollm2.score, smollm2.next_tokens, smollm2.trace):
+        with pytest.raises(InputError, match="the text has no tokens"):
+            ask("")
+    with pytest.raises(OptionError, match="use_cache is 'maybe'"):
+        smollm2.generate("x", use_cache="maybe")
+    with pytest.raises(ChatFormatError, match=r"messages\[0\].content is int"):
+        list(smollm2.conversation().say(5))
+
+
+def test_one_word_may_stand_by_itself(smollm2: llamarium.Llama) -> None:
+    assert smollm2.neighbors("king", minus="man", plus="woman", k=3) == smollm2.neighbors(
+        "king", minus=["man"], plus=["woman"], k=3
+    )
 
 
 def test_a_prompt_longer_than_the_context_is_an_error_with_both_numbers(smollm2: llamarium.Llama) -> None:

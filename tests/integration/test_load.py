@@ -169,6 +169,17 @@ def test_a_folder_without_a_tokenizer_computes_but_reads_no_text(model_files: Ca
             ask()
 
 
+def test_a_tokenizer_of_a_kind_that_is_not_read_costs_only_the_text(model_files: Callable[..., Any]) -> None:
+    folder = model_files().huggingface()
+    (folder / "tokenizer.model").write_bytes(
+        b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02"
+    )  # SentencePiece's first piece
+    llama = llamarium.load(folder)
+    assert llama.model(torch.tensor([[1, 2]])).shape == (1, 2, 256)
+    with pytest.raises(TokenizerError, match=r"tokenizer\.model: this is a SentencePiece file"):
+        llama.generate("hello")
+
+
 def test_a_tokenizer_larger_than_the_model_is_refused(model_files: Callable[..., Any], tmp_path: Path) -> None:
     folder = model_files().huggingface()
     characters = "".join(chr(0x4E00 + i) for i in range(300))

@@ -4,6 +4,7 @@ import argparse
 import io
 import os
 import resource
+import signal
 import subprocess
 import sys
 import warnings
@@ -154,6 +155,18 @@ def test_interrupted(command: Callable[..., int], capsys: pytest.CaptureFixture[
 
     assert command(body) == 130
     assert capsys.readouterr() == ("half an ans", "")
+
+
+def test_until_main_is_there_ctrl_c_ends_the_process_without_a_word() -> None:
+    program = (
+        "import os, signal, sys, types, llamarium.cli\n"
+        "class Main(types.ModuleType):\n"
+        "    def __getattr__(self, name): os.kill(os.getpid(), signal.SIGINT)\n"  # while main is being imported
+        "sys.modules['llamarium.cli.main'] = Main('main')\n"
+        "llamarium.cli.start()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")  # a shell calls this 130
 
 
 def test_warnings_for_the_user_are_one_line_and_others_are_not_shown(

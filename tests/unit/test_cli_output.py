@@ -10,6 +10,7 @@ import pytest
 from rich.text import Text
 
 from llamarium.cli import output
+from llamarium.inspect.tables import table
 
 
 class Terminal(io.StringIO):
@@ -83,7 +84,7 @@ def test_tables_end_no_line_with_blanks_and_take_text_literally(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    shown = output.table("name", "size", right=("size",))
+    shown = table("name", "size", right=("size",))
     shown.add_row("[bold]x[/bold] :smile:", "1")
     shown.add_row("word " * 12, "22")
     output.show(shown)
@@ -102,15 +103,6 @@ def test_colour_on_a_terminal_unless_no_color(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(sys, "stdout", Terminal())
         output.show(Text("red", style="red"))
         assert ("\x1b[31m" in sys.stdout.getvalue()) == coloured
-
-
-def test_sizes() -> None:
-    assert [output.megabytes(n) for n in (0, 98_362_432, 9_999_000_000, 16_060_000_000)] == [
-        "0.0 MB",
-        "98.4 MB",
-        "9,999.0 MB",
-        "16.1 GB",
-    ]
 
 
 def test_stopwatch_reports_when_asked_or_on_a_terminal(

@@ -38,7 +38,7 @@ def test_models_lists_built_ins_and_the_hubs_cache(
     assert max(map(len, out.splitlines())) <= 80
     rows = {line.split()[0]: line for line in out.splitlines()[2:] if not line.startswith(" ")}
     assert "fetched" in rows["smollm2-135m"]
-    assert "2,471.6 MB" in rows["org/one"] and "safetensors" in rows["org/one"]
+    assert "2.5 GB" in rows["org/one"] and "safetensors" in rows["org/one"]
     assert "Meta's original files" in rows["org/meta"]
     assert "org/two:\\x1b.gguf" in rows and "\x1b" not in out
     assert "org/name:file.gguf" in err

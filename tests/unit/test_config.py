@@ -206,3 +206,10 @@ def test_fresh_weights_belong_to_their_seed() -> None:
     assert not torch.equal(state[key], other.state_dict()[key])
     assert float(state[key].std()) == pytest.approx(0.02, rel=0.05)
     assert bool((state["model.norm.weight"] == 1).all())
+
+
+@pytest.mark.parametrize("names", [["MistralForCausalLM"], "LlamaForCausalLM", [{}]])
+def test_other_architectures_are_refused(names: Any) -> None:
+    assert ModelConfig.from_hf(GOOD | {"architectures": None}) == ModelConfig.from_hf(GOOD)
+    with pytest.raises(ConfigError, match="architectures is "):
+        ModelConfig.from_hf(GOOD | {"architectures": names})

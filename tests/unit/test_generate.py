@@ -185,3 +185,18 @@ def test_the_model_refuses_what_it_cannot_take(model: LlamaForCausalLM) -> None:
     for ids, positions, error, message in cases:
         with pytest.raises(error, match=message):
             model(ids, positions)
+
+
+def test_a_prefix_serves_one_answer(model: LlamaForCausalLM) -> None:
+    ids = prompts_of(4)[0]
+    for prompts, options in (([ids, ids], {}), ([ids], {"use_cache": False})):
+        with pytest.raises(InputError, match="a prefix serves one prompt"):
+            run(model, prompts, [GREEDY] * len(prompts), prefix=PrefixCache(model), **options)
+
+
+def test_a_dialogs_cache_never_outgrows_the_context(model: LlamaForCausalLM) -> None:
+    prefix = PrefixCache(model)
+    run(model, prompts_of(10), [GREEDY], prefix=prefix)
+    assert 22 <= prefix.cache.num_slots <= model.config.max_position_embeddings
+    prefix.prefill(prompts_of(10)[0], model.config.max_position_embeddings - 1)
+    assert prefix.cache.num_slots == model.config.max_position_embeddings

@@ -264,6 +264,8 @@ def test_a_template_too_long(smollm2: Tokenizer):
         ([{"role": "user", "content": "x", "n": {10**5000: 1}}], r"messages\[0\].n has the key int"),
         ([{"role": -(10**5000), "content": "x"}], r"messages\[0\].role is int"),
         ([{"role": "user", "content": {"<|im_end|>": 2}}], "im_end"),
+        ([{"role": "user"}], r"messages\[0\] has no content"),
+        ([{"role": "assistant", "content": None}], r"messages\[0\] has no content"),
     ],
 )
 def test_dialogs_that_no_template_gets(smollm2: Tokenizer, messages: Any, word: str):

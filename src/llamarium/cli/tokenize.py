@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import DEFAULT_MODEL, UsageError, add_json, add_text, require_text
-from llamarium.cli.output import emit, show, table
+from llamarium.cli.output import emit, show
 from llamarium.errors import escape
+from llamarium.inspect.tables import table
 
 if TYPE_CHECKING:
     from llamarium.tokenizer.base import Tokenizer

@@ -12,7 +12,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import add_json, add_model, add_text, load_llama, names, require_text, whole_numbers
-from llamarium.cli.output import emit, show, table
+from llamarium.cli.output import emit, show
+from llamarium.inspect.tables import table
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llamarium.errors import InputError, escape
+from llamarium.errors import InputError, show_value
 from llamarium.inspect.tokens import check_count
-from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.base import Tokenizer, check_text
 
 CHUNK_ROWS = 8192  # rows that are held in float32 at a time: 64 MB for Llama 3.2 1B
 
@@ -78,8 +78,8 @@ def neighbors(
     tokenizer: Tokenizer,
     word: str,
     *,
-    minus: Sequence[str] = (),
-    plus: Sequence[str] = (),
+    minus: str | Sequence[str] = (),
+    plus: str | Sequence[str] = (),
     k: int = 10,
 ) -> Neighbors:
     """Rank the rows of the embedding table by their cosine with `word` - `minus` + `plus`.
@@ -91,7 +91,7 @@ def neighbors(
         embedding: Maps ids to rows, packed or not; `model.model.embed_tokens`.
         tokenizer: Its tokenizer.
         word: What to look for.
-        minus: Words whose rows are taken away.
+        minus: Words whose rows are taken away; one word may stand by itself.
         plus: Words whose rows are added.
         k: How many neighbours.
 
@@ -100,8 +100,8 @@ def neighbors(
     """
     query = [
         _look_up(tokenizer, "+", word),
-        *(_look_up(tokenizer, "-", taken) for taken in minus),
-        *(_look_up(tokenizer, "+", added) for added in plus),
+        *(_look_up(tokenizer, "-", taken) for taken in _words(minus)),
+        *(_look_up(tokenizer, "+", added) for added in _words(plus)),
     ]
     excluded = sorted({token_id for w in query for token_id in _tokens_of(tokenizer, w.word)})
     check_count(k, "k", tokenizer.vocab_size - len(excluded))
@@ -113,6 +113,10 @@ def neighbors(
     return Neighbors(tuple(query), tuple(Neighbor(i, tokenizer.token_text(i), cosine) for i, cosine in ranked))
 
 
+def _words(words: str | Sequence[str]) -> Sequence[str]:
+    return (words,) if isinstance(words, str) else words
+
+
 def _look_up(tokenizer: Tokenizer, sign: Literal["+", "-"], word: str) -> QueryWord:
     token_id = _tokens_of(tokenizer, word)[0]
     return QueryWord(sign, word, token_id, tokenizer.token_text(token_id))
@@ -120,13 +124,14 @@ def _look_up(tokenizer: Tokenizer, sign: Literal["+", "-"], word: str) -> QueryW
 
 def _tokens_of(tokenizer: Tokenizer, word: str) -> list[int]:
     """Return the single tokens that stand for a word, the one with a space before it first."""
+    check_text(word)
     spellings = [word] if word.startswith(" ") else [f" {word}", word]
     encoded = [tokenizer.encode(spelling, add_special_tokens=False) for spelling in spellings]
     single = [ids[0] for ids in encoded if len(ids) == 1]
     if single:
         return single
     pieces = " + ".join(repr(tokenizer.token_text(i)) for i in encoded[0]) or "nothing"
-    raise InputError(f"{escape(repr(word))} is no single token of this vocabulary: {pieces}; choose a commoner word")
+    raise InputError(f"{show_value(word)} is no single token of this vocabulary: {pieces}; choose a commoner word")
 
 
 def _cosines(embedding: nn.Module, num_rows: int, query: Sequence[QueryWord]) -> Tensor:

@@ -4,6 +4,7 @@ This is generation itself, with the real prefill, the real decode step and a KV 
 "the most probable", so that what is shown is the model and no chance.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +45,15 @@ class NextStep:
 
 
 def next_tokens(
-    model: LlamaForCausalLM, tokenizer: Tokenizer, text: str, *, k: int = 10, steps: int = 1
+    model: LlamaForCausalLM,
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    k: int = 10,
+    steps: int = 1,
+    stop_ids: Collection[int] | None = None,
 ) -> list[NextStep]:
-    """Follow the greedy continuation of `text` for some steps; fewer if it ends with an end-of-text token.
+    """Follow the greedy continuation of `text` for some steps; fewer if a stop id is chosen.
 
     Args:
         model: The model.
@@ -54,6 +61,7 @@ def next_tokens(
         text: What to continue; BOS is put first where the tokenizer has one.
         k: Candidates that are kept at each step.
         steps: How often a token is chosen.
+        stop_ids: Ids that end an answer; the tokenizer's end-of-text ids where left out.
 
     Raises:
         InputError: If the text has no tokens, or `k` or `steps` are out of range.
@@ -61,6 +69,7 @@ def next_tokens(
     """
     check_count(k, "k", model.config.vocab_size)
     check_count(steps, "steps", model.config.max_position_embeddings)
+    stops = tokenizer.eos_token_ids if stop_ids is None else stop_ids
     ids: list[int] = as_row(model, tokenizer.encode(text))[0].tolist()
     num_slots, limit = len(ids) + steps - 1, model.config.max_position_embeddings
     if num_slots > limit:
@@ -74,7 +83,7 @@ def next_tokens(
         candidates = name_candidates(top_candidates(logits_1V, k)[0], tokenizer)
         chosen = candidates[0]
         shown.append(NextStep(len(shown) + 1, tokenizer.decode(ids), tuple(ids), candidates, chosen))
-        if len(shown) == steps or chosen.token_id in tokenizer.eos_token_ids:
+        if len(shown) == steps or chosen.token_id in stops:
             return shown
         ids.append(chosen.token_id)
         logits_1V = decode_one(model, cache, [chosen.token_id], [len(ids) - 1])

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llamarium.errors import ContextLengthError, InputError
+from llamarium.errors import ContextLengthError, InputError, show_value
 from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer
 
@@ -40,7 +40,7 @@ def check_count(value: object, name: str, limit: int) -> None:
         InputError: Unless it is a whole number within 1..`limit`.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-        raise InputError(f"{name} is {value!r}; expected a whole number within 1..{limit}")
+        raise InputError(f"{name} is {show_value(value)}; expected a whole number within 1..{limit}")
 
 
 def as_row(model: LlamaForCausalLM, ids: Sequence[int] | Tensor) -> Tensor:
@@ -54,9 +54,11 @@ def as_row(model: LlamaForCausalLM, ids: Sequence[int] | Tensor) -> Tensor:
         ids_T = torch.as_tensor(ids)
     except (TypeError, ValueError, RuntimeError):
         raise InputError("token ids are no flat sequence of whole numbers") from None
-    if ids_T.ndim != 1 or len(ids_T) == 0 or ids_T.is_floating_point() or ids_T.dtype == torch.bool:
+    if ids_T.shape == (0,):
+        raise InputError("the text has no tokens; expected at least one")
+    if ids_T.ndim != 1 or ids_T.is_floating_point() or ids_T.dtype == torch.bool:
         found = f"{tuple(ids_T.shape)} of {str(ids_T.dtype).removeprefix('torch.')}"
-        raise InputError(f"token ids are {found}; expected a flat sequence of at least one whole number")
+        raise InputError(f"token ids are {found}; expected a flat sequence of whole numbers")
     limit, vocab_size = model.config.max_position_embeddings, model.config.vocab_size
     if len(ids_T) > limit:
         raise ContextLengthError(f"{len(ids_T)} tokens; the model's context holds {limit}: use a shorter text")

@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import nn
 
-from llamarium.errors import OptionError
+from llamarium.errors import OptionError, show_value
 from llamarium.quant.base import QuantizedLinear
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
@@ -57,7 +57,7 @@ def quantize_linears(model: nn.Module, method: Method, *, skip: Sequence[str] = 
             shares its weight, or one whose shape the method cannot take.
     """
     if method not in QUANTIZED_LINEARS:
-        raise OptionError(f"quantization method is {method!r}; expected one of {', '.join(QUANTIZED_LINEARS)}")
+        raise OptionError(f"quantize is {show_value(method)}; expected one of {', '.join(QUANTIZED_LINEARS)}")
     kind = QUANTIZED_LINEARS[method]
     owners = _count_owners(model)
 

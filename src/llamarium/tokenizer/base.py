@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from llamarium.errors import ChatFormatError, TokenizerError, escape
+from llamarium.errors import ChatFormatError, TokenizerError, escape, show_value
 from llamarium.tokenizer.streaming import StreamDecoder
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class Tokenizer:
         if isinstance(texts, str):
             raise TokenizerError("encode_batch expects a list of texts, found one str; use encode, or [text]")
         if padding not in (None, "left", "right"):
-            raise TokenizerError(f'padding is {escape(repr(padding))}; expected "left", "right" or None')
+            raise TokenizerError(f'padding is {show_value(padding)}; expected "left", "right" or None')
         rows = [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
         masks = [[1] * len(row) for row in rows]
         if padding is not None:
@@ -351,7 +351,7 @@ def _index(token_id: int) -> int:
     try:
         return operator.index(token_id)
     except TypeError:
-        raise TokenizerError(f"token id {escape(repr(token_id))}: expected a whole number") from None
+        raise TokenizerError(f"token id {show_value(token_id)}: expected a whole number") from None
 
 
 def _pad(row: list[int], filler: int, length: int, side: str) -> list[int]:

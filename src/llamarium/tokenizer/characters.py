@@ -5,7 +5,7 @@ Its file, `characters.json`, is the alphabet: `{"type": "characters", "version":
 
 from pathlib import Path
 
-from llamarium.errors import TokenizerError, escape
+from llamarium.errors import TokenizerError, escape, show_value
 from llamarium.tokenizer.base import SpecialTokens, Tokenizer, check_text
 from llamarium.tokenizer.bpe import ByteLevelBPE
 from llamarium.tokenizer.files import read_json, write_json
@@ -42,9 +42,7 @@ class CharacterTokenizer:
             )
         for i, character in enumerate(characters):
             if not isinstance(character, str) or len(character) != 1 or "\ud800" <= character <= "\udfff":
-                raise TokenizerError(
-                    f"{path}: characters[{i}] is {escape(repr(character), 80)}; expected one character"
-                )
+                raise TokenizerError(f"{path}: characters[{i}] is {show_value(character)}; expected one character")
         if not characters or len(set(characters)) != len(characters):
             raise TokenizerError(
                 f"{path}: {len(characters)} characters, {len(set(characters))} different ones; expected each once"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llamarium.errors import ChatFormatError, escape
+from llamarium.errors import ChatFormatError, show_value
 
 if TYPE_CHECKING:
     from llamarium.tokenizer.base import Tokenizer
@@ -142,7 +142,7 @@ def read_messages(messages: object) -> list[tuple[str, str]]:
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ChatFormatError(
-            f"a dialog is {shown(messages)}; expected a list of at least one message, each "
+            f"a dialog is {show_value(messages)}; expected a list of at least one message, each "
             '{"role": ..., "content": ...}'
         )
     return [_read_message(message, i) for i, message in enumerate(messages)]
@@ -150,26 +150,16 @@ def read_messages(messages: object) -> list[tuple[str, str]]:
 
 def _read_message(message: object, i: int) -> tuple[str, str]:
     if not isinstance(message, Mapping):
-        raise ChatFormatError(f"messages[{i}] is {shown(message)}; expected an object with role and content")
+        raise ChatFormatError(f"messages[{i}] is {show_value(message)}; expected an object with role and content")
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
-        raise ChatFormatError(f"messages[{i}].role is {shown(role)}; expected {', '.join(ROLES)}")
+        raise ChatFormatError(f"messages[{i}].role is {show_value(role)}; expected {', '.join(ROLES)}")
     if not isinstance(content, str):
         raise ChatFormatError(f"messages[{i}].content is {type(content).__name__}; expected text (str)")
     unknown = [key for key in message if key not in ("role", "content")]
     if unknown:
-        raise ChatFormatError(
-            f"messages[{i}] has the keys {shown(unknown)}, which this format cannot express; expected role and content"
-        )
+        raise ChatFormatError(f"messages[{i}] has the keys {show_value(unknown)}; this format has role and content")
     return role, content
-
-
-def shown(value: object) -> str:
-    """Show a part of a dialog in a message; Python refuses to write integers of more than 4300 digits."""
-    try:
-        return escape(repr(value), 80)
-    except ValueError:
-        return f"{escape(type(value).__name__)} with an integer of thousands of digits"
 
 
 _LLAMA3_TOKENS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")

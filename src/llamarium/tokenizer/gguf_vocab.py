@@ -9,7 +9,7 @@ Source: llama.cpp, `src/llama-vocab.cpp`, and the GGUF specification, section "T
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from llamarium.errors import TokenizerError, escape
+from llamarium.errors import TokenizerError, UnsupportedTokenizerError, escape, show_value
 from llamarium.tokenizer.base import SpecialTokens, Tokenizer
 from llamarium.tokenizer.files import MAX_TOKENS
 from llamarium.tokenizer.hf import HuggingFaceBackend, guard_rust
@@ -67,15 +67,15 @@ def from_gguf_metadata(metadata: Mapping[str, Any], source: str) -> Tokenizer:
 def _pre_tokenizer(metadata: Mapping[str, Any], source: str) -> Any:
     model = metadata.get(_KEY + "model")
     if model != "gpt2":
-        what = "is missing" if model is None else f"is {escape(repr(model))}"
-        raise TokenizerError(
+        what = "is missing" if model is None else f"is {show_value(model)}"
+        raise UnsupportedTokenizerError(
             f'{source}: {_KEY}model {what}; supported is "gpt2" (byte-level BPE). For a SentencePiece vocabulary '
             '("llama", as Llama 2 has) use the model\'s tokenizer.json'
         )
     pre = metadata.get(_KEY + "pre")
     if not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
-        what = "is missing" if pre is None else f"is {escape(repr(pre))}"
-        raise TokenizerError(f"{source}: {_KEY}pre {what}; supported are {', '.join(_PRE_TOKENIZERS)}")
+        what = "is missing" if pre is None else f"is {show_value(pre)}"
+        raise UnsupportedTokenizerError(f"{source}: {_KEY}pre {what}; supported are {', '.join(_PRE_TOKENIZERS)}")
     return _PRE_TOKENIZERS[pre]
 
 
@@ -85,7 +85,7 @@ def _merges(metadata: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
     pairs = [tuple(merge.split(" ")) for merge in merges]
     for i, pair in enumerate(pairs):
         if len(pair) != 2 or not pair[0] or not pair[1]:
-            found = escape(repr(merges[i]), 80)
+            found = show_value(merges[i])
             raise TokenizerError(f"{source}: {_KEY}merges[{i}] is {found}; expected two tokens and a space between")
     return pairs
 
@@ -98,7 +98,7 @@ def _special_tokens(
     ids |= {tokens[i]: i for i in named.values() if i is not None}
     add_bos = metadata.get(_KEY + "add_bos_token", bos_default)
     if not isinstance(add_bos, bool):
-        raise TokenizerError(f"{source}: {_KEY}add_bos_token is {escape(repr(add_bos))}; expected true or false")
+        raise TokenizerError(f"{source}: {_KEY}add_bos_token is {show_value(add_bos)}; expected true or false")
     if add_bos and named["bos"] is None:
         raise TokenizerError(f"{source}: a text begins with BOS, but {_KEY}bos_token_id is missing")
     if metadata.get(_KEY + "add_eos_token"):
@@ -119,7 +119,7 @@ def _token_id(metadata: Mapping[str, Any], name: str, count: int, source: str) -
     if value is None:
         return None
     if type(value) is not int or not 0 <= value < count:
-        raise TokenizerError(f"{source}: {key} is {escape(repr(value), 80)}; expected an id of 0 to {count - 1}")
+        raise TokenizerError(f"{source}: {key} is {show_value(value)}; expected an id of 0 to {count - 1}")
     return value
 
 
@@ -130,6 +130,6 @@ def _list(metadata: Mapping[str, Any], name: str, kind: type, source: str) -> li
     items = list(value)
     if set(map(type, items)) - {kind}:
         i = next(i for i, item in enumerate(items) if type(item) is not kind)
-        found = escape(repr(items[i]), 80)
+        found = show_value(items[i])
         raise TokenizerError(f"{source}: {_KEY}{name}[{i}] is {found}; expected {kind.__name__}")
     return items

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from llamarium.errors import TokenizerError, escape
+from llamarium.errors import TokenizerError, escape, show_value
 from llamarium.tokenizer.base import SpecialTokens
 from llamarium.tokenizer.files import MAX_TOKENS, read_text
 
@@ -37,7 +37,7 @@ def check_tokenizer_json(raw: Mapping[str, Any], source: str) -> set[int]:
         raise TokenizerError(f'{source}: model.type is {escape(kind)!r}; supported is "BPE"')
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
-            raise TokenizerError(f"{source}: model.{name} is {escape(repr(model[name]))}; expected none")
+            raise TokenizerError(f"{source}: model.{name} is {show_value(model[name])}; expected none")
     if not isinstance(model.get("merges"), list):
         raise TokenizerError(f"{source}: model.merges is {type(model.get('merges')).__name__}; expected a list")
     added: dict[str, Any] = {}
@@ -89,7 +89,7 @@ def _added_token(token: Any, position: int, source: str) -> dict[str, Any]:
     content = token.get("content") if isinstance(token, dict) else None
     if not isinstance(content, str) or not content or "id" not in token:
         raise TokenizerError(
-            f"{source}: added_tokens[{position}] is {escape(repr(token))}; expected an object with id and content"
+            f"{source}: added_tokens[{position}] is {show_value(token)}; expected an object with id and content"
         )
     return {**token, "special": bool(token.get("special")) or bool(_CONTROL_SPELLING.fullmatch(content))}
 
@@ -136,7 +136,7 @@ def steps(raw: Mapping[str, Any], name: str, source: str) -> Iterator[tuple[str,
     while waiting:
         where, step = waiting.pop()
         if not isinstance(step, dict) or not isinstance(step.get("type"), str):
-            raise TokenizerError(f"{source}: {where} is {escape(repr(step), 80)}; expected an object with a type")
+            raise TokenizerError(f"{source}: {where} is {show_value(step)}; expected an object with a type")
         if step["type"] != "Sequence":
             yield where, step
             continue
@@ -176,7 +176,7 @@ def text_changes(raw: Mapping[str, Any], source: str, *, byte_level: bool) -> It
             yield f"{where} ({escape(step['type'])}) drops what its pattern does not match"
     for i, token in enumerate(raw["added_tokens"]):
         if not token["special"] and (token.get("lstrip") or token.get("rstrip")):
-            yield f"added_tokens[{i}] ({escape(repr(token['content']), 80)}) takes away the spaces beside it"
+            yield f"added_tokens[{i}] ({show_value(token['content'])}) takes away the spaces beside it"
 
 
 def special_tokens(raw: Mapping[str, Any], config: Mapping[str, Any], source: str) -> SpecialTokens:
@@ -218,7 +218,7 @@ def _named_id(
     found = ids.get(text, raw["model"]["vocab"].get(text)) if isinstance(text, str) else None
     if found is None:
         raise TokenizerError(
-            f"{source}: tokenizer_config.json says that {name} is {escape(repr(text))}, which is not in the vocabulary"
+            f"{source}: tokenizer_config.json says that {name} is {show_value(text)}, which is not in the vocabulary"
         )
     ids[text] = found
     return found
@@ -263,7 +263,7 @@ def chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
         value = next((t.get("template") for t in value if isinstance(t, dict) and t.get("name") == "default"), value)
     if value is not None and not isinstance(value, str):
         raise TokenizerError(
-            f"{folder / 'tokenizer_config.json'}: chat_template is {escape(repr(value), 80)}; expected a template, "
+            f"{folder / 'tokenizer_config.json'}: chat_template is {show_value(value)}; expected a template, "
             'or a list with one named "default"'
         )
     return value

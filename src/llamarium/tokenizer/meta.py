@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.errors import TokenizerError, escape
+from llamarium.errors import TokenizerError, UnsupportedTokenizerError, escape
 from llamarium.tokenizer.base import SpecialTokens, Tokenizer
 from llamarium.tokenizer.bpe import ByteLevelBPE, spell
 from llamarium.tokenizer.files import read_bytes, save_huggingface
@@ -152,7 +152,7 @@ class MetaBackend:
 def _read_ranks(data: bytes, source: str) -> list[bytes]:
     """Return the tokens in the order of their ranks."""
     if data[:1] == b"\n" and b"<unk>" in data[:64]:
-        raise TokenizerError(
+        raise UnsupportedTokenizerError(
             f"{source}: this is a SentencePiece file (Llama 2), which is not read; put the model's tokenizer.json, "
             "from its Hugging Face repository, into the folder instead"
         )

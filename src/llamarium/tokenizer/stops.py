@@ -6,7 +6,7 @@ string is kept back until it is clear: shown after a near miss, never shown in a
 
 from collections.abc import Iterable
 
-from llamarium.errors import SamplingError, escape
+from llamarium.errors import SamplingError, show_value
 
 
 class StopStringFilter:
@@ -28,7 +28,7 @@ class StopStringFilter:
         self._stops: list[str] = []
         for stop in [stops] if isinstance(stops, str) else stops:
             if not isinstance(stop, str) or not stop:
-                raise SamplingError(f"stop is {escape(repr(stop))}; expected strings of at least one character")
+                raise SamplingError(f"stop is {show_value(stop)}; expected strings of at least one character")
             self._stops.append(stop)
         self._held = ""
         self.matched: str | None = None

@@ -26,9 +26,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llamarium.errors import ChatFormatError, escape
+from llamarium.errors import ChatFormatError, escape, show_value
 from llamarium.tokenizer.base import check_text
-from llamarium.tokenizer.chat import ROLES, shown
+from llamarium.tokenizer.chat import ROLES
 
 if TYPE_CHECKING:
     from llamarium.tokenizer.base import Tokenizer
@@ -190,15 +190,17 @@ class _Spellings:
 def _read_dialog(messages: object) -> list[dict[str, Any]]:
     """Check messages down to their last value and return them as plain JSON values."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
-        raise ChatFormatError(f"a dialog is {shown(messages)}; expected a list of at least one message")
+        raise ChatFormatError(f"a dialog is {show_value(messages)}; expected a list of at least one message")
     dialog: list[dict[str, Any]] = []
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise ChatFormatError(f"messages[{i}] is {shown(message)}; expected an object with role and content")
+            raise ChatFormatError(f"messages[{i}] is {show_value(message)}; expected an object with role and content")
         if message.get("role") not in _TEMPLATE_ROLES:
             raise ChatFormatError(
-                f"messages[{i}].role is {shown(message.get('role'))}; expected {', '.join(_TEMPLATE_ROLES)}"
+                f"messages[{i}].role is {show_value(message.get('role'))}; expected {', '.join(_TEMPLATE_ROLES)}"
             )
+        if message.get("content") is None and not message.get("tool_calls"):
+            raise ChatFormatError(f"messages[{i}] has no content; expected text")
         dialog.append(_plain(message, f"messages[{i}]", 0))
     return dialog
 
@@ -226,7 +228,7 @@ def _plain(value: Any, where: str, depth: int) -> Any:
 def _key(key: object, where: str) -> str:
     """Take a field's name: a template may write it (a tool's arguments), so it must not spell control tokens."""
     if not isinstance(key, str) or not _FIELD_NAME.fullmatch(key):
-        raise ChatFormatError(f"{where} has the key {shown(key)}; expected letters, digits, spaces and _ . : $ @ / -")
+        raise ChatFormatError(f"{where} has the key {show_value(key)}; expected letters, digits, spaces and _.:$@/-")
     return key
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from llamarium.config import ModelConfig, RopeScaling
-from llamarium.errors import CheckpointError, ConfigError, UnsupportedFormatError, escape
+from llamarium.errors import CheckpointError, ConfigError, UnsupportedFormatError, escape, show_value
 from llamarium.model.rope import rope_frequencies
 from llamarium.weights.gguf_file import GGUFFile
 
@@ -192,7 +192,7 @@ def _number(data: Mapping[str, Any], key: str, source: str) -> float:
 
 
 def _bad(data: Mapping[str, Any], key: str, source: str, expected: str) -> CheckpointError:
-    found = f"is {escape(repr(data[key]), 60)}" if key in data else "is missing"
+    found = f"is {show_value(data[key])}" if key in data else "is missing"
     return CheckpointError(f"{source}: metadata {key} {found}; expected {expected}")
 
 
