@@ -7,6 +7,7 @@ format that is read, each with that format's own library, so that no reader is t
 import functools
 import json
 import math
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,13 @@ import llamarium
 from llamarium.config import ModelConfig, RopeScaling
 from llamarium.weights.builtin import fetch
 from llamarium.weights.checkpoint import expected_shapes
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_counts() -> None:
+    """Let programs that are started here be interrupted, even if the suite itself runs in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
