@@ -1,0 +1,171 @@
+"""What decides a training run: one flat list of settings, from a TOML file and from flags, where flags win.
+
+Every setting has a default that trains, so that the first run needs none. The resolved list is written beside the
+checkpoints as `train.toml`, which starts the same run again.
+"""
+
+import dataclasses
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+
+from llamarium.errors import TrainingError, escape, show_value
+
+_DATA_HELP = (
+    "what to learn: a text, .jsonl or .parquet file, a folder of them, tiny-shakespeare, or org/name on the hub; "
+    "left out: Python's reference manual"
+)
+
+
+def _setting(default: Any, text: str, low: float | None = None, high: float | None = None, free: bool = False) -> Any:
+    """Describe a setting: its default, its help text, its range; `free` ones may differ when a run is resumed."""
+    return field(default=default, metadata={"help": text, "low": low, "high": high, "free": free})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """The settings of a run; the help text of each is its documentation (`llamarium pretrain --help`)."""
+
+    # the data
+    data: str | None = _setting(None, _DATA_HELP)
+    text_field: str = _setting("text", "the field of .jsonl and .parquet rows that holds the text")
+    validation: float = _setting(0.1, "the share at the end that is held out", 0.0, 0.9)
+    tokenizer: str = _setting("characters", "characters, bpe (learned from the data), or a tokenizer's name or path")
+    bpe_vocab_size: int = _setting(4096, "ids of a bpe tokenizer", 258, 2**21)
+
+    # the model: a preset, and what differs from it
+    preset: str = _setting("small", "the model's shape, by name; the settings below change it")
+    hidden_size: int | None = _setting(None, "width of the residual stream", 2)
+    intermediate_size: int | None = _setting(None, "width of the SwiGLU", 1)
+    num_hidden_layers: int | None = _setting(None, "decoder layers", 1)
+    num_attention_heads: int | None = _setting(None, "query heads", 1)
+    num_key_value_heads: int | None = _setting(None, "key-value heads", 1)
+    head_dim: int | None = _setting(None, "width of a head", 2)
+    context: int | None = _setting(None, "tokens a row: the model's context", 2)
+    tie_word_embeddings: bool | None = _setting(None, "the head is the embedding table")
+    rope_theta: float | None = _setting(None, "base of the RoPE frequencies", 1.0)
+    initializer_range: float | None = _setting(None, "standard deviation of fresh weights", 0.0)
+
+    # the recipe
+    steps: int = _setting(2000, "optimizer steps", 1)
+    batch_rows: int = _setting(32, "rows that are computed at once", 1)
+    accumulate: int = _setting(1, "batches that make one step", 1)
+    optimizer: Literal["adamw", "muon"] = _setting("adamw", "adamw, or muon for the layers' matrices")
+    learning_rate: float = _setting(1e-3, "the peak", 0.0, 10.0)
+    muon_learning_rate: float | None = _setting(None, "muon's peak, where it is another", 0.0, 10.0)
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = _setting("cosine", "how the learning rate falls")
+    warmup_steps: int = _setting(100, "steps until the peak", 0)
+    final_ratio: float = _setting(0.1, "what is left of the peak at the end", 0.0, 1.0)
+    decay_share: float = _setting(0.2, "the last part of a wsd run, in which it falls", 0.0, 1.0)
+    weight_decay: float = _setting(0.1, "of matrices", 0.0, 10.0)
+    beta1: float = _setting(0.9, "adamw's memory of gradients", 0.0, 0.9999)
+    beta2: float = _setting(0.95, "adamw's memory of their squares", 0.0, 0.99999)
+    clip: float = _setting(1.0, "the largest gradient norm; 0 is off", 0.0)
+    seed: int = _setting(0, "of the weights and the order of the data", 0, 2**31 - 1)
+    precision: Literal["float32", "bfloat16"] = _setting("float32", "what is computed in; weights are float32 always")
+    checkpoint_activations: bool = _setting(False, "compute activations twice instead of keeping them")
+    compile: bool = _setting(False, "fuse the step by torch.compile (needs a C++ compiler)", free=True)
+
+    # the machine
+    device: str = _setting("auto", "cpu, cuda, cuda:1; auto is a GPU where there is one", free=True)
+    threads: int | None = _setting(None, "CPU threads", 1, 1024, free=True)
+
+    # watching and saving
+    log_every: int = _setting(10, "steps between lines of metrics", 1, free=True)
+    eval_every: int = _setting(250, "steps between validations", 1, free=True)
+    eval_rows: int = _setting(200, "rows of a validation at most; 0 is all", 0, free=True)
+    sample_every: int = _setting(500, "steps between samples of text; 0 is never", 0, free=True)
+    sample_tokens: int = _setting(200, "tokens of a sample", 1, free=True)
+    sample_prompt: str = _setting("\n", "what a sample begins with", free=True)
+    save_every: int = _setting(500, "steps between checkpoints", 1, free=True)
+    keep: int = _setting(2, "checkpoints that are kept, besides the best", 1, free=True)
+
+    def __post_init__(self) -> None:
+        """Check types and ranges.
+
+        Raises:
+            TrainingError: Naming the setting, its value and what was expected.
+        """
+        hints = get_type_hints(TrainConfig)
+        for item in dataclasses.fields(self):
+            _check(item, hints[item.name], getattr(self, item.name))
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows that one optimizer step learns from."""
+        return self.batch_rows * self.accumulate
+
+    @classmethod
+    def resolve(cls, file: Path | None, flags: Mapping[str, Any]) -> "TrainConfig":
+        """Put flags over a TOML file over the defaults.
+
+        Args:
+            file: Settings by name; None for none.
+            flags: Settings that were given.
+
+        Raises:
+            TrainingError: For a file that cannot be read, an unknown setting or a value out of range.
+        """
+        settings = {} if file is None else _read_toml(file)
+        known = [item.name for item in dataclasses.fields(cls)]
+        if unknown := [name for name in (*settings, *flags) if name not in known]:
+            where = "" if file is None else f"{file}: "
+            raise TrainingError(f"{where}unknown settings: {escape(', '.join(unknown))}; there are: {', '.join(known)}")
+        return cls(**{**settings, **flags})
+
+    def to_toml(self) -> str:
+        """Return the settings as a TOML file that `resolve` reads; those that are not given are comments."""
+        return "".join(_toml_line(item.name, getattr(self, item.name)) for item in dataclasses.fields(self))
+
+    def differences(self, other: "TrainConfig") -> list[str]:
+        """Name what differs in the settings that a resumed run must share, as "name: this one -> the other"."""
+        pairs = [
+            (item.name, getattr(self, item.name), getattr(other, item.name))
+            for item in dataclasses.fields(self)
+            if not item.metadata["free"]
+        ]
+        return [f"{name}: {show_value(was)} -> {show_value(now)}" for name, was, now in pairs if was != now]
+
+
+def _check(item: dataclasses.Field[Any], hint: Any, value: Any) -> None:
+    low, high = item.metadata["low"], item.metadata["high"]
+    kinds = get_args(hint) if get_origin(hint) is not Literal and get_args(hint) else (hint,)
+    if value is None and type(None) in kinds:
+        return
+    kind = next(k for k in kinds if k is not type(None))
+    if get_origin(kind) is Literal:
+        fits, expected = value in get_args(kind), ", ".join(get_args(kind))
+    elif kind in (int, float):
+        number = isinstance(value, int) or (kind is float and isinstance(value, float))
+        fits = number and not isinstance(value, bool)
+        expected = "a whole number" if kind is int else "a number"
+        if low is not None or high is not None:
+            expected += f" from {low:g}" if low is not None else ""
+            expected += f" to {high:g}" if high is not None else ""
+            fits = fits and (low is None or value >= low) and (high is None or value <= high)
+        fits = fits and math.isfinite(cast(float, value))
+    else:
+        fits, expected = isinstance(value, kind), {bool: "true or false", str: "a text"}[kind]
+    if not fits:
+        raise TrainingError(f"{item.name} is {show_value(value)}; expected {expected}")
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TrainingError(f"{file}: cannot be read: {error.strerror}") from None
+    except ValueError as error:  # TOML's and UTF-8's
+        raise TrainingError(f"{file}: is no TOML: {escape(error)}") from None
+
+
+def _toml_line(name: str, value: Any) -> str:
+    if value is None:
+        return f"# {name} =\n"
+    if isinstance(value, str):
+        body = "".join(c if c.isprintable() and c not in '"\\' else f"\\u{ord(c):04X}" for c in value)
+        return f'{name} = "{body}"\n'
+    return f"{name} = {str(value).lower() if isinstance(value, bool) else value}\n"

@@ -1,0 +1,134 @@
+"""How the weights move: the optimizers, and the learning rate over time.
+
+AdamW moves every weight by about the learning rate, whatever its gradient's size. Muon orthogonalises the momentum of a
+whole matrix, so that a step changes all directions alike; it is for the matrices inside the layers, and embeddings,
+head and norms stay with AdamW. Weight decay pulls at matrices only: a norm's weight has no reason to be small.
+
+Source: Loshchilov & Hutter 2019, "AdamW"; Jordan et al. 2024, "Muon", with Moonshot's scaling to AdamW's step size, so
+that one learning rate serves both.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from llamarium.errors import TrainingError
+
+OptimizerName = Literal["adamw", "muon"]
+ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
+
+
+def make_optimizers(
+    model: nn.Module,
+    name: OptimizerName,
+    *,
+    learning_rate: float,
+    weight_decay: float,
+    betas: tuple[float, float],
+    muon_learning_rate: float | None = None,
+) -> list[Optimizer]:
+    """Return the optimizers of a model's trainable parameters; each tied parameter is in one of them, once.
+
+    Args:
+        model: Its parameters with `requires_grad` are moved.
+        name: "adamw" for all of them, or "muon" for the layers' matrices and AdamW for the rest.
+        learning_rate: The peak.
+        weight_decay: Of matrices; vectors have none.
+        betas: AdamW's.
+        muon_learning_rate: Muon's peak; `learning_rate` where left out.
+
+    Raises:
+        TrainingError: If nothing is trainable.
+    """
+    named = [(key, p) for key, p in model.named_parameters() if p.requires_grad]
+    if not named:
+        raise TrainingError("no parameter is trainable; expected at least one")
+    in_layers = [(key, p) for key, p in named if name == "muon" and p.ndim == 2 and ".layers." in f".{key}"]
+    taken = {key for key, _ in in_layers}
+    rest = [(key, p) for key, p in named if key not in taken]
+    groups = [
+        {"params": [p for _, p in rest if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for _, p in rest if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for _, p in rest)
+    optimizers: list[Optimizer] = [
+        torch.optim.AdamW([g for g in groups if g["params"]], lr=learning_rate, betas=betas, fused=fused)
+    ]
+    if in_layers:
+        peak = learning_rate if muon_learning_rate is None else muon_learning_rate
+        matrices = [p for _, p in in_layers]
+        optimizers.append(
+            torch.optim.Muon(matrices, lr=peak, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+        )
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak"] = group["lr"]
+    return optimizers
+
+
+def set_learning_rate(optimizers: Sequence[Optimizer], factor: float) -> None:
+    """Give every group its peak learning rate times `factor`."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * factor
+
+
+def schedule(
+    step: int, *, name: ScheduleName, warmup_steps: int, num_steps: int, final_ratio: float, decay_share: float = 0.2
+) -> float:
+    """Return the share of the peak learning rate at a step.
+
+    It rises linearly over the warmup; then "cosine" and "linear" fall to `final_ratio` at the end, "wsd" (warmup,
+    stable, decay) stays until the last `decay_share` of the run and falls linearly there, "constant" stays.
+
+    Args:
+        step: From 0.
+        name: Which.
+        warmup_steps: Steps until the peak.
+        num_steps: Of the whole run.
+        final_ratio: What is left of the peak at the last step.
+        decay_share: The part of a "wsd" run in which it falls.
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    begin = warmup_steps if name != "wsd" else max(warmup_steps, round(num_steps * (1 - decay_share)))
+    if name == "constant" or step < begin:
+        return 1.0
+    done = min(1.0, (step + 1 - begin) / max(1, num_steps - begin))
+    left = (1 + math.cos(math.pi * done)) / 2 if name == "cosine" else 1 - done
+    return final_ratio + (1 - final_ratio) * left
+
+
+def optimizer_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+    """Return everything that the optimizers remember, by "field/parameter"."""
+    names = {id(p): key for key, p in model.named_parameters()}
+    found: dict[str, Tensor] = {}
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            for field, value in state.items():
+                found[f"{field}/{names[id(parameter)]}"] = torch.as_tensor(value)
+    return found
+
+
+def restore_optimizers(model: nn.Module, optimizers: Sequence[Optimizer], tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `optimizer_tensors` returned.
+
+    Raises:
+        TrainingError: If it does not belong to these parameters.
+    """
+    names = {id(p): key for key, p in model.named_parameters()}
+    owner: dict[str, tuple[Optimizer, Tensor]] = {}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            owner |= {names[id(p)]: (optimizer, p) for p in group["params"]}
+    for key, tensor in tensors.items():
+        field, _, name = key.partition("/")
+        if name not in owner or (tensor.ndim > 0 and tensor.shape != owner[name][1].shape):
+            raise TrainingError(f"the optimizer's state has {key}, which belongs to no parameter of this model")
+        optimizer, parameter = owner[name]
+        held: Any = tensor.clone() if field == "step" else tensor.to(parameter.device)
+        optimizer.state[parameter][field] = held

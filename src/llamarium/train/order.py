@@ -1,0 +1,76 @@
+"""The order of the data: decided by a seed, and resumable from two numbers.
+
+An epoch is a permutation of its rows, drawn from (seed, epoch) alone. So where a run stands in its data is an epoch and
+an index into it; nothing else has to be saved, and a run that was interrupted goes on with exactly the rows it would
+have seen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from llamarium.errors import TrainingError
+from llamarium.train.batch import Batch, Rows
+
+_MIX = 1_000_003  # keeps (seed, epoch) pairs apart; any odd number larger than the epochs of a run would do
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a run stands in its data.
+
+    Attributes:
+        epoch: Passes over the data that are complete.
+        index: Rows of this epoch that have been taken.
+    """
+
+    epoch: int = 0
+    index: int = 0
+
+
+class Order:
+    """Hands out the rows of a run, batch by batch.
+
+    Args:
+        rows: What is learned from.
+        seed: Of the order.
+        cursor: Where to go on.
+
+    Raises:
+        TrainingError: If there is no row.
+    """
+
+    def __init__(self, rows: Rows, seed: int, cursor: Cursor | None = None) -> None:
+        self.rows = rows
+        self.seed = seed
+        self.cursor = Cursor() if cursor is None else cursor
+        self._permutation = self._permute(self.cursor.epoch)
+
+    def take(self, count: int) -> Batch:
+        """Return the next `count` rows.
+
+        The last rows of an epoch that fill no batch are left out of it; the next epoch has them in another order.
+
+        Raises:
+            TrainingError: If an epoch has fewer rows than that.
+        """
+        if count > len(self._permutation):
+            raise TrainingError(
+                f"a step takes {count} rows, and the data has {len(self._permutation)} of {self.rows.context} tokens; "
+                "use fewer rows a step, a shorter context or more data"
+            )
+        if self.cursor.index + count > len(self._permutation):
+            self.cursor = Cursor(self.cursor.epoch + 1)
+            self._permutation = self._permute(self.cursor.epoch)
+        chosen = self._permutation[self.cursor.index : self.cursor.index + count]
+        batch = self.rows.batch(self.cursor.epoch, chosen)
+        self.cursor = Cursor(self.cursor.epoch, self.cursor.index + count)
+        return batch
+
+    def _permute(self, epoch: int) -> Sequence[int]:
+        num_rows = self.rows.num_rows(epoch)
+        if num_rows < 1:
+            raise TrainingError(f"the data has no row of {self.rows.context} tokens; expected at least one")
+        generator = torch.Generator().manual_seed(self.seed * _MIX + epoch)
+        return torch.randperm(num_rows, generator=generator).tolist()

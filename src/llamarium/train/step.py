@@ -1,0 +1,158 @@
+"""One optimizer step, and one validation: the whole of learning, in three functions.
+
+A step computes the loss of some batches, adds up their gradients, and moves the weights once. The sum of the losses is
+divided by the number of learned tokens of the whole step, so k small batches give what one large batch gives, even where
+they hold different numbers of learned tokens.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+
+from llamarium.attention import CausalAttend
+from llamarium.model import LlamaForCausalLM
+from llamarium.train.batch import IGNORED, Batch, Rows
+from llamarium.train.loss import cross_entropy_sum
+
+Trunk = Callable[[LlamaForCausalLM, Batch], Tensor]
+"""From a batch to its normalised hidden states, (B, T, D)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step found.
+
+    Attributes:
+        loss: The mean of -log P over the learned tokens, in nats, before the update.
+        grad_norm: The norm of all gradients, before clipping.
+        num_tokens: Tokens that the model saw.
+        num_learned: Those with a label.
+        updated: False where a gradient was not finite, and the weights were left alone.
+    """
+
+    loss: float
+    grad_norm: float
+    num_tokens: int
+    num_learned: int
+    updated: bool
+
+
+def causal_trunk(model: LlamaForCausalLM, batch: Batch) -> Tensor:
+    """Run a batch through the trunk, each token seeing those of its own segment before it."""
+    positions = batch.positions_BT if batch.segments_BT is not None else batch.positions_BT[:1]
+    return model.model(batch.ids_BT, positions, CausalAttend(segments_BT=batch.segments_BT))
+
+
+def bidirectional_trunk(model: LlamaForCausalLM, batch: Batch) -> Tensor:
+    """The encoder's view: each token sees its whole segment, the very token that it is to predict included."""
+    attend = CausalAttend(segments_BT=batch.segments_BT, bidirectional=True)
+    return model.model(batch.ids_BT, batch.positions_BT, attend)
+
+
+def checkpoint_layers(model: LlamaForCausalLM) -> None:
+    """Make every layer forget its activations and compute them again for the backward pass, in place."""
+    for layer in model.model.layers:
+        forward = layer.forward
+
+        def again(*args: object, forward: Callable[..., Tensor] = forward) -> object:
+            return checkpoint(forward, *args, use_reentrant=False) if torch.is_grad_enabled() else forward(*args)
+
+        layer.forward = again
+
+
+def train_step(
+    model: LlamaForCausalLM,
+    optimizers: Sequence[Optimizer],
+    batches: Sequence[Batch],
+    *,
+    clip: float = 1.0,
+    precision: Literal["float32", "bfloat16"] = "float32",
+    trunk: Trunk = causal_trunk,
+) -> StepResult:
+    """Learn once from some batches.
+
+    Args:
+        model: Its weights are float32.
+        optimizers: Each is stepped once, unless a gradient is not finite.
+        batches: Micro-batches that make this step.
+        clip: The largest norm of all gradients together; 0 is off.
+        precision: What the products are computed in.
+        trunk: How the hidden states are computed.
+    """
+    num_learned = sum(batch.num_learned for batch in batches)
+    total = torch.zeros((), device=model.device)
+    for batch in batches:
+        with autocast(model.device, precision):
+            loss = cross_entropy_sum(trunk(model, batch), head_weight(model), batch.labels_BT) / max(1, num_learned)
+        loss.backward()
+        total += loss.detach()
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters, clip or math.inf))  # sync: decides whether to update
+    updated = math.isfinite(norm) and num_learned > 0
+    for optimizer in optimizers:
+        if updated:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    num_tokens = sum(batch.ids_BT.numel() for batch in batches)
+    return StepResult(float(total), norm, num_tokens, num_learned, updated)  # sync: to show
+
+
+@torch.no_grad()
+def evaluate(
+    model: LlamaForCausalLM,
+    rows: Rows,
+    *,
+    batch_rows: int,
+    max_rows: int = 0,
+    precision: Literal["float32", "bfloat16"] = "float32",
+    trunk: Trunk = causal_trunk,
+) -> float:
+    """Return the mean of -log P over the learned tokens of `rows`, in nats; always of the same rows.
+
+    Args:
+        model: Is in evaluation mode meanwhile.
+        rows: Of their epoch 0.
+        batch_rows: Rows at a time.
+        max_rows: Only so many, spread evenly; 0 is all.
+        precision: As in `train_step`.
+        trunk: As in `train_step`.
+    """
+    was_training = model.training
+    model.eval()
+    every = range(rows.num_rows(0))
+    step = max(1, math.ceil(len(every) / max_rows)) if max_rows else 1
+    chosen, total, count = every[::step], 0.0, 0
+    for start in range(0, len(chosen), batch_rows):
+        batch = rows.batch(0, chosen[start : start + batch_rows]).to(model.device)
+        with autocast(model.device, precision):
+            total += float(cross_entropy_sum(trunk(model, batch), head_weight(model), batch.labels_BT))  # sync: to add
+        count += batch.num_learned
+    model.train(was_training)
+    return total / count if count else math.nan
+
+
+def head_weight(model: LlamaForCausalLM) -> Tensor:
+    """The head's weight, (V, D); dequantized, and without a gradient, where the head is packed."""
+    head = model.lm_head
+    return head.weight if head.weight.is_floating_point() else head.dequantize(model.dtype)  # pyright: ignore
+
+
+def autocast(device: torch.device, precision: Literal["float32", "bfloat16"]) -> AbstractContextManager[object]:
+    """Compute products in bfloat16, or leave everything as it is."""
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
+
+
+def num_learned(rows: Rows) -> int:
+    """Count the labels of epoch 0 that count, until one is found in a thousand rows at a time."""
+    for start in range(0, rows.num_rows(0), 1000):
+        indices = range(start, min(start + 1000, rows.num_rows(0)))
+        if found := int((rows.batch(0, indices).labels_BT != IGNORED).sum()):
+            return found
+    return 0
