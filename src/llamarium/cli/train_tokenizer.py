@@ -1,0 +1,125 @@
+"""Learn a vocabulary from texts, and write it as a tokenizer's files.
+
+A byte-level BPE vocabulary, with Llama 3's way to cut texts, or one token for
+each character. The folder is what --tokenizer of `llamarium pretrain` takes.
+
+  llamarium train-tokenizer --vocab-size 1024 --out manual-1k
+  llamarium train-tokenizer --data novels/ --vocab-size 8192 --out novels-8k
+  llamarium train-tokenizer --data tiny-shakespeare --characters --out letters
+"""
+
+import argparse
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamarium.cli.options import add_json, positive
+from llamarium.cli.output import emit, status, write_text
+
+if TYPE_CHECKING:
+    from llamarium.tokenizer.base import Tokenizer
+
+_DEFAULT_VOCAB = 4096
+_BPE_FILES = ("tokenizer.json", "tokenizer_config.json")
+_FILES = (*_BPE_FILES, "characters.json", "tokenizer.model", "chat_template.jinja", "special_tokens_map.json")
+_SAMPLE_CHARACTERS = 1 << 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--data",
+        metavar="SOURCE",
+        help="a text, .jsonl or .parquet file, a folder of them, tiny-shakespeare, or org/name on the Hugging Face hub "
+        "(default: the Python manual)",
+    )
+    parser.add_argument("--text-field", default="text", metavar="NAME", help="the field with the text (default: text)")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--vocab-size", type=positive, metavar="N", help=f"tokens, of bytes and merges (default: {_DEFAULT_VOCAB})"
+    )
+    kind.add_argument("--characters", action="store_true", help="one token for each character, and no merges")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the files go")
+    parser.add_argument("--force", action="store_true", help="replace a tokenizer that is there")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Learn it, write it and say how short it makes texts."""
+    from llamarium.train.bpe import train_bpe, train_characters
+    from llamarium.train.sources import read_documents, source_name
+
+    prepare_target(args.out, force=args.force)
+    name, sample = source_name(args.data), list[str]()
+    with status(f"learning a vocabulary from {name}"):
+        texts = _with_sample(read_documents(args.data, text_field=args.text_field), sample)
+        tokenizer = train_characters(texts) if args.characters else train_bpe(texts, args.vocab_size or _DEFAULT_VOCAB)
+        save_alone(tokenizer, args.out, ["characters.json"] if args.characters else _BPE_FILES)
+        num_bytes = sum(len(text.encode("utf-8")) for text in sample)
+        bytes_per_token = num_bytes / sum(len(ids) for ids in map(tokenizer.backend.encode, sample))
+    if args.json:
+        kind = "characters" if args.characters else "bpe"
+        result = {"vocab_size": tokenizer.vocab_size, "bytes_per_token": bytes_per_token}
+        emit({"path": str(args.out), "kind": kind, "data": name, **result})
+    else:
+        write_text(
+            f"{args.out}: {tokenizer.vocab_size} tokens; in {name} a token is {bytes_per_token:.2f} bytes long\n"
+        )
+    return 0
+
+
+def prepare_target(folder: Path, *, force: bool) -> None:
+    """Make the folder, or refuse it before any work is done.
+
+    Raises:
+        OutputError: If a tokenizer is there and `force` is not given, a model is there, or it cannot be made.
+    """
+    from llamarium.errors import OutputError, escape
+
+    there = [name for name in _FILES if (folder / name).exists()]
+    if (folder / "config.json").exists():
+        raise OutputError(
+            f"{escape(folder)}: a model is here (config.json), whose ids another vocabulary would give other meanings; "
+            "choose another folder"
+        )
+    if there and not force:
+        raise OutputError(
+            f"{escape(folder)}: {there[0]} is here already; choose another folder, or replace it (--force)"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{escape(folder)}: cannot be made: {escape(error.strerror or error)}") from None
+
+
+def save_alone(tokenizer: "Tokenizer", folder: Path, written: Iterable[str]) -> None:
+    """Write a tokenizer's files, and remove those of another that were there: they would be read in its place.
+
+    Args:
+        tokenizer: What is saved.
+        folder: Where to.
+        written: The names of the files that saving it writes.
+
+    Raises:
+        OutputError: If a file cannot be written or removed.
+    """
+    from llamarium.errors import OutputError, escape
+
+    tokenizer.save(folder)
+    try:
+        for name in set(_FILES) - set(written):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"{escape(folder)}: an old file cannot be removed: {escape(error.strerror or error)}"
+        ) from None
+
+
+def _with_sample(texts: Iterable[str], sample: list[str]) -> Iterator[str]:
+    """Pass texts on, and keep the first million characters of them in `sample`."""
+    missing = _SAMPLE_CHARACTERS
+    for text in texts:
+        if missing > 0:
+            sample.append(text[:missing])
+            missing -= len(sample[-1])
+        yield text

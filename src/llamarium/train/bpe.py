@@ -1,0 +1,98 @@
+"""Learning a vocabulary from texts: byte-level BPE, or their characters.
+
+Byte-pair encoding begins with the 256 bytes as tokens. It counts which two neighbours stand side by side most often
+and makes them one token, again and again, until the vocabulary is as large as was asked. No token reaches over the cuts
+of the pre-tokenizer, which is Llama 3's: roughly words with the space before them, numbers of up to three digits. As in
+Llama 3, the control tokens come after all others.
+
+Learning needs the counts of the different words alone, so the size of the texts costs time and not memory.
+
+Source: Sennrich, Haddow, Birch 2016, "Neural Machine Translation of Rare Words with Subword Units", section 3.2. The
+`tokenizers` package does the work.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from llamarium.errors import TrainingError
+from llamarium.tokenizer.base import SpecialTokens, Tokenizer, check_text
+from llamarium.tokenizer.files import MAX_TOKENS
+
+BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
+SMALLEST_VOCAB = 256 + 2
+"""One token a byte, and the two control tokens."""
+
+_MIN_FREQUENCY = 2  # what stands together once is no pattern
+_PIECE_CHARACTERS = 1 << 20
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Learn a byte-level BPE vocabulary.
+
+    The same texts in the same order give the same vocabulary.
+
+    Args:
+        texts: What to learn from; read once.
+        vocab_size: Tokens in all: 256 bytes, `vocab_size` - 258 merges, and the two control tokens.
+
+    Raises:
+        TrainingError: If `vocab_size` is out of range, or the texts do not hold that many merges.
+        TokenizerError: If a text is no valid Unicode.
+    """
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    from llamarium.tokenizer.hf import HuggingFaceBackend, guard_rust
+    from llamarium.tokenizer.pipeline import llama3_cutter
+
+    if not SMALLEST_VOCAB <= vocab_size <= MAX_TOKENS:
+        raise TrainingError(
+            f"a vocabulary of {vocab_size} tokens; expected {SMALLEST_VOCAB} (the 256 bytes, {BEGIN} and {END}) to "
+            f"{MAX_TOKENS}"
+        )
+    inner = Inner(models.BPE())
+    inner.pre_tokenizer = llama3_cutter()
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 2,
+        min_frequency=_MIN_FREQUENCY,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    guard_rust(lambda: inner.train_from_iterator(_pieces(texts), trainer), "learning the vocabulary")
+    learned = inner.get_vocab_size()
+    if learned < vocab_size - 2:
+        raise TrainingError(
+            f"the texts hold pairs that repeat for {learned + 2} tokens, not for {vocab_size}; use a vocabulary of at "
+            f"most {learned + 2}, or more text"
+        )
+    inner.add_special_tokens([BEGIN, END])
+    ids = {text: learned + i for i, text in enumerate((BEGIN, END))}
+    special = SpecialTokens(ids=ids, bos=ids[BEGIN], eos=(ids[END],), add_bos=True)
+    source = "the learned vocabulary"
+    backend = HuggingFaceBackend(inner, byte_level=True, source=source)
+    return Tokenizer(backend, special, vocab_size=vocab_size, source=source)
+
+
+def train_characters(texts: Iterable[str]) -> Tokenizer:
+    """Make each different character of the texts a token, in the order of code points.
+
+    Raises:
+        TokenizerError: If there is no character, or a text is no valid Unicode.
+    """
+    from llamarium.tokenizer.characters import CharacterTokenizer
+
+    alphabet: set[str] = set()
+    for text in texts:
+        alphabet.update(text)
+    return CharacterTokenizer.from_text("".join(sorted(alphabet)))
+
+
+def _pieces(texts: Iterable[str]) -> Iterator[str]:
+    """Cut long texts at line ends: the package takes much memory for one text at a time."""
+    for text in texts:
+        check_text(text)
+        start = 0
+        while start < len(text):
+            end = text.find("\n", start + _PIECE_CHARACTERS) + 1 or len(text)
+            yield text[start:end]
+            start = end
