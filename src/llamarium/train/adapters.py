@@ -1,0 +1,292 @@
+"""Adapters on disk, in PEFT's layout: what `peft`, vLLM, llama.cpp's converter and others take and give.
+
+    adapter_config.json         which Linears, rank, alpha, the base model's name
+    adapter_model.safetensors   base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight, ...
+
+An adapter says nothing without its base, and on another base of the same shape it fits and is noise. So a fingerprint
+of the base stands in the header of the safetensors file, where other readers pass over it, and is checked.
+
+PEFT knows many kinds of adapters. What is not computed here is refused by the name and value of its field; a field that
+is off (null, false, empty) does no harm, whether it is known or not.
+
+Source: peft, `utils/save_and_load.py`, `config.py`, `tuners/lora/config.py`.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from llamarium.config import read_json_object
+from llamarium.errors import (
+    CheckpointError,
+    ModelNotFoundError,
+    TrainingError,
+    UnsupportedFormatError,
+    escape,
+    show_value,
+)
+from llamarium.model import LlamaForCausalLM
+from llamarium.model.norm import LlamaRMSNorm
+from llamarium.train.lora import LoRAConfig, apply_lora, lora_linears, target_names
+from llamarium.weights.checkpoint import check_names
+from llamarium.weights.safetensors_file import SafetensorsTensor, read_safetensors
+from llamarium.weights.save import Weight, sync, unwritable, write_json, write_safetensors
+from llamarium.weights.storage import FLOAT_DTYPES, TensorFile
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+
+_PICKLE = "adapter_model.bin"
+_PREFIX = "base_model.model."
+_FINGERPRINT = "llamarium_base"
+_FINGERPRINT_ROWS = 256
+
+# Fields that are read, and fields that say nothing about what an adapter computes.
+_READ = frozenset("r lora_alpha lora_dropout target_modules use_rslora use_dora base_model_name_or_path".split())
+_NEUTRAL = frozenset("peft_version inference_mode revision auto_mapping megatron_core qalora_group_size".split())
+# The values that other fields may have, apart from being off. Ways to begin that change the base are not among them.
+_ALLOWED: Mapping[str, tuple[object, ...]] = {
+    "peft_type": ("LORA",),
+    "task_type": ("CAUSAL_LM",),
+    "bias": ("none",),
+    "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),
+}
+
+
+def save_adapter(model: LlamaForCausalLM, folder: Path, *, base_model: str | None = None) -> None:
+    """Write a model's adapters, in float32; each file is complete or untouched, the config last.
+
+    Args:
+        model: With adapters.
+        folder: Made if missing; an adapter that is there is written over.
+        base_model: The base's name, as `load` takes it; for whoever wants to know what the adapter belongs to.
+
+    Raises:
+        TrainingError: If the model has no adapters.
+        OutputError: If the folder cannot be written.
+    """
+    linears = dict(lora_linears(model))
+    if not linears:
+        raise TrainingError("the model has no LoRA adapters to save; apply_lora adds them")
+    config = next(iter(linears.values())).config
+    tensors = {key: tensor for key, tensor in model.state_dict().items() if ".lora_" in key}
+    fingerprint = base_fingerprint(model)
+    metadata = {"format": "pt"} | ({} if fingerprint is None else {_FINGERPRINT: fingerprint})
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = [Weight.of(_PREFIX + key, tensor.float()) for key, tensor in tensors.items()]
+        write_safetensors(folder / WEIGHTS, weights, metadata)
+        write_json(folder / CONFIG, _to_peft(config, base_model))
+        sync(folder)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+def load_adapter(
+    model: LlamaForCausalLM, folder: Path, *, trainable: bool = False, check_base: bool = True
+) -> LoRAConfig:
+    """Read an adapter and put it on its base, in place.
+
+    Args:
+        model: The base, without adapters; plain or quantized.
+        folder: With `adapter_config.json` and `adapter_model.safetensors`.
+        trainable: The adapters are to be trained further; otherwise they are frozen as the base is.
+        check_base: Refuse a base with another fingerprint than the one that the adapter names, if it names one.
+
+    Raises:
+        ModelNotFoundError: If there is no such folder or file.
+        ConfigError: If the config is no JSON object.
+        UnsupportedFormatError: For another kind of adapter, or a field that is not read, by name and value.
+        CheckpointError: If the adapter is malformed, or does not fit this base. The model is as it was then.
+        TrainingError: If the model has adapters already.
+    """
+    _check_folder(folder)
+    config = _from_peft(read_adapter_config(folder), folder)
+    try:
+        names = target_names(model, config)
+    except TrainingError as error:
+        if any(lora_linears(model)):
+            raise
+        raise CheckpointError(f"{escape(folder / CONFIG)}: {error}; it belongs to another base") from None
+    table = read_safetensors(folder / WEIGHTS)
+    _check_shapes(folder / WEIGHTS, _expected_shapes(model, names, config), table)
+    if check_base:
+        _check_fingerprint(model, folder)
+    tensors = _read_tensors(folder / WEIGHTS, table)
+    apply_lora(model, config, seed=None)
+    model.load_state_dict(tensors, strict=False)  # the names are checked already; the base's are not in it
+    if not trainable:
+        model.requires_grad_(False)
+    return config
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """Read `adapter_config.json` and check that everything it asks for is computed here.
+
+    Raises:
+        ConfigError: If it cannot be read.
+        UnsupportedFormatError: For a field that is not supported, by name and value.
+        CheckpointError: If the base's name is no text.
+    """
+    path = folder / CONFIG
+    raw = read_json_object(path)
+    for name, value in raw.items():
+        is_off = value is None or value is False or value in ("", [], {})
+        fits = name in _READ or name in _NEUTRAL or is_off or _is_among(value, _ALLOWED.get(name, ()))
+        if not fits or (name == "peft_type" and is_off):
+            raise _unsupported(path, name, value)
+    if "peft_type" not in raw:
+        raise _unsupported(path, "peft_type", None)
+    base = raw.get("base_model_name_or_path")
+    if base is not None and not isinstance(base, str):
+        raise CheckpointError(f"{escape(path)}: base_model_name_or_path is {show_value(base)}; expected a name")
+    return raw
+
+
+def base_fingerprint(model: LlamaForCausalLM) -> str | None:
+    """Return SHA-256, hex, of what quantizing the Linears does not change: the norms, and some of the embedding's rows.
+
+    Values are taken as bfloat16, in which a model is the same whether it was loaded in bfloat16 or float32. In float16
+    small numbers have lost what bfloat16 keeps: there is no fingerprint then, and None is returned.
+    """
+    if model.dtype is torch.float16:
+        return None
+    digest = hashlib.sha256()
+    step = max(1, model.config.vocab_size // _FINGERPRINT_ROWS)
+    with torch.no_grad():
+        rows = model.model.embed_tokens(torch.arange(0, model.config.vocab_size, step, device=model.device))
+        norms = [module.weight for module in model.modules() if isinstance(module, LlamaRMSNorm)]
+        for values in (rows, *norms):
+            digest.update(values.to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+# --- the config -------------------------------------------------------------------------------------------------------
+
+
+def _to_peft(config: LoRAConfig, base_model: str | None) -> dict[str, Any]:
+    targets = config.target_modules
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": config.r,
+        "lora_alpha": int(config.alpha) if float(config.alpha).is_integer() else config.alpha,
+        "lora_dropout": config.dropout,
+        "target_modules": targets if isinstance(targets, str) else list(targets),
+        "use_rslora": config.use_rslora,
+        "use_dora": config.use_dora,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+        "inference_mode": True,
+    }
+
+
+def _from_peft(raw: Mapping[str, Any], folder: Path) -> LoRAConfig:
+    path, targets = folder / CONFIG, raw.get("target_modules")
+    if isinstance(targets, str) and targets != "all-linear":  # a regular expression
+        raise UnsupportedFormatError(
+            f'{escape(path)}: target_modules is {show_value(targets)}; expected a list of names, or "all-linear"'
+        )
+    alpha = raw.get("lora_alpha")
+    if not isinstance(alpha, int | float):
+        raise CheckpointError(f"{escape(path)}: lora_alpha is {show_value(alpha)}; expected a number above 0")
+    try:
+        return LoRAConfig(
+            r=cast(int, raw.get("r")),
+            alpha=alpha,
+            dropout=raw.get("lora_dropout", 0.0),
+            target_modules=tuple(cast("list[str]", targets)) if isinstance(targets, list) else cast(str, targets),
+            use_rslora=raw.get("use_rslora", False),
+            use_dora=raw.get("use_dora", False),
+        )
+    except TrainingError as error:
+        raise CheckpointError(f"{escape(path)}: {error}") from None
+
+
+def _is_among(value: object, allowed: tuple[object, ...]) -> bool:
+    return any(value == one and type(value) is type(one) for one in allowed)
+
+
+def _unsupported(path: Path, name: str, value: object) -> UnsupportedFormatError:
+    allowed = ", ".join(map(show_value, _ALLOWED.get(name, ()))) or "nothing"
+    return UnsupportedFormatError(
+        f"{escape(path)}: {escape(name, 80)} is {show_value(value)}, which is not supported; expected {allowed}"
+    )
+
+
+# --- the tensors ------------------------------------------------------------------------------------------------------
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ModelNotFoundError(f"{escape(folder)}: no such folder; expected one with {CONFIG} and {WEIGHTS}")
+    if (folder / _PICKLE).exists() and not (folder / WEIGHTS).exists():
+        raise UnsupportedFormatError(
+            f"{escape(folder / _PICKLE)}: is a pickle, which could run anything; convert it to {WEIGHTS} where you "
+            "trust it"
+        )
+
+
+def _expected_shapes(model: LlamaForCausalLM, names: list[str], config: LoRAConfig) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in names:
+        linear = cast(Any, model.get_submodule(name))
+        shapes[f"{_PREFIX}{name}.lora_A.weight"] = (config.r, linear.in_features)
+        shapes[f"{_PREFIX}{name}.lora_B.weight"] = (linear.out_features, config.r)
+        if config.use_dora:
+            shapes[f"{_PREFIX}{name}.lora_magnitude_vector"] = (linear.out_features,)
+    return shapes
+
+
+def _check_shapes(path: Path, expected: Mapping[str, tuple[int, ...]], table: Mapping[str, SafetensorsTensor]) -> None:
+    check_names(path, expected, table, f"those that {CONFIG} and this base ask for")
+    for key, shape in expected.items():
+        if table[key].shape != shape:
+            raise CheckpointError(
+                f"{escape(path)}: {key} has shape {table[key].shape}; {CONFIG} and this base asks for {shape}"
+            )
+        if table[key].dtype not in FLOAT_DTYPES:
+            known = ", ".join(FLOAT_DTYPES)
+            raise UnsupportedFormatError(f"{escape(path)}: {key} has dtype {table[key].dtype}; expected {known}")
+
+
+def _check_fingerprint(model: LlamaForCausalLM, folder: Path) -> None:
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        expected = (file.metadata() or {}).get(_FINGERPRINT)
+    if expected is None:
+        return
+    found = base_fingerprint(model)
+    if found is None:
+        warnings.warn(
+            "in float16 a base has no fingerprint: whether the adapter is its own is not checked", stacklevel=3
+        )
+    elif found != expected:
+        name = read_json_object(folder / CONFIG).get("base_model_name_or_path")
+        raise CheckpointError(
+            f"{escape(folder)}: the adapter was trained on another base ({show_value(name)}, fingerprint "
+            f"{escape(expected, 12)}; this one has {escape(found, 12)}); load that base"
+        )
+
+
+def _read_tensors(path: Path, table: Mapping[str, SafetensorsTensor]) -> dict[str, Tensor]:
+    """Read all tensors, float32, under the model's own keys.
+
+    Raises:
+        CheckpointError: If one is not finite.
+    """
+    file, tensors = TensorFile(path), dict[str, Tensor]()
+    for key, entry in table.items():
+        values = file.tensor(entry.offset, entry.shape, FLOAT_DTYPES[entry.dtype]).float()
+        if not values.isfinite().all():
+            raise CheckpointError(f"{escape(path)}: {key} has NaN or infinite values; the adapter is damaged")
+        tensors[key.removeprefix(_PREFIX)] = values
+    return tensors

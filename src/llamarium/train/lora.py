@@ -1,0 +1,285 @@
+"""LoRA: learn a small correction to a large matrix that stays as it is.
+
+A frozen Linear computes `W x`. Beside it stand two small matrices, `A` (r, in) and `B` (out, r), and together they give
+
+    y = W x + scale * B (A x)
+
+`B A` has the shape of W but rank r only: 16 rows and 16 columns stand for the 4,194,304 numbers of a 2048 x 2048
+matrix, so gradients and optimizer state are 64 times smaller than the matrix. B begins as zeros, so that training
+begins at the model as it was. As W only has to be multiplied with, never changed, it may be packed in 4 bits: that is
+QLoRA, and nothing else in here has to know of it.
+
+- `scale` is alpha / r, so that alpha need not be tuned again for another rank; rsLoRA takes alpha / sqrt(r), with which
+  high ranks learn as fast as low ones.
+- DoRA learns each row's length apart from its direction: W + scale B A is divided by the norms of its rows, and
+  multiplied by a learned `m`, which begins as the norms of W's rows. Backwards, the divisor counts as a constant.
+
+Afterwards `merge_adapters` adds the correction to W, and a plain model remains.
+
+Names are PEFT's, so that the keys of a state dict that hold `lora_` are those of its files (`adapters.py`).
+
+Source: Hu et al. 2021, "LoRA", section 4.1; Kalajdzievski 2023, "A Rank Stabilization Scaling Factor"; Liu et al. 2024,
+"DoRA", section 4; Dettmers et al. 2023, "QLoRA"; peft, `tuners/lora/layer.py` and `dora.py`.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from llamarium.errors import TrainingError, escape, show_value
+from llamarium.model import LlamaForCausalLM
+from llamarium.quant.base import QuantizedLinear
+from llamarium.quant.ggml import EmbeddingGGML
+
+ALL_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Every Linear of a layer; the head is none of them."""
+
+# Weights of the base that are looked at in float32 at a time, where DoRA or a merge needs its values: 4 MiB.
+_CHUNK_WEIGHTS = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class LoRAConfig:
+    """What the adapters are.
+
+    Attributes:
+        r: Their rank, at least 1.
+        alpha: The correction's strength; it is multiplied by alpha / r.
+        dropout: The share of the adapters' inputs that is zeroed while training, in [0, 1).
+        target_modules: The Linears that get one, by the end of their name: `q_proj`, `mlp.up_proj`,
+            `layers.0.self_attn.q_proj`. "all-linear" is every Linear but the head.
+        use_rslora: Scale by alpha / sqrt(r).
+        use_dora: Learn each row's length, too.
+
+    Raises:
+        TrainingError: For a value outside its range.
+    """
+
+    r: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    target_modules: tuple[str, ...] | str = ALL_PROJECTIONS
+    use_rslora: bool = False
+    use_dora: bool = False
+
+    def __post_init__(self) -> None:
+        _check("r", self.r, "a whole number of at least 1", _is_number(self.r, int) and self.r >= 1)
+        _check("alpha", self.alpha, "a number above 0", _is_number(self.alpha) and 0 < self.alpha < math.inf)
+        _check("dropout", self.dropout, "at least 0 and below 1", _is_number(self.dropout) and 0 <= self.dropout < 1)
+        for name in ("use_rslora", "use_dora"):
+            value: object = getattr(self, name)
+            _check(name, value, "true or false", isinstance(value, bool))
+        targets: object = self.target_modules
+        if targets != "all-linear":
+            names = cast("tuple[object, ...]", targets) if isinstance(targets, tuple) else ()
+            good = bool(names) and all(isinstance(name, str) and name for name in names)
+            _check("target_modules", targets, '"all-linear" or a tuple of names such as "q_proj"', good)
+
+    @property
+    def scale(self) -> float:
+        """What B A x is multiplied by."""
+        return self.alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
+
+
+def _check(name: str, value: object, expected: str, good: bool) -> None:
+    if not good:
+        raise TrainingError(f"LoRA: {name} is {show_value(value)}; expected {expected}")
+
+
+def _is_number(value: object, kind: type | tuple[type, ...] = (int, float)) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+class LoRALinear(nn.Module):
+    """A frozen Linear with a trained correction of low rank.
+
+    The adapters are float32, and are cast to x's dtype for the product: a step of the optimizer is often smaller
+    than what bf16 can add to a weight.
+
+    Args:
+        base: Any Linear: plain, in half precision, or quantized. It is frozen.
+        config: What the adapter is.
+        generator: On the CPU; where A is drawn from. Without it A is left as it comes, to be filled.
+
+    Attributes:
+        base_layer: The frozen Linear.
+        lora_A: (r, in_features), uniform within ±1 / sqrt(in_features), as an `nn.Linear` begins.
+        lora_B: (out_features, r), zeros.
+        lora_magnitude_vector: (out_features,), DoRA's m; None without.
+    """
+
+    in_features: int
+    out_features: int
+
+    def __init__(self, base: nn.Module, config: LoRAConfig, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.in_features, self.out_features = _size(base, "in_features"), _size(base, "out_features")
+        device = next(chain(base.parameters(), base.buffers())).device
+        self.base_layer = base.requires_grad_(False)
+        self.lora_dropout = nn.Dropout(config.dropout)
+        self.lora_A = _meta_linear(self.in_features, config.r).to_empty(device=device)
+        self.lora_B = _meta_linear(config.r, self.out_features).to_empty(device=device)
+        magnitude = torch.empty(self.out_features, device=device) if config.use_dora else None
+        self.lora_magnitude_vector = None if magnitude is None else nn.Parameter(magnitude)
+        self.train(base.training)
+        if generator is not None:
+            self._begin(generator)
+
+    @torch.no_grad()
+    def _begin(self, generator: torch.Generator) -> None:
+        """Set the correction to nothing: B to zeros, m to the norms of W's rows."""
+        bound = 1 / math.sqrt(self.in_features)  # Kaiming-uniform with a = sqrt(5)
+        drawn = torch.empty(self.lora_A.weight.shape).uniform_(-bound, bound, generator=generator)
+        self.lora_A.weight.copy_(drawn)  # drawn on the CPU, so that it is the same on every device
+        self.lora_B.weight.zero_()
+        if self.lora_magnitude_vector is not None:
+            self.lora_magnitude_vector.copy_(self._row_norms())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply: (..., in_features) to (..., out_features), in the dtype that the base gives."""
+        y = self.base_layer(x)
+        low = F.linear(self.lora_dropout(x), self.lora_A.weight.to(x.dtype))
+        correction = F.linear(low, self.lora_B.weight.to(x.dtype)) * self.config.scale
+        if self.lora_magnitude_vector is None:
+            return y + correction.to(y.dtype)
+        stretch = self.lora_magnitude_vector / self._row_norms()
+        return ((y + correction) * stretch).to(y.dtype)
+
+    @torch.no_grad()
+    def merged_weight(self, dtype: torch.dtype) -> Tensor:
+        """Return what the module multiplies with, (out_features, in_features)."""
+        merged = torch.empty(self.out_features, self.in_features, dtype=dtype, device=self.lora_A.weight.device)
+        for start, stop, rows in self._corrected_rows():
+            if self.lora_magnitude_vector is not None:
+                rows *= (self.lora_magnitude_vector[start:stop] / torch.linalg.vector_norm(rows, dim=1)).unsqueeze(1)
+            merged[start:stop] = rows
+        return merged
+
+    @torch.no_grad()
+    def _row_norms(self) -> Tensor:
+        """Return the lengths of the rows of W + scale B A: (out_features,), float32, a constant to autograd."""
+        return torch.cat([torch.linalg.vector_norm(rows, dim=1) for _, _, rows in self._corrected_rows()])
+
+    def _corrected_rows(self) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield W + scale B A in float32, a range of rows at a time, so that a packed W is never unpacked whole."""
+        with torch.autocast(self.lora_A.weight.device.type, enabled=False):
+            for start, stop in _chunks(self.out_features, self.in_features):
+                correction = self.lora_B.weight[start:stop] @ self.lora_A.weight
+                yield start, stop, correction.mul_(self.config.scale).add_(rows_of(self.base_layer, start, stop))
+
+
+def rows_of(linear: nn.Module, start: int, stop: int) -> Tensor:
+    """Return rows `start` to `stop` of a Linear's weight, unpacked: (stop - start, in_features), float32."""
+    if isinstance(linear, QuantizedLinear):
+        return linear.dequantize_rows(start, stop, torch.float32)
+    return linear.get_parameter("weight")[start:stop].float()
+
+
+def _chunks(num_rows: int, num_columns: int) -> Iterator[tuple[int, int]]:
+    step = max(1, _CHUNK_WEIGHTS // num_columns)
+    return ((start, min(start + step, num_rows)) for start in range(0, num_rows, step))
+
+
+def _size(linear: nn.Module, name: str) -> int:
+    return cast(int, getattr(linear, name))
+
+
+def apply_lora(model: LlamaForCausalLM, config: LoRAConfig, *, seed: int | None = 0) -> int:
+    """Give the targeted Linears adapters and freeze everything else, in place.
+
+    Args:
+        model: Plain or quantized.
+        config: What the adapters are, and where.
+        seed: Of the generator that A is drawn from. None leaves the adapters as they come, to be filled.
+
+    Returns:
+        How many numbers are trained.
+
+    Raises:
+        TrainingError: For a model that has adapters, or a target that it lacks or that cannot have one.
+    """
+    names = target_names(model, config)
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    model.requires_grad_(False)
+    for name in names:
+        model.set_submodule(name, LoRALinear(model.get_submodule(name), config, generator))
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def target_names(model: LlamaForCausalLM, config: LoRAConfig) -> list[str]:
+    """Return the full names of the Linears that `config` targets, in the model's order.
+
+    Raises:
+        TrainingError: As `apply_lora`.
+    """
+    if any(lora_linears(model)):
+        raise TrainingError("the model has LoRA adapters already; merge them, or load the model afresh")
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | QuantizedLinear)]
+    targets = config.target_modules
+    if isinstance(targets, str):  # "all-linear"
+        return [name for name in linears if name != "lm_head"]
+    chosen = {target: [name for name in linears if f".{name}".endswith(f".{target}")] for target in targets}
+    if unknown := [target for target, found in chosen.items() if not found]:
+        there_are = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linears))
+        shown = ", ".join(escape(name, 80) for name in unknown[:10])
+        raise TrainingError(f"LoRA: the model has no Linear called {shown}; there are: {there_are}")
+    wanted = set(chain.from_iterable(chosen.values()))
+    if "lm_head" in wanted and model.config.tie_word_embeddings:
+        raise TrainingError("LoRA: this model's lm_head is its embedding table, which a merge would part; leave it out")
+    return [name for name in linears if name in wanted]
+
+
+def lora_linears(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
+    """Yield the adapted Linears with their full names."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, LoRALinear))
+
+
+@torch.no_grad()
+def merge_adapters(model: LlamaForCausalLM, dtype: torch.dtype | None = None) -> LlamaForCausalLM:
+    """Add the adapters to the weights and unpack what is packed, in place: a model of plain Linears remains.
+
+    Args:
+        model: With or without adapters.
+        dtype: Of the merged and unpacked weights; the model's own where left out. Sums are taken in float32.
+
+    Returns:
+        The same model, frozen.
+    """
+    dtype = dtype or model.dtype
+    kinds = (LoRALinear, QuantizedLinear, EmbeddingGGML)
+    # Names, not modules: a list of modules would keep every packed weight alive until the end.
+    names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
+    for name in _without_inner(names):
+        if name == "lm_head" and model.config.tie_word_embeddings:
+            model.lm_head = _meta_linear(model.config.hidden_size, model.config.vocab_size)  # until it is tied, below
+        else:
+            model.set_submodule(name, _plain(model.get_submodule(name), dtype))
+    model.tie_weights()
+    return model.to(dtype).requires_grad_(False)
+
+
+def _without_inner(names: Sequence[str]) -> list[str]:
+    """Leave out what lies within another module of the list: a quantized base within its adapter."""
+    return [name for name in names if name.removesuffix(".base_layer") == name]
+
+
+def _plain(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    if isinstance(module, EmbeddingGGML):
+        return nn.Embedding.from_pretrained(module.dequantize(dtype))
+    assert isinstance(module, LoRALinear | QuantizedLinear)
+    weight = module.merged_weight(dtype) if isinstance(module, LoRALinear) else module.dequantize(dtype)
+    plain = _meta_linear(module.in_features, module.out_features)
+    plain.weight = nn.Parameter(weight, requires_grad=False)
+    return plain.train(module.training)
+
+
+def _meta_linear(in_features: int, out_features: int) -> nn.Linear:
+    """Return a Linear without memory, which draws no random numbers."""
+    return nn.Linear(in_features, out_features, bias=False, device="meta", dtype=torch.float32)

@@ -1,0 +1,442 @@
+"""LoRA: what it computes, what it trains, where it goes, and that nothing goes past it."""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import llamarium
+from llamarium.errors import CheckpointError, ConfigError, ModelNotFoundError, TrainingError, UnsupportedFormatError
+from llamarium.model import LlamaForCausalLM
+from llamarium.model.init import init_weights
+from llamarium.presets import preset
+from llamarium.quant.ggml import LinearGGML
+from llamarium.quant.half import HalfLinear
+from llamarium.quant.int4 import LinearInt4
+from llamarium.quant.int8 import Linear8bit
+from llamarium.quant.nf4 import Linear4bit
+from llamarium.quant.swap import quantize_linears
+from llamarium.train.adapters import CONFIG, WEIGHTS, base_fingerprint, load_adapter, save_adapter
+from llamarium.train.lora import (
+    ALL_PROJECTIONS,
+    LoRAConfig,
+    LoRALinear,
+    apply_lora,
+    lora_linears,
+    merge_adapters,
+)
+from llamarium.weights.fuse import join_projections
+
+IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42]])
+CLOSE = {"rtol": 1.3e-6, "atol": 1e-5}
+VARIANTS = {
+    "lora": LoRAConfig(r=4, alpha=8),
+    "rslora": LoRAConfig(r=4, alpha=8, use_rslora=True),
+    "dora": LoRAConfig(r=4, alpha=8, use_dora=True),
+}
+
+
+def plain(weight: Tensor) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    linear.weight = nn.Parameter(weight)
+    return linear
+
+
+def half(weight: Tensor) -> HalfLinear:
+    linear = HalfLinear(weight.shape[1], weight.shape[0])
+    linear.weight = nn.Parameter(weight.bfloat16())
+    return linear
+
+
+BASES: dict[str, Callable[[Tensor], nn.Module]] = {
+    "plain": plain,
+    "half": half,
+    "nf4": Linear4bit.from_weight,
+    "int8": Linear8bit.from_weight,
+    "int4": LinearInt4.from_weight,
+    "Q4_1": lambda weight: LinearGGML.from_weight(weight, "Q4_1"),
+}
+
+
+def base_weight(base: nn.Module) -> Tensor:
+    return base.weight.detach().float() if isinstance(base, nn.Linear) else base.dequantize(torch.float32)
+
+
+def make_model(seed: int = 3) -> LlamaForCausalLM:
+    return init_weights(LlamaForCausalLM(preset("tiny")), seed=seed).eval()
+
+
+def randomize(model: nn.Module, seed: int = 0) -> None:
+    """Give the adapters values as training would: B no longer zeros, m no longer the norms."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, linear in lora_linears(model):
+            linear.lora_B.weight.normal_(0, 0.3, generator=generator)
+            if linear.lora_magnitude_vector is not None:
+                stretch = torch.empty(linear.out_features).uniform_(0.5, 1.5, generator=generator)
+                linear.lora_magnitude_vector.mul_(stretch)
+
+
+# --- one Linear -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", BASES)
+def test_computes_and_learns_what_the_papers_say(kind: str, variant: str) -> None:
+    torch.manual_seed(0)
+    config, base = VARIANTS[variant], BASES[kind](torch.randn(48, 64) * 0.2)
+    dtype = torch.bfloat16 if kind == "half" else torch.float32
+    linear = LoRALinear(base, config, torch.Generator().manual_seed(0))
+    x = torch.randn(2, 3, 64).to(dtype)
+    weight = base_weight(base)
+    loose = {"rtol": 0.02, "atol": 0.02} if kind == "half" else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(linear(x).float(), F.linear(x.float(), weight), **loose)  # it begins as the base
+    assert linear.lora_A.weight.abs().max() <= 1 / 8 and linear.lora_A.weight.std() > 0.06
+
+    randomize(linear)
+    a, b = linear.lora_A.weight.detach().requires_grad_(), linear.lora_B.weight.detach().requires_grad_()
+    scale = {"lora": 2.0, "rslora": 4.0, "dora": 2.0}[variant]
+    changed = weight + scale * b @ a
+    expected = F.linear(x.float(), changed)
+    if variant == "dora":
+        m = linear.lora_magnitude_vector.detach().requires_grad_()
+        expected = expected * (m / changed.detach().norm(dim=1))
+    found = linear(x)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected, **loose)
+    out = torch.randn_like(expected)
+    expected.backward(out)
+    found.backward(out.to(dtype))
+    grads = {"rtol": 0.05, "atol": 0.3} if kind == "half" else {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(linear.lora_A.weight.grad, a.grad, **grads)
+    torch.testing.assert_close(linear.lora_B.weight.grad, b.grad, **grads)
+    assert all(p.grad is None for p in base.parameters())
+    merged = linear.merged_weight(torch.float32)
+    torch.testing.assert_close(F.linear(x.float(), merged), expected.detach(), **loose)
+    if variant == "dora":
+        torch.testing.assert_close(linear.lora_magnitude_vector.grad, m.grad, **grads)
+
+
+def test_rows_are_unpacked_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = LoRALinear(Linear4bit.from_weight(torch.randn(48, 64)), VARIANTS["dora"], torch.Generator())
+    whole = linear.merged_weight(torch.float32)
+    monkeypatch.setattr("llamarium.train.lora._CHUNK_WEIGHTS", 64 * 10)
+    asked: list[int] = []
+    true = Linear4bit.dequantize_rows
+    monkeypatch.setattr(
+        Linear4bit, "dequantize_rows", lambda self, i, j, dtype: asked.append(j - i) or true(self, i, j, dtype)
+    )
+    assert torch.allclose(linear.merged_weight(torch.float32), whole, atol=1e-6)
+    assert asked == [10, 10, 10, 10, 8]
+
+
+def test_dropout_is_the_adapters_own_and_only_in_training() -> None:
+    config = LoRAConfig(r=4, dropout=0.5)
+    base = plain(torch.randn(8, 64)).eval()
+    linear = LoRALinear(base, config, torch.Generator().manual_seed(0))
+    assert not linear.lora_dropout.training, "an evaluated base gets evaluated adapters"
+    randomize(linear)
+    x = torch.randn(1, 64)
+    assert torch.equal(linear(x), linear(x))
+    linear.train()
+    assert not torch.equal(linear(x), linear(x))
+    linear.lora_B.weight.data.zero_()
+    assert torch.equal(linear(x), base(x)), "the base sees all of x"
+
+
+def test_under_autocast_and_with_bf16() -> None:
+    linear = LoRALinear(plain(torch.randn(8, 64)), VARIANTS["dora"], torch.Generator().manual_seed(0))
+    randomize(linear)
+    x = torch.randn(2, 64)
+    exact = linear(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = linear(x)
+        rounded.float().sum().backward()
+    torch.testing.assert_close(rounded.float(), exact, rtol=0.05, atol=0.3)
+    assert linear.lora_A.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("r", 0), ("r", 1.5), ("r", True), ("alpha", 0), ("alpha", math.nan), ("alpha", math.inf), ("alpha", "x"),
+        ("dropout", 1.0), ("dropout", -0.1), ("dropout", math.nan), ("use_dora", 1), ("use_rslora", None),
+        ("target_modules", ()), ("target_modules", "q_proj"), ("target_modules", ["q_proj"]),
+        ("target_modules", ("",)),
+    ],
+)  # fmt: skip
+def test_ranges(field: str, value: Any) -> None:
+    with pytest.raises(TrainingError, match=f"{field} is .*expected"):
+        LoRAConfig(**{field: value})
+
+
+# --- a model ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_seven_projections_are_adapted_and_nothing_else_learns() -> None:
+    model = make_model()
+    before = model(IDS)
+    assert apply_lora(model, LoRAConfig(r=2), seed=1) == sum(
+        p.numel() for name, p in model.named_parameters() if "lora_" in name
+    )
+    names = [name for name, _ in lora_linears(model)]
+    assert len(names) == 7 * model.config.num_hidden_layers
+    assert {name.rpartition(".")[2] for name in names} == set(ALL_PROJECTIONS)
+    assert all(p.requires_grad == ("lora_" in name) for name, p in model.named_parameters())
+    assert torch.equal(model(IDS), before)
+    again = make_model()
+    apply_lora(again, LoRAConfig(r=2), seed=1)
+    assert all(torch.equal(t, again.state_dict()[key]) for key, t in model.state_dict().items())
+    other = make_model()
+    apply_lora(other, LoRAConfig(r=2), seed=2)
+    key = f"{names[0]}.lora_A.weight"
+    assert not torch.equal(model.state_dict()[key], other.state_dict()[key])
+
+
+def test_targets() -> None:
+    def adapted(*targets: str, tied: bool = True) -> list[str]:
+        model = LlamaForCausalLM(replace(preset("tiny"), tie_word_embeddings=tied))
+        apply_lora(model, LoRAConfig(r=1, target_modules=targets if targets != ("all-linear",) else "all-linear"))
+        return [name for name, _ in lora_linears(model)]
+
+    assert adapted("layers.1.self_attn.q_proj", "mlp.up_proj") == [
+        "model.layers.0.mlp.up_proj", "model.layers.1.self_attn.q_proj", "model.layers.1.mlp.up_proj",
+    ]  # fmt: skip
+    assert len(adapted("all-linear", tied=False)) == 14
+    assert "lm_head" in adapted("lm_head", "q_proj", tied=False)
+    with pytest.raises(TrainingError, match=r"embedding table"):
+        adapted("lm_head")
+    with pytest.raises(TrainingError, match=r"no Linear called proj, c_attn; there are: q_proj, .*down_proj, lm_head"):
+        adapted("q_proj", "proj", "c_attn")
+
+
+def test_a_second_adapter_is_refused() -> None:
+    model = make_model()
+    apply_lora(model, LoRAConfig(r=1))
+    with pytest.raises(TrainingError, match="already"):
+        apply_lora(model, LoRAConfig(r=1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@torch.no_grad()
+def test_joined_projections_do_not_go_past_the_adapters(model_files: Callable[..., Any], dtype: Any) -> None:
+    loose = CLOSE if dtype == "float32" else {"rtol": 0.05, "atol": 0.05}
+    for target in ALL_PROJECTIONS[:3] + ALL_PROJECTIONS[4:6]:
+        model = llamarium.load(model_files().huggingface(), dtype=dtype, device="cpu").model
+        layer = model.model.layers[1]
+        joined = layer.self_attn if target in ALL_PROJECTIONS[:3] else layer.mlp
+        assert type(joined).__name__ in ("JoinedAttention", "JoinedMLP")
+        x_11D = torch.randn(1, 1, model.config.hidden_size).to(model.dtype)  # one token: what joined ones serve
+        before = joined.project(x_11D)
+        apply_lora(model, LoRAConfig(r=4, target_modules=(target,)))
+        randomize(model)
+        after = joined.project(x_11D)
+        order = ALL_PROJECTIONS[:3] if joined is layer.self_attn else ALL_PROJECTIONS[4:6]
+        for name, old, new in zip(order, before, after, strict=True):
+            own = getattr(joined, name)(x_11D).view_as(new)
+            torch.testing.assert_close(new, own, **loose)
+            assert torch.allclose(new, old, **loose) == (name != target)
+
+
+def test_it_learns() -> None:
+    model = make_model()
+    quantize_linears(model, "nf4")
+    apply_lora(model, LoRAConfig(r=4))
+    frozen = {key: t.clone() for key, t in model.state_dict().items() if "lora_" not in key}
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-2)
+    losses = []
+    for _ in range(5):
+        loss = F.cross_entropy(model(IDS[:, :-1]).flatten(0, 1), IDS[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.5
+    assert all(torch.equal(t, model.state_dict()[key]) for key, t in frozen.items())
+
+
+# --- merging ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("method", [None, "nf4", "int8"])
+@torch.no_grad()
+def test_merged_equals_adapted(variant: str, method: Any) -> None:
+    model = make_model()
+    base = model(IDS)
+    join_projections(model)
+    if method is not None:
+        quantize_linears(model, method)
+    apply_lora(model, replace(VARIANTS[variant], target_modules=("q_proj", "down_proj")))
+    randomize(model)
+    adapted = model(IDS)
+    assert (adapted - base).abs().max() > 0.01
+    merged = merge_adapters(model)
+    torch.testing.assert_close(merged(IDS), adapted, rtol=1e-4, atol=1e-5)
+    assert str(merged) == str(make_model()) and list(merged.state_dict()) == list(make_model().state_dict())
+    assert not any(p.requires_grad for p in merged.parameters())
+    assert merged.lm_head.weight is merged.model.embed_tokens.weight
+
+
+@torch.no_grad()
+def test_merging_unpacks_a_tied_gguf_head(model_files: Callable[..., Any]) -> None:
+    model = llamarium.load(model_files().gguf_file("Q4_1"), dtype="float32", device="cpu", dequantize="use").model
+    apply_lora(model, LoRAConfig(r=2))
+    randomize(model)
+    adapted = model(IDS)
+    merged = merge_adapters(model)
+    torch.testing.assert_close(merged(IDS), adapted, rtol=1e-4, atol=1e-5)
+    assert merged.lm_head.weight is merged.model.embed_tokens.weight
+    assert all(isinstance(p, nn.Parameter) for p in merged.parameters())
+    assert not list(merged.buffers())
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    model = make_model()
+    apply_lora(model, LoRAConfig(r=2, alpha=3, target_modules=("q_proj", "up_proj")))
+    randomize(model)
+    save_adapter(model, tmp_path / "adapter", base_model="org/base")
+    return tmp_path / "adapter"
+
+
+def change(adapter: Path, **fields: Any) -> None:
+    path = adapter / CONFIG
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.no_grad()
+def test_saved_and_loaded(variant: str, tmp_path: Path) -> None:
+    model = make_model()
+    apply_lora(model, VARIANTS[variant])
+    randomize(model)
+    save_adapter(model, tmp_path / "a", base_model=None)
+    again = make_model()
+    config = load_adapter(again, tmp_path / "a")
+    assert (config.r, config.alpha, config.scale) == (4, 8, VARIANTS[variant].scale)
+    assert torch.equal(again(IDS), model(IDS))
+    assert not any(p.requires_grad for p in again.parameters())
+    trained = make_model()
+    load_adapter(trained, tmp_path / "a", trainable=True)
+    assert {n for n, p in trained.named_parameters() if p.requires_grad} == {
+        n for n, p in trained.named_parameters() if "lora_" in n
+    }
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == [CONFIG, WEIGHTS]
+
+
+def test_the_same_base_in_other_clothes(model_files: Callable[..., Any], tmp_path: Path) -> None:
+    folder = model_files().huggingface()
+    trained = llamarium.load(folder, quantize="nf4", device="cpu").model
+    fingerprint = base_fingerprint(trained)
+    apply_lora(trained, LoRAConfig(r=2))
+    assert base_fingerprint(trained) == fingerprint
+    save_adapter(trained, tmp_path / "a")
+    for options in ({}, {"dtype": "float32"}, {"quantize": "int8"}):
+        load_adapter(llamarium.load(folder, device="cpu", **options).model, tmp_path / "a")
+    with pytest.warns(UserWarning, match="float16.*not checked"):
+        load_adapter(llamarium.load(folder, device="cpu", dtype="float16").model, tmp_path / "a")
+
+
+def test_another_base_is_refused(adapter: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"trained on another base.*org/base"):
+        load_adapter(make_model(seed=4), adapter)
+    load_adapter(make_model(seed=4), adapter, check_base=False)
+    config = preset("tiny")
+    wider = init_weights(LlamaForCausalLM(replace(config, intermediate_size=2 * config.intermediate_size)), seed=3)
+    with pytest.raises(CheckpointError, match=r"up_proj.lora_B.weight has shape .*this base asks for"):
+        load_adapter(wider, adapter)
+    deeper = init_weights(LlamaForCausalLM(replace(config, num_hidden_layers=3)), seed=3)
+    with pytest.raises(CheckpointError, match=r"missing: base_model.model.model.layers.2"):
+        load_adapter(deeper, adapter)
+    shallow = init_weights(LlamaForCausalLM(replace(config, num_hidden_layers=1)), seed=3)
+    with pytest.raises(CheckpointError, match=r"not known: base_model.model.model.layers.1"):
+        load_adapter(shallow, adapter)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "word"),
+    [
+        ({"peft_type": "IA3"}, UnsupportedFormatError, "peft_type is 'IA3'"),
+        ({"task_type": "SEQ_CLS"}, UnsupportedFormatError, "task_type is 'SEQ_CLS'"),
+        ({"bias": "all"}, UnsupportedFormatError, "bias is 'all'"),
+        ({"modules_to_save": ["lm_head"]}, UnsupportedFormatError, r"modules_to_save is \['lm_head'\]"),
+        ({"rank_pattern": {"q_proj": 4}}, UnsupportedFormatError, "rank_pattern"),
+        ({"alpha_pattern": {"q_proj": 4}}, UnsupportedFormatError, "alpha_pattern"),
+        ({"layers_to_transform": [0]}, UnsupportedFormatError, "layers_to_transform"),
+        ({"layers_to_transform": 0}, UnsupportedFormatError, "layers_to_transform is 0"),
+        ({"fan_in_fan_out": True}, UnsupportedFormatError, "fan_in_fan_out"),
+        ({"invented_in_2031": "on\x1b"}, UnsupportedFormatError, r"invented_in_2031 is 'on\\x1b'"),
+        ({"init_lora_weights": "pissa"}, UnsupportedFormatError, "pissa"),
+        ({"target_modules": ".*q_proj"}, UnsupportedFormatError, "target_modules"),
+        ({"target_modules": ["nothing"]}, CheckpointError, "no Linear called nothing"),
+        ({"target_modules": [1]}, CheckpointError, "target_modules"),
+        ({"r": 0}, CheckpointError, "r is 0"),
+        ({"r": None}, CheckpointError, "r is None"),
+        ({"r": 3}, CheckpointError, "lora_A.weight has shape"),
+        ({"lora_alpha": "x"}, CheckpointError, "lora_alpha is 'x'"),
+        ({"use_dora": True}, CheckpointError, "missing: .*lora_magnitude_vector"),
+        ({"base_model_name_or_path": 3}, CheckpointError, "base_model_name_or_path is 3"),
+    ],
+)
+def test_configs_that_are_refused(adapter: Path, fields: dict[str, Any], error: type[Exception], word: str) -> None:
+    change(adapter, **fields)
+    model = make_model()
+    with pytest.raises(error, match=word) as found:
+        load_adapter(model, adapter)
+    assert str(adapter) in str(found.value)
+    assert not any(lora_linears(model)), "a refused adapter leaves the model as it was"
+
+
+def test_fields_that_are_off_do_no_harm(adapter: Path) -> None:
+    change(adapter, invented_in_2031=None, another=False, third={}, eva_config=None, qalora_group_size=16)
+    change(adapter, megatron_core="megatron.core", peft_version="0.99", revision="main", init_lora_weights="gaussian")
+    load_adapter(make_model(), adapter)
+
+
+def test_files_that_are_refused(adapter: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="no such folder"):
+        load_adapter(make_model(), tmp_path / "nothing")
+    tensors = load_file(adapter / WEIGHTS)
+    key = next(iter(tensors))
+    for changed, word in (
+        ({**tensors, "base_model.model.lm_head.weight": torch.zeros(2)}, "not known: base_model.model.lm_head"),
+        ({k: t for k, t in tensors.items() if k != key}, "missing"),
+        ({**tensors, key: tensors[key].to(torch.int32)}, "I32"),
+        ({**tensors, key: tensors[key] * math.nan}, "NaN"),
+    ):
+        save_file(changed, adapter / WEIGHTS)
+        model = make_model()
+        with pytest.raises(CheckpointError, match=word):
+            load_adapter(model, adapter)
+        assert not any(lora_linears(model))
+    (adapter / WEIGHTS).write_bytes(b"\x80\x04junk")
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_adapter(make_model(), adapter)
+    (adapter / WEIGHTS).rename(adapter / "adapter_model.bin")
+    with pytest.raises(UnsupportedFormatError, match=r"adapter_model.bin.*pickle"):
+        load_adapter(make_model(), adapter)
+    (adapter / "adapter_model.bin").unlink()
+    with pytest.raises(ModelNotFoundError, match=re.escape(WEIGHTS)):
+        load_adapter(make_model(), adapter)
+    (adapter / CONFIG).unlink()
+    with pytest.raises(ConfigError, match=re.escape(CONFIG)):
+        load_adapter(make_model(), adapter)
+
+
+def test_a_model_without_adapters_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="no LoRA adapters"):
+        save_adapter(make_model(), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
