@@ -72,7 +72,7 @@ def load(
     _check_choice("strict", strict, (True, False))
     options = LoadOptions(
         dtype=None if dtype == "auto" else DTYPES[dtype],
-        device=_device(device),
+        device=choose_device(device),
         quantize=quantize,
         dequantize=dequantize,
         strict=strict,
@@ -100,7 +100,12 @@ def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
         raise OptionError(f"{name} is {show_value(value)}; expected {', '.join(map(str, choices))}")
 
 
-def _device(name: object) -> torch.device:
+def choose_device(name: object) -> torch.device:
+    """Return the device of that name; "auto" is a GPU where there is one.
+
+    Raises:
+        OptionError: If there is no such device here, or it holds no numbers.
+    """
     if not isinstance(name, (str, torch.device)):
         raise OptionError(f"device is {show_value(name)}; expected auto, cpu, cuda, cuda:1 or mps")
     if name == "auto":

@@ -44,6 +44,8 @@ COMMANDS: Mapping[str, str] = {
     "models": "list the models that are built in or on this machine",
     "download": "fetch a model",
     "doctor": "check this installation",
+    "pretrain": "train a model from scratch",
+    "train-tokenizer": "learn a vocabulary from texts",
     "bench": "measure: `bench cache` shows what the KV cache saves",
 }
 
@@ -133,7 +135,7 @@ def _dispatch(words: list[str]) -> int:
 
 def _parsers(name: str | None, command: Command | None) -> tuple[Parser, Parser]:
     """Return the parser of the command line, and within it the chosen command's, the only one it needs."""
-    listing = "\n".join(f"  {other:<11}{summary}" for other, summary in COMMANDS.items())
+    listing = "\n".join(f"  {other:<17}{summary}" for other, summary in COMMANDS.items())
     parser = Parser(
         prog="llamarium",
         usage="%(prog)s [-h] [--version] [--debug] COMMAND ...",
@@ -173,7 +175,7 @@ class _Version(argparse.Action):
 
 
 def _command(name: str) -> Command:
-    return cast(Command, importlib.import_module(f"llamarium.cli.{name}"))
+    return cast(Command, importlib.import_module(f"llamarium.cli.{name.replace('-', '_')}"))
 
 
 # --- endings ----------------------------------------------------------------------------------------------------------

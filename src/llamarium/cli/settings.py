@@ -1,0 +1,39 @@
+"""A run's settings as options: one flag for each field of `TrainConfig`, whose help and range stand there."""
+
+import argparse
+import dataclasses
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from llamarium.train.config import TrainConfig
+
+
+def add_settings(parser: argparse.ArgumentParser, leave_out: Collection[str] = ()) -> None:
+    """Add `--config FILE` and a flag for every setting but those in `leave_out`."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings from a TOML file; flags win over it")
+    group = parser.add_argument_group("settings")
+    hints = get_type_hints(TrainConfig)
+    for item in dataclasses.fields(TrainConfig):
+        if item.name not in leave_out:
+            _add(group, item, hints[item.name])
+
+
+def given_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that stand on the command line."""
+    names = [item.name for item in dataclasses.fields(TrainConfig)]
+    return {name: getattr(args, name) for name in names if hasattr(args, name)}
+
+
+def _add(group: Any, item: dataclasses.Field[Any], hint: Any) -> None:
+    kinds = get_args(hint) if get_origin(hint) is not Literal and get_args(hint) else (hint,)
+    kind = next(k for k in kinds if k is not type(None))
+    shown = "" if item.default is None else f" (default: {str(item.default).lower()!r})".replace("'", "")
+    how: dict[str, Any] = {"default": argparse.SUPPRESS, "help": (item.metadata["help"] + shown).replace("%", "%%")}
+    if kind is bool:
+        how["action"] = argparse.BooleanOptionalAction
+    elif get_origin(kind) is Literal:
+        how["choices"] = get_args(kind)
+    else:
+        how |= {"type": kind, "metavar": {int: "N", float: "X", str: "TEXT"}[kind]}
+    group.add_argument(f"--{item.name.replace('_', '-')}", **how)

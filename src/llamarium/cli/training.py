@@ -1,0 +1,59 @@
+"""What `pretrain` and `finetune` share: a run from the shell, from its lock to its exit code."""
+
+import argparse
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from llamarium.cli.options import set_threads
+from llamarium.cli.output import emit as emit_json
+from llamarium.cli.output import note, percent
+from llamarium.cli.training_view import view
+from llamarium.errors import OutputError
+from llamarium.train.checkpoint import RunLock
+from llamarium.train.config import TrainConfig
+from llamarium.train.journal import Journal
+from llamarium.train.run import Emit, Event, Setup
+from llamarium.train.run import run as train
+from llamarium.weights.files import atomic_file
+
+Prepare = Callable[[TrainConfig, Path, Callable[[int, int], None] | None], Setup]
+
+
+def follow(config: TrainConfig, args: argparse.Namespace, prepare: Prepare) -> int:
+    """Run to the end and return the exit code: 0, or 128 and the signal that ended it early.
+
+    Raises:
+        LlamariumError: Whatever the run raises.
+    """
+    set_threads(config.threads)
+    out: Path = args.out
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be made: {error.strerror}") from None
+    with RunLock(out):
+        with percent("reading the data") as _:
+            setup = prepare(config, out, None)
+        with atomic_file(out / "train.toml") as file:
+            file.write(config.to_toml().encode())
+        with view(config.steps, quiet=args.json) as show:
+            watchers: list[Emit] = [Journal(out), emit_json if args.json else show]
+
+            def tell(event: Event) -> None:
+                for watcher in watchers:
+                    watcher(event)
+
+            ending = train(setup, out, resume=args.resume, allow_changes=args.allow_changes, emit=tell)
+        if args.report:
+            from llamarium.train.report import write_report
+
+            note(f"report: {write_report(out)}")
+    at = ending.position
+    name = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}.get(signal.Signals(ending.signal or 1), "")
+    if ending.signal is not None:
+        note(f"{name} at step {at.step}: saved {ending.checkpoint}; go on with --resume")
+        return 128 + ending.signal
+    best = "" if at.best_step is None else f"; best validation loss {at.best_loss:.4f} at step {at.best_step}"
+    note(f"{at.step} steps done: {ending.checkpoint}{best}")
+    return 0

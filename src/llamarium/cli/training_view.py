@@ -1,0 +1,158 @@
+"""What a run looks like while it learns: on a terminal a few lines that stay in place, elsewhere a line at a time."""
+
+import sys
+from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from llamarium.cli.output import draws, note, printable
+from llamarium.inspect.tables import table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from llamarium.train.run import Emit, Event
+
+_WIDTH = 60  # of the curve, in characters
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+@contextmanager
+def view(num_steps: int, *, quiet: bool) -> "Generator[Emit]":
+    """Yield what shows events on stderr.
+
+    Args:
+        num_steps: Of the whole run.
+        quiet: Show nothing.
+    """
+    if quiet:
+        yield lambda event: None
+    elif not draws(sys.stderr):
+        yield lambda event: _tell(event, num_steps)
+    else:
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(file=sys.stderr, markup=False, emoji=False, highlight=False)
+        board = Board(num_steps)
+        with Live(board.draw(), console=console, auto_refresh=False, transient=False) as live:
+
+            def show(event: "Event") -> None:
+                board.take(event)
+                live.update(board.draw(), refresh=True)
+
+            yield show
+
+
+class Board:
+    """The lines that stay in place: the newest numbers, the curve of the loss, the newest sample.
+
+    Args:
+        num_steps: Of the whole run.
+    """
+
+    def __init__(self, num_steps: int) -> None:
+        self.num_steps = num_steps
+        self.step: dict[str, Any] = {}
+        self.losses: deque[float] = deque(maxlen=10_000)
+        self.validations: list[tuple[int, float]] = []
+        self.sample = ""
+        self.notice = ""
+
+    def take(self, event: "Event") -> None:
+        """Remember what an event says."""
+        kind = event["event"]
+        if kind == "step":
+            self.step = dict(event)
+            self.losses.append(event["loss"])
+        elif kind == "validation":
+            self.validations.append((event["step"], event["loss"]))
+        elif kind == "sample":
+            self.sample = event.get("text", event.get("error", ""))
+        elif kind in ("saved", "skipped", "resume"):
+            self.notice = _sentence(event, self.num_steps)
+
+    def draw(self) -> "RenderableType":
+        """Return the lines."""
+        from rich.console import Group
+        from rich.text import Text
+
+        shown = table("", "")
+        shown.show_header = False
+        for name, value in _numbers(self.step, self.num_steps, self.validations):
+            shown.add_row(name, value)
+        curve = Text(sparkline(list(self.losses)))
+        sample = Text(printable(self.sample)[-400:], style="dim")
+        return Group(shown, curve, Text(self.notice, style="dim"), sample)
+
+
+def sparkline(values: list[float]) -> str:
+    """Draw numbers as a line of blocks, the mean of each stretch, from the lowest to the highest."""
+    if not values:
+        return ""
+    width = min(_WIDTH, len(values))
+    parts = [values[i * len(values) // width : (i + 1) * len(values) // width] for i in range(width)]
+    means = [sum(part) / len(part) for part in parts]
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+    return "".join(_BLOCKS[min(7, int(8 * (mean - low) / span))] if mean == mean else " " for mean in means)
+
+
+def duration(seconds: float) -> str:
+    """Write a time for people: "45 s", "3 min 20 s", "2 h 05 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _numbers(step: dict[str, Any], num_steps: int, validations: list[tuple[int, float]]) -> list[tuple[str, str]]:
+    if not step:
+        return [("step", f"0 of {num_steps:,}")]
+    rows = [
+        ("step", f"{step['step']:,} of {num_steps:,}, epoch {step['epoch']:.2f}"),
+        ("loss", f"{step['loss']:.4f}"),
+    ]
+    if validations:
+        best = min(validations, key=lambda pair: pair[1])
+        rows.append(("validation loss", f"{validations[-1][1]:.4f}; best {best[1]:.4f} at step {best[0]:,}"))
+    rows += [
+        ("gradient norm", f"{step['grad_norm']:.3f}"),
+        ("learning rate", f"{step['learning_rate']:.3g}"),
+        ("tokens/s", f"{step['tokens_per_s']:,.0f}" + (f", MFU {step['mfu']:.1%}" if step["mfu"] else "")),
+        ("time", f"{duration(step['seconds'])}, {duration(step['seconds_left'])} left"),
+    ]
+    return rows
+
+
+def _tell(event: "Event", num_steps: int) -> None:
+    if sentence := _sentence(event, num_steps):
+        note(sentence)
+
+
+def _sentence(event: "Event", num_steps: int) -> str:
+    """Say an event in a line; an empty one for what is of no interest by itself."""
+    kind, step = event["event"], event["step"]
+    if kind == "step":
+        mfu = f", MFU {event['mfu']:.1%}" if event["mfu"] else ""
+        return (
+            f"step {step}/{num_steps}: loss {event['loss']:.4f}, norm {event['grad_norm']:.2f}, "
+            f"lr {event['learning_rate']:.2g}, {event['tokens_per_s']:,.0f} tokens/s{mfu}, "
+            f"{duration(event['seconds_left'])} left"
+        )
+    if kind == "validation":
+        return f"step {step}: validation loss {event['loss']:.4f}{', the best so far' if event['best'] else ''}"
+    if kind == "sample":
+        return f"step {step}: sample: {event.get('text', event.get('error'))}"
+    if kind == "saved":
+        return f"step {step}: saved {event['path']}"
+    if kind == "skipped":
+        return f"step {step}: gradients are not finite (loss {event['loss']}); the weights were left alone"
+    if kind == "resume":
+        return f"resumed at step {step}"
+    if kind == "start":
+        return f"{event['parameters']:,} parameters, {event['rows']:,} rows an epoch, on {event['device']}"
+    return ""

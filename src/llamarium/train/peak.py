@@ -1,0 +1,29 @@
+"""What a device can do at most, so that a run can say how much of it it reaches (MFU).
+
+Dense matrix products, without sparsity, operations per second. bfloat16 runs on tensor cores; float32 is counted with
+TF32 off, as torch computes it by default.
+
+Source: NVIDIA's data sheets of each GPU.
+"""
+
+from typing import Literal
+
+import torch
+
+_PEAKS: dict[str, tuple[float, float]] = {  # name within torch's: bfloat16, float32
+    "H200": (989e12, 67e12),
+    "H100": (989e12, 67e12),
+    "A100": (312e12, 19.5e12),
+    "L40S": (362e12, 91.6e12),
+    "L4": (121e12, 30.3e12),
+    "RTX 4090": (165e12, 82.6e12),
+    "RTX 3090": (71e12, 35.6e12),
+}
+
+
+def peak_flops(device: torch.device, precision: Literal["float32", "bfloat16"]) -> float | None:
+    """Return the peak, or None where it is not known, as of a CPU."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peaks[precision == "float32"] for known, peaks in _PEAKS.items() if known in name), None)

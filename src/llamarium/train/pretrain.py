@@ -1,0 +1,122 @@
+"""Learning from scratch: from a text to a model.
+
+The tokenizer is made from the data or taken as it is, the data becomes one stream of ids on disk, the model is a preset
+with what the settings change, and the rest is `run`.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from llamarium.api import choose_device
+from llamarium.config import ModelConfig
+from llamarium.errors import ConfigError, TrainingError
+from llamarium.model import LlamaForCausalLM
+from llamarium.model.init import init_weights
+from llamarium.presets import preset
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokens import load_tokenizer
+from llamarium.train.bpe import train_bpe, train_characters
+from llamarium.train.config import TrainConfig
+from llamarium.train.corpus import tokenize_corpus
+from llamarium.train.packing import PackedRows
+from llamarium.train.run import Setup
+from llamarium.train.sources import read_documents
+from llamarium.weights.open import open_checkpoint
+from llamarium.weights.save import save_model
+
+_CHANGES = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "tie_word_embeddings", "rope_theta", "initializer_range",
+)  # fmt: skip
+
+
+def prepare(config: TrainConfig, out: Path, progress: Callable[[int, int], None] | None = None) -> Setup:
+    """Make everything that a run from scratch needs.
+
+    Args:
+        config: The settings.
+        out: The run's folder; the ids of the data are kept in it.
+        progress: Told how many documents and tokens have been read.
+
+    Raises:
+        LlamariumError: If the data cannot be read or is too short, or the settings do not fit together.
+    """
+    tokenizer = _tokenizer(config)
+    corpus = tokenize_corpus(config.data, tokenizer, out / "data", text_field=config.text_field, progress=progress)
+    model_config = resolve_model(config, tokenizer)
+    context = model_config.max_position_embeddings
+    validation = None
+    if config.validation > 0:
+        corpus, held_out = corpus.split(config.validation, at_least=context + 1)
+        validation = PackedRows(held_out, context, None)
+    device = choose_device(config.device)
+    model = init_weights(LlamaForCausalLM(model_config).to(device), config.seed)
+    return Setup(
+        config=config,
+        model=model,
+        tokenizer=tokenizer,
+        train=PackedRows(corpus, context, config.seed),
+        validation=validation,
+        save=lambda folder: save_model(model, folder, tokenizer=tokenizer),
+        restore=lambda folder: restore_weights(model, folder),
+    )
+
+
+def resolve_model(config: TrainConfig, tokenizer: Tokenizer) -> ModelConfig:
+    """Return the preset with what the settings change, and with the tokenizer's vocabulary.
+
+    Raises:
+        TrainingError: If the shape does not fit together.
+    """
+    base = preset(config.preset)
+    changes = {name: value for name in _CHANGES if (value := getattr(config, name)) is not None}
+    if config.num_attention_heads is not None and config.num_key_value_heads is None:
+        changes.setdefault("num_key_value_heads", config.num_attention_heads)
+    shape = {"hidden_size": base.hidden_size, "num_attention_heads": base.num_attention_heads, **changes}
+    if "head_dim" not in changes and shape.keys() & changes.keys() & {"hidden_size", "num_attention_heads"}:
+        if shape["hidden_size"] % shape["num_attention_heads"]:
+            raise TrainingError(
+                f"hidden_size {shape['hidden_size']} is no multiple of num_attention_heads "
+                f"{shape['num_attention_heads']}; change one of them, or give head_dim"
+            )
+        changes["head_dim"] = shape["hidden_size"] // shape["num_attention_heads"]
+    try:
+        return replace(
+            base,
+            **changes,
+            vocab_size=tokenizer.vocab_size,
+            max_position_embeddings=config.context or base.max_position_embeddings,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_ids,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    except ConfigError as error:
+        raise TrainingError(f"the model's shape: {error}") from None
+
+
+@torch.no_grad()
+def restore_weights(model: LlamaForCausalLM, folder: Path) -> None:
+    """Read a saved model's weights into one of the same shape, in place.
+
+    Raises:
+        CheckpointError: If the folder holds another model.
+        TrainingError: If its shape is another.
+    """
+    saved = open_checkpoint(folder)
+    if saved.config != model.config:
+        raise TrainingError(f"{folder}: holds a model of another shape than this run's; expected {model.config}")
+    for key in saved.entries:
+        model.get_parameter(key).copy_(saved.read(key))
+
+
+def _tokenizer(config: TrainConfig) -> Tokenizer:
+    """Make the tokenizer from the data, or take the one that is named."""
+    documents = read_documents(config.data, text_field=config.text_field)
+    if config.tokenizer == "characters":
+        return train_characters(documents)
+    if config.tokenizer == "bpe":
+        return train_bpe(documents, config.bpe_vocab_size)
+    return load_tokenizer(config.tokenizer)

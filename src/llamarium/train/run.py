@@ -1,0 +1,353 @@
+"""A run: steps, validations, samples and checkpoints, from wherever it stands to its end.
+
+Everything that decides the next step is in a checkpoint: weights, optimizer, where the data stands, counters. The
+learning rate follows from the step, and randomness from the seed and the step, so on a CPU a run that is killed and
+resumed goes through exactly the same weights as one that is not.
+
+What happens is told as events, small dicts of JSON values. `metrics.jsonl` is all of them; the terminal's view, the
+report and the trackers read the same.
+"""
+
+import dataclasses
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from llamarium.api import Llama
+from llamarium.errors import LlamariumError, TrainingError
+from llamarium.model import LlamaForCausalLM
+from llamarium.model.cost import flops
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.train.batch import Rows
+from llamarium.train.checkpoint import latest_checkpoint, load_resume, save_checkpoint, save_resume
+from llamarium.train.config import TrainConfig
+from llamarium.train.optim import make_optimizers, optimizer_tensors, restore_optimizers, schedule, set_learning_rate
+from llamarium.train.order import Cursor, Order
+from llamarium.train.peak import peak_flops
+from llamarium.train.step import StepResult, Trunk, causal_trunk, checkpoint_layers, evaluate, num_learned, train_step
+
+Event = Mapping[str, Any]
+Emit = Callable[[Event], None]
+
+_MAX_SKIPPED = 20  # updates in a row that were not finite, after which a run is given up
+_SAMPLE_TEMPERATURE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a run works with.
+
+    Attributes:
+        config: Its settings.
+        model: On its device, float32 where it is trained.
+        tokenizer: For samples, and saved with the model.
+        train: What is learned.
+        validation: What is measured with; None for nothing.
+        save: Writes the model into the folder of a checkpoint.
+        restore: Reads it back from there.
+    """
+
+    config: TrainConfig
+    model: LlamaForCausalLM
+    tokenizer: Tokenizer
+    train: Rows
+    validation: Rows | None
+    save: Callable[[Path], None]
+    restore: Callable[[Path], None]
+
+
+@dataclass(slots=True)
+class Position:
+    """Where a run stands: what a checkpoint holds besides weights and optimizer.
+
+    Attributes:
+        step: Optimizer steps that are done.
+        cursor: Where the data stands.
+        num_tokens: Tokens that were learned from.
+        seconds: Time spent in steps.
+        best_loss: The lowest validation loss so far.
+        best_step: Its step.
+    """
+
+    step: int = 0
+    cursor: Cursor = field(default_factory=Cursor)
+    num_tokens: int = 0
+    seconds: float = 0.0
+    best_loss: float = math.inf
+    best_step: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        best = None if math.isinf(self.best_loss) else self.best_loss
+        return dataclasses.asdict(self) | {"best_loss": best}
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> "Position":
+        """Read what `to_dict` returned."""
+        best = math.inf if raw["best_loss"] is None else raw["best_loss"]
+        fields: dict[str, Any] = {**raw, "cursor": Cursor(**raw["cursor"]), "best_loss": best}
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended.
+
+    Attributes:
+        position: Where.
+        checkpoint: The last one that was saved.
+        signal: The signal that ended it early, or None.
+    """
+
+    position: Position
+    checkpoint: Path
+    signal: int | None
+
+
+def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, emit: Emit) -> Ending:
+    """Train until the last step, or until SIGTERM or SIGINT, and leave a checkpoint. The caller holds the `RunLock`.
+
+    Args:
+        setup: What to work with.
+        out: The run's folder.
+        resume: Go on from the newest checkpoint that verifies; begin where there is none.
+        allow_changes: Resume although settings or data have changed.
+        emit: Is told what happens.
+
+    Raises:
+        TrainingError: If there are checkpoints and `resume` is false, or settings or data have changed, or nothing can
+            be learned, or the gradients stay not finite.
+        OutputError: If a checkpoint cannot be written.
+    """
+    config, model = setup.config, setup.model
+    newest = latest_checkpoint(out)
+    if newest is not None and not resume:
+        raise TrainingError(f"{out}: holds a run ({newest.name}); resume it, or choose another folder")
+    if not num_learned(setup.train):
+        raise TrainingError("no label of the training data counts: all are masked; there is nothing to learn")
+    optimizers = make_optimizers(
+        model,
+        config.optimizer,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        betas=(config.beta1, config.beta2),
+        muon_learning_rate=config.muon_learning_rate,
+    )
+    position = Position()
+    if newest is not None:
+        position = _restore(setup, newest, optimizers, allow_changes)
+    if config.checkpoint_activations:
+        checkpoint_layers(model)
+    emit({"event": "resume" if newest else "start", "step": position.step, **_describe(setup)})
+    return _Loop(setup, out, position, optimizers, emit).go(newest)
+
+
+class _Loop:
+    """The loop's state while it turns."""
+
+    def __init__(self, setup: Setup, out: Path, position: Position, optimizers: list[Optimizer], emit: Emit) -> None:
+        self.setup, self.out, self.at, self.optimizers, self.emit = setup, out, position, optimizers, emit
+        self.order = Order(setup.train, setup.config.seed, position.cursor)
+        self.trunk: Trunk = torch.compile(causal_trunk) if setup.config.compile else causal_trunk
+        self.flops_per_token = _training_flops_per_token(setup)
+        self.skipped = 0
+        self.window_tokens, self.window_seconds = 0, 0.0
+
+    def go(self, checkpoint: Path | None) -> Ending:
+        config, at = self.setup.config, self.at
+        self.setup.model.train()
+        with stop_signals() as stopped:
+            while at.step < config.steps and not stopped:
+                self._step()
+                if self._due(config.log_every):
+                    self._log()
+                improved = self._due(config.eval_every) and self._validate()
+                if config.sample_every and self._due(config.sample_every):
+                    self._sample()
+                if improved or stopped or self._due(config.save_every):
+                    checkpoint = self._save()
+            if checkpoint is None:  # resumed at its end, or stopped before its first step
+                checkpoint = self._save()
+        self.emit({"event": "end", "step": at.step, "signal": stopped[0] if stopped else None})
+        return Ending(at, checkpoint, stopped[0] if stopped else None)
+
+    def _due(self, every: int) -> bool:
+        return self.at.step % every == 0 or self.at.step == self.setup.config.steps
+
+    def _step(self) -> None:
+        config, at = self.setup.config, self.at
+        begin = time.perf_counter()
+        device = self.setup.model.device
+        batches = [self.order.take(config.batch_rows).to(device) for _ in range(config.accumulate)]
+        set_learning_rate(self.optimizers, self._learning_rate())
+        with seeded(config.seed, at.step, device):
+            found = train_step(
+                self.setup.model, self.optimizers, batches, clip=config.clip, precision=config.precision,
+                trunk=self.trunk,
+            )  # fmt: skip
+        seconds = time.perf_counter() - begin
+        at.step, at.cursor = at.step + 1, self.order.cursor
+        at.num_tokens += found.num_tokens
+        at.seconds += seconds
+        self.window_tokens += found.num_tokens
+        self.window_seconds += seconds
+        self.found = found
+        self._check_finite(found)
+
+    def _check_finite(self, found: StepResult) -> None:
+        self.skipped = 0 if found.updated else self.skipped + 1
+        if not found.updated:
+            self.emit({"event": "skipped", "step": self.at.step, "loss": found.loss, "grad_norm": found.grad_norm})
+        if self.skipped >= _MAX_SKIPPED:
+            raise TrainingError(
+                f"the gradients of {self.skipped} steps in a row were not finite (loss {found.loss}); the weights are "
+                "as they were before: lower the learning rate, or use float32"
+            )
+
+    def _learning_rate(self) -> float:
+        config = self.setup.config
+        return schedule(
+            self.at.step, name=config.schedule, warmup_steps=config.warmup_steps, num_steps=config.steps,
+            final_ratio=config.final_ratio, decay_share=config.decay_share,
+        )  # fmt: skip
+
+    def _log(self) -> None:
+        config, at, found = self.setup.config, self.at, self.found
+        tokens_per_s = self.window_tokens / self.window_seconds
+        peak = peak_flops(self.setup.model.device, config.precision)
+        self.emit(
+            {
+                "event": "step",
+                "step": at.step,
+                "loss": found.loss,
+                "grad_norm": found.grad_norm,
+                "learning_rate": self.optimizers[0].param_groups[0]["lr"],
+                "epoch": at.cursor.epoch + at.cursor.index / self.setup.train.num_rows(at.cursor.epoch),
+                "num_tokens": at.num_tokens,
+                "tokens_per_s": tokens_per_s,
+                "mfu": None if peak is None else tokens_per_s * self.flops_per_token / peak,
+                "seconds": at.seconds,
+                "seconds_left": (config.steps - at.step) * at.seconds / at.step,
+            }
+        )
+        self.window_tokens, self.window_seconds = 0, 0.0
+
+    def _validate(self) -> bool:
+        """Measure, and say whether it is the best so far."""
+        if self.setup.validation is None:
+            return False
+        config = self.setup.config
+        loss = evaluate(
+            self.setup.model, self.setup.validation, batch_rows=config.batch_rows, max_rows=config.eval_rows,
+            precision=config.precision, trunk=self.trunk,
+        )  # fmt: skip
+        improved = loss < self.at.best_loss
+        if improved:
+            self.at.best_loss, self.at.best_step = loss, self.at.step
+        self.emit({"event": "validation", "step": self.at.step, "loss": loss, "best": improved})
+        return improved
+
+    def _sample(self) -> None:
+        model, config = self.setup.model, self.setup.config
+        llama = Llama("the model", model.eval(), self.setup.tokenizer)
+        try:
+            made = llama.generate(
+                config.sample_prompt, max_tokens=config.sample_tokens, temperature=_SAMPLE_TEMPERATURE, seed=config.seed
+            )
+            self.emit({"event": "sample", "step": self.at.step, "prompt": config.sample_prompt, "text": made.text})
+        except LlamariumError as error:  # a prompt that the tokenizer lacks, say: no reason to end a run
+            self.emit({"event": "sample", "step": self.at.step, "prompt": config.sample_prompt, "error": str(error)})
+        finally:
+            model.train()
+
+    def _save(self) -> Path:
+        state = {
+            "position": self.at.to_dict(),
+            "settings": dataclasses.asdict(self.setup.config),
+            "data": self.setup.train.fingerprint,
+        }
+
+        def write(folder: Path) -> None:
+            self.setup.save(folder)
+            save_resume(folder, optimizer_tensors(self.setup.model, self.optimizers), state)
+
+        best = () if self.at.best_step is None else (self.at.best_step,)
+        saved = save_checkpoint(self.out, self.at.step, write, keep=self.setup.config.keep, protect=best)
+        self.emit({"event": "saved", "step": self.at.step, "path": str(saved), "best_step": self.at.best_step})
+        return saved
+
+
+def _restore(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_changes: bool) -> Position:
+    tensors, state = load_resume(folder)
+    changed = TrainConfig(**state["settings"]).differences(setup.config)
+    if state["data"] != setup.train.fingerprint:
+        changed.append("the data or the tokenizer is not the same")
+    if changed and not allow_changes:
+        raise TrainingError(
+            f"{folder}: the run was started with other settings ({'; '.join(changed)}); give those again, or allow the "
+            "changes"
+        )
+    setup.restore(folder)
+    restore_optimizers(setup.model, optimizers, tensors)
+    return Position.from_dict(state["position"])
+
+
+def _describe(setup: Setup) -> dict[str, Any]:
+    parameters = {id(p): p for p in setup.model.parameters()}.values()
+    return {
+        "settings": dataclasses.asdict(setup.config),
+        "model": setup.model.config.to_hf(),
+        "parameters": sum(p.numel() for p in parameters),
+        "trainable": sum(p.numel() for p in parameters if p.requires_grad),
+        "rows": setup.train.num_rows(0),
+        "device": str(setup.model.device),
+    }
+
+
+def _training_flops_per_token(setup: Setup) -> float:
+    """A backward pass costs two forward passes."""
+    length = setup.train.context
+    return 3 * flops(setup.model.config, length, num_logits=length) / length
+
+
+@contextmanager
+def seeded(seed: int, step: int, device: torch.device) -> Generator[None]:
+    """Give the body (dropout) a random state that follows from seed and step; the process's own is put back."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed((seed * 1_000_003 + step) % 2**63)
+        yield
+
+
+@contextmanager
+def stop_signals() -> Generator[list[int]]:
+    """Note SIGTERM and SIGINT instead of dying of them; a second SIGINT interrupts at once.
+
+    Yields:
+        The signals that came.
+    """
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # others may set no handlers
+        yield came
+        return
+
+    def note(number: int, frame: object) -> None:
+        if number in came:
+            signal.default_int_handler(number, None)
+        came.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
