@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 ROLES = ("system", "user", "assistant", "tool")
 
+Part = tuple[list[int], bool]
+"""Ids of a dialog in one piece, and whether the assistant wrote them: an answer with the token that ends it."""
+
 
 class ChatFormat(Protocol):
     """How a dialog becomes ids."""
@@ -44,6 +47,16 @@ class ChatFormat(Protocol):
         """
         ...
 
+    def parts(self, messages: Sequence[Mapping[str, Any]]) -> list[Part]:
+        """Return the ids of a dialog in pieces, so that the assistant's can be learned.
+
+        An answer is encoded as a model writes it: by itself, after its header.
+
+        Raises:
+            ChatFormatError: If the dialog does not fit the format, or the format cannot tell the pieces apart.
+        """
+        ...
+
 
 class Llama3Format:
     r"""Llama 3's dialogs: `<|start_header_id|>role<|end_header_id|>\n\ncontent<|eot_id|>`, BOS once at the front.
@@ -66,13 +79,18 @@ class Llama3Format:
 
     def encode(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
         """Return the ids of a dialog; see `ChatFormat.encode`."""
+        ids = [i for part, _ in self.parts(messages) for i in part]
+        return ids + self._header("assistant") if add_generation_prompt else ids
+
+    def parts(self, messages: Sequence[Mapping[str, Any]]) -> list[Part]:
+        """Return the ids of a dialog in pieces; see `ChatFormat.parts`."""
         bos = self._tokenizer.bos_token_id
-        ids = [] if bos is None else [bos]
+        parts: list[Part] = [([] if bos is None else [bos], False)]
         encode = partial(self._tokenizer.encode, add_special_tokens=False)
         for role, content in read_messages(messages):
-            ids += self._header("ipython" if role == "tool" else role)
-            ids += [*encode(content.strip()), self._turn_end]
-        return ids + self._header("assistant") if add_generation_prompt else ids
+            parts.append((self._header("ipython" if role == "tool" else role), False))
+            parts.append(([*encode(content.strip()), self._turn_end], role == "assistant"))
+        return parts
 
     def _header(self, role: str) -> list[int]:
         encode = partial(self._tokenizer.encode, add_special_tokens=False)
@@ -102,14 +120,34 @@ class ChatMLFormat:
 
     def encode(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
         """Return the ids of a dialog; see `ChatFormat.encode`."""
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        ids: list[int] = []
+        for role, content in self._turns(messages):
+            ids += [self._start, *encode(f"{role}\n{content}"), self._end, *encode("\n")]
+        return [*ids, self._start, *encode("assistant\n")] if add_generation_prompt else ids
+
+    def parts(self, messages: Sequence[Mapping[str, Any]]) -> list[Part]:
+        """Return the ids of a dialog in pieces; see `ChatFormat.parts`.
+
+        They are those of `encode` but for an answer that begins with a line end, which `encode` joins with its
+        header's, as templates do. A model that is asked finds the header's alone.
+        """
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        parts: list[Part] = []
+        for role, content in self._turns(messages):
+            if role == "assistant":
+                parts.append(([self._start, *encode("assistant\n")], False))
+                parts.append(([*encode(content), self._end], True))
+            else:
+                parts.append(([self._start, *encode(f"{role}\n{content}"), self._end], False))
+            parts.append((encode("\n"), False))
+        return parts
+
+    def _turns(self, messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         turns = read_messages(messages)
         if self._default_system is not None and turns[0][0] != "system":
             turns.insert(0, ("system", self._default_system))
-        encode = partial(self._tokenizer.encode, add_special_tokens=False)
-        ids: list[int] = []
-        for role, content in turns:
-            ids += [self._start, *encode(f"{role}\n{content}"), self._end, *encode("\n")]
-        return [*ids, self._start, *encode("assistant\n")] if add_generation_prompt else ids
+        return turns
 
 
 def choose_format(tokenizer: "Tokenizer") -> ChatFormat | None:
@@ -132,6 +170,24 @@ def choose_format(tokenizer: "Tokenizer") -> ChatFormat | None:
     from llamarium.tokenizer.template import TemplateFormat
 
     return TemplateFormat(tokenizer, template)
+
+
+def named_format(tokenizer: "Tokenizer", name: str) -> ChatFormat:
+    """Return a built-in format, whatever template the tokenizer came with.
+
+    Args:
+        tokenizer: One whose vocabulary has the format's control tokens.
+        name: "llama3" or "chatml".
+
+    Raises:
+        ChatFormatError: For another name, or a vocabulary that lacks control tokens of the format.
+    """
+    if name not in _FORMATS:
+        raise ChatFormatError(f"the dialog format is {show_value(name)}; there are: {', '.join(_FORMATS)}")
+    kind, needed = _FORMATS[name]
+    if missing := [token for token in needed if token not in tokenizer.special_tokens]:
+        raise ChatFormatError(f"{tokenizer.source}: has no {', '.join(missing)}, which the format {name} is made of")
+    return kind(tokenizer)
 
 
 def read_messages(messages: object) -> list[tuple[str, str]]:
@@ -164,6 +220,10 @@ def _read_message(message: object, i: int) -> tuple[str, str]:
 
 _LLAMA3_TOKENS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 _CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
+_FORMATS: Mapping[str, tuple[type[Llama3Format] | type[ChatMLFormat], tuple[str, ...]]] = {
+    "llama3": (Llama3Format, _LLAMA3_TOKENS),
+    "chatml": (ChatMLFormat, _CHATML_TOKENS),
+}
 
 _SMOLLM2_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamarium.errors import ChatFormatError, escape, show_value
 from llamarium.tokenizer.base import check_text
-from llamarium.tokenizer.chat import ROLES
+from llamarium.tokenizer.chat import ROLES, Part
 
 if TYPE_CHECKING:
     from llamarium.tokenizer.base import Tokenizer
@@ -96,6 +96,34 @@ class TemplateFormat:
                     "texts, so the two cannot be told apart; take the control token out of the message"
                 )
         return self._encode_parts(parts, mark)
+
+    def parts(self, messages: Sequence[Mapping[str, Any]]) -> list[Part]:
+        """Return the ids of a dialog in pieces; see `ChatFormat.parts`.
+
+        A template does not say what is whose, so it is asked: what it writes up to an answer, and what with it. An
+        answer is known if each begins with the one before, and if a token that ends answers stands in what is new.
+
+        Raises:
+            ChatFormatError: As `encode`, or if an answer cannot be known so: the template changes earlier turns when
+                there are later ones, say.
+        """
+        whole = self.encode(messages, add_generation_prompt=False)
+        parts: list[Part] = []
+        done = 0
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            asked = self.encode(messages[:i]) if i else whole
+            told = self.encode(messages[: i + 1], add_generation_prompt=False) if i + 1 < len(messages) else whole
+            ends = [k + 1 for k in range(len(asked), len(told)) if told[k] in self.stop_ids]
+            if not ends or told[: len(asked)] != asked or whole[: len(told)] != told or len(asked) < done:
+                raise ChatFormatError(
+                    f"{self._tokenizer.source}: its chat template does not let the tokens of messages[{i}], the "
+                    "assistant's, be told from the rest; name a built-in dialog format (llama3, chatml)"
+                )
+            parts += [(whole[done : len(asked)], False), (whole[len(asked) : ends[-1]], True)]
+            done = ends[-1]
+        return [*parts, (whole[done:], False)]
 
     def _encode_parts(self, parts: list[str], mark: str) -> list[int]:
         ids: list[int] = []

@@ -1,0 +1,350 @@
+"""Dialogs as rows: only the assistant's tokens are learned, and nothing is cut, lost or seen across a border."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from llamarium.errors import ChatFormatError, TrainingError
+from llamarium.model import LlamaForCausalLM
+from llamarium.model.init import init_weights
+from llamarium.presets import preset
+from llamarium.tokenizer.base import SpecialTokens, Tokenizer
+from llamarium.tokenizer.characters import CharacterBackend
+from llamarium.tokenizer.chat import ChatMLFormat, Llama3Format, named_format
+from llamarium.tokenizer.gguf_vocab import from_gguf_metadata
+from llamarium.tokenizer.load import load_tokenizer_file
+from llamarium.tokenizer.template import TemplateFormat
+from llamarium.train.batch import IGNORED, Batch
+from llamarium.train.dialogs import DialogRows, Example, preview, read_dialogs
+from llamarium.weights.gguf_file import read_gguf
+
+DIALOG = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi <|eot_id|> 😀"},
+    {"role": "assistant", "content": " Hello!"},
+    {"role": "user", "content": "Why?"},
+    {"role": "assistant", "content": "So."},
+    {"role": "tool", "content": "ignored"},
+]
+
+
+@pytest.fixture(scope="module")
+def llama3(llama3_tokenizer_path: Path) -> Tokenizer:
+    return load_tokenizer_file(llama3_tokenizer_path)
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_path: Path) -> Tokenizer:
+    return from_gguf_metadata(read_gguf(smollm2_path).metadata, smollm2_path.name)
+
+
+@pytest.fixture
+def base() -> Tokenizer:
+    """Characters with BOS and EOS, and no dialog format."""
+    characters = [chr(c) for c in range(32, 127)] + ["\n"]
+    special = SpecialTokens(ids={"<s>": 96, "</s>": 97}, bos=96, eos=(97,), add_bos=True)
+    backend = CharacterBackend([*characters, "\ue000", "\ue001"], "characters")
+    return Tokenizer(backend, special, vocab_size=98, source="characters")
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[..., Path]:
+    def write(*records: Any) -> Path:
+        lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
+        path = tmp_path / "data.jsonl"
+        path.write_bytes("\n".join(lines).encode())
+        return path
+
+    return write
+
+
+def learned_text(example: Example, tokenizer: Tokenizer) -> list[str]:
+    borders = np.flatnonzero(np.diff(example.learned)) + 1
+    runs = zip(np.split(example.ids, borders), np.split(example.learned, borders), strict=True)
+    return [tokenizer.decode(ids.tolist(), skip_special_tokens=False) for ids, learned in runs if learned[0]]
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+
+def test_parts_are_the_dialog_and_the_answers(llama3: Tokenizer, smollm2: Tokenizer) -> None:
+    for tokenizer, answers in (
+        (llama3, ["Hello!<|eot_id|>", "So.<|eot_id|>"]),
+        (smollm2, [" Hello!<|im_end|>", "So.<|im_end|>"]),
+    ):
+        assert tokenizer.chat_format is not None
+        parts = tokenizer.chat_format.parts(DIALOG)
+        assert [i for ids, _ in parts for i in ids] == tokenizer.chat(DIALOG, add_generation_prompt=False)
+        found = [tokenizer.decode(ids, skip_special_tokens=False) for ids, learned in parts if learned]
+        assert found == answers
+
+
+def test_an_answer_is_learned_as_it_is_asked_for(smollm2: Tokenizer) -> None:
+    """Where an answer begins with a line end, ChatML's header and answer must not share a token."""
+    dialog = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "\n\nYes"}]
+    assert smollm2.chat_format is not None
+    asked = smollm2.chat(dialog[:1])
+    parts = smollm2.chat_format.parts(dialog)
+    ids = [i for part, _ in parts for i in part]
+    assert ids[: len(asked)] == asked != smollm2.chat(dialog)[: len(asked)]
+    assert [smollm2.decode(part) for part, learned in parts if learned] == ["\n\nYes"]
+
+
+LLAMA_LIKE = (
+    "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' }}"
+    "{{ m['content'] | trim }}{{ '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+
+
+def test_a_templates_answers_are_found_or_refused(llama3: Tokenizer) -> None:
+    dialog = [message for message in DIALOG if message["role"] != "tool"]
+    parts, built_in = (form.parts(dialog) for form in (TemplateFormat(llama3, LLAMA_LIKE), Llama3Format(llama3)))
+    answers = [i for i, learned in parts if learned]
+    assert [llama3.decode(i, skip_special_tokens=False) for i in answers] == ["Hello!<|eot_id|>", "So.<|eot_id|>"]
+    assert answers == [i for i, learned in built_in if learned]
+    assert [i for part, _ in parts for i in part] == [i for part, _ in built_in for i in part]
+    forgets = LLAMA_LIKE.replace("m['content'] | trim", "(m['content'] if loop.last else '...')")
+    no_end = LLAMA_LIKE.replace("{{ '<|eot_id|>' }}", "")
+    for template in (forgets, no_end, LLAMA_LIKE + " ."):
+        with pytest.raises(ChatFormatError, match=r"messages\[2\].*be told from the rest"):
+            TemplateFormat(llama3, template).parts(dialog)
+    with pytest.raises(ChatFormatError, match=r"messages\[0\]"):
+        TemplateFormat(llama3, LLAMA_LIKE).parts(dialog[2:3])
+
+
+def test_formats_by_name(llama3: Tokenizer, smollm2: Tokenizer) -> None:
+    assert isinstance(named_format(llama3, "llama3"), Llama3Format)
+    assert isinstance(named_format(smollm2, "chatml"), ChatMLFormat)
+    with pytest.raises(ChatFormatError, match=r"has no <\|im_start\|>, <\|im_end\|>"):
+        named_format(llama3, "chatml")
+    with pytest.raises(ChatFormatError, match="there are: llama3, chatml"):
+        named_format(llama3, "vicuna")
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def test_three_forms_in_one_file(llama3: Tokenizer, written: Callable[..., Path]) -> None:
+    path = written(
+        {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}], "id": 7},
+        "",
+        {"prompt": "2+2?", "completion": "4"},
+        {"instruction": "2+2?", "input": "", "output": "4"},
+        {"instruction": "Add.", "input": "2 and 2", "output": "4"},
+        {"prompt": "read by nobody", "messages": [{"role": "assistant", "content": "4"}]},
+    )
+    examples = read_dialogs(path, llama3)
+    dialog = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    for example in examples[:3]:
+        assert example.ids.tolist() == llama3.chat(dialog, add_generation_prompt=False)
+    for example in examples:
+        assert learned_text(example, llama3) == ["4<|eot_id|>"]
+    assert "user<|end_header_id|>\n\nAdd.\n\n2 and 2<|eot_id|>" in llama3.decode(
+        examples[3].ids.tolist(), skip_special_tokens=False
+    )
+
+
+def test_a_base_model_continues(base: Tokenizer, llama3: Tokenizer, written: Callable[..., Path]) -> None:
+    path = written({"prompt": "2+2=", "completion": "4"}, {"instruction": "Add.", "input": "2 2", "output": "4"})
+    first, second = read_dialogs(path, base)
+    assert first.ids.tolist() == [96, *base.encode("2+2=4", add_special_tokens=False), 97]
+    assert first.learned.tolist() == [False] * 5 + [True] * 2
+    told = base.decode(second.ids[:-2].tolist())
+    assert told.endswith("\n\n### Instruction:\nAdd.\n\n### Input:\n2 2\n\n### Response:")
+    plain, _ = read_dialogs(path, llama3, chat_format="none")
+    assert plain.ids.tolist() == [*llama3.encode("2+2="), *llama3.encode("4", add_special_tokens=False), 128001]
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("{", "no JSON"),
+        ("[1]", "no JSON object"),
+        ("3", "3 is no JSON object"),
+        ('{"text": "x"}', r"keys \['text'\]; expected messages, or prompt"),
+        ('{"messages": [], "prompt": "a", "completion": "b"}', "only one of the three"),
+        ('{"messages": []}', "at least one"),
+        ('{"messages": [{"role": "king", "content": "x"}]}', "role is 'king'"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "nothing to learn"),
+        ('{"messages": [{"role": "assistant", "content": "\\ud800"}]}', "lone surrogate"),
+        ('{"prompt": "x", "completion": "a\\udfffb"}', "lone surrogate"),
+        ('{"prompt": ["x"], "completion": "b"}', r"prompt is \['x'\]; expected text"),
+        ('{"instruction": "x", "input": 3, "output": "b"}', "input is 3"),
+        ('{"messages": [{"role": "assistant", "content": "x"}], "tools": [{}]}', "'tools', which is not read"),
+        ("[" * 100_000, "no JSON"),
+        ('{"prompt": ' + "1" * 5000 + ', "completion": "x"}', "no JSON"),
+    ],
+)
+def test_lines_that_are_no_examples(llama3: Tokenizer, written: Callable[..., Path], line: str, word: str) -> None:
+    path = written({"prompt": "a", "completion": "b"}, "", line)
+    with pytest.raises(TrainingError, match=rf"data\.jsonl:3: .*{word}"):
+        read_dialogs(path, llama3)
+
+
+def test_files_that_are_none(llama3: Tokenizer, base: Tokenizer, written: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="holds no example"):
+        read_dialogs(written("", "  "), llama3)
+    with pytest.raises(TrainingError, match="no such file"):
+        read_dialogs(tmp_path / "nothing", llama3)
+    with pytest.raises(TrainingError, match="is a folder"):
+        read_dialogs(tmp_path, llama3)
+    (tmp_path / "junk").write_bytes(b"\x80\x81\x00")
+    with pytest.raises(TrainingError, match=r"junk:1: no JSON"):
+        read_dialogs(tmp_path / "junk", llama3)
+    dialog = written({"messages": [{"role": "assistant", "content": "x"}]})
+    with pytest.raises(TrainingError, match=r":1: is a dialog, and characters has no dialog format"):
+        read_dialogs(dialog, base)
+    endless = Tokenizer(base.backend, SpecialTokens(), vocab_size=96, source="endless")
+    with pytest.raises(TrainingError, match="endless has no end-of-text token"):
+        read_dialogs(written({"prompt": "a", "completion": "b"}), endless)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def make_examples(count: int, longest: int = 12, seed: int = 0) -> list[Example]:
+    random = np.random.default_rng(seed)
+    made: list[Example] = []
+    for _ in range(count):
+        ids = random.integers(1, 200, random.integers(2, longest + 1)).astype(np.int32)
+        learned = random.random(len(ids)) < 0.5
+        learned[0], learned[-1] = False, True
+        made.append(Example(ids, learned))
+    return made
+
+
+def unpacked(batch: Batch) -> list[tuple[list[int], list[int]]]:
+    """Every segment with something to learn, as (ids, labels)."""
+    found: list[tuple[list[int], list[int]]] = []
+    assert batch.segments_BT is not None
+    for ids, labels, positions, segments in zip(
+        batch.ids_BT, batch.labels_BT, batch.positions_BT, batch.segments_BT, strict=True
+    ):
+        assert (segments.diff() >= 0).all() and (segments.diff() <= 1).all() and segments[0] == 0
+        for segment in segments.unique():
+            inside = segments == segment
+            assert positions[inside].tolist() == list(range(int(inside.sum())))
+            if (labels[inside] != IGNORED).any():
+                found.append((ids[inside].tolist(), labels[inside].tolist()))
+    return found
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_every_example_is_there_once_with_its_labels(epoch: int) -> None:
+    examples = make_examples(100)
+    rows = DialogRows(examples, 32, seed=5)
+    batch = rows.batch(epoch, range(rows.num_rows(epoch)))
+    assert batch.ids_BT.dtype == batch.labels_BT.dtype == batch.positions_BT.dtype == torch.int64
+    expected = [
+        (ids[:-1].tolist(), [int(i) if learns else IGNORED for i, learns in zip(ids[1:], learned[1:], strict=True)])
+        for ids, learned in examples
+    ]
+    assert sorted(unpacked(batch)) == sorted(expected)
+    assert batch.num_learned == sum(int(learned.sum()) for _, learned in examples)
+    full = sum(len(ids) - 1 for ids, _ in examples) / batch.ids_BT.numel()
+    assert full > 0.9, "first fit leaves little room"
+
+
+def test_the_order_is_the_seeds_and_the_epochs() -> None:
+    examples = make_examples(50)
+    rows, again = DialogRows(examples, 24, seed=1), DialogRows(examples, 24, seed=1)
+    later = again.batch(1, [0])
+    assert torch.equal(rows.batch(0, [2, 0]).ids_BT, again.batch(0, [2, 0]).ids_BT)
+    assert torch.equal(rows.batch(0, [2, 0]).ids_BT[1:], rows.batch(0, [0]).ids_BT)
+    assert not torch.equal(rows.batch(0, [0]).ids_BT, later.ids_BT)
+    assert not torch.equal(rows.batch(0, [0]).ids_BT, DialogRows(examples, 24, seed=2).batch(0, [0]).ids_BT)
+    fixed = DialogRows(examples, 24, seed=None)
+    assert torch.equal(fixed.batch(0, [0]).ids_BT, fixed.batch(3, [0]).ids_BT)
+    assert fixed.batch(0, [0]).ids_BT[0, 0] == int(examples[0].ids[0])
+
+
+def test_fingerprint_is_of_everything_that_shapes_rows() -> None:
+    examples = make_examples(5)
+    other_id, other_mask = make_examples(5), make_examples(5)
+    other_id[2].ids[0] += 1
+    other_mask[2].learned[-1] = False
+    swapped = [examples[1], examples[0], *examples[2:]]
+    same = DialogRows(examples, 24).fingerprint
+    assert same == DialogRows(make_examples(5), 24).fingerprint and len(same) == 64
+    others = [
+        DialogRows(examples, 25), DialogRows(examples, 24, seed=1), DialogRows(examples, 24, pad_id=1),
+        DialogRows(other_id, 24), DialogRows(other_mask, 24), DialogRows(swapped, 24), DialogRows(examples[:4], 24),
+    ]  # fmt: skip
+    assert len({same, *(rows.fingerprint for rows in others)}) == 8
+
+
+def test_a_row_of_one_segment_needs_no_mask() -> None:
+    example = Example(np.arange(9, dtype=np.int32), np.arange(9) > 3)
+    assert DialogRows([example], 8).batch(0, [0]).segments_BT is None
+    assert DialogRows([example], 9).batch(0, [0]).segments_BT is not None
+
+
+def test_longer_than_the_context() -> None:
+    examples = [*make_examples(10, longest=12), *make_examples(2, longest=40, seed=3)]
+    lengths = sorted(len(ids) - 1 for ids, _ in examples)
+    assert lengths[-2] > 12
+    num_rows = DialogRows(examples, lengths[-1]).num_rows(0)
+    assert num_rows > 0
+    with pytest.raises(TrainingError, match=rf"2 of 12 examples are longer .* 12 tokens, the longest {lengths[-1]}"):
+        DialogRows(examples, 12)
+    with pytest.warns(UserWarning, match=r"2 of 12 examples .*left out"):
+        rows = DialogRows(examples, 12, too_long="drop")
+    assert len(rows.examples) == 10
+    with pytest.raises(TrainingError, match="longer"):
+        DialogRows(examples[-2:], 12, too_long="drop")
+    with pytest.raises(TrainingError, match="too_long is 'cut'"):
+        DialogRows(examples, 12, too_long="cut")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TrainingError, match="no example"):
+        DialogRows([], 12)
+    with pytest.raises(TrainingError, match="at least 1"):
+        DialogRows(examples, 0)
+
+
+def test_split() -> None:
+    rows = DialogRows(make_examples(10), 24, seed=4)
+    train, held_out = rows.split(0.2)
+    assert [len(train.examples), len(held_out.examples)] == [8, 2]
+    assert held_out.examples == rows.examples[8:]
+    assert torch.equal(held_out.batch(0, [0]).ids_BT, held_out.batch(1, [0]).ids_BT)
+    for share in (0.0, 0.04, 1.0):
+        with pytest.raises(TrainingError, match="expected at least one to validate"):
+            rows.split(share)
+
+
+@torch.no_grad()
+def test_packed_examples_do_not_see_each_other() -> None:
+    from llamarium.attention.causal import CausalAttend
+
+    model = init_weights(LlamaForCausalLM(preset("tiny")), seed=0)
+    examples = make_examples(6)
+    rows = DialogRows(examples, 40, seed=None)
+    batch = rows.batch(0, [0])
+    packed = model(batch.ids_BT, batch.positions_BT, CausalAttend(segments_BT=batch.segments_BT))[0]
+    start = 0
+    for ids, _ in examples[:3]:
+        alone = model(torch.from_numpy(ids[:-1].astype(np.int64))[None])[0]
+        torch.testing.assert_close(packed[start : start + len(alone)], alone, rtol=1.3e-6, atol=1e-5)
+        start += len(alone)
+
+
+# --- showing ----------------------------------------------------------------------------------------------------------
+
+
+def test_preview(llama3: Tokenizer, written: Callable[..., Path]) -> None:
+    path = written({"messages": DIALOG[:5]}, {"prompt": "a\x1b[31m", "completion": "日本"})
+    rows = DialogRows.from_file(path, llama3, 100, seed=None)
+    text = preview(rows.batch(0, [0]), llama3)
+    plain = text.plain
+    assert "assistant<|end_header_id|>\n\n⟦Hello!<|eot_id|>⟧<|start_header_id|>user" in plain
+    assert "⟦日本<|eot_id|>⟧" in plain and "a\\x1b[31m" in plain and "\x1b" not in plain
+    assert "example 1: " in plain and "example 2: " in plain and "(padding)" in plain
+    green = "".join(plain[span.start : span.end] for span in text.spans if "green" in str(span.style))
+    assert green == "⟦Hello!<|eot_id|>⟧⟦So.<|eot_id|>⟧⟦日本<|eot_id|>⟧"
+    dim = "".join(plain[span.start : span.end] for span in text.spans if str(span.style) == "dim")
+    assert "Be brief." in dim and "So." not in dim
