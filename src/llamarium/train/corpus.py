@@ -17,7 +17,6 @@ has begun, and a run that is resumed with other data or another tokenizer sees a
 
 import hashlib
 import json
-import re
 import shutil
 import tempfile
 import time
@@ -34,6 +33,7 @@ from torch import Tensor
 
 from llamarium.errors import OutputError, TokenizerError, TrainingError, escape, show_value
 from llamarium.tokenizer.base import Tokenizer
+from llamarium.train.bpe import LINE_BEGINS
 from llamarium.train.sources import read_documents, source_name
 from llamarium.weights.save import sync, sync_tree, write_json
 
@@ -42,7 +42,6 @@ Progress = Callable[[int, int], None]
 
 _FORMAT = "llamarium corpus 1"  # part of every fingerprint: other rules or another layout make another corpus
 _PIECE_CHARACTERS = 1 << 20
-_LINE_BEGINS = re.compile(r"\n(?=\S)")
 _CUT_CONTEXT = 1024  # characters on each side with which a cut is tried
 _UNFINISHED = ".corpus-"
 _STALE_AFTER_S = 24 * 3600
@@ -91,7 +90,7 @@ class Corpus:
         """
         if not 0 < validation < 1:  # NaN is not, either
             raise TrainingError(f"the validation share is {show_value(validation)}; expected above 0 and below 1")
-        cut = int(self.num_tokens * (1 - validation))
+        cut = int(self.num_tokens * round(1 - validation, 12))  # 1 - 0.9 is 0.09999999999999998
         for what, length in (("training", cut), ("validation", self.num_tokens - cut)):
             if length < max(at_least, 1):
                 raise TrainingError(
@@ -205,7 +204,7 @@ def _next_cut(tokenizer: Tokenizer, text: str, least: int) -> int | None:
     def encode(part: str) -> list[int]:
         return tokenizer.encode(part, add_special_tokens=False)
 
-    for match in _LINE_BEGINS.finditer(text, least):
+    for match in LINE_BEGINS.finditer(text, least):
         cut = match.end()
         left, right = text[cut - _CUT_CONTEXT : cut], text[cut : cut + _CUT_CONTEXT]
         if encode(left + right) == encode(left) + encode(right):

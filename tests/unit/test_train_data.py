@@ -1,0 +1,603 @@
+"""What a run learns from: documents, the corpus of ids on disk, and the rows cut from it."""
+
+import hashlib
+import http.server
+import itertools
+import json
+import os
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import llamarium
+from llamarium.errors import DownloadError, OptionError, OutputError, TrainingError
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.characters import CharacterTokenizer
+from llamarium.train import corpus as corpus_module
+from llamarium.train import sources
+from llamarium.train.batch import IGNORED
+from llamarium.train.bpe import train_bpe
+from llamarium.train.corpus import Corpus, encode_pieces, tokenize_corpus, tokenizer_fingerprint
+from llamarium.train.packing import PackedRows
+from llamarium.train.sources import read_documents
+
+LINES = "The cat sat on the mat.\nThe rat sat on the hat, 1234 times.\n\n  So it goes\n"
+
+
+@pytest.fixture(scope="module")
+def letters() -> Tokenizer:
+    return CharacterTokenizer.from_text(LINES)
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Tokenizer:
+    return train_bpe([LINES * 5], 280)
+
+
+def corpus_of(documents: list[list[int]], vocab_size: int = 100) -> Corpus:
+    ids = torch.tensor([i for document in documents for i in document], dtype=torch.int32)
+    starts = torch.tensor([sum(map(len, documents[:n])) for n in range(len(documents))])
+    return Corpus("a test", ids, starts, vocab_size, "0" * 64)
+
+
+def refused(source: Path | str, *words: str, **options: str) -> None:
+    """Expect reading to end in a `TrainingError` with all `words`, on one printable line."""
+    with pytest.raises(TrainingError) as caught:
+        list(read_documents(str(source), **options))
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+# --- sources ----------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_source_it_is_the_manual_of_this_python():
+    from pydoc_data.topics import topics
+
+    documents = list(read_documents(None))
+    assert documents == [topics[name] for name in sorted(topics)]
+    assert sum(map(len, documents)) > 100_000
+
+
+def test_a_python_without_its_manual_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    with pytest.raises(TrainingError, match="name a text file"):
+        read_documents(None)
+
+
+def test_text_is_read_exactly(tmp_path: Path):
+    (tmp_path / "a.txt").write_bytes("\ufeffä\r\nb\n".encode())
+    assert list(read_documents(str(tmp_path / "a.txt"))) == ["ä\r\nb\n"]
+    (tmp_path / "odd name").write_text("no suffix")
+    assert list(read_documents(str(tmp_path / "odd name"))) == ["no suffix"]
+
+
+def test_jsonl_and_parquet_and_folders(tmp_path: Path):
+    rows = [{"text": "one", "id": 1}, {"text": "", "id": 2}, {"text": "two ä", "id": 3}]
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+    pq.write_table(pa.Table.from_pylist([{"text": "three"}, {"text": "four"}]), tmp_path / "c.parquet")
+    (tmp_path / "a.txt").write_text("zero")
+    (tmp_path / "b.md").write_text("half")
+    (tmp_path / ".hidden.txt").write_text("no")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "x.txt").write_text("no")
+    assert list(read_documents(str(tmp_path))) == ["zero", "half", "one", "two ä", "three", "four"]
+
+
+def test_the_text_may_be_in_another_field(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"body": "x"}')
+    pq.write_table(pa.table({"id": [1], "body": ["y"]}), tmp_path / "b.parquet")
+    assert list(read_documents(str(tmp_path), text_field="body")) == ["x", "y"]
+    refused(tmp_path / "a.jsonl", "a.jsonl:1", "no field 'text'", "'body'")
+    refused(tmp_path / "b.parquet", "b.parquet", "no field 'text'", "'id', 'body'")
+
+
+def test_files_that_are_no_data_are_left_out_with_a_warning(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\0")
+    (tmp_path / "b.png").write_bytes(b"\x89PNG\0")
+    with pytest.warns(UserWarning, match=r"left out 2 other files \(2 .png\)"):
+        assert list(read_documents(str(tmp_path))) == ["text"]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"abc\0def", ("NUL byte at byte 3", "UTF-8")),
+        (b"abc\xffdef", ("no UTF-8 at byte 3 (0xff)", "iconv")),
+        ("text".encode("utf-16"), ("NUL byte",)),
+    ],
+)
+def test_binary_junk_is_refused(tmp_path: Path, data: bytes, words: tuple[str, ...]):
+    (tmp_path / "junk.txt").write_bytes(data)
+    refused(tmp_path / "junk.txt", "junk.txt", *words)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"text": "cut off', ("no JSON",)),
+        ("[" * 200_000, ("no JSON",)),
+        ('["a"]', ("['a']", "object with the field 'text'")),
+        ('{"text": 3}', ("'text' is 3", "expected a text")),
+        ('{"text": null}', ("None", "expected a text")),
+        ('{"text": "\\ud800"}', ("U+D800 at character 0",)),
+        ('{"te\\u001bxt": "a"}', ("no field 'text'",)),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path: Path, line: str, words: tuple[str, ...]):
+    (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n\n' + line)
+    refused(tmp_path / "a.jsonl", "a.jsonl:3", *words)
+
+
+def test_malformed_parquet_is_refused(tmp_path: Path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 no more")
+    refused(tmp_path / "a.parquet", "a.parquet", "no parquet file")
+    pq.write_table(pa.table({"text": ["a", None]}), tmp_path / "b.parquet")
+    refused(tmp_path / "b.parquet", "b.parquet: row 2", "None")
+    pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "c.parquet")
+    refused(tmp_path / "c.parquet", "c.parquet: row 1", "expected a text")
+
+
+def test_folders_without_data_and_names_without_files(tmp_path: Path):
+    refused(tmp_path, "nothing to read", "no files at all")
+    (tmp_path / "a.png").write_bytes(b"x")
+    refused(tmp_path, "nothing to read", "1 .png", ".jsonl")
+    refused(tmp_path / "none.txt", "no data called", "none.txt", "org/name")
+    refused("", "no data called")
+    refused("a\x1b[2Jb", "no data called")
+    os.mkfifo(tmp_path / "pipe")
+    refused(tmp_path / "pipe", "neither a file nor a folder")
+
+
+def test_links_are_followed_but_not_in_circles(tmp_path: Path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "b.txt").write_text("b")
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "more")
+    assert list(read_documents(str(tmp_path / "data"))) == ["b"]
+    (tmp_path / "more" / "back").symlink_to(tmp_path / "data")
+    refused(tmp_path / "data", "back", "a link back to")
+    (tmp_path / "more" / "back").unlink()
+    (tmp_path / "more" / "self.txt").symlink_to(tmp_path / "more" / "self.txt")
+    refused(tmp_path / "data", "self.txt", "cannot be read")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+def test_an_unreadable_folder_is_named(tmp_path: Path):
+    (tmp_path / "closed").mkdir(mode=0)
+    refused(tmp_path, "closed", "cannot be read")
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def scandir(path: str) -> Iterator[os.DirEntry[str]]:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    refused(tmp_path, "the folder cannot be read: Permission denied")
+
+
+# --- packages that may be missing -------------------------------------------------------------------------------------
+
+
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    (tmp_path / "a.parquet").write_bytes(b"x")
+    with pytest.raises(OptionError, match=r"pyarrow: pip install 'llamarium\[train\]'"):
+        list(read_documents(str(tmp_path / "a.parquet")))
+    with pytest.raises(OptionError, match=r"datasets: pip install 'llamarium\[hub-data\]'"):
+        list(read_documents("org/name"))
+
+
+def test_hub_data_sets_are_streamed(monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[object, ...]] = []
+
+    def load_dataset(repo: str, subset: str | None, *, split: str, streaming: bool) -> Iterator[dict[str, str]]:
+        asked.append((repo, subset, split, streaming))
+        if repo == "org/none":
+            raise FileNotFoundError("Dataset 'org/none' doesn't exist\x1b")
+        yield {"text": "one", "id": "1"}
+        yield {"id": "2"} if repo == "org/ragged" else {"text": "two"}
+
+    fake = types.ModuleType("datasets")
+    fake.load_dataset = load_dataset  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    assert list(read_documents("org/name")) == ["one", "two"]
+    assert list(read_documents("org/name:sub-10BT")) == ["one", "two"]
+    assert asked == [("org/name", None, "train", True), ("org/name", "sub-10BT", "train", True)]
+    refused("org/ragged", "org/ragged: row 2", "no field 'text'")
+    refused("org/none", "org/none could not be read", "doesn't exist")
+
+
+# --- Tiny Shakespeare -------------------------------------------------------------------------------------------------
+
+STAND_IN = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
+
+
+@pytest.fixture
+def shakespeare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A server with a stand-in for the file; yields the paths that were asked for."""
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            data = {"/good": STAND_IN, "/other": b"<html>log in</html>", "/long": STAND_IN * 9}.get(self.path)
+            self.send_response(200 if data else 404)
+            self.end_headers()
+            self.wfile.write(data or b"")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("LLAMARIUM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("LLAMARIUM_TINY_SHAKESPEARE", raising=False)
+    monkeypatch.setattr(sources, "SHAKESPEARE_URL", f"http://127.0.0.1:{server.server_port}/good")
+    monkeypatch.setattr(sources, "SHAKESPEARE_SHA256", hashlib.sha256(STAND_IN).hexdigest())
+    monkeypatch.setattr(sources, "SHAKESPEARE_BYTES", len(STAND_IN))
+    yield asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_tiny_shakespeare_is_fetched_once(shakespeare: list[str], tmp_path: Path):
+    for _ in range(2):
+        assert list(read_documents("tiny-shakespeare")) == [STAND_IN.decode()]
+    assert shakespeare == ["/good"]
+    kept = tmp_path / "cache" / "tiny-shakespeare" / "input.txt"
+    kept.write_bytes(b"damaged")
+    assert list(read_documents("tiny-shakespeare")) == [STAND_IN.decode()]
+    assert shakespeare == ["/good", "/good"]
+    assert [path.name for path in kept.parent.iterdir()] == ["input.txt"]
+
+
+@pytest.mark.parametrize(
+    ("path", "word"), [("/other", "expected 61 bytes"), ("/long", "found 62 bytes"), ("/missing", "404")]
+)
+def test_another_file_is_never_kept(
+    shakespeare: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, word: str
+):
+    monkeypatch.setattr(sources, "SHAKESPEARE_URL", sources.SHAKESPEARE_URL.replace("/good", path))
+    with pytest.raises(DownloadError) as caught:
+        read_documents("tiny-shakespeare")
+    kept = tmp_path / "cache" / "tiny-shakespeare" / "input.txt"
+    assert all(text in str(caught.value) for text in (word, str(kept), "LLAMARIUM_TINY_SHAKESPEARE"))
+    assert not kept.exists()
+
+
+def test_tiny_shakespeare_from_a_file(shakespeare: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    mine = tmp_path / "mine.txt"
+    monkeypatch.setenv("LLAMARIUM_TINY_SHAKESPEARE", str(mine))
+    with pytest.raises(DownloadError, match=r"mine.txt: cannot be read"):
+        read_documents("tiny-shakespeare")
+    mine.write_bytes(STAND_IN)
+    assert list(read_documents("tiny-shakespeare")) == [STAND_IN.decode()]
+    mine.write_bytes(STAND_IN + b"x")
+    with pytest.raises(DownloadError, match="not the pinned file"):
+        read_documents("tiny-shakespeare")
+    assert shakespeare == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(shakespeare: list[str], tmp_path: Path):
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    with pytest.raises(DownloadError, match="set LLAMARIUM_CACHE"):
+        read_documents("tiny-shakespeare")
+
+
+@pytest.mark.skipif("LLAMARIUM_TINY_SHAKESPEARE" not in os.environ, reason="the file is not on this machine")
+def test_the_usual_split_of_the_real_file(tmp_path: Path):
+    (text,) = read_documents("tiny-shakespeare")
+    tokenizer = CharacterTokenizer.from_text(text)
+    corpus = tokenize_corpus("tiny-shakespeare", tokenizer, tmp_path)
+    training, validation = corpus.split(0.1)
+    assert (tokenizer.vocab_size, corpus.num_tokens) == (65, 1_115_394)
+    assert (training.num_tokens, validation.num_tokens) == (1_003_854, 111_540)  # nanoGPT's train.bin and val.bin
+    assert tokenizer.decode(validation.ids[:3].tolist()) == text[1_003_854:1_003_857]
+
+
+# --- the corpus -------------------------------------------------------------------------------------------------------
+
+
+def lines_file(folder: Path, text: str = LINES) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "lines.txt").write_text(text)
+    return str(folder / "lines.txt")
+
+
+def files_below(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_ino for path in folder.rglob("*") if path.is_file()}
+
+
+def test_documents_stand_between_begin_and_end_tokens(tmp_path: Path, bpe: Tokenizer):
+    (tmp_path / "a.jsonl").write_text('{"text": "The cat"}\n{"text": ""}\n{"text": "So it goes <|end_of_text|>"}\n')
+    corpus = tokenize_corpus(str(tmp_path / "a.jsonl"), bpe, tmp_path / "ids")
+    begin, end = bpe.bos_token_id, bpe.eos_token_ids[0]
+    first = [*bpe.encode("The cat"), end]
+    assert first[0] == begin
+    assert corpus.starts.tolist() == [0, len(first)]
+    assert corpus.ids.tolist() == [*first, *bpe.encode("So it goes <|end_of_text|>"), end]
+    assert corpus.ids.tolist().count(end) == 2  # a control token's spelling in a text is text
+    assert (corpus.num_tokens, corpus.num_documents, corpus.vocab_size) == (len(corpus.ids), 2, 280)
+
+
+def test_characters_have_no_control_tokens(tmp_path: Path, letters: Tokenizer):
+    corpus = tokenize_corpus(lines_file(tmp_path), letters, tmp_path / "ids")
+    assert letters.decode(corpus.ids.tolist()) == LINES
+    assert corpus.ids.dtype == torch.uint16
+    assert (tmp_path / "ids" / f"corpus-{corpus.fingerprint[:16]}" / "ids.bin").stat().st_size == 2 * len(LINES)
+
+
+def test_large_vocabularies_take_four_bytes(tmp_path: Path):
+    alphabet = "".join(map(chr, [*range(0x20, 0xD800), *range(0xE000, 0x11000)]))
+    tokenizer = CharacterTokenizer.from_text(alphabet)
+    text = alphabet[-1] + alphabet[0]
+    corpus = tokenize_corpus(lines_file(tmp_path, text), tokenizer, tmp_path / "ids")
+    assert tokenizer.vocab_size > 1 << 16 and corpus.ids.dtype == torch.int32
+    assert corpus.ids.tolist() == [len(alphabet) - 1, 0]
+
+
+def test_it_is_tokenized_once(tmp_path: Path, letters: Tokenizer):
+    told: list[tuple[int, int]] = []
+    source = lines_file(tmp_path)
+    first = tokenize_corpus(source, letters, tmp_path / "ids", progress=lambda *done: told.append(done))
+    assert told[-1] == (1, len(LINES))
+    before = files_below(tmp_path / "ids")
+    again = tokenize_corpus(source, letters, tmp_path / "ids")
+    assert again.fingerprint == first.fingerprint and again.ids.equal(first.ids)
+    assert files_below(tmp_path / "ids") == before and len(before) == 3
+
+
+def test_other_documents_or_another_tokenizer_are_another_corpus(tmp_path: Path, letters: Tokenizer, bpe: Tokenizer):
+    def fingerprint(text: str, tokenizer: Tokenizer) -> str:
+        return tokenize_corpus(lines_file(tmp_path, text), tokenizer, tmp_path / "ids").fingerprint
+
+    changed = LINES.replace("rat", "cat")
+    wider = CharacterTokenizer.from_text(LINES + "x")
+    other_bpe = train_bpe([LINES * 5], 279)
+    prints = [
+        *(fingerprint(LINES, tokenizer) for tokenizer in (letters, wider, bpe, other_bpe)),
+        fingerprint(changed, letters),
+    ]
+    assert len(set(prints)) == 5
+    assert fingerprint(LINES, letters) == prints[0]  # all five lie side by side
+    jsonl = tmp_path / "same.jsonl"
+    jsonl.write_text(json.dumps({"text": LINES}))
+    assert tokenize_corpus(str(jsonl), letters, tmp_path / "ids").fingerprint == prints[0]  # what counts is the text
+    jsonl.write_text("\n".join(json.dumps({"text": part}) for part in (LINES[:9], LINES[9:])))
+    assert tokenize_corpus(str(jsonl), letters, tmp_path / "ids").fingerprint not in prints
+
+
+def test_a_file_that_changes_later_changes_nothing(tmp_path: Path, letters: Tokenizer):
+    source = lines_file(tmp_path)
+    corpus = tokenize_corpus(source, letters, tmp_path / "ids")
+    Path(source).write_text("gone")
+    assert letters.decode(corpus.ids.tolist()) == LINES
+    file = tmp_path / "ids" / f"corpus-{corpus.fingerprint[:16]}" / "ids.bin"
+    data = file.read_bytes()
+    corpus.ids[:4] = 0  # nor does the file follow the tensor
+    assert file.read_bytes() == data
+    Path(source).write_text(LINES)
+    assert letters.decode(tokenize_corpus(source, letters, tmp_path / "ids").ids.tolist()) == LINES
+
+
+def test_a_file_that_changes_while_it_is_read_is_seen_as_it_was_read(
+    tmp_path: Path, letters: Tokenizer, monkeypatch: pytest.MonkeyPatch
+):
+    source = lines_file(tmp_path)
+    tokenize_corpus(source, letters, tmp_path / "ids")
+    texts = iter([LINES[:-1], LINES[:20]])  # the first pass looks whether it is known, the second reads it
+
+    def changing(*_: object, **__: object) -> Iterator[str]:
+        yield next(texts)
+
+    monkeypatch.setattr(corpus_module, "read_documents", changing)
+    found = tokenize_corpus(source, letters, tmp_path / "ids")
+    monkeypatch.undo()
+    same = tokenize_corpus(lines_file(tmp_path, LINES[:20]), letters, tmp_path / "ids")
+    assert letters.decode(found.ids.tolist()) == LINES[:20]
+    assert found.fingerprint == same.fingerprint
+
+
+@pytest.mark.parametrize("name", ["ids.bin", "starts.bin", "corpus.json"])
+@pytest.mark.parametrize("damage", [lambda data: data[:-2], lambda data: b"\x07" + data[1:], None])
+def test_a_damaged_corpus_is_made_again(tmp_path: Path, letters: Tokenizer, name: str, damage):
+    source = lines_file(tmp_path)
+    first = tokenize_corpus(source, letters, tmp_path / "ids")
+    file = tmp_path / "ids" / f"corpus-{first.fingerprint[:16]}" / name
+    data = file.read_bytes()
+    file.unlink() if damage is None else file.write_bytes(damage(data))
+    again = tokenize_corpus(source, letters, tmp_path / "ids")
+    assert file.read_bytes() == data
+    assert letters.decode(again.ids.tolist()) == LINES
+
+
+def test_a_tokenizer_keeps_its_fingerprint_over_saving(tmp_path: Path, letters: Tokenizer, bpe: Tokenizer):
+    for i, tokenizer in enumerate((letters, bpe)):
+        tokenizer.save(tmp_path / str(i))
+        again = llamarium.load_tokenizer(tmp_path / str(i))
+        assert tokenizer_fingerprint(again) == tokenizer_fingerprint(tokenizer)
+        again.save(tmp_path / "again" / str(i))
+        assert tokenizer_fingerprint(llamarium.load_tokenizer(tmp_path / "again" / str(i))) == tokenizer_fingerprint(
+            tokenizer
+        )
+
+
+def test_what_cannot_be_tokenized_is_named(tmp_path: Path, letters: Tokenizer):
+    source = lines_file(tmp_path, "")
+    with pytest.raises(TrainingError, match=r"lines.txt: no text in it"):
+        tokenize_corpus(source, letters, tmp_path / "ids")
+    (tmp_path / "a.jsonl").write_text('{"text": "cat"}\n{"text": "ca\\u00e9"}\n')
+    with pytest.raises(TrainingError, match=r"a.jsonl: document 2: .* 'é' \(U\+00E9\) is not among the 22"):
+        tokenize_corpus(str(tmp_path / "a.jsonl"), letters, tmp_path / "ids")
+    assert files_below(tmp_path / "ids") == {}
+    assert list((tmp_path / "ids").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, letters: Tokenizer, monkeypatch: pytest.MonkeyPatch):
+    source = lines_file(tmp_path)
+    with pytest.raises(OutputError, match=r"lines.txt/ids: .* cannot be kept here"):
+        tokenize_corpus(source, letters, Path(source) / "ids")
+
+    def full(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(corpus_module, "sync_tree", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        tokenize_corpus(source, letters, tmp_path / "ids")
+    assert list((tmp_path / "ids").iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: Path, letters: Tokenizer):
+    for name, age_s in (("old", 25 * 3600), ("new", 60)):
+        (tmp_path / "ids" / f".corpus-{name}").mkdir(parents=True)
+        then = (tmp_path / "ids").stat().st_mtime - age_s
+        os.utime(tmp_path / "ids" / f".corpus-{name}", (then, then))
+    tokenize_corpus(lines_file(tmp_path), letters, tmp_path / "ids")
+    assert sorted(path.name[:11] for path in (tmp_path / "ids").iterdir())[0] == ".corpus-new"
+    assert not (tmp_path / "ids" / ".corpus-old").exists()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text(alphabet="ab \n\t1'.\u00e9\u4e2d\U0001f642\r", max_size=200), st.integers(1, 20))
+def test_pieces_give_the_ids_of_the_whole(bpe: Tokenizer, text: str, num_characters: int):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus_module, "_PIECE_CHARACTERS", num_characters)
+        pieces = list(encode_pieces(bpe, text))
+    assert [i for piece in pieces for i in piece] == bpe.encode(text, add_special_tokens=False)
+
+
+def test_long_texts_are_cut_but_not_where_an_id_would_change(bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(corpus_module, "_PIECE_CHARACTERS", 10)
+    assert len(list(encode_pieces(bpe, LINES))) == 2  # not before the line that begins with spaces
+
+    class Joining:
+        """A tokenizer with a token for a line end and the letter after it."""
+
+        @staticmethod
+        def encode(text: str, *, add_special_tokens: bool) -> list[int]:
+            return [len(part) for part in text.replace("\nT", "\0").split("\0")]
+
+    assert len(list(encode_pieces(Joining(), LINES))) == 1  # pyright: ignore[reportArgumentType]
+
+
+def test_the_last_part_is_for_validation():
+    corpus = corpus_of([[1, 2, 3], [4, 5, 6, 7], [8, 9, 10]])
+    training, validation = corpus.split(0.5)
+    assert (training.ids.tolist(), training.starts.tolist()) == ([1, 2, 3, 4, 5], [0, 3])
+    assert (validation.ids.tolist(), validation.starts.tolist()) == ([6, 7, 8, 9, 10], [0, 2])
+    assert len({corpus.fingerprint, training.fingerprint, validation.fingerprint}) == 3
+    at_border = corpus.split(0.3)
+    assert (at_border[0].starts.tolist(), at_border[1].starts.tolist()) == ([0, 3], [0])
+    assert at_border[0].fingerprint != training.fingerprint
+
+
+def test_splits_that_leave_too_little_are_refused():
+    corpus = corpus_of([list(range(10))])
+    for share in (0.0, 1.0, -0.1, float("nan")):
+        with pytest.raises(TrainingError, match="expected above 0 and below 1"):
+            corpus.split(share)
+    with pytest.raises(TrainingError, match=r"10 tokens leaves 1 for validation; expected at least 5"):
+        corpus.split(0.1, at_least=5)
+    with pytest.raises(TrainingError, match=r"leaves 1 for training; expected at least 5"):
+        corpus.split(0.9, at_least=5)
+    with pytest.raises(TrainingError, match=r"leaves 0 for training"):
+        corpus.split(0.95)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def by_hand(documents: list[list[int]], first: int, context: int) -> tuple[list[int], list[int], list[int], list[int]]:
+    """One row, token by token: ids, labels, positions, segments."""
+    stream = [(token, number, place) for number, d in enumerate(documents) for place, token in enumerate(d)]
+    row = stream[first : first + context + 1]
+    labels = [b[0] if b[1] == a[1] else IGNORED for a, b in itertools.pairwise(row)]
+    offset = {row[0][1]: row[0][2]}  # the first document of a row counts from where the row begins
+    positions = [place - offset.get(number, 0) for _, number, place in row[:-1]]
+    return [token for token, _, _ in row[:-1]], labels, positions, [number - row[0][1] for _, number, _ in row[:-1]]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=9), min_size=2, max_size=8),
+    st.integers(1, 7),
+    st.none() | st.integers(0, 2**63),
+    st.integers(0, 3),
+)
+def test_rows_are_what_one_would_cut_by_hand(documents, context: int, seed: int | None, epoch: int):
+    corpus = corpus_of([*documents, [1, 2]])
+    if corpus.num_tokens <= context:
+        return
+    rows = PackedRows(corpus, context, seed)
+    indices = list(range(rows.num_rows(epoch)))[::-1]
+    batch = rows.batch(epoch, indices)
+    assert batch.segments_BT is not None and len(indices) >= 1
+    for row, index in enumerate(indices):
+        expected = by_hand([*documents, [1, 2]], rows.offset(epoch) + index * context, context)
+        found = (batch.ids_BT, batch.labels_BT, batch.positions_BT, batch.segments_BT)
+        assert tuple(tensor[row].tolist() for tensor in found) == expected
+
+
+def test_one_document_is_one_segment():
+    batch = PackedRows(corpus_of([list(range(10))]), 4, None).batch(0, [1, 0])
+    assert batch.segments_BT is None
+    assert batch.ids_BT.tolist() == [[4, 5, 6, 7], [0, 1, 2, 3]]
+    assert batch.labels_BT.tolist() == [[5, 6, 7, 8], [1, 2, 3, 4]]
+    assert batch.positions_BT.tolist() == [[0, 1, 2, 3]] * 2
+    tensors = (batch.ids_BT, batch.labels_BT, batch.positions_BT)
+    assert all(tensor.dtype == torch.int64 and tensor.is_contiguous() for tensor in tensors)
+
+
+def test_each_epoch_cuts_elsewhere_and_always_the_same():
+    corpus = corpus_of([list(range(100)) * 10])
+    rows, again, other = PackedRows(corpus, 50, 7), PackedRows(corpus, 50, 7), PackedRows(corpus, 50, 8)
+    offsets = [rows.offset(epoch) for epoch in range(300)]
+    assert set(offsets) == set(range(50))
+    assert offsets == [again.offset(epoch) for epoch in range(300)]
+    assert offsets != [other.offset(epoch) for epoch in range(300)]
+    assert all(rows.num_rows(epoch) == (1000 - offset - 1) // 50 for epoch, offset in enumerate(offsets))
+    before = torch.random.get_rng_state()
+    assert rows.batch(3, [2, 5]).ids_BT.equal(again.batch(3, [2, 5]).ids_BT)
+    assert torch.random.get_rng_state().equal(before)
+    fixed = PackedRows(corpus, 50, None)
+    assert {fixed.offset(epoch) for epoch in range(20)} == {0}
+    assert len({rows.fingerprint, other.fingerprint, fixed.fingerprint, PackedRows(corpus, 49, 7).fingerprint}) == 4
+    assert rows.fingerprint == again.fingerprint
+
+
+def test_the_shortest_corpus_has_one_row_in_every_epoch():
+    rows = PackedRows(corpus_of([list(range(9))]), 8, 1)
+    assert {(rows.offset(epoch), rows.num_rows(epoch)) for epoch in range(20)} == {(0, 1)}
+    rows = PackedRows(corpus_of([list(range(11))]), 8, 1)
+    assert {(rows.offset(epoch), rows.num_rows(epoch)) for epoch in range(50)} == {(0, 1), (1, 1), (2, 1)}
+
+
+def test_data_that_cannot_fill_a_row_is_refused():
+    with pytest.raises(TrainingError, match=r"a test: 8 tokens, .* a context of 8 needs 9"):
+        PackedRows(corpus_of([list(range(8))]), 8, 1)
+    with pytest.raises(TrainingError, match="at least 1"):
+        PackedRows(corpus_of([list(range(8))]), 0, 1)
+    with pytest.raises(TrainingError, match="12 documents is a single token"):
+        PackedRows(corpus_of([[1]] * 12), 8, 1)
+
+
+def test_rows_come_from_the_file(tmp_path: Path, letters: Tokenizer):
+    corpus = tokenize_corpus(lines_file(tmp_path), letters, tmp_path / "ids")
+    batch = PackedRows(corpus, 10, None).batch(0, [0, 3])
+    assert [letters.decode(row) for row in batch.ids_BT.tolist()] == [LINES[:10], LINES[30:40]]

@@ -1,0 +1,211 @@
+"""Learned vocabularies, and `llamarium train-tokenizer`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import llamarium
+from llamarium.cli import train_tokenizer
+from llamarium.cli.main import Parser
+from llamarium.cli.options import UsageError
+from llamarium.errors import LlamariumError, OutputError, TokenizerError, TrainingError
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.train import bpe as bpe_module
+from llamarium.train.bpe import train_bpe, train_characters
+from llamarium.train.sources import read_documents
+
+BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
+
+
+@pytest.fixture(scope="module")
+def manual() -> list[str]:
+    return list(read_documents(None))[:20]
+
+
+@pytest.fixture(scope="module")
+def learned(manual: list[str]) -> Tokenizer:
+    return train_bpe(manual, 600)
+
+
+def run(*words: str) -> int:
+    parser = Parser(prog="llamarium train-tokenizer")
+    train_tokenizer.add_arguments(parser)
+    return train_tokenizer.run(parser.parse_args(list(words)))
+
+
+# --- byte-level BPE ---------------------------------------------------------------------------------------------------
+
+
+def test_bytes_come_first_then_merges_then_control_tokens(learned: Tokenizer):
+    assert learned.vocab_size == 600
+    assert {learned.token_bytes(i) for i in range(256)} == {bytes([byte]) for byte in range(256)}
+    assert all(len(learned.token_bytes(i)) > 1 for i in range(256, 598))
+    assert (learned.bos_token_id, learned.eos_token_ids) == (598, (599,))
+    assert dict(learned.special_tokens) == {BEGIN: 598, END: 599}
+
+
+def test_the_most_frequent_pair_is_merged_first_and_never_over_a_cut():
+    text = "low low low low lower lower newest newest newest newest newest newest widest widest widest"
+    tokenizer = train_bpe([text], 268)
+    assert [tokenizer.token_bytes(i) for i in range(256, 258)] == [b"es", b"est"]  # Sennrich's example: 9 times
+    assert all(b" " not in tokenizer.token_bytes(i)[1:] for i in range(256, 266))
+
+
+def test_words_and_numbers_are_cut_as_llama_3_cuts_them():
+    tokenizer = train_bpe(["we'll 123456 12345\n" * 9], 265)
+    pieces = [piece.text for piece in tokenizer.explain("we'll 123456").pieces]
+    assert pieces == ["we", "'ll", " ", "123", "456"]
+
+
+def test_learning_is_deterministic(manual: list[str], learned: Tokenizer, tmp_path: Path):
+    train_bpe(iter(manual), 600).save(tmp_path / "a")
+    learned.save(tmp_path / "b")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_saved_it_is_what_llamarium_and_transformers_read(learned: Tokenizer, manual: list[str], tmp_path: Path):
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    learned.save(tmp_path)
+    again = llamarium.load_tokenizer(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    direct = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    assert (theirs.bos_token_id, theirs.eos_token_id, len(theirs)) == (598, 599, 600)
+    for text in [manual[0], "", "Ünïcödé 🙂 12345\r\n\t x  ", "   \n\n a"]:
+        ids = learned.encode(text)
+        assert ids[0] == 598 and ids == again.encode(text) == theirs(text).input_ids == direct(text).input_ids
+        assert learned.decode(ids) == again.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == text
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text(max_size=60))
+def test_any_text_survives(learned: Tokenizer, text: str):
+    ids = learned.encode(text)
+    assert learned.decode(ids) == text
+    assert max(ids[1:], default=0) < 598  # no text can spell a control token
+
+
+def test_control_tokens_in_the_texts_are_texts():
+    tokenizer = train_bpe([f"{BEGIN} {END}" * 20], 270)
+    assert tokenizer.bos_token_id == 268
+    assert 269 not in tokenizer.encode(END)
+
+
+def test_long_texts_are_learned_piece_by_piece(manual: list[str], learned: Tokenizer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bpe_module, "_PIECE_CHARACTERS", 500)
+    cut = train_bpe(manual, 600)
+    assert len(list(bpe_module._pieces(manual))) > 3 * len(manual)
+    assert [cut.token_bytes(i) for i in range(600)] == [learned.token_bytes(i) for i in range(600)]
+
+
+def test_sizes_that_cannot_be_are_refused(manual: list[str]):
+    for size in (0, 257, 1 << 22):
+        with pytest.raises(TrainingError, match=f"a vocabulary of {size} tokens; expected 258"):
+            train_bpe(manual, size)
+    assert train_bpe(manual, 258).vocab_size == 258
+    with pytest.raises(TrainingError, match="repeat for 259 tokens, not for 300; use a vocabulary of at most 259"):
+        train_bpe(["ab ab cd"], 300)
+    with pytest.raises(TrainingError, match="for 258 tokens"):
+        train_bpe([], 300)
+    with pytest.raises(TokenizerError, match="lone surrogate"):
+        train_bpe(["\ud800"], 258)
+
+
+def test_characters():
+    tokenizer = train_characters(iter(["cab", "", "bad"]))
+    assert tokenizer.vocab_size == 4
+    assert tokenizer.encode("abcd") == [0, 1, 2, 3]
+    with pytest.raises(TokenizerError, match="empty"):
+        train_characters([])
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    (tmp_path / "data.jsonl").write_text(json.dumps({"text": "the cat sat on the mat, the end. " * 20, "other": "ab"}))
+    return str(tmp_path / "data.jsonl")
+
+
+def test_it_learns_and_says_how_well_it_fits(tmp_path: Path, data: str, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "new" / "vocabulary"
+    assert run("--data", data, "--vocab-size", "270", "--out", str(out)) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{out}: 270 tokens; in {data} a token is ") and printed.count("\n") == 1
+    tokenizer = llamarium.load_tokenizer(out)
+    text = "the cat sat on the mat, the end. " * 20
+    assert f" {len(text) / len(tokenizer.encode(text, add_special_tokens=False)):.2f} bytes long" in printed
+
+
+def test_json(tmp_path: Path, data: str, capsys: pytest.CaptureFixture[str]):
+    assert run("--data", data, "--characters", "--text-field", "other", "--out", str(tmp_path / "out"), "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "path": str(tmp_path / "out"),
+        "kind": "characters",
+        "data": data,
+        "vocab_size": 2,
+        "bytes_per_token": 1.0,
+    }
+
+
+def test_the_manual_is_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert run("--out", str(tmp_path / "out")) == 0
+    assert "4096 tokens; in the Python manual a token is" in capsys.readouterr().out
+
+
+def test_what_is_there_needs_force(tmp_path: Path, data: str, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "out"
+    assert run("--data", data, "--vocab-size", "270", "--out", str(out)) == 0
+    before = (out / "tokenizer.json").read_bytes()
+    (out / "chat_template.jinja").write_text("old")
+    with pytest.raises(OutputError, match=r"tokenizer.json is here already.*--force"):
+        run("--data", data, "--characters", "--out", str(out))
+    assert (out / "tokenizer.json").read_bytes() == before
+    (out / "notes.txt").write_text("mine")
+    assert run("--data", data, "--characters", "--out", str(out), "--force") == 0
+    assert sorted(path.name for path in out.iterdir()) == ["characters.json", "notes.txt"]
+    assert llamarium.load_tokenizer(out).vocab_size == 13
+    assert run("--data", data, "--vocab-size", "260", "--out", str(out), "--force") == 0
+    assert sorted(path.name for path in out.iterdir()) == ["notes.txt", "tokenizer.json", "tokenizer_config.json"]
+
+
+def test_a_model_keeps_its_tokenizer(tmp_path: Path, data: str):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(OutputError, match="a model is here"):
+        run("--data", data, "--characters", "--out", str(tmp_path), "--force")
+
+
+def test_a_target_that_cannot_be_made_is_refused_before_any_work(tmp_path: Path, data: str):
+    with pytest.raises(OutputError, match=r"data.jsonl/out: cannot be made"):
+        run("--data", "a source that is never looked at", "--out", f"{data}/out")
+
+
+def test_nothing_is_written_when_learning_fails(tmp_path: Path, data: str):
+    with pytest.raises(LlamariumError, match="use a vocabulary of at most"):
+        run("--data", data, "--vocab-size", "9999", "--out", str(tmp_path / "out"))
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_contradicting_options_are_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises((SystemExit, UsageError)):
+        run("--characters", "--vocab-size", "300", "--out", str(tmp_path))
+    assert "not allowed with" in capsys.readouterr().err
+
+
+def test_text_needs_no_torch():
+    code = """
+import sys
+from llamarium.train.bpe import train_bpe
+from llamarium.train.sources import read_documents
+train_bpe(list(read_documents(None))[:3], 300)
+print(sorted({"torch", "numpy", "pyarrow", "datasets"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
