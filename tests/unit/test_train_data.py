@@ -463,6 +463,23 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, letters: Token
     assert list((tmp_path / "ids").iterdir()) == []
 
 
+def test_of_two_processes_the_first_to_finish_wins(tmp_path: Path, letters: Tokenizer, monkeypatch: pytest.MonkeyPatch):
+    source, folder, synced = lines_file(tmp_path), tmp_path / "ids", corpus_module.sync_tree
+    others: list[dict[str, int]] = []
+
+    def finish_first(fresh: Path) -> None:
+        """Let another process tokenize the same, between our last write and our rename."""
+        monkeypatch.setattr(corpus_module, "sync_tree", synced)
+        tokenize_corpus(source, letters, folder)
+        others.append({k: v for k, v in files_below(folder).items() if k.startswith("corpus-")})
+        synced(fresh)
+
+    monkeypatch.setattr(corpus_module, "sync_tree", finish_first)
+    corpus = tokenize_corpus(source, letters, folder)
+    assert letters.decode(corpus.ids.tolist()) == LINES
+    assert files_below(folder) == others[0]
+
+
 def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: Path, letters: Tokenizer):
     for name, age_s in (("old", 25 * 3600), ("new", 60)):
         (tmp_path / "ids" / f".corpus-{name}").mkdir(parents=True)

@@ -145,8 +145,9 @@ def tokenize_corpus(
         vocabulary = tokenizer_fingerprint(tokenizer)
         if any(folder.glob("corpus-*")):
             deque(documents(content := _Content()), maxlen=0)  # reads them and keeps none
-            if found := _open_corpus(folder, name, tokenizer, content.fingerprint(vocabulary)):
-                return found
+            fingerprint = content.fingerprint(vocabulary)
+            if _is_intact(_corpus_folder(folder, fingerprint), fingerprint, tokenizer):
+                return _map_corpus(folder, name, tokenizer, fingerprint)
         folder.mkdir(parents=True, exist_ok=True)
         _remove_stale(folder)
         with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=folder, ignore_cleanup_errors=True) as temporary:
@@ -283,12 +284,17 @@ def _after(tokenizer: Tokenizer) -> list[int]:
 
 
 def _publish(fresh: Path, folder: Path, fingerprint: str, tokenizer: Tokenizer) -> None:
-    """Give a complete corpus its name; one of that name that cannot be used makes way."""
+    """Give a complete corpus its name; one of that name that is damaged makes way."""
     write_json(fresh / "corpus.json", _description(fresh, fingerprint, tokenizer))
     sync_tree(fresh)
     target = _corpus_folder(folder, fingerprint)
-    shutil.rmtree(target, ignore_errors=True)
-    fresh.rename(target)
+    try:
+        fresh.rename(target)  # fails where one with files in it is there
+    except OSError:
+        if _is_intact(target, fingerprint, tokenizer):
+            return  # another process was faster, and may have mapped it
+        shutil.rmtree(target, ignore_errors=True)
+        fresh.rename(target)
     sync(folder)
 
 
@@ -308,15 +314,13 @@ def _remove_stale(folder: Path) -> None:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _open_corpus(folder: Path, name: str, tokenizer: Tokenizer, fingerprint: str) -> Corpus | None:
-    """Map a corpus, or return None where it is not there, not complete or not what was written: it is made again."""
-    inside = _corpus_folder(folder, fingerprint)
+def _is_intact(inside: Path, fingerprint: str, tokenizer: Tokenizer) -> bool:
+    """Tell whether a corpus is there, complete and what was written; else it is made again."""
     try:
-        if json.loads((inside / "corpus.json").read_bytes()) != _description(inside, fingerprint, tokenizer):
-            return None
+        found: Any = json.loads((inside / "corpus.json").read_bytes())
+        return found == _description(inside, fingerprint, tokenizer)
     except (OSError, ValueError, RecursionError):
-        return None
-    return _map_corpus(folder, name, tokenizer, fingerprint)
+        return False
 
 
 def _map_corpus(folder: Path, name: str, tokenizer: Tokenizer, fingerprint: str) -> Corpus:
