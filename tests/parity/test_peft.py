@@ -12,7 +12,8 @@ import transformers
 
 import llamarium
 from llamarium.train.adapters import CONFIG, load_adapter, save_adapter
-from llamarium.train.lora import LoRAConfig, apply_lora, lora_linears, merge_adapters
+from llamarium.train.lora import LoRAConfig, apply_lora, lora_linears
+from llamarium.train.merge import merge_adapters
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*is_gradient_checkpointing:FutureWarning"

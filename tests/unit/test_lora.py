@@ -32,8 +32,8 @@ from llamarium.train.lora import (
     LoRALinear,
     apply_lora,
     lora_linears,
-    merge_adapters,
 )
+from llamarium.train.merge import merge_adapters
 from llamarium.weights.fuse import join_projections
 
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42]])

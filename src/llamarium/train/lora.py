@@ -14,7 +14,7 @@ QLoRA, and nothing else in here has to know of it.
 - DoRA learns each row's length apart from its direction: W + scale B A is divided by the norms of its rows, and
   multiplied by a learned `m`, which begins as the norms of W's rows. Backwards, the divisor counts as a constant.
 
-Afterwards `merge_adapters` adds the correction to W, and a plain model remains.
+Afterwards the correction can be added to W, and a plain model remains (`merge.py`).
 
 Names are PEFT's, so that the keys of a state dict that hold `lora_` are those of its files (`adapters.py`).
 
@@ -23,7 +23,7 @@ Source: Hu et al. 2021, "LoRA", section 4.1; Kalajdzievski 2023, "A Rank Stabili
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import cast
@@ -35,7 +35,6 @@ from torch import Tensor, nn
 from llamarium.errors import TrainingError, escape, show_value
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedLinear
-from llamarium.quant.ggml import EmbeddingGGML
 
 ALL_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Every Linear of a layer; the head is none of them."""
@@ -124,8 +123,8 @@ class LoRALinear(nn.Module):
         device = next(chain(base.parameters(), base.buffers())).device
         self.base_layer = base.requires_grad_(False)
         self.lora_dropout = nn.Dropout(config.dropout)
-        self.lora_A = _meta_linear(self.in_features, config.r).to_empty(device=device)
-        self.lora_B = _meta_linear(config.r, self.out_features).to_empty(device=device)
+        self.lora_A = meta_linear(self.in_features, config.r).to_empty(device=device)
+        self.lora_B = meta_linear(config.r, self.out_features).to_empty(device=device)
         magnitude = torch.empty(self.out_features, device=device) if config.use_dora else None
         self.lora_magnitude_vector = None if magnitude is None else nn.Parameter(magnitude)
         self.train(base.training)
@@ -241,45 +240,6 @@ def lora_linears(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
     return ((name, module) for name, module in model.named_modules() if isinstance(module, LoRALinear))
 
 
-@torch.no_grad()
-def merge_adapters(model: LlamaForCausalLM, dtype: torch.dtype | None = None) -> LlamaForCausalLM:
-    """Add the adapters to the weights and unpack what is packed, in place: a model of plain Linears remains.
-
-    Args:
-        model: With or without adapters.
-        dtype: Of the merged and unpacked weights; the model's own where left out. Sums are taken in float32.
-
-    Returns:
-        The same model, frozen.
-    """
-    dtype = dtype or model.dtype
-    kinds = (LoRALinear, QuantizedLinear, EmbeddingGGML)
-    # Names, not modules: a list of modules would keep every packed weight alive until the end.
-    names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
-    for name in _without_inner(names):
-        if name == "lm_head" and model.config.tie_word_embeddings:
-            model.lm_head = _meta_linear(model.config.hidden_size, model.config.vocab_size)  # until it is tied, below
-        else:
-            model.set_submodule(name, _plain(model.get_submodule(name), dtype))
-    model.tie_weights()
-    return model.to(dtype).requires_grad_(False)
-
-
-def _without_inner(names: Sequence[str]) -> list[str]:
-    """Leave out what lies within another module of the list: a quantized base within its adapter."""
-    return [name for name in names if name.removesuffix(".base_layer") == name]
-
-
-def _plain(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    if isinstance(module, EmbeddingGGML):
-        return nn.Embedding.from_pretrained(module.dequantize(dtype))
-    assert isinstance(module, LoRALinear | QuantizedLinear)
-    weight = module.merged_weight(dtype) if isinstance(module, LoRALinear) else module.dequantize(dtype)
-    plain = _meta_linear(module.in_features, module.out_features)
-    plain.weight = nn.Parameter(weight, requires_grad=False)
-    return plain.train(module.training)
-
-
-def _meta_linear(in_features: int, out_features: int) -> nn.Linear:
+def meta_linear(in_features: int, out_features: int) -> nn.Linear:
     """Return a Linear without memory, which draws no random numbers."""
     return nn.Linear(in_features, out_features, bias=False, device="meta", dtype=torch.float32)

@@ -1,0 +1,158 @@
+"""`llamarium merge`: an adapter and its base become a model folder, checked and whole, or nothing is written."""
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import llamarium
+from llamarium.cli import merge as command
+from llamarium.cli.main import COMMANDS, main
+from llamarium.errors import TrainingError
+from llamarium.train.adapters import load_adapter, save_adapter
+from llamarium.train.lora import LoRAConfig, LoRALinear, apply_lora, lora_linears
+from llamarium.train.merge import merge_adapter
+
+IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42]])
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamarium.cli.main.COMMANDS", {**COMMANDS, "merge": "merge an adapter"})
+
+
+@pytest.fixture
+def base(model_files: Callable[..., Any]) -> Path:
+    return model_files().huggingface()
+
+
+@pytest.fixture
+def adapter(base: Path, tmp_path: Path) -> Path:
+    model = llamarium.load(base, device="cpu").model
+    apply_lora(model, LoRAConfig(r=2))
+    strengthen(model, 0.1)
+    save_adapter(model, tmp_path / "adapter", base_model=str(base))
+    return tmp_path / "adapter"
+
+
+def strengthen(model: Any, spread: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _, linear in lora_linears(model):
+        linear.lora_B.weight.data.normal_(0, spread, generator=generator)
+
+
+def run(*words: object) -> int:
+    return main(["merge", *map(str, words)])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("quantize", [None, "nf4"])
+def test_merges_into_the_base_that_the_adapter_names(
+    base: Path, adapter: Path, tmp_path: Path, quantize: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out" / "merged"
+    options = [] if quantize is None else ["--quantize", quantize]
+    assert run("--adapter", adapter, "--out", out, "--dtype", "float32", "--json", *options) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["path"] == str(out) and result["effect"] > 0.05 and result["difference"] < 1e-4
+    model = llamarium.load(base, device="cpu", dtype="float32", quantize=quantize).model
+    load_adapter(model, adapter)
+    merged = llamarium.load(out, device="cpu")
+    assert merged.model.dtype == torch.float32
+    torch.testing.assert_close(merged.model(IDS), model(IDS), rtol=1e-4, atol=1e-5)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "config.json", "generation_config.json", "model.safetensors",
+    ]  # fmt: skip
+    assert [path.name for path in out.parent.iterdir()] == ["merged"], "nothing half-made is left"
+
+
+def test_bf16_stays_bf16(adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--adapter", adapter, "--out", tmp_path / "out") == 0
+    assert llamarium.load(tmp_path / "out", device="cpu").model.dtype == torch.bfloat16
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / 'out'}\n"
+    assert "without a tokenizer" in err and "the adapter moves the logits by" in err
+
+
+def test_a_merge_that_computes_something_else_is_an_error(
+    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    true = LoRALinear.merged_weight
+    monkeypatch.setattr(LoRALinear, "merged_weight", lambda self, dtype: true(self, dtype) * 1.2)
+    assert run("--adapter", adapter, "--out", tmp_path / "out", "--dtype", "float32") == 1
+    assert "away from the adapter's" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob(".out*"))
+    with pytest.raises(TrainingError, match="merge in float32"):
+        merge_adapter(llamarium.load(base, device="cpu").model, adapter)
+
+
+def test_what_rounding_loses_is_said(base: Path, tmp_path: Path) -> None:
+    model = llamarium.load(base, device="cpu").model
+    apply_lora(model, LoRAConfig(r=2))
+    strengthen(model, 1e-5)
+    save_adapter(model, tmp_path / "weak", base_model=str(base))
+    with pytest.warns(UserWarning, match="lost in rounding; merge in float32"):
+        merge_adapter(llamarium.load(base, device="cpu").model, tmp_path / "weak")
+    with warnings.catch_warnings():
+        merge_adapter(llamarium.load(base, device="cpu", dtype="float32").model, tmp_path / "weak")
+
+
+def test_targets(base: Path, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path, word in ((base, "is the base model"), (adapter, "is the adapter")):
+        assert run("--adapter", adapter, "--out", path, "--force") == 1
+        assert word in capsys.readouterr().err
+    out = tmp_path / "out"
+    assert run("--adapter", adapter, "--out", out) == 0
+    before = (out / "model.safetensors").read_bytes()
+    assert run("--adapter", adapter, "--out", out, "--dtype", "float32") == 1
+    assert "use --force" in capsys.readouterr().err
+    assert (out / "model.safetensors").read_bytes() == before
+    assert run("--adapter", adapter, "--out", out, "--dtype", "float32", "--force") == 0
+    assert llamarium.load(out, device="cpu").model.dtype == torch.float32
+    (out / "thesis.tex").write_text("years of work")
+    assert run("--adapter", adapter, "--out", out, "--force") == 1
+    assert "thesis.tex, which is no file of a model" in capsys.readouterr().err
+    (tmp_path / "file").write_text("x")
+    assert run("--adapter", adapter, "--out", tmp_path / "file", "--force") == 1
+    assert (tmp_path / "file").read_text() == "x"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_failed_exchange_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "model"
+    target.mkdir()
+    (target / "config.json").write_text("old")
+    true = Path.rename
+
+    def fails(self: Path, to: Path) -> Path:
+        if self.name.endswith(".part"):
+            raise OSError(28, "No space left on device")
+        return true(self, to)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with (
+        pytest.raises(llamarium.errors.OutputError, match="No space left"),
+        command.replaced_folder(target, force=True) as folder,
+    ):
+        (folder / "config.json").write_text("new")
+    assert (target / "config.json").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_another_base(
+    adapter: Path, model_files: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = model_files(seed=1).huggingface()
+    assert run("--adapter", adapter, "-m", other, "--out", tmp_path / "out") == 1
+    assert "trained on another base" in capsys.readouterr().err
+    assert run("--adapter", adapter, "-m", other, "--out", tmp_path / "out", "--any-base") == 0
+    config = adapter / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": None}))
+    capsys.readouterr()
+    assert run("--adapter", adapter, "--out", tmp_path / "out2") == 1
+    assert "name it with -m" in capsys.readouterr().err
