@@ -17,8 +17,8 @@ from llamarium.weights.gguf_config import ROPE_FREQS, gguf_config
 from llamarium.weights.gguf_file import GGUFFile, GGUFTensor, read_gguf
 from llamarium.weights.storage import FLOAT_DTYPES, TensorFile, check_out, unpermute
 
-_NAMES = {"token_embd.weight": EMBEDDING, "output_norm.weight": "model.norm.weight", "output.weight": HEAD}
-_LAYER_NAMES = {
+NAMES = {"token_embd.weight": EMBEDDING, "output_norm.weight": "model.norm.weight", "output.weight": HEAD}
+LAYER_NAMES = {
     "attn_norm.weight": "input_layernorm.weight",
     "attn_q.weight": "self_attn.q_proj.weight",
     "attn_k.weight": "self_attn.k_proj.weight",
@@ -112,6 +112,6 @@ class GGUFCheckpoint:
 def _key(name: str) -> str:
     """Return Hugging Face's key for a GGUF name; one that is not known is quoted, so that it cannot pass for a key."""
     layer, idx, rest = (*name.split(".", 2), "", "")[:3]
-    if layer == "blk" and rest in _LAYER_NAMES:
-        return f"model.layers.{idx}.{_LAYER_NAMES[rest]}"
-    return _NAMES.get(name, repr(name))
+    if layer == "blk" and rest in LAYER_NAMES:
+        return f"model.layers.{idx}.{LAYER_NAMES[rest]}"
+    return NAMES.get(name, repr(name))

@@ -18,7 +18,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from llamarium.errors import CheckpointError, UnsupportedFormatError, escape
 from llamarium.quant.ggml_formats import GGML_TYPES, BlockFormat, block_format
@@ -275,8 +275,11 @@ class _Reader:
 _TYPE_AND_OFFSET = struct.Struct("<IQ")
 
 
+GGUFData = bytes | Callable[[], bytes | memoryview]
+
+
 def write_gguf(
-    path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]]
+    path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...], GGUFData]]
 ) -> None:
     """Write a GGUF file, version 3; `path` is complete or untouched.
 
@@ -284,7 +287,8 @@ def write_gguf(
         path: Replaced if it exists.
         metadata: Python values. An int becomes uint32 where it fits, else int32, uint64 or int64; a float becomes
             float32; in a list, ints become int32 (as ggml wants its token types), all others as alone.
-        tensors: By name, the type's name, the row-major shape and the bytes.
+        tensors: By name, the type's name, the row-major shape, and the bytes or a function that makes them when it is
+            their turn, so that no two tensors need be in memory.
 
     Raises:
         CheckpointError: If a tensor's bytes do not fit its type and shape.
@@ -294,18 +298,24 @@ def write_gguf(
     header = [_HEADER.pack(b"GGUF", 3, len(tensors), len(metadata))]
     header += [_pack_string(key) + _pack_value(value) for key, value in metadata.items()]
     offset, alignment = 0, metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
-    for name, (type_name, shape, data) in tensors.items():
+    for name, (type_name, shape, _) in tensors.items():
         layout = block_format(type_name)
-        if len(data) != _num_bytes(shape, layout):
-            found = f"{len(data)} bytes; {type_name} {shape} has {_num_bytes(shape, layout)}"
-            raise CheckpointError(f"{escape(path)}: tensor {escape(name, 80)}: {found}")
         dims = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
         header.append(_pack_string(name) + dims + _TYPE_AND_OFFSET.pack(layout.ggml_type, offset))
-        offset = _align(offset + len(data), alignment)
+        offset = _align(offset + _num_bytes(shape, layout), alignment)
     with atomic_file(path) as file:
-        for data in (b"".join(header), *(data for _, _, data in tensors.values())):
-            file.write(data)
-            file.write(bytes(-len(data) % alignment))
+        _write_padded(file, b"".join(header), alignment)
+        for name, (type_name, shape, data) in tensors.items():
+            made = data if isinstance(data, bytes) else data()
+            if len(made) != (num_bytes := _num_bytes(shape, block_format(type_name))):
+                found = f"{len(made)} bytes; {type_name} {shape} has {num_bytes}"
+                raise CheckpointError(f"{escape(path)}: tensor {escape(name, 80)}: {found}")
+            _write_padded(file, made, alignment)
+
+
+def _write_padded(file: BinaryIO, data: bytes | memoryview, alignment: int) -> None:
+    file.write(data)
+    file.write(bytes(-len(data) % alignment))
 
 
 def _pack_string(text: str) -> bytes:

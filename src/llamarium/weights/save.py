@@ -5,9 +5,11 @@ header of a safetensors file can be written before the values are cast, unpacked
 becomes a model with its last file, `config.json`: without it no reader takes it for one.
 """
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,7 +137,7 @@ def save_weights(
         generation_config: The content of `generation_config.json`.
         max_shard_bytes: More than that goes into several files.
     """
-    _check_tokenizer(tokenizer, config)
+    check_tokenizer(tokenizer, config)
     name = str(next(w.dtype for w in weights if w.key == EMBEDDING)).removeprefix("torch.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -238,10 +240,77 @@ def sync_tree(folder: Path) -> None:
         sync(Path(parent))
 
 
+@contextlib.contextmanager
+def atomic_folder(target: Path, *, replace: bool) -> Generator[Path]:
+    """Fill a folder so that it is complete or untouched: a temporary one beside it, synced, then renamed.
+
+    Args:
+        target: The folder.
+        replace: Allow that it is there, with nothing in it but files of a model.
+
+    Yields:
+        The folder to fill.
+
+    Raises:
+        OutputError: If `target` may not be replaced, or cannot be written.
+    """
+    if target.exists() or target.is_symlink():
+        check_replaceable(target, replace=replace)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
+            fresh, old = Path(temporary, "new"), Path(temporary, "old")
+            fresh.mkdir()
+            yield fresh
+            sync_tree(fresh)
+            if target.exists():
+                target.rename(old)
+            try:
+                fresh.rename(target)
+            except BaseException:
+                if old.exists():
+                    old.rename(target)
+                raise
+            sync(target.parent)
+    except OSError as error:
+        raise unwritable(target, error) from error
+
+
+def check_replaceable(folder: Path, *, replace: bool) -> None:
+    """Check that a folder which is there may be replaced by a model.
+
+    Raises:
+        OutputError: Without `replace`, or if something in it is no file of a model and would be lost.
+    """
+    if not replace:
+        raise OutputError(f"{escape(folder)}: is there already; --force replaces it")
+    if folder.is_symlink() or not folder.is_dir():
+        raise OutputError(f"{escape(folder)}: is no folder, so no model's folder takes its place; remove it first")
+    for path in sorted(folder.iterdir()):
+        if not path.is_file() or not any(path.match(pattern) for pattern in MODEL_FILES):
+            raise OutputError(
+                f"{escape(folder)}: holds {escape(path.name)}, which is no file of a model and would be lost; choose "
+                "another folder, or take it out"
+            )
+
+
 def unwritable(path: Path, error: OSError) -> OutputError:
     """Say that something cannot be written, and why."""
     where = f" ({escape(error.filename)})" if error.filename and str(error.filename) != str(path) else ""
     return OutputError(f"{escape(path)}: cannot be written: {escape(error.strerror or error)}{where}")
+
+
+def check_tokenizer(tokenizer: Tokenizer | None, config: ModelConfig) -> None:
+    """Check that a tokenizer's ids fit a model.
+
+    Raises:
+        CheckpointError: If there are more of them than rows.
+    """
+    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+        raise CheckpointError(
+            f"{tokenizer.source}: the tokenizer has {tokenizer.vocab_size} ids and the model {config.vocab_size} rows; "
+            "they do not belong together"
+        )
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -301,14 +370,14 @@ def cast(values: Tensor, dtype: torch.dtype, key: str) -> Tensor:
     Raises:
         CheckpointError: If a finite value becomes infinite: float16 ends at 65,504.
     """
-    narrow = values.detach().cpu().to(dtype)
-    if dtype != values.dtype and not narrow.isfinite().all():
-        num_bad = int((values.detach().cpu().isfinite() & ~narrow.isfinite()).sum())
-        if num_bad:
-            raise CheckpointError(
-                f"{escape(key)}: {num_bad} values do not fit {str(dtype).removeprefix('torch.')}; choose bfloat16 or "
-                "float32"
-            )
+    values = values.detach().cpu()
+    narrow = values.to(dtype)
+    if dtype == values.dtype or narrow.sum(dtype=torch.float32).isfinite():  # the usual case, in one pass
+        return narrow
+    num_bad = int((values.isfinite() & ~narrow.isfinite()).sum())
+    if num_bad:
+        name = str(dtype).removeprefix("torch.")
+        raise CheckpointError(f"{escape(key)}: {num_bad} values do not fit {name}; choose bfloat16 or float32")
     return narrow
 
 
@@ -319,14 +388,6 @@ def _needs_dtype(what: str, kind: str) -> OptionError:
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
-
-
-def _check_tokenizer(tokenizer: Tokenizer | None, config: ModelConfig) -> None:
-    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
-        raise CheckpointError(
-            f"{tokenizer.source}: the tokenizer has {tokenizer.vocab_size} ids and the model {config.vocab_size} rows; "
-            "they do not belong together"
-        )
 
 
 def _check_vacant(folder: Path) -> None:

@@ -1,0 +1,125 @@
+"""Write a model in a format that others read.
+
+  llamarium export -m runs/tiny/step-00002000 --format gguf --out tiny.gguf
+  llamarium export -m smollm2-135m --format gguf --type Q8_0 --out smollm2.gguf
+  llamarium export -m model.gguf --format hf --type BF16 --out folder
+
+hf is a Hugging Face folder (transformers, vLLM, ...), gguf a single file
+(llama.cpp, Ollama, ...). The tokenizer and the chat template go with the model.
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamarium.cli.options import UsageError, add_json
+from llamarium.cli.output import emit, note
+
+if TYPE_CHECKING:
+    import torch
+
+    from llamarium.tokenizer.base import Tokenizer
+    from llamarium.weights.checkpoint import Checkpoint
+
+_FLOATS = ("F32", "F16", "BF16")
+_BLOCKS = ("Q8_0", "Q4_0", "Q4_1")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "-m",
+        "--model",
+        required=True,
+        metavar="NAME",
+        help="a built-in name, a folder, a .gguf file, or org/name on the Hugging Face hub",
+    )
+    parser.add_argument("--format", required=True, choices=("hf", "gguf"), help="a Hugging Face folder, or a GGUF file")
+    parser.add_argument("--out", required=True, metavar="PATH", help="the folder, or the file (its name ends in .gguf)")
+    parser.add_argument(
+        "--type",
+        choices=(*_FLOATS, *_BLOCKS),
+        help=f"what the matrices become; {', '.join(_BLOCKS)} for gguf only (default: what they are, if that is a "
+        "floating point type)",
+    )
+    parser.add_argument("--no-tokenizer", action="store_true", help="write the weights alone")
+    parser.add_argument("--force", action="store_true", help="replace PATH")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write it."""
+    if args.format == "hf" and args.type in _BLOCKS:
+        raise UsageError(f"--type {args.type} is for --format gguf; a Hugging Face folder takes {', '.join(_FLOATS)}")
+    out = Path(args.out)
+    if args.format == "gguf" and out.suffix != ".gguf":
+        raise UsageError("--out of a GGUF file ends in .gguf: readers go by the name")
+    from llamarium.weights.hub import resolve
+    from llamarium.weights.open import open_checkpoint
+
+    path = resolve(args.model)
+    checkpoint = open_checkpoint(path)
+    tokenizer = None if args.no_tokenizer else _tokenizer(path)
+    if args.format == "hf":
+        _export_hf(args, checkpoint, tokenizer, out)
+    else:
+        _export_gguf(args, checkpoint, tokenizer, out)
+    size = sum(file.stat().st_size for file in out.iterdir()) if out.is_dir() else out.stat().st_size
+    if args.json:
+        emit({"path": str(out), "format": args.format, "bytes": size, "tokenizer": tokenizer is not None})
+    else:
+        note(f"wrote {out} ({size / 1e6:.1f} MB{'' if tokenizer is not None else ', no tokenizer'})")
+    return 0
+
+
+def _tokenizer(path: Path) -> "Tokenizer":
+    from llamarium.errors import OptionError, escape
+    from llamarium.tokens import find_tokenizer
+
+    tokenizer = find_tokenizer(path)
+    if tokenizer is None:
+        raise OptionError(f"{escape(path)}: has no tokenizer to write; --no-tokenizer exports the weights alone")
+    return tokenizer
+
+
+def _stored_dtype(args: argparse.Namespace, checkpoint: "Checkpoint") -> "torch.dtype | None":
+    """Return what the weights are read as: None, as they are stored, or float32 where blocks are to be unpacked."""
+    import torch
+
+    from llamarium.errors import OptionError
+    from llamarium.weights.storage import FLOAT_DTYPES
+
+    packed = sorted({entry.dtype for entry in checkpoint.entries.values()} - FLOAT_DTYPES.keys())
+    if args.type is None and packed:
+        raise OptionError(f"the model is quantized ({', '.join(packed)}); say with --type what it becomes: BF16, say")
+    return torch.float32 if packed else None
+
+
+def _export_hf(args: argparse.Namespace, checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", out: Path) -> None:
+    from llamarium.weights.save import atomic_folder, checkpoint_weights, save_weights
+    from llamarium.weights.storage import FLOAT_DTYPES
+
+    stored = _stored_dtype(args, checkpoint)
+    weights = checkpoint_weights(checkpoint, stored if args.type is None else FLOAT_DTYPES[args.type])
+    with atomic_folder(out, replace=args.force) as folder:
+        save_weights(
+            weights,
+            checkpoint.config,
+            folder,
+            tokenizer=tokenizer,
+            generation_config=checkpoint.generation_config,
+        )
+
+
+def _export_gguf(args: argparse.Namespace, checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", out: Path) -> None:
+    from llamarium.errors import OutputError, escape
+    from llamarium.weights.checkpoint import EMBEDDING
+    from llamarium.weights.gguf_export import export_gguf
+    from llamarium.weights.save import checkpoint_weights
+
+    if out.is_dir() or (out.exists() and not args.force):
+        what = "is a folder; choose a file" if out.is_dir() else "is there already; --force replaces it"
+        raise OutputError(f"{escape(out)}: {what}")
+    weights = checkpoint_weights(checkpoint, _stored_dtype(args, checkpoint))
+    type_name = args.type or checkpoint.entries[EMBEDDING].dtype
+    export_gguf(out, weights, checkpoint.config, type_name=type_name, name=out.stem, tokenizer=tokenizer)
