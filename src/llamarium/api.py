@@ -25,6 +25,7 @@ from llamarium.quant.swap import QUANTIZED_LINEARS, Method
 from llamarium.sampling import SamplingParams
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokens import find_tokenizer
+from llamarium.weights.builtin import recommended
 from llamarium.weights.hub import resolve
 from llamarium.weights.load import DTYPES, Dequantize, LoadOptions, TensorSource, load_model
 from llamarium.weights.open import open_checkpoint
@@ -92,7 +93,8 @@ def load(
     if tokenizer is not None:
         tokenizer.allow_unused_ids(checkpoint.config.vocab_size)
     module, sources = load_model(checkpoint, options, progress)
-    return Llama(str(model), module, tokenizer, sources, checkpoint.generation_config, why_none)
+    generation_config = checkpoint.generation_config or recommended(path)
+    return Llama(str(model), module, tokenizer, sources, generation_config, why_none)
 
 
 def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
@@ -147,8 +149,8 @@ class Llama:
         self.generation_config = generation_config or {}
         self._tokenizer = tokenizer
         self._why_no_tokenizer = why_no_tokenizer
-        recommended = SamplingParams.from_generation_config(self.generation_config)  # checks the file, too
-        self.stop_ids = _stop_ids(model.config, tokenizer, recommended.stop_token_ids)
+        defaults = SamplingParams.from_generation_config(self.generation_config)  # checks the file, too
+        self.stop_ids = _stop_ids(model.config, tokenizer, defaults.stop_token_ids)
 
     @property
     def tokenizer(self) -> Tokenizer:

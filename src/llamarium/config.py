@@ -243,8 +243,8 @@ _IGNORED = frozenset(
 )
 
 _READ = frozenset((*_SIZES, *_FIXED)) | frozenset(
-    "architectures rms_norm_eps rope_theta rope_scaling rope_parameters tie_word_embeddings initializer_range bos_token_id "
-    "eos_token_id pad_token_id".split()
+    "architectures rms_norm_eps rope_theta rope_scaling rope_parameters tie_word_embeddings initializer_range "
+    "bos_token_id eos_token_id pad_token_id".split()
 )
 
 

@@ -203,7 +203,8 @@ def check_prompts(config: ModelConfig, prompts: Sequence[Sequence[int]]) -> None
         raise InputError("no prompt; expected at least one")
     for i, prompt in enumerate(prompts):
         if not prompt:
-            raise InputError(f"prompt {i} has no tokens; expected at least one (a model with a BOS token adds it)")
+            which = "the prompt" if len(prompts) == 1 else f"prompt {i}"
+            raise InputError(f"{which} has no tokens; expected at least one (a model with a BOS token adds it)")
         if min(prompt) < 0 or max(prompt) >= config.vocab_size:
             span = f"{min(prompt)}..{max(prompt)}"
             raise InputError(f"prompt {i} has token ids {span}; expected 0..{config.vocab_size - 1}")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -193,3 +194,8 @@ def test_a_cache_that_cannot_be_had_says_what_it_takes() -> None:
             head_dim=1024,
             dtype=torch.float32,
         )
+
+
+def test_the_built_in_model_brings_its_publishers_recommendation(smollm2_path: Path) -> None:
+    params = llamarium.load("smollm2-135m").sampling_params()
+    assert (params.temperature, params.top_p) == (0.2, 0.9)

@@ -54,7 +54,7 @@ def test_help_lists_every_command(words: list[str], capsys: pytest.CaptureFixtur
     assert cli.main(words) == 0
     out, err = capsys.readouterr()
     for name, summary in cli.COMMANDS.items():
-        assert f"  {name:<11}{summary}" in out
+        assert f"  {name:<17}{summary}" in out
     assert max(map(len, out.splitlines())) <= 80
     assert not err
 
@@ -95,7 +95,9 @@ def test_an_unknown_or_shortened_option_is_a_usage_error(
     command: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(lambda args: 0, "--siz", "3") == 2
-    assert capsys.readouterr().err.splitlines()[-1] == "llamarium: error: unrecognized arguments: --siz 3"
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "llamarium info: error: no option --siz; did you mean --size? (llamarium info --help explains)"
+    )
     assert command(lambda args: 0, "--size", "x\x1b") == 2
     assert "llamarium info: error: argument --size: invalid int value: 'x\\x1b'" in capsys.readouterr().err
 
@@ -145,7 +147,9 @@ def test_what_the_system_refuses_is_no_bug(command: Callable[..., int], capsys: 
 
 def test_a_contradiction_is_a_usage_error(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert command(raising(UsageError("given twice"))) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == "llamarium info: error: given twice"
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "llamarium info: error: given twice (llamarium info --help explains)"
+    )
 
 
 def test_interrupted(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,3 +242,10 @@ def test_closed_standard_streams_are_empty_ones(line: str, code: int, message: s
     assert message in done.stderr
     assert "this is a bug" not in done.stderr and "Traceback" not in done.stderr
     assert bool(done.stderr) == bool(message)
+
+
+def test_a_text_without_quotation_marks_is_explained(
+    command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(lambda args: 0, "Once", "upon", "a", "time") == 2
+    assert "A text of several words stands in quotation marks" in capsys.readouterr().err

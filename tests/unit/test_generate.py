@@ -163,7 +163,8 @@ def test_a_dialog_continues_from_its_cache(model: LlamaForCausalLM) -> None:
 def test_what_cannot_be_continued_is_refused(model: LlamaForCausalLM) -> None:
     cases = [
         ([], InputError, "no prompt"),
-        ([[]], InputError, "prompt 0 has no tokens"),
+        ([[]], InputError, "the prompt has no tokens"),
+        ([[1], []], InputError, "prompt 1 has no tokens"),
         ([[1], [256]], InputError, r"prompt 1 has token ids 256..256; expected 0..255"),
         ([[-1]], InputError, "expected 0..255"),
         ([[1] * 64], ContextLengthError, "64 tokens and the model's context holds 64"),

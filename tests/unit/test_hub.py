@@ -271,3 +271,8 @@ def test_a_built_in_name_is_fetched(monkeypatch, tmp_path):
     assert resolve("llama3", kind="tokenizer") == tmp_path / "llama3"
     assert resolve("smollm2-135m", kind="tokenizer") == tmp_path / "smollm2-135m"  # its tokenizer is inside
     assert {item.kind for item in BUILTINS.values()} == {"model", "tokenizer"}
+
+
+def test_a_preset_is_no_model() -> None:
+    with pytest.raises(ModelNotFoundError, match="llama-3.2-1b is a preset: a shape without weights"):
+        resolve("llama-3.2-1b")

@@ -46,7 +46,7 @@ def test_next_shows_every_step_and_marks_the_choice() -> None:
         NextStep(1, "I love\n\x1b[2J", (1, 2), (COFFEE, TEA), COFFEE),
         NextStep(2, "x" * 300 + " coffee", (1, 2, 3), (TEA, COFFEE), TEA),
     ]
-    shown = lines(views.next_view(steps))
+    shown = [*lines(views.step_view(steps[0])), *lines(views.step_view(steps[1])), *lines(views.after_view(steps[1]))]
     assert shown[0] == r'step 1: "I love\n\x1b[2J"'
     assert '→ 1 " coffee" 6728 50.0 % -0.693 ████████' in shown
     assert r'2 "[red]:smile:\x1b[31m" 12 0.0034 % -10.289' in shown

@@ -88,7 +88,7 @@ def _at_once(llama: "Llama", prompt: str, options: dict[str, Any], args: argpars
 
 def _report(watch: Stopwatch, num_prompt_tokens: int, options: dict[str, Any]) -> None:
     seed = [f"seed {options['seed']}"] if "seed" in options else []
-    watch.report(f"{num_prompt_tokens} prompt tokens", *seed)
+    watch.report(f"{num_prompt_tokens} prompt token{'s' * (num_prompt_tokens != 1)}", *seed)
 
 
 def _to_dict(answer: "Completion") -> dict[str, Any]:

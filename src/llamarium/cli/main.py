@@ -38,8 +38,8 @@ COMMANDS: Mapping[str, str] = {
     "score": "show how probable a model finds each token of a text",
     "tokenize": "show a text's bytes, pieces, merges and ids",
     "tree": "print a model's module tree",
-    "info": "show a model's configuration, parameters, costs and files",
-    "neighbors": "rank the embedding rows near a word, or near king - man + woman",
+    "info": "show a model's configuration, costs and files",
+    "neighbors": "rank embedding rows near a word, or king - man + woman",
     "trace": "list the activations of a forward pass by name",
     "models": "list the models that are built in or on this machine",
     "download": "fetch a model",
@@ -66,9 +66,8 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose messages cannot drive a terminal."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and one line, and exit with 2."""
-        self.print_usage(sys.stderr)
-        self.exit(2, f"{self.prog}: error: {escape(message, 500)}\n")
+        """Print one line that says where help is, and exit with 2."""
+        self.exit(2, f"{self.prog}: error: {escape(message, 500)} ({self.prog} --help explains)\n")
 
     def print_help(self, file: "SupportsWrite[str] | None" = None) -> None:
         """Print the help; argparse's own way keeps silent about a full disk."""
@@ -124,13 +123,25 @@ def _dispatch(words: list[str]) -> int:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         guess = f"did you mean {near[0]}?" if near else f"there are: {', '.join(COMMANDS)}"
         parser.error(f"no command {name!r}; {guess}")
-    args = parser.parse_args(words)
+    args, left = parser.parse_known_args(words)
+    if left:
+        chosen.error(_about_extra(left[0], chosen))
     if command is None:  # --debug alone
         parser.error("no command; `llamarium --help` lists them")
     try:
         return command.run(args)
     except UsageError as error:
         chosen.error(str(error))
+
+
+def _about_extra(word: str, parser: argparse.ArgumentParser) -> str:
+    """Say what may be meant by a word that no option takes."""
+    if not word.startswith("-"):
+        return f"what is {word!r}? A text of several words stands in quotation marks"
+    options = [option for action in parser._actions for option in action.option_strings]  # pyright: ignore[reportPrivateUsage]
+    longer = [option for option in options if option.startswith(word)]
+    near = longer or difflib.get_close_matches(word.partition("=")[0], options, n=1)
+    return f"no option {word}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _parsers(name: str | None, command: Command | None) -> tuple[Parser, Parser]:

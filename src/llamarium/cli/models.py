@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         state = "on this machine" if model["path"] else "fetched when it is used"
         shown.add_row(escape(model["name"]), model["summary"], size(model["num_bytes"]), state)
     show(shown)
-    note("\nOthers: a folder, a .gguf file, org/name or org/name:file.gguf of the Hugging Face hub")
+    note("\nOthers: a folder, a .gguf file, org/name or org/name:file.gguf on the hub")
     return 0
 
 

@@ -23,12 +23,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Follow the loop and print each step."""
     text = require_text(args, "TEXT")
-    steps = load_llama(args).next_tokens(text, k=args.k, steps=args.steps)
-    if args.json:
-        for step in steps:
-            emit(step.to_dict())
-        return 0
-    from llamarium.inspect.views import next_view
+    llama = load_llama(args)
+    from llamarium.inspect.next_tokens import follow_next_tokens
+    from llamarium.inspect.views import after_view, step_view
 
-    show(next_view(steps))
+    last = None
+    for last in follow_next_tokens(
+        llama.model, llama.tokenizer, text, k=args.k, steps=args.steps, stop_ids=llama.stop_ids
+    ):
+        if args.json:
+            emit(last.to_dict())
+        else:
+            show(step_view(last))
+    if last is not None and not args.json:
+        show(after_view(last))
     return 0

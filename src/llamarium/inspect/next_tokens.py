@@ -4,7 +4,7 @@ This is generation itself, with the real prefill, the real decode step and a KV 
 "the most probable", so that what is shown is the model and no chance.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,20 @@ def next_tokens(
     steps: int = 1,
     stop_ids: Collection[int] | None = None,
 ) -> list[NextStep]:
-    """Follow the greedy continuation of `text` for some steps; fewer if a stop id is chosen.
+    """Return all steps of `follow_next_tokens`."""
+    return list(follow_next_tokens(model, tokenizer, text, k=k, steps=steps, stop_ids=stop_ids))
+
+
+def follow_next_tokens(
+    model: LlamaForCausalLM,
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    k: int = 10,
+    steps: int = 1,
+    stop_ids: Collection[int] | None = None,
+) -> Iterator[NextStep]:
+    """Follow the greedy continuation of `text`, yielding each step as it is made; it ends early at a stop id.
 
     Args:
         model: The model.
@@ -78,12 +91,11 @@ def next_tokens(
         )
     cache = new_cache(model, 1, num_slots)
     logits_1V = prefill(model, cache, [ids])
-    shown: list[NextStep] = []
-    while True:
+    for step in range(1, steps + 1):
         candidates = name_candidates(top_candidates(logits_1V, k)[0], tokenizer)
         chosen = candidates[0]
-        shown.append(NextStep(len(shown) + 1, tokenizer.decode(ids), tuple(ids), candidates, chosen))
-        if len(shown) == steps or chosen.token_id in stops:
-            return shown
+        yield NextStep(step, tokenizer.decode(ids), tuple(ids), candidates, chosen)
+        if step == steps or chosen.token_id in stops:
+            return
         ids.append(chosen.token_id)
         logits_1V = decode_one(model, cache, [chosen.token_id], [len(ids) - 1])

@@ -21,18 +21,19 @@ if TYPE_CHECKING:
 CONTEXT_WIDTH = 68
 
 
-def next_view(steps: Sequence[NextStep]) -> "RenderableType":
-    """Show the loop: at each step the text so far, the candidates, and an arrow at the one that is appended."""
-    parts: list[RenderableType] = []
-    for step in steps:
-        shown = table("", "#", "token", "id", "P", "log P", " ", right=("#", "id", "P", "log P"))
-        for rank, c in enumerate(step.candidates, start=1):
-            arrow = "→" if c == step.chosen else ""
-            numbers = (str(c.token_id), percent(c.probability), f"{c.logprob:.3f}")
-            shown.add_row(arrow, str(rank), quote(c.text), *numbers, bar(c.probability))
-        parts += [_line(f"step {step.step}: {_tail(step.context)}", bold=True), shown, _line()]
-    last = steps[-1]
-    return _stack(*parts, _line(f"then: {_tail(last.context + (last.chosen.text or ''))}", bold=True))
+def step_view(step: NextStep) -> "RenderableType":
+    """Show a step of the loop: the text so far, the candidates, and an arrow at the one that is appended."""
+    shown = table("", "#", "token", "id", "P", "log P", " ", right=("#", "id", "P", "log P"))
+    for rank, c in enumerate(step.candidates, start=1):
+        arrow = "→" if c == step.chosen else ""
+        numbers = (str(c.token_id), percent(c.probability), f"{c.logprob:.3f}")
+        shown.add_row(arrow, str(rank), quote(c.text), *numbers, bar(c.probability))
+    return _stack(_line(f"step {step.step}: {_tail(step.context)}", bold=True), shown, _line())
+
+
+def after_view(last: NextStep) -> "RenderableType":
+    """Show the text that the last step leaves."""
+    return _line(f"then: {_tail(last.context + (last.chosen.text or ''))}", bold=True)
 
 
 def score_view(score: Score) -> "RenderableType":

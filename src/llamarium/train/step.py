@@ -1,8 +1,8 @@
 """One optimizer step, and one validation: the whole of learning, in three functions.
 
 A step computes the loss of some batches, adds up their gradients, and moves the weights once. The sum of the losses is
-divided by the number of learned tokens of the whole step, so k small batches give what one large batch gives, even where
-they hold different numbers of learned tokens.
+divided by the number of learned tokens of the whole step, so k small batches give what one large batch gives, even
+where they hold different numbers of learned tokens.
 """
 
 import math

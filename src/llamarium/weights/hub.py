@@ -21,6 +21,7 @@ from typing import Literal
 
 from llamarium.config import read_json_object
 from llamarium.errors import ConfigError, ModelNotFoundError, escape
+from llamarium.presets import PRESETS
 from llamarium.weights import hub_client
 from llamarium.weights.builtin import BUILTINS, cached_path, fetch, is_cached
 
@@ -141,6 +142,11 @@ def _not_found(text: str, kind: Literal["model", "tokenizer"]) -> str:
     if text.endswith(_FILE_SUFFIXES) or text.startswith((".", "/", "~")) or "\\" in text:
         hint = f"; for a GGUF file on the hub write {escape(text.rpartition('/')[0])}:FILE.gguf"
         return f"no file or folder {shown}" + (hint if text.endswith(".gguf") and text.count("/") == 2 else "")
+    if text in PRESETS:
+        return (
+            f"{shown} is a preset: a shape without weights (for `llamarium tree` and `info`); give a folder, a .gguf "
+            "file, or the model's org/name on the Hugging Face hub"
+        )
     names = [name for name, item in BUILTINS.items() if kind in ("tokenizer", item.kind)]
     near = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
     guess = f" Did you mean {near[0]}?" if near else ""

@@ -97,7 +97,10 @@ def _explain(error: BaseException, repo: str) -> ModelNotFoundError:
         return DownloadError(
             f"{repo} is not in the hub cache and HF_HUB_OFFLINE is set; unset it, or give a folder or .gguf file"
         )
-    return DownloadError(f"{repo} could not be fetched from the hub: {_first_line(causes[-1])}")
+    return DownloadError(
+        f"{repo} could not be fetched from the hub: {_first_line(causes[-1])}; without a network give a folder or "
+        "a .gguf file on disk (`llamarium doctor --hub` checks the way to the hub)"
+    )
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
