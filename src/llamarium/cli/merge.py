@@ -9,6 +9,7 @@ base is unpacked. The merged model's logits are held against the adapter's.
 """
 
 import argparse
+import dataclasses
 import os
 import shutil
 import tempfile
@@ -61,11 +62,11 @@ def run(args: argparse.Namespace) -> int:
             report = merge_adapter(llama.model, args.adapter, check_base=not args.any_base)
             save_model(llama.model, folder, tokenizer=_tokenizer(llama), generation_config=llama.generation_config)
     note(
-        f"the adapter moves the logits by {report.effect:.2%}; the merged model's are {report.difference:.2%} away from "
-        "the adapter's"
+        f"{report.kept:.1%} of the correction is in the merged weights; the adapter moves the logits by "
+        f"{report.effect:.2%}, and the merged model's are {report.difference:.2%} off the adapter's"
     )
     if args.json:
-        emit({"path": str(args.out), "base": args.model, "effect": report.effect, "difference": report.difference})
+        emit({"path": str(args.out), "base": args.model, **dataclasses.asdict(report)})
     else:
         write_text(f"{args.out}\n")
     return 0

@@ -152,14 +152,12 @@ class LoRALinear(nn.Module):
         return ((y + correction) * stretch).to(y.dtype)
 
     @torch.no_grad()
-    def merged_weight(self, dtype: torch.dtype) -> Tensor:
-        """Return what the module multiplies with, (out_features, in_features)."""
-        merged = torch.empty(self.out_features, self.in_features, dtype=dtype, device=self.lora_A.weight.device)
+    def merged_rows(self) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield what the module multiplies with in float32, a range of rows at a time: start, stop, (rows, columns)."""
         for start, stop, rows in self._corrected_rows():
             if self.lora_magnitude_vector is not None:
                 rows *= (self.lora_magnitude_vector[start:stop] / torch.linalg.vector_norm(rows, dim=1)).unsqueeze(1)
-            merged[start:stop] = rows
-        return merged
+            yield start, stop, rows
 
     @torch.no_grad()
     def _row_norms(self) -> Tensor:

@@ -1,12 +1,11 @@
 """Merging: the adapters' correction is added to the weights, and a plain model remains.
 
 A merged weight is rounded once more than the adapter's sum was. In bfloat16, which keeps eight bits, a correction much
-smaller than the weight it is added to can vanish, and with it what was learned. So the merged model is asked: its
-logits must be the adapter's within what rounding explains, and what part of the correction was lost is measured.
+smaller than the weight it is added to vanishes, and with it what was learned. So two things are looked at: how much of
+the correction is in the merged weights, and whether the merged model's logits are the adapter's.
 """
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,24 +17,27 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedLinear
 from llamarium.quant.ggml import EmbeddingGGML
 from llamarium.train.adapters import load_adapter
-from llamarium.train.lora import LoRALinear, meta_linear
+from llamarium.train.lora import LoRALinear, meta_linear, rows_of
 
-# How far logits may be apart, as a share of their own length. A layer's roundings add up over the layers: half a unit
-# in the last place is 0.2 % in bfloat16, 0.02 % in float16.
-_TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
+# How far logits may be apart, as a share of their own length: several times what computing in these dtypes makes of a
+# model of 30 layers (3.7 % in bfloat16, 0.4 % in float16).
+_TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.04, torch.bfloat16: 0.2}
+_MIN_KEPT = 0.9
 _NUM_PROBES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """What a merge did to the logits of a few random tokens.
+    """What a merge did.
 
     Attributes:
-        effect: How far the adapter moves them away from the base's, as a share of their length.
+        kept: The share of the correction that is in the merged weights: 1 but for rounding.
+        effect: How far the adapter moves the logits of a few random tokens, as a share of their length.
         difference: How far the merged model's are from the adapter's.
         tolerance: How far they may be.
     """
 
+    kept: float
     effect: float
     difference: float
     tolerance: float
@@ -45,7 +47,7 @@ class MergeReport:
 def merge_adapter(model: LlamaForCausalLM, folder: Path, *, check_base: bool = True) -> MergeReport:
     """Put an adapter on its base and merge it, in place, and hold the result against the adapter.
 
-    Warns if half of what the adapter does is lost in rounding.
+    Warns if a tenth of the correction is lost in rounding.
 
     Args:
         model: The base, plain or quantized; plain afterwards, in its own dtype.
@@ -60,18 +62,19 @@ def merge_adapter(model: LlamaForCausalLM, folder: Path, *, check_base: bool = T
     base = model(ids_1T).float()
     load_adapter(model, folder, check_base=check_base)
     adapted = model(ids_1T).float()
-    merged = merge_adapters(model)(ids_1T).float()
-    report = MergeReport(_distance(adapted, base), _distance(merged, adapted), _TOLERANCES[model.dtype])
+    kept = _merge(model, model.dtype)
+    merged = model(ids_1T).float()
+    report = MergeReport(kept, _distance(adapted, base), _distance(merged, adapted), _TOLERANCES[model.dtype])
     dtype = str(model.dtype).removeprefix("torch.")
     if not report.difference <= report.tolerance:
         raise TrainingError(
             f"{escape(folder)}: the merged model's logits are {report.difference:.2%} away from the adapter's; "
             f"expected at most {report.tolerance:.2%} in {dtype}; merge in float32"
         )
-    if report.difference > report.effect / 2 > 0:
+    if kept < _MIN_KEPT:
         warnings.warn(
-            f"{escape(folder)}: the adapter moves the logits by {report.effect:.3%}, and merging in {dtype} by "
-            f"{report.difference:.3%}: much of what was learned is lost in rounding; merge in float32",
+            f"{escape(folder)}: only {kept:.0%} of what was learned is left in weights that are rounded to {dtype}; "
+            "merge in float32",
             stacklevel=2,
         )
     return report
@@ -92,40 +95,61 @@ def _distance(logits: Tensor, reference: Tensor) -> float:
     return (difference.norm() / centred.norm()).item()  # sync: once, at the end
 
 
-@torch.no_grad()
 def merge_adapters(model: LlamaForCausalLM, dtype: torch.dtype | None = None) -> LlamaForCausalLM:
     """Add the adapters to the weights and unpack what is packed, in place: a model of plain Linears remains.
 
     Args:
         model: With or without adapters.
-        dtype: Of the merged and unpacked weights; the model's own where left out. Sums are taken in float32.
+        dtype: Of the model afterwards; its own where left out. Sums are taken in float32.
 
     Returns:
         The same model, frozen.
     """
-    dtype = dtype or model.dtype
+    _merge(model, dtype or model.dtype)
+    return model
+
+
+@torch.no_grad()
+def _merge(model: LlamaForCausalLM, dtype: torch.dtype) -> float:
+    """Merge in place and return how much of the correction is kept."""
     kinds = (LoRALinear, QuantizedLinear, EmbeddingGGML)
     # Names, not modules: a list of modules would keep every packed weight alive until the end.
     names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
-    for name in _without_inner(names):
-        if name == "lm_head" and model.config.tie_word_embeddings:
+    kept = whole = 0.0
+    for name in names:
+        if name.endswith(".base_layer"):  # goes with its adapter
+            continue
+        module = model.get_submodule(name)
+        if isinstance(module, LoRALinear):
+            weight, part, squares = _merged(module, dtype)
+            kept, whole = kept + part, whole + squares
+            model.set_submodule(name, _linear(weight))
+        elif isinstance(module, EmbeddingGGML):
+            model.set_submodule(name, nn.Embedding.from_pretrained(module.dequantize(dtype)))
+        elif name == "lm_head" and model.config.tie_word_embeddings:
             model.lm_head = meta_linear(model.config.hidden_size, model.config.vocab_size)  # until it is tied, below
         else:
-            model.set_submodule(name, _plain(model.get_submodule(name), dtype))
+            assert isinstance(module, QuantizedLinear)
+            model.set_submodule(name, _linear(module.dequantize(dtype)))
     model.tie_weights()
-    return model.to(dtype).requires_grad_(False)
+    model.to(dtype).requires_grad_(False).eval()
+    return kept / whole if whole else 1.0
 
 
-def _without_inner(names: Sequence[str]) -> list[str]:
-    """Leave out what lies within another module of the list: a quantized base within its adapter."""
-    return [name for name in names if name.removesuffix(".base_layer") == name]
+def _merged(linear: LoRALinear, dtype: torch.dtype) -> tuple[Tensor, float, float]:
+    """Return the merged weight; and of the correction c and what rounding makes of it, r, the sums of r c and c c."""
+    weight = torch.empty(linear.out_features, linear.in_features, dtype=dtype, device=linear.lora_A.weight.device)
+    kept = whole = 0.0
+    for start, stop, rows in linear.merged_rows():
+        base = rows_of(linear.base_layer, start, stop)
+        weight[start:stop] = rows
+        correction, rounded = rows - base, weight[start:stop].float() - base
+        kept += (rounded * correction).sum().item()  # sync: twice a chunk, once in the model's life
+        whole += correction.square().sum().item()
+    return weight, kept, whole
 
 
-def _plain(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    if isinstance(module, EmbeddingGGML):
-        return nn.Embedding.from_pretrained(module.dequantize(dtype))
-    assert isinstance(module, LoRALinear | QuantizedLinear)
-    weight = module.merged_weight(dtype) if isinstance(module, LoRALinear) else module.dequantize(dtype)
-    plain = meta_linear(module.in_features, module.out_features)
-    plain.weight = nn.Parameter(weight, requires_grad=False)
-    return plain.train(module.training)
+def _linear(weight: Tensor) -> nn.Linear:
+    linear = meta_linear(weight.shape[1], weight.shape[0])
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    return linear
