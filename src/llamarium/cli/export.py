@@ -42,7 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"what the matrices become; {', '.join(_BLOCKS)} for gguf only (default: what they are, if that is a "
         "floating point type)",
     )
-    parser.add_argument("--no-tokenizer", action="store_true", help="write the weights alone")
+    parser.add_argument(
+        "--no-tokenizer",
+        action="store_true",
+        help="write the weights alone; from such a GGUF file llama.cpp computes, but writes no text",
+    )
     parser.add_argument("--force", action="store_true", help="replace PATH")
     add_json(parser)
 
