@@ -45,6 +45,9 @@ COMMANDS: Mapping[str, str] = {
     "download": "fetch a model",
     "doctor": "check this installation",
     "pretrain": "train a model from scratch",
+    "finetune": "teach a model by examples: all weights, LoRA or QLoRA",
+    "merge": "merge a LoRA adapter into its base model",
+    "export": "write a model as a Hugging Face folder or a GGUF file",
     "train-tokenizer": "learn a vocabulary from texts",
     "bench": "measure: `bench cache` shows what the KV cache saves",
 }

@@ -1,27 +1,35 @@
-"""A run's settings as options: one flag for each field of `TrainConfig`, whose help and range stand there."""
+"""A run's settings as options: one flag for each field of a `RunConfig`, whose help and range stand there."""
 
 import argparse
 import dataclasses
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from llamarium.train.config import TrainConfig
+from llamarium.train.config import RunConfig
 
 
-def add_settings(parser: argparse.ArgumentParser, leave_out: Collection[str] = ()) -> None:
-    """Add `--config FILE` and a flag for every setting but those in `leave_out`."""
+def add_run(parser: argparse.ArgumentParser, folder: str) -> None:
+    """Add where a run lives, and how it begins and ends."""
+    parser.add_argument(
+        "--out", type=Path, default=Path(folder), metavar="FOLDER", help="the run's folder (default: %(default)s)"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, or begin")
+    parser.add_argument("--allow-changes", action="store_true", help="resume with other settings or data")
+    parser.add_argument("--report", action="store_true", help="write report.html into the run's folder at the end")
+
+
+def add_settings(parser: argparse.ArgumentParser, kind: type[RunConfig]) -> None:
+    """Add `--config FILE` and a flag for every setting of a kind of run."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings from a TOML file; flags win over it")
     group = parser.add_argument_group("settings")
-    hints = get_type_hints(TrainConfig)
-    for item in dataclasses.fields(TrainConfig):
-        if item.name not in leave_out:
-            _add(group, item, hints[item.name])
+    hints = get_type_hints(kind)
+    for item in dataclasses.fields(kind):
+        _add(group, item, hints[item.name])
 
 
-def given_settings(args: argparse.Namespace) -> dict[str, Any]:
+def given_settings(args: argparse.Namespace, kind: type[RunConfig]) -> dict[str, Any]:
     """Return the settings that stand on the command line."""
-    names = [item.name for item in dataclasses.fields(TrainConfig)]
+    names = [item.name for item in dataclasses.fields(kind)]
     return {name: getattr(args, name) for name in names if hasattr(args, name)}
 
 

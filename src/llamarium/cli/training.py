@@ -7,20 +7,18 @@ from pathlib import Path
 
 from llamarium.cli.options import set_threads
 from llamarium.cli.output import emit as emit_json
-from llamarium.cli.output import note, percent
+from llamarium.cli.output import note
 from llamarium.cli.training_view import view
 from llamarium.errors import OutputError
 from llamarium.train.checkpoint import RunLock
-from llamarium.train.config import TrainConfig
+from llamarium.train.config import RunConfig
 from llamarium.train.journal import Journal
 from llamarium.train.run import Emit, Event, Setup
 from llamarium.train.run import run as train
 from llamarium.weights.files import atomic_file
 
-Prepare = Callable[[TrainConfig, Path, Callable[[int, int], None] | None], Setup]
 
-
-def follow(config: TrainConfig, args: argparse.Namespace, prepare: Prepare) -> int:
+def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[], Setup]) -> int:
     """Run to the end and return the exit code: 0, or 128 and the signal that ended it early.
 
     Raises:
@@ -33,8 +31,7 @@ def follow(config: TrainConfig, args: argparse.Namespace, prepare: Prepare) -> i
     except OSError as error:
         raise OutputError(f"{out}: cannot be made: {error.strerror}") from None
     with RunLock(out):
-        with percent("reading the data") as _:
-            setup = prepare(config, out, None)
+        setup = prepare()
         with atomic_file(out / "train.toml") as file:
             file.write(config.to_toml().encode())
         with view(config.steps, quiet=args.json) as show:

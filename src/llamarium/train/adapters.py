@@ -43,7 +43,7 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 
 _PICKLE = "adapter_model.bin"
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 _FINGERPRINT = "llamarium_base"
 _FINGERPRINT_ROWS = 256
 
@@ -80,7 +80,7 @@ def save_adapter(model: LlamaForCausalLM, folder: Path, *, base_model: str | Non
     metadata = {"format": "pt"} | ({} if fingerprint is None else {_FINGERPRINT: fingerprint})
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        weights = [Weight.of(_PREFIX + key, tensor.float()) for key, tensor in tensors.items()]
+        weights = [Weight.of(PREFIX + key, tensor.float()) for key, tensor in tensors.items()]
         write_safetensors(folder / WEIGHTS, weights, metadata)
         write_json(folder / CONFIG, _to_peft(config, base_model))
         sync(folder)
@@ -240,10 +240,10 @@ def _expected_shapes(model: LlamaForCausalLM, names: list[str], config: LoRAConf
     shapes: dict[str, tuple[int, ...]] = {}
     for name in names:
         linear = cast(Any, model.get_submodule(name))
-        shapes[f"{_PREFIX}{name}.lora_A.weight"] = (config.r, linear.in_features)
-        shapes[f"{_PREFIX}{name}.lora_B.weight"] = (linear.out_features, config.r)
+        shapes[f"{PREFIX}{name}.lora_A.weight"] = (config.r, linear.in_features)
+        shapes[f"{PREFIX}{name}.lora_B.weight"] = (linear.out_features, config.r)
         if config.use_dora:
-            shapes[f"{_PREFIX}{name}.lora_magnitude_vector"] = (linear.out_features,)
+            shapes[f"{PREFIX}{name}.lora_magnitude_vector"] = (linear.out_features,)
     return shapes
 
 
@@ -288,5 +288,5 @@ def _read_tensors(path: Path, table: Mapping[str, SafetensorsTensor]) -> dict[st
         values = file.tensor(entry.offset, entry.shape, FLOAT_DTYPES[entry.dtype]).float()
         if not values.isfinite().all():
             raise CheckpointError(f"{escape(path)}: {key} has NaN or infinite values; the adapter is damaged")
-        tensors[key.removeprefix(_PREFIX)] = values
+        tensors[key.removeprefix(PREFIX)] = values
     return tensors

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, cast, get_args, get_origin, get_type_hints
 
 from llamarium.errors import TrainingError, escape, show_value
 
@@ -26,28 +26,8 @@ def _setting(default: Any, text: str, low: float | None = None, high: float | No
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainConfig:
-    """The settings of a run; the help text of each is its documentation (`llamarium pretrain --help`)."""
-
-    # the data
-    data: str | None = _setting(None, _DATA_HELP)
-    text_field: str = _setting("text", "the field of .jsonl and .parquet rows that holds the text")
-    validation: float = _setting(0.1, "the share at the end that is held out", 0.0, 0.9)
-    tokenizer: str = _setting("characters", "characters, bpe (learned from the data), or a tokenizer's name or path")
-    bpe_vocab_size: int = _setting(4096, "ids of a bpe tokenizer", 258, 2**21)
-
-    # the model: a preset, and what differs from it
-    preset: str = _setting("small", "the model's shape, by name; the settings below change it")
-    hidden_size: int | None = _setting(None, "width of the residual stream", 2)
-    intermediate_size: int | None = _setting(None, "width of the SwiGLU", 1)
-    num_hidden_layers: int | None = _setting(None, "decoder layers", 1)
-    num_attention_heads: int | None = _setting(None, "query heads", 1)
-    num_key_value_heads: int | None = _setting(None, "key-value heads", 1)
-    head_dim: int | None = _setting(None, "width of a head", 2)
-    context: int | None = _setting(None, "tokens a row: the model's context", 2)
-    tie_word_embeddings: bool | None = _setting(None, "the head is the embedding table")
-    rope_theta: float | None = _setting(None, "base of the RoPE frequencies", 1.0)
-    initializer_range: float | None = _setting(None, "standard deviation of fresh weights", 0.0)
+class RunConfig:
+    """What every run has; the help text of each setting is its documentation (`llamarium pretrain --help`)."""
 
     # the recipe
     steps: int = _setting(2000, "optimizer steps", 1)
@@ -64,8 +44,8 @@ class TrainConfig:
     beta1: float = _setting(0.9, "adamw's memory of gradients", 0.0, 0.9999)
     beta2: float = _setting(0.95, "adamw's memory of their squares", 0.0, 0.99999)
     clip: float = _setting(1.0, "the largest gradient norm; 0 is off", 0.0)
-    seed: int = _setting(0, "of the weights and the order of the data", 0, 2**31 - 1)
-    precision: Literal["float32", "bfloat16"] = _setting("float32", "what is computed in; weights are float32 always")
+    seed: int = _setting(0, "of fresh weights and the order of the data", 0, 2**31 - 1)
+    precision: Literal["float32", "bfloat16"] = _setting("float32", "what products are computed in")
     checkpoint_activations: bool = _setting(False, "compute activations twice instead of keeping them")
     compile: bool = _setting(False, "fuse the step by torch.compile (needs a C++ compiler)", free=True)
 
@@ -89,7 +69,7 @@ class TrainConfig:
         Raises:
             TrainingError: Naming the setting, its value and what was expected.
         """
-        hints = get_type_hints(TrainConfig)
+        hints = get_type_hints(type(self))
         for item in dataclasses.fields(self):
             _check(item, hints[item.name], getattr(self, item.name))
 
@@ -99,7 +79,7 @@ class TrainConfig:
         return self.batch_rows * self.accumulate
 
     @classmethod
-    def resolve(cls, file: Path | None, flags: Mapping[str, Any]) -> "TrainConfig":
+    def resolve(cls, file: Path | None, flags: Mapping[str, Any]) -> Self:
         """Put flags over a TOML file over the defaults.
 
         Args:
@@ -120,7 +100,7 @@ class TrainConfig:
         """Return the settings as a TOML file that `resolve` reads; those that are not given are comments."""
         return "".join(_toml_line(item.name, getattr(self, item.name)) for item in dataclasses.fields(self))
 
-    def differences(self, other: "TrainConfig") -> list[str]:
+    def differences(self, other: "RunConfig") -> list[str]:
         """Name what differs in the settings that a resumed run must share, as "name: this one -> the other"."""
         pairs = [
             (item.name, getattr(self, item.name), getattr(other, item.name))
@@ -128,6 +108,67 @@ class TrainConfig:
             if not item.metadata["free"]
         ]
         return [f"{name}: {show_value(was)} -> {show_value(now)}" for name, was, now in pairs if was != now]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainConfig(RunConfig):
+    """What a run from scratch has besides: its data, its tokenizer and its shape."""
+
+    # the data
+    data: str | None = _setting(None, _DATA_HELP)
+    text_field: str = _setting("text", "the field of .jsonl and .parquet rows that holds the text")
+    validation: float = _setting(0.1, "the share at the end that is held out", 0.0, 0.9)
+    tokenizer: str = _setting("characters", "characters, bpe (learned from the data), or a tokenizer's name or path")
+    bpe_vocab_size: int = _setting(4096, "ids of a bpe tokenizer", 258, 2**21)
+
+    # the model: a preset, and what differs from it
+    preset: str = _setting("small", "the model's shape, by name; the settings below change it")
+    hidden_size: int | None = _setting(None, "width of the residual stream", 2)
+    intermediate_size: int | None = _setting(None, "width of the SwiGLU", 1)
+    num_hidden_layers: int | None = _setting(None, "decoder layers", 1)
+    num_attention_heads: int | None = _setting(None, "query heads", 1)
+    num_key_value_heads: int | None = _setting(None, "key-value heads", 1)
+    head_dim: int | None = _setting(None, "width of a head", 2)
+    context: int | None = _setting(None, "tokens a row: the model's context", 2)
+    tie_word_embeddings: bool | None = _setting(None, "the head is the embedding table")
+    rope_theta: float | None = _setting(None, "base of the RoPE frequencies", 1.0)
+    initializer_range: float | None = _setting(None, "standard deviation of fresh weights", 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinetuneConfig(RunConfig):
+    """What fine-tuning has besides: the base model, its dialogs, and the adapters."""
+
+    # other defaults: less of everything, as the model knows most already
+    steps: int = _setting(300, "optimizer steps", 1)
+    batch_rows: int = _setting(4, "rows that are computed at once", 1)
+    learning_rate: float = _setting(2e-4, "the peak", 0.0, 10.0)
+    warmup_steps: int = _setting(10, "steps until the peak", 0)
+    weight_decay: float = _setting(0.0, "of matrices", 0.0, 10.0)
+    eval_every: int = _setting(50, "steps between validations", 1, free=True)
+    sample_every: int = _setting(100, "steps between samples of text; 0 is never", 0, free=True)
+    sample_prompt: str = _setting("Hello!", "what a sample answers", free=True)
+    save_every: int = _setting(100, "steps between checkpoints", 1, free=True)
+
+    # the base and the data
+    model: str = _setting("smollm2-135m", "the base: what -m takes elsewhere")
+    data: str = _setting("", "a .jsonl file of messages, prompt and completion, or instruction and output")
+    validation: float = _setting(0.05, "the share of examples at the end that is held out", 0.0, 0.9)
+    context: int = _setting(512, "tokens a row", 2)
+    chat_format: Literal["auto", "llama3", "chatml", "none"] = _setting("auto", "how a dialog is written")
+    too_long: Literal["error", "drop"] = _setting("error", "what becomes of examples longer than a row")
+    dtype: Literal["auto", "float32", "bfloat16"] = _setting("auto", "of the frozen base; full is float32 always")
+    quantize: Literal["none", "nf4", "int8", "int4"] = _setting("none", "keep the base in few bits: QLoRA")
+    dequantize: Literal["auto", "load", "use"] = _setting("auto", "of a base whose file is quantized")
+
+    # what is learned
+    method: Literal["lora", "full"] = _setting("lora", "adapters beside the frozen base, or all of its weights")
+    rank: int = _setting(16, "of the adapters", 1, 4096)
+    alpha: float = _setting(32.0, "their strength", 0.0)
+    dropout: float = _setting(0.0, "of their inputs", 0.0, 0.99)
+    target_modules: str = _setting("all-linear", "which Linears, by name with commas; all-linear: all but the head")
+    rslora: bool = _setting(False, "scale by alpha / sqrt(rank)")
+    dora: bool = _setting(False, "learn each row's length, too")
 
 
 def _check(item: dataclasses.Field[Any], hint: Any, value: Any) -> None:

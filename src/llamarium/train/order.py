@@ -55,14 +55,14 @@ class Order:
         Raises:
             TrainingError: If an epoch has fewer rows than that.
         """
-        if count > len(self._permutation):
+        if self.cursor.index + count > len(self._permutation):
+            self.cursor = Cursor(self.cursor.epoch + 1)
+            self._permutation = self._permute(self.cursor.epoch)
+        if count > len(self._permutation):  # epochs may differ in their number of rows
             raise TrainingError(
                 f"a step takes {count} rows, and the data has {len(self._permutation)} of {self.rows.context} tokens; "
                 "use fewer rows a step, a shorter context or more data"
             )
-        if self.cursor.index + count > len(self._permutation):
-            self.cursor = Cursor(self.cursor.epoch + 1)
-            self._permutation = self._permute(self.cursor.epoch)
         chosen = self._permutation[self.cursor.index : self.cursor.index + count]
         batch = self.rows.batch(self.cursor.epoch, chosen)
         self.cursor = Cursor(self.cursor.epoch, self.cursor.index + count)

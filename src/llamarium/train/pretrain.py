@@ -19,7 +19,7 @@ from llamarium.presets import preset
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokens import load_tokenizer
 from llamarium.train.bpe import train_bpe, train_characters
-from llamarium.train.config import TrainConfig
+from llamarium.train.config import PretrainConfig
 from llamarium.train.corpus import tokenize_corpus
 from llamarium.train.packing import PackedRows
 from llamarium.train.run import Setup
@@ -33,7 +33,7 @@ _CHANGES = (
 )  # fmt: skip
 
 
-def prepare(config: TrainConfig, out: Path, progress: Callable[[int, int], None] | None = None) -> Setup:
+def prepare(config: PretrainConfig, out: Path, progress: Callable[[int, int], None] | None = None) -> Setup:
     """Make everything that a run from scratch needs.
 
     Args:
@@ -65,7 +65,7 @@ def prepare(config: TrainConfig, out: Path, progress: Callable[[int, int], None]
     )
 
 
-def resolve_model(config: TrainConfig, tokenizer: Tokenizer) -> ModelConfig:
+def resolve_model(config: PretrainConfig, tokenizer: Tokenizer) -> ModelConfig:
     """Return the preset with what the settings change, and with the tokenizer's vocabulary.
 
     Raises:
@@ -112,7 +112,7 @@ def restore_weights(model: LlamaForCausalLM, folder: Path) -> None:
         model.get_parameter(key).copy_(saved.read(key))
 
 
-def _tokenizer(config: TrainConfig) -> Tokenizer:
+def _tokenizer(config: PretrainConfig) -> Tokenizer:
     """Make the tokenizer from the data, or take the one that is named."""
     documents = read_documents(config.data, text_field=config.text_field)
     if config.tokenizer == "characters":

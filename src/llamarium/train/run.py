@@ -29,7 +29,7 @@ from llamarium.model.cost import flops
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.batch import Rows
 from llamarium.train.checkpoint import latest_checkpoint, load_resume, save_checkpoint, save_resume
-from llamarium.train.config import TrainConfig
+from llamarium.train.config import RunConfig
 from llamarium.train.optim import make_optimizers, optimizer_tensors, restore_optimizers, schedule, set_learning_rate
 from llamarium.train.order import Cursor, Order
 from llamarium.train.peak import peak_flops
@@ -56,7 +56,7 @@ class Setup:
         restore: Reads it back from there.
     """
 
-    config: TrainConfig
+    config: RunConfig
     model: LlamaForCausalLM
     tokenizer: Tokenizer
     train: Rows
@@ -288,7 +288,7 @@ class _Loop:
 
 def _restore(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_changes: bool) -> Position:
     tensors, state = load_resume(folder)
-    changed = TrainConfig(**state["settings"]).differences(setup.config)
+    changed = type(setup.config)(**state["settings"]).differences(setup.config)
     if state["data"] != setup.train.fingerprint:
         changed.append("the data or the tokenizer is not the same")
     if changed and not allow_changes:

@@ -25,7 +25,7 @@ from llamarium.weights.checkpoint import EMBEDDING, HEAD, Checkpoint, TensorEntr
 from llamarium.weights.fuse import join_projections
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_STORED: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+STORED_FLOATS: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 Dequantize = Literal["auto", "load", "use"]
 
@@ -41,6 +41,8 @@ class LoadOptions:
         dequantize: For files that are already quantized: "load" unpacks once into `dtype`, "use" keeps the packed bytes
             and unpacks for every use. "auto" keeps NF4 packed and unpacks GGUF's block formats, as each is used most.
         strict: Refuse weights that are not finite instead of warning.
+        join: On a CPU, join small projections for decoding (`weights/fuse.py`); a model that is to be trained has its
+            weights apart.
     """
 
     dtype: torch.dtype | None = None
@@ -48,6 +50,7 @@ class LoadOptions:
     quantize: Method | None = None
     dequantize: Dequantize = "auto"
     strict: bool = False
+    join: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +107,15 @@ def load_model(
     if options.device.type == "cpu":
         if dtype is not torch.float32:
             use_half_linears(model)
-        join_projections(model)
+        if options.join:
+            join_projections(model)
     return model.eval().requires_grad_(False), tuple(loader.sources)
 
 
 def natural_dtype(checkpoint: Checkpoint) -> torch.dtype:
     """What a checkpoint computes in unless told otherwise: as its Linears are stored, else bfloat16."""
     entry = checkpoint.entries["model.layers.0.self_attn.q_proj.weight"]
-    return _STORED.get(entry.dtype, torch.bfloat16)
+    return STORED_FLOATS.get(entry.dtype, torch.bfloat16)
 
 
 class _Loader:
@@ -156,7 +160,7 @@ class _Loader:
 
     def _stays_packed(self, module: nn.Module, entry: TensorEntry) -> bool:
         is_matrix = isinstance(module, (nn.Linear, nn.Embedding))
-        if not is_matrix or entry.dtype in _STORED or self.options.quantize is not None:
+        if not is_matrix or entry.dtype in STORED_FLOATS or self.options.quantize is not None:
             return False
         return self.options.dequantize == "use" or (self.options.dequantize == "auto" and entry.dtype == "NF4")
 
@@ -171,7 +175,7 @@ class _Loader:
 
     def _read(self, entry: TensorEntry) -> Tensor:
         """Return a weight; blocks are decoded straight into the model's dtype, without a float32 copy of the whole."""
-        if entry.dtype in GGML_TYPES and entry.dtype not in _STORED and self.options.quantize is None:
+        if entry.dtype in GGML_TYPES and entry.dtype not in STORED_FLOATS and self.options.quantize is None:
             return self.checkpoint.read(entry.key, out=torch.empty(entry.shape, dtype=self.dtype))
         return self.checkpoint.read(entry.key)
 
@@ -218,7 +222,7 @@ def _parts(module: nn.Module) -> Callable[[], Iterator[Tensor]]:
 
 
 def _check_options(checkpoint: Checkpoint, options: LoadOptions) -> None:
-    packed = sorted({e.dtype for e in checkpoint.entries.values() if e.dtype not in _STORED})
+    packed = sorted({e.dtype for e in checkpoint.entries.values() if e.dtype not in STORED_FLOATS})
     if options.dequantize != "auto" and not packed:
         raise OptionError(
             f"{checkpoint.path}: dequantize={options.dequantize!r} was asked for, but no tensor is quantized; "

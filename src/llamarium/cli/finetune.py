@@ -1,0 +1,48 @@
+"""Teach a model by examples: LoRA adapters beside the frozen base, QLoRA with
+--quantize nf4, or all weights with --method full.
+
+The data is JSONL, a line an example: {"messages": [...]}, {"prompt": ...,
+"completion": ...} or {"instruction": ..., "output": ...}. What the assistant
+says is learned; --preview shows which tokens those are, and trains nothing.
+
+  llamarium finetune --data examples.jsonl --preview
+  llamarium finetune --data examples.jsonl --out runs/mine --steps 100
+  llamarium merge --adapter runs/mine/step-00000100 --out my-model
+"""
+
+import argparse
+
+from llamarium.cli.options import add_json, interrupts_held
+from llamarium.cli.output import show
+from llamarium.cli.settings import add_run, add_settings, given_settings
+from llamarium.train.config import FinetuneConfig
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("-m", dest="model", default=argparse.SUPPRESS, metavar="NAME", help="the same as --model")
+    parser.add_argument("--preview", action="store_true", help="show the first row's learned tokens, and leave")
+    add_run(parser, "runs/finetune")
+    add_json(parser)
+    add_settings(parser, FinetuneConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fine-tune, or preview."""
+    config = FinetuneConfig.resolve(args.config, given_settings(args, FinetuneConfig))
+    with interrupts_held():
+        from llamarium.cli.training import follow
+        from llamarium.train.finetune import prepare
+    if args.preview:
+        return _preview(config)
+    return follow(config, args, lambda: prepare(config))
+
+
+def _preview(config: FinetuneConfig) -> int:
+    from llamarium.tokens import load_tokenizer
+    from llamarium.train.dialogs import preview
+    from llamarium.train.finetune import read_rows
+
+    tokenizer = load_tokenizer(config.model)
+    show(preview(read_rows(config, tokenizer).batch(0, [0]), tokenizer))
+    return 0

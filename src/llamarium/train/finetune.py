@@ -1,0 +1,149 @@
+"""Teaching a model by examples: all of its weights, or small adapters beside weights that are frozen.
+
+The rows are dialogs of which the assistant's tokens are learned; everything else is `run`, as for learning from
+scratch. A checkpoint holds the whole model where all of it is trained, and the adapter in PEFT's layout where only that is.
+"""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from llamarium.api import choose_device
+from llamarium.errors import TrainingError
+from llamarium.model import LlamaForCausalLM
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokens import find_tokenizer
+from llamarium.train.adapters import PREFIX, WEIGHTS, save_adapter
+from llamarium.train.config import FinetuneConfig
+from llamarium.train.dialogs import DialogRows
+from llamarium.train.lora import LoRAConfig, apply_lora
+from llamarium.train.pretrain import restore_weights
+from llamarium.train.run import Setup
+from llamarium.weights.checkpoint import Checkpoint
+from llamarium.weights.hub import resolve
+from llamarium.weights.load import DTYPES, STORED_FLOATS, Dequantize, LoadOptions, load_model
+from llamarium.weights.open import open_checkpoint
+from llamarium.weights.save import save_model
+
+
+def prepare(config: FinetuneConfig) -> Setup:
+    """Load the base and the dialogs, and put the adapters on.
+
+    Raises:
+        LlamariumError: If the base or the data cannot be read, or the settings do not fit together.
+    """
+    _check(config)
+    path = resolve(config.model)
+    checkpoint = open_checkpoint(path)
+    tokenizer = find_tokenizer(path)
+    if tokenizer is None:
+        raise TrainingError(f"{config.model} has no tokenizer files; put a tokenizer.json beside the weights")
+    if config.context > checkpoint.config.max_position_embeddings:
+        raise TrainingError(
+            f"context is {config.context}, and the model's holds {checkpoint.config.max_position_embeddings} tokens"
+        )
+    train, validation = _rows(config, tokenizer)
+    full = config.method == "full"
+    options = LoadOptions(
+        dtype=torch.float32 if full else DTYPES.get(config.dtype),
+        device=choose_device(config.device),
+        quantize=None if config.quantize == "none" else config.quantize,
+        dequantize=_dequantize(config, checkpoint),
+        join=False,  # weights that are views into others cannot be sharded, or moved by an optimizer of their own
+    )
+    model, _ = load_model(checkpoint, options)
+    if full:
+        model.requires_grad_(True)
+        return Setup(
+            config=config,
+            model=model,
+            tokenizer=tokenizer,
+            train=train,
+            validation=validation,
+            save=lambda folder: save_model(
+                model, folder, tokenizer=tokenizer, generation_config=checkpoint.generation_config
+            ),
+            restore=lambda folder: restore_weights(model, folder),
+        )
+    apply_lora(model, lora_config(config), seed=config.seed)
+    return Setup(
+        config=config,
+        model=model,
+        tokenizer=tokenizer,
+        train=train,
+        validation=validation,
+        save=lambda folder: save_adapter(model, folder, base_model=config.model),
+        restore=lambda folder: restore_adapter(model, folder),
+    )
+
+
+def lora_config(config: FinetuneConfig) -> LoRAConfig:
+    """Return the adapters' settings."""
+    named = config.target_modules
+    return LoRAConfig(
+        r=config.rank,
+        alpha=config.alpha,
+        dropout=config.dropout,
+        target_modules=named if named == "all-linear" else tuple(part.strip() for part in named.split(",")),
+        use_rslora=config.rslora,
+        use_dora=config.dora,
+    )
+
+
+def read_rows(config: FinetuneConfig, tokenizer: Tokenizer) -> DialogRows:
+    """Read the examples and pack them into rows.
+
+    Raises:
+        TrainingError: If there are none, or one is too long or malformed.
+    """
+    return DialogRows.from_file(
+        Path(config.data),
+        tokenizer,
+        config.context,
+        seed=config.seed,
+        too_long=config.too_long,
+        chat_format=config.chat_format,
+    )
+
+
+@torch.no_grad()
+def restore_adapter(model: LlamaForCausalLM, folder: Path) -> None:
+    """Read a saved adapter into the adapters that the model has, in place.
+
+    Raises:
+        TrainingError: If the two have other tensors.
+    """
+    saved = load_file(folder / WEIGHTS)
+    held = {f"{PREFIX}{key}": tensor for key, tensor in model.state_dict().items() if ".lora_" in key}
+    if saved.keys() != held.keys() or any(saved[key].shape != held[key].shape for key in held):
+        raise TrainingError(f"{folder}: holds an adapter of other Linears or another rank than this run's")
+    for key, tensor in held.items():
+        tensor.copy_(saved[key])
+
+
+def _check(config: FinetuneConfig) -> None:
+    if not config.data:
+        raise TrainingError("no data; expected a .jsonl file of examples")
+    if config.method == "full":
+        adapters = ("rank", "alpha", "dropout", "target_modules", "rslora", "dora", "quantize", "dtype")
+        changed = [name for name in adapters if getattr(config, name) != getattr(FinetuneConfig(), name)]
+        if changed:
+            raise TrainingError(
+                f"{', '.join(changed)}: of no effect where all weights are trained in float32; leave out"
+            )
+
+
+def _dequantize(config: FinetuneConfig, checkpoint: Checkpoint) -> Dequantize:
+    """Weights that are trained are unpacked, whatever the file holds."""
+    packed = any(entry.dtype not in STORED_FLOATS for entry in checkpoint.entries.values())
+    if config.method != "full" or not packed:
+        return config.dequantize
+    if config.dequantize == "use":
+        raise TrainingError("dequantize is use: weights that are trained cannot stay packed; leave it out, or use lora")
+    return "load"
+
+
+def _rows(config: FinetuneConfig, tokenizer: Tokenizer) -> tuple[DialogRows, DialogRows | None]:
+    rows = read_rows(config, tokenizer)
+    return rows.split(config.validation) if config.validation > 0 else (rows, None)
