@@ -44,7 +44,7 @@ def prepare(config: FinetuneConfig) -> Setup:
             f"context is {config.context}, and the model's holds {checkpoint.config.max_position_embeddings} tokens"
         )
     train, validation = _rows(config, tokenizer)
-    full = config.method == "full"
+    full, chat = config.method == "full", tokenizer.chat_format is not None and config.chat_format != "none"
     options = LoadOptions(
         dtype=torch.float32 if full else DTYPES.get(config.dtype),
         device=choose_device(config.device),
@@ -65,6 +65,7 @@ def prepare(config: FinetuneConfig) -> Setup:
                 model, folder, tokenizer=tokenizer, generation_config=checkpoint.generation_config
             ),
             restore=lambda folder: restore_weights(model, folder),
+            chat=chat,
         )
     apply_lora(model, lora_config(config), seed=config.seed)
     return Setup(
@@ -75,6 +76,7 @@ def prepare(config: FinetuneConfig) -> Setup:
         validation=validation,
         save=lambda folder: save_adapter(model, folder, base_model=config.model),
         restore=lambda folder: restore_adapter(model, folder),
+        chat=chat,
     )
 
 

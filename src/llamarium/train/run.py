@@ -54,6 +54,7 @@ class Setup:
         validation: What is measured with; None for nothing.
         save: Writes the model into the folder of a checkpoint.
         restore: Reads it back from there.
+        chat: Samples answer the prompt, as a dialog, rather than continue it.
     """
 
     config: RunConfig
@@ -63,6 +64,7 @@ class Setup:
     validation: Rows | None
     save: Callable[[Path], None]
     restore: Callable[[Path], None]
+    chat: bool = False
 
 
 @dataclass(slots=True)
@@ -260,9 +262,11 @@ class _Loop:
         model, config = self.setup.model, self.setup.config
         llama = Llama("the model", model.eval(), self.setup.tokenizer)
         try:
-            made = llama.generate(
-                config.sample_prompt, max_tokens=config.sample_tokens, temperature=_SAMPLE_TEMPERATURE, seed=config.seed
-            )
+            options = {"max_tokens": config.sample_tokens, "temperature": _SAMPLE_TEMPERATURE, "seed": config.seed}
+            if self.setup.chat:
+                made = llama.chat([{"role": "user", "content": config.sample_prompt}], **options)
+            else:
+                made = llama.generate(config.sample_prompt, **options)
             self.emit({"event": "sample", "step": self.at.step, "prompt": config.sample_prompt, "text": made.text})
         except LlamariumError as error:  # a prompt that the tokenizer lacks, say: no reason to end a run
             self.emit({"event": "sample", "step": self.at.step, "prompt": config.sample_prompt, "error": str(error)})
