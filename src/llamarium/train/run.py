@@ -33,6 +33,7 @@ from llamarium.train.config import RunConfig
 from llamarium.train.optim import make_optimizers, optimizer_tensors, restore_optimizers, schedule, set_learning_rate
 from llamarium.train.order import Cursor, Order
 from llamarium.train.peak import peak_flops
+from llamarium.train.snapshots import save_snapshot, token_texts
 from llamarium.train.step import StepResult, Trunk, causal_trunk, checkpoint_layers, evaluate, num_learned, train_step
 
 Event = Mapping[str, Any]
@@ -55,6 +56,7 @@ class Setup:
         save: Writes the model into the folder of a checkpoint.
         restore: Reads it back from there.
         chat: Samples answer the prompt, as a dialog, rather than continue it.
+        trunk: How hidden states are computed.
     """
 
     config: RunConfig
@@ -65,6 +67,7 @@ class Setup:
     save: Callable[[Path], None]
     restore: Callable[[Path], None]
     chat: bool = False
+    trunk: Trunk = causal_trunk
 
 
 @dataclass(slots=True)
@@ -159,7 +162,7 @@ class _Loop:
     def __init__(self, setup: Setup, out: Path, position: Position, optimizers: list[Optimizer], emit: Emit) -> None:
         self.setup, self.out, self.at, self.optimizers, self.emit = setup, out, position, optimizers, emit
         self.order = Order(setup.train, setup.config.seed, position.cursor)
-        self.trunk: Trunk = torch.compile(causal_trunk) if setup.config.compile else causal_trunk
+        self.trunk: Trunk = torch.compile(setup.trunk) if setup.config.compile else setup.trunk
         self.flops_per_token = _training_flops_per_token(setup)
         self.skipped = 0
         self.window_tokens, self.window_seconds = 0, 0.0
@@ -167,12 +170,16 @@ class _Loop:
     def go(self, checkpoint: Path | None) -> Ending:
         config, at = self.setup.config, self.at
         self.setup.model.train()
+        if at.step == 0:
+            self._snapshot()
         with stop_signals() as stopped:
             while at.step < config.steps and not stopped:
                 self._step()
                 if self._due(config.log_every):
                     self._log()
                 improved = self._due(config.eval_every) and self._validate()
+                if self._due(config.eval_every):
+                    self._snapshot()
                 if config.sample_every and self._due(config.sample_every):
                     self._sample()
                 if improved or stopped or self._due(config.save_every):
@@ -258,6 +265,11 @@ class _Loop:
         self.emit({"event": "validation", "step": self.at.step, "loss": loss, "best": improved})
         return improved
 
+    def _snapshot(self) -> None:
+        """Keep some embedding rows, where they learn; the report draws how they moved."""
+        if save_snapshot(self.setup.model, self.out, self.at.step):
+            self.emit({"event": "embeddings", "step": self.at.step})
+
     def _sample(self) -> None:
         model, config = self.setup.model, self.setup.config
         llama = Llama("the model", model.eval(), self.setup.tokenizer)
@@ -314,6 +326,7 @@ def _describe(setup: Setup) -> dict[str, Any]:
         "trainable": sum(p.numel() for p in parameters if p.requires_grad),
         "rows": setup.train.num_rows(0),
         "device": str(setup.model.device),
+        "tokens": token_texts(setup.tokenizer),
     }
 
 

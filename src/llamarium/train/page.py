@@ -1,0 +1,269 @@
+"""The parts of a report: curves as inline SVG, tables, and a page that needs nothing from outside.
+
+No script, no font and no image is fetched, so a page can be mailed, and opened in ten years. Every curve has a title, a
+description for those who do not see it, and its numbers in a table beside it. Every text is escaped on its way in
+(`text`), as a model can write anything: `<script>`, terminal controls, overrides of the writing direction.
+"""
+
+import html
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from llamarium.errors import escape
+
+T = TypeVar("T")
+Point = tuple[float, float]
+
+_WIDTH, _HEIGHT = 440, 250  # of a plot, in units of its own: about the pixels of a column
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 38
+_MAX_POINTS = 400  # of a curve; beyond, neighbours are averaged
+_MAX_TABLE_ROWS = 25
+
+NUM_STYLES = 5
+"""Series that a plot can tell apart, by colour and dashes."""
+
+_CSS = """
+:root { color-scheme: light dark; --page: #fbfbfa; --card: #fff; --ink: #1c1e21; --soft: #5b6168; --line: #dfe1e4;
+  --s0: #1f5fc4; --s1: #b34700; --s2: #00746b; --s3: #94308a; --s4: #6b6b00; }
+@media (prefers-color-scheme: dark) { :root { --page: #15171a; --card: #1d2024; --ink: #e8eaed; --soft: #a3a9b1;
+  --line: #363b41; --s0: #7fb0ff; --s1: #ff9a57; --s2: #4bd0bf; --s3: #ee8fe2; --s4: #d3cf5a; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 72rem; background: var(--page); color: var(--ink);
+  font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .25rem; }
+h2 { font-size: 1.2rem; margin: 2.5rem 0 .75rem; }
+p { max-width: 44rem; margin: .5rem 0; }
+.soft, figcaption { color: var(--soft); }
+.facts { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); margin: 1.25rem 0; }
+.facts div { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .8rem; }
+.facts dt { color: var(--soft); font-size: .85rem; }
+.facts dd { margin: 0; font-size: 1.15rem; font-variant-numeric: tabular-nums; }
+.plots { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
+figure { margin: 0; padding: .8rem; background: var(--card); border: 1px solid var(--line); border-radius: .5rem;
+  min-width: 0; }
+figure h3 { font-size: 1rem; margin: 0 0 .4rem; }
+figcaption { font-size: .85rem; margin-top: .4rem; }
+svg { display: block; width: 100%; height: auto; }
+svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
+svg .grid { stroke: var(--line); stroke-width: 1; }
+svg .curve { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
+svg .faint { stroke-width: 1; opacity: .4; }
+svg .token { fill: var(--ink); font: 9px ui-monospace, monospace; }
+.k0 { stroke: var(--s0); } .k1 { stroke: var(--s1); stroke-dasharray: 7 4; } .k2 { stroke: var(--s2);
+  stroke-dasharray: 2 4; } .k3 { stroke: var(--s3); stroke-dasharray: 9 3 2 3; } .k4 { stroke: var(--s4);
+  stroke-dasharray: 4 3; }
+.dot { stroke-dasharray: none; fill: var(--card); stroke-width: 1.5; }
+.legend { list-style: none; display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; margin: .4rem 0 0; padding: 0;
+  font-size: .85rem; }
+.legend svg { display: inline-block; width: 2rem; height: .6rem; margin-right: .4rem; vertical-align: middle; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+caption { text-align: left; color: var(--soft); padding-bottom: .3rem; }
+th, td { text-align: left; vertical-align: top; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid var(--line); }
+th { font-weight: 600; overflow-wrap: normal; }
+details { margin-top: .5rem; }
+summary { cursor: pointer; color: var(--soft); font-size: .9rem; }
+pre { white-space: pre-wrap; margin: .3rem 0 1rem; padding: .7rem .9rem; background: var(--card);
+  border: 1px solid var(--line); border-radius: .5rem; font: .9rem/1.45 ui-monospace, monospace; }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One curve.
+
+    Attributes:
+        name: What it is called in the legend and the table.
+        points: (x, y), by rising x; all finite.
+        style: Below `NUM_STYLES`: colour and dashes.
+        faint: A thin line behind the others.
+        dots: Mark the points.
+    """
+
+    name: str
+    points: Sequence[Point]
+    style: int = 0
+    faint: bool = False
+    dots: bool = False
+
+
+def page(title: str, body: Iterable[str]) -> str:
+    """Return a whole page; `body` is HTML."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        f"<title>{text(title)}</title>\n<style>{_CSS}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(body)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def text(value: object) -> str:
+    """Return any value as HTML that shows it: markup is text, control characters are spelled out; newlines stay."""
+    lines = str(value).split("\n")
+    return html.escape("\n".join(escape(line, 12 * len(line) + 1) for line in lines))
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return a few numbers that matter, large."""
+    shown = "".join(f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in pairs)
+    return f'<dl class="facts">{shown}</dl>'
+
+
+def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table whose rows each begin with their name."""
+    head = "".join(f'<th scope="col">{text(name)}</th>' for name in columns)
+    body = "".join(
+        f'<tr><th scope="row">{text(row[0])}</th>{"".join(f"<td>{text(cell)}</td>" for cell in row[1:])}</tr>'
+        for row in rows
+    )
+    return (
+        f'<div class="scroll"><table><caption>{text(caption)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def details(summary: str, body: str) -> str:
+    """Fold `body`, which is HTML, under a line."""
+    return f"<details><summary>{text(summary)}</summary>{body}</details>"
+
+
+def figure(title: str, y_name: str, series: Sequence[Series], caption: str = "") -> str:
+    """Return curves over steps, with a legend where there are several, and their numbers in a table.
+
+    Args:
+        title: Of the figure.
+        y_name: The quantity and its unit.
+        series: The curves; those without points are left out.
+        caption: A sentence below.
+    """
+    drawn = [s for s in series if s.points]
+    if not drawn:
+        return ""
+    legend = "" if len(drawn) == 1 else _legend(drawn)
+    below = f"<figcaption>{text(caption)}</figcaption>" if caption else ""
+    return (
+        f"<figure><h3>{text(title)}</h3>{_plot(title, y_name, drawn)}{legend}{below}"
+        f"{details('The numbers', _numbers(title, drawn))}</figure>"
+    )
+
+
+def svg(title: str, description: str, width: float, height: float, body: str) -> str:
+    """Return a drawing with its text alternative."""
+    return (
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{text(title)}: {text(description)}">'
+        f"<title>{text(title)}</title>{body}</svg>"
+    )
+
+
+def smoothed(points: Sequence[Point]) -> list[Point]:
+    """Return an exponential moving average over about a twentieth of the points, without a bias at its beginning."""
+    keep = 1 - 1 / max(1.0, len(points) / 20)
+    total = weight = 0.0
+    found: list[Point] = []
+    for x, y in points:
+        total, weight = keep * total + (1 - keep) * y, keep * weight + (1 - keep)
+        found.append((x, total / weight))
+    return found
+
+
+def spread(items: Sequence[T], most: int) -> list[T]:
+    """Choose at most so many of a sequence, evenly, the first and the last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
+def number(value: float | None) -> str:
+    """Write a measured number in four figures; a dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+# --- plots ------------------------------------------------------------------------------------------------------------
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Return about five round numbers within low..high."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / 5
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(power * k for k in (1, 2, 2.5, 5, 10) if power * k >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _plot(title: str, y_name: str, series: Sequence[Series]) -> str:
+    places = [p for s in series for p in s.points]
+    (x0, x1), (y0, y1) = (_range([p[axis] for p in places]) for axis in (0, 1))
+
+    def at(x: float, y: float) -> Point:
+        across = (x - x0) / (x1 - x0) * (_WIDTH - _LEFT - _RIGHT)
+        return _LEFT + across, _HEIGHT - _BOTTOM - (y - y0) / (y1 - y0) * (_HEIGHT - _TOP - _BOTTOM)
+
+    parts = [_axes(at, (x0, x1), (y0, y1))]
+    for s in sorted(series, key=lambda s: not s.faint):
+        shown = [at(*p) for p in _thinned(s.points)]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in shown)
+        parts.append(f'<polyline class="curve k{s.style}{" faint" if s.faint else ""}" points="{line}"/>')
+        if s.dots or len(shown) == 1:
+            parts += [f'<circle class="dot k{s.style}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in shown]
+    last = "; ".join(f"{s.name} goes from {number(s.points[0][1])} to {number(s.points[-1][1])}" for s in series)
+    described = f"{y_name} over steps {x0:,.0f} to {x1:,.0f}. {last}."
+    return svg(title, described, _WIDTH, _HEIGHT, "".join(parts))
+
+
+def _axes(at: Callable[[float, float], Point], xs: Point, ys: Point) -> str:
+    """Draw the grid with its numbers."""
+    parts: list[str] = []
+    for y in ticks(*ys):
+        height = at(xs[0], y)[1]
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{height:.1f}" y2="{height:.1f}"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{height + 4:.1f}" text-anchor="end">{_tick(y)}</text>')
+    for x in ticks(*xs):
+        across = at(x, ys[0])[0]
+        parts.append(f'<text x="{across:.1f}" y="{_HEIGHT - _BOTTOM + 17}" text-anchor="middle">{_tick(x)}</text>')
+    parts.append(f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 4}" text-anchor="end">step</text>')
+    return "".join(parts)
+
+
+def _tick(value: float) -> str:
+    return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def _range(values: Sequence[float]) -> Point:
+    """Return the span of some values, widened where it is none."""
+    low, high = min(values), max(values)
+    around = abs(low) / 10 or 0.5
+    return (low, high) if high > low else (low - around, low + around)
+
+
+def _legend(series: Sequence[Series]) -> str:
+    def item(s: Series) -> str:
+        line = f'<line class="curve k{s.style}{" faint" if s.faint else ""}" x1="1" y1="5" x2="31" y2="5"/>'
+        return f'<li><svg viewBox="0 0 32 10" aria-hidden="true">{line}</svg>{text(s.name)}</li>'
+
+    return f'<ul class="legend">{"".join(map(item, series))}</ul>'
+
+
+def _numbers(title: str, series: Sequence[Series]) -> str:
+    """Return a table of at most `_MAX_TABLE_ROWS` steps: where many have numbers, those of the sparsest series."""
+    by_step = [dict(s.points) for s in series]
+    steps = sorted({x for points in by_step for x in points})
+    sparse = sorted(min(by_step, key=len)) if len(steps) > _MAX_TABLE_ROWS else steps
+    chosen = spread(sparse, _MAX_TABLE_ROWS)
+    rows = ((f"{x:,.0f}", *(number(points.get(x)) for points in by_step)) for x in chosen)
+    return table(f"{title}: {len(chosen)} of {len(steps)} steps", ("step", *(s.name for s in series)), rows)
+
+
+def _thinned(points: Sequence[Point]) -> Iterator[Point]:
+    """Yield at most `_MAX_POINTS` points: means of neighbours where there are more."""
+    every = max(1, math.ceil(len(points) / _MAX_POINTS))
+    for start in range(0, len(points), every):
+        part = points[start : start + every]
+        yield sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)
