@@ -1,0 +1,306 @@
+"""Runs from beginning to end: resumed ones equal uninterrupted ones, and what may not be resumed is refused."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import llamarium
+from llamarium.cli.main import main
+from llamarium.errors import TrainingError
+from llamarium.train.bpe import train_bpe
+from llamarium.train.checkpoint import RunLock, latest_checkpoint
+from llamarium.train.config import FinetuneConfig, PretrainConfig
+from llamarium.train.finetune import prepare as prepare_finetuning
+from llamarium.train.journal import Journal, read_journal
+from llamarium.train.pretrain import prepare
+from llamarium.train.run import Ending, Event, Setup, run
+
+WORDS = "the cat sat on a mat and so did every other cat that had come by".split()
+
+
+class KilledError(BaseException):
+    """Ends a run as a kill would: nothing of it is caught."""
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    generator = random.Random(0)
+    file = tmp_path / "text.txt"
+    file.write_text(" ".join(generator.choice(WORDS) for _ in range(700)) + "\n")
+    return file
+
+
+def config_of(text: Path, **changes: Any) -> PretrainConfig:
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    run = {"steps": 24, "batch_rows": 4, "accumulate": 2, "save_every": 5, "eval_every": 6, "sample_every": 12}
+    options = {"num_key_value_heads": 2, "context": 32, "warmup_steps": 3, "sample_tokens": 5, "log_every": 1}
+    return PretrainConfig(
+        **{"data": str(text), "preset": "tiny", "device": "cpu", **shape, **run, **options, **changes}
+    )
+
+
+def go(config: PretrainConfig, out: Path, emit: Callable[[Event], None] | None = None, **options: Any) -> Ending:
+    out.mkdir(exist_ok=True)
+    journal = Journal(out)
+
+    def tell(event: Event) -> None:
+        journal(event)
+        if emit is not None:
+            emit(event)
+
+    with RunLock(out):
+        return run(prepare(config, out), out, **{"resume": False, **options}, emit=tell)
+
+
+def killed_at(step: int) -> Callable[[Event], None]:
+    def emit(event: Event) -> None:
+        if event["event"] == "step" and event["step"] == step:
+            raise KilledError
+
+    return emit
+
+
+def same_checkpoint(a: Path, b: Path) -> bool:
+    files = ("model.safetensors", "resume/optimizer.safetensors")
+    one, other = ([load_file(folder / name) for name in files] for folder in (a, b))
+    return all(
+        x.keys() == y.keys() and all(torch.equal(x[key], y[key]) for key in x) for x, y in zip(one, other, strict=True)
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_run_that_is_killed_and_resumed_is_the_run_that_is_not(text: Path, tmp_path: Path, optimizer: str) -> None:
+    """To the bit, in the middle of an epoch and across epochs, with accumulation."""
+    config = config_of(text, optimizer=optimizer)
+    straight = go(config, tmp_path / "straight")
+    assert straight.position.cursor.epoch >= 1, "the run goes across epochs"
+    for step in (3, 8, 17, 22):  # before the first checkpoint, and after others
+        with pytest.raises(KilledError):
+            go(config, tmp_path / "killed", killed_at(step), resume=True)
+    resumed = go(config, tmp_path / "killed", resume=True)
+    assert same_checkpoint(straight.checkpoint, resumed.checkpoint)
+    assert replace(resumed.position, seconds=0.0) == replace(straight.position, seconds=0.0)
+    a, b = (
+        [
+            (e["event"], e["step"], e.get("loss"), e.get("learning_rate"), e.get("text"))
+            for e in read_journal(tmp_path / name / "metrics.jsonl")
+            if e["event"] in ("step", "validation", "sample")
+        ]
+        for name in ("straight", "killed")
+    )
+    assert a == b, "the journal is the history of the weights that there are"
+
+
+def test_the_newest_checkpoint_is_damaged(text: Path, tmp_path: Path) -> None:
+    config, out = config_of(text), tmp_path / "run"
+    with pytest.raises(KilledError):
+        go(config, out, killed_at(13))
+    newest = latest_checkpoint(out)
+    assert newest is not None
+    weights = newest / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
+    with pytest.warns(UserWarning, match="model.safetensors"):
+        resumed = go(config, out, resume=True)
+    assert same_checkpoint(resumed.checkpoint, go(config, tmp_path / "straight").checkpoint)
+
+
+def test_what_changes_a_run_is_refused_with_the_difference(text: Path, tmp_path: Path) -> None:
+    config, out = config_of(text, steps=5), tmp_path / "run"
+    go(config, out)
+    with pytest.raises(TrainingError, match=r"holds a run \(step-00000005\); resume it"):
+        go(config, out)
+    with pytest.raises(TrainingError, match=r"learning_rate: 0.001 -> 0.002; seed: 0 -> 1"):
+        go(replace(config, learning_rate=2e-3, seed=1, log_every=2, eval_every=3), out, resume=True)
+    text.write_text(text.read_text() + "the end\n")
+    with pytest.raises(TrainingError, match="the data or the tokenizer is not the same"):
+        go(config, out, resume=True)
+    longer = go(replace(config, steps=7), out, resume=True, allow_changes=True)
+    assert longer.position.step == 7
+
+
+def test_best_and_newest_are_kept(text: Path, tmp_path: Path) -> None:
+    ending = go(
+        config_of(text, learning_rate=1.0, schedule="constant", steps=30, keep=1, warmup_steps=20), tmp_path / "run"
+    )
+    events = list(read_journal(tmp_path / "run" / "metrics.jsonl"))
+    losses = {e["step"]: e["loss"] for e in events if e["event"] == "validation"}
+    best = min(losses, key=losses.__getitem__)
+    assert ending.position.best_step == best < 30, "the learning rate was meant to be too high"
+    kept = sorted(p.name for p in (tmp_path / "run").glob("step-*"))
+    assert kept == [f"step-{best:08d}", "step-00000030"]
+
+
+def test_a_checkpoint_is_a_model(text: Path, tmp_path: Path) -> None:
+    ending = go(config_of(text, tokenizer="bpe", bpe_vocab_size=280), tmp_path / "run")
+    llama = llamarium.load(ending.checkpoint, dtype="float32")
+    assert llama.tokenizer.decode(llama.tokenizer.encode("the cat")) == "the cat"
+    assert llama.generate("the", max_new_tokens=5, temperature=0.0).text
+    assert llama.model.lm_head.weight is llama.model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize(
+    ("content", "changes", "message"),
+    [
+        (b"", {}, "is empty|no text"),
+        (b"short", {}, "tokens"),
+        (b"\x00\xff" * 500, {}, "UTF-8|binary|no text"),
+        (None, {}, "no such|not found|no file"),
+        (b"x" * 5000, {"tokenizer": "bpe", "bpe_vocab_size": 5000}, "280|vocab|merges"),
+        (b"a b " * 500, {"hidden_size": 30}, "head_dim|multiple"),
+        (b"a b " * 500, {"num_key_value_heads": 3}, "num_key_value_heads"),
+        (b"a b " * 500, {"preset": "huge"}, "no preset"),
+        (b"a b " * 500, {"batch_rows": 500}, "a step takes 500 rows"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused_before_the_first_step(
+    content: bytes | None, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "data.txt"
+    if content is not None:
+        file.write_bytes(content)
+    steps: list[Event] = []
+    with pytest.raises(llamarium.LlamariumError, match=message):
+        go(config_of(file, **changes), tmp_path / "run", steps.append)
+    assert not [e for e in steps if e["event"] == "step"]
+
+
+def test_gradients_that_stay_infinite_end_the_run_and_keep_the_weights(text: Path, tmp_path: Path) -> None:
+    config, out = config_of(text, steps=100), tmp_path / "run"
+    out.mkdir()
+    setup = prepare(config, out)
+    setup.model.model.layers[0].mlp.register_forward_hook(
+        lambda module, _args, output: output * (float("inf") if module.training else 1.0)
+    )
+    events: list[Event] = []
+    with RunLock(out), pytest.raises(TrainingError, match="20 steps in a row were not finite"):
+        run(setup, out, resume=False, emit=events.append)
+    assert all(p.isfinite().all() for p in setup.model.parameters())
+    assert sum(e["event"] == "skipped" for e in events) == 20
+
+
+# --- fine-tuning ------------------------------------------------------------------------------------------------------
+
+
+def finetuning(tmp_path: Path, model_files: Callable[..., Any], **changes: Any) -> Callable[[], Setup]:
+    data, base = tmp_path / "dialogs.jsonl", tmp_path / "base"
+    if not base.exists():
+        lines = [{"prompt": f"say {i}", "completion": f" {i} {i}"} for i in range(40)]
+        data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        model_files(vocab_size=280).huggingface().rename(base)
+        train_bpe([json.dumps(lines)], 262).save(base)
+    shape = {"steps": 8, "batch_rows": 2, "context": 24, "save_every": 3, "eval_every": 4, "sample_every": 0}
+    config = FinetuneConfig(
+        **{"model": str(base), "data": str(data), "device": "cpu", "warmup_steps": 1, **shape, **changes}
+    )
+    return lambda: prepare_finetuning(config)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"dropout": 0.2}, {"quantize": "nf4", "dora": True}, {"method": "full"}, {"quantize": "int8", "rslora": True}],
+)
+def test_fine_tuning_resumes_to_the_bit_and_moves_only_what_it_should(
+    changes: dict[str, Any], tmp_path: Path, model_files: Callable[..., Any]
+) -> None:
+    make = finetuning(tmp_path, model_files, learning_rate=1e-2, **changes)
+    ends = []
+    for name, stops in (("straight", ()), ("killed", (2, 5))):
+        out = tmp_path / name
+        out.mkdir()
+        for stop in stops:
+            with RunLock(out), pytest.raises(KilledError):
+                run(make(), out, resume=True, emit=killed_at_any(stop))
+        setup = make()
+        with RunLock(out):
+            ends.append(run(setup, out, resume=True, emit=lambda event: None).checkpoint)
+    name = "model.safetensors" if changes.get("method") == "full" else "adapter_model.safetensors"
+    one, other = (load_file(folder / name) for folder in ends)
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+    trainable = {key for key, p in setup.model.named_parameters() if p.requires_grad}
+    assert all(".lora_" in key for key in trainable) == (changes.get("method") != "full")
+
+
+def killed_at_any(step: int) -> Callable[[Event], None]:
+    seen = [0]
+
+    def emit(event: Event) -> None:
+        seen[0] = max(seen[0], event["step"])
+        if event["event"] in ("step", "validation", "saved") and event["step"] > step:
+            raise KilledError
+
+    return emit
+
+
+def test_options_without_effect_are_refused(tmp_path: Path, model_files: Callable[..., Any]) -> None:
+    with pytest.raises(TrainingError, match="quantize: of no effect where all weights are trained"):
+        finetuning(tmp_path, model_files, method="full", quantize="nf4")()
+    with pytest.raises(TrainingError, match="no data"):
+        finetuning(tmp_path, model_files, data="")()
+
+
+# --- from the shell ---------------------------------------------------------------------------------------------------
+
+
+def test_the_first_run_needs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It learns from the manual that every Python brings."""
+    out = tmp_path / "run"
+    words = ["pretrain", "--out", str(out), "--preset", "tiny", "--context", "32", "--steps", "2", "--batch-rows", "2"]
+    assert main([*words, "--eval-rows", "4", "--sample-tokens", "5", "--num-hidden-layers", "1"]) == 0
+    shown = capsys.readouterr().err
+    assert "step 2/2: loss" in shown and "validation loss" in shown and "2 steps done" in shown
+    settings = (out / "train.toml").read_text()
+    assert 'preset = "tiny"' in settings and "steps = 2\n" in settings and "# data =" in settings
+    assert main(["generate", "-m", str(out / "step-00000002"), "class", "-n", "3"]) == 0
+    again = ["pretrain", "--config", str(out / "train.toml"), "--out", str(out), "--resume", "--json"]
+    assert main(again) == 0
+    events = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert events == ["resume", "end"]
+
+
+def test_sigterm_saves_and_the_resumed_run_is_the_uninterrupted_one(text: Path, tmp_path: Path) -> None:
+    toml = tmp_path / "run.toml"
+    toml.write_text(config_of(text, steps=60, save_every=1000, eval_every=1000, sample_every=0).to_toml())
+    words = [sys.executable, "-m", "llamarium", "pretrain", "--config", str(toml), "--resume", "--out"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([*words, str(tmp_path / "stopped")], env=env, stderr=subprocess.PIPE, text=True)
+    journal = tmp_path / "stopped" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (not journal.exists() or '"step": 4,' not in journal.read_text()):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert "SIGTERM at step" in err and "go on with --resume" in err
+    stopped = latest_checkpoint(tmp_path / "stopped")
+    assert stopped is not None and stopped.name != "step-00000060"
+    for name in ("stopped", "straight"):
+        subprocess.run([*words, str(tmp_path / name)], env=env, check=True, capture_output=True)
+    assert same_checkpoint(tmp_path / "stopped" / "step-00000060", tmp_path / "straight" / "step-00000060")
+
+
+def test_the_shell_refuses_what_the_settings_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toml = tmp_path / "x.toml"
+    for content, message in (
+        ("stepz = 3", "unknown settings: stepz"),
+        ("steps = [", "no TOML"),
+        ("steps = 0", "from 1"),
+    ):
+        toml.write_text(content)
+        assert main(["pretrain", "--config", str(toml), "--out", str(tmp_path / "out")]) == 1
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "file").write_text("")
+    assert main(["pretrain", "--out", str(tmp_path / "file" / "run"), "--steps", "1"]) == 1
+    assert "cannot be made" in capsys.readouterr().err

@@ -1,0 +1,200 @@
+"""Settings, the journal and what a run looks like on a terminal."""
+
+import argparse
+import dataclasses
+import io
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from llamarium.cli import training_view
+from llamarium.cli.main import main
+from llamarium.cli.settings import add_settings, given_settings
+from llamarium.errors import TrainingError
+from llamarium.train.config import FinetuneConfig, PretrainConfig, RunConfig
+from llamarium.train.journal import Journal, read_journal
+
+KINDS = (PretrainConfig, FinetuneConfig)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_is_what_is_read(kind: type[RunConfig], tmp_path: Path) -> None:
+    file = tmp_path / "train.toml"
+    file.write_text(kind().to_toml())
+    assert kind.resolve(file, {}) == kind()
+    assert len(file.read_text().splitlines()) == len(dataclasses.fields(kind))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=40),
+    st.floats(1e-9, 10),
+    st.booleans(),
+    st.integers(1, 99),
+)
+def test_any_text_and_number_survive_the_file(text: str, rate: float, flag: bool, count: int) -> None:
+    config = PretrainConfig(sample_prompt=text, data=text, learning_rate=rate, compile=flag, steps=count)
+    assert PretrainConfig(**tomllib.loads(config.to_toml())) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("steps", 0, "a whole number from 1"),
+        ("steps", 1.0, "a whole number"),
+        ("steps", True, "a whole number"),
+        ("learning_rate", float("nan"), "a number from 0 to 10"),
+        ("learning_rate", -1, "a number from 0 to 10"),
+        ("clip", float("inf"), "a number from 0"),
+        ("optimizer", "sgd", "adamw, muon"),
+        ("compile", 1, "true or false"),
+        ("preset", 5, "a text"),
+        ("hidden_size", 1, "a whole number from 2"),
+        pytest.param("seed", 10**5000, "a whole number from 0", id="huge"),
+    ],
+)
+def test_settings_out_of_range_are_named(name: str, value: object, expected: str) -> None:
+    with pytest.raises(TrainingError, match=f"^{name} is .*; expected {re.escape(expected)}"):
+        PretrainConfig(**{name: value})
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text('steps = 5\nseed = 7\ndata = "a.txt"\n')
+    parser = argparse.ArgumentParser()
+    add_settings(parser, PretrainConfig)
+    words = ["--steps", "6", "--no-compile", "--optimizer", "muon", "--learning-rate", "1e-2"]
+    config = PretrainConfig.resolve(file, given_settings(parser.parse_args(words), PretrainConfig))
+    assert (config.steps, config.seed, config.data, config.optimizer) == (6, 7, "a.txt", "muon")
+    assert (config.learning_rate, config.compile, config.batch_rows) == (0.01, False, 32)
+    with pytest.raises(TrainingError, match=r"x.toml: unknown settings: stepz; there are: steps"):
+        file.write_text("stepz = 5")
+        PretrainConfig.resolve(file, {})
+    with pytest.raises(TrainingError, match=r"nowhere.toml: cannot be read: No such file"):
+        PretrainConfig.resolve(tmp_path / "nowhere.toml", {})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_setting_has_a_flag_with_help(kind: type[RunConfig]) -> None:
+    parser = argparse.ArgumentParser()
+    add_settings(parser, kind)
+    text = parser.format_help()
+    for item in dataclasses.fields(kind):
+        assert f"--{item.name.replace('_', '-')}" in text
+        assert item.metadata["help"]
+        if item.default is not None and not isinstance(item.default, bool):
+            assert item.metadata["low"] is None or item.default >= item.metadata["low"]
+
+
+def test_only_what_changes_the_weights_counts_as_a_difference() -> None:
+    one = PretrainConfig()
+    assert one.differences(PretrainConfig(threads=2, log_every=3, save_every=7, device="cpu")) == []
+    assert one.differences(PretrainConfig(beta2=0.99)) == ["beta2: 0.95 -> 0.99"]
+
+
+# --- the journal ------------------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_journal_forgets_what_never_happened(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for event in ({"event": "start", "step": 0}, *({"event": "step", "step": i, "loss": 1.0 / i} for i in range(1, 6))):
+        journal(event)
+    journal({"event": "step", "step": 6, "loss": float("nan")})
+    with journal.path.open("a") as file:
+        file.write('{"event": "step", "st')  # the machine went down
+    assert [e["step"] for e in read_journal(journal.path)] == [0, 1, 2, 3, 4, 5, 6]
+    Journal(tmp_path)({"event": "resume", "step": 4})
+    journal({"event": "end", "step": 4})
+    assert [(e["event"], e["step"]) for e in read_journal(journal.path)] == [
+        ("start", 0), ("step", 1), ("step", 2), ("step", 3), ("step", 4), ("resume", 4), ("end", 4)
+    ]  # fmt: skip
+    journal({"event": "start", "step": 0})
+    assert len(journal.path.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[1]", '{"step": 3}', "5"])
+def test_a_journal_of_something_else_is_refused(line: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"event": "start", "step": 0}}\n{line}\n')
+    with pytest.raises(TrainingError, match=r"metrics.jsonl:2: is no"):
+        list(read_journal(tmp_path / "metrics.jsonl"))
+
+
+# --- the view ---------------------------------------------------------------------------------------------------------
+
+STEP = {
+    "event": "step", "step": 250, "loss": 1.2345, "grad_norm": 0.5, "learning_rate": 1e-3, "epoch": 1.5,
+    "num_tokens": 10**6, "tokens_per_s": 12345.6, "mfu": 0.42, "seconds": 75.0, "seconds_left": 4000.0,
+}  # fmt: skip
+
+
+def test_elsewhere_than_on_a_terminal_a_line_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    with training_view.view(1000, quiet=False) as show:
+        show({"event": "start", "step": 0, "parameters": 12345, "rows": 10, "device": "cpu"})
+        show(STEP)
+        show({**STEP, "mfu": None})
+        show({"event": "validation", "step": 250, "loss": 1.5, "best": True})
+        show({"event": "sample", "step": 250, "prompt": "\n", "text": "To be\x1b[2J"})
+        show({"event": "skipped", "step": 251, "loss": float("nan"), "grad_norm": float("inf")})
+        show({"event": "end", "step": 1000})
+    out, err = capsys.readouterr()
+    assert out == "" and "\x1b" not in err
+    assert err.splitlines() == [
+        "12,345 parameters, 10 rows an epoch, on cpu",
+        "step 250/1000: loss 1.2345, norm 0.50, lr 0.001, 12,346 tokens/s, MFU 42.0%, 1 h 06 min left",
+        "step 250/1000: loss 1.2345, norm 0.50, lr 0.001, 12,346 tokens/s, 1 h 06 min left",
+        "step 250: validation loss 1.5000, the best so far",
+        r"step 250: sample: To be\x1b[2J",
+        "step 251: gradients are not finite (loss nan); the weights were left alone",
+    ]
+    with training_view.view(1000, quiet=True) as show:
+        show(STEP)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_board_fits_eighty_columns_and_drives_no_terminal() -> None:
+    board = training_view.Board(1000)
+    out = io.StringIO()
+    console = Console(file=out, width=80, markup=False, emoji=False, highlight=False)
+    console.print(board.draw())
+    for i in range(500):
+        board.take({**STEP, "step": i + 1, "loss": 4.0 - i / 200})
+    board.take({"event": "validation", "step": 250, "loss": 1.5, "best": True})
+    board.take({"event": "validation", "step": 500, "loss": 1.6, "best": False})
+    board.take({"event": "sample", "step": 500, "prompt": "", "text": "[red]x\x1b]0;evil\x07" + "long " * 200})
+    board.take({"event": "saved", "step": 500, "path": "runs/x/step-00000500"})
+    console.print(board.draw())
+    shown = out.getvalue()
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "\x1b]" not in shown and "\x07" not in shown
+    for text in ("0 of 1,000", "500 of 1,000, epoch 1.50", "1.6000; best 1.5000 at step 250", "12,346, MFU 42.0%"):
+        assert text in shown
+    assert "1 min 15 s, 1 h 06 min left" in shown and "saved runs/x/step-00000500" in shown
+    assert re.search("█+▇+▆+▅+▄+▃+▂+▁+", shown)
+
+
+def test_curves_and_durations() -> None:
+    assert training_view.sparkline([]) == ""
+    assert training_view.sparkline([2.0]) == "▁"
+    assert training_view.sparkline([1.0, 2.0, 3.0, 8.0]) == "▁▂▃█"
+    assert len(training_view.sparkline([float(i) for i in range(1000)])) == 60
+    assert training_view.sparkline([1.0, float("nan"), 2.0]).count(" ") == 1
+    assert [training_view.duration(s) for s in (0.4, 59, 60, 3599, 3600, 90000)] == [
+        "0 s", "59 s", "1 min 00 s", "59 min 59 s", "1 h 00 min", "25 h 00 min",
+    ]  # fmt: skip
+
+
+def test_json_is_a_line_an_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["pretrain", "--preset", "tiny", "--context", "16", "--steps", "1", "--batch-rows", "1", "--eval-rows", "1"]
+    assert (
+        main([*words, "--sample-every", "0", "--num-hidden-layers", "1", "--json", "--out", str(tmp_path / "r")]) == 0
+    )
+    out = capsys.readouterr().out
+    events = [json.loads(line)["event"] for line in out.splitlines()]
+    assert [e for e in events if e != "embeddings"] == ["start", "step", "validation", "saved", "end"]
+    assert out == (tmp_path / "r" / "metrics.jsonl").read_text()
