@@ -25,6 +25,7 @@ from llamarium.train.checkpoint import (
     checkpoint_step,
     latest_checkpoint,
     load_resume,
+    point_at,
     save_checkpoint,
     save_resume,
     verify_checkpoint,
@@ -495,3 +496,16 @@ def test_the_manifest_says_what_is_there(tmp_path: Path) -> None:
             "a": {"bytes": 1, "sha256": "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"},
         },
     }
+
+
+def test_a_name_stands_for_a_checkpoint(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save_checkpoint(tmp_path, step, lambda folder: (folder / "x").write_text(str(folder)))
+        point_at(tmp_path, "best", step)
+        assert (tmp_path / "best").readlink() == Path(f"step-{step:08d}")
+        assert latest_checkpoint(tmp_path / "best" / "..") == tmp_path / "best" / ".." / f"step-{step:08d}"
+    (tmp_path / "best").unlink()
+    (tmp_path / "best").mkdir()  # somebody's own
+    with pytest.warns(UserWarning, match="best: the link cannot be made"):
+        point_at(tmp_path, "best", 1)
+    assert (tmp_path / "best").is_dir()

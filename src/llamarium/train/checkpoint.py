@@ -1,6 +1,7 @@
 """Checkpoints that survive being killed at any moment.
 
     run/.lock                           held by the process that trains (`RunLock`)
+    run/best                            a link to the checkpoint of the lowest validation loss (`point_at`)
     run/step-00000500/                  a Hugging Face folder, and
         resume/optimizer.safetensors    what else the next step depends on (`save_resume`)
         resume/state.json
@@ -41,6 +42,7 @@ __all__ = [
     "checkpoint_step",
     "latest_checkpoint",
     "load_resume",
+    "point_at",
     "save_checkpoint",
     "save_resume",
     "verify_checkpoint",
@@ -109,6 +111,21 @@ def save_checkpoint(
     except OSError as error:  # nothing is lost by it
         warnings.warn(f"{escape(run)}: an old checkpoint cannot be deleted: {escape(error)}", stacklevel=2)
     return final
+
+
+def point_at(run: Path, name: str, step: int) -> None:
+    """Let `run/<name>` stand for a step's checkpoint: a link that is never missing once it is there.
+
+    Where links cannot be made it is left out, with a warning: the checkpoint is found by its step.
+    """
+    link, fresh = run / name, run / f".{name}-link"
+    try:
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(checkpoint_folder(run, step).name, target_is_directory=True)
+        fresh.replace(link)
+        sync(run)
+    except OSError as error:
+        warnings.warn(f"{escape(link)}: the link cannot be made: {escape(error)}", stacklevel=2)
 
 
 def latest_checkpoint(run: Path) -> Path | None:
