@@ -30,8 +30,9 @@ import os
 import re
 import shlex
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -188,6 +189,8 @@ def _reading_room(smollm2: llamarium.Llama | None = None) -> Iterator[None]:
         return copy.copy(models[key])  # a command gives the model it loaded a name
 
     with (
+        tempfile.TemporaryDirectory() as folder,
+        chdir(folder),  # for what a document's commands write
         mock.patch("llamarium.api.load", load_once),
         mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"),
         torch.set_grad_enabled(True),  # a document may switch gradients off; this puts them back

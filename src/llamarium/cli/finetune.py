@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         from llamarium.train.finetune import prepare
     if args.preview:
         return _preview(config)
-    return follow(config, args, lambda: prepare(config))
+    return follow(config, args, lambda team: prepare(config, team))
 
 
 def _preview(config: FinetuneConfig) -> int:

@@ -31,4 +31,4 @@ def run(args: argparse.Namespace) -> int:
         from llamarium.cli.training import follow
         from llamarium.train.pretrain import prepare
 
-    return follow(config, args, lambda: prepare(config, args.out))
+    return follow(config, args, lambda team: prepare(config, args.out, team=team))

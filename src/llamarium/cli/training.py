@@ -13,25 +13,42 @@ from llamarium.errors import OutputError
 from llamarium.train.checkpoint import RunLock
 from llamarium.train.config import RunConfig
 from llamarium.train.journal import Journal
-from llamarium.train.run import Emit, Event, Setup
+from llamarium.train.run import Emit, Ending, Event, Setup
 from llamarium.train.run import run as train
+from llamarium.train.team import Solo, gathered
 from llamarium.weights.files import atomic_file
 
 
-def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[], Setup]) -> int:
+def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Solo], Setup]) -> int:
     """Run to the end and return the exit code: 0, or 128 and the signal that ended it early.
 
     Raises:
         LlamariumError: Whatever the run raises.
     """
     set_threads(config.threads)
+    with gathered(config) as team:
+        ending = _lead(config, args, team, prepare) if team.is_first else _help(args, team, prepare)
+    if not team.is_first:
+        return 0 if ending.signal is None else 128 + ending.signal
+    at = ending.position
+    name = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}.get(signal.Signals(ending.signal or 1), "")
+    if ending.signal is not None:
+        note(f"{name} at step {at.step}: saved {ending.checkpoint}; go on with --resume")
+        return 128 + ending.signal
+    best = "" if at.best_step is None else f"; best validation loss {at.best_loss:.4f} at step {at.best_step}"
+    note(f"{at.step} steps done: {ending.checkpoint}{best}")
+    return 0
+
+
+def _lead(config: RunConfig, args: argparse.Namespace, team: Solo, prepare: Callable[[Solo], Setup]) -> Ending:
+    """Train, and write everything that is written."""
     out: Path = args.out
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{out}: cannot be made: {error.strerror}") from None
     with RunLock(out):
-        setup = prepare()
+        setup = team.prepare(lambda: prepare(team))
         with atomic_file(out / "train.toml") as file:
             file.write(config.to_toml().encode())
         with view(config.steps, quiet=args.json) as show:
@@ -46,11 +63,10 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[], Se
             from llamarium.train.report import write_report
 
             note(f"report: {write_report(out)}")
-    at = ending.position
-    name = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}.get(signal.Signals(ending.signal or 1), "")
-    if ending.signal is not None:
-        note(f"{name} at step {at.step}: saved {ending.checkpoint}; go on with --resume")
-        return 128 + ending.signal
-    best = "" if at.best_step is None else f"; best validation loss {at.best_loss:.4f} at step {at.best_step}"
-    note(f"{at.step} steps done: {ending.checkpoint}{best}")
-    return 0
+    return ending
+
+
+def _help(args: argparse.Namespace, team: Solo, prepare: Callable[[Solo], Setup]) -> Ending:
+    """Train in step with the first process, and write nothing."""
+    setup = team.prepare(lambda: prepare(team))
+    return train(setup, args.out, resume=args.resume, allow_changes=args.allow_changes, emit=lambda event: None)

@@ -14,7 +14,7 @@ Source: peft, `utils/save_and_load.py`, `config.py`, `tuners/lora/config.py`.
 
 import hashlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,13 +59,22 @@ _ALLOWED: Mapping[str, tuple[object, ...]] = {
 }
 
 
-def save_adapter(model: LlamaForCausalLM, folder: Path, *, base_model: str | None = None) -> None:
+def save_adapter(
+    model: LlamaForCausalLM,
+    folder: Path,
+    *,
+    base_model: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    whole: Callable[[Tensor], Tensor] | None = None,
+) -> None:
     """Write a model's adapters, in float32; each file is complete or untouched, the config last.
 
     Args:
         model: With adapters.
         folder: Made if missing; an adapter that is there is written over.
         base_model: The base's name, as `load` takes it; for whoever wants to know what the adapter belongs to.
+        metadata: What `adapter_metadata` returns of the model; for a base whose weights are not at hand any more.
+        whole: Returns all values of a tensor that several processes share.
 
     Raises:
         TrainingError: If the model has no adapters.
@@ -75,17 +84,28 @@ def save_adapter(model: LlamaForCausalLM, folder: Path, *, base_model: str | Non
     if not linears:
         raise TrainingError("the model has no LoRA adapters to save; apply_lora adds them")
     config = next(iter(linears.values())).config
-    tensors = {key: tensor for key, tensor in model.state_dict().items() if ".lora_" in key}
-    fingerprint = base_fingerprint(model)
-    metadata = {"format": "pt"} | ({} if fingerprint is None else {_FINGERPRINT: fingerprint})
+    tensors = {key: parameter for key, parameter in model.named_parameters() if ".lora_" in key}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        weights = [Weight.of(PREFIX + key, tensor.float()) for key, tensor in tensors.items()]
-        write_safetensors(folder / WEIGHTS, weights, metadata)
+        weights = [_weight(PREFIX + key, tensor, whole) for key, tensor in tensors.items()]
+        write_safetensors(folder / WEIGHTS, weights, adapter_metadata(model) if metadata is None else metadata)
         write_json(folder / CONFIG, _to_peft(config, base_model))
         sync(folder)
     except OSError as error:
         raise unwritable(folder, error) from error
+
+
+def adapter_metadata(model: LlamaForCausalLM) -> dict[str, str]:
+    """Return what stands in the header of an adapter's file: which base it belongs to."""
+    fingerprint = base_fingerprint(model)
+    return {"format": "pt"} | ({} if fingerprint is None else {_FINGERPRINT: fingerprint})
+
+
+def _weight(key: str, tensor: Tensor, whole: Callable[[Tensor], Tensor] | None) -> Weight:
+    def read() -> Tensor:
+        return (tensor if whole is None else whole(tensor)).float()
+
+    return Weight(key, tuple(tensor.shape), torch.float32, read)
 
 
 def load_adapter(

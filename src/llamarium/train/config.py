@@ -52,6 +52,7 @@ class RunConfig:
     # the machine
     device: str = _setting("auto", "cpu, cuda, cuda:1; auto is a GPU where there is one", free=True)
     threads: int | None = _setting(None, "CPU threads", 1, 1024, free=True)
+    tensor_parallel: int = _setting(1, "processes of torchrun that share each layer's matrices", 1, free=True)
 
     # watching and saving
     log_every: int = _setting(10, "steps between lines of metrics", 1, free=True)

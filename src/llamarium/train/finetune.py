@@ -1,7 +1,7 @@
 """Teaching a model by examples: all of its weights, or small adapters beside weights that are frozen.
 
 The rows are dialogs of which the assistant's tokens are learned; everything else is `run`, as for learning from
-scratch. A checkpoint holds the whole model where all of it is trained, and the adapter in PEFT's layout where only that is.
+scratch. A checkpoint holds the whole model where all of it is trained, and else the adapter in PEFT's layout.
 """
 
 from pathlib import Path
@@ -14,21 +14,26 @@ from llamarium.errors import TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokens import find_tokenizer
-from llamarium.train.adapters import PREFIX, WEIGHTS, save_adapter
+from llamarium.train.adapters import PREFIX, WEIGHTS, adapter_metadata, save_adapter
 from llamarium.train.config import FinetuneConfig
 from llamarium.train.dialogs import DialogRows
 from llamarium.train.lora import LoRAConfig, apply_lora
 from llamarium.train.pretrain import restore_weights
 from llamarium.train.run import Setup
+from llamarium.train.team import SOLO, Solo
 from llamarium.weights.checkpoint import Checkpoint
 from llamarium.weights.hub import resolve
 from llamarium.weights.load import DTYPES, STORED_FLOATS, Dequantize, LoadOptions, load_model
 from llamarium.weights.open import open_checkpoint
-from llamarium.weights.save import save_model
+from llamarium.weights.save import save_weights
 
 
-def prepare(config: FinetuneConfig) -> Setup:
+def prepare(config: FinetuneConfig, team: Solo = SOLO) -> Setup:
     """Load the base and the dialogs, and put the adapters on.
+
+    Args:
+        config: The settings.
+        team: Who shares the work.
 
     Raises:
         LlamariumError: If the base or the data cannot be read, or the settings do not fit together.
@@ -61,12 +66,18 @@ def prepare(config: FinetuneConfig) -> Setup:
             tokenizer=tokenizer,
             train=train,
             validation=validation,
-            save=lambda folder: save_model(
-                model, folder, tokenizer=tokenizer, generation_config=checkpoint.generation_config
+            save=lambda folder: save_weights(
+                team.weights(model),
+                model.config,
+                folder,
+                tokenizer=tokenizer,
+                generation_config=checkpoint.generation_config,
             ),
-            restore=lambda folder: restore_weights(model, folder),
+            restore=lambda folder: restore_weights(model, folder, team),
             chat=chat,
+            team=team,
         )
+    metadata = adapter_metadata(model)  # now, while the whole base is at hand
     apply_lora(model, lora_config(config), seed=config.seed)
     return Setup(
         config=config,
@@ -74,9 +85,10 @@ def prepare(config: FinetuneConfig) -> Setup:
         tokenizer=tokenizer,
         train=train,
         validation=validation,
-        save=lambda folder: save_adapter(model, folder, base_model=config.model),
-        restore=lambda folder: restore_adapter(model, folder),
+        save=lambda folder: save_adapter(model, folder, base_model=config.model, metadata=metadata, whole=team.whole),
+        restore=lambda folder: restore_adapter(model, folder, team),
         chat=chat,
+        team=team,
     )
 
 
@@ -110,7 +122,7 @@ def read_rows(config: FinetuneConfig, tokenizer: Tokenizer) -> DialogRows:
 
 
 @torch.no_grad()
-def restore_adapter(model: LlamaForCausalLM, folder: Path) -> None:
+def restore_adapter(model: LlamaForCausalLM, folder: Path, team: Solo = SOLO) -> None:
     """Read a saved adapter into the adapters that the model has, in place.
 
     Raises:
@@ -121,7 +133,7 @@ def restore_adapter(model: LlamaForCausalLM, folder: Path) -> None:
     if saved.keys() != held.keys() or any(saved[key].shape != held[key].shape for key in held):
         raise TrainingError(f"{folder}: holds an adapter of other Linears or another rank than this run's")
     for key, tensor in held.items():
-        tensor.copy_(saved[key])
+        tensor.copy_(team.place(saved[key], tensor))
 
 
 def _check(config: FinetuneConfig) -> None:

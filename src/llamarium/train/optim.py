@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from llamarium.errors import TrainingError
+from llamarium.train.team import SOLO, Solo
 
 OptimizerName = Literal["adamw", "muon"]
 ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
@@ -50,14 +51,15 @@ def make_optimizers(
     in_layers = [(key, p) for key, p in named if name == "muon" and p.ndim == 2 and ".layers." in f".{key}"]
     taken = {key for key, _ in in_layers}
     rest = [(key, p) for key, p in named if key not in taken]
+    alike: dict[tuple[bool, object], list[nn.Parameter]] = {}  # what is divided otherwise is no group's own
+    for _, p in rest:
+        alike.setdefault((p.ndim < 2, getattr(p, "device_mesh", None)), []).append(p)
     groups = [
-        {"params": [p for _, p in rest if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for _, p in rest if p.ndim < 2], "weight_decay": 0.0},
+        {"params": some, "weight_decay": 0.0 if is_vector else weight_decay}
+        for (is_vector, _), some in sorted(alike.items(), key=lambda item: item[0][0])
     ]
     fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for _, p in rest)
-    optimizers: list[Optimizer] = [
-        torch.optim.AdamW([g for g in groups if g["params"]], lr=learning_rate, betas=betas, fused=fused)
-    ]
+    optimizers: list[Optimizer] = [torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=fused)]
     if in_layers:
         peak = learning_rate if muon_learning_rate is None else muon_learning_rate
         matrices = [p for _, p in in_layers]
@@ -114,8 +116,16 @@ def optimizer_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict
     return found
 
 
-def restore_optimizers(model: nn.Module, optimizers: Sequence[Optimizer], tensors: Mapping[str, Tensor]) -> None:
+def restore_optimizers(
+    model: nn.Module, optimizers: Sequence[Optimizer], tensors: Mapping[str, Tensor], team: Solo = SOLO
+) -> None:
     """Put back what `optimizer_tensors` returned.
+
+    Args:
+        model: The one whose parameters are moved.
+        optimizers: Of `make_optimizers`.
+        tensors: What they shall remember; whole, even where the parameters are divided.
+        team: Who has parts of them.
 
     Raises:
         TrainingError: If it does not belong to these parameters.
@@ -130,5 +140,5 @@ def restore_optimizers(model: nn.Module, optimizers: Sequence[Optimizer], tensor
         if name not in owner or (tensor.ndim > 0 and tensor.shape != owner[name][1].shape):
             raise TrainingError(f"the optimizer's state has {key}, which belongs to no parameter of this model")
         optimizer, parameter = owner[name]
-        held: Any = tensor.clone() if field == "step" else tensor.to(parameter.device)
+        held: Any = tensor.to(parameter.device) if field == "step" else team.place(tensor, parameter)
         optimizer.state[parameter][field] = held

@@ -36,25 +36,30 @@ class Order:
         rows: What is learned from.
         seed: Of the order.
         cursor: Where to go on.
+        part: Which part of the rows is returned, if several processes share them.
+        parts: How many parts there are.
 
     Raises:
         TrainingError: If there is no row.
     """
 
-    def __init__(self, rows: Rows, seed: int, cursor: Cursor | None = None) -> None:
+    def __init__(self, rows: Rows, seed: int, cursor: Cursor | None = None, *, part: int = 0, parts: int = 1) -> None:
         self.rows = rows
         self.seed = seed
+        self.part, self.parts = part, parts
         self.cursor = Cursor() if cursor is None else cursor
         self._permutation = self._permute(self.cursor.epoch)
 
     def take(self, count: int) -> Batch:
-        """Return the next `count` rows.
+        """Return the next `count` rows, or this process's part of them.
 
         The last rows of an epoch that fill no batch are left out of it; the next epoch has them in another order.
 
         Raises:
-            TrainingError: If an epoch has fewer rows than that.
+            TrainingError: If an epoch has fewer rows than that, or they cannot be divided evenly.
         """
+        if count % self.parts:
+            raise TrainingError(f"batch_rows is {count}; expected a multiple of the {self.parts} parts of the data")
         if self.cursor.index + count > len(self._permutation):
             self.cursor = Cursor(self.cursor.epoch + 1)
             self._permutation = self._permute(self.cursor.epoch)
@@ -64,7 +69,7 @@ class Order:
                 "use fewer rows a step, a shorter context or more data"
             )
         chosen = self._permutation[self.cursor.index : self.cursor.index + count]
-        batch = self.rows.batch(self.cursor.epoch, chosen)
+        batch = self.rows.batch(self.cursor.epoch, chosen[self.part :: self.parts])
         self.cursor = Cursor(self.cursor.epoch, self.cursor.index + count)
         return batch
 

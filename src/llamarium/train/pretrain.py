@@ -24,8 +24,9 @@ from llamarium.train.corpus import tokenize_corpus
 from llamarium.train.packing import PackedRows
 from llamarium.train.run import Setup
 from llamarium.train.sources import read_documents
+from llamarium.train.team import SOLO, Solo
 from llamarium.weights.open import open_checkpoint
-from llamarium.weights.save import save_model
+from llamarium.weights.save import save_weights
 
 _CHANGES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
@@ -33,13 +34,16 @@ _CHANGES = (
 )  # fmt: skip
 
 
-def prepare(config: PretrainConfig, out: Path, progress: Callable[[int, int], None] | None = None) -> Setup:
+def prepare(
+    config: PretrainConfig, out: Path, progress: Callable[[int, int], None] | None = None, team: Solo = SOLO
+) -> Setup:
     """Make everything that a run from scratch needs.
 
     Args:
         config: The settings.
         out: The run's folder; the ids of the data are kept in it.
         progress: Told how many documents and tokens have been read.
+        team: Who shares the work.
 
     Raises:
         LlamariumError: If the data cannot be read or is too short, or the settings do not fit together.
@@ -60,8 +64,9 @@ def prepare(config: PretrainConfig, out: Path, progress: Callable[[int, int], No
         tokenizer=tokenizer,
         train=PackedRows(corpus, context, config.seed),
         validation=validation,
-        save=lambda folder: save_model(model, folder, tokenizer=tokenizer),
-        restore=lambda folder: restore_weights(model, folder),
+        save=lambda folder: save_weights(team.weights(model), model_config, folder, tokenizer=tokenizer),
+        restore=lambda folder: restore_weights(model, folder, team),
+        team=team,
     )
 
 
@@ -98,7 +103,7 @@ def resolve_model(config: PretrainConfig, tokenizer: Tokenizer) -> ModelConfig:
 
 
 @torch.no_grad()
-def restore_weights(model: LlamaForCausalLM, folder: Path) -> None:
+def restore_weights(model: LlamaForCausalLM, folder: Path, team: Solo = SOLO) -> None:
     """Read a saved model's weights into one of the same shape, in place.
 
     Raises:
@@ -109,7 +114,8 @@ def restore_weights(model: LlamaForCausalLM, folder: Path) -> None:
     if saved.config != model.config:
         raise TrainingError(f"{folder}: holds a model of another shape than this run's; expected {model.config}")
     for key in saved.entries:
-        model.get_parameter(key).copy_(saved.read(key))
+        parameter = model.get_parameter(key)
+        parameter.copy_(team.place(saved.read(key), parameter))
 
 
 def _tokenizer(config: PretrainConfig) -> Tokenizer:

@@ -1,7 +1,8 @@
 """What a run needs to go on, beside its weights: tensors as safetensors, all else as JSON. Nothing in it can run."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,19 @@ _RESUME = "resume"
 _MAX_STATE_BYTES = 64 * 2**20
 
 
-def save_resume(folder: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+def save_resume(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    whole: Callable[[Tensor], Tensor] | None = None,
+) -> None:
     """Write what a run needs to go on, beside its weights: `resume/optimizer.safetensors` and `resume/state.json`.
 
     Args:
         folder: The checkpoint's.
         tensors: The optimizer's and the random generators' states; any shape.
         state: Plain JSON: dicts with str keys, lists, numbers that are finite, str, bool and None.
+        whole: Returns all values of a tensor that several processes share.
 
     Raises:
         TrainingError: If `state` would not come back from JSON as it is.
@@ -37,11 +44,16 @@ def save_resume(folder: Path, tensors: Mapping[str, Tensor], state: Mapping[str,
         raise TrainingError(f"{escape(folder)}: the run's state changes in JSON; expected lists and str keys")
     try:
         (folder / _RESUME).mkdir(parents=True, exist_ok=True)
-        write_safetensors(folder / _RESUME / "optimizer.safetensors", [Weight.of(k, t) for k, t in tensors.items()])
+        weights = [Weight(k, tuple(t.shape), t.dtype, partial(whole or _same, t)) for k, t in tensors.items()]
+        write_safetensors(folder / _RESUME / "optimizer.safetensors", weights)
         write_json(folder / _RESUME / "state.json", state)
         sync(folder / _RESUME)
     except OSError as error:
         raise unwritable(folder / _RESUME, error) from error
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def load_resume(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -28,13 +28,21 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import flops
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.batch import Rows
-from llamarium.train.checkpoint import latest_checkpoint, load_resume, save_checkpoint, save_resume
+from llamarium.train.checkpoint import (
+    checkpoint_folder,
+    checkpoint_step,
+    latest_checkpoint,
+    load_resume,
+    save_checkpoint,
+    save_resume,
+)
 from llamarium.train.config import RunConfig
 from llamarium.train.optim import make_optimizers, optimizer_tensors, restore_optimizers, schedule, set_learning_rate
 from llamarium.train.order import Cursor, Order
 from llamarium.train.peak import peak_flops
 from llamarium.train.snapshots import save_snapshot, token_texts
 from llamarium.train.step import StepResult, Trunk, causal_trunk, checkpoint_layers, evaluate, num_learned, train_step
+from llamarium.train.team import SOLO, Solo
 
 Event = Mapping[str, Any]
 Emit = Callable[[Event], None]
@@ -57,6 +65,7 @@ class Setup:
         restore: Reads it back from there.
         chat: Samples answer the prompt, as a dialog, rather than continue it.
         trunk: How hidden states are computed.
+        team: Who shares the work.
     """
 
     config: RunConfig
@@ -68,6 +77,7 @@ class Setup:
     restore: Callable[[Path], None]
     chat: bool = False
     trunk: Trunk = causal_trunk
+    team: Solo = SOLO
 
 
 @dataclass(slots=True)
@@ -135,10 +145,13 @@ def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, e
     """
     config, model = setup.config, setup.model
     newest = latest_checkpoint(out)
+    setup.team.agree("checkpoints", newest.name if newest else "none")
+    setup.team.agree("data", setup.train.fingerprint)
     if newest is not None and not resume:
         raise TrainingError(f"{out}: holds a run ({newest.name}); resume it, or choose another folder")
     if not num_learned(setup.train):
         raise TrainingError("no label of the training data counts: all are masked; there is nothing to learn")
+    setup.team.divide(model)
     optimizers = make_optimizers(
         model,
         config.optimizer,
@@ -161,7 +174,8 @@ class _Loop:
 
     def __init__(self, setup: Setup, out: Path, position: Position, optimizers: list[Optimizer], emit: Emit) -> None:
         self.setup, self.out, self.at, self.optimizers, self.emit = setup, out, position, optimizers, emit
-        self.order = Order(setup.train, setup.config.seed, position.cursor)
+        self.team = setup.team
+        self.order = Order(setup.train, setup.config.seed, position.cursor, part=self.team.part, parts=self.team.parts)
         self.trunk: Trunk = torch.compile(setup.trunk) if setup.config.compile else setup.trunk
         self.flops_per_token = _training_flops_per_token(setup)
         self.skipped = 0
@@ -172,7 +186,8 @@ class _Loop:
         self.setup.model.train()
         if at.step == 0:
             self._snapshot()
-        with stop_signals() as stopped:
+        with stop_signals() as came:
+            stopped = self.team.stopping(came)
             while at.step < config.steps and not stopped:
                 self._step()
                 if self._due(config.log_every):
@@ -182,9 +197,10 @@ class _Loop:
                     self._snapshot()
                 if config.sample_every and self._due(config.sample_every):
                     self._sample()
+                stopped = self.team.stopping(came)
                 if improved or stopped or self._due(config.save_every):
                     checkpoint = self._save()
-            if checkpoint is None:  # resumed at its end, or stopped before its first step
+            if checkpoint is None or checkpoint_step(checkpoint) != at.step:  # stopped before a step, or after its save
                 checkpoint = self._save()
         self.emit({"event": "end", "step": at.step, "signal": stopped[0] if stopped else None})
         return Ending(at, checkpoint, stopped[0] if stopped else None)
@@ -198,10 +214,10 @@ class _Loop:
         device = self.setup.model.device
         batches = [self.order.take(config.batch_rows).to(device) for _ in range(config.accumulate)]
         set_learning_rate(self.optimizers, self._learning_rate())
-        with seeded(config.seed, at.step, device):
+        with seeded(config.seed, at.step * self.team.parts + self.team.part, device):
             found = train_step(
                 self.setup.model, self.optimizers, batches, clip=config.clip, precision=config.precision,
-                trunk=self.trunk,
+                trunk=self.trunk, team=self.team,
             )  # fmt: skip
         seconds = time.perf_counter() - begin
         at.step, at.cursor = at.step + 1, self.order.cursor
@@ -243,7 +259,7 @@ class _Loop:
                 "epoch": at.cursor.epoch + at.cursor.index / self.setup.train.num_rows(at.cursor.epoch),
                 "num_tokens": at.num_tokens,
                 "tokens_per_s": tokens_per_s,
-                "mfu": None if peak is None else tokens_per_s * self.flops_per_token / peak,
+                "mfu": None if peak is None else tokens_per_s * self.flops_per_token / (peak * self.team.size),
                 "seconds": at.seconds,
                 "seconds_left": (config.steps - at.step) * at.seconds / at.step,
             }
@@ -257,7 +273,7 @@ class _Loop:
         config = self.setup.config
         loss = evaluate(
             self.setup.model, self.setup.validation, batch_rows=config.batch_rows, max_rows=config.eval_rows,
-            precision=config.precision, trunk=self.trunk,
+            precision=config.precision, trunk=self.trunk, team=self.team,
         )  # fmt: skip
         improved = loss < self.at.best_loss
         if improved:
@@ -267,11 +283,20 @@ class _Loop:
 
     def _snapshot(self) -> None:
         """Keep some embedding rows, where they learn; the report draws how they moved."""
-        if save_snapshot(self.setup.model, self.out, self.at.step):
+        written: list[bool] = []
+        self.team.lead(
+            lambda: written.append(save_snapshot(self.setup.model, self.out, self.at.step, self.team.whole)),
+            self.setup.model.model.embed_tokens.parameters(),
+        )
+        if any(written):
             self.emit({"event": "embeddings", "step": self.at.step})
 
     def _sample(self) -> None:
         model, config = self.setup.model, self.setup.config
+        if self.team.size > 1:
+            why = "not made while the weights are spread over several processes; generate from a checkpoint"
+            self.emit({"event": "sample", "step": self.at.step, "prompt": config.sample_prompt, "error": why})
+            return
         llama = Llama("the model", model.eval(), self.setup.tokenizer)
         try:
             options = {"max_tokens": config.sample_tokens, "temperature": _SAMPLE_TEMPERATURE, "seed": config.seed}
@@ -286,6 +311,7 @@ class _Loop:
             model.train()
 
     def _save(self) -> Path:
+        remembered = optimizer_tensors(self.setup.model, self.optimizers)
         state = {
             "position": self.at.to_dict(),
             "settings": dataclasses.asdict(self.setup.config),
@@ -294,10 +320,14 @@ class _Loop:
 
         def write(folder: Path) -> None:
             self.setup.save(folder)
-            save_resume(folder, optimizer_tensors(self.setup.model, self.optimizers), state)
+            save_resume(folder, remembered, state, self.team.whole)
 
         best = () if self.at.best_step is None else (self.at.best_step,)
-        saved = save_checkpoint(self.out, self.at.step, write, keep=self.setup.config.keep, protect=best)
+        self.team.lead(
+            lambda: save_checkpoint(self.out, self.at.step, write, keep=self.setup.config.keep, protect=best),
+            [*self.setup.model.parameters(), *remembered.values()],
+        )
+        saved = checkpoint_folder(self.out, self.at.step)
         self.emit({"event": "saved", "step": self.at.step, "path": str(saved), "best_step": self.at.best_step})
         return saved
 
@@ -313,7 +343,7 @@ def _restore(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_chan
             "changes"
         )
     setup.restore(folder)
-    restore_optimizers(setup.model, optimizers, tensors)
+    restore_optimizers(setup.model, optimizers, tensors, setup.team)
     return Position.from_dict(state["position"])
 
 

@@ -8,7 +8,8 @@ where they hold different numbers of learned tokens.
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -20,6 +21,7 @@ from llamarium.attention import CausalAttend
 from llamarium.model import LlamaForCausalLM
 from llamarium.train.batch import IGNORED, Batch, Rows
 from llamarium.train.loss import cross_entropy_sum
+from llamarium.train.team import SOLO, Solo
 
 Trunk = Callable[[LlamaForCausalLM, Batch], Tensor]
 """From a batch to its normalised hidden states, (B, T, D)."""
@@ -75,6 +77,7 @@ def train_step(
     clip: float = 1.0,
     precision: Literal["float32", "bfloat16"] = "float32",
     trunk: Trunk = causal_trunk,
+    team: Solo = SOLO,
 ) -> StepResult:
     """Learn once from some batches.
 
@@ -85,23 +88,26 @@ def train_step(
         clip: The largest norm of all gradients together; 0 is off.
         precision: What the products are computed in.
         trunk: How the hidden states are computed.
+        team: Who shares the work; `batches` are this process's part of the rows.
     """
-    num_learned = sum(batch.num_learned for batch in batches)
+    num_tokens, num_learned = map(
+        int, team.add(sum(batch.ids_BT.numel() for batch in batches), sum(batch.num_learned for batch in batches))
+    )
     total = torch.zeros((), device=model.device)
     for batch in batches:
         with autocast(model.device, precision):
-            loss = cross_entropy_sum(trunk(model, batch), head_weight(model), batch.labels_BT) / max(1, num_learned)
+            loss = team.forward(partial(loss_sum, model, batch, trunk)) / max(1, num_learned)
         loss.backward()
         total += loss.detach()
     parameters = [p for p in model.parameters() if p.grad is not None]
-    norm = float(torch.nn.utils.clip_grad_norm_(parameters, clip or math.inf))  # sync: decides whether to update
+    norm = team.settle(parameters, clip or math.inf)
     updated = math.isfinite(norm) and num_learned > 0
     for optimizer in optimizers:
         if updated:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    num_tokens = sum(batch.ids_BT.numel() for batch in batches)
-    return StepResult(float(total), norm, num_tokens, num_learned, updated)  # sync: to show
+    (loss,) = team.add(float(total))  # sync: to show
+    return StepResult(loss, norm, num_tokens, num_learned, updated)
 
 
 @torch.no_grad()
@@ -113,6 +119,7 @@ def evaluate(
     max_rows: int = 0,
     precision: Literal["float32", "bfloat16"] = "float32",
     trunk: Trunk = causal_trunk,
+    team: Solo = SOLO,
 ) -> float:
     """Return the mean of -log P over the learned tokens of `rows`, in nats; always of the same rows.
 
@@ -123,6 +130,7 @@ def evaluate(
         max_rows: Only so many, spread evenly; 0 is all.
         precision: As in `train_step`.
         trunk: As in `train_step`.
+        team: Who shares the work.
     """
     was_training = model.training
     model.eval()
@@ -130,12 +138,26 @@ def evaluate(
     step = max(1, math.ceil(len(every) / max_rows)) if max_rows else 1
     chosen, total, count = every[::step], 0.0, 0
     for start in range(0, len(chosen), batch_rows):
-        batch = rows.batch(0, chosen[start : start + batch_rows]).to(model.device)
+        batch = _part(rows, chosen[start : start + batch_rows], team).to(model.device)
         with autocast(model.device, precision):
-            total += float(cross_entropy_sum(trunk(model, batch), head_weight(model), batch.labels_BT))  # sync: to add
+            total += float(team.forward(partial(loss_sum, model, batch, trunk)))  # sync: to add
         count += batch.num_learned
     model.train(was_training)
+    total, count = team.add(total, count)
     return total / count if count else math.nan
+
+
+def loss_sum(model: LlamaForCausalLM, batch: Batch, trunk: Trunk) -> Tensor:
+    """Return the sum of -log P over a batch's learned tokens, in nats."""
+    return cross_entropy_sum(trunk(model, batch), head_weight(model), batch.labels_BT)
+
+
+def _part(rows: Rows, indices: Sequence[int], team: Solo) -> Batch:
+    """Return this process's part of some rows; where there are too few, one of which nothing is learned."""
+    if mine := indices[team.part :: team.parts]:
+        return rows.batch(0, mine)
+    batch = rows.batch(0, indices[:1])
+    return replace(batch, labels_BT=torch.full_like(batch.labels_BT, IGNORED))
 
 
 def head_weight(model: LlamaForCausalLM) -> Tensor:
