@@ -33,6 +33,7 @@ from llamarium.weights.open import open_checkpoint
 if TYPE_CHECKING:
     from llamarium.inspect.neighbors import Neighbors
     from llamarium.inspect.next_tokens import NextStep
+    from llamarium.inspect.perplexity import Perplexity
     from llamarium.inspect.score import Score
     from llamarium.inspect.trace import Trace
 
@@ -218,6 +219,34 @@ class Llama:
         from llamarium.inspect.score import score_text
 
         return score_text(self.model, self.tokenizer, text)
+
+    def perplexity(
+        self,
+        text: str,
+        *,
+        context: int | None = None,
+        stride: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> "Perplexity":
+        """Measure how well the model predicts a text of any length, through a sliding window.
+
+        Args:
+            text: The text; BOS is put before it once, where the vocabulary wants it.
+            context: Tokens of a window; None is 2,048, or the model's whole context where that is shorter.
+            stride: Tokens from one window to the next, less than `context`; None is half of it. Each token is scored
+                once, with at least `context` - `stride` tokens before it where there are that many.
+            progress: Called with (tokens done, tokens in all).
+
+        Returns:
+            A `Perplexity`: perplexity, bits per byte, nats, and what they were measured with.
+
+        Raises:
+            TokenizerError: If the text cannot be encoded.
+            InputError: If it has no token to score, or `context` or `stride` is out of range.
+        """
+        from llamarium.inspect.perplexity import perplexity_of_text
+
+        return perplexity_of_text(self.model, self.tokenizer, text, context=context, stride=stride, progress=progress)
 
     def next_tokens(self, text: str, k: int = 10, steps: int = 1) -> "list[NextStep]":
         """Return the auto-regressive loop as data: the `k` best candidates and the choice, `steps` times."""

@@ -20,13 +20,15 @@ from hypothesis import strategies as st
 
 import llamarium
 from llamarium.errors import DownloadError, OptionError, OutputError, TrainingError
+from llamarium.tokenizer import pieces as pieces_module
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.characters import CharacterTokenizer
+from llamarium.tokenizer.pieces import encode_pieces
 from llamarium.train import corpus as corpus_module
 from llamarium.train import sources
 from llamarium.train.batch import IGNORED
 from llamarium.train.bpe import train_bpe
-from llamarium.train.corpus import Corpus, encode_pieces, tokenize_corpus, tokenizer_fingerprint
+from llamarium.train.corpus import Corpus, tokenize_corpus, tokenizer_fingerprint
 from llamarium.train.packing import PackedRows
 from llamarium.train.sources import read_documents
 
@@ -494,13 +496,13 @@ def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: Path, lette
 @given(st.text(alphabet="ab \n\t1'.\u00e9\u4e2d\U0001f642\r", max_size=200), st.integers(1, 20))
 def test_pieces_give_the_ids_of_the_whole(bpe: Tokenizer, text: str, num_characters: int):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus_module, "_PIECE_CHARACTERS", num_characters)
+        patch.setattr(pieces_module, "_PIECE_CHARACTERS", num_characters)
         pieces = list(encode_pieces(bpe, text))
     assert [i for piece in pieces for i in piece] == bpe.encode(text, add_special_tokens=False)
 
 
 def test_long_texts_are_cut_but_not_where_an_id_would_change(bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(corpus_module, "_PIECE_CHARACTERS", 10)
+    monkeypatch.setattr(pieces_module, "_PIECE_CHARACTERS", 10)
     assert len(list(encode_pieces(bpe, LINES))) == 2  # not before the line that begins with spaces
 
     class Joining:

@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, str] = {
     "generate": "continue a text",
     "next": "show the candidates for the next tokens, step by step",
     "score": "show how probable a model finds each token of a text",
+    "perplexity": "measure how well a model predicts a text file",
     "tokenize": "show a text's bytes, pieces, merges and ids",
     "tree": "print a model's module tree",
     "info": "show a model's configuration, costs and files",

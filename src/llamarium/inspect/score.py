@@ -11,7 +11,7 @@ and then every token of the text has one.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,8 +72,7 @@ class Score:
         """exp(-mean logprob); None for a single token."""
         if self.num_scored == 0:
             return None
-        mean_nats = -self.total_logprob / self.num_scored
-        return math.inf if mean_nats > 709 else math.exp(mean_nats)  # e^710 is no float64
+        return e_to_the(-self.total_logprob / self.num_scored)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as JSON values."""
@@ -84,6 +83,11 @@ class Score:
             "total_logprob": self.total_logprob,
             "perplexity": self.perplexity,
         }
+
+
+def e_to_the(mean_nats: float) -> float:
+    """Return the perplexity of a mean of -log P; e^710 is no float64, and so infinite."""
+    return math.inf if mean_nats > 709 else math.exp(mean_nats)
 
 
 @torch.inference_mode()
@@ -102,8 +106,9 @@ def score(model: LlamaForCausalLM, ids: Sequence[int] | Tensor) -> Score:
     positions_1T = torch.arange(ids_1T.shape[1], device=ids_1T.device).unsqueeze(0)
     hidden_TD = model.model(ids_1T, positions_1T, CausalAttend())[0, :-1]  # nothing follows the last token
     scored = [TokenScore(int(ids_1T[0, 0]), None, None)]  # sync: to show
-    for logprobs_C, ranks_C, ids_C in _chunks(model, hidden_TD, ids_1T[0, 1:]):
-        scored += map(TokenScore, ids_C.tolist(), logprobs_C.tolist(), ranks_C.tolist())  # sync: to show
+    for found in scored_tokens(model, hidden_TD, ids_1T[0, 1:]):
+        columns = (found.ids_C, found.logprobs_C, found.ranks_C)
+        scored += map(TokenScore, *(column.tolist() for column in columns))  # sync: to show
     return Score(tuple(scored))
 
 
@@ -119,11 +124,34 @@ def score_text(model: LlamaForCausalLM, tokenizer: Tokenizer, text: str) -> Scor
     return Score(tuple(replace(token, text=tokenizer.token_text(token.token_id)) for token in found.tokens))
 
 
-def _chunks(model: LlamaForCausalLM, hidden_TD: Tensor, next_T: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield log-probability, rank and id of what followed, a few positions at a time, so that no (T, V) is held."""
+class ScoredTokens(NamedTuple):
+    """What a model thought of tokens that came. C tokens.
+
+    Attributes:
+        ids_C: int64; the tokens.
+        logprobs_C: float32; log P(token | those before), natural.
+        ranks_C: int64; 1 where no other token was more probable.
+        greedy_C: bool; whether greedy decoding would have chosen the token.
+    """
+
+    ids_C: Tensor
+    logprobs_C: Tensor
+    ranks_C: Tensor
+    greedy_C: Tensor
+
+
+def scored_tokens(model: LlamaForCausalLM, hidden_TD: Tensor, next_T: Tensor) -> Iterator[ScoredTokens]:
+    """Score what followed each position, a few positions at a time, so that no logits (T, V) are held.
+
+    Args:
+        model: The model.
+        hidden_TD: Its normalised hidden states, of any rows.
+        next_T: int64; the token that followed each.
+    """
     num_rows = max(1, CHUNK_BYTES // (4 * model.config.vocab_size))
     for hidden_CD, ids_C in zip(hidden_TD.split(num_rows), next_T.split(num_rows), strict=True):
         logits_CV = model.logits(hidden_CD).float()
         chosen_C1 = logits_CV.gather(-1, ids_C.unsqueeze(-1))
         ranks_C = (logits_CV > chosen_C1).sum(dim=-1) + 1
-        yield chosen_C1.squeeze(-1) - logits_CV.logsumexp(dim=-1), ranks_C, ids_C
+        logprobs_C = chosen_C1.squeeze(-1) - logits_CV.logsumexp(dim=-1)
+        yield ScoredTokens(ids_C, logprobs_C, ranks_C, logits_CV.argmax(dim=-1) == ids_C)

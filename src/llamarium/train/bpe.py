@@ -11,19 +11,16 @@ Source: Sennrich, Haddow, Birch 2016, "Neural Machine Translation of Rare Words 
 `tokenizers` package does the work.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 
 from llamarium.errors import TrainingError
 from llamarium.tokenizer.base import SpecialTokens, Tokenizer, check_text
 from llamarium.tokenizer.files import MAX_TOKENS
+from llamarium.tokenizer.pieces import LINE_BEGINS
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 SMALLEST_VOCAB = 256 + 2
 """One token a byte, and the two control tokens."""
-
-LINE_BEGINS = re.compile(r"\n(?=\S)")
-"""Where a text may be cut: Llama 3's pre-tokenizer, as the other usual ones, cuts there too."""
 
 _MIN_FREQUENCY = 2  # what stands together once is no pattern
 _PIECE_CHARACTERS = 1 << 20

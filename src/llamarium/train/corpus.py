@@ -33,7 +33,7 @@ from torch import Tensor
 
 from llamarium.errors import OutputError, TokenizerError, TrainingError, escape, show_value
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.train.bpe import LINE_BEGINS
+from llamarium.tokenizer.pieces import encode_pieces
 from llamarium.train.sources import read_documents, source_name
 from llamarium.weights.save import sync, sync_tree, write_json
 
@@ -41,8 +41,6 @@ Progress = Callable[[int, int], None]
 """Called as `progress(num_documents, num_tokens)` with what has been read so far."""
 
 _FORMAT = "llamarium corpus 1"  # part of every fingerprint: other rules or another layout make another corpus
-_PIECE_CHARACTERS = 1 << 20
-_CUT_CONTEXT = 1024  # characters on each side with which a cut is tried
 _UNFINISHED = ".corpus-"
 _STALE_AFTER_S = 24 * 3600
 
@@ -179,38 +177,6 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
         )
     rules = (_before(tokenizer), _after(tokenizer), tokenizer.vocab_size)
     return _sha256(f"{hashlib.sha256(vocabulary).hexdigest()} {rules}")
-
-
-def encode_pieces(tokenizer: Tokenizer, text: str) -> Iterator[list[int]]:
-    """Encode a text of any length, piece by piece: the ids, joined, are those of the whole text, without BOS.
-
-    The packages need 100 bytes and more a token while they encode, so a long text is cut between lines. There the
-    usual vocabularies let no token reach over the cut, nor any rule look far beyond it. That it is so is tried for each
-    cut on the text around it, and one that would change an id is not made; where none can be, as in Llama 2's
-    vocabulary, which puts a space before every text, the text is encoded whole.
-
-    Raises:
-        TokenizerError: If the tokenizer cannot encode the text.
-    """
-    start = 0
-    while cut := _next_cut(tokenizer, text, start + _PIECE_CHARACTERS):
-        yield tokenizer.encode(text[start:cut], add_special_tokens=False)
-        start = cut
-    yield tokenizer.encode(text[start:], add_special_tokens=False)
-
-
-def _next_cut(tokenizer: Tokenizer, text: str, least: int) -> int | None:
-    """Return the first place from `least` on where cutting changes no id, or None."""
-
-    def encode(part: str) -> list[int]:
-        return tokenizer.encode(part, add_special_tokens=False)
-
-    for match in LINE_BEGINS.finditer(text, least):
-        cut = match.end()
-        left, right = text[cut - _CUT_CONTEXT : cut], text[cut : cut + _CUT_CONTEXT]
-        if encode(left + right) == encode(left) + encode(right):
-            return cut
-    return None
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,182 @@
+"""How well a model predicts a text of any length: perplexity through a sliding window.
+
+A text longer than the context is read in windows of `context` tokens, each beginning `stride` tokens after the one
+before. What a window shares with the one before is there to be looked at; what is new in it is scored. So every token
+is scored exactly once, and, but for the first window's, with at least `context` - `stride` tokens before it:
+
+    context 6, stride 2        0 1 2 3 4 5 6 7 8
+    first window              [. s s s s s]             s scored, . only looked at
+    second                        [. . . . s s]
+    third                             [. . . . s]
+
+A smaller stride gives each token more to look at and so a lower perplexity, and costs more windows. Numbers are
+comparable for the same context, stride and tokenizer only; bits per byte are so for any tokenizer, since they count
+what the file holds and not what a vocabulary makes of it.
+
+Source: "Perplexity of fixed-length models" in Hugging Face's documentation of transformers.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llamarium.attention import CausalAttend
+from llamarium.errors import InputError
+from llamarium.inspect.score import e_to_the, scored_tokens
+from llamarium.inspect.tokens import check_count
+from llamarium.model import LlamaForCausalLM
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.pieces import encode_pieces
+
+DEFAULT_CONTEXT = 2048
+"""Tokens of a window where nobody says how many; the usual number in papers, and fewer than most contexts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Perplexity:
+    """How well a model predicts a text.
+
+    Attributes:
+        nats: -log P of the scored tokens in sum, natural.
+        num_tokens: Tokens that were scored; with BOS before the text, all of its own.
+        num_bytes: UTF-8 bytes of the text.
+        context: Tokens of a window.
+        stride: Tokens from the beginning of one window to that of the next.
+        num_windows: Windows it took.
+        bos: Whether BOS was put before the text; it is looked at and not scored.
+    """
+
+    nats: float
+    num_tokens: int
+    num_bytes: int
+    context: int
+    stride: int
+    num_windows: int
+    bos: bool
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nats / tokens): among how many equally likely tokens the model felt it was choosing."""
+        return e_to_the(self.nats / self.num_tokens)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """What the text costs an ideal coder that asks the model, for each of its bytes; 8 is no gain.
+
+        Without BOS the text's first token has no probability; its bytes are counted all the same.
+        """
+        return self.nats / math.log(2) / self.num_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return {
+            "perplexity": self.perplexity,
+            "bits_per_byte": self.bits_per_byte,
+            "nats": self.nats,
+            "num_tokens": self.num_tokens,
+            "num_bytes": self.num_bytes,
+            "context": self.context,
+            "stride": self.stride,
+            "num_windows": self.num_windows,
+            "bos": self.bos,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A part of a text that is read at once.
+
+    Attributes:
+        begin: Its first token.
+        end: The token after its last.
+        first: The first that is scored; those before it are only looked at.
+    """
+
+    begin: int
+    end: int
+    first: int
+
+
+def windows(num_tokens: int, context: int, stride: int) -> Iterator[Window]:
+    """Yield the windows over a text; each token but the very first is scored in exactly one of them."""
+    first = 1
+    for begin in range(0, num_tokens, stride):
+        end = min(begin + context, num_tokens)
+        yield Window(begin, end, first)
+        first = end
+        if end == num_tokens:
+            return
+
+
+def perplexity_of_text(
+    model: LlamaForCausalLM,
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    context: int | None = None,
+    stride: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Perplexity:
+    """Measure a text.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer; BOS is put before the text once, where the vocabulary wants it.
+        text: A text of any length; a long one is encoded in pieces.
+        context: Tokens of a window, at least 2; None is 2,048, or the model's whole context where that is shorter.
+        stride: 1 to `context` - 1; None is half of `context`.
+        progress: Called with (tokens done, tokens in all) after each window.
+
+    Raises:
+        TokenizerError: If the text cannot be encoded.
+        InputError: If it has no token to score, or `context` or `stride` is out of range.
+    """
+    context, stride = _check_window(model, context, stride)
+    ids = list(chain.from_iterable(encode_pieces(tokenizer, text)))
+    special = tokenizer.special
+    bos = special.add_bos and special.bos is not None and ids[:1] != [special.bos]
+    if bos and special.bos is not None:
+        ids.insert(0, special.bos)
+    if len(ids) < 2:
+        raise InputError("the text has no token with another before it, so none has a probability; give a longer text")
+    sums: list[float] = []
+    num_windows = 0
+    for window in windows(len(ids), context, stride):
+        sums.append(_window_nats(model, ids, window))
+        num_windows += 1
+        if progress is not None:
+            progress(window.end, len(ids))
+    return Perplexity(math.fsum(sums), len(ids) - 1, len(text.encode()), context, stride, num_windows, bos)
+
+
+def _check_window(model: LlamaForCausalLM, context: int | None, stride: int | None) -> tuple[int, int]:
+    limit = model.config.max_position_embeddings
+    if context is None:
+        context = min(DEFAULT_CONTEXT, limit)
+    check_count(context, "context", limit)
+    if context < 2:
+        raise InputError("context is 1; expected at least 2: a token needs one before it to have a probability")
+    if stride is None:
+        stride = context // 2
+    check_count(stride, "stride", context - 1)  # at `context`, a window's first token would have none before it
+    return context, stride
+
+
+@torch.inference_mode()
+def _window_nats(model: LlamaForCausalLM, ids: Sequence[int], window: Window) -> float:
+    """Return -log P of what a window scores."""
+    ids_1T = _row(model, ids[window.begin : window.end])
+    positions_1T = torch.arange(ids_1T.shape[1], device=ids_1T.device).unsqueeze(0)
+    hidden_TD = model.model(ids_1T, positions_1T, CausalAttend())[0]
+    first = window.first - window.begin
+    found = scored_tokens(model, hidden_TD[first - 1 : -1], ids_1T[0, first:])
+    return -math.fsum(chain.from_iterable(chunk.logprobs_C.tolist() for chunk in found))  # sync: to add up
+
+
+def _row(model: LlamaForCausalLM, ids: Sequence[int]) -> Tensor:
+    return torch.tensor(ids, dtype=torch.int64, device=model.device).unsqueeze(0)
