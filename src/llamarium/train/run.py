@@ -33,6 +33,7 @@ from llamarium.train.checkpoint import (
     checkpoint_step,
     latest_checkpoint,
     load_resume,
+    point_at,
     save_checkpoint,
     save_resume,
 )
@@ -322,11 +323,14 @@ class _Loop:
             self.setup.save(folder)
             save_resume(folder, remembered, state, self.team.whole)
 
-        best = () if self.at.best_step is None else (self.at.best_step,)
-        self.team.lead(
-            lambda: save_checkpoint(self.out, self.at.step, write, keep=self.setup.config.keep, protect=best),
-            [*self.setup.model.parameters(), *remembered.values()],
-        )
+        def save() -> None:
+            best = self.at.best_step
+            protect = () if best is None else (best,)
+            save_checkpoint(self.out, self.at.step, write, keep=self.setup.config.keep, protect=protect)
+            if best is not None:
+                point_at(self.out, "best", best)
+
+        self.team.lead(save, [*self.setup.model.parameters(), *remembered.values()])
         saved = checkpoint_folder(self.out, self.at.step)
         self.emit({"event": "saved", "step": self.at.step, "path": str(saved), "best_step": self.at.best_step})
         return saved
