@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from llamarium.train.config import RunConfig
+from llamarium.train.trackers import TRACKERS
 
 
 def add_run(parser: argparse.ArgumentParser, folder: str) -> None:
@@ -16,6 +17,9 @@ def add_run(parser: argparse.ArgumentParser, folder: str) -> None:
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, or begin")
     parser.add_argument("--allow-changes", action="store_true", help="resume with other settings or data")
     parser.add_argument("--report", action="store_true", help="write report.html into the run's folder at the end")
+    parser.add_argument(
+        "--report-to", action="append", default=[], choices=tuple(TRACKERS), help="follow the run there (repeatable)"
+    )
 
 
 def add_settings(parser: argparse.ArgumentParser, kind: type[RunConfig]) -> None:

@@ -16,6 +16,7 @@ from llamarium.train.journal import Journal
 from llamarium.train.run import Emit, Ending, Event, Setup
 from llamarium.train.run import run as train
 from llamarium.train.team import Solo, gathered
+from llamarium.train.trackers import trackers
 from llamarium.weights.files import atomic_file
 
 
@@ -47,12 +48,12 @@ def _lead(config: RunConfig, args: argparse.Namespace, team: Solo, prepare: Call
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{out}: cannot be made: {error.strerror}") from None
-    with RunLock(out):
+    with RunLock(out), trackers(args.report_to, out) as tracking:
         setup = team.prepare(lambda: prepare(team))
         with atomic_file(out / "train.toml") as file:
             file.write(config.to_toml().encode())
         with view(config.steps, quiet=args.json) as show:
-            watchers: list[Emit] = [Journal(out), emit_json if args.json else show]
+            watchers: list[Emit] = [Journal(out), emit_json if args.json else show, *tracking]
 
             def tell(event: Event) -> None:
                 for watcher in watchers:
