@@ -22,6 +22,7 @@ Source: PyTorch, `torch.distributed.fsdp.fully_shard`, `torch.distributed.tensor
 "Megatron-LM", for which matrix is divided by rows and which by columns.
 """
 
+import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -65,10 +66,16 @@ def joined(config: RunConfig, size: int) -> Generator["Team"]:
         TrainingError: If the processes cannot be arranged as the settings say, or one of them is lost on the way.
     """
     kind = _device_kind(config.device)
+    if config.compile:
+        raise TrainingError(
+            "compile is for one device: the shards of several are gathered where it cannot see; leave it out"
+        )
     if size % config.tensor_parallel:
         raise TrainingError(f"{size} processes cannot form groups of tensor_parallel {config.tensor_parallel}")
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # what "cuda" means from here on
+    # That a tensor of a grid is gathered along one side and then along the other is of no interest to a user.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timeout=_STEP_TIMEOUT)
     try:
         yield Team(
