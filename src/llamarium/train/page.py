@@ -66,7 +66,8 @@ th { font-weight: 600; overflow-wrap: normal; }
 details { margin-top: .5rem; }
 summary { cursor: pointer; color: var(--soft); font-size: .9rem; }
 pre { white-space: pre-wrap; margin: .3rem 0 1rem; padding: .7rem .9rem; background: var(--card);
-  border: 1px solid var(--line); border-radius: .5rem; font: .9rem/1.45 ui-monospace, monospace; }
+  border: 1px solid var(--line); border-radius: .5rem; font: .9rem/1.45 ui-monospace, monospace;
+  max-height: 24rem; overflow-y: auto; }
 """
 
 

@@ -233,7 +233,7 @@ def _sample(event: Mapping[str, Any]) -> str:
     if "error" in event:
         return f"<p>{page.text(event['error'])}</p>"
     prompt = f'<span class="soft">{page.text(event.get("prompt", ""))}</span>'
-    return f"<pre>{prompt}{page.text(event.get('text', ''))}</pre>"
+    return f"<pre tabindex='0'>{prompt}{page.text(event.get('text', ''))}</pre>"
 
 
 def _settings(history: History, section: str) -> str:

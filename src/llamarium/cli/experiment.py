@@ -1,0 +1,97 @@
+"""Train the same model with one thing changed, and compare the runs on one page.
+
+  tied     the head is the embedding table, or a matrix of its own
+  rope     RoPE, or nothing that tells positions
+  causal   a token sees those before it, or its whole row: then it cheats
+  heads    MHA, GQA and MQA: loss, cache and speed
+  norm     RMSNorm, or none
+
+The runs live in OUT/EXPERIMENT/VARIANT, the page is OUT/EXPERIMENT/report.html.
+Ctrl-C saves and ends; --resume goes on, and does not repeat what is done.
+
+  llamarium experiment rope
+  llamarium experiment heads --data story.txt --steps 1000
+  llamarium experiment causal --out /tmp/runs --resume
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llamarium.cli.options import add_json, interrupts_held, set_threads
+from llamarium.cli.output import emit, note
+from llamarium.cli.settings import add_settings, given_settings
+from llamarium.train.config import PretrainConfig
+
+if TYPE_CHECKING:
+    from llamarium.train.run import Emit
+
+NAMES = ("tied", "rope", "causal", "heads", "norm")
+
+
+def _default(name: str, value: Any) -> Any:
+    """Give a setting another default; its help and its range stay."""
+    item = next(item for item in dataclasses.fields(PretrainConfig) if item.name == name)
+    return dataclasses.field(default=value, metadata=item.metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentConfig(PretrainConfig):
+    """A pretraining run that is over in a minute or two on a laptop, as an experiment has several."""
+
+    steps: int = _default("steps", 400)
+    batch_rows: int = _default("batch_rows", 16)
+    learning_rate: float = _default("learning_rate", 3e-3)
+    warmup_steps: int = _default("warmup_steps", 40)
+    log_every: int = _default("log_every", 5)
+    eval_every: int = _default("eval_every", 50)
+    eval_rows: int = _default("eval_rows", 50)
+    sample_every: int = _default("sample_every", 200)
+    sample_prompt: str = _default("sample_prompt", "The")
+    save_every: int = _default("save_every", 200)
+    keep: int = _default("keep", 1)
+    preset: str = _default("preset", "tiny")
+    context: int | None = _default("context", 128)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("experiment", choices=NAMES, help="what is changed")
+    parser.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where (default: %(default)s)")
+    parser.add_argument("--resume", action="store_true", help="go on with what an earlier call has left undone")
+    parser.add_argument("--allow-changes", action="store_true", help="resume with other settings or data")
+    add_json(parser)
+    add_settings(parser, ExperimentConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train the variants and compare them."""
+    config = ExperimentConfig.resolve(args.config, given_settings(args, ExperimentConfig))
+    with interrupts_held():
+        from llamarium.cli.training_view import view
+        from llamarium.train.experiments import run_experiment
+
+    @contextmanager
+    def watch(variant: str) -> "Generator[Emit]":
+        note(f"{args.experiment}: {variant}")
+        with view(config.steps, quiet=args.json) as show:
+            yield (lambda event: emit({"variant": variant, **event})) if args.json else show
+
+    set_threads(config.threads)
+    outcome = run_experiment(
+        args.experiment,
+        config,
+        args.out / args.experiment,
+        resume=args.resume,
+        allow_changes=args.allow_changes,
+        watch=watch,
+    )
+    if outcome.signal is not None:
+        note("saved; go on with --resume")
+        return 128 + outcome.signal
+    note(f"report: {outcome.report}")
+    return 0

@@ -1,0 +1,254 @@
+"""Experiments: what is swapped in does what it says, no variant pretends to be a Llama, and the page compares them."""
+
+import importlib.util
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import llamarium
+from llamarium.attention import CausalAttend
+from llamarium.cli import experiment as command
+from llamarium.cli.main import main
+from llamarium.errors import LlamariumError, TrainingError
+from llamarium.model import LlamaForCausalLM
+from llamarium.model.init import init_weights
+from llamarium.presets import PRESETS
+from llamarium.train import experiments
+from llamarium.train.experiments import EXPERIMENTS, measure_peeking, without_norms, without_rope
+from llamarium.train.journal import read_journal
+from llamarium.train.pretrain import prepare
+from llamarium.train.step import bidirectional_trunk
+
+WORDS = "the cat sat on a mat and so did every other cat that had come by".split()
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    generator = random.Random(0)
+    file = tmp_path_factory.mktemp("data") / "text.txt"
+    file.write_text("The " + " ".join(generator.choice(WORDS) for _ in range(900)) + "\n")
+    return file
+
+
+def arguments(text: Path, out: Path, **changes: Any) -> list[str]:
+    settings = {
+        "data": text, "out": out, "steps": 6, "batch-rows": 4, "context": 24, "hidden-size": 32, "sample-tokens": 4,
+        "intermediate-size": 48, "num-attention-heads": 4, "eval-every": 3, "log-every": 1, "device": "cpu",
+        "warmup-steps": 2, "eval-rows": 8, **changes,
+    }  # fmt: skip
+    return [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+
+
+def model_of(seed: int = 0) -> LlamaForCausalLM:
+    return init_weights(LlamaForCausalLM(PRESETS["tiny"]), seed).eval()
+
+
+def test_the_command_offers_every_experiment() -> None:
+    assert set(command.NAMES) == set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "variants"),
+    [
+        ("tied", ["tied", "untied"]),
+        ("rope", ["rope", "no-rope"]),
+        ("causal", ["causal", "bidirectional"]),
+        ("heads", ["mha", "gqa", "mqa"]),
+        ("norm", ["rmsnorm", "no-norm"]),
+    ],
+)
+def test_each_experiment_trains_its_variants_and_compares_them(
+    name: str, variants: list[str], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["experiment", name, *arguments(text, tmp_path)]) == 0
+    assert f"report: {tmp_path / name / 'report.html'}" in capsys.readouterr().err
+    html = (tmp_path / name / "report.html").read_text()
+    assert EXPERIMENTS[name].title in html
+    assert "steps = 6\n" in (tmp_path / name / "experiment.toml").read_text()
+    for variant in variants:
+        assert f'<th scope="row">{variant}</th>' in html
+        assert (tmp_path / name / variant / "report.html").exists()
+        events = list(read_journal(tmp_path / name / variant / "metrics.jsonl"))
+        assert events[-1]["event"] == "end" and events[-1]["step"] == 6
+        check_what_was_saved(tmp_path / name / variant / "step-00000006", variant)
+    starts = [next(read_journal(tmp_path / name / v / "metrics.jsonl")) for v in variants]
+    check_what_differs(name, starts, [list(read_journal(tmp_path / name / v / "metrics.jsonl")) for v in variants])
+
+
+def check_what_was_saved(folder: Path, variant: str) -> None:
+    if variant in ("no-rope", "no-norm", "bidirectional"):
+        assert not (folder / "config.json").exists()
+        assert json.loads((folder / "variant.json").read_text())["variant"] == variant
+        for path in (folder, folder / "variant.safetensors"):
+            with pytest.raises(LlamariumError):
+                llamarium.load(str(path))
+    else:
+        assert llamarium.load(str(folder)).model.config.hidden_size == 32
+
+
+def check_what_differs(name: str, starts: list[dict[str, Any]], events: list[list[dict[str, Any]]]) -> None:
+    losses = [[e["loss"] for e in run if e["event"] == "step"] for run in events]
+    if name == "heads":
+        assert [start["model"]["num_key_value_heads"] for start in starts] == [4, 2, 1]
+    elif name == "tied":
+        assert [start["model"]["tie_word_embeddings"] for start in starts] == [True, False]
+        assert starts[1]["parameters"] - starts[0]["parameters"] == 32 * starts[0]["model"]["vocab_size"]
+    else:
+        assert starts[0]["model"] == starts[1]["model"] and starts[0]["settings"] == starts[1]["settings"]
+        assert starts[0]["parameters"] - starts[1]["parameters"] == (5 * 32 if name == "norm" else 0)
+        assert losses[0] != losses[1]
+
+
+def test_an_experiment_goes_on_where_it_ended(text: Path, tmp_path: Path) -> None:
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    kept = {"keep": 2, "save-every": 3}
+    assert main(["experiment", "rope", *arguments(text, whole, **kept)]) == 0
+    shutil.copytree(whole, halves)
+    for variant in ("rope", "no-rope"):
+        shutil.rmtree(halves / "rope" / variant / "step-00000006")
+    assert main(["experiment", "rope", *arguments(text, halves, **kept), "--resume"]) == 0
+    for variant, file in (("rope", "model.safetensors"), ("no-rope", "variant.safetensors")):
+        ended = [out / "rope" / variant / "step-00000006" / file for out in (whole, halves)]
+        assert ended[0].read_bytes() == ended[1].read_bytes()
+
+
+def test_a_variant_is_not_resumed_as_another(text: Path, tmp_path: Path) -> None:
+    assert main(["experiment", "rope", *arguments(text, tmp_path)]) == 0
+    model = prepare(command.ExperimentConfig.resolve(None, shape_of(text)), tmp_path).model
+    folder = tmp_path / "rope" / "no-rope" / "step-00000006"
+    experiments.restore_variant(model, "no-rope", folder)
+    with pytest.raises(TrainingError, match="another variant"):
+        experiments.restore_variant(model, "no-norm", folder)
+    with pytest.raises(TrainingError, match="another shape"):
+        experiments.restore_variant(model_of(), "no-rope", folder)
+
+
+def shape_of(text: Path, **changes: Any) -> dict[str, Any]:
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "context": 24, "device": "cpu"}
+    return {"data": str(text), **shape, **changes}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tied", "--tie-word-embeddings"], "decides tie_word_embeddings itself"),
+        (["heads", "--num-attention-heads", "2"], "key-value heads"),
+        (["heads", "--num-key-value-heads", "4"], "4 key-value heads"),
+        (["rope", "--tensor-parallel", "2"], "in one process"),
+    ],
+)
+def test_settings_that_leave_nothing_to_compare_are_refused(
+    words: list[str], message: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["experiment", words[0], *arguments(text, tmp_path), *words[1:]]) == 1
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+# --- what is swapped in -----------------------------------------------------------------------------------------------
+
+
+def test_without_rope_the_positions_do_not_matter() -> None:
+    ids = torch.tensor([[5, 9, 3, 7]])
+    model = model_of()
+    scattered = torch.tensor([[0, 50, 7, 100]])
+    assert not torch.allclose(model(ids), model(ids, scattered), atol=1e-4)
+    weights = dict(model.named_parameters())
+    without_rope(model)
+    assert torch.equal(model(ids), model(ids, scattered))
+    assert dict(model.named_parameters()).keys() == weights.keys()
+    q = torch.randn(1, 4, 4, 32)
+    assert torch.equal(model.model.rotary_emb(scattered, torch.float32).rotate(q), q)
+
+
+def test_without_norms_the_stream_is_scaled_by_nothing() -> None:
+    model = model_of()
+    ids = torch.tensor([[5, 9, 3, 7]])
+    before = sum(p.numel() for p in model.parameters())
+    without_norms(model)
+    assert before - sum(p.numel() for p in model.parameters()) == 5 * 128
+    assert model.dtype == torch.float32 and model.device.type == "cpu"
+    model.model.layers = torch.nn.ModuleList()
+    assert torch.equal(model.model(ids, torch.arange(4)[None], CausalAttend()), model.model.embed_tokens(ids))
+
+
+def test_peeking_is_measured_where_there_is_something_to_see(text: Path, tmp_path: Path) -> None:
+    config = command.ExperimentConfig.resolve(None, shape_of(text))
+    setup = prepare(config, tmp_path)
+    assert setup.validation is not None
+    honest = measure_peeking(setup.model, setup.validation, setup.trunk, config)
+    assert honest.share == 0 and honest.loss == honest.loss_without
+    peeking = measure_peeking(setup.model, setup.validation, bidirectional_trunk, config)
+    assert 0 < peeking.share < 1 and peeking.loss != peeking.loss_without == honest.loss
+    evenly = 1 / config.context if config.context else 0
+    assert peeking.share == pytest.approx(evenly, rel=0.5)  # fresh weights look everywhere alike
+
+
+def test_a_model_that_sees_the_next_token_cheats(tmp_path: Path) -> None:
+    file, out = tmp_path / "noise.txt", tmp_path / "runs"
+    file.write_text("".join(random.Random(0).choices("abcdefghijklmnop", k=20_000)))  # nothing to predict: ln 16 = 2.77
+    changes = {
+        "steps": 70, "learning-rate": 0.01, "warmup-steps": 5, "eval-every": 70, "log-every": 70, "context": 16,
+        "batch-rows": 8, "head-dim": 16, "sample-prompt": "a",
+    }  # fmt: skip
+    assert main(["experiment", "causal", *arguments(file, out, **changes)]) == 0
+    losses = {}
+    for variant in ("causal", "bidirectional"):
+        events = read_journal(out / "causal" / variant / "metrics.jsonl")
+        losses[variant] = next(e["loss"] for e in events if e["event"] == "validation")
+    assert losses["causal"] > 2.7
+    assert losses["bidirectional"] < 2
+    html = (out / "causal" / "report.html").read_text()
+    assert "How it cheats" in html and "loss without looking ahead" in html
+
+
+# --- the encoder-decoder ----------------------------------------------------------------------------------------------
+
+
+def load_example() -> Any:
+    spec = importlib.util.spec_from_file_location("encoder_decoder", ROOT / "examples" / "encoder_decoder.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_encoder_decoder_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["encoder_decoder.py", "--steps", "8", "--hidden-size", "16"])
+    with torch.random.fork_rng([]):
+        load_example().main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == [
+        "model",
+        "encoder-decoder",
+        "decoder-only",
+    ]
+    for line in lines:
+        if line.startswith(("encoder", "decoder")):
+            assert 0 < float(line.split()[2]) < 10 and line.split()[4].endswith("%")
+
+
+def test_the_examples_translation_and_its_padding() -> None:
+    example = load_example()
+    assert [example.in_words(n) for n in (0, 13, 20, 407, 999)] == [
+        "zero", "thirteen", "twenty", "four hundred seven", "nine hundred ninety nine",
+    ]  # fmt: skip
+    assert max(len(example.in_words(n)) for n in range(1000)) == example.LONGEST
+    shape = {"vocab_size": len(example.ALPHABET), "hidden_size": 16, "intermediate_size": 32, "head_dim": 4}
+    config = example.replace(PRESETS["tiny"], **shape)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        model = example.EncoderDecoder(config)
+    target = example.encode(["=four", "=nine"])
+    both = model.write(target, model.read(example.encode(["4", "909"])))
+    alone = model.write(target[:1], model.read(example.encode(["4"])))
+    assert torch.allclose(both[:1], alone, atol=1e-5)  # what is beside it, and the padding, change nothing
+    other = model.write(target[:1], model.read(example.encode(["5"])))
+    assert not torch.allclose(other, alone, atol=1e-4)  # the source is read
