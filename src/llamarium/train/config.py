@@ -208,6 +208,6 @@ def _toml_line(name: str, value: Any) -> str:
     if value is None:
         return f"# {name} =\n"
     if isinstance(value, str):
-        body = "".join(c if c.isprintable() and c not in '"\\' else f"\\u{ord(c):04X}" for c in value)
+        body = "".join(c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08X}" for c in value)
         return f'{name} = "{body}"\n'
     return f"{name} = {str(value).lower() if isinstance(value, bool) else value}\n"

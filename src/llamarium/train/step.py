@@ -69,6 +69,7 @@ def checkpoint_layers(model: LlamaForCausalLM) -> None:
         layer.forward = again
 
 
+@torch.enable_grad()  # whatever the caller has switched off
 def train_step(
     model: LlamaForCausalLM,
     optimizers: Sequence[Optimizer],

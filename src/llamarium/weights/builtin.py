@@ -136,7 +136,8 @@ def cached_path(name: str) -> Path:
 
 def recommended(path: Path) -> Mapping[str, Any]:
     """Return the publisher's sampling parameters if `path` is a built-in model's file, else nothing."""
-    return next((item.recommended for item in BUILTINS.values() if path == cached_path(item.name)), {})
+    named = (item for item in BUILTINS.values() if item.file == path.name)  # before a cache folder is asked for
+    return next((item.recommended for item in named if path == cached_path(item.name)), {})
 
 
 def is_cached(name: str) -> bool:
