@@ -183,14 +183,25 @@ def test_rolling_scores_each_token_once(make: Callable[..., Any], theirs: Transf
     assert lm.loglikelihood_rolling([Request((text,))]) == [pytest.approx(total, rel=2e-6)]
 
 
-def test_windows_are_the_harness_s(registry: Any):
-    utils = pytest.importorskip("lm_eval.utils")
+@pytest.mark.parametrize(
+    ("length", "cuts"),  # of the context's and the scored tokens' spans, token -1 being the prefix
+    [
+        (0, []),
+        (1, [(-1, 0, 1)]),
+        (9, [(-1, 0, 9)]),
+        (10, [(-1, 0, 9), (0, 9, 10)]),
+        (17, [(-1, 0, 9), (7, 9, 17)]),
+        (18, [(-1, 0, 9), (8, 9, 18)]),
+        (20, [(-1, 0, 9), (8, 9, 18), (10, 18, 20)]),
+    ],
+)
+def test_windows_are_the_harness_s(registry: Any, length: int, cuts: list[tuple[int, int, int]]):
+    """Recorded from lm-eval 0.4.13: `make_disjoint_window` over `get_rolling_token_windows` with 9 tokens."""
     from llamarium.lm_eval.adapter import rolling_pairs
 
-    for length in range(60):
-        ids = list(range(100, 100 + length))
-        theirs = utils.get_rolling_token_windows(token_list=ids, prefix_token=7, max_seq_len=9, context_len=1)
-        assert list(rolling_pairs(ids, 7, 9)) == list(map(utils.make_disjoint_window, theirs))
+    ids = list(range(100, 100 + length))
+    expected = [([7] if first < 0 else ids[first:begin], ids[begin:end]) for first, begin, end in cuts]
+    assert list(rolling_pairs(ids, 7, 9)) == expected
 
 
 def test_a_text_of_one_window_has_the_score_of_score(make: Callable[..., Any]):

@@ -274,5 +274,5 @@ def test_a_built_in_name_is_fetched(monkeypatch, tmp_path):
 
 
 def test_a_preset_is_no_model() -> None:
-    with pytest.raises(ModelNotFoundError, match="llama-3.2-1b is a preset: a shape without weights"):
+    with pytest.raises(ModelNotFoundError, match=r"llama-3\.2-1b is a preset: a shape without weights"):
         resolve("llama-3.2-1b")
