@@ -302,7 +302,10 @@ def test_a_cache_that_cannot_be_written_is_named(shakespeare: list[str], tmp_pat
         read_documents("tiny-shakespeare")
 
 
-@pytest.mark.skipif("LLAMARIUM_TINY_SHAKESPEARE" not in os.environ, reason="wants karpathy/char-rnn's input.txt: set LLAMARIUM_TINY_SHAKESPEARE to it")
+@pytest.mark.skipif(
+    "LLAMARIUM_TINY_SHAKESPEARE" not in os.environ,
+    reason="wants the input.txt of karpathy/char-rnn: set LLAMARIUM_TINY_SHAKESPEARE to where it lies",
+)
 def test_the_usual_split_of_the_real_file(tmp_path: Path):
     (text,) = read_documents("tiny-shakespeare")
     tokenizer = CharacterTokenizer.from_text(text)
