@@ -66,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-changes", action="store_true", help="resume with other settings or data")
     add_json(parser)
     add_settings(parser, ExperimentConfig)
+    parser.usage = f"{parser.prog} {{{','.join(NAMES)}}} [OPTION ...]"
 
 
 def run(args: argparse.Namespace) -> int:

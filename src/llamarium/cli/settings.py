@@ -5,6 +5,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from llamarium.errors import escape
 from llamarium.train.config import RunConfig
 from llamarium.train.trackers import TRACKERS
 
@@ -23,12 +24,13 @@ def add_run(parser: argparse.ArgumentParser, folder: str) -> None:
 
 
 def add_settings(parser: argparse.ArgumentParser, kind: type[RunConfig]) -> None:
-    """Add `--config FILE` and a flag for every setting of a kind of run."""
+    """Add `--config FILE` and a flag for every setting of a kind of run: its own first, then what every run has."""
+    parser.usage = f"{parser.prog} [OPTION ...]"  # to list four dozen would bury what the command says of itself
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings from a TOML file; flags win over it")
-    group = parser.add_argument_group("settings")
-    hints = get_type_hints(kind)
+    own, shared = parser.add_argument_group("what is learned"), parser.add_argument_group("how it is learned")
+    common, hints = {item.name for item in dataclasses.fields(RunConfig)}, get_type_hints(kind)
     for item in dataclasses.fields(kind):
-        _add(group, item, hints[item.name])
+        _add(shared if item.name in common else own, item, hints[item.name])
 
 
 def given_settings(args: argparse.Namespace, kind: type[RunConfig]) -> dict[str, Any]:
@@ -40,7 +42,7 @@ def given_settings(args: argparse.Namespace, kind: type[RunConfig]) -> dict[str,
 def _add(group: Any, item: dataclasses.Field[Any], hint: Any) -> None:
     kinds = get_args(hint) if get_origin(hint) is not Literal and get_args(hint) else (hint,)
     kind = next(k for k in kinds if k is not type(None))
-    shown = "" if item.default is None else f" (default: {str(item.default).lower()!r})".replace("'", "")
+    shown = "" if item.default in (None, "") else f" (default: {escape(_default(item.default))})"
     how: dict[str, Any] = {"default": argparse.SUPPRESS, "help": (item.metadata["help"] + shown).replace("%", "%%")}
     if kind is bool:
         how["action"] = argparse.BooleanOptionalAction
@@ -49,3 +51,7 @@ def _add(group: Any, item: dataclasses.Field[Any], hint: Any) -> None:
     else:
         how |= {"type": kind, "metavar": {int: "N", float: "X", str: "TEXT"}[kind]}
     group.add_argument(f"--{item.name.replace('_', '-')}", **how)
+
+
+def _default(value: Any) -> Any:
+    return ("off", "on")[value] if isinstance(value, bool) else value
