@@ -124,7 +124,7 @@ def test_generate_reports_what_gives_the_same_text_again(
 ) -> None:
     assert main(["generate", "Hello", "-n", "6", "--stats"]) == 0
     out, err = capsys.readouterr()
-    assert err.startswith("[6 tokens in ") and "1 prompt tokens" in err
+    assert err.startswith("[6 tokens in ") and "1 prompt token," in err
     seed = err.rpartition("seed ")[2].rstrip("]\n")
     assert main(["generate", "Hello", "-n", "6", "--seed", seed]) == 0
     assert capsys.readouterr().out == out

@@ -94,8 +94,25 @@ def test_every_setting_has_a_flag_with_help(kind: type[RunConfig]) -> None:
 
 def test_only_what_changes_the_weights_counts_as_a_difference() -> None:
     one = PretrainConfig()
-    assert one.differences(PretrainConfig(threads=2, log_every=3, save_every=7, device="cpu")) == []
-    assert one.differences(PretrainConfig(beta2=0.99)) == ["beta2: 0.95 -> 0.99"]
+    before = dataclasses.asdict(one)
+    assert PretrainConfig(threads=2, log_every=3, save_every=7, device="cpu", data="moved").differences(before) == []
+    assert PretrainConfig(beta2=0.99).differences(before) == ["beta2: 0.95 -> 0.99"]
+    del before["clip"]  # of a version that had no such setting, and another one
+    assert one.differences(before | {"dropout": 0.1}) == ["dropout: 0.1 -> None"]
+
+
+@pytest.mark.parametrize(
+    "idle", [{"muon_learning_rate": 0.5}, {"decay_share": 0.5}, {"bpe_vocab_size": 300}, {"final_ratio": 0.5}]
+)
+def test_a_setting_without_effect_is_refused(idle: dict[str, float]) -> None:
+    schedule = "constant" if "final_ratio" in idle else "cosine"
+    with pytest.raises(TrainingError, match=f"{next(iter(idle))}: of no effect where"):
+        PretrainConfig(schedule=schedule, **idle)
+
+
+def test_the_warmup_is_a_tenth_of_a_short_run() -> None:
+    assert [PretrainConfig(steps=n).num_warmup_steps for n in (5, 60, 5000)] == [0, 6, 100]
+    assert PretrainConfig(steps=60, warmup_steps=50).num_warmup_steps == 50
 
 
 # --- the journal ------------------------------------------------------------------------------------------------------

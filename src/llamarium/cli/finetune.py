@@ -14,7 +14,7 @@ import argparse
 
 from llamarium.cli.options import add_json, interrupts_held
 from llamarium.cli.output import show
-from llamarium.cli.settings import add_run, add_settings, given_settings
+from llamarium.cli.settings import add_run, add_settings, given_settings, settings_file
 from llamarium.train.config import FinetuneConfig
 
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Fine-tune, or preview."""
-    config = FinetuneConfig.resolve(args.config, given_settings(args, FinetuneConfig))
+    config = FinetuneConfig.resolve(settings_file(args), given_settings(args, FinetuneConfig))
     with interrupts_held():
         from llamarium.cli.training import follow
         from llamarium.train.finetune import prepare
@@ -41,8 +41,9 @@ def run(args: argparse.Namespace) -> int:
 def _preview(config: FinetuneConfig) -> int:
     from llamarium.tokens import load_tokenizer
     from llamarium.train.dialogs import preview
-    from llamarium.train.finetune import read_rows
+    from llamarium.train.finetune import check, read_rows
 
+    check(config)
     tokenizer = load_tokenizer(config.model)
     show(preview(read_rows(config, tokenizer).batch(0, [0]), tokenizer))
     return 0

@@ -33,6 +33,12 @@ def add_settings(parser: argparse.ArgumentParser, kind: type[RunConfig]) -> None
         _add(shared if item.name in common else own, item, hints[item.name])
 
 
+def settings_file(args: argparse.Namespace) -> Path | None:
+    """Return the file that was named, or that of the run which is to be resumed."""
+    own = args.out / "train.toml"
+    return args.config or (own if args.resume and own.exists() else None)
+
+
 def given_settings(args: argparse.Namespace, kind: type[RunConfig]) -> dict[str, Any]:
     """Return the settings that stand on the command line."""
     names = [item.name for item in dataclasses.fields(kind)]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from llamarium.cli.options import set_threads
 from llamarium.cli.output import emit as emit_json
-from llamarium.cli.output import note
+from llamarium.cli.output import note, warn
 from llamarium.cli.training_view import view
 from llamarium.errors import OutputError
 from llamarium.train.checkpoint import RunLock
 from llamarium.train.config import RunConfig
 from llamarium.train.journal import Journal
-from llamarium.train.run import Emit, Ending, Event, Setup
+from llamarium.train.run import Emit, Ending, Event, Setup, check_start
 from llamarium.train.run import run as train
 from llamarium.train.team import Solo, gathered
 from llamarium.train.trackers import trackers
@@ -33,12 +33,30 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Solo]
         return 0 if ending.signal is None else 128 + ending.signal
     at = ending.position
     name = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}.get(signal.Signals(ending.signal or 1), "")
-    if ending.signal is not None:
+    if ending.signal is not None and at.step < config.steps:
         note(f"{name} at step {at.step}: saved {ending.checkpoint}; go on with --resume")
         return 128 + ending.signal
     best = "" if at.best_step is None else f"; best validation loss {at.best_loss:.4f} at step {at.best_step}"
     note(f"{at.step} steps done: {ending.checkpoint}{best}")
+    if (ending.checkpoint / "adapter_config.json").exists():
+        note(f"a model of it: llamarium merge --adapter {ending.checkpoint} --out MODEL")
     return 0
+
+
+def harmless(watcher: Emit) -> Emit:
+    """Let a watcher that fails be left out from then on, with a warning: no view is worth a run."""
+    failed: list[Exception] = []
+
+    def tell(event: Event) -> None:
+        if failed:
+            return
+        try:
+            watcher(event)
+        except Exception as error:  # noqa: BLE001 - another package's
+            failed.append(error)
+            warn(f"{type(error).__name__}: {error}: it is told nothing more of this run")
+
+    return tell
 
 
 def _lead(config: RunConfig, args: argparse.Namespace, team: Solo, prepare: Callable[[Solo], Setup]) -> Ending:
@@ -49,13 +67,15 @@ def _lead(config: RunConfig, args: argparse.Namespace, team: Solo, prepare: Call
     except OSError as error:
         raise OutputError(f"{out}: cannot be made: {error.strerror}") from None
     with RunLock(out), trackers(args.report_to, out) as tracking:
+        check_start(out, args.resume)
         setup = team.prepare(lambda: prepare(team))
-        with atomic_file(out / "train.toml") as file:
-            file.write(config.to_toml().encode())
         with view(config.steps, quiet=args.json) as show:
-            watchers: list[Emit] = [Journal(out), emit_json if args.json else show, *tracking]
+            watchers: list[Emit] = [Journal(out), emit_json if args.json else show, *map(harmless, tracking)]
 
             def tell(event: Event) -> None:
+                if event["event"] in ("start", "resume"):  # the run is accepted
+                    with atomic_file(out / "train.toml") as file:
+                        file.write(config.to_toml().encode())
                 for watcher in watchers:
                     watcher(event)
 

@@ -31,7 +31,7 @@ class Batch:
     @property
     def num_learned(self) -> int:
         """Labels that count."""
-        return int((self.labels_BT != IGNORED).sum())
+        return int((self.labels_BT != IGNORED).sum())  # sync: what a step's loss is divided by
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on another device."""
@@ -40,6 +40,19 @@ class Batch:
             t.to(device, non_blocking=True) for t in (self.ids_BT, self.labels_BT, self.positions_BT)
         )
         return Batch(ids_BT, labels_BT, positions_BT, segments_BT)
+
+
+def join(batches: Sequence[Batch]) -> Batch:
+    """Return the rows of several batches of the same source as one."""
+    if len(batches) == 1:
+        return batches[0]
+    segments = [batch.segments_BT for batch in batches if batch.segments_BT is not None]
+    return Batch(
+        torch.cat([batch.ids_BT for batch in batches]),
+        torch.cat([batch.labels_BT for batch in batches]),
+        torch.cat([batch.positions_BT for batch in batches]),
+        torch.cat(segments) if segments else None,
+    )
 
 
 class Rows(Protocol):

@@ -20,6 +20,15 @@ _DATA_HELP = (
 )
 
 
+# Settings that count only where another one has one of these values.
+_NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "muon_learning_rate": ("optimizer", ("muon",)),
+    "decay_share": ("schedule", ("wsd",)),
+    "final_ratio": ("schedule", ("cosine", "linear", "wsd")),
+    "bpe_vocab_size": ("tokenizer", ("bpe",)),
+}
+
+
 def _setting(default: Any, text: str, low: float | None = None, high: float | None = None, free: bool = False) -> Any:
     """Describe a setting: its default, its help text, its range; `free` ones may differ when a run is resumed."""
     return field(default=default, metadata={"help": text, "low": low, "high": high, "free": free})
@@ -37,7 +46,7 @@ class RunConfig:
     learning_rate: float = _setting(1e-3, "the peak", 0.0, 10.0)
     muon_learning_rate: float | None = _setting(None, "muon's peak, where it is another", 0.0, 10.0)
     schedule: Literal["cosine", "linear", "wsd", "constant"] = _setting("cosine", "how the learning rate falls")
-    warmup_steps: int = _setting(100, "steps until the peak", 0)
+    warmup_steps: int | None = _setting(None, "steps until the peak; left out: a tenth of them, at most 100", 0)
     final_ratio: float = _setting(0.1, "what is left of the peak at the end", 0.0, 1.0)
     decay_share: float = _setting(0.2, "the last part of a wsd run, in which it falls", 0.0, 1.0)
     weight_decay: float = _setting(0.1, "of matrices", 0.0, 10.0)
@@ -73,6 +82,10 @@ class RunConfig:
         hints = get_type_hints(type(self))
         for item in dataclasses.fields(self):
             _check(item, hints[item.name], getattr(self, item.name))
+        for name, (other, wanted) in _NEEDS.items():
+            given = hasattr(self, name) and getattr(self, name) != type(self).default(name)
+            if given and getattr(self, other) not in wanted:
+                raise TrainingError(f"{name}: of no effect where {other} is {getattr(self, other)}; leave it out")
 
     @property
     def rows_per_step(self) -> int:
@@ -101,14 +114,31 @@ class RunConfig:
         """Return the settings as a TOML file that `resolve` reads; those that are not given are comments."""
         return "".join(_toml_line(item.name, getattr(self, item.name)) for item in dataclasses.fields(self))
 
-    def differences(self, other: "RunConfig") -> list[str]:
-        """Name what differs in the settings that a resumed run must share, as "name: this one -> the other"."""
-        pairs = [
-            (item.name, getattr(self, item.name), getattr(other, item.name))
-            for item in dataclasses.fields(self)
-            if not item.metadata["free"]
+    @property
+    def num_warmup_steps(self) -> int:
+        """Steps until the peak of the learning rate."""
+        return min(100, self.steps // 10) if self.warmup_steps is None else self.warmup_steps
+
+    @classmethod
+    def default(cls, name: str) -> Any:
+        """Return a setting's default."""
+        return next(item.default for item in dataclasses.fields(cls) if item.name == name)
+
+    def differences(self, before: Mapping[str, Any]) -> list[str]:
+        """Name what a resumed run has other than it was begun with, as "name: before -> now".
+
+        Args:
+            before: The settings of a checkpoint, perhaps of another version; one that is missing there had its default.
+        """
+        free = {item.name for item in dataclasses.fields(self) if item.metadata["free"]}
+        now = dataclasses.asdict(self)
+        pairs = [(name, before.get(name, type(self).default(name)), value) for name, value in now.items()]
+        pairs += [(name, value, None) for name, value in before.items() if name not in now]
+        return [
+            f"{name}: {show_value(was)} -> {show_value(value)}"
+            for name, was, value in pairs
+            if was != value and name not in free
         ]
-        return [f"{name}: {show_value(was)} -> {show_value(now)}" for name, was, now in pairs if was != now]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +146,7 @@ class PretrainConfig(RunConfig):
     """What a run from scratch has besides: its data, its tokenizer and its shape."""
 
     # the data
-    data: str | None = _setting(None, _DATA_HELP)
+    data: str | None = _setting(None, _DATA_HELP, free=True)  # what it holds is compared, not where it lies
     text_field: str = _setting("text", "the field of .jsonl and .parquet rows that holds the text")
     validation: float = _setting(0.1, "the share at the end that is held out", 0.0, 0.9)
     tokenizer: str = _setting("characters", "characters, bpe (learned from the data), or a tokenizer's name or path")
@@ -144,7 +174,6 @@ class FinetuneConfig(RunConfig):
     steps: int = _setting(300, "optimizer steps", 1)
     batch_rows: int = _setting(4, "rows that are computed at once", 1)
     learning_rate: float = _setting(2e-4, "the peak", 0.0, 10.0)
-    warmup_steps: int = _setting(10, "steps until the peak", 0)
     weight_decay: float = _setting(0.0, "of matrices", 0.0, 10.0)
     eval_every: int = _setting(50, "steps between validations", 1, free=True)
     sample_every: int = _setting(100, "steps between samples of text; 0 is never", 0, free=True)
@@ -153,7 +182,7 @@ class FinetuneConfig(RunConfig):
 
     # the base and the data
     model: str = _setting("smollm2-135m", "the base: what -m takes elsewhere")
-    data: str = _setting("", "a .jsonl file of messages, prompt and completion, or instruction and output")
+    data: str = _setting("", "a .jsonl file of messages, prompt and completion, or instruction and output", free=True)
     validation: float = _setting(0.05, "the share of examples at the end that is held out", 0.0, 0.9)
     context: int = _setting(512, "tokens a row", 2)
     chat_format: Literal["auto", "llama3", "chatml", "none"] = _setting("auto", "how a dialog is written")
@@ -165,7 +194,7 @@ class FinetuneConfig(RunConfig):
     # what is learned
     method: Literal["lora", "full"] = _setting("lora", "adapters beside the frozen base, or all of its weights")
     rank: int = _setting(16, "of the adapters", 1, 4096)
-    alpha: float = _setting(32.0, "their strength", 0.0)
+    alpha: float = _setting(32.0, "their strength", 1e-6)
     dropout: float = _setting(0.0, "of their inputs", 0.0, 0.99)
     target_modules: str = _setting("all-linear", "which Linears, by name with commas; all-linear: all but the head")
     rslora: bool = _setting(False, "scale by alpha / sqrt(rank)")

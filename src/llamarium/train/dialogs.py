@@ -251,11 +251,11 @@ class DialogRows:
         Raises:
             TrainingError: If either would have none.
         """
-        count = round(len(self.examples) * validation)
+        count = max(1, round(len(self.examples) * validation)) if validation > 0 else 0
         if not 0 < count < len(self.examples):
             raise TrainingError(
                 f"a share of {show_value(validation)} of {len(self.examples)} examples is {count}; expected at least "
-                "one to validate and one to train on"
+                "one to validate and one to train on; without validation give 0"
             )
         train, held_out = self.examples[:-count], self.examples[-count:]
         return (

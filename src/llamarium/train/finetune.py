@@ -4,9 +4,11 @@ The rows are dialogs of which the assistant's tokens are learned; everything els
 scratch. A checkpoint holds the whole model where all of it is trained, and else the adapter in PEFT's layout.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from llamarium.api import choose_device
@@ -38,7 +40,7 @@ def prepare(config: FinetuneConfig, team: Solo = SOLO) -> Setup:
     Raises:
         LlamariumError: If the base or the data cannot be read, or the settings do not fit together.
     """
-    _check(config)
+    check(config)
     path = resolve(config.model)
     checkpoint = open_checkpoint(path)
     tokenizer = find_tokenizer(path)
@@ -86,7 +88,7 @@ def prepare(config: FinetuneConfig, team: Solo = SOLO) -> Setup:
         train=train,
         validation=validation,
         save=lambda folder: save_adapter(model, folder, base_model=config.model, metadata=metadata, whole=team.whole),
-        restore=lambda folder: restore_adapter(model, folder, team),
+        restore=lambda folder: restore_adapter(model, folder, team, metadata),
         chat=chat,
         team=team,
     )
@@ -112,7 +114,7 @@ def read_rows(config: FinetuneConfig, tokenizer: Tokenizer) -> DialogRows:
         TrainingError: If there are none, or one is too long or malformed.
     """
     return DialogRows.from_file(
-        Path(config.data),
+        Path(config.data).expanduser(),
         tokenizer,
         config.context,
         seed=config.seed,
@@ -122,12 +124,24 @@ def read_rows(config: FinetuneConfig, tokenizer: Tokenizer) -> DialogRows:
 
 
 @torch.no_grad()
-def restore_adapter(model: LlamaForCausalLM, folder: Path, team: Solo = SOLO) -> None:
+def restore_adapter(
+    model: LlamaForCausalLM, folder: Path, team: Solo = SOLO, metadata: Mapping[str, str] | None = None
+) -> None:
     """Read a saved adapter into the adapters that the model has, in place.
 
+    Args:
+        model: With adapters.
+        folder: Of the checkpoint.
+        team: Who has parts of them.
+        metadata: What `adapter_metadata` says of this model's base.
+
     Raises:
-        TrainingError: If the two have other tensors.
+        TrainingError: If the two have other tensors, or the adapter was trained on another base.
     """
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        written = file.metadata() or {}
+    if metadata is not None and any(written.get(key, value) != value for key, value in metadata.items()):
+        raise TrainingError(f"{folder}: the adapter was trained on another base than the one that is loaded now")
     saved = load_file(folder / WEIGHTS)
     held = {f"{PREFIX}{key}": tensor for key, tensor in model.state_dict().items() if ".lora_" in key}
     if saved.keys() != held.keys() or any(saved[key].shape != held[key].shape for key in held):
@@ -136,9 +150,16 @@ def restore_adapter(model: LlamaForCausalLM, folder: Path, team: Solo = SOLO) ->
         tensor.copy_(team.place(saved[key], tensor))
 
 
-def _check(config: FinetuneConfig) -> None:
+def check(config: FinetuneConfig) -> None:
+    """Refuse settings that do not fit together.
+
+    Raises:
+        TrainingError: Naming them.
+    """
     if not config.data:
         raise TrainingError("no data; expected a .jsonl file of examples")
+    if "lm_head" in config.target_modules:
+        raise TrainingError("target_modules has lm_head, whose loss is computed without its module; leave it out")
     if config.method == "full":
         adapters = ("rank", "alpha", "dropout", "target_modules", "rslora", "dora", "quantize", "dtype")
         changed = [name for name in adapters if getattr(config, name) != getattr(FinetuneConfig(), name)]

@@ -66,7 +66,8 @@ def merge_adapter(model: LlamaForCausalLM, folder: Path, *, check_base: bool = T
     merged = model(ids_1T).float()
     report = MergeReport(kept, _distance(adapted, base), _distance(merged, adapted), _TOLERANCES[model.dtype])
     dtype = str(model.dtype).removeprefix("torch.")
-    if not report.difference <= report.tolerance:
+    noise = report.tolerance / 4  # what computing alone moves, twice
+    if not report.difference <= min(report.tolerance, max(noise, report.effect / 2)):
         raise TrainingError(
             f"{escape(folder)}: the merged model's logits are {report.difference:.2%} away from the adapter's; "
             f"expected at most {report.tolerance:.2%} in {dtype}; merge in float32"

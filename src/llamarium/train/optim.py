@@ -59,7 +59,9 @@ def make_optimizers(
         for (is_vector, _), some in sorted(alike.items(), key=lambda item: item[0][0])
     ]
     fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for _, p in rest)
-    optimizers: list[Optimizer] = [torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=fused)]
+    optimizers: list[Optimizer] = []
+    if rest:
+        optimizers.append(torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=fused))
     if in_layers:
         peak = learning_rate if muon_learning_rate is None else muon_learning_rate
         matrices = [p for _, p in in_layers]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from llamarium.errors import TrainingError
-from llamarium.train.batch import Batch, Rows
+from llamarium.train.batch import Batch, Rows, join
 
 _MIX = 1_000_003  # keeps (seed, epoch) pairs apart; any odd number larger than the epochs of a run would do
 
@@ -53,25 +53,25 @@ class Order:
     def take(self, count: int) -> Batch:
         """Return the next `count` rows, or this process's part of them.
 
-        The last rows of an epoch that fill no batch are left out of it; the next epoch has them in another order.
+        An epoch's last rows share a batch with the next one's first, so that none is left out and any data serves.
 
         Raises:
-            TrainingError: If an epoch has fewer rows than that, or they cannot be divided evenly.
+            TrainingError: If they cannot be divided evenly.
         """
         if count % self.parts:
             raise TrainingError(f"batch_rows is {count}; expected a multiple of the {self.parts} parts of the data")
-        if self.cursor.index + count > len(self._permutation):
+        places = [self._next() for _ in range(count)][self.part :: self.parts]
+        epochs = sorted({epoch for epoch, _ in places})
+        return join([self.rows.batch(epoch, [i for e, i in places if e == epoch]) for epoch in epochs])
+
+    def _next(self) -> tuple[int, int]:
+        """Return the epoch and the number of the next row, and step over it."""
+        if self.cursor.index >= len(self._permutation):
             self.cursor = Cursor(self.cursor.epoch + 1)
             self._permutation = self._permute(self.cursor.epoch)
-        if count > len(self._permutation):  # epochs may differ in their number of rows
-            raise TrainingError(
-                f"a step takes {count} rows, and the data has {len(self._permutation)} of {self.rows.context} tokens; "
-                "use fewer rows a step, a shorter context or more data"
-            )
-        chosen = self._permutation[self.cursor.index : self.cursor.index + count]
-        batch = self.rows.batch(self.cursor.epoch, chosen[self.part :: self.parts])
-        self.cursor = Cursor(self.cursor.epoch, self.cursor.index + count)
-        return batch
+        epoch, index = self.cursor.epoch, self.cursor.index
+        self.cursor = Cursor(epoch, index + 1)
+        return epoch, self._permutation[index]
 
     def _permute(self, epoch: int) -> Sequence[int]:
         num_rows = self.rows.num_rows(epoch)

@@ -6,6 +6,7 @@ TF32 off, as torch computes it by default.
 Source: NVIDIA's data sheets of each GPU.
 """
 
+import re
 from typing import Literal
 
 import torch
@@ -26,4 +27,7 @@ def peak_flops(device: torch.device, precision: Literal["float32", "bfloat16"]) 
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    return next((peaks[precision == "float32"] for known, peaks in _PEAKS.items() if known in name), None)
+    if re.search(r"PCIe|NVL", name):  # other clocks than the sheets' main column
+        return None
+    found = (peaks for known, peaks in _PEAKS.items() if re.search(rf"\b{known}\b", name))
+    return next((peaks[precision == "float32"] for peaks in found), None)

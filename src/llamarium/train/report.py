@@ -191,7 +191,7 @@ def _facts(history: History) -> Iterator[tuple[str, str]]:
     trainable = _number(history.start.get("trainable"))
     if trainable != _number(history.start.get("parameters")):
         yield "of them trained", number(trainable)
-    yield "tokens learned from", number(history.last("step", "num_tokens"))
+    yield "tokens seen", number(history.last("step", "num_tokens"))
     yield "tokens/s", number(history.tokens_per_s())
     if (mfu := history.last("step", "mfu")) is not None:
         yield "of the peak (MFU)", f"{mfu:.1%}"

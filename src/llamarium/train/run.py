@@ -13,6 +13,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -88,7 +89,7 @@ class Position:
     Attributes:
         step: Optimizer steps that are done.
         cursor: Where the data stands.
-        num_tokens: Tokens that were learned from.
+        num_tokens: Tokens that the model saw, prompts and padding included.
         seconds: Time spent in steps.
         best_loss: The lowest validation loss so far.
         best_step: Its step.
@@ -145,11 +146,10 @@ def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, e
         OutputError: If a checkpoint cannot be written.
     """
     config, model = setup.config, setup.model
+    check_start(out, resume)
     newest = latest_checkpoint(out)
     setup.team.agree("checkpoints", newest.name if newest else "none")
     setup.team.agree("data", setup.train.fingerprint)
-    if newest is not None and not resume:
-        raise TrainingError(f"{out}: holds a run ({newest.name}); resume it, or choose another folder")
     if not num_learned(setup.train):
         raise TrainingError("no label of the training data counts: all are masked; there is nothing to learn")
     setup.team.divide(model)
@@ -168,6 +168,16 @@ def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, e
         checkpoint_layers(model)
     emit({"event": "resume" if newest else "start", "step": position.step, **_describe(setup)})
     return _Loop(setup, out, position, optimizers, emit).go(newest)
+
+
+def check_start(out: Path, resume: bool) -> None:
+    """Refuse to begin where a run is, before anything is read or written.
+
+    Raises:
+        TrainingError: If the folder has checkpoints that are not to be resumed.
+    """
+    if not resume and (found := sorted(out.glob("step-*"))):
+        raise TrainingError(f"{out}: holds a run ({found[-1].name}); resume it, or choose another folder")
 
 
 class _Loop:
@@ -242,7 +252,7 @@ class _Loop:
     def _learning_rate(self) -> float:
         config = self.setup.config
         return schedule(
-            self.at.step, name=config.schedule, warmup_steps=config.warmup_steps, num_steps=config.steps,
+            self.at.step, name=config.schedule, warmup_steps=config.num_warmup_steps, num_steps=config.steps,
             final_ratio=config.final_ratio, decay_share=config.decay_share,
         )  # fmt: skip
 
@@ -315,6 +325,7 @@ class _Loop:
         remembered = optimizer_tensors(self.setup.model, self.optimizers)
         state = {
             "position": self.at.to_dict(),
+            "kind": type(self.setup.config).__name__,
             "settings": dataclasses.asdict(self.setup.config),
             "data": self.setup.train.fingerprint,
         }
@@ -338,7 +349,10 @@ class _Loop:
 
 def _restore(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_changes: bool) -> Position:
     tensors, state = load_resume(folder)
-    changed = type(setup.config)(**state["settings"]).differences(setup.config)
+    kind = type(setup.config).__name__
+    if state.get("kind") != kind:
+        raise TrainingError(f"{folder}: is of a run of another kind ({state.get('kind')}); this one is a {kind}")
+    changed = setup.config.differences(state["settings"])
     if state["data"] != setup.train.fingerprint:
         changed.append("the data or the tokenizer is not the same")
     if changed and not allow_changes:
@@ -347,7 +361,10 @@ def _restore(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_chan
             "changes"
         )
     setup.restore(folder)
-    restore_optimizers(setup.model, optimizers, tensors, setup.team)
+    if state["settings"].get("optimizer") == setup.config.optimizer:
+        restore_optimizers(setup.model, optimizers, tensors, setup.team)
+    else:
+        warnings.warn(f"the optimizer is now {setup.config.optimizer}, and begins anew", stacklevel=3)
     return Position.from_dict(state["position"])
 
 
@@ -365,9 +382,10 @@ def _describe(setup: Setup) -> dict[str, Any]:
 
 
 def _training_flops_per_token(setup: Setup) -> float:
-    """A backward pass costs two forward passes."""
+    """A backward pass costs two forward passes, or one where hardly a weight has a gradient."""
     length = setup.train.context
-    return 3 * flops(setup.model.config, length, num_logits=length) / length
+    passes = 3 if all(p.requires_grad for p in setup.model.parameters()) else 2
+    return passes * flops(setup.model.config, length, num_logits=length) / length
 
 
 @contextmanager

@@ -97,7 +97,8 @@ def gathered(config: RunConfig) -> Generator[Solo]:
     elif config.tensor_parallel > 1:
         raise TrainingError(
             f"tensor_parallel is {config.tensor_parallel}, and there is one process; start several: "
-            f"torchrun --nproc-per-node {config.tensor_parallel} -m llamarium pretrain ..."
+            f"torchrun --nproc-per-node {config.tensor_parallel} -m llamarium pretrain ..., "
+            "or give --tensor-parallel 1"
         )
     else:
         yield SOLO
