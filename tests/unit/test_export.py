@@ -388,3 +388,21 @@ def test_a_full_disk_leaves_the_old_file(
     assert (tmp_path / "a.gguf").read_bytes() == before
     llamarium.load(source)
     assert not list(tmp_path.rglob(".*"))
+
+
+def test_a_failed_exchange_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "model"
+    target.mkdir()
+    (target / "config.json").write_text("old")
+    true = Path.rename
+
+    def fails(self: Path, to: Path) -> Path:
+        if self.name == "new":
+            raise OSError(28, "No space left on device")
+        return true(self, to)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(OutputError, match="No space left"), atomic_folder(target, replace=True) as folder:
+        (folder / "config.json").write_text("new")
+    assert (target / "config.json").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -10,16 +10,10 @@ base is unpacked. The merged model's logits are held against the adapter's.
 
 import argparse
 import dataclasses
-import os
-import shutil
-import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import add_json, add_loading, load_llama
+from llamarium.cli.options import add_json, add_loading, interrupts_held, load_llama
 from llamarium.cli.output import emit, note, status, warn, write_text
 
 if TYPE_CHECKING:
@@ -46,19 +40,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Merge, check and save."""
     from llamarium.errors import OptionError, escape
-    from llamarium.train.adapters import CONFIG, read_adapter_config
+
+    with interrupts_held():
+        from llamarium.train.adapters import CONFIG, read_adapter_config
+        from llamarium.train.merge import merge_adapter
+        from llamarium.weights.save import atomic_folder, save_model
 
     config = read_adapter_config(args.adapter)
     args.model = args.model or config.get("base_model_name_or_path")
     if args.model is None:
         raise OptionError(f"{escape(args.adapter / CONFIG)}: names no base model; name it with -m")
     _check_apart(args.out, args.adapter, args.model)
-    with replaced_folder(args.out, force=args.force) as folder:
+    with atomic_folder(args.out, replace=args.force) as folder:
         llama = load_llama(args)
         with status(f"merging into {args.model}"):
-            from llamarium.train.merge import merge_adapter
-            from llamarium.weights.save import save_model
-
             report = merge_adapter(llama.model, args.adapter, check_base=not args.any_base)
             save_model(llama.model, folder, tokenizer=_tokenizer(llama), generation_config=llama.generation_config)
     note(
@@ -88,75 +83,3 @@ def _tokenizer(llama: "Llama") -> "Tokenizer | None":
     except TokenizerError as error:
         warn(f"the merged model is saved without a tokenizer: {error}")
         return None
-
-
-@contextmanager
-def replaced_folder(target: Path, *, force: bool) -> Generator[Path]:
-    """Give a new folder to fill, which becomes `target` when the body ends well, and is removed if it does not.
-
-    Args:
-        target: Absent, empty or, with `force`, a model's folder, which is kept until the new one is complete.
-        force: Replace what is there.
-
-    Raises:
-        OutputError: If `target` exists and may not be replaced, holds other files than a model's, or cannot be
-            written.
-    """
-    target = target.resolve()
-    _check_replaceable(target, force=force)
-    new = _folder_beside(target, ".part")
-    try:
-        yield new
-        _put(new, target)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-
-
-def _check_replaceable(target: Path, *, force: bool) -> None:
-    from llamarium.errors import OutputError, escape
-    from llamarium.weights.save import MODEL_FILES
-
-    if target.exists() and not target.is_dir():
-        raise OutputError(f"{escape(target)}: is a file; choose a folder")
-    names = sorted(path.name for path in target.iterdir()) if target.exists() else []
-    if names and not force:
-        raise OutputError(f"{escape(target)}: holds {escape(names[0])} already; choose another folder, or use --force")
-    if others := [name for name in names if not any(fnmatch(name, pattern) for pattern in MODEL_FILES)]:
-        raise OutputError(
-            f"{escape(target)}: holds {escape(others[0])}, which is no file of a model, so it is not replaced; choose "
-            "another folder"
-        )
-
-
-def _folder_beside(target: Path, suffix: str) -> Path:
-    """Make an empty folder on the same disk, from where a folder can be renamed to `target` at once."""
-    from llamarium.weights.save import unwritable
-
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=suffix, dir=target.parent))
-        umask = os.umask(0)
-        os.umask(umask)
-        folder.chmod(0o777 & ~umask)  # mkdtemp's 0700 is for secrets
-    except OSError as error:
-        raise unwritable(target, error) from None
-    return folder
-
-
-def _put(new: Path, target: Path) -> None:
-    """Rename a complete folder to `target`; what was there is kept until then."""
-    from llamarium.weights.save import sync, unwritable
-
-    old = _folder_beside(target, ".old")
-    try:
-        if target.exists():
-            target.rename(old)
-        new.rename(target)
-        sync(target.parent)
-    except OSError as error:
-        raise unwritable(target, error) from None
-    finally:
-        if not target.exists() and any(old.iterdir()):
-            old.rename(target)
-        else:
-            shutil.rmtree(old, ignore_errors=True)
