@@ -21,10 +21,11 @@ from llamarium.cli.main import main
 from llamarium.cli.training import harmless
 from llamarium.errors import TrainingError
 from llamarium.train.bpe import train_bpe
-from llamarium.train.checkpoint import RunLock, latest_checkpoint
+from llamarium.train.checkpoint import latest_checkpoint
 from llamarium.train.config import FinetuneConfig, PretrainConfig
 from llamarium.train.finetune import prepare as prepare_finetuning
 from llamarium.train.journal import Journal, read_journal
+from llamarium.train.lock import RunLock
 from llamarium.train.pretrain import prepare
 from llamarium.train.run import Ending, Event, Setup, run
 

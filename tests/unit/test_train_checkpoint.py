@@ -21,15 +21,14 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.characters import CharacterTokenizer
 from llamarium.train.checkpoint import (
     MANIFEST,
-    RunLock,
     checkpoint_step,
     latest_checkpoint,
-    load_resume,
     point_at,
     save_checkpoint,
-    save_resume,
     verify_checkpoint,
 )
+from llamarium.train.lock import RunLock
+from llamarium.train.resume import load_resume, save_resume
 from llamarium.weights.save import save_model
 
 TINY = ModelConfig(

@@ -10,9 +10,9 @@ from llamarium.cli.output import emit as emit_json
 from llamarium.cli.output import note, warn
 from llamarium.cli.training_view import view
 from llamarium.errors import OutputError
-from llamarium.train.checkpoint import RunLock
 from llamarium.train.config import RunConfig
 from llamarium.train.journal import Journal
+from llamarium.train.lock import RunLock
 from llamarium.train.run import Emit, Ending, Event, Setup, check_start
 from llamarium.train.run import run as train
 from llamarium.train.team import Solo, gathered

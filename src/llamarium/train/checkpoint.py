@@ -30,23 +30,8 @@ from pathlib import Path
 
 from llamarium.config import read_json_object
 from llamarium.errors import LlamariumError, OutputError, TrainingError, escape
-from llamarium.train.lock import RunLock
-from llamarium.train.resume import load_resume, save_resume
 from llamarium.weights.checkpoint import list_some
 from llamarium.weights.save import sync, sync_tree, unwritable, write_json
-
-__all__ = [
-    "MANIFEST",
-    "RunLock",
-    "checkpoint_folder",
-    "checkpoint_step",
-    "latest_checkpoint",
-    "load_resume",
-    "point_at",
-    "save_checkpoint",
-    "save_resume",
-    "verify_checkpoint",
-]
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"(?:step|\.old)-([0-9]{8,18})")

@@ -29,19 +29,12 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import flops
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.batch import Rows
-from llamarium.train.checkpoint import (
-    checkpoint_folder,
-    checkpoint_step,
-    latest_checkpoint,
-    load_resume,
-    point_at,
-    save_checkpoint,
-    save_resume,
-)
+from llamarium.train.checkpoint import checkpoint_folder, checkpoint_step, latest_checkpoint, point_at, save_checkpoint
 from llamarium.train.config import RunConfig
 from llamarium.train.optim import make_optimizers, optimizer_tensors, restore_optimizers, schedule, set_learning_rate
 from llamarium.train.order import Cursor, Order
 from llamarium.train.peak import peak_flops
+from llamarium.train.resume import load_resume, save_resume
 from llamarium.train.snapshots import save_snapshot, token_texts
 from llamarium.train.step import StepResult, Trunk, causal_trunk, checkpoint_layers, evaluate, num_learned, train_step
 from llamarium.train.team import SOLO, Solo
