@@ -154,7 +154,7 @@ def test_missing_packages_are_named_before_the_run_begins(
         monkeypatch.delitem(sys.modules, loaded)
     for module in modules:
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(OptionError, match=rf"{name} needs the package {name}: pip install 'llamarium\[{name}\]'"):
+    with pytest.raises(OptionError, match=rf"--report-to needs the package {name}: pip install 'llamarium\[{name}\]'"):
         tell([name], tmp_path)
 
 

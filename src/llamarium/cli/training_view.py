@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.output import draws, note, printable
-from llamarium.inspect.tables import table
+from llamarium.inspect.tables import duration, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -97,16 +97,6 @@ def sparkline(values: list[float]) -> str:
     low, high = min(means), max(means)
     span = (high - low) or 1.0
     return "".join(_BLOCKS[min(7, int(8 * (mean - low) / span))] if mean == mean else " " for mean in means)
-
-
-def duration(seconds: float) -> str:
-    """Write a time for people: "45 s", "3 min 20 s", "2 h 05 min"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 def _numbers(step: dict[str, Any], num_steps: int, validations: list[tuple[int, float]]) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from llamarium.config import ModelConfig
 from llamarium.errors import LlamariumError, TrainingError, escape
+from llamarium.inspect.tables import duration
 from llamarium.model.cost import kv_bytes_per_token
 from llamarium.train import page
 from llamarium.train.journal import NAME, read_journal
@@ -195,7 +196,7 @@ def _facts(history: History) -> Iterator[tuple[str, str]]:
     yield "tokens/s", number(history.tokens_per_s())
     if (mfu := history.last("step", "mfu")) is not None:
         yield "of the peak (MFU)", f"{mfu:.1%}"
-    yield "time in steps", _duration(history.last("step", "seconds"))
+    yield "time in steps", _time(history.last("step", "seconds"))
     yield "KV cache, bytes/token", number(history.kv_bytes())
 
 
@@ -365,16 +366,8 @@ def _number(value: object) -> float | None:
     return float(value) if abs(value) > 1e-100 else 0.0
 
 
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    return (
-        f"{seconds:.1f} s"
-        if seconds < 120
-        else f"{seconds / 60:.1f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+def _time(seconds: float | None) -> str:
+    return "-" if seconds is None else duration(seconds)
 
 
 def _write(path: Path, content: str) -> Path:

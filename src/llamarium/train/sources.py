@@ -29,7 +29,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from llamarium.errors import DownloadError, OptionError, TrainingError, escape, show_value
+from llamarium.errors import DownloadError, TrainingError, escape, show_value
+from llamarium.extras import optional
 from llamarium.weights.builtin import cache_folder
 from llamarium.weights.files import atomic_file
 
@@ -286,21 +287,8 @@ def _decode(data: bytes, where: str) -> str:
 # --- packages that are asked for when they are needed -----------------------------------------------------------------
 
 
-def _optional(module: str, extra: str, purpose: str) -> Any:
-    """Import an optional package.
-
-    Raises:
-        OptionError: With the command that installs it.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        package = module.partition(".")[0]
-        raise OptionError(f"{purpose} needs the package {package}: pip install 'llamarium[{extra}]'") from None
-
-
 def _read_parquet(path: Path, text_field: str) -> Iterator[str]:
-    parquet = _optional("pyarrow.parquet", "train", f"reading {escape(path)}")
+    parquet = optional("pyarrow.parquet", "train", f"reading {escape(path)}")
     name, number = escape(path), 0
     try:
         with parquet.ParquetFile(path) as file:
@@ -317,7 +305,7 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[str]:
 
 def _read_hub(repo: str, subset: str | None, text_field: str) -> Iterator[str]:
     """Stream the `train` split; datasets of version 4 and newer run no code of the repository."""
-    datasets = _optional("datasets", "hub-data", f"reading {repo} from the hub")
+    datasets = optional("datasets", "hub-data", f"reading {repo} from the hub")
     try:
         for number, row in enumerate(datasets.load_dataset(repo, subset, split="train", streaming=True), start=1):
             yield _text_of_row(dict(row), f"{repo}: row {number}", text_field)

@@ -14,7 +14,6 @@ TensorBoard is told to hide it, and trackio, which cannot, keeps the older point
 """
 
 import contextlib
-import importlib
 import json
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -22,7 +21,8 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from llamarium.errors import OptionError, OutputError, TrainingError, escape
+from llamarium.errors import OutputError, TrainingError, escape
+from llamarium.extras import optional
 
 _STEP_NUMBERS = ("loss", "learning_rate", "grad_norm", "tokens_per_s", "mfu")
 
@@ -64,7 +64,7 @@ class TensorBoard:
 
     def __init__(self, run: Path) -> None:
         self.folder = run / "tensorboard"
-        self._make: Any = _optional("torch.utils.tensorboard", "tensorboard").SummaryWriter
+        self._make: Any = optional("torch.utils.tensorboard", "tensorboard", "--report-to", "tensorboard").SummaryWriter
         self._writer: Any = None
 
     def __call__(self, event: Event) -> None:
@@ -114,7 +114,7 @@ class Trackio:
 
     def __init__(self, run: Path) -> None:
         self.name = run.resolve().name
-        self._trackio: Any = _optional("trackio", "trackio")
+        self._trackio: Any = optional("trackio", "trackio", "--report-to")
         self._run: Any = None
 
     def __call__(self, event: Event) -> None:
@@ -162,15 +162,3 @@ def _sample(event: Event) -> str:
 def _block(text: str) -> str:
     """Return a text as a block of code."""
     return "\n".join(f"    {line}" for line in text.splitlines())
-
-
-def _optional(module: str, extra: str) -> Any:
-    """Import what a tracker needs.
-
-    Raises:
-        OptionError: With the command that installs it.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise OptionError(f"{extra} needs the package {extra}: pip install 'llamarium[{extra}]'") from None
