@@ -1,6 +1,7 @@
 """Reports: everything that a run wrote is shown, nothing in it can become markup, and nothing is fetched."""
 
 import json
+import math
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llamarium.cli.main import main
 from llamarium.errors import OutputError, TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.presets import PRESETS
@@ -232,7 +234,8 @@ def test_paths_are_drawn_with_the_tokens_texts(tmp_path: Path) -> None:
 def test_ticks_are_few_and_within(low: float, span: float) -> None:
     found = ticks(low, low + span)
     assert 1 <= len(found) <= 7 or low + span == low
-    assert all(low - 1e-6 * span <= tick <= low + span * (1 + 1e-6) for tick in found)
+    slack = 1e-6 * span + 4 * math.ulp(abs(low) + span)
+    assert all(low - slack <= tick <= low + span + slack for tick in found)
 
 
 @given(st.text(max_size=60))
@@ -257,3 +260,17 @@ def test_means_stay_within_and_long_curves_are_thinned() -> None:
 def test_a_curve_without_points_is_no_figure() -> None:
     assert figure("None", "unit", [Series("none", [])]) == ""
     assert figure("One", "unit", [Series("one", [(5.0, 2.0)])]).count("<circle") == 1
+
+
+def test_from_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one", "two"):
+        journal(tmp_path / name, *steps(3.0, 2.0))
+    assert main(["report", str(tmp_path / "one")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'one' / 'report.html'}\n"
+    page = tmp_path / "both.html"
+    assert main(["report", str(tmp_path / "one"), str(tmp_path / "two"), "--out", str(page)]) == 0
+    assert "one against two" in page.read_text()
+    assert main(["report", str(tmp_path / "one"), str(tmp_path / "two")]) == 2
+    assert main(["report", str(tmp_path / "one"), "--out", str(page)]) == 2
+    assert main(["report", str(tmp_path / "nowhere")]) == 1
+    assert "nowhere" in capsys.readouterr().err
