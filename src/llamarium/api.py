@@ -86,16 +86,25 @@ def load(
         tokenizer = find_tokenizer(path)
     except UnsupportedTokenizerError as error:  # the model computes logits without; `Llama.tokenizer` says why
         tokenizer, why_none = None, str(error)
-    if tokenizer is not None and tokenizer.vocab_size > checkpoint.config.vocab_size:
-        raise CheckpointError(
-            f"{path}: the tokenizer has {tokenizer.vocab_size} ids and the model {checkpoint.config.vocab_size} rows; "
-            "they do not belong together"
-        )
     if tokenizer is not None:
-        tokenizer.allow_unused_ids(checkpoint.config.vocab_size)
+        fit_tokenizer(tokenizer, checkpoint.config, path)
     module, sources = load_model(checkpoint, options, progress)
     generation_config = checkpoint.generation_config or recommended(path)
     return Llama(str(model), module, tokenizer, sources, generation_config, why_none)
+
+
+def fit_tokenizer(tokenizer: Tokenizer, config: ModelConfig, path: Path) -> None:
+    """Give a model's tokenizer the ids that the model has besides.
+
+    Raises:
+        CheckpointError: If the tokenizer has more ids than the model has rows.
+    """
+    if tokenizer.vocab_size > config.vocab_size:
+        raise CheckpointError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size} ids and the model {config.vocab_size} rows; "
+            "they do not belong together"
+        )
+    tokenizer.allow_unused_ids(config.vocab_size)
 
 
 def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
@@ -250,9 +259,10 @@ class Llama:
 
     def next_tokens(self, text: str, k: int = 10, steps: int = 1) -> "list[NextStep]":
         """Return the auto-regressive loop as data: the `k` best candidates and the choice, `steps` times."""
-        from llamarium.inspect.next_tokens import next_tokens
+        from llamarium.inspect.next_tokens import follow_next_tokens
 
-        return next_tokens(self.model, self.tokenizer, text, k=k, steps=steps, stop_ids=self.stop_ids)
+        steps_made = follow_next_tokens(self.model, self.tokenizer, text, k=k, steps=steps, stop_ids=self.stop_ids)
+        return list(steps_made)
 
     def neighbors(
         self, word: str, *, minus: str | Sequence[str] = (), plus: str | Sequence[str] = (), k: int = 10

@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 import llamarium
 from llamarium.cli.main import main
 from llamarium.cli.training import harmless
-from llamarium.errors import TrainingError
+from llamarium.errors import CheckpointError, TrainingError
+from llamarium.tokenizer.characters import CharacterTokenizer
 from llamarium.train.bpe import train_bpe
 from llamarium.train.checkpoint import latest_checkpoint
 from llamarium.train.config import FinetuneConfig, PretrainConfig
@@ -282,6 +283,17 @@ def test_an_adapter_is_not_resumed_on_another_base(tmp_path: Path, model_files: 
         save_file({key: value + 0.1 for key, value in tensors.items()}, weights, {"format": "pt"})
         with pytest.raises(TrainingError, match="was trained on another base"):
             run(make(), out, resume=True, emit=lambda event: None)
+
+
+def test_a_tokenizer_larger_than_the_base_is_refused_before_the_first_step(
+    tmp_path: Path, model_files: Callable[..., Any]
+) -> None:
+    make = finetuning(tmp_path, model_files)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "base" / name).unlink()
+    CharacterTokenizer.from_text("".join(map(chr, range(32, 400)))).save(tmp_path / "base")
+    with pytest.raises(CheckpointError, match=r"the tokenizer has 368 ids and the model 280 rows"):
+        make()
 
 
 def test_the_head_is_no_target(tmp_path: Path, model_files: Callable[..., Any]) -> None:

@@ -133,3 +133,17 @@ def test_a_width_too_small_to_be_meant(
     monkeypatch.setenv("COLUMNS", columns)
     output.show(Text("a " * 200))
     assert width - 2 <= max(map(len, capsys.readouterr().out.splitlines())) <= width
+
+
+def test_a_counter_counts_on_a_terminal_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with output.counting("reading") as report:
+        report(2, 1234)
+        report(3, 5678)  # too soon to be drawn
+    shown = sys.stderr.getvalue()
+    assert "2 documents, 1,234 tokens" in shown and "5,678" not in shown and shown.endswith("\r\x1b[K")
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with output.counting("reading") as report:
+        report(2, 1234)
+    assert sys.stderr.getvalue() == ""

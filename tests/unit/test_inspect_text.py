@@ -11,7 +11,7 @@ import torch
 from llamarium.errors import ContextLengthError, InputError, TokenizerError
 from llamarium.inspect import score as score_module
 from llamarium.inspect.neighbors import neighbors
-from llamarium.inspect.next_tokens import next_tokens
+from llamarium.inspect.next_tokens import NextStep, follow_next_tokens
 from llamarium.inspect.score import Score, TokenScore, score, score_text
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
@@ -60,6 +60,10 @@ def model() -> LlamaForCausalLM:
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return CharacterTokenizer.from_text(ALPHABET)
+
+
+def next_tokens(*args: Any, **options: Any) -> list[NextStep]:
+    return list(follow_next_tokens(*args, **options))
 
 
 def test_score_is_the_log_softmax_of_what_came_next(model: LlamaForCausalLM) -> None:

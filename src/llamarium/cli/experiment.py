@@ -11,7 +11,7 @@ Ctrl-C saves and ends; --resume goes on, and does not repeat what is done.
 
   llamarium experiment rope
   llamarium experiment heads --data story.txt --steps 1000
-  llamarium experiment causal --out /tmp/runs --resume
+  llamarium experiment causal --out runs --resume
 """
 
 import argparse

@@ -24,6 +24,7 @@ _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
+_REDRAW_S = 0.1  # seconds between drawings of a counter
 _MIN_WIDTH = 20  # columns; in fewer, rich would draw nothing, or a letter a line
 
 
@@ -102,6 +103,27 @@ def percent(text: str) -> Generator[Callable[[int, int], None]]:
         if now != shown and draws(sys.stderr):
             shown = now
             sys.stderr.write(f"\r{printable(text)} … {now:3d} %")
+            sys.stderr.flush()
+
+    with status(text):
+        yield report
+
+
+@contextmanager
+def counting(text: str) -> Generator[Callable[[int, int], None]]:
+    """Show `text` with how many tokens there are on stderr while the body runs, if that is a terminal.
+
+    Yields:
+        What is to be called with (documents, tokens).
+    """
+    last = 0.0
+
+    def report(num_documents: int, num_tokens: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last > _REDRAW_S and draws(sys.stderr):
+            last = now
+            sys.stderr.write(f"\r{printable(text)} … {num_documents:,} documents, {num_tokens:,} tokens")
             sys.stderr.flush()
 
     with status(text):

@@ -11,10 +11,16 @@ loss. Ctrl-C or SIGTERM saves and ends; --resume goes on to the very same end.
 """
 
 import argparse
+from typing import TYPE_CHECKING
 
 from llamarium.cli.options import add_json, interrupts_held
+from llamarium.cli.output import counting
 from llamarium.cli.settings import add_run, add_settings, given_settings, settings_file
 from llamarium.train.config import PretrainConfig
+
+if TYPE_CHECKING:
+    from llamarium.train.run import Setup
+    from llamarium.train.team import Solo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,4 +37,8 @@ def run(args: argparse.Namespace) -> int:
         from llamarium.cli.training import follow
         from llamarium.train.pretrain import prepare
 
-    return follow(config, args, lambda team: prepare(config, args.out, team=team))
+    def make(team: "Solo") -> "Setup":
+        with counting("reading the data") as progress:
+            return prepare(config, args.out, progress if team.is_first else None, team)
+
+    return follow(config, args, make)

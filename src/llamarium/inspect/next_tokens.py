@@ -44,19 +44,6 @@ class NextStep:
         }
 
 
-def next_tokens(
-    model: LlamaForCausalLM,
-    tokenizer: Tokenizer,
-    text: str,
-    *,
-    k: int = 10,
-    steps: int = 1,
-    stop_ids: Collection[int] | None = None,
-) -> list[NextStep]:
-    """Return all steps of `follow_next_tokens`."""
-    return list(follow_next_tokens(model, tokenizer, text, k=k, steps=steps, stop_ids=stop_ids))
-
-
 def follow_next_tokens(
     model: LlamaForCausalLM,
     tokenizer: Tokenizer,

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from llamarium.api import choose_device
+from llamarium.api import choose_device, fit_tokenizer
 from llamarium.errors import TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer
@@ -46,6 +46,7 @@ def prepare(config: FinetuneConfig, team: Solo = SOLO) -> Setup:
     tokenizer = find_tokenizer(path)
     if tokenizer is None:
         raise TrainingError(f"{config.model} has no tokenizer files; put a tokenizer.json beside the weights")
+    fit_tokenizer(tokenizer, checkpoint.config, path)
     if config.context > checkpoint.config.max_position_embeddings:
         raise TrainingError(
             f"context is {config.context}, and the model's holds {checkpoint.config.max_position_embeddings} tokens"
@@ -62,33 +63,33 @@ def prepare(config: FinetuneConfig, team: Solo = SOLO) -> Setup:
     model, _ = load_model(checkpoint, options)
     if full:
         model.requires_grad_(True)
-        return Setup(
-            config=config,
-            model=model,
-            tokenizer=tokenizer,
-            train=train,
-            validation=validation,
-            save=lambda folder: save_weights(
-                team.weights(model),
-                model.config,
-                folder,
-                tokenizer=tokenizer,
-                generation_config=checkpoint.generation_config,
-            ),
-            restore=lambda folder: restore_weights(model, folder, team),
-            chat=chat,
-            team=team,
-        )
-    metadata = adapter_metadata(model)  # now, while the whole base is at hand
-    apply_lora(model, lora_config(config), seed=config.seed)
+        recommended = checkpoint.generation_config
+
+        def save(folder: Path) -> None:
+            weights = team.weights(model)
+            save_weights(weights, model.config, folder, tokenizer=tokenizer, generation_config=recommended)
+
+        def restore(folder: Path) -> None:
+            restore_weights(model, folder, team)
+
+    else:
+        metadata = adapter_metadata(model)  # now, while the whole base is at hand
+        apply_lora(model, lora_config(config), seed=config.seed)
+
+        def save(folder: Path) -> None:
+            save_adapter(model, folder, base_model=config.model, metadata=metadata, whole=team.whole)
+
+        def restore(folder: Path) -> None:
+            restore_adapter(model, folder, team, metadata)
+
     return Setup(
         config=config,
         model=model,
         tokenizer=tokenizer,
         train=train,
         validation=validation,
-        save=lambda folder: save_adapter(model, folder, base_model=config.model, metadata=metadata, whole=team.whole),
-        restore=lambda folder: restore_adapter(model, folder, team, metadata),
+        save=save,
+        restore=restore,
         chat=chat,
         team=team,
     )
