@@ -119,6 +119,17 @@ def test_an_experiment_goes_on_where_it_ended(text: Path, tmp_path: Path) -> Non
         assert ended[0].read_bytes() == ended[1].read_bytes()
 
 
+def test_a_refused_experiment_changes_nothing_and_the_report_is_named(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["experiment", "tied", *arguments(text, tmp_path), "--json"]) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert events[-1] == {"event": "report", "path": str(tmp_path / "tied" / "report.html")}
+    settings = (tmp_path / "tied" / "experiment.toml").read_text()
+    assert main(["experiment", "tied", *arguments(text, tmp_path), "--resume", "--seed", "9"]) == 1
+    assert (tmp_path / "tied" / "experiment.toml").read_text() == settings
+
+
 def test_a_variant_is_not_resumed_as_another(text: Path, tmp_path: Path) -> None:
     assert main(["experiment", "rope", *arguments(text, tmp_path)]) == 0
     model = prepare(command.ExperimentConfig.resolve(None, shape_of(text)), tmp_path).model

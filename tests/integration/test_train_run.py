@@ -147,6 +147,21 @@ def test_best_and_newest_are_kept(text: Path, tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "run" / "best").resolve() == (tmp_path / "run" / "step-00000012").resolve()
 
 
+def test_the_best_loss_is_forgotten_where_it_is_measured_on_other_rows(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = iter([1.0, 3.0, 2.0])
+    monkeypatch.setattr("llamarium.train.run.evaluate", lambda *_, **__: next(losses))
+    config, out = config_of(text, steps=6, eval_rows=5), tmp_path / "run"
+    assert go(config, out).position.best_loss == 1.0
+    with pytest.raises(TrainingError, match="steps: 6 -> 12"):
+        go(replace(config, steps=12), out, resume=True)
+    same = go(replace(config, steps=12), out, resume=True, allow_changes=True)
+    assert (same.position.best_step, same.position.best_loss) == (6, 1.0)
+    other = go(replace(config, steps=18, eval_rows=4), out, resume=True, allow_changes=True)
+    assert (other.position.best_step, other.position.best_loss) == (18, 2.0)
+
+
 def test_a_checkpoint_is_a_model(text: Path, tmp_path: Path) -> None:
     ending = go(config_of(text, tokenizer="bpe", bpe_vocab_size=280), tmp_path / "run")
     llama = llamarium.load(ending.checkpoint, dtype="float32")

@@ -1,5 +1,6 @@
 """`llamarium merge`: an adapter and its base become a model folder, checked and whole, or nothing is written."""
 
+import argparse
 import json
 import warnings
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import llamarium
+from llamarium.cli import options
 from llamarium.cli.main import COMMANDS, main
 from llamarium.errors import TrainingError
 from llamarium.train.adapters import load_adapter, save_adapter
@@ -46,6 +48,19 @@ def strengthen(model: Any, spread: float) -> None:
 
 def run(*words: object) -> int:
     return main(["merge", *map(str, words)])
+
+
+@torch.no_grad()
+def test_every_command_can_put_an_adapter_on_the_base_that_it_names(base: Path, adapter: Path) -> None:
+    parser = argparse.ArgumentParser()
+    options.add_model(parser)
+    expected = llamarium.load(base, device="cpu").model
+    load_adapter(expected, adapter)
+    for words in (["--adapter", str(adapter)], ["-m", str(base), "--adapter", str(adapter)]):
+        found = options.load_llama(parser.parse_args([*words, "--device", "cpu"])).model
+        assert torch.equal(found(IDS), expected(IDS))
+    plain = options.load_llama(parser.parse_args(["-m", str(base), "--device", "cpu"])).model
+    assert not torch.equal(plain(IDS), expected(IDS))
 
 
 @torch.no_grad()

@@ -312,6 +312,8 @@ def test_split() -> None:
     assert [len(train.examples), len(held_out.examples)] == [8, 2]
     assert held_out.examples == rows.examples[8:]
     assert torch.equal(held_out.batch(0, [0]).ids_BT, held_out.batch(1, [0]).ids_BT)
+    others = DialogRows([*rows.examples[:9], *make_examples(1, seed=5)], 24, seed=4).split(0.2)[0]
+    assert len({train.fingerprint, others.fingerprint, rows.split(0.1)[0].fingerprint}) == 3  # what is held out counts
     assert [len(part.examples) for part in rows.split(0.04)] == [9, 1]
     for share in (0.0, 1.0):
         with pytest.raises(TrainingError, match="expected at least one to validate"):

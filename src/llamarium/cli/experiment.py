@@ -16,19 +16,20 @@ Ctrl-C saves and ends; --resume goes on, and does not repeat what is done.
 
 import argparse
 import dataclasses
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.options import add_json, interrupts_held, set_threads
 from llamarium.cli.output import emit, note
-from llamarium.cli.settings import add_settings, given_settings
+from llamarium.cli.settings import add_report_to, add_settings, given_settings
 from llamarium.train.config import PretrainConfig
 
 if TYPE_CHECKING:
-    from llamarium.train.run import Emit
+    from llamarium.train.run import Emit, Event
 
 NAMES = ("tied", "rope", "causal", "heads", "norm")
 
@@ -64,29 +65,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where (default: %(default)s)")
     parser.add_argument("--resume", action="store_true", help="go on with what an earlier call has left undone")
     parser.add_argument("--allow-changes", action="store_true", help="resume with other settings or data")
+    add_report_to(parser)
     add_json(parser)
     add_settings(parser, ExperimentConfig)
     parser.usage = f"{parser.prog} {{{','.join(NAMES)}}} [OPTION ...]"
+
+
+def _tell(watchers: "Sequence[Emit]", event: "Event") -> None:
+    for watcher in watchers:
+        watcher(event)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train the variants and compare them."""
     config = ExperimentConfig.resolve(args.config, given_settings(args, ExperimentConfig))
     with interrupts_held():
+        from llamarium.cli.training import harmless
         from llamarium.cli.training_view import view
         from llamarium.train.experiments import run_experiment
+        from llamarium.train.trackers import trackers
+
+    out = args.out / args.experiment
 
     @contextmanager
     def watch(variant: str) -> "Generator[Emit]":
         note(f"{args.experiment}: {variant}")
-        with view(config.steps, quiet=args.json) as show:
-            yield (lambda event: emit({"variant": variant, **event})) if args.json else show
+        with view(config.steps, quiet=args.json) as show, trackers(args.report_to, out / variant) as tracking:
+            shown: Emit = (lambda event: emit({"variant": variant, **event})) if args.json else show
+            watchers = [shown, *map(harmless, tracking)]
+            yield partial(_tell, watchers)
 
     set_threads(config.threads)
     outcome = run_experiment(
         args.experiment,
         config,
-        args.out / args.experiment,
+        out,
         resume=args.resume,
         allow_changes=args.allow_changes,
         watch=watch,
@@ -94,5 +107,7 @@ def run(args: argparse.Namespace) -> int:
     if outcome.signal is not None:
         note("saved; go on with --resume")
         return 128 + outcome.signal
+    if args.json:
+        emit({"event": "report", "path": str(outcome.report)})
     note(f"report: {outcome.report}")
     return 0

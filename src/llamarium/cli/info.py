@@ -12,7 +12,7 @@ Of a preset there is the configuration alone, and nothing is loaded.
 import argparse
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import DEFAULT_MODEL, UsageError, add_json, add_loading, load_llama
+from llamarium.cli.options import DEFAULT_MODEL, UsageError, add_json, add_loading, load_base
 from llamarium.cli.output import emit, show
 from llamarium.presets import PRESETS
 
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Load the model, or take a preset, and print its summary."""
     if args.name is not None and args.model is not None:
         raise UsageError("the model is given twice, by itself and with -m/--model")
-    args.model = args.name or args.model or DEFAULT_MODEL
+    args.model = args.name or args.model
     summary = _of_preset(args) if _is_mere_preset(args.model) else _of_model(args)
     if args.json:
         emit(summary.to_dict())
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _is_mere_preset(name: str) -> bool:
+def _is_mere_preset(name: str | None) -> bool:
     from llamarium.weights.builtin import BUILTINS
 
     return name in PRESETS and name not in BUILTINS
@@ -62,5 +62,5 @@ def _of_preset(args: argparse.Namespace) -> "Summary":
 def _of_model(args: argparse.Namespace) -> "Summary":
     from llamarium.inspect.summary import summarize
 
-    llama = load_llama(args)
+    llama = load_base(args)
     return summarize(llama.config, llama.model, llama.sources)

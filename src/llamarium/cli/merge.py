@@ -13,7 +13,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import add_json, add_loading, interrupts_held, load_llama
+from llamarium.cli.options import add_json, add_loading, interrupts_held, load_base, name_base
 from llamarium.cli.output import emit, note, status, warn, write_text
 
 if TYPE_CHECKING:
@@ -39,20 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merge, check and save."""
-    from llamarium.errors import OptionError, escape
-
     with interrupts_held():
-        from llamarium.train.adapters import CONFIG, read_adapter_config
         from llamarium.train.merge import merge_adapter
         from llamarium.weights.save import atomic_folder, save_model
 
-    config = read_adapter_config(args.adapter)
-    args.model = args.model or config.get("base_model_name_or_path")
-    if args.model is None:
-        raise OptionError(f"{escape(args.adapter / CONFIG)}: names no base model; name it with -m")
+    name_base(args)
     _check_apart(args.out, args.adapter, args.model)
     with atomic_folder(args.out, replace=args.force) as folder:
-        llama = load_llama(args)
+        llama = load_base(args)
         with status(f"merging into {args.model}"):
             report = merge_adapter(llama.model, args.adapter, check_base=not args.any_base)
             save_model(llama.model, folder, tokenizer=_tokenizer(llama), generation_config=llama.generation_config)

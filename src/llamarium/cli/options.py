@@ -6,10 +6,11 @@ import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.output import percent
-from llamarium.errors import InputError
+from llamarium.errors import InputError, OptionError, escape
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -32,7 +33,13 @@ _MODEL_HELP = (
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Add what decides which model is loaded, and how."""
     group = parser.add_argument_group("model")
-    group.add_argument("-m", "--model", default=DEFAULT_MODEL, metavar="NAME", help=_MODEL_HELP)
+    group.add_argument("-m", "--model", metavar="NAME", help=_MODEL_HELP)
+    group.add_argument(
+        "--adapter",
+        type=Path,
+        metavar="FOLDER",
+        help="put this LoRA adapter on the model, which is the base that it names unless -m names another",
+    )
     add_loading(group)
 
 
@@ -60,13 +67,44 @@ def add_loading(group: "argparse._ActionsContainer") -> None:  # pyright: ignore
 
 
 def load_llama(args: argparse.Namespace) -> "Llama":
-    """Load the model that `add_model`'s options describe.
+    """Load the model that `add_model`'s options describe, with its adapter on.
+
+    Raises:
+        LlamariumError: Whatever `llamarium.load` and `load_adapter` raise.
+    """
+    if args.adapter is None:
+        return load_base(args)
+    name_base(args)
+    llama = load_base(args)
+    from llamarium.train.adapters import load_adapter
+
+    load_adapter(llama.model, args.adapter)
+    return llama
+
+
+def name_base(args: argparse.Namespace) -> None:
+    """Make the base that an adapter names the model, where no model is named.
+
+    Raises:
+        LlamariumError: If the adapter's config cannot be read, or names no base.
+    """
+    with interrupts_held():
+        from llamarium.train.adapters import CONFIG, read_adapter_config
+
+    args.model = args.model or read_adapter_config(args.adapter).get("base_model_name_or_path")
+    if args.model is None:
+        raise OptionError(f"{escape(args.adapter / CONFIG)}: names no base model; name it with -m")
+
+
+def load_base(args: argparse.Namespace) -> "Llama":
+    """Load the model that `add_loading`'s options describe.
 
     Raises:
         LlamariumError: Whatever `llamarium.load` raises.
     """
     from llamarium.weights.hub import resolve
 
+    args.model = args.model or DEFAULT_MODEL
     path = resolve(args.model)  # first, as a download shows its own progress
     with percent(f"loading {args.model}") as progress:
         with interrupts_held():

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from llamarium.errors import escape
-from llamarium.train.config import RunConfig
+from llamarium.train.config import RunConfig, kind_of
 from llamarium.train.trackers import TRACKERS
 
 
@@ -18,6 +18,11 @@ def add_run(parser: argparse.ArgumentParser, folder: str) -> None:
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, or begin")
     parser.add_argument("--allow-changes", action="store_true", help="resume with other settings or data")
     parser.add_argument("--report", action="store_true", help="write report.html into the run's folder at the end")
+    add_report_to(parser)
+
+
+def add_report_to(parser: argparse.ArgumentParser) -> None:
+    """Add who else is told what happens."""
     parser.add_argument(
         "--report-to", action="append", default=[], choices=tuple(TRACKERS), help="follow the run there (repeatable)"
     )
@@ -46,8 +51,7 @@ def given_settings(args: argparse.Namespace, kind: type[RunConfig]) -> dict[str,
 
 
 def _add(group: Any, item: dataclasses.Field[Any], hint: Any) -> None:
-    kinds = get_args(hint) if get_origin(hint) is not Literal and get_args(hint) else (hint,)
-    kind = next(k for k in kinds if k is not type(None))
+    kind, _ = kind_of(hint)
     shown = "" if item.default in (None, "") else f" (default: {escape(_default(item.default))})"
     how: dict[str, Any] = {"default": argparse.SUPPRESS, "help": (item.metadata["help"] + shown).replace("%", "%%")}
     if kind is bool:

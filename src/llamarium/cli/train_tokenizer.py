@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from llamarium.cli.options import add_json, positive
 from llamarium.cli.output import emit, status, write_text
+from llamarium.train.config import DATA_HELP
 
 if TYPE_CHECKING:
     from llamarium.tokenizer.base import Tokenizer
@@ -27,12 +28,7 @@ _SAMPLE_CHARACTERS = 1 << 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "--data",
-        metavar="SOURCE",
-        help="a text, .jsonl or .parquet file, a folder of them, tiny-shakespeare, or org/name on the Hugging Face hub "
-        "(default: the Python manual)",
-    )
+    parser.add_argument("--data", metavar="SOURCE", help=DATA_HELP)
     parser.add_argument("--text-field", default="text", metavar="NAME", help="the field with the text (default: text)")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument(

@@ -39,6 +39,7 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Solo]
     best = "" if at.best_step is None else f"; best validation loss {at.best_loss:.4f} at step {at.best_step}"
     note(f"{at.step} steps done: {ending.checkpoint}{best}")
     if (ending.checkpoint / "adapter_config.json").exists():
+        note(f"talk to it: llamarium chat --adapter {ending.checkpoint}")
         note(f"a model of it: llamarium merge --adapter {ending.checkpoint} --out MODEL")
     return 0
 

@@ -31,7 +31,7 @@ class Batch:
     @property
     def num_learned(self) -> int:
         """Labels that count."""
-        return int((self.labels_BT != IGNORED).sum())  # sync: what a step's loss is divided by
+        return int((self.labels_BT != IGNORED).sum())  # sync: on a GPU, so it is asked before `to`
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on another device."""

@@ -19,7 +19,6 @@ Source: the order of syncs is that of POSIX's rename (2) and fsync (2): a file's
 made durable by two different calls.
 """
 
-import hashlib
 import os
 import re
 import shutil
@@ -31,6 +30,7 @@ from pathlib import Path
 from llamarium.config import read_json_object
 from llamarium.errors import LlamariumError, OutputError, TrainingError, escape
 from llamarium.weights.checkpoint import list_some
+from llamarium.weights.files import file_sha256
 from llamarium.weights.save import sync, sync_tree, unwritable, write_json
 
 MANIFEST = "manifest.json"
@@ -156,7 +156,7 @@ def verify_checkpoint(folder: Path) -> None:
         for name, (size, digest) in promised.items():
             if (actual := (folder / name).stat().st_size) != size:
                 raise TrainingError(f"{escape(folder)}: {escape(name)} has {actual} bytes; {size} were written")
-            if _sha256(folder / name) != digest:
+            if file_sha256(folder / name) != digest:
                 raise TrainingError(f"{escape(folder)}: {escape(name)} is damaged: its SHA-256 is another")
     except OSError as error:
         raise TrainingError(f"{escape(folder)}: cannot be read: {escape(error)}") from None
@@ -169,7 +169,7 @@ def _seal(folder: Path) -> None:
     """Sync everything in `folder`, and write its manifest last."""
     sync_tree(folder)
     sizes = {name: (folder / name).stat().st_size for name in _files(folder)}
-    files = {name: {"bytes": size, "sha256": _sha256(folder / name)} for name, size in sizes.items()}
+    files = {name: {"bytes": size, "sha256": file_sha256(folder / name)} for name, size in sizes.items()}
     write_json(folder / MANIFEST, {"format": 1, "files": files})
     sync(folder)
 
@@ -234,8 +234,3 @@ def _files(folder: Path) -> Iterator[str]:
             path = Path(parent, name)
             if not name.startswith(".") and stat.S_ISREG(path.lstat().st_mode):
                 yield path.relative_to(folder).as_posix()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

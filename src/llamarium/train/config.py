@@ -14,11 +14,14 @@ from typing import Any, Literal, Self, cast, get_args, get_origin, get_type_hint
 
 from llamarium.errors import TrainingError, escape, show_value
 
-_DATA_HELP = (
+DATA_HELP = (  # of every command that reads documents
     "what to learn: a text, .jsonl or .parquet file, a folder of them, tiny-shakespeare, or org/name on the hub; "
     "left out: Python's reference manual"
 )
 
+
+OptimizerName = Literal["adamw", "muon"]
+ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
 
 # Settings that count only where another one has one of these values.
 _NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -42,10 +45,10 @@ class RunConfig:
     steps: int = _setting(2000, "optimizer steps", 1)
     batch_rows: int = _setting(32, "rows that are computed at once", 1)
     accumulate: int = _setting(1, "batches that make one step", 1)
-    optimizer: Literal["adamw", "muon"] = _setting("adamw", "adamw, or muon for the layers' matrices")
+    optimizer: OptimizerName = _setting("adamw", "adamw, or muon for the layers' matrices")
     learning_rate: float = _setting(1e-3, "the peak", 0.0, 10.0)
     muon_learning_rate: float | None = _setting(None, "muon's peak, where it is another", 0.0, 10.0)
-    schedule: Literal["cosine", "linear", "wsd", "constant"] = _setting("cosine", "how the learning rate falls")
+    schedule: ScheduleName = _setting("cosine", "how the learning rate falls")
     warmup_steps: int | None = _setting(None, "steps until the peak; left out: a tenth of them, at most 100", 0)
     final_ratio: float = _setting(0.1, "what is left of the peak at the end", 0.0, 1.0)
     decay_share: float = _setting(0.2, "the last part of a wsd run, in which it falls", 0.0, 1.0)
@@ -146,7 +149,7 @@ class PretrainConfig(RunConfig):
     """What a run from scratch has besides: its data, its tokenizer and its shape."""
 
     # the data
-    data: str | None = _setting(None, _DATA_HELP, free=True)  # what it holds is compared, not where it lies
+    data: str | None = _setting(None, DATA_HELP, free=True)  # what it holds is compared, not where it lies
     text_field: str = _setting("text", "the field of .jsonl and .parquet rows that holds the text")
     validation: float = _setting(0.1, "the share at the end that is held out", 0.0, 0.9)
     tokenizer: str = _setting("characters", "characters, bpe (learned from the data), or a tokenizer's name or path")
@@ -201,12 +204,17 @@ class FinetuneConfig(RunConfig):
     dora: bool = _setting(False, "learn each row's length, too")
 
 
+def kind_of(hint: Any) -> tuple[Any, bool]:
+    """Return what a setting's annotation holds, without its `| None`, and whether it had that."""
+    kinds = get_args(hint) if get_origin(hint) is not Literal and get_args(hint) else (hint,)
+    return next(kind for kind in kinds if kind is not type(None)), type(None) in kinds
+
+
 def _check(item: dataclasses.Field[Any], hint: Any, value: Any) -> None:
     low, high = item.metadata["low"], item.metadata["high"]
-    kinds = get_args(hint) if get_origin(hint) is not Literal and get_args(hint) else (hint,)
-    if value is None and type(None) in kinds:
+    kind, may_be_left_out = kind_of(hint)
+    if value is None and may_be_left_out:
         return
-    kind = next(k for k in kinds if k is not type(None))
     if get_origin(kind) is Literal:
         fits, expected = value in get_args(kind), ", ".join(get_args(kind))
     elif kind in (int, float):

@@ -35,6 +35,7 @@ from llamarium.errors import OutputError, TokenizerError, TrainingError, escape,
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.pieces import encode_pieces
 from llamarium.train.sources import read_documents, source_name
+from llamarium.weights.files import file_sha256
 from llamarium.weights.save import sync, sync_tree, write_json
 
 Progress = Callable[[int, int], None]
@@ -266,7 +267,7 @@ def _publish(fresh: Path, folder: Path, fingerprint: str, tokenizer: Tokenizer) 
 
 def _description(folder: Path, fingerprint: str, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return what `corpus.json` says of the two files beside it."""
-    files = {name: _file_sha256(folder / name) for name in ("ids.bin", "starts.bin")}
+    files = {name: file_sha256(folder / name) for name in ("ids.bin", "starts.bin")}
     return {"fingerprint": fingerprint, "vocab_size": tokenizer.vocab_size, "sha256": files}
 
 
@@ -306,11 +307,6 @@ def _fits_uint16(tokenizer: Tokenizer) -> bool:
 
 def _corpus_folder(folder: Path, fingerprint: str) -> Path:
     return folder / f"corpus-{fingerprint[:16]}"
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sha256(text: str) -> str:

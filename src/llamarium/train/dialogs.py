@@ -258,10 +258,9 @@ class DialogRows:
                 "one to validate and one to train on; without validation give 0"
             )
         train, held_out = self.examples[:-count], self.examples[-count:]
-        return (
-            DialogRows(train, self.context, seed=self._seed, pad_id=self._pad_id),
-            DialogRows(held_out, self.context, seed=None, pad_id=self._pad_id),
-        )
+        rows = DialogRows(train, self.context, seed=self._seed, pad_id=self._pad_id)
+        rows.fingerprint = hashlib.sha256(f"{self.fingerprint} {count}".encode()).hexdigest()  # held-out ones count
+        return rows, DialogRows(held_out, self.context, seed=None, pad_id=self._pad_id)
 
     def num_rows(self, epoch: int) -> int:
         """Return how many rows an epoch's order packs into."""

@@ -228,7 +228,6 @@ def run_experiment(
         raise TrainingError("an experiment trains in one process; start it without torchrun and tensor_parallel")
     variants = EXPERIMENTS[name].variants(config)
     with RunLock(out):
-        _write_settings(config, out)
         return _run_all(name, config, variants, out, resume, allow_changes, watch)
 
 
@@ -244,7 +243,7 @@ def _run_all(
     measured: dict[str, Peeking] = {}
     for label, variant in variants.items():
         setup = _setup(label, variant, config, out)
-        ending = _train(setup, out / label, resume, allow_changes, watch(label))
+        ending = _train(setup, out / label, resume, allow_changes, watch(label), lambda: _write_settings(config, out))
         if ending.signal is not None:
             return Outcome(None, ending.signal)
         write_report(out / label)
@@ -285,11 +284,20 @@ def _setup(label: str, variant: Variant, config: PretrainConfig, out: Path) -> S
     )
 
 
-def _train(setup: Setup, folder: Path, resume: bool, allow_changes: bool, show: AbstractContextManager[Emit]) -> Ending:
+def _train(
+    setup: Setup,
+    folder: Path,
+    resume: bool,
+    allow_changes: bool,
+    show: AbstractContextManager[Emit],
+    accepted: Callable[[], None],
+) -> Ending:
     with RunLock(folder), show as tell:
         journal = Journal(folder)
 
         def emit(event: Event) -> None:
+            if event["event"] in ("start", "resume"):
+                accepted()
             journal(event)
             tell(event)
 

@@ -10,17 +10,15 @@ that one learning rate serves both.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from llamarium.errors import TrainingError
+from llamarium.train.config import OptimizerName, ScheduleName
 from llamarium.train.team import SOLO, Solo
-
-OptimizerName = Literal["adamw", "muon"]
-ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
 
 
 def make_optimizers(

@@ -216,7 +216,7 @@ class _Loop:
         config, at = self.setup.config, self.at
         begin = time.perf_counter()
         device = self.setup.model.device
-        batches = [self.order.take(config.batch_rows).to(device) for _ in range(config.accumulate)]
+        batches = [self.order.take(config.batch_rows) for _ in range(config.accumulate)]
         set_learning_rate(self.optimizers, self._learning_rate())
         with seeded(config.seed, at.step * self.team.parts + self.team.part, device):
             found = train_step(
@@ -358,7 +358,10 @@ def _restore(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_chan
         restore_optimizers(setup.model, optimizers, tensors, setup.team)
     else:
         warnings.warn(f"the optimizer is now {setup.config.optimizer}, and begins anew", stacklevel=3)
-    return Position.from_dict(state["position"])
+    position = Position.from_dict(state["position"])
+    if any(state["settings"].get(name) != getattr(setup.config, name) for name in ("eval_rows", "validation")):
+        position.best_loss = math.inf  # of other rows, with which no loss from now on compares
+    return position
 
 
 def _describe(setup: Setup) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def train_step(
     Args:
         model: Its weights are float32.
         optimizers: Each is stepped once, unless a gradient is not finite.
-        batches: Micro-batches that make this step.
+        batches: Micro-batches that make this step; on the CPU, or where the model is.
         clip: The largest norm of all gradients together; 0 is off.
         precision: What the products are computed in.
         trunk: How the hidden states are computed.
@@ -96,8 +96,9 @@ def train_step(
     )
     total = torch.zeros((), device=model.device)
     for batch in batches:
+        here = batch.to(model.device)
         with autocast(model.device, precision):
-            loss = team.forward(partial(loss_sum, model, batch, trunk)) / max(1, num_learned)
+            loss = team.forward(partial(loss_sum, model, here, trunk)) / max(1, num_learned)
         loss.backward()
         total += loss.detach()
     parameters = [p for p in model.parameters() if p.grad is not None]
@@ -139,10 +140,11 @@ def evaluate(
     step = max(1, math.ceil(len(every) / max_rows)) if max_rows else 1
     chosen, total, count = every[::step], 0.0, 0
     for start in range(0, len(chosen), batch_rows):
-        batch = _part(rows, chosen[start : start + batch_rows], team).to(model.device)
-        with autocast(model.device, precision):
-            total += float(team.forward(partial(loss_sum, model, batch, trunk)))  # sync: to add
+        batch = _part(rows, chosen[start : start + batch_rows], team)
         count += batch.num_learned
+        here = batch.to(model.device)
+        with autocast(model.device, precision):
+            total += float(team.forward(partial(loss_sum, model, here, trunk)))  # sync: to add
     model.train(was_training)
     total, count = team.add(total, count)
     return total / count if count else math.nan

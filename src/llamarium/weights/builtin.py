@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from llamarium.errors import DownloadError, ModelNotFoundError, escape
+from llamarium.weights.files import file_sha256
 
 Progress = Callable[[str, int, int], None]
 """Called as `progress(step, done_bytes, total_bytes)`; steps are "download", then "unpack"."""
@@ -163,7 +164,7 @@ def fetch(name: str, *, force: bool = False, progress: Progress | None = None) -
             tried and where the file can be put by hand.
     """
     item, target = _lookup(name), cached_path(name)
-    if is_cached(name) and not (force and _sha256(target) != item.sha256):
+    if is_cached(name) and not (force and file_sha256(target) != item.sha256):
         return target
     try:
         with _workspace(target.parent) as folder, _reporter(item, progress) as report:
@@ -306,11 +307,6 @@ def _copy_verified(stream: IO[bytes], item: Builtin, path: Path, report: Progres
             f"found {found}"
         )
     return path
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager

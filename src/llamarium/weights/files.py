@@ -1,6 +1,7 @@
 """Opening files that came from outside, and writing files that are complete or absent."""
 
 import contextlib
+import hashlib
 import os
 import stat
 import tempfile
@@ -29,6 +30,16 @@ def regular_size(path: Path) -> int:
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
         raise CheckpointError(f"{escape(path)}: is {kind}; expected a file")
     return status.st_size
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, hex.
+
+    Raises:
+        OSError: If it cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

@@ -142,7 +142,8 @@ def _shards(path: Path) -> dict[str, frozenset[str] | None]:
         return _read_index(path / INDEX)
     adapter = (path / "adapter_config.json").exists()
     pickled = sorted(p.name for p in path.glob("*.bin"))
-    why = "it is an adapter: merge it first (llamarium merge --adapter)" if adapter else "the folder holds no weights"
+    found = "it is an adapter: give it with --adapter, or merge it (llamarium merge --adapter)"
+    why = found if adapter else "the folder holds no weights"
     if pickled:
         why = f"{escape(pickled[0], 80)} is a pickle, which can run code: convert it to safetensors"
     raise ModelNotFoundError(f"{escape(path)}: no {SINGLE} and no {INDEX}; {why}")
