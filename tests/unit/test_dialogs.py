@@ -1,7 +1,10 @@
 """Dialogs as rows: only the assistant's tokens are learned, and nothing is cut, lost or seen across a border."""
 
 import json
+import subprocess
+import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +119,98 @@ def test_a_templates_answers_are_found_or_refused(llama3: Tokenizer) -> None:
             TemplateFormat(llama3, template).parts(dialog)
     with pytest.raises(ChatFormatError, match=r"messages\[0\]"):
         TemplateFormat(llama3, LLAMA_LIKE).parts(dialog[2:3])
+
+
+# In the way of Llama 3.1's and 3.2's: a dated system header, tools as JSON in the first user's message.
+DATED = (
+    "{{- bos_token }}{%- if not date_string is defined %}{%- if strftime_now is defined %}"
+    "{%- set date_string = strftime_now('%d %b %Y') %}{%- else %}{%- set date_string = '26 Jul 2024' %}{%- endif %}"
+    "{%- endif %}{%- if messages[0]['role'] == 'system' %}{%- set system = messages[0]['content'] | trim %}"
+    "{%- set messages = messages[1:] %}{%- else %}{%- set system = '' %}{%- endif %}"
+    "{{- '<|start_header_id|>system<|end_header_id|>\n\n' }}{%- if tools is not none %}"
+    "{{- 'Environment: ipython\n' }}{%- endif %}{{- 'Today Date: ' + date_string + '\n\n' + system + '<|eot_id|>' }}"
+    "{%- for message in messages %}{%- if message.content == 'never' %}{%- for i in range(99999) %}"
+    "{%- for j in range(99999) %}{%- endfor %}{%- endfor %}{%- endif %}"
+    "{%- if message.content == 'no' %}{{ raise_exception('not this') }}{%- endif %}"
+    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}"
+    "{{- message['content'] | trim + '<|eot_id|>' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
+)
+
+
+@pytest.fixture
+def dated(llama3: Tokenizer) -> Tokenizer:
+    """Llama 3's vocabulary with a template that writes the day."""
+    return Tokenizer(llama3.backend, llama3.special, vocab_size=llama3.vocab_size, source="dated", chat_template=DATED)
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is started for templates."""
+    started: list[str] = []
+    start = subprocess.run
+
+    def count(*args: Any, **options: Any) -> Any:
+        started.append(args[0])
+        return start(*args, **options)
+
+    monkeypatch.setattr("llamarium.tokenizer.template.subprocess.run", count)
+    return started
+
+
+def asks(words: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": words}, {"role": "assistant", "content": f"{words}!"}]
+
+
+def test_many_dialogs_go_through_one_process(
+    dated: Tokenizer, processes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = dated.chat_format
+    assert isinstance(form, TemplateFormat)
+    dialogs = [DIALOG[:5], asks("a <|eot_id|> b"), *(asks(str(i)) for i in range(198))]
+    began = time.monotonic()
+    every = list(form.parts_of(dialogs))
+    assert len(processes) == 1 and time.monotonic() - began < 10  # half a second; one process each would take minutes
+    texts = [[dated.decode(ids) for ids, learned in parts if learned] for parts in every]
+    assert texts == [["Hello!", "So."], ["a <|eot_id|> b!"], *([f"{i}!"] for i in range(198))]
+    assert every[0] == form.parts(DIALOG[:5])
+    processes.clear()
+    monkeypatch.setattr("llamarium.tokenizer.template._REQUEST_CHARACTERS", 4_000)
+    assert list(form.parts_of(dialogs[:10])) == every[:10]
+    assert len(processes) > 2
+
+
+def test_what_is_learned_does_not_depend_on_the_day(
+    dated: Tokenizer, written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written({"messages": asks("Hi")}, {"prompt": "Ho", "completion": "hum"})
+    prints, days = set(), []
+    for year in (2031, 2032):
+
+        class Clock(datetime):
+            @classmethod
+            def now(cls, tz: Any = None, year: int = year) -> datetime:
+                return datetime(year, 3, 4, 5, 6)
+
+        monkeypatch.setattr("llamarium.tokenizer.template.datetime", Clock)
+        rows = DialogRows.from_file(path, dated, 64)
+        prints.add(rows.fingerprint)
+        assert "Today Date: 26 Jul 2024\n" in dated.decode(rows.examples[0].ids.tolist())
+        days.append(dated.decode(dated.chat(asks("Hi")[:1])))
+    assert len(prints) == 1
+    assert "Today Date: 04 Mar 2031\n" in days[0] and "Today Date: 04 Mar 2032\n" in days[1]
+
+
+@pytest.mark.parametrize("words", ["never", "no", 3])
+def test_a_refused_dialog_among_others_is_named(
+    dated: Tokenizer, written: Callable[..., Path], words: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llamarium.tokenizer.template.CPU_LIMIT_S", 0.05)
+    expected = {"never": "was stopped", "no": "refuses the dialog: not this", 3: "has nothing to learn"}[words]
+    odd = {"messages": asks(words) if words != 3 else asks("x")[:1]}
+    path = written(*({"messages": asks(str(i))} for i in range(4)), odd, {"messages": asks("z")}, {"messages": []})
+    with pytest.raises(TrainingError, match=f"data.jsonl:5: .*{expected}"):
+        read_dialogs(path, dated)
 
 
 def test_formats_by_name(llama3: Tokenizer, smollm2: Tokenizer) -> None:

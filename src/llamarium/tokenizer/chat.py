@@ -7,7 +7,7 @@ tokens are put by id where the format says, and what people say is encoded with 
 Llama 3's format and ChatML are built in. A template that comes with a model and is neither runs in `template`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -57,6 +57,14 @@ class ChatFormat(Protocol):
         """
         ...
 
+    def parts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[Part]]:
+        """Yield `parts` of each dialog: the way to read many, of which a template needs few processes then.
+
+        Raises:
+            ChatFormatError: As `parts`, when the turn of that dialog has come.
+        """
+        ...
+
 
 class Llama3Format:
     r"""Llama 3's dialogs: `<|start_header_id|>role<|end_header_id|>\n\ncontent<|eot_id|>`, BOS once at the front.
@@ -91,6 +99,10 @@ class Llama3Format:
             parts.append((self._header("ipython" if role == "tool" else role), False))
             parts.append(([*encode(content.strip()), self._turn_end], role == "assistant"))
         return parts
+
+    def parts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[Part]]:
+        """Yield the pieces of each dialog; see `ChatFormat.parts_of`."""
+        return map(self.parts, dialogs)
 
     def _header(self, role: str) -> list[int]:
         encode = partial(self._tokenizer.encode, add_special_tokens=False)
@@ -142,6 +154,10 @@ class ChatMLFormat:
                 parts.append(([self._start, *encode(f"{role}\n{content}"), self._end], False))
             parts.append((encode("\n"), False))
         return parts
+
+    def parts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[Part]]:
+        """Yield the pieces of each dialog; see `ChatFormat.parts_of`."""
+        return map(self.parts, dialogs)
 
     def _turns(self, messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         turns = read_messages(messages)

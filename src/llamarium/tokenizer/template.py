@@ -15,16 +15,21 @@ renderings of the same dialog are the proof: without marks, which must give the 
 and last characters of control tokens replaced, which must give the same control tokens. Otherwise the dialog is
 refused. A template that is made to build control tokens out of people's words, from both ends, is not
 caught; it could as well write any dialog of its own.
+
+Starting a process takes a hundred times as long as rendering, so the dialogs of a data set go through few of them. And
+some templates write today's date, by `strftime_now`: who asks a model is given today, but what is learned must not
+depend on the day on which it is read, so there the day is always `TRAINING_DAY`.
 """
 
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llamarium.errors import ChatFormatError, escape, show_value
 from llamarium.tokenizer.base import check_text
@@ -35,11 +40,14 @@ if TYPE_CHECKING:
 
 MAX_TEMPLATE_CHARACTERS = 2**18  # the longest published ones have about 20,000
 MAX_OUTPUT_CHARACTERS = 2**24
-CPU_LIMIT_S = 0.3  # the longest published ones take 0.01
+CPU_LIMIT_S = 0.3  # of one rendering; the longest published ones take 0.01
 WALL_LIMIT_S = 2 if sys.platform == "win32" else 10  # where there is no CPU limit, the clock must do
 MEMORY_LIMIT_BYTES = 2**29
+TRAINING_DAY = datetime(2024, 7, 26)  # the one that Llama 3.1's and 3.2's templates name where they have no clock
 _TEMPLATE_ROLES = (*ROLES, "ipython", "developer", "function")
 _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>")
+_DIALOGS_AT_ONCE = 200
+_REQUEST_CHARACTERS = 2**22  # of one process, unless a single rendering needs more
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 _MAX_DEPTH = 32
 _MAX_INTEGER_BITS = 1024  # as far as floating-point numbers go
@@ -77,28 +85,15 @@ class TemplateFormat:
             ChatFormatError: If the template fails, refuses the dialog, exceeds a limit, or mixes people's words with
                 control tokens in a way that cannot be told apart.
         """
-        dialog = _read_dialog(messages)
-        words = json.dumps(dialog, ensure_ascii=False) + self._template
-        mark = next((m for m in _MARKS if m not in words), None)
-        if mark is None:
-            raise ChatFormatError("the dialog holds all 32 noncharacters U+FDD0 to U+FDEF, of which one must be free")
-        marked = _map_dialog(dialog, lambda text: self._spellings.mark(text, mark))
-        swapped = _map_dialog(dialog, lambda text: self._spellings.swap_ends(text, mark))
-        variants = [marked, *(other for other in (dialog, swapped) if other != marked)]
-        output, *proofs = self._render(variants, add_generation_prompt)
-        parts = self._tokenizer.split_special(output)
-        for variant, proof in zip(variants[1:], proofs, strict=True):
-            same_text = variant is not dialog or proof == output.replace(mark, "")
-            same_control = variant is not swapped or self._tokenizer.split_special(proof)[1::2] == parts[1::2]
-            if not (same_text and same_control):
-                raise ChatFormatError(
-                    f"{self._tokenizer.source}: a message spells a control token, and the chat template looks into the "
-                    "texts, so the two cannot be told apart; take the control token out of the message"
-                )
-        return self._encode_parts(parts, mark)
+        call = self._marked(messages).call(len(messages), add_generation_prompt)
+        return next(self._encode_each([call], datetime.now()))
 
     def parts(self, messages: Sequence[Mapping[str, Any]]) -> list[Part]:
-        """Return the ids of a dialog in pieces; see `ChatFormat.parts`.
+        """Return the ids of a dialog in pieces; see `ChatFormat.parts`, and `parts_of` for how."""
+        return next(self.parts_of([messages]))
+
+    def parts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[Part]]:
+        """Yield the pieces of each dialog; see `ChatFormat.parts_of`. It is always `TRAINING_DAY`.
 
         A template does not say what is whose, so it is asked: what it writes up to an answer, and what with it. An
         answer is known if each begins with the one before, and if a token that ends answers stands in what is new.
@@ -107,14 +102,37 @@ class TemplateFormat:
             ChatFormatError: As `encode`, or if an answer cannot be known so: the template changes earlier turns when
                 there are later ones, say.
         """
-        whole = self.encode(messages, add_generation_prompt=False)
+        for start in range(0, len(dialogs), _DIALOGS_AT_ONCE):
+            asked: list[dict[_Prefix, _Call]] = []
+            refused: ChatFormatError | None = None
+            try:
+                for messages in dialogs[start : start + _DIALOGS_AT_ONCE]:
+                    asked.append(self._prefixes(messages))  # noqa: PERF401 - an error keeps what was before it
+            except ChatFormatError as error:  # its turn comes when those before it have been yielded
+                refused = error
+            ids = self._encode_each([call for calls in asked for call in calls.values()], TRAINING_DAY)
+            for messages, calls in zip(dialogs[start:], asked, strict=False):
+                yield self._divide(messages, {prefix: next(ids) for prefix in calls})
+            if refused is not None:
+                raise refused
+
+    def _prefixes(self, messages: Sequence[Mapping[str, Any]]) -> "dict[_Prefix, _Call]":
+        """Return what has to be rendered to find the answers: the dialog, and it up to each answer and with it."""
+        marked = self._marked(messages)
+        prefixes: list[_Prefix] = [(len(messages), False)]
+        for i, message in enumerate(messages):
+            if message["role"] == "assistant":
+                prefixes += [(i, True), (i + 1, False)] if i else [(1, False)]
+        return {prefix: marked.call(*prefix) for prefix in prefixes}
+
+    def _divide(self, messages: Sequence[Mapping[str, Any]], ids: "Mapping[_Prefix, list[int]]") -> list[Part]:
+        whole = ids[len(messages), False]
         parts: list[Part] = []
         done = 0
         for i, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            asked = self.encode(messages[:i]) if i else whole
-            told = self.encode(messages[: i + 1], add_generation_prompt=False) if i + 1 < len(messages) else whole
+            asked, told = ids[i, True] if i else whole, ids[i + 1, False]
             ends = [k + 1 for k in range(len(asked), len(told)) if told[k] in self.stop_ids]
             if not ends or told[: len(asked)] != asked or whole[: len(told)] != told or len(asked) < done:
                 raise ChatFormatError(
@@ -124,6 +142,35 @@ class TemplateFormat:
             parts += [(whole[done : len(asked)], False), (whole[len(asked) : ends[-1]], True)]
             done = ends[-1]
         return [*parts, (whole[done:], False)]
+
+    def _marked(self, messages: Sequence[Mapping[str, Any]]) -> "_Marked":
+        dialog = _read_dialog(messages)
+        words = json.dumps(dialog, ensure_ascii=False) + self._template
+        mark = next((m for m in _MARKS if m not in words), None)
+        if mark is None:
+            raise ChatFormatError("the dialog holds all 32 noncharacters U+FDD0 to U+FDEF, of which one must be free")
+        marked = _map_dialog(dialog, lambda text: self._spellings.mark(text, mark))
+        swapped = _map_dialog(dialog, lambda text: self._spellings.swap_ends(text, mark))
+        return _Marked(mark, marked, dialog, swapped)
+
+    def _encode_each(self, calls: "Sequence[_Call]", now: datetime) -> Iterator[list[int]]:
+        """Yield the ids of each call; an error comes when its turn has come."""
+        outputs = self._render([variables for call in calls for variables in call.variants], now)
+        for call in calls:
+            yield self._read(call, *(next(outputs) for _ in call.variants))
+
+    def _read(self, call: "_Call", output: str, *proofs: str) -> list[int]:
+        """Return the ids of what the template has written, if the proofs agree with it."""
+        parts = self._tokenizer.split_special(output)
+        for kind, proof in zip(call.proofs, proofs, strict=True):
+            same_text = kind != "plain" or proof == output.replace(call.mark, "")
+            same_control = kind != "swapped" or self._tokenizer.split_special(proof)[1::2] == parts[1::2]
+            if not (same_text and same_control):
+                raise ChatFormatError(
+                    f"{self._tokenizer.source}: a message spells a control token, and the chat template looks into the "
+                    "texts, so the two cannot be told apart; take the control token out of the message"
+                )
+        return self._encode_parts(parts, call.mark)
 
     def _encode_parts(self, parts: list[str], mark: str) -> list[int]:
         ids: list[int] = []
@@ -138,29 +185,84 @@ class TemplateFormat:
     def _spellings(self) -> "_Spellings":
         return _Spellings(self._tokenizer.special_tokens)
 
-    def _render(self, variants: list[Any], add_generation_prompt: bool) -> list[str]:
-        """Render the dialog's variants in one process."""
+    @cached_property
+    def _fixed(self) -> dict[str, Any]:
+        """The variables that every dialog has."""
         tokenizer = self._tokenizer
         names = {"bos_token": tokenizer.bos_token_id, "pad_token": tokenizer.pad_token_id}
         names["eos_token"] = (*tokenizer.eos_token_ids, None)[0]
         spelled = {name: tokenizer.token_bytes(i).decode("utf-8") for name, i in names.items() if i is not None}
-        fixed = {"add_generation_prompt": add_generation_prompt, "tools": None, "documents": None, **spelled}
+        return {"tools": None, "documents": None, **spelled}
+
+    def _render(self, variables: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[str]:
+        """Yield what the template writes for each, from as few processes as can do it."""
+        source = self._tokenizer.source
         request = {
             "path": sys.path,
             "template": self._template,
-            "variables": [{"messages": variant, **fixed} for variant in variants],
+            "fixed": self._fixed,
+            "variables": variables,
+            "now": now.isoformat(),
             "cpu_s": CPU_LIMIT_S,
             "memory_bytes": MEMORY_LIMIT_BYTES,
             "output_characters": MAX_OUTPUT_CHARACTERS,
         }
-        answer = _run_worker(json.dumps(request).encode(), tokenizer.source)
-        if "error" in answer:
-            raise ChatFormatError(f"{tokenizer.source}: chat template: {escape(answer['error'])}")
-        return answer["texts"]
+        written = json.dumps(request).encode()
+        is_one = len(variables) == 1
+        answers = _run_worker(written, source) if is_one or len(written) < _REQUEST_CHARACTERS else None
+        if answers is None and not is_one:  # too much for one process, or one of them has ended it
+            half = len(variables) // 2
+            yield from self._render(variables[:half], now)
+            yield from self._render(variables[half:], now)
+            return
+        if answers is None:
+            raise ChatFormatError(
+                f"{source}: the chat template was stopped: it did not end within {CPU_LIMIT_S} s of computing, or took "
+                "the process down; expected a template that ends"
+            )
+        for answer in answers:
+            if "error" in answer:
+                raise ChatFormatError(f"{source}: chat template: {escape(answer['error'])}")
+            yield answer["text"]
 
 
-def _run_worker(request: bytes, source: str) -> dict[str, Any]:
-    """Run `template_worker` on one request, isolated from the environment's Python settings."""
+_Prefix = tuple[int, bool]
+"""How many messages of a dialog, and whether the header of an answer follows."""
+
+
+class _Call(NamedTuple):
+    """What is rendered for one list of ids.
+
+    Attributes:
+        mark: The mark that is set into the texts.
+        variants: The template's variables: the marked dialog, and for each of `proofs` another of the same dialog.
+        proofs: "plain" and "swapped", as far as they differ from the marked one.
+    """
+
+    mark: str
+    variants: list[dict[str, Any]]
+    proofs: list[str]
+
+
+class _Marked(NamedTuple):
+    """A dialog in the three forms that are rendered."""
+
+    mark: str
+    marked: list[dict[str, Any]]
+    plain: list[dict[str, Any]]
+    swapped: list[dict[str, Any]]
+
+    def call(self, count: int, add_generation_prompt: bool) -> _Call:
+        """Return what to render for the first `count` messages."""
+        marked = self.marked[:count]
+        others = {"plain": self.plain[:count], "swapped": self.swapped[:count]}
+        variants = {"marked": marked} | {name: other for name, other in others.items() if other != marked}
+        variables = [{"messages": some, "add_generation_prompt": add_generation_prompt} for some in variants.values()]
+        return _Call(self.mark, variables, list(variants)[1:])
+
+
+def _run_worker(request: bytes, source: str) -> list[dict[str, str]] | None:
+    """Run `template_worker` on one request, isolated from the environment's Python settings; None if it was ended."""
     worker = Path(__file__).with_name("template_worker.py")
     try:
         done = subprocess.run(
@@ -174,10 +276,7 @@ def _run_worker(request: bytes, source: str) -> dict[str, Any]:
     except OSError as error:
         raise ChatFormatError(f"{source}: no process could be started for the chat template: {error}") from None
     except (subprocess.SubprocessError, ValueError):
-        raise ChatFormatError(
-            f"{source}: the chat template was stopped: it did not end within {CPU_LIMIT_S} s of computing, or took the "
-            f"process down; expected a template that ends"
-        ) from None
+        return None
 
 
 class _Spellings:

@@ -4,8 +4,9 @@ Jinja's sandbox keeps a template from reaching Python's objects, but not from wo
 nested loops, doubled strings and huge powers are ordinary template code. A process can be given hard limits, and be
 ended, where a thread cannot.
 
-Reads one JSON object from stdin: `path` (sys.path), `template`, `variables` (a list; the template is rendered for
-each), `cpu_s`, `memory_bytes`, `output_characters`. Writes one JSON object to stdout: `texts`, or `error`.
+Reads one JSON object from stdin: `path` (sys.path), `template`, `fixed` (variables), `variables` (a list of more; the
+template is rendered for each), `now` (what its clock shows, ISO 8601), `cpu_s` (of one rendering), `memory_bytes`,
+`output_characters` (of one). Writes one JSON list to stdout, for each rendering `{"text": ...}` or `{"error": ...}`.
 
 Source: the variables, filters and extensions are those of transformers' `apply_chat_template`.
 """
@@ -13,6 +14,7 @@ Source: the variables, filters and extensions are those of transformers' `apply_
 import json
 import signal
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -21,39 +23,34 @@ def main() -> None:
     """Answer one request."""
     request: dict[str, Any] = json.load(sys.stdin.buffer)
     sys.path[:] = request["path"]
-    try:
-        answer: dict[str, Any] = {"texts": render(request)}
-    except RefusedByTemplate as error:
-        answer = {"error": f"the template refuses the dialog: {error}"}
-    except MemoryError:
-        answer = {"error": f"the template needs more than {request['memory_bytes'] >> 20} MiB"}
-    except Exception as error:  # noqa: BLE001 - whatever a template can raise becomes one message
-        answer = {"error": f"{type(error).__name__}: {error}"[:1000]}
     # Lone surrogates, which a template can make, stay visible as escapes.
-    sys.stdout.write(json.dumps(answer))
+    sys.stdout.write(json.dumps(render(request)))
 
 
 class RefusedByTemplate(Exception):
     """The template called `raise_exception`."""
 
 
-def limit_resources(cpu_s: float, memory_bytes: int) -> None:
-    """Let the system end this process after `cpu_s` of work, and refuse it memory; Windows has no such limits."""
+def limit_memory(num_bytes: int) -> None:
+    """Let the system refuse this process memory; Windows has no such limit."""
     try:
         import resource
     except ImportError:
         return
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF, unhandled, ends the process, even inside C code
 
 
-def render(request: dict[str, Any]) -> list[str]:
+def limit_time(cpu_s: float) -> None:
+    """Let the system end this process after `cpu_s` of work, counted from now; Windows has no such limit."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF, unhandled, ends the process, even inside C code
+
+
+def render(request: dict[str, Any]) -> list[dict[str, str]]:
     """Render the template for each set of variables."""
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    limit_resources(request["cpu_s"], request["memory_bytes"])  # importing Jinja is not the template's work
 
     class Generation(Extension):
         """`{% generation %}` marks what the assistant says, for training; rendering shows it as it is."""
@@ -69,9 +66,29 @@ def render(request: dict[str, Any]) -> list[str]:
     )
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = strftime_now
-    template = environment.from_string(request["template"])
-    return [bounded(template.generate(**variables), request["output_characters"]) for variables in request["variables"]]
+    environment.globals["strftime_now"] = datetime.fromisoformat(request["now"]).strftime
+    compiled: list[Any] = []
+
+    def write(variables: dict[str, Any]) -> str:
+        limit_time(request["cpu_s"])
+        if not compiled:
+            compiled.append(environment.from_string(request["template"]))
+        return bounded(compiled[0].generate(**request["fixed"], **variables), request["output_characters"])
+
+    limit_memory(request["memory_bytes"])  # importing Jinja is not the template's work
+    return [attempt(write, variables, request["memory_bytes"]) for variables in request["variables"]]
+
+
+def attempt(write: Callable[[dict[str, Any]], str], variables: dict[str, Any], memory_bytes: int) -> dict[str, str]:
+    """Return the text, or whatever a template can raise as one message."""
+    try:
+        return {"text": write(variables)}
+    except RefusedByTemplate as error:
+        return {"error": f"the template refuses the dialog: {error}"}
+    except MemoryError:
+        return {"error": f"the template needs more than {memory_bytes >> 20} MiB"}
+    except Exception as error:  # noqa: BLE001
+        return {"error": f"{type(error).__name__}: {error}"[:1000]}
 
 
 def bounded(parts: Any, limit: int) -> str:
@@ -89,11 +106,6 @@ def bounded(parts: Any, limit: int) -> str:
 def to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
     """Jinja's own filter escapes HTML, which a prompt must not have."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
-def strftime_now(layout: str) -> str:
-    """Write the local time."""
-    return datetime.now().strftime(layout)
 
 
 def raise_exception(message: str) -> None:

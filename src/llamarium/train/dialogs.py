@@ -21,7 +21,8 @@ where that is asked for.
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 TooLong = Literal["error", "drop"]
+Dialog = Sequence[Mapping[str, Any]]
 
 _FORMS = (("messages",), ("prompt", "completion"), ("instruction", "output"))
 # What would change the prompt if it were read; an example that has it is not understood without.
@@ -91,15 +93,28 @@ def read_dialogs(path: Path, tokenizer: Tokenizer, *, chat_format: str = "auto")
         ChatFormatError: For a format that there is not, or that the vocabulary cannot spell.
     """
     form = _chat_format(tokenizer, chat_format)
-    examples: list[Example] = []
+    found: list[tuple[int, Dialog | list[Part]]] = []
     for number, line in _lines(path):
-        try:
-            examples.append(_example(_parse(line), tokenizer, form))
-        except LlamariumError as error:
-            raise TrainingError(f"{escape(path)}:{number}: {error}") from None
-    if not examples:
+        with _at(path, number):
+            record = _parse(line)
+            found.append((number, _continuation(record, tokenizer) if form is None else _dialog(record)))
+    if not found:
         raise TrainingError(f"{escape(path)}: holds no example; expected a JSON object on each line")
+    every = (content for _, content in found)
+    parts_of = cast("Iterator[list[Part]]", every) if form is None else form.parts_of(cast("list[Dialog]", [*every]))
+    examples: list[Example] = []
+    for number, _ in found:
+        with _at(path, number):
+            examples.append(_join(next(parts_of)))
     return examples
+
+
+@contextmanager
+def _at(path: Path, number: int) -> Generator[None]:
+    try:
+        yield
+    except LlamariumError as error:
+        raise TrainingError(f"{escape(path)}:{number}: {error}") from None
 
 
 def _chat_format(tokenizer: Tokenizer, name: str) -> ChatFormat | None:
@@ -130,7 +145,8 @@ def _parse(line: bytes) -> Mapping[str, Any]:
     return cast("dict[str, Any]", record)
 
 
-def _example(record: Mapping[str, Any], tokenizer: Tokenizer, chat_format: ChatFormat | None) -> Example:
+def _form(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the fields that make a record an example."""
     for name in _NOT_READ:
         if record.get(name):
             raise TrainingError(f"has {name!r}, which is not read; write it into the messages, or take it out")
@@ -140,33 +156,38 @@ def _example(record: Mapping[str, Any], tokenizer: Tokenizer, chat_format: ChatF
             f"has the keys {show_value(list(record))}; expected messages, or prompt and completion, or instruction and "
             "output (and input), and only one of the three"
         )
-    example = _join(_parts(record, forms[0], tokenizer, chat_format))
-    if not example.learned.any():
-        raise TrainingError("has nothing to learn: no message is the assistant's")
-    return example
+    return forms[0]
 
 
-def _parts(
-    record: Mapping[str, Any], form: tuple[str, ...], tokenizer: Tokenizer, chat_format: ChatFormat | None
-) -> list[Part]:
+def _dialog(record: Mapping[str, Any]) -> Dialog:
+    form = _form(record)
     if form == ("messages",):
-        if chat_format is None:
-            raise TrainingError(
-                f"is a dialog, and {tokenizer.source} has no dialog format; choose a chat model, or llama3 or chatml "
-                "where its vocabulary has their control tokens"
-            )
-        return chat_format.parts(record["messages"])
+        return record["messages"]
     prompt, answer = (_text(record, name) for name in form)
-    context = _text(record, "input") if form[0] == "instruction" and record.get("input") is not None else ""
-    if chat_format is not None:
-        asked = f"{prompt}\n\n{context}" if context else prompt
-        return chat_format.parts([{"role": "user", "content": asked}, {"role": "assistant", "content": answer}])
+    context = _context(record, form)
+    asked = f"{prompt}\n\n{context}" if context else prompt
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+
+
+def _continuation(record: Mapping[str, Any], tokenizer: Tokenizer) -> list[Part]:
+    form = _form(record)
+    if form == ("messages",):
+        raise TrainingError(
+            f"is a dialog, and {tokenizer.source} has no dialog format; choose a chat model, or llama3 or chatml "
+            "where its vocabulary has their control tokens"
+        )
+    prompt, answer = (_text(record, name) for name in form)
     if form[0] == "instruction":
+        context = _context(record, form)
         prompt = (_ALPACA_INPUT if context else _ALPACA).format(instruction=prompt, input=context)
     if not tokenizer.eos_token_ids:
         raise TrainingError(f"{tokenizer.source} has no end-of-text token, so where an answer ends cannot be learned")
     learned = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_ids[0]]
     return [(tokenizer.encode(prompt), False), (learned, True)]
+
+
+def _context(record: Mapping[str, Any], form: tuple[str, ...]) -> str:
+    return _text(record, "input") if form[0] == "instruction" and record.get("input") is not None else ""
 
 
 def _text(record: Mapping[str, Any], name: str) -> str:
@@ -180,6 +201,8 @@ def _join(parts: Sequence[Part]) -> Example:
     ids = np.array([i for part, _ in parts for i in part], dtype=np.int32)
     learned = np.array([learns for part, learns in parts for _ in part], dtype=np.bool_)
     learned[:1] = False
+    if not learned.any():
+        raise TrainingError("has nothing to learn: no message is the assistant's")
     return Example(ids, learned)
 
 
