@@ -1,5 +1,6 @@
 """Runs from beginning to end: resumed ones equal uninterrupted ones, and what may not be resumed is refused."""
 
+import errno
 import json
 import os
 import random
@@ -150,7 +151,7 @@ def test_best_and_newest_are_kept(text: Path, tmp_path: Path, monkeypatch: pytes
 def test_the_best_loss_is_forgotten_where_it_is_measured_on_other_rows(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    losses = iter([1.0, 3.0, 2.0])
+    losses = iter([1.0, 3.0, 2.0, 4.0])
     monkeypatch.setattr("llamarium.train.run.evaluate", lambda *_, **__: next(losses))
     config, out = config_of(text, steps=6, eval_rows=5), tmp_path / "run"
     assert go(config, out).position.best_loss == 1.0
@@ -160,6 +161,78 @@ def test_the_best_loss_is_forgotten_where_it_is_measured_on_other_rows(
     assert (same.position.best_step, same.position.best_loss) == (6, 1.0)
     other = go(replace(config, steps=18, eval_rows=4), out, resume=True, allow_changes=True)
     assert (other.position.best_step, other.position.best_loss) == (18, 2.0)
+    text.write_text(text.read_text() + "the cat\n")
+    more = go(replace(config, steps=24, eval_rows=4), out, resume=True, allow_changes=True)
+    assert (more.position.best_step, more.position.best_loss) == (24, 4.0)
+
+
+def test_a_run_that_is_not_resumed_begins_and_what_makes_way_is_a_run_too(text: Path, tmp_path: Path) -> None:
+    config, out = config_of(text, steps=2), tmp_path / "run"
+    go(config, out)
+    (out / "step-00000002").rename(out / ".old-00000002")  # killed while it was replaced
+    with pytest.raises(TrainingError, match=r"holds a run \(.old-00000002\); resume it"):
+        go(config, out)
+    assert go(config, out, resume=True).position.step == 2
+
+
+def test_a_damaged_journal_keeps_no_run_from_going_on(text: Path, tmp_path: Path) -> None:
+    config, out = config_of(text, steps=4), tmp_path / "run"
+    go(config, out)
+    journal = out / "metrics.jsonl"
+    lines = journal.read_text().splitlines()
+    lines[1:3] = ["\0" * 50, '{"event": "step", "step": "two"}', "[" * 100_000]
+    journal.write_text("\n".join(lines) + "\n")
+    with pytest.warns(UserWarning, match=r"metrics.jsonl: lines 2, 3, 4 are no events of a run, and are left out"):
+        go(replace(config, steps=5), out, resume=True, allow_changes=True)
+    events = [(e["event"], e["step"]) for e in read_journal(journal)]
+    assert events[0] == ("start", 0) and ("step", 5) in events and ("end", 4) not in events
+
+
+def test_a_disk_that_is_full_for_a_while_ends_no_run(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal waits, half a line included, and a picture of the embeddings is left out."""
+    full, real_open = [False], Path.open
+
+    def full_open(path: Path, *args: Any, **options: Any) -> Any:
+        file = real_open(path, *args, **options)
+        return _Full(file) if full[0] and path.name == "metrics.jsonl" else file
+
+    def fill(event: Event) -> None:
+        full[0] = 3 <= event["step"] < 9
+
+    def no_room(path: Path, weights: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full_open)
+    monkeypatch.setattr("llamarium.train.snapshots.write_safetensors", no_room)
+    with pytest.warns(UserWarning) as warned:
+        assert go(config_of(text, steps=12, save_every=4), tmp_path / "run", fill).position.step == 12
+    told = [str(w.message) for w in warned]
+    assert sum("the run goes on, and it is tried again" in message for message in told) == 1
+    assert sum("left out: " in message and "embeddings" in message for message in told) == len(told) - 1
+    events = list(read_journal(tmp_path / "run" / "metrics.jsonl"))
+    assert [e["step"] for e in events if e["event"] == "step"] == list(range(1, 13))
+
+
+class _Full:
+    """A file on a disk with room for a few bytes."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.room = file, 5
+
+    def write(self, data: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = self.file.write(data[: self.room])
+        self.room = 0
+        return taken
+
+    def __enter__(self) -> "_Full":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
 
 
 def test_a_checkpoint_is_a_model(text: Path, tmp_path: Path) -> None:

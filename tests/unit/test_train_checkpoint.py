@@ -179,19 +179,20 @@ def test_killed_at_every_operation_there_is_a_checkpoint_one_interval_old_at_mos
 ) -> None:
     before, run = tmp_path / "before", tmp_path / "run"
     for old in (100, 200):
-        save_checkpoint(before, old, write)
+        save_checkpoint(before, old, write, best=100)
 
     def save() -> None:
-        save_checkpoint(run, step, write, keep=1)
+        save_checkpoint(run, step, write, keep=1, best=step)
 
     operation, seen = 0, set()
     while True:
-        shutil.copytree(before, run)
+        shutil.copytree(before, run, symlinks=True)
         was_killed = killed_at(operation, save)
         latest = latest_checkpoint(run)  # and no warning of a damaged one
         assert latest is not None and checkpoint_step(latest) >= 200, f"killed at operation {operation}"
         for folder in run.glob("step-*"):  # whatever has a checkpoint's name is whole
             verify_checkpoint(folder)
+        assert (run / "best" / MANIFEST).exists(), f"killed at operation {operation}"
         state = load_resume(latest)[1]
         assert state["step"] == checkpoint_step(latest)
         seen.add(checkpoint_step(latest))
@@ -199,10 +200,10 @@ def test_killed_at_every_operation_there_is_a_checkpoint_one_interval_old_at_mos
             break
         if operation % 7 == 0:  # the next save clears up whatever was left
             save()
-            assert steps(run) == [f"step-{step:08d}"], f"killed at operation {operation}"
+            assert steps(run) == ["best", f"step-{step:08d}"], f"killed at operation {operation}"
         shutil.rmtree(run)
         operation += 1
-    assert steps(run) == [f"step-{step:08d}"]
+    assert steps(run) == ["best", f"step-{step:08d}"]
     assert operation > 70 and seen == {200, step}
 
 
@@ -298,12 +299,13 @@ def _path_of(descriptor: int) -> Path:
 # --- which are kept ---------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_and_the_protected_are_kept(tmp_path: Path) -> None:
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     for step in range(1, 7):
-        save_checkpoint(tmp_path, step, plain, keep=3, protect={2})
-    assert [int(name[5:]) for name in steps(tmp_path)] == [2, 4, 5, 6]
+        save_checkpoint(tmp_path, step, plain, keep=3, best=min(step, 2))
+    assert [int(name[5:]) for name in steps(tmp_path)[1:]] == [2, 4, 5, 6]
+    assert (tmp_path / "best").readlink() == Path("step-00000002")
     save_checkpoint(tmp_path, 7, plain, keep=9)
-    assert [int(name[5:]) for name in steps(tmp_path)] == [2, 4, 5, 6, 7]
+    assert [int(name[5:]) for name in steps(tmp_path)[1:]] == [2, 4, 5, 6, 7]
 
 
 def test_later_ones_and_other_files_are_left_alone(tmp_path: Path) -> None:

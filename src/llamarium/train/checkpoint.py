@@ -24,7 +24,7 @@ import re
 import shutil
 import stat
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from llamarium.config import read_json_object
@@ -57,7 +57,7 @@ def checkpoint_step(folder: Path) -> int:
 
 
 def save_checkpoint(
-    run: Path, step: int, write: Callable[[Path], None], *, keep: int = 2, protect: Collection[int] = ()
+    run: Path, step: int, write: Callable[[Path], None], *, keep: int = 2, best: int | None = None
 ) -> Path:
     """Save a checkpoint, then delete those that are no longer wanted. The caller holds the `RunLock`.
 
@@ -67,7 +67,7 @@ def save_checkpoint(
         write: Fills the folder that it is given; need not sync.
         keep: How many to keep up to this step, this one included. Later ones, of which a run that was set back has
             some, are left alone.
-        protect: Steps that are kept besides, such as the best one.
+        best: A step that is kept besides; `run/best` points at it before what it pointed at may be deleted.
 
     Returns:
         The checkpoint's folder.
@@ -91,8 +91,10 @@ def save_checkpoint(
             raise
     except OSError as error:
         raise OutputError(f"{unwritable(final, error)}; the checkpoints before it are as they were") from error
+    if best is not None:
+        point_at(run, "best", best)
     try:
-        _prune(run, step, keep, protect)
+        _prune(run, step, keep, best)
     except OSError as error:  # nothing is lost by it
         warnings.warn(f"{escape(run)}: an old checkpoint cannot be deleted: {escape(error)}", stacklevel=2)
     return final
@@ -113,6 +115,21 @@ def point_at(run: Path, name: str, step: int) -> None:
         warnings.warn(f"{escape(link)}: the link cannot be made: {escape(error)}", stacklevel=2)
 
 
+def checkpoints(run: Path) -> list[Path]:
+    """Return the folders with a checkpoint's name, the oldest first; of one step, `.old-...` before `step-...`.
+
+    Raises:
+        TrainingError: If the folder cannot be read.
+    """
+    try:
+        folders = [path for path in run.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise TrainingError(f"{escape(run)}: cannot be read: {escape(error)}") from None
+    return sorted(folders, key=lambda path: (checkpoint_step(path), path.name.startswith("step-")))
+
+
 def latest_checkpoint(run: Path) -> Path | None:
     """Return the newest checkpoint that verifies, or None where there is none.
 
@@ -122,7 +139,7 @@ def latest_checkpoint(run: Path) -> Path | None:
         TrainingError: If there are checkpoints and all are damaged, or the folder cannot be read.
     """
     damaged: list[str] = []
-    for folder in reversed(_checkpoints(run)):
+    for folder in reversed(checkpoints(run)):
         try:
             verify_checkpoint(folder)
         except TrainingError as error:
@@ -194,25 +211,14 @@ def _old_name(folder: Path) -> Path:
     return folder.with_name(folder.name.replace("step-", _OLD))
 
 
-def _prune(run: Path, step: int, keep: int, protect: Collection[int]) -> None:
+def _prune(run: Path, step: int, keep: int, best: int | None) -> None:
     """Delete what is not wanted, oldest first; the checkpoint of `step` is on the disk by now."""
-    past = [folder for folder in _checkpoints(run) if checkpoint_step(folder) < step and folder.name[0] != "."]
+    past = [folder for folder in checkpoints(run) if checkpoint_step(folder) < step and folder.name[0] != "."]
     for folder in past[: max(0, len(past) - (keep - 1))]:
-        if checkpoint_step(folder) not in protect:
+        if checkpoint_step(folder) != best:
             folder.rename(_old_name(folder))
     for folder in run.glob(f"{_OLD}*"):
         shutil.rmtree(folder)
-
-
-def _checkpoints(run: Path) -> list[Path]:
-    """Return the folders with a checkpoint's name, the oldest first; of one step, `.old-...` before `step-...`."""
-    try:
-        folders = [path for path in run.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise TrainingError(f"{escape(run)}: cannot be read: {escape(error)}") from None
-    return sorted(folders, key=lambda path: (checkpoint_step(path), path.name.startswith("step-")))
 
 
 def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:

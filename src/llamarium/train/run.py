@@ -24,12 +24,18 @@ import torch
 from torch.optim import Optimizer
 
 from llamarium.api import Llama
-from llamarium.errors import LlamariumError, TrainingError
+from llamarium.errors import LlamariumError, OutputError, TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import flops
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.batch import Rows
-from llamarium.train.checkpoint import checkpoint_folder, checkpoint_step, latest_checkpoint, point_at, save_checkpoint
+from llamarium.train.checkpoint import (
+    checkpoint_folder,
+    checkpoint_step,
+    checkpoints,
+    latest_checkpoint,
+    save_checkpoint,
+)
 from llamarium.train.config import RunConfig
 from llamarium.train.optim import make_optimizers, optimizer_tensors, restore_optimizers, schedule, set_learning_rate
 from llamarium.train.order import Cursor, Order
@@ -84,8 +90,8 @@ class Position:
         cursor: Where the data stands.
         num_tokens: Tokens that the model saw, prompts and padding included.
         seconds: Time spent in steps.
-        best_loss: The lowest validation loss so far.
-        best_step: Its step.
+        best_loss: The lowest validation loss so far; infinite where none was measured on the rows of now.
+        best_step: The step of the checkpoint that counts as the best until there is a lower loss.
     """
 
     step: int = 0
@@ -140,7 +146,7 @@ def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, e
     """
     config, model = setup.config, setup.model
     check_start(out, resume)
-    newest = latest_checkpoint(out)
+    newest = latest_checkpoint(out) if resume else None
     setup.team.agree("checkpoints", newest.name if newest else "none")
     setup.team.agree("data", setup.train.fingerprint)
     if not num_learned(setup.train):
@@ -169,7 +175,7 @@ def check_start(out: Path, resume: bool) -> None:
     Raises:
         TrainingError: If the folder has checkpoints that are not to be resumed.
     """
-    if not resume and (found := sorted(out.glob("step-*"))):
+    if not resume and (found := checkpoints(out)):
         raise TrainingError(f"{out}: holds a run ({found[-1].name}); resume it, or choose another folder")
 
 
@@ -288,10 +294,14 @@ class _Loop:
     def _snapshot(self) -> None:
         """Keep some embedding rows, where they learn; the report draws how they moved."""
         written: list[bool] = []
-        self.team.lead(
-            lambda: written.append(save_snapshot(self.setup.model, self.out, self.at.step, self.team.whole)),
-            self.setup.model.model.embed_tokens.parameters(),
-        )
+
+        def save() -> None:
+            try:
+                written.append(save_snapshot(self.setup.model, self.out, self.at.step, self.team.whole))
+            except OutputError as error:  # no drawing is worth a run
+                warnings.warn(f"left out: {error}", stacklevel=2)
+
+        self.team.lead(save, self.setup.model.model.embed_tokens.parameters())
         if any(written):
             self.emit({"event": "embeddings", "step": self.at.step})
 
@@ -328,11 +338,7 @@ class _Loop:
             save_resume(folder, remembered, state, self.team.whole)
 
         def save() -> None:
-            best = self.at.best_step
-            protect = () if best is None else (best,)
-            save_checkpoint(self.out, self.at.step, write, keep=self.setup.config.keep, protect=protect)
-            if best is not None:
-                point_at(self.out, "best", best)
+            save_checkpoint(self.out, self.at.step, write, keep=self.setup.config.keep, best=self.at.best_step)
 
         self.team.lead(save, [*self.setup.model.parameters(), *remembered.values()])
         saved = checkpoint_folder(self.out, self.at.step)
@@ -359,7 +365,7 @@ def _restore(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_chan
     else:
         warnings.warn(f"the optimizer is now {setup.config.optimizer}, and begins anew", stacklevel=3)
     position = Position.from_dict(state["position"])
-    if any(state["settings"].get(name) != getattr(setup.config, name) for name in ("eval_rows", "validation")):
+    if (state["data"], state["settings"].get("eval_rows")) != (setup.train.fingerprint, setup.config.eval_rows):
         position.best_loss = math.inf  # of other rows, with which no loss from now on compares
     return position
 
