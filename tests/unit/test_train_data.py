@@ -5,10 +5,11 @@ import http.server
 import itertools
 import json
 import os
+import shutil
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,11 +27,12 @@ from llamarium.tokenizer.characters import CharacterTokenizer
 from llamarium.tokenizer.pieces import encode_pieces
 from llamarium.train import corpus as corpus_module
 from llamarium.train import sources
-from llamarium.train.batch import IGNORED
-from llamarium.train.bpe import train_bpe
-from llamarium.train.corpus import Corpus, tokenize_corpus, tokenizer_fingerprint
+from llamarium.train.batch import IGNORED, join
+from llamarium.train.bpe import train_bpe, train_characters
+from llamarium.train.corpus import Corpus, Learner, tokenize_corpus, tokenizer_fingerprint
 from llamarium.train.packing import PackedRows
-from llamarium.train.sources import read_documents
+from llamarium.train.sources import read_documents, source_stamp
+from llamarium.weights.files import file_sha256
 
 LINES = "The cat sat on the mat.\nThe rat sat on the hat, 1234 times.\n\n  So it goes\n"
 
@@ -45,10 +47,37 @@ def bpe() -> Tokenizer:
     return train_bpe([LINES * 5], 280)
 
 
-def corpus_of(documents: list[list[int]], vocab_size: int = 100) -> Corpus:
+def corpus_of(documents: list[list[int]]) -> Corpus:
     ids = torch.tensor([i for document in documents for i in document], dtype=torch.int32)
     starts = torch.tensor([sum(map(len, documents[:n])) for n in range(len(documents))])
-    return Corpus("a test", ids, starts, vocab_size, "0" * 64)
+    return Corpus("a test", ids, starts, CharacterTokenizer.from_text(LINES), "0" * 64, {})
+
+
+def corpus_folder(folder: Path) -> Path:
+    """Return where the only corpus lies."""
+    (inside,) = folder.glob("corpus-*")
+    return inside
+
+
+def characters() -> Learner:
+    return Learner("characters", train_characters)
+
+
+class Reads:
+    """Counts how often documents are read and vocabularies learned."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_read = self.num_learned = 0
+        monkeypatch.setattr(corpus_module, "read_documents", self._read)
+        self.learner = Learner("bpe 280", self._learn)
+
+    def _read(self, source: str | None, *, text_field: str) -> Iterator[str]:
+        self.num_read += 1
+        return read_documents(source, text_field=text_field)
+
+    def _learn(self, documents: Iterable[str]) -> Tokenizer:
+        self.num_learned += 1
+        return train_bpe(documents, 280)
 
 
 def refused(source: Path | str, *words: str, **options: str) -> None:
@@ -338,14 +367,16 @@ def test_documents_stand_between_begin_and_end_tokens(tmp_path: Path, bpe: Token
     assert corpus.starts.tolist() == [0, len(first)]
     assert corpus.ids.tolist() == [*first, *bpe.encode("So it goes <|end_of_text|>"), end]
     assert corpus.ids.tolist().count(end) == 2  # a control token's spelling in a text is text
-    assert (corpus.num_tokens, corpus.num_documents, corpus.vocab_size) == (len(corpus.ids), 2, 280)
+    assert (corpus.num_tokens, corpus.num_documents) == (len(corpus.ids), 2)
+    counts = {"documents": 2, "bytes": 7 + 26, "tokens": len(corpus.ids), "tokenizer": tokenizer_fingerprint(bpe)}
+    assert {key: value for key, value in corpus.about.items() if key != "text"} == counts
 
 
 def test_characters_have_no_control_tokens(tmp_path: Path, letters: Tokenizer):
     corpus = tokenize_corpus(lines_file(tmp_path), letters, tmp_path / "ids")
     assert letters.decode(corpus.ids.tolist()) == LINES
     assert corpus.ids.dtype == torch.uint16
-    assert (tmp_path / "ids" / f"corpus-{corpus.fingerprint[:16]}" / "ids.bin").stat().st_size == 2 * len(LINES)
+    assert (corpus_folder(tmp_path / "ids") / "ids.bin").stat().st_size == 2 * len(LINES)
 
 
 def test_large_vocabularies_take_four_bytes(tmp_path: Path):
@@ -393,7 +424,7 @@ def test_a_file_that_changes_later_changes_nothing(tmp_path: Path, letters: Toke
     corpus = tokenize_corpus(source, letters, tmp_path / "ids")
     Path(source).write_text("gone")
     assert letters.decode(corpus.ids.tolist()) == LINES
-    file = tmp_path / "ids" / f"corpus-{corpus.fingerprint[:16]}" / "ids.bin"
+    file = corpus_folder(tmp_path / "ids") / "ids.bin"
     data = file.read_bytes()
     corpus.ids[:4] = 0  # nor does the file follow the tensor
     assert file.read_bytes() == data
@@ -401,35 +432,94 @@ def test_a_file_that_changes_later_changes_nothing(tmp_path: Path, letters: Toke
     assert letters.decode(tokenize_corpus(source, letters, tmp_path / "ids").ids.tolist()) == LINES
 
 
-def test_a_file_that_changes_while_it_is_read_is_seen_as_it_was_read(
-    tmp_path: Path, letters: Tokenizer, monkeypatch: pytest.MonkeyPatch
-):
-    source = lines_file(tmp_path)
-    tokenize_corpus(source, letters, tmp_path / "ids")
-    texts = iter([LINES[:-1], LINES[:20]])  # the first pass looks whether it is known, the second reads it
+def test_nothing_is_read_or_learned_again_where_nothing_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    reads, source = Reads(monkeypatch), lines_file(tmp_path, LINES * 5)
 
-    def changing(*_: object, **__: object) -> Iterator[str]:
-        yield next(texts)
+    def corpus() -> Corpus:
+        return tokenize_corpus(source, reads.learner, tmp_path / "ids")
 
-    monkeypatch.setattr(corpus_module, "read_documents", changing)
-    found = tokenize_corpus(source, letters, tmp_path / "ids")
-    monkeypatch.undo()
-    same = tokenize_corpus(lines_file(tmp_path, LINES[:20]), letters, tmp_path / "ids")
-    assert letters.decode(found.ids.tolist()) == LINES[:20]
-    assert found.fingerprint == same.fingerprint
+    first = corpus()
+    assert (reads.num_read, reads.num_learned) == (1, 1)
+    assert first.tokenizer.decode(first.ids.tolist()) == LINES * 5
+    monkeypatch.setattr(corpus_module, "file_sha256", None)
+    again = corpus()
+    monkeypatch.setattr(corpus_module, "file_sha256", file_sha256)
+    assert (reads.num_read, reads.num_learned) == (1, 1)
+    assert (again.fingerprint, again.about) == (first.fingerprint, first.about) and again.ids.equal(first.ids)
+
+    os.utime(source, (1, 1))  # its time has changed, its text has not
+    before = files_below(tmp_path / "ids")
+    assert corpus().fingerprint == first.fingerprint and (reads.num_read, reads.num_learned) == (2, 1)
+    assert corpus().fingerprint == first.fingerprint and (reads.num_read, reads.num_learned) == (2, 1)
+    after = files_below(tmp_path / "ids")
+    assert [k for k in before if before[k] != after.get(k)] == [f"{corpus_folder(tmp_path / 'ids').name}/corpus.json"]
+
+    lines_file(tmp_path, LINES * 6)
+    assert corpus().about["bytes"] == 6 * len(LINES) and (reads.num_read, reads.num_learned) == (3, 2)
 
 
-@pytest.mark.parametrize("name", ["ids.bin", "starts.bin", "corpus.json"])
+def test_the_vocabulary_is_that_of_the_documents_that_are_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    texts = iter(["abc", "xyz"])  # the file changes whenever it was read
+    monkeypatch.setattr(corpus_module, "read_documents", lambda *_, **__: iter([next(texts)]))
+    corpus = tokenize_corpus(lines_file(tmp_path), characters(), tmp_path / "ids")
+    assert corpus.tokenizer.decode(corpus.ids.tolist()) == "abc" and corpus.tokenizer.vocab_size == 3
+    assert next(texts) == "xyz"
+
+
+def test_a_stamp_moves_with_what_it_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in ("a.txt", "b.jsonl", "left-out.png"):
+        (folder / name).write_text("{}")
+    stamps = [source_stamp(str(folder))]
+    for change in (
+        lambda: (folder / "a.txt").write_text("{ }"),
+        lambda: os.utime(folder / "a.txt", (5, 5)),
+        lambda: (folder / "b.jsonl").rename(folder / "c.jsonl"),
+        lambda: (folder / "d.md").write_text(""),
+    ):
+        change()
+        stamps.append(source_stamp(str(folder)))
+    (folder / "left-out.png").write_text("more")
+    assert source_stamp(str(folder)) == stamps[-1] and len(set(stamps)) == 5
+    assert source_stamp(None) == source_stamp(None) != source_stamp("tiny-shakespeare") != stamps[-1]
+
+    commits = {"org/name": "1"}
+    monkeypatch.setattr(sources, "data_commit", commits.__getitem__)
+    hub = source_stamp("org/name"), source_stamp("org/name:subset")
+    commits["org/name"] = "2"
+    assert len({*hub, source_stamp("org/name"), source_stamp("org/name:subset")}) == 4
+
+    def unreachable(repo: str) -> str:
+        raise DownloadError("no way there")
+
+    monkeypatch.setattr(sources, "data_commit", unreachable)
+    with pytest.raises(TrainingError, match=r"org/name could not be read from the hub.*: no way there"):
+        source_stamp("org/name")
+    with pytest.raises(TrainingError, match="no data called"):
+        source_stamp(str(tmp_path / "none.txt"))
+
+
+@pytest.mark.parametrize("name", ["ids.bin", "starts.bin", "corpus.json", "tokenizer/characters.json"])
 @pytest.mark.parametrize("damage", [lambda data: data[:-2], lambda data: b"\x07" + data[1:], None])
-def test_a_damaged_corpus_is_made_again(tmp_path: Path, letters: Tokenizer, name: str, damage):
+def test_a_damaged_corpus_is_made_again(tmp_path: Path, name: str, damage):
     source = lines_file(tmp_path)
-    first = tokenize_corpus(source, letters, tmp_path / "ids")
-    file = tmp_path / "ids" / f"corpus-{first.fingerprint[:16]}" / name
+    tokenize_corpus(source, characters(), tmp_path / "ids")
+    file = corpus_folder(tmp_path / "ids") / name
     data = file.read_bytes()
     file.unlink() if damage is None else file.write_bytes(damage(data))
-    again = tokenize_corpus(source, letters, tmp_path / "ids")
-    assert file.read_bytes() == data
-    assert letters.decode(again.ids.tolist()) == LINES
+    again = tokenize_corpus(source, characters(), tmp_path / "ids")
+    assert corpus_folder(tmp_path / "ids") == file.parents[name.count("/")]
+    assert file.read_bytes() == data or name == "corpus.json"  # which tells when the others were written
+    assert again.tokenizer.decode(again.ids.tolist()) == LINES
+
+
+def test_a_copy_of_a_corpus_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    reads, source = Reads(monkeypatch), lines_file(tmp_path, LINES * 5)
+    first = tokenize_corpus(source, reads.learner, tmp_path / "ids")
+    shutil.copytree(tmp_path / "ids", tmp_path / "copy", copy_function=shutil.copyfile)
+    assert tokenize_corpus(source, reads.learner, tmp_path / "copy").fingerprint == first.fingerprint
+    assert (reads.num_read, reads.num_learned) == (1, 1)
 
 
 def test_a_tokenizer_keeps_its_fingerprint_over_saving(tmp_path: Path, letters: Tokenizer, bpe: Tokenizer):
@@ -569,10 +659,11 @@ def test_rows_are_what_one_would_cut_by_hand(documents, context: int, seed: int 
     rows = PackedRows(corpus, context, seed)
     indices = list(range(rows.num_rows(epoch)))[::-1]
     batch = rows.batch(epoch, indices)
-    assert batch.segments_BT is not None and len(indices) >= 1
+    assert len(indices) >= 1 and (batch.segments_BT is None or batch.segments_BT.any())
+    segments_BT = torch.zeros_like(batch.ids_BT) if batch.segments_BT is None else batch.segments_BT
     for row, index in enumerate(indices):
         expected = by_hand([*documents, [1, 2]], rows.offset(epoch) + index * context, context)
-        found = (batch.ids_BT, batch.labels_BT, batch.positions_BT, batch.segments_BT)
+        found = (batch.ids_BT, batch.labels_BT, batch.positions_BT, segments_BT)
         assert tuple(tensor[row].tolist() for tensor in found) == expected
 
 
@@ -617,6 +708,18 @@ def test_data_that_cannot_fill_a_row_is_refused():
         PackedRows(corpus_of([list(range(8))]), 0, 1)
     with pytest.raises(TrainingError, match="12 documents is a single token"):
         PackedRows(corpus_of([[1]] * 12), 8, 1)
+
+
+def test_rows_within_one_document_have_no_segments_and_join_those_that_have():
+    rows = PackedRows(corpus_of([list(range(20)), list(range(9))]), 4, None)
+    alone, both = rows.batch(0, [0, 2]), rows.batch(0, [1, 4])
+    assert alone.segments_BT is None and alone.positions_BT.tolist() == [[0, 1, 2, 3]] * 2
+    assert both.segments_BT is None  # the last label is another document's, but no token is
+    rows = PackedRows(corpus_of([list(range(18)), list(range(11))]), 4, None)
+    both = rows.batch(0, [1, 4])
+    assert both.segments_BT is not None and both.segments_BT.tolist() == [[0, 0, 0, 0], [0, 0, 1, 1]]
+    joined = join([rows.batch(0, [0]), both])
+    assert joined.segments_BT is not None and joined.segments_BT.tolist() == [[0] * 4, [0] * 4, [0, 0, 1, 1]]
 
 
 def test_rows_come_from_the_file(tmp_path: Path, letters: Tokenizer):

@@ -1,8 +1,8 @@
 """What a training step is given: rows of tokens, and which of them are to be learned."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -46,12 +46,13 @@ def join(batches: Sequence[Batch]) -> Batch:
     """Return the rows of several batches of the same source as one."""
     if len(batches) == 1:
         return batches[0]
-    segments = [batch.segments_BT for batch in batches if batch.segments_BT is not None]
+    several = any(batch.segments_BT is not None for batch in batches)
+    segments = [torch.zeros_like(b.ids_BT) if b.segments_BT is None else b.segments_BT for b in batches]
     return Batch(
         torch.cat([batch.ids_BT for batch in batches]),
         torch.cat([batch.labels_BT for batch in batches]),
         torch.cat([batch.positions_BT for batch in batches]),
-        torch.cat(segments) if segments else None,
+        torch.cat(segments) if several else None,
     )
 
 
@@ -65,6 +66,11 @@ class Rows(Protocol):
 
     fingerprint: str
     context: int
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What the data is, so that a difference can be told: counts, and the SHA-256 of its parts by their names."""
+        ...
 
     def num_rows(self, epoch: int) -> int:
         """How many rows an epoch has; it may differ from epoch to epoch."""

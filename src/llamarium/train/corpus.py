@@ -1,15 +1,20 @@
-"""A data set as one long stream of token ids on disk, tokenized once.
+"""A data set as one long stream of token ids on disk, read and tokenized once.
 
 The ids lie in a file that is mapped into memory, 2 bytes a token where the vocabulary has at most 65,536 tokens and 4
 where it has more; so a corpus may be larger than the memory, and a row of it costs one read. Beside them lie the places
-where documents begin:
+where documents begin, and the tokenizer where it was learned from the documents:
 
-    corpus-<fingerprint>/ids.bin       uint16 or int32 in the machine's order, document after document
-    corpus-<fingerprint>/starts.bin    int64, the first is 0
-    corpus-<fingerprint>/corpus.json   their sizes and SHA-256
+    corpus-.../ids.bin       uint16 or int32 in the machine's order, document after document
+    corpus-.../starts.bin    int64, the first is 0
+    corpus-.../tokenizer/
+    corpus-.../corpus.json   what they were made from; their sizes, times and SHA-256
 
 Where a tokenizer puts a begin-of-text token, each document begins with one; where it has an end-of-text token, each
 document ends with it, so that a model learns to end. Characters have neither.
+
+The source is read once, into a file beside the corpus; from there the vocabulary is learned and the ids are written, so
+that the two fit even where the source changes meanwhile. After that nothing of it is read as long as its stamp is the
+same (`source_stamp`: sizes and times of files); where the stamp has moved it is read to see whether the documents have.
 
 The fingerprint is a SHA-256 over every document and the tokenizer. Files that change later change nothing in a run that
 has begun, and a run that is resumed with other data or another tokenizer sees another fingerprint.
@@ -21,8 +26,7 @@ import shutil
 import tempfile
 import time
 from array import array
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,16 +38,30 @@ from torch import Tensor
 from llamarium.errors import OutputError, TokenizerError, TrainingError, escape, show_value
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.pieces import encode_pieces
-from llamarium.train.sources import read_documents, source_name
+from llamarium.tokens import load_tokenizer
+from llamarium.train.sources import read_documents, source_name, source_stamp
 from llamarium.weights.files import file_sha256
 from llamarium.weights.save import sync, sync_tree, write_json
 
 Progress = Callable[[int, int], None]
 """Called as `progress(num_documents, num_tokens)` with what has been read so far."""
 
-_FORMAT = "llamarium corpus 1"  # part of every fingerprint: other rules or another layout make another corpus
+_FORMAT = "llamarium corpus 2"  # part of every fingerprint: other rules or another layout make another corpus
 _UNFINISHED = ".corpus-"
 _STALE_AFTER_S = 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """A tokenizer that is yet to be learned from the documents.
+
+    Attributes:
+        name: What decides it besides them, such as "bpe 4096".
+        learn: Makes it.
+    """
+
+    name: str
+    learn: Callable[[Iterable[str]], Tokenizer]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,15 +72,18 @@ class Corpus:
         name: Where it came from, for messages.
         ids: (num_tokens,) uint16 or int32; mapped from a file, of which only what is used is read.
         starts: (num_documents,) int64; where documents begin, ascending; the first is 0.
-        vocab_size: The tokenizer's; every id is below it.
+        tokenizer: What encoded it.
         fingerprint: SHA-256, hex, of the documents, the tokenizer and which part of them this is.
+        about: The whole, of which this may be a part, in plain words: how many documents, bytes and tokens, and the
+            SHA-256 of text and tokenizer.
     """
 
     name: str
     ids: Tensor
     starts: Tensor
-    vocab_size: int
+    tokenizer: Tokenizer
     fingerprint: str
+    about: Mapping[str, Any]
 
     @property
     def num_tokens(self) -> int:
@@ -112,20 +133,19 @@ class Corpus:
 
 def tokenize_corpus(
     source: str | None,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | Learner,
     folder: Path,
     *,
     text_field: str = "text",
     progress: Progress | None = None,
 ) -> Corpus:
-    """Return a source as token ids, from the file in `folder` if it holds them already.
+    """Return a source as token ids, from the files in `folder` if they hold it already.
 
-    Where an earlier corpus lies in `folder` the source is read to see whether it is the same; otherwise it is read
-    once. Several sources may share a folder. What is written is complete or absent.
+    Several sources may share a folder. What is written is complete or absent.
 
     Args:
         source: As for `read_documents`.
-        tokenizer: What encodes it.
+        tokenizer: What encodes it, or how that is learned from it.
         folder: Where the ids are kept; made if missing.
         text_field: As for `read_documents`.
         progress: Told how far it is, after each document and each million characters.
@@ -136,30 +156,29 @@ def tokenize_corpus(
         OutputError: If the folder cannot be written.
     """
     name, folder = source_name(source), Path(folder)
-
-    def documents(content: _Content) -> Iterator[str]:
-        return content.watch(read_documents(source, text_field=text_field))
-
     try:
-        vocabulary = tokenizer_fingerprint(tokenizer)
-        if any(folder.glob("corpus-*")):
-            deque(documents(content := _Content()), maxlen=0)  # reads them and keeps none
-            fingerprint = content.fingerprint(vocabulary)
-            if _is_intact(_corpus_folder(folder, fingerprint), fingerprint, tokenizer):
-                return _map_corpus(folder, name, tokenizer, fingerprint)
+        named = tokenizer.name if isinstance(tokenizer, Learner) else tokenizer_fingerprint(tokenizer)
+        recipe = {"format": _FORMAT, "text_field": text_field, "tokenizer": named}
+        stamp = source_stamp(source)
+        for inside in folder.glob("corpus-*"):
+            if (found := _kept(inside, recipe)) and found["stamp"] == stamp:
+                return _map_corpus(inside, name, tokenizer)
         folder.mkdir(parents=True, exist_ok=True)
         _remove_stale(folder)
         with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=folder, ignore_cleanup_errors=True) as temporary:
-            fresh = Path(temporary) / "fresh"
-            fresh.mkdir()
-            _write_ids(fresh, documents(content := _Content()), tokenizer, name, progress)
-            fingerprint = content.fingerprint(vocabulary)
-            _publish(fresh, folder, fingerprint, tokenizer)
-        return _map_corpus(folder, name, tokenizer, fingerprint)
+            documents = _Spool(Path(temporary) / "documents", read_documents(source, text_field=text_field), progress)
+            inside = folder / f"corpus-{_sha256(f'{recipe} {documents.sha256}')[:16]}"
+            if found := _kept(inside, recipe):
+                write_json(inside / "corpus.json", {**found, "stamp": stamp})
+            else:
+                fresh = Path(temporary) / "fresh"
+                about = _make(fresh, documents, tokenizer, name, progress)
+                _publish(fresh, inside, {"recipe": recipe, "stamp": stamp, "about": about})
+        return _map_corpus(inside, name, tokenizer)
     except OSError as error:
         raise OutputError(
             f"{escape(folder)}: the tokenized data cannot be kept here: {escape(error.strerror or error)}; expected a "
-            "folder that can be written, with 2 to 4 bytes free a token"
+            "folder that can be written, with room for the text and 2 to 4 bytes a token"
         ) from error
 
 
@@ -183,33 +202,64 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-class _Content:
-    """A SHA-256 over documents, whatever kind of file they come from."""
+class _Spool:
+    """Documents on disk, as they were when their source was read: of each its length in bytes, 8 of them, and UTF-8.
 
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
+    Attributes:
+        sha256: Of the file, hex, and so of the documents, whatever kind of file they come from.
+        num_documents: How many there are.
+        num_bytes: Of their texts.
+    """
 
-    def watch(self, documents: Iterable[str]) -> Iterator[str]:
-        """Pass documents on and count them in."""
-        for document in documents:
-            data = document.encode("utf-8")
-            self._digest.update(len(data).to_bytes(8, "little"))
-            self._digest.update(data)
-            yield document
+    def __init__(self, path: Path, documents: Iterable[str], progress: Progress | None) -> None:
+        self._path = path
+        self.num_documents = self.num_bytes = 0
+        digest = hashlib.sha256()
+        with path.open("wb") as file:
+            for document in documents:
+                data = document.encode("utf-8")
+                for part in (len(data).to_bytes(8, "little"), data):
+                    digest.update(part)
+                    file.write(part)
+                self.num_documents += 1
+                self.num_bytes += len(data)
+                if progress is not None:
+                    progress(self.num_documents, 0)
+        self.sha256 = digest.hexdigest()
 
-    def fingerprint(self, vocabulary: str) -> str:
-        """Return the fingerprint of the documents so far as ids."""
-        return _sha256(f"{_FORMAT} {self._digest.hexdigest()} {vocabulary}")
+    def __iter__(self) -> Iterator[str]:
+        with self._path.open("rb") as file:
+            while length := file.read(8):
+                yield file.read(int.from_bytes(length, "little")).decode("utf-8")
 
 
-def _write_ids(
-    folder: Path, documents: Iterable[str], tokenizer: Tokenizer, name: str, progress: Progress | None
-) -> None:
-    """Write `ids.bin` and `starts.bin`, one document at a time.
+def _make(
+    fresh: Path, documents: _Spool, tokenizer: Tokenizer | Learner, name: str, progress: Progress | None
+) -> dict[str, Any]:
+    """Write everything of a corpus but `corpus.json` into a new folder, and return what there is to say about it.
 
     Raises:
         TrainingError: If there is no document, or one that the tokenizer cannot encode.
     """
+    if not documents.num_documents:
+        raise TrainingError(f"{name}: no text in it; expected at least one document that is not empty")
+    fresh.mkdir()
+    if isinstance(tokenizer, Learner):
+        tokenizer = tokenizer.learn(documents)
+        tokenizer.save(fresh / "tokenizer")
+    return {
+        "documents": documents.num_documents,
+        "bytes": documents.num_bytes,
+        "tokens": _write_ids(fresh, documents, tokenizer, name, progress),
+        "text": documents.sha256,
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+    }
+
+
+def _write_ids(
+    folder: Path, documents: Iterable[str], tokenizer: Tokenizer, name: str, progress: Progress | None
+) -> int:
+    """Write `ids.bin` and `starts.bin`, one document at a time, and return how many tokens there are."""
     dtype = np.uint16 if _fits_uint16(tokenizer) else np.int32
     starts, num_tokens = array("q"), 0
     with (folder / "ids.bin").open("wb") as file:
@@ -220,10 +270,9 @@ def _write_ids(
                 num_tokens += len(ids)
                 if progress is not None:
                     progress(len(starts), num_tokens)
-    if not num_tokens:
-        raise TrainingError(f"{name}: no text in it; expected at least one document that is not empty")
     with (folder / "starts.bin").open("wb") as file:
         starts.tofile(file)
+    return num_tokens
 
 
 def _document_ids(tokenizer: Tokenizer, document: str, where: str) -> Iterator[list[int]]:
@@ -250,25 +299,22 @@ def _after(tokenizer: Tokenizer) -> list[int]:
     return list(tokenizer.eos_token_ids[:1])
 
 
-def _publish(fresh: Path, folder: Path, fingerprint: str, tokenizer: Tokenizer) -> None:
-    """Give a complete corpus its name; one of that name that is damaged makes way."""
-    write_json(fresh / "corpus.json", _description(fresh, fingerprint, tokenizer))
+def _publish(fresh: Path, target: Path, description: dict[str, Any]) -> None:
+    """Describe a complete corpus and give it its name; one of that name that is damaged makes way."""
+    written = {path.relative_to(fresh).as_posix(): path for path in fresh.rglob("*") if path.is_file()}
+    files = {
+        name: (s := path.stat()) and [s.st_size, s.st_mtime_ns, file_sha256(path)] for name, path in written.items()
+    }
+    write_json(fresh / "corpus.json", {**description, "files": files})
     sync_tree(fresh)
-    target = _corpus_folder(folder, fingerprint)
     try:
         fresh.rename(target)  # fails where one with files in it is there
     except OSError:
-        if _is_intact(target, fingerprint, tokenizer):
+        if _kept(target, description["recipe"]):
             return  # another process was faster, and may have mapped it
         shutil.rmtree(target, ignore_errors=True)
         fresh.rename(target)
-    sync(folder)
-
-
-def _description(folder: Path, fingerprint: str, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what `corpus.json` says of the two files beside it."""
-    files = {name: file_sha256(folder / name) for name in ("ids.bin", "starts.bin")}
-    return {"fingerprint": fingerprint, "vocab_size": tokenizer.vocab_size, "sha256": files}
+    sync(target.parent)
 
 
 def _remove_stale(folder: Path) -> None:
@@ -281,19 +327,31 @@ def _remove_stale(folder: Path) -> None:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _is_intact(inside: Path, fingerprint: str, tokenizer: Tokenizer) -> bool:
-    """Tell whether a corpus is there, complete and what was written; else it is made again."""
+def _kept(inside: Path, recipe: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return what `corpus.json` says, if a corpus of this recipe is there and is what was written; else None."""
     try:
         found: Any = json.loads((inside / "corpus.json").read_bytes())
-        return found == _description(inside, fingerprint, tokenizer)
-    except (OSError, ValueError, RecursionError):
-        return False
+        intact = found["recipe"] == recipe and all(
+            _is_as_written(inside / name, *written) for name, written in found["files"].items()
+        )
+        return found if intact else None
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return None
 
 
-def _map_corpus(folder: Path, name: str, tokenizer: Tokenizer, fingerprint: str) -> Corpus:
-    inside = _corpus_folder(folder, fingerprint)
+def _is_as_written(path: Path, num_bytes: int, mtime_ns: int, sha256: str) -> bool:
+    """Compare a file's size, and its content where it is not the very file that was written."""
+    status = path.stat()
+    return status.st_size == num_bytes and (status.st_mtime_ns == mtime_ns or file_sha256(path) == sha256)
+
+
+def _map_corpus(inside: Path, name: str, tokenizer: Tokenizer | Learner) -> Corpus:
+    about = json.loads((inside / "corpus.json").read_bytes())["about"]
+    if isinstance(tokenizer, Learner):
+        tokenizer = load_tokenizer(inside / "tokenizer")
     ids = _map(inside / "ids.bin", torch.uint16 if _fits_uint16(tokenizer) else torch.int32)
-    return Corpus(name, ids, _map(inside / "starts.bin", torch.int64), tokenizer.vocab_size, fingerprint)
+    fingerprint = _sha256(f"{_FORMAT} {about['text']} {about['tokenizer']}")
+    return Corpus(name, ids, _map(inside / "starts.bin", torch.int64), tokenizer, fingerprint, about)
 
 
 def _map(path: Path, dtype: torch.dtype) -> Tensor:
@@ -303,10 +361,6 @@ def _map(path: Path, dtype: torch.dtype) -> Tensor:
 
 def _fits_uint16(tokenizer: Tokenizer) -> bool:
     return tokenizer.vocab_size <= 1 << 16
-
-
-def _corpus_folder(folder: Path, fingerprint: str) -> Path:
-    return folder / f"corpus-{fingerprint[:16]}"
 
 
 def _sha256(text: str) -> str:

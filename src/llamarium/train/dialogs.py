@@ -285,6 +285,11 @@ class DialogRows:
         rows.fingerprint = hashlib.sha256(f"{self.fingerprint} {count}".encode()).hexdigest()  # held-out ones count
         return rows, DialogRows(held_out, self.context, seed=None, pad_id=self._pad_id)
 
+    @property
+    def about(self) -> dict[str, int]:
+        """What the data is, so that a difference can be told."""
+        return {"examples": len(self.examples), "tokens": sum(len(example.ids) for example in self.examples)}
+
     def num_rows(self, epoch: int) -> int:
         """Return how many rows an epoch's order packs into."""
         return len(self._rows(epoch))

@@ -27,6 +27,7 @@ class PackedRows:
         corpus: What is cut.
         context: T, the tokens of a row.
         fingerprint: SHA-256, hex, over the corpus, the context and the seed.
+        about: What the corpus says about itself.
     """
 
     def __init__(self, corpus: Corpus, context: int, seed: int | None) -> None:
@@ -58,6 +59,7 @@ class PackedRows:
         self._seed = seed
         described = f"packed rows 1 {corpus.fingerprint} {context} {seed}"
         self.fingerprint = hashlib.sha256(described.encode()).hexdigest()
+        self.about = corpus.about
 
     def offset(self, epoch: int) -> int:
         """Return where the first row of an epoch begins: below T, and so that there is at least one row."""
@@ -86,10 +88,11 @@ class PackedRows:
         places_BU = begins_B1 + torch.arange(context + 1)
         documents_BU = torch.searchsorted(self.corpus.starts, places_BU, right=True) - 1
         documents_BT = documents_BU[:, :-1]
+        segments_BT = documents_BT - documents_BT[:, :1]
         starts_BT = self.corpus.starts[documents_BT].maximum(begins_B1)  # of what the row holds of the document
         return Batch(
             ids_BT,
             next_BT.masked_fill(documents_BU[:, 1:] != documents_BT, IGNORED),
             places_BU[:, :-1] - starts_BT,
-            documents_BT - documents_BT[:, :1],
+            segments_BT if segments_BT.any() else None,
         )

@@ -6,6 +6,7 @@ with what the settings change, and the rest is `run`.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,10 +21,9 @@ from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokens import load_tokenizer
 from llamarium.train.bpe import train_bpe, train_characters
 from llamarium.train.config import PretrainConfig
-from llamarium.train.corpus import tokenize_corpus
+from llamarium.train.corpus import Learner, tokenize_corpus
 from llamarium.train.packing import PackedRows
 from llamarium.train.run import Setup
-from llamarium.train.sources import read_documents
 from llamarium.train.team import SOLO, Solo
 from llamarium.weights.open import open_checkpoint
 from llamarium.weights.save import save_weights
@@ -48,8 +48,10 @@ def prepare(
     Raises:
         LlamariumError: If the data cannot be read or is too short, or the settings do not fit together.
     """
-    tokenizer = _tokenizer(config)
-    corpus = tokenize_corpus(config.data, tokenizer, out / "data", text_field=config.text_field, progress=progress)
+    corpus = tokenize_corpus(
+        config.data, _tokenizer(config), out / "data", text_field=config.text_field, progress=progress
+    )
+    tokenizer = corpus.tokenizer
     model_config = resolve_model(config, tokenizer)
     context = model_config.max_position_embeddings
     validation = None
@@ -118,11 +120,10 @@ def restore_weights(model: LlamaForCausalLM, folder: Path, team: Solo = SOLO) ->
         parameter.copy_(team.place(saved.read(key), parameter))
 
 
-def _tokenizer(config: PretrainConfig) -> Tokenizer:
-    """Make the tokenizer from the data, or take the one that is named."""
-    documents = read_documents(config.data, text_field=config.text_field)
+def _tokenizer(config: PretrainConfig) -> Tokenizer | Learner:
+    """Return the tokenizer that is named, or how one is learned from the data."""
     if config.tokenizer == "characters":
-        return train_characters(documents)
+        return Learner("characters", train_characters)
     if config.tokenizer == "bpe":
-        return train_bpe(documents, config.bpe_vocab_size)
+        return Learner(f"bpe {config.bpe_vocab_size}", partial(train_bpe, vocab_size=config.bpe_vocab_size))
     return load_tokenizer(config.tokenizer)

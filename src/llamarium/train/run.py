@@ -331,6 +331,7 @@ class _Loop:
             "kind": type(self.setup.config).__name__,
             "settings": dataclasses.asdict(self.setup.config),
             "data": self.setup.train.fingerprint,
+            "about": dict(self.setup.train.about),
         }
 
         def write(folder: Path) -> None:
@@ -352,8 +353,11 @@ def _restore(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_chan
     if state.get("kind") != kind:
         raise TrainingError(f"{folder}: is of a run of another kind ({state.get('kind')}); this one is a {kind}")
     changed = setup.config.differences(state["settings"])
-    if state["data"] != setup.train.fingerprint:
-        changed.append("the data or the tokenizer is not the same")
+    same_rows = state["data"] == setup.train.fingerprint
+    if not same_rows:
+        changed += _data_differences(state.get("about", {}), setup.train.about) or (
+            [] if changed else ["the data is another"]
+        )
     if changed and not allow_changes:
         raise TrainingError(
             f"{folder}: the run was started with other settings ({'; '.join(changed)}); give those again, or allow the "
@@ -365,9 +369,21 @@ def _restore(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_chan
     else:
         warnings.warn(f"the optimizer is now {setup.config.optimizer}, and begins anew", stacklevel=3)
     position = Position.from_dict(state["position"])
-    if (state["data"], state["settings"].get("eval_rows")) != (setup.train.fingerprint, setup.config.eval_rows):
+    if not same_rows or state["settings"].get("eval_rows") != setup.config.eval_rows:
         position.best_loss = math.inf  # of other rows, with which no loss from now on compares
     return position
+
+
+def _data_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Name what a checkpoint's data had other than the data of now: counts as "name: before -> now"."""
+    if not before or before == now:
+        return []
+    counts = [name for name, value in now.items() if isinstance(value, int) and before.get(name) != value]
+    return [f"{name}: {before.get(name, 0):,} -> {now[name]:,}" for name in counts] + [
+        f"the {name} is {'the same' if before.get(name) == value else 'another'}"
+        for name, value in now.items()
+        if isinstance(value, str)
+    ]
 
 
 def _describe(setup: Setup) -> dict[str, Any]:

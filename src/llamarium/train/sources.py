@@ -12,8 +12,9 @@
 
 The first that fits wins, so `org/name` is the folder of that name where there is one. A document is a text that was
 written as one: what stands in another document never explains what stands in this one, and the rows keep them apart.
-Documents come one at a time and in the same order each time. What is no text is refused with its place (file and line,
-or file and row); nothing is repaired or passed over in silence.
+Documents come one at a time and in the same order each time, so the memory has to hold one of them: a text file is one,
+and a text larger than that is better cut into several files or the lines of a `.jsonl`. What is no text is refused with
+its place (file and line, or file and row); nothing is repaired or passed over in silence.
 """
 
 import hashlib
@@ -25,14 +26,16 @@ import stat
 import urllib.request
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llamarium.errors import DownloadError, TrainingError, escape, show_value
+from llamarium.errors import DownloadError, LlamariumError, TrainingError, escape, show_value
 from llamarium.extras import optional
 from llamarium.weights.builtin import cache_folder
 from llamarium.weights.files import atomic_file
+from llamarium.weights.hub_client import data_commit
 
 TINY_SHAKESPEARE = "tiny-shakespeare"
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -60,7 +63,18 @@ def read_documents(source: str | None, *, text_field: str = "text") -> Iterator[
         DownloadError: If Tiny Shakespeare is not on this machine and cannot be fetched.
         OptionError: If the source needs a package that is not installed.
     """
-    return (document for document in _open(source, text_field) if document)
+    return (document for document in _find(source, text_field)[1]() if document)
+
+
+def source_stamp(source: str | None) -> str:
+    """Return what stays the same as long as a source does, without reading it.
+
+    It is a hash of the files' names, sizes and times of change, or of a hub data set's commit.
+
+    Raises:
+        TrainingError: If there is nothing of that name, or it cannot be looked at.
+    """
+    return hashlib.sha256(repr(_find(source)[0]()).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def source_name(source: str | None) -> str:
@@ -68,15 +82,18 @@ def source_name(source: str | None) -> str:
     return "the Python manual" if source is None else escape(source)
 
 
-def _open(source: str | None, text_field: str) -> Iterable[str]:
+def _find(source: str | None, text_field: str = "") -> tuple[Callable[[], object], Callable[[], Iterable[str]]]:
+    """Return what tells whether a source has changed, and what reads it."""
     if source is None:
-        return _python_manual()
+        return _python_manual, _python_manual
     if source == TINY_SHAKESPEARE:
-        return [_decode(fetch_tiny_shakespeare().read_bytes(), TINY_SHAKESPEARE)]
+        return lambda: SHAKESPEARE_SHA256, lambda: [_decode(fetch_tiny_shakespeare().read_bytes(), TINY_SHAKESPEARE)]
     if source and os.path.exists(path := os.path.expanduser(source)):  # noqa: PTH110, PTH111 - Path's raise on odd names
-        return _read_path(Path(path), text_field)
+        return partial(_stamp_path, Path(path)), partial(_read_path, Path(path), text_field)
     if hub := _HUB_NAME.fullmatch(source):
-        return _read_hub(hub["repo"], hub["subset"], text_field)
+        return partial(_stamp_hub, hub["repo"], hub["subset"]), partial(
+            _read_hub, hub["repo"], hub["subset"], text_field
+        )
     raise TrainingError(
         f"no data called {show_value(source)}: no file or folder of that name, not {TINY_SHAKESPEARE!r}, and not "
         "spelled like a hub data set (org/name or org/name:subset)"
@@ -160,8 +177,20 @@ def _not_pinned(data: bytes) -> str:
 # --- files and folders ------------------------------------------------------------------------------------------------
 
 
+def _stamp_path(path: Path) -> object:
+    try:
+        files = [(file, file.stat()) for file in (_files_of(path)[0] if path.is_dir() else [path])]
+        return os.path.realpath(path), [(os.path.relpath(f, path), s.st_size, s.st_mtime_ns) for f, s in files]
+    except OSError as error:
+        where = escape(error.filename or path)
+        raise TrainingError(f"{where}: cannot be read: {escape(error.strerror or error)}") from None
+
+
 def _read_path(path: Path, text_field: str) -> Iterator[str]:
-    for file in _files_of(path) if path.is_dir() else [path]:
+    files, left_out = _files_of(path) if path.is_dir() else ([path], "")
+    if left_out:
+        warnings.warn(f"{escape(path)}: left out {left_out}", stacklevel=2)
+    for file in files:
         try:
             yield from _read_file(file, text_field)
         except OSError as error:
@@ -180,8 +209,8 @@ def _read_file(path: Path, text_field: str) -> Iterator[str]:
         yield _decode(path.read_bytes(), escape(path))
 
 
-def _files_of(folder: Path) -> list[Path]:
-    """Return the readable files below `folder`; hidden ones are passed over, others are counted in a warning.
+def _files_of(folder: Path) -> tuple[list[Path], str]:
+    """Return the readable files below `folder`, and how many others there are; hidden ones are passed over.
 
     Raises:
         TrainingError: If there is none, a folder cannot be listed, or a link leads back into its own folders.
@@ -208,9 +237,8 @@ def _files_of(folder: Path) -> list[Path]:
             f"{escape(folder)}: nothing to read in this folder; expected {', '.join(SUFFIXES)} files, found "
             f"{left_out or 'no files at all'}"
         )
-    if others:
-        warnings.warn(f"{escape(folder)}: left out {others.total()} other files ({left_out})", stacklevel=4)
-    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+    found.sort(key=lambda path: path.relative_to(folder).as_posix())
+    return found, f"{others.total()} other files ({left_out})" if others else ""
 
 
 def _refuse_loop(path: Path, root: Path) -> None:
@@ -303,6 +331,13 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[str]:
         raise TrainingError(f"{name}: no parquet file that can be read: {escape(error)}") from None
 
 
+def _stamp_hub(repo: str, subset: str | None) -> object:
+    try:
+        return repo, subset, data_commit(repo)
+    except LlamariumError as error:
+        raise _hub_refused(repo, str(error)) from error
+
+
 def _read_hub(repo: str, subset: str | None, text_field: str) -> Iterator[str]:
     """Stream the `train` split; datasets of version 4 and newer run no code of the repository."""
     datasets = optional("datasets", "hub-data", f"reading {repo} from the hub")
@@ -312,7 +347,8 @@ def _read_hub(repo: str, subset: str | None, text_field: str) -> Iterator[str]:
     except TrainingError:
         raise
     except Exception as error:  # datasets' own, huggingface_hub's, the HTTP library's
-        raise TrainingError(
-            f"{repo} could not be read from the hub, nor is there a file or folder of that name: "
-            f"{type(error).__name__}: {escape(error, 300)}"
-        ) from error
+        raise _hub_refused(repo, f"{type(error).__name__}: {escape(error, 300)}") from error
+
+
+def _hub_refused(repo: str, why: str) -> TrainingError:
+    return TrainingError(f"{repo} could not be read from the hub, nor is there a file or folder of that name: {why}")

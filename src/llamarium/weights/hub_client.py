@@ -54,6 +54,18 @@ def list_files(repo: str) -> list[str]:
         return sorted(HfApi().list_repo_files(repo))
 
 
+def data_commit(repo: str) -> str | None:
+    """Return the newest commit of a data set, asked from the hub.
+
+    Raises:
+        GatedModelError, ModelNotFoundError, DownloadError: As `download_file`.
+    """
+    with _explained(repo):
+        from huggingface_hub import HfApi
+
+        return HfApi().dataset_info(repo).sha
+
+
 def cached_snapshots() -> list[tuple[str, Path]]:
     """Return the newest snapshot of each model repository in huggingface_hub's cache, as (repository, folder)."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
