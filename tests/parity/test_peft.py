@@ -11,8 +11,14 @@ import torch
 import transformers
 
 import llamarium
-from llamarium.train.adapters import CONFIG, load_adapter, save_adapter
-from llamarium.train.lora import LoRAConfig, apply_lora, lora_linears
+from llamarium.tokenizer.base import SpecialTokens, Tokenizer
+from llamarium.tokenizer.bpe import BYTE_TO_CHARACTER
+from llamarium.tokenizer.hf import HuggingFaceBackend
+from llamarium.tokenizer.pipeline import byte_level_tokenizer, llama3_cutter
+from llamarium.train.adapters import CONFIG, base_name, load_adapter, save_adapter, with_tokenizer_of
+from llamarium.train.config import FinetuneConfig
+from llamarium.train.finetune import prepare
+from llamarium.train.lora import ALL_PROJECTIONS, LoRAConfig, apply_lora, lora_linears
 from llamarium.train.merge import merge_adapters
 
 pytestmark = pytest.mark.filterwarnings(
@@ -114,6 +120,85 @@ def test_a_begins_as_pefts_does(base: Path) -> None:
     other = wrapped.get_submodule(f"base_model.model.{name}").lora_A["default"].weight
     assert ours.abs().max().item() == pytest.approx(other.abs().max().item(), rel=1e-2)
     assert ours.std().item() == pytest.approx(other.std().item(), rel=3e-2)
+
+
+# --- what a run hands over --------------------------------------------------------------------------------------------
+
+CONTROL = (
+    "<|begin_of_text|> <|end_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|im_start|> <|im_end|>".split()
+)
+TALK = [
+    {"role": "system", "content": " Be brief.\n"},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Ho"},
+    {"role": "tool", "content": "42"},
+]
+
+
+@pytest.fixture
+def chatless(model_files: Callable[..., Any]) -> Path:
+    """A base whose vocabulary has the control tokens of two dialog formats, and which has no template."""
+    special = {name: 256 + i for i, name in enumerate(CONTROL)}
+    vocab = {character: i for i, character in enumerate(BYTE_TO_CHARACTER.values())}
+    inner = byte_level_tokenizer(vocab=vocab, merges=[], special=special, cutter=llama3_cutter(), whole_pieces=False)
+    known = SpecialTokens(ids=special, bos=256, eos=(257,), add_bos=True)
+    backend = HuggingFaceBackend(inner, byte_level=True, source="bytes")
+    base = model_files(dtype=torch.float32, vocab_size=263, bos_token_id=256, eos_token_id=(257,)).huggingface()
+    Tokenizer(backend, known, vocab_size=263, source="bytes").save(base)
+    return base
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize(("chat_format", "end"), [("auto", 260), ("llama3", 260), ("chatml", 262)])
+def test_a_tuned_model_carries_its_dialog_format(
+    method: Any, chat_format: Any, end: int, chatless: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, out = tmp_path / "examples.jsonl", tmp_path / "tuned"
+    data.write_text(json.dumps({"messages": TALK}) + "\n")
+    monkeypatch.chdir(chatless.parent)
+    config = FinetuneConfig(
+        model=chatless.name, data=str(data), method=method, chat_format=chat_format, validation=0.0, device="cpu"
+    )
+    setup = prepare(config)
+    out.mkdir()
+    setup.save(out)
+    ids = setup.tokenizer.chat(TALK, add_generation_prompt=False)
+    assert list(setup.train.examples[0].ids) == ids and end in ids
+    oracle = transformers.AutoTokenizer.from_pretrained(out)
+    for prompt in (True, False):
+        expected = oracle.apply_chat_template(TALK, add_generation_prompt=prompt, return_dict=False)
+        assert setup.tokenizer.chat(TALK, add_generation_prompt=prompt) == expected
+    if method == "lora":
+        monkeypatch.chdir(tmp_path)  # the base was given by a relative path
+        assert base_name(out) == str(chatless)
+        llama = with_tokenizer_of(llamarium.load(chatless, device="cpu"), out)
+        peft.PeftModel.from_pretrained(theirs(chatless), out)
+    else:
+        llama = llamarium.load(out, device="cpu")
+        assert json.loads((out / "generation_config.json").read_text())["eos_token_id"][:2] == [257, end]
+    assert llama.tokenizer.chat(TALK, add_generation_prompt=False) == ids
+    assert end in llama.stop_ids and llama.generation_config["eos_token_id"][:2] == [257, end]
+
+
+def test_all_linear_is_written_as_names(base: Path, tmp_path: Path) -> None:
+    model = llamarium.load(base, device="cpu").model
+    apply_lora(model, LoRAConfig(r=2, target_modules="all-linear"))
+    save_adapter(model, tmp_path / "a")
+    assert sorted(json.loads((tmp_path / "a" / CONFIG).read_text())["target_modules"]) == sorted(ALL_PROJECTIONS)
+    wrapped = peft.PeftModel.from_pretrained(theirs(base), tmp_path / "a")
+    assert sum("lora_A" in name for name, _ in wrapped.named_parameters()) == 14
+
+
+def test_a_built_in_base_is_named_as_the_hub_names_it(base: Path, tmp_path: Path) -> None:
+    model = llamarium.load(base, device="cpu").model
+    apply_lora(model, LoRAConfig(r=2))
+    save_adapter(model, tmp_path / "ours", base_model="smollm2-135m")
+    save_adapter(model, tmp_path / "theirs", base_model="HuggingFaceTB/SmolLM2-135M-Instruct")
+    for name in ("ours", "theirs"):
+        config = json.loads((tmp_path / name / CONFIG).read_text())
+        assert config["base_model_name_or_path"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert base_name(tmp_path / "ours") == "smollm2-135m"
+    assert base_name(tmp_path / "theirs") == "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def test_pissa_is_refused(base: Path, tmp_path: Path) -> None:

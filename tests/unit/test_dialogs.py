@@ -18,7 +18,7 @@ from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.tokenizer.base import SpecialTokens, Tokenizer
 from llamarium.tokenizer.characters import CharacterBackend
-from llamarium.tokenizer.chat import ChatMLFormat, Llama3Format, named_format
+from llamarium.tokenizer.chat import ChatMLFormat, Llama3Format, with_format
 from llamarium.tokenizer.gguf_vocab import from_gguf_metadata
 from llamarium.tokenizer.load import load_tokenizer_file
 from llamarium.tokenizer.template import TemplateFormat
@@ -214,12 +214,17 @@ def test_a_refused_dialog_among_others_is_named(
 
 
 def test_formats_by_name(llama3: Tokenizer, smollm2: Tokenizer) -> None:
-    assert isinstance(named_format(llama3, "llama3"), Llama3Format)
-    assert isinstance(named_format(smollm2, "chatml"), ChatMLFormat)
+    named = with_format(llama3, "llama3")
+    assert isinstance(named.chat_format, Llama3Format) and named.chat_template is not None
+    assert with_format(llama3, "auto").chat_template == named.chat_template and llama3.chat_template is None
+    assert named.chat(DIALOG) == llama3.chat(DIALOG) == TemplateFormat(llama3, named.chat_template).encode(DIALOG)
+    chatml = with_format(smollm2, "chatml")
+    assert isinstance(chatml.chat_format, ChatMLFormat) and chatml.chat_template != smollm2.chat_template
+    assert with_format(smollm2, "auto") is smollm2
     with pytest.raises(ChatFormatError, match=r"has no <\|im_start\|>, <\|im_end\|>"):
-        named_format(llama3, "chatml")
+        with_format(llama3, "chatml")
     with pytest.raises(ChatFormatError, match="there are: llama3, chatml"):
-        named_format(llama3, "vicuna")
+        with_format(llama3, "vicuna")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -252,7 +257,7 @@ def test_a_base_model_continues(base: Tokenizer, llama3: Tokenizer, written: Cal
     assert first.learned.tolist() == [False] * 5 + [True] * 2
     told = base.decode(second.ids[:-2].tolist())
     assert told.endswith("\n\n### Instruction:\nAdd.\n\n### Input:\n2 2\n\n### Response:")
-    plain, _ = read_dialogs(path, llama3, chat_format="none")
+    plain, _ = read_dialogs(path, llama3, chat=False)
     assert plain.ids.tolist() == [*llama3.encode("2+2="), *llama3.encode("4", add_special_tokens=False), 128001]
 
 

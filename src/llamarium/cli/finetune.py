@@ -41,9 +41,9 @@ def run(args: argparse.Namespace) -> int:
 def _preview(config: FinetuneConfig) -> int:
     from llamarium.tokens import load_tokenizer
     from llamarium.train.dialogs import preview
-    from llamarium.train.finetune import check, read_rows
+    from llamarium.train.finetune import check, read_rows, with_chat_format
 
     check(config)
-    tokenizer = load_tokenizer(config.model)
+    tokenizer = with_chat_format(config, load_tokenizer(config.model))
     show(preview(read_rows(config, tokenizer).batch(0, [0]), tokenizer))
     return 0

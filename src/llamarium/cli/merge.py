@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Merge, check and save."""
     with interrupts_held():
+        from llamarium.train.adapters import with_tokenizer_of
         from llamarium.train.merge import merge_adapter
         from llamarium.weights.save import atomic_folder, save_model
 
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         llama = load_base(args)
         with status(f"merging into {args.model}"):
             report = merge_adapter(llama.model, args.adapter, check_base=not args.any_base)
+            llama = with_tokenizer_of(llama, args.adapter)
             save_model(llama.model, folder, tokenizer=_tokenizer(llama), generation_config=llama.generation_config)
     note(
         f"{report.kept:.1%} of the correction is in the merged weights; the adapter moves the logits by "

@@ -76,10 +76,10 @@ def load_llama(args: argparse.Namespace) -> "Llama":
         return load_base(args)
     name_base(args)
     llama = load_base(args)
-    from llamarium.train.adapters import load_adapter
+    from llamarium.train.adapters import load_adapter, with_tokenizer_of
 
     load_adapter(llama.model, args.adapter)
-    return llama
+    return with_tokenizer_of(llama, args.adapter)
 
 
 def name_base(args: argparse.Namespace) -> None:
@@ -89,9 +89,9 @@ def name_base(args: argparse.Namespace) -> None:
         LlamariumError: If the adapter's config cannot be read, or names no base.
     """
     with interrupts_held():
-        from llamarium.train.adapters import CONFIG, read_adapter_config
+        from llamarium.train.adapters import CONFIG, base_name
 
-    args.model = args.model or read_adapter_config(args.adapter).get("base_model_name_or_path")
+    args.model = args.model or base_name(args.adapter)
     if args.model is None:
         raise OptionError(f"{escape(args.adapter / CONFIG)}: names no base model; name it with -m")
 

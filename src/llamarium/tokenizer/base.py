@@ -143,6 +143,17 @@ class Tokenizer:
 
         return choose_format(self)
 
+    def with_chat_template(self, template: str) -> "Tokenizer":
+        """Return a tokenizer of the same vocabulary whose dialogs, and saved files, are of another template."""
+        return Tokenizer(
+            self.backend,
+            self.special,
+            vocab_size=self.vocab_size,
+            source=self.source,
+            chat_template=template,
+            strip_first_space=self.strip_first_space,
+        )
+
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
         """Return the ids of `text`.
 

@@ -188,22 +188,27 @@ def choose_format(tokenizer: "Tokenizer") -> ChatFormat | None:
     return TemplateFormat(tokenizer, template)
 
 
-def named_format(tokenizer: "Tokenizer", name: str) -> ChatFormat:
-    """Return a built-in format, whatever template the tokenizer came with.
+def with_format(tokenizer: "Tokenizer", name: str) -> "Tokenizer":
+    """Return a tokenizer whose dialogs are in a format, which its saved files name.
 
     Args:
         tokenizer: One whose vocabulary has the format's control tokens.
-        name: "llama3" or "chatml".
+        name: "llama3" or "chatml", whatever template the tokenizer came with. "auto" is its own format: the one of its
+            template, else the one that its control tokens name, else none.
 
     Raises:
         ChatFormatError: For another name, or a vocabulary that lacks control tokens of the format.
     """
+    if name == "auto":
+        if tokenizer.chat_template is not None or tokenizer.chat_format is None:
+            return tokenizer
+        name = tokenizer.chat_format.name
     if name not in _FORMATS:
         raise ChatFormatError(f"the dialog format is {show_value(name)}; there are: {', '.join(_FORMATS)}")
-    kind, needed = _FORMATS[name]
+    needed, template = _FORMATS[name]
     if missing := [token for token in needed if token not in tokenizer.special_tokens]:
         raise ChatFormatError(f"{tokenizer.source}: has no {', '.join(missing)}, which the format {name} is made of")
-    return kind(tokenizer)
+    return tokenizer.with_chat_template(template)
 
 
 def read_messages(messages: object) -> list[tuple[str, str]]:
@@ -236,11 +241,6 @@ def _read_message(message: object, i: int) -> tuple[str, str]:
 
 _LLAMA3_TOKENS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 _CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
-_FORMATS: Mapping[str, tuple[type[Llama3Format] | type[ChatMLFormat], tuple[str, ...]]] = {
-    "llama3": (Llama3Format, _LLAMA3_TOKENS),
-    "chatml": (ChatMLFormat, _CHATML_TOKENS),
-}
-
 _SMOLLM2_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 
 # Templates whose dialogs a built-in format writes, id for id; line ends are real ones here.
@@ -248,12 +248,21 @@ _CHATML_MESSAGE = (
     "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+_CHATML_TEMPLATE = "{% for message in messages %}" + _CHATML_MESSAGE
+_LLAMA3_PROMPT = "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+_LLAMA3_TEMPLATE = (  # unlike the published one below it knows tools, and vocabularies without BOS
+    "{{ bos_token }}{% for message in messages %}"
+    "{% set role = 'ipython' if message['role'] == 'tool' else message['role'] %}"
+    "{{ '<|start_header_id|>' + role + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}"
+    "{% endfor %}" + _LLAMA3_PROMPT
+)
 _KNOWN_TEMPLATES = {
-    "{% for message in messages %}" + _CHATML_MESSAGE: "chatml",
+    _CHATML_TEMPLATE: "chatml",
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\n" + _SMOLLM2_SYSTEM + "<|im_end|>\n' }}{% endif %}" + _CHATML_MESSAGE: "smollm2",
+    _LLAMA3_TEMPLATE: "llama3",
     "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' + "
     "message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}"
-    "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{% if add_generation_prompt %}"
-    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}": "llama3",
+    "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}" + _LLAMA3_PROMPT: "llama3",
 }
+_FORMATS = {"llama3": (_LLAMA3_TOKENS, _LLAMA3_TEMPLATE), "chatml": (_CHATML_TOKENS, _CHATML_TEMPLATE)}

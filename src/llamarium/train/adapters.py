@@ -2,6 +2,7 @@
 
     adapter_config.json         which Linears, rank, alpha, the base model's name
     adapter_model.safetensors   base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight, ...
+    tokenizer.json, ...         the base's tokenizer with the dialog format that was trained
 
 An adapter says nothing without its base, and on another base of the same shape it fits and is noise. So a fingerprint
 of the base stands in the header of the safetensors file, where other readers pass over it, and is checked.
@@ -13,6 +14,7 @@ Source: peft, `utils/save_and_load.py`, `config.py`, `tuners/lora/config.py`.
 """
 
 import hashlib
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,7 +24,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from llamarium.config import read_json_object
+from llamarium.api import Llama, fit_tokenizer
+from llamarium.config import ModelConfig, read_json_object
 from llamarium.errors import (
     CheckpointError,
     ModelNotFoundError,
@@ -33,7 +36,10 @@ from llamarium.errors import (
 )
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.norm import LlamaRMSNorm
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokens import find_tokenizer
 from llamarium.train.lora import LoRAConfig, apply_lora, lora_linears, target_names
+from llamarium.weights.builtin import BUILTINS
 from llamarium.weights.checkpoint import check_names
 from llamarium.weights.safetensors_file import SafetensorsTensor, read_safetensors
 from llamarium.weights.save import Weight, sync, unwritable, write_json, write_safetensors
@@ -45,6 +51,7 @@ WEIGHTS = "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"
 PREFIX = "base_model.model."
 _FINGERPRINT = "llamarium_base"
+_BUILTIN = "llamarium_builtin"
 _FINGERPRINT_ROWS = 256
 
 # Fields that are read, and fields that say nothing about what an adapter computes.
@@ -66,6 +73,7 @@ def save_adapter(
     base_model: str | None = None,
     metadata: Mapping[str, str] | None = None,
     whole: Callable[[Tensor], Tensor] | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> None:
     """Write a model's adapters, in float32; each file is complete or untouched, the config last.
 
@@ -75,6 +83,7 @@ def save_adapter(
         base_model: The base's name, as `load` takes it; for whoever wants to know what the adapter belongs to.
         metadata: What `adapter_metadata` returns of the model; for a base whose weights are not at hand any more.
         whole: Returns all values of a tensor that several processes share.
+        tokenizer: Written beside the adapters, for whoever asks the model later.
 
     Raises:
         TrainingError: If the model has no adapters.
@@ -88,17 +97,70 @@ def save_adapter(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         weights = [_weight(PREFIX + key, tensor, whole) for key, tensor in tensors.items()]
-        write_safetensors(folder / WEIGHTS, weights, adapter_metadata(model) if metadata is None else metadata)
-        write_json(folder / CONFIG, _to_peft(config, base_model))
+        metadata = adapter_metadata(model, base_model) if metadata is None else metadata
+        write_safetensors(folder / WEIGHTS, weights, metadata)
+        if tokenizer is not None:
+            tokenizer.save(folder)
+        names = dict.fromkeys(name.rpartition(".")[2] for name in linears)  # not every reader knows "all-linear"
+        targets = [*names] if isinstance(config.target_modules, str) else [*config.target_modules]
+        write_json(folder / CONFIG, _to_peft(config, targets, _published(base_model)))
         sync(folder)
     except OSError as error:
         raise unwritable(folder, error) from error
 
 
-def adapter_metadata(model: LlamaForCausalLM) -> dict[str, str]:
+def adapter_metadata(model: LlamaForCausalLM, base_model: str | None = None) -> dict[str, str]:
     """Return what stands in the header of an adapter's file: which base it belongs to."""
     fingerprint = base_fingerprint(model)
-    return {"format": "pt"} | ({} if fingerprint is None else {_FINGERPRINT: fingerprint})
+    named = {_BUILTIN: base_model} if base_model is not None and base_model in BUILTINS else {}
+    return {"format": "pt"} | ({} if fingerprint is None else {_FINGERPRINT: fingerprint}) | named
+
+
+def base_name(folder: Path) -> str | None:
+    """Return the name of an adapter's base, as `load` takes it, or None where none is named.
+
+    A built-in model's name is known here alone, so `adapter_config.json` has the repository that it was made from, and
+    the built-in's own name stands in the header of the tensors' file.
+
+    Raises:
+        LlamariumError: If the adapter's files cannot be read.
+    """
+    name = read_adapter_config(folder).get("base_model_name_or_path")
+    if any(item.origin == name for item in BUILTINS.values()):
+        read_safetensors(folder / WEIGHTS)  # checks it
+        builtin = _header(folder).get(_BUILTIN, "")
+        if builtin in BUILTINS and BUILTINS[builtin].origin == name:
+            return builtin
+    return name
+
+
+def with_tokenizer_of(llama: Llama, folder: Path) -> Llama:
+    """Return a model with the tokenizer beside its adapter, if there is one: its dialogs are those that were learned.
+
+    Raises:
+        LlamariumError: If the tokenizer cannot be read, or has more ids than the model.
+    """
+    tokenizer = find_tokenizer(folder)
+    if tokenizer is None:
+        return llama
+    fit_tokenizer(tokenizer, llama.config, folder)
+    recommended = with_answer_ends(llama.generation_config, llama.config, tokenizer)
+    return Llama(llama.name, llama.model, tokenizer, llama.sources, recommended)
+
+
+def with_answer_ends(recommended: Mapping[str, Any], config: ModelConfig, tokenizer: Tokenizer) -> Mapping[str, Any]:
+    """Return a generation config by which a model stops where its dialog format ends an answer.
+
+    Args:
+        recommended: The base's.
+        config: The model's, whose `eos_token_id` counts where `recommended` has none.
+        tokenizer: With the format that was learned.
+    """
+    given = recommended.get("eos_token_id", config.eos_token_id)
+    known = [given] if isinstance(given, int) else [*(given or ())]
+    ends = () if tokenizer.chat_format is None else tokenizer.chat_format.stop_ids
+    more = [i for i in ends if i not in known]
+    return {**recommended, "eos_token_id": [*known, *more]} if more else recommended
 
 
 def _weight(key: str, tensor: Tensor, whole: Callable[[Tensor], Tensor] | None) -> Weight:
@@ -190,8 +252,17 @@ def base_fingerprint(model: LlamaForCausalLM) -> str | None:
 # --- the config -------------------------------------------------------------------------------------------------------
 
 
-def _to_peft(config: LoRAConfig, base_model: str | None) -> dict[str, Any]:
-    targets = config.target_modules
+def _published(name: str | None) -> str | None:
+    """Return a base's name as other programs find it: a repository of the hub, or a path that is not relative."""
+    if name is None:
+        return None
+    if name in BUILTINS:
+        return BUILTINS[name].origin or name
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's raises on odd names
+    return str(path.absolute()) if path.exists() else name
+
+
+def _to_peft(config: LoRAConfig, targets: list[str], base_model: str | None) -> dict[str, Any]:
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -199,7 +270,7 @@ def _to_peft(config: LoRAConfig, base_model: str | None) -> dict[str, Any]:
         "r": config.r,
         "lora_alpha": int(config.alpha) if float(config.alpha).is_integer() else config.alpha,
         "lora_dropout": config.dropout,
-        "target_modules": targets if isinstance(targets, str) else list(targets),
+        "target_modules": targets,
         "use_rslora": config.use_rslora,
         "use_dora": config.use_dora,
         "bias": "none",
@@ -279,9 +350,13 @@ def _check_shapes(path: Path, expected: Mapping[str, tuple[int, ...]], table: Ma
             raise UnsupportedFormatError(f"{escape(path)}: {key} has dtype {table[key].dtype}; expected {known}")
 
 
-def _check_fingerprint(model: LlamaForCausalLM, folder: Path) -> None:
+def _header(folder: Path) -> dict[str, str]:
     with safe_open(folder / WEIGHTS, "pt") as file:
-        expected = (file.metadata() or {}).get(_FINGERPRINT)
+        return file.metadata() or {}
+
+
+def _check_fingerprint(model: LlamaForCausalLM, folder: Path) -> None:
+    expected = _header(folder).get(_FINGERPRINT)
     if expected is None:
         return
     found = base_fingerprint(model)

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from llamarium.errors import LlamariumError, TrainingError, escape, show_value
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.chat import ChatFormat, Part, named_format
+from llamarium.tokenizer.chat import Part
 from llamarium.train.batch import IGNORED, Batch
 from llamarium.weights.files import regular_size
 
@@ -75,7 +75,7 @@ class Example(NamedTuple):
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_dialogs(path: Path, tokenizer: Tokenizer, *, chat_format: str = "auto") -> list[Example]:
+def read_dialogs(path: Path, tokenizer: Tokenizer, *, chat: bool = True) -> list[Example]:
     """Read a JSONL file of examples.
 
     Prompts and instructions are dialogs of two messages where there is a dialog format. Without one (a base model)
@@ -84,15 +84,13 @@ def read_dialogs(path: Path, tokenizer: Tokenizer, *, chat_format: str = "auto")
     Args:
         path: UTF-8, one JSON object a line; empty lines are passed over.
         tokenizer: The model's.
-        chat_format: "llama3" or "chatml"; "auto" is the tokenizer's own, "none" is none. Answers should later be
-            asked for in the same one.
+        chat: Use the tokenizer's dialog format, if it has one. Answers should later be asked for in the same one.
 
     Raises:
         TrainingError: For a file that cannot be read or holds no example; for a line that is no example, or has
             nothing to learn, with file and line.
-        ChatFormatError: For a format that there is not, or that the vocabulary cannot spell.
     """
-    form = _chat_format(tokenizer, chat_format)
+    form = tokenizer.chat_format if chat else None
     found: list[tuple[int, Dialog | list[Part]]] = []
     for number, line in _lines(path):
         with _at(path, number):
@@ -115,12 +113,6 @@ def _at(path: Path, number: int) -> Generator[None]:
         yield
     except LlamariumError as error:
         raise TrainingError(f"{escape(path)}:{number}: {error}") from None
-
-
-def _chat_format(tokenizer: Tokenizer, name: str) -> ChatFormat | None:
-    if name == "none":
-        return None
-    return tokenizer.chat_format if name == "auto" else named_format(tokenizer, name)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -259,10 +251,10 @@ class DialogRows:
         *,
         seed: int | None = 0,
         too_long: TooLong = "error",
-        chat_format: str = "auto",
+        chat: bool = True,
     ) -> "DialogRows":
         """Read a JSONL file; see `read_dialogs` and the constructor."""
-        examples = read_dialogs(path, tokenizer, chat_format=chat_format)
+        examples = read_dialogs(path, tokenizer, chat=chat)
         pad_id = tokenizer.pad_token_id
         if pad_id is None:
             pad_id = (*tokenizer.eos_token_ids, 0)[0]

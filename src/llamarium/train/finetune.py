@@ -15,8 +15,9 @@ from llamarium.api import choose_device, fit_tokenizer
 from llamarium.errors import TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.chat import with_format
 from llamarium.tokens import find_tokenizer
-from llamarium.train.adapters import PREFIX, WEIGHTS, adapter_metadata, save_adapter
+from llamarium.train.adapters import PREFIX, WEIGHTS, adapter_metadata, save_adapter, with_answer_ends
 from llamarium.train.config import FinetuneConfig
 from llamarium.train.dialogs import DialogRows
 from llamarium.train.lora import LoRAConfig, apply_lora
@@ -46,6 +47,7 @@ def prepare(config: FinetuneConfig, team: Solo = SOLO) -> Setup:
     tokenizer = find_tokenizer(path)
     if tokenizer is None:
         raise TrainingError(f"{config.model} has no tokenizer files; put a tokenizer.json beside the weights")
+    tokenizer = with_chat_format(config, tokenizer)
     fit_tokenizer(tokenizer, checkpoint.config, path)
     if config.context > checkpoint.config.max_position_embeddings:
         raise TrainingError(
@@ -64,6 +66,8 @@ def prepare(config: FinetuneConfig, team: Solo = SOLO) -> Setup:
     if full:
         model.requires_grad_(True)
         recommended = checkpoint.generation_config
+        if chat:
+            recommended = with_answer_ends(recommended, model.config, tokenizer)
 
         def save(folder: Path) -> None:
             weights = team.weights(model)
@@ -73,11 +77,13 @@ def prepare(config: FinetuneConfig, team: Solo = SOLO) -> Setup:
             restore_weights(model, folder, team)
 
     else:
-        metadata = adapter_metadata(model)  # now, while the whole base is at hand
+        metadata = adapter_metadata(model, config.model)  # now, while the whole base is at hand
         apply_lora(model, lora_config(config), seed=config.seed)
 
         def save(folder: Path) -> None:
-            save_adapter(model, folder, base_model=config.model, metadata=metadata, whole=team.whole)
+            save_adapter(
+                model, folder, base_model=config.model, metadata=metadata, whole=team.whole, tokenizer=tokenizer
+            )
 
         def restore(folder: Path) -> None:
             restore_adapter(model, folder, team, metadata)
@@ -93,6 +99,15 @@ def prepare(config: FinetuneConfig, team: Solo = SOLO) -> Setup:
         chat=chat,
         team=team,
     )
+
+
+def with_chat_format(config: FinetuneConfig, tokenizer: Tokenizer) -> Tokenizer:
+    """Return the base's tokenizer with the dialog format that is trained: samples use it, and every save carries it.
+
+    Raises:
+        ChatFormatError: If its vocabulary cannot spell it.
+    """
+    return tokenizer if config.chat_format == "none" else with_format(tokenizer, config.chat_format)
 
 
 def lora_config(config: FinetuneConfig) -> LoRAConfig:
@@ -111,6 +126,10 @@ def lora_config(config: FinetuneConfig) -> LoRAConfig:
 def read_rows(config: FinetuneConfig, tokenizer: Tokenizer) -> DialogRows:
     """Read the examples and pack them into rows.
 
+    Args:
+        config: The settings.
+        tokenizer: What `with_chat_format` returns.
+
     Raises:
         TrainingError: If there are none, or one is too long or malformed.
     """
@@ -120,7 +139,7 @@ def read_rows(config: FinetuneConfig, tokenizer: Tokenizer) -> DialogRows:
         config.context,
         seed=config.seed,
         too_long=config.too_long,
-        chat_format=config.chat_format,
+        chat=config.chat_format != "none",
     )
 
 

