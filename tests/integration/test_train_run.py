@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,9 @@ import llamarium
 from llamarium.cli.main import main
 from llamarium.cli.training import harmless
 from llamarium.errors import CheckpointError, TrainingError
+from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.characters import CharacterTokenizer
+from llamarium.train.batch import IGNORED, Batch
 from llamarium.train.bpe import train_bpe
 from llamarium.train.checkpoint import latest_checkpoint
 from llamarium.train.config import FinetuneConfig, PretrainConfig
@@ -29,7 +31,7 @@ from llamarium.train.finetune import prepare as prepare_finetuning
 from llamarium.train.journal import Journal, read_journal
 from llamarium.train.lock import RunLock
 from llamarium.train.pretrain import prepare
-from llamarium.train.run import Ending, Event, Setup, run
+from llamarium.train.run import Ending, Event, Setup, run, stop_signals
 
 WORDS = "the cat sat on a mat and so did every other cat that had come by".split()
 
@@ -168,12 +170,12 @@ def test_the_best_loss_is_forgotten_where_it_is_measured_on_other_rows(
 
 
 def test_a_run_that_is_not_resumed_begins_and_what_makes_way_is_a_run_too(text: Path, tmp_path: Path) -> None:
-    config, out = config_of(text, steps=2), tmp_path / "run"
+    config, out = config_of(text, steps=3), tmp_path / "run"
     go(config, out)
-    (out / "step-00000002").rename(out / ".old-00000002")  # killed while it was replaced
-    with pytest.raises(TrainingError, match=r"holds a run \(.old-00000002\); resume it"):
+    (out / "step-00000003").rename(out / ".old-00000003")  # killed while it was replaced
+    with pytest.raises(TrainingError, match=r"holds a run \(.old-00000003\); resume it"):
         go(config, out)
-    assert go(config, out, resume=True).position.step == 2
+    assert go(config, out, resume=True).position.step == 3
 
 
 def test_a_damaged_journal_keeps_no_run_from_going_on(text: Path, tmp_path: Path) -> None:
@@ -281,6 +283,54 @@ def test_gradients_that_stay_infinite_end_the_run_and_keep_the_weights(text: Pat
         run(setup, out, resume=False, emit=events.append)
     assert all(p.isfinite().all() for p in setup.model.parameters())
     assert sum(e["event"] == "skipped" for e in events) == 20
+
+
+def test_steps_without_labels_are_told_and_are_no_failure(text: Path, tmp_path: Path) -> None:
+    config, out = config_of(text, steps=25, save_every=100, eval_every=100, sample_every=0), tmp_path / "run"
+    out.mkdir()
+    setup = prepare(config, out)
+    setup.train.batch = _learned_once(setup.train.batch)
+    events: list[Event] = []
+    with RunLock(out):
+        assert run(setup, out, resume=False, emit=events.append).position.step == 25
+    assert sum(e["event"] == "skipped" for e in events) >= 20
+
+
+def _learned_once(batch: Callable[..., Batch]) -> Callable[..., Batch]:
+    """Let only the first batch have labels: the one that a run looks at to see whether there are any."""
+    first = [True]
+
+    def masked(epoch: int, indices: Sequence[int]) -> Batch:
+        found = batch(epoch, indices)
+        labels_BT = found.labels_BT if first else torch.full_like(found.labels_BT, IGNORED)
+        first.clear()
+        return replace(found, labels_BT=labels_BT)
+
+    return masked
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "peak"),
+    [("float32", torch.float32, "float32"), ("bfloat16", torch.float32, "bfloat16"), ("float32", None, "bfloat16")],
+)
+def test_the_peak_is_that_of_what_products_are_computed_in(
+    precision: str, dtype: torch.dtype | None, peak: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: set[str] = set()
+    monkeypatch.setattr("llamarium.train.run.peak_flops", lambda device, kind: asked.add(kind))
+    if dtype is None:  # as of a base that is frozen in bfloat16
+        monkeypatch.setattr(LlamaForCausalLM, "dtype", property(lambda self: torch.bfloat16))
+    go(config_of(text, steps=3, precision=precision, eval_rows=1, eval_every=9, sample_every=0), tmp_path / "run")
+    assert asked == {peak}
+
+
+def test_a_second_sigterm_does_not_cut_the_save_short_and_a_second_interrupt_does() -> None:
+    with stop_signals() as came:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+        assert came[0] == signal.SIGTERM and signal.SIGINT in came
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 # --- fine-tuning ------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,8 +18,10 @@ from llamarium.cli import training_view
 from llamarium.cli.main import main
 from llamarium.cli.settings import add_settings, given_settings
 from llamarium.errors import TrainingError
+from llamarium.tokenizer.characters import CharacterTokenizer
 from llamarium.train.config import FinetuneConfig, PretrainConfig, RunConfig
 from llamarium.train.journal import Journal, read_journal
+from llamarium.train.pretrain import resolve_model
 
 KINDS = (PretrainConfig, FinetuneConfig)
 
@@ -112,7 +115,21 @@ def test_a_setting_without_effect_is_refused(idle: dict[str, float]) -> None:
 
 def test_the_warmup_is_a_tenth_of_a_short_run() -> None:
     assert [PretrainConfig(steps=n).num_warmup_steps for n in (5, 60, 5000)] == [0, 6, 100]
-    assert PretrainConfig(steps=60, warmup_steps=50).num_warmup_steps == 50
+    assert PretrainConfig(steps=60, warmup_steps=60).num_warmup_steps == 60
+    with pytest.raises(TrainingError, match="warmup_steps is 61; expected at most steps, which is 60"):
+        PretrainConfig(steps=60, warmup_steps=61)
+
+
+def test_widths_that_are_not_given_follow_the_presets_proportions() -> None:
+    def width(**shape: Any) -> int:
+        return resolve_model(
+            PretrainConfig(preset="small", **shape), CharacterTokenizer.from_text("ab")
+        ).intermediate_size
+
+    assert width() == width(hidden_size=256) == 704
+    assert width(hidden_size=512) == 2 * 704
+    assert width(hidden_size=192) == 576  # 528, and on to a multiple of 64
+    assert width(hidden_size=192, intermediate_size=500) == width(intermediate_size=500) == 500
 
 
 # --- the journal ------------------------------------------------------------------------------------------------------
@@ -158,6 +175,7 @@ def test_elsewhere_than_on_a_terminal_a_line_at_a_time(capsys: pytest.CaptureFix
         show({"event": "validation", "step": 250, "loss": 1.5, "best": True})
         show({"event": "sample", "step": 250, "prompt": "\n", "text": "To be\x1b[2J"})
         show({"event": "skipped", "step": 251, "loss": float("nan"), "grad_norm": float("inf")})
+        show({"event": "skipped", "step": 252, "loss": float("nan"), "grad_norm": 0.0})
         show({"event": "end", "step": 1000})
     out, err = capsys.readouterr()
     assert out == "" and "\x1b" not in err
@@ -168,6 +186,7 @@ def test_elsewhere_than_on_a_terminal_a_line_at_a_time(capsys: pytest.CaptureFix
         "step 250: validation loss 1.5000, the best so far",
         r"step 250: sample: To be\x1b[2J",
         "step 251: gradients are not finite (loss nan); the weights were left alone",
+        "step 252: no token of its rows has a label; the weights were left alone",
     ]
     with training_view.view(1000, quiet=True) as show:
         show(STEP)
@@ -193,6 +212,24 @@ def test_the_board_fits_eighty_columns_and_drives_no_terminal() -> None:
         assert text in shown
     assert "1 min 15 s, 1 h 06 min left" in shown and "saved runs/x/step-00000500" in shown
     assert re.search("█+▇+▆+▅+▄+▃+▂+▁+", shown)
+
+
+def test_the_best_of_a_resumed_run_is_the_whole_runs() -> None:
+    def shown(*events: dict[str, Any]) -> str:
+        board, out = training_view.Board(1000), io.StringIO()
+        for event in events:
+            board.take(event)
+        Console(file=out, width=80).print(board.draw())
+        return out.getvalue()
+
+    resumed = {"event": "resume", "step": 200, "best_step": 100, "best_loss": 1.25}
+    worse = {"event": "validation", "step": 250, "loss": 1.5, "best": False}
+    assert "validation loss" in shown(resumed, STEP) and "best 1.2500 at step 100" in shown(resumed, STEP)
+    assert "1.5000; best 1.2500 at step 100" in shown(resumed, STEP, worse)
+    assert "1.1000; best 1.1000 at step 250" in shown(resumed, STEP, {**worse, "loss": 1.1, "best": True})
+    other_rows = {**resumed, "best_loss": None}  # the loss from before does not compare
+    assert "best" not in shown(other_rows, STEP)
+    assert "1.5000; best 1.5000" in shown(other_rows, STEP, {**worse, "best": True})
 
 
 def test_curves_and_durations() -> None:

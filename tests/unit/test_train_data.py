@@ -12,6 +12,7 @@ import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -26,10 +27,11 @@ from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.characters import CharacterTokenizer
 from llamarium.tokenizer.pieces import encode_pieces
 from llamarium.train import corpus as corpus_module
-from llamarium.train import sources
+from llamarium.train import dialogs, sources
 from llamarium.train.batch import IGNORED, join
 from llamarium.train.bpe import train_bpe, train_characters
 from llamarium.train.corpus import Corpus, Learner, tokenize_corpus, tokenizer_fingerprint
+from llamarium.train.order import Cursor, Order
 from llamarium.train.packing import PackedRows
 from llamarium.train.sources import read_documents, source_stamp
 from llamarium.weights.files import file_sha256
@@ -720,6 +722,17 @@ def test_rows_within_one_document_have_no_segments_and_join_those_that_have():
     assert both.segments_BT is not None and both.segments_BT.tolist() == [[0, 0, 0, 0], [0, 0, 1, 1]]
     joined = join([rows.batch(0, [0]), both])
     assert joined.segments_BT is not None and joined.segments_BT.tolist() == [[0] * 4, [0] * 4, [0, 0, 1, 1]]
+
+
+def test_dialogs_are_packed_once_an_epoch_where_a_batch_is_of_two(monkeypatch: pytest.MonkeyPatch):
+    packed: list[int] = []
+    pack = dialogs._pack
+    monkeypatch.setattr(dialogs, "_pack", lambda *args: packed.append(1) or pack(*args))
+    example = dialogs.Example(np.arange(5, dtype=np.int32), np.array([False, *[True] * 4]))
+    order = Order(dialogs.DialogRows([example] * 3, 4), 0)
+    for _ in range(4):
+        order.take(2)
+    assert (order.cursor, len(packed)) == (Cursor(2, 2), 3)
 
 
 def test_rows_come_from_the_file(tmp_path: Path, letters: Tokenizer):

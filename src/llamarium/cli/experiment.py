@@ -47,7 +47,6 @@ class ExperimentConfig(PretrainConfig):
     steps: int = _default("steps", 400)
     batch_rows: int = _default("batch_rows", 16)
     learning_rate: float = _default("learning_rate", 3e-3)
-    warmup_steps: int = _default("warmup_steps", 40)
     log_every: int = _default("log_every", 5)
     eval_every: int = _default("eval_every", 50)
     eval_rows: int = _default("eval_rows", 50)

@@ -32,8 +32,8 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Solo]
     if not team.is_first:
         return 0 if ending.signal is None else 128 + ending.signal
     at = ending.position
-    name = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}.get(signal.Signals(ending.signal or 1), "")
     if ending.signal is not None and at.step < config.steps:
+        name = "Ctrl-C" if ending.signal == signal.SIGINT else signal.Signals(ending.signal).name
         note(f"{name} at step {at.step}: saved {ending.checkpoint}; go on with --resume")
         return 128 + ending.signal
     best = "" if at.best_step is None else f"; best validation loss {at.best_loss:.4f} at step {at.best_step}"

@@ -1,5 +1,6 @@
 """What a run looks like while it learns: on a terminal a few lines that stay in place, elsewhere a line at a time."""
 
+import math
 import sys
 from collections import deque
 from collections.abc import Generator
@@ -56,7 +57,8 @@ class Board:
         self.num_steps = num_steps
         self.step: dict[str, Any] = {}
         self.losses: deque[float] = deque(maxlen=10_000)
-        self.validations: list[tuple[int, float]] = []
+        self.validation: float | None = None
+        self.best: tuple[int, float] | None = None  # step and loss
         self.sample = ""
         self.notice = ""
 
@@ -67,11 +69,15 @@ class Board:
             self.step = dict(event)
             self.losses.append(event["loss"])
         elif kind == "validation":
-            self.validations.append((event["step"], event["loss"]))
+            self.validation = event["loss"]
+            if event["best"]:
+                self.best = event["step"], event["loss"]
         elif kind == "sample":
             self.sample = event.get("text", event.get("error", ""))
         elif kind in ("saved", "skipped", "resume"):
             self.notice = _sentence(event, self.num_steps)
+        if kind == "resume" and event["best_loss"] is not None:
+            self.best = event["best_step"], event["best_loss"]
 
     def draw(self) -> "RenderableType":
         """Return the lines."""
@@ -80,7 +86,7 @@ class Board:
 
         shown = table("", "")
         shown.show_header = False
-        for name, value in _numbers(self.step, self.num_steps, self.validations):
+        for name, value in _numbers(self.step, self.num_steps, self.validation, self.best):
             shown.add_row(name, value)
         curve = Text(sparkline(list(self.losses)))
         sample = Text(printable(self.sample)[-400:], style="dim")
@@ -99,16 +105,20 @@ def sparkline(values: list[float]) -> str:
     return "".join(_BLOCKS[min(7, int(8 * (mean - low) / span))] if mean == mean else " " for mean in means)
 
 
-def _numbers(step: dict[str, Any], num_steps: int, validations: list[tuple[int, float]]) -> list[tuple[str, str]]:
+def _numbers(
+    step: dict[str, Any], num_steps: int, validation: float | None, best: tuple[int, float] | None
+) -> list[tuple[str, str]]:
     if not step:
         return [("step", f"0 of {num_steps:,}")]
     rows = [
         ("step", f"{step['step']:,} of {num_steps:,}, epoch {step['epoch']:.2f}"),
         ("loss", f"{step['loss']:.4f}"),
     ]
-    if validations:
-        best = min(validations, key=lambda pair: pair[1])
-        rows.append(("validation loss", f"{validations[-1][1]:.4f}; best {best[1]:.4f} at step {best[0]:,}"))
+    found = [] if validation is None else [f"{validation:.4f}"]
+    if best is not None:
+        found.append(f"best {best[1]:.4f} at step {best[0]:,}")
+    if found:
+        rows.append(("validation loss", "; ".join(found)))
     rows += [
         ("gradient norm", f"{step['grad_norm']:.3f}"),
         ("learning rate", f"{step['learning_rate']:.3g}"),
@@ -140,7 +150,9 @@ def _sentence(event: "Event", num_steps: int) -> str:
     if kind == "saved":
         return f"step {step}: saved {event['path']}"
     if kind == "skipped":
-        return f"step {step}: gradients are not finite (loss {event['loss']}); the weights were left alone"
+        finite = math.isfinite(event["grad_norm"])
+        why = "no token of its rows has a label" if finite else f"gradients are not finite (loss {event['loss']})"
+        return f"step {step}: {why}; the weights were left alone"
     if kind == "resume":
         return f"resumed at step {step}"
     if kind == "start":

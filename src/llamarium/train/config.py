@@ -89,6 +89,8 @@ class RunConfig:
             given = hasattr(self, name) and getattr(self, name) != type(self).default(name)
             if given and getattr(self, other) not in wanted:
                 raise TrainingError(f"{name}: of no effect where {other} is {getattr(self, other)}; leave it out")
+        if self.num_warmup_steps > self.steps:
+            raise TrainingError(f"warmup_steps is {self.warmup_steps}; expected at most steps, which is {self.steps}")
 
     @property
     def rows_per_step(self) -> int:
@@ -158,7 +160,9 @@ class PretrainConfig(RunConfig):
     # the model: a preset, and what differs from it
     preset: str = _setting("small", "the model's shape, by name; the settings below change it")
     hidden_size: int | None = _setting(None, "width of the residual stream", 2)
-    intermediate_size: int | None = _setting(None, "width of the SwiGLU", 1)
+    intermediate_size: int | None = _setting(
+        None, "width of the SwiGLU; left out, it grows with hidden_size, in multiples of 64", 1
+    )
     num_hidden_layers: int | None = _setting(None, "decoder layers", 1)
     num_attention_heads: int | None = _setting(None, "query heads", 1)
     num_key_value_heads: int | None = _setting(None, "key-value heads", 1)

@@ -34,6 +34,7 @@ from llamarium.errors import LlamariumError, TrainingError, escape, show_value
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat import Part
 from llamarium.train.batch import IGNORED, Batch
+from llamarium.train.order import derived_seed
 from llamarium.weights.files import regular_size
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ class DialogRows:
         self.context = context
         self._seed = seed
         self._pad_id = pad_id
-        self._packed: tuple[int, list[list[int]]] | None = None
+        self._packed: dict[int, list[list[int]]] = {}  # by epoch; a batch may be of two
         self.fingerprint = self._hash()
 
     @classmethod
@@ -307,15 +308,15 @@ class DialogRows:
         return Batch(ids, labels, positions, segments if segments.any() else None)
 
     def _rows(self, epoch: int) -> list[list[int]]:
-        if self._packed is None or self._packed[0] != epoch:
-            self._packed = epoch, _pack([len(e.ids) - 1 for e in self.examples], self._order(epoch), self.context)
-        return self._packed[1]
+        if epoch not in self._packed:
+            packed = _pack([len(e.ids) - 1 for e in self.examples], self._order(epoch), self.context)
+            self._packed = {**dict([*self._packed.items()][-1:]), epoch: packed}
+        return self._packed[epoch]
 
     def _order(self, epoch: int) -> list[int]:
         if self._seed is None:
             return list(range(len(self.examples)))
-        drawn_from = hashlib.sha256(f"dialogs {self._seed} {epoch}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(drawn_from[:8], "little") >> 1)
+        generator = torch.Generator().manual_seed(derived_seed("dialogs", self._seed, epoch))
         return torch.randperm(len(self.examples), generator=generator).tolist()
 
     def _hash(self) -> str:

@@ -5,6 +5,7 @@ an index into it; nothing else has to be saved, and a run that was interrupted g
 have seen.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,17 @@ import torch
 from llamarium.errors import TrainingError
 from llamarium.train.batch import Batch, Rows, join
 
-_MIX = 1_000_003  # keeps (seed, epoch) pairs apart; any odd number larger than the epochs of a run would do
+
+def derived_seed(purpose: str, seed: int, number: int) -> int:
+    """Return the seed of one draw of a run, from 0 to 2**63 - 1.
+
+    Args:
+        purpose: What is drawn: draws for different purposes have nothing to do with each other.
+        seed: The run's.
+        number: Of the epoch or the step.
+    """
+    digest = hashlib.sha256(f"{purpose} {seed} {number}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,5 +88,5 @@ class Order:
         num_rows = self.rows.num_rows(epoch)
         if num_rows < 1:
             raise TrainingError(f"the data has no row of {self.rows.context} tokens; expected at least one")
-        generator = torch.Generator().manual_seed(self.seed * _MIX + epoch)
+        generator = torch.Generator().manual_seed(derived_seed("order", self.seed, epoch))
         return torch.randperm(num_rows, generator=generator).tolist()

@@ -18,6 +18,7 @@ import torch
 from llamarium.errors import TrainingError
 from llamarium.train.batch import IGNORED, Batch
 from llamarium.train.corpus import Corpus
+from llamarium.train.order import derived_seed
 
 
 class PackedRows:
@@ -65,8 +66,7 @@ class PackedRows:
         """Return where the first row of an epoch begins: below T, and so that there is at least one row."""
         if self._seed is None:
             return 0
-        drawn_from = hashlib.sha256(f"offset {self._seed} {epoch}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(drawn_from[:8], "little") >> 1)
+        generator = torch.Generator().manual_seed(derived_seed("offset", self._seed, epoch))
         choices = min(self.context, self.corpus.num_tokens - self.context)
         return int(torch.randint(choices, (), generator=generator))
 

@@ -4,6 +4,7 @@ The tokenizer is made from the data or taken as it is, the data becomes one stre
 with what the settings change, and the rest is `run`.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -32,6 +33,7 @@ _CHANGES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "tie_word_embeddings", "rope_theta", "initializer_range",
 )  # fmt: skip
+_MLP_MULTIPLE = 64  # of widths that are not given: matrix products like them
 
 
 def prepare(
@@ -75,6 +77,9 @@ def prepare(
 def resolve_model(config: PretrainConfig, tokenizer: Tokenizer) -> ModelConfig:
     """Return the preset with what the settings change, and with the tokenizer's vocabulary.
 
+    What is not given follows from what is: query and key-value heads are as many, a head is its share of the hidden
+    size, and the SwiGLU is as many times as wide as in the preset.
+
     Raises:
         TrainingError: If the shape does not fit together.
     """
@@ -90,6 +95,9 @@ def resolve_model(config: PretrainConfig, tokenizer: Tokenizer) -> ModelConfig:
                 f"{shape['num_attention_heads']}; change one of them, or give head_dim"
             )
         changes["head_dim"] = shape["hidden_size"] // shape["num_attention_heads"]
+    if config.intermediate_size is None and shape["hidden_size"] != base.hidden_size:
+        parts = math.ceil(base.intermediate_size * shape["hidden_size"] / base.hidden_size / _MLP_MULTIPLE)
+        changes["intermediate_size"] = _MLP_MULTIPLE * parts
     try:
         return replace(
             base,

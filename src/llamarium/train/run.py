@@ -38,11 +38,11 @@ from llamarium.train.checkpoint import (
 )
 from llamarium.train.config import RunConfig
 from llamarium.train.optim import make_optimizers, optimizer_tensors, restore_optimizers, schedule, set_learning_rate
-from llamarium.train.order import Cursor, Order
+from llamarium.train.order import Cursor, Order, derived_seed
 from llamarium.train.peak import peak_flops
 from llamarium.train.resume import load_resume, save_resume
 from llamarium.train.snapshots import save_snapshot, token_texts
-from llamarium.train.step import StepResult, Trunk, causal_trunk, checkpoint_layers, evaluate, num_learned, train_step
+from llamarium.train.step import StepResult, Trunk, any_learned, causal_trunk, checkpoint_layers, evaluate, train_step
 from llamarium.train.team import SOLO, Solo
 
 Event = Mapping[str, Any]
@@ -149,7 +149,7 @@ def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, e
     newest = latest_checkpoint(out) if resume else None
     setup.team.agree("checkpoints", newest.name if newest else "none")
     setup.team.agree("data", setup.train.fingerprint)
-    if not num_learned(setup.train):
+    if not any_learned(setup.train):
         raise TrainingError("no label of the training data counts: all are masked; there is nothing to learn")
     setup.team.divide(model)
     optimizers = make_optimizers(
@@ -165,7 +165,8 @@ def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, e
         position = _restore(setup, newest, optimizers, allow_changes)
     if config.checkpoint_activations:
         checkpoint_layers(model)
-    emit({"event": "resume" if newest else "start", "step": position.step, **_describe(setup)})
+    best = {name: position.to_dict()[name] for name in ("best_loss", "best_step")}
+    emit({"event": "resume" if newest else "start", "step": position.step, **best, **_describe(setup)})
     return _Loop(setup, out, position, optimizers, emit).go(newest)
 
 
@@ -199,9 +200,9 @@ class _Loop:
         with stop_signals() as came:
             stopped = self.team.stopping(came)
             while at.step < config.steps and not stopped:
-                self._step()
+                found = self._step()
                 if self._due(config.log_every):
-                    self._log()
+                    self._log(found)
                 improved = self._due(config.eval_every) and self._validate()
                 if self._due(config.eval_every):
                     self._snapshot()
@@ -218,7 +219,7 @@ class _Loop:
     def _due(self, every: int) -> bool:
         return self.at.step % every == 0 or self.at.step == self.setup.config.steps
 
-    def _step(self) -> None:
+    def _step(self) -> StepResult:
         config, at = self.setup.config, self.at
         begin = time.perf_counter()
         device = self.setup.model.device
@@ -235,11 +236,12 @@ class _Loop:
         at.seconds += seconds
         self.window_tokens += found.num_tokens
         self.window_seconds += seconds
-        self.found = found
-        self._check_finite(found)
+        self._check_updated(found)
+        return found
 
-    def _check_finite(self, found: StepResult) -> None:
-        self.skipped = 0 if found.updated else self.skipped + 1
+    def _check_updated(self, found: StepResult) -> None:
+        """Tell of an update that was left out; too many in a row for gradients that are not finite end the run."""
+        self.skipped = 0 if math.isfinite(found.grad_norm) else self.skipped + 1
         if not found.updated:
             self.emit({"event": "skipped", "step": self.at.step, "loss": found.loss, "grad_norm": found.grad_norm})
         if self.skipped >= _MAX_SKIPPED:
@@ -255,10 +257,11 @@ class _Loop:
             final_ratio=config.final_ratio, decay_share=config.decay_share,
         )  # fmt: skip
 
-    def _log(self) -> None:
-        config, at, found = self.setup.config, self.at, self.found
+    def _log(self, found: StepResult) -> None:
+        config, at = self.setup.config, self.at
         tokens_per_s = self.window_tokens / self.window_seconds
-        peak = peak_flops(self.setup.model.device, config.precision)
+        half = config.precision == "bfloat16" or self.setup.model.dtype != torch.float32  # a base may be frozen in half
+        peak = peak_flops(self.setup.model.device, "bfloat16" if half else "float32")
         self.emit(
             {
                 "event": "step",
@@ -411,7 +414,7 @@ def seeded(seed: int, step: int, device: torch.device) -> Generator[None]:
     """Give the body (dropout) a random state that follows from seed and step; the process's own is put back."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        torch.manual_seed((seed * 1_000_003 + step) % 2**63)
+        torch.manual_seed(derived_seed("step", seed, step))
         yield
 
 
@@ -428,7 +431,7 @@ def stop_signals() -> Generator[list[int]]:
         return
 
     def note(number: int, frame: object) -> None:
-        if number in came:
+        if number == signal.SIGINT and number in came:
             signal.default_int_handler(number, None)
         came.append(number)
 

@@ -32,17 +32,15 @@ class StepResult:
     """What a step found.
 
     Attributes:
-        loss: The mean of -log P over the learned tokens, in nats, before the update.
+        loss: The mean of -log P over the learned tokens, in nats, before the update; NaN where there is none.
         grad_norm: The norm of all gradients, before clipping.
         num_tokens: Tokens that the model saw.
-        num_learned: Those with a label.
-        updated: False where a gradient was not finite, and the weights were left alone.
+        updated: False where a gradient was not finite or no token had a label, and the weights were left alone.
     """
 
     loss: float
     grad_norm: float
     num_tokens: int
-    num_learned: int
     updated: bool
 
 
@@ -109,7 +107,7 @@ def train_step(
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     (loss,) = team.add(float(total))  # sync: to show
-    return StepResult(loss, norm, num_tokens, num_learned, updated)
+    return StepResult(loss if num_learned else math.nan, norm, num_tokens, updated)
 
 
 @torch.no_grad()
@@ -174,10 +172,8 @@ def autocast(device: torch.device, precision: Literal["float32", "bfloat16"]) ->
     return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
-def num_learned(rows: Rows) -> int:
-    """Count the labels of epoch 0 that count, until one is found in a thousand rows at a time."""
-    for start in range(0, rows.num_rows(0), 1000):
-        indices = range(start, min(start + 1000, rows.num_rows(0)))
-        if found := int((rows.batch(0, indices).labels_BT != IGNORED).sum()):
-            return found
-    return 0
+def any_learned(rows: Rows) -> bool:
+    """Tell whether any label of epoch 0 counts; a thousand rows are looked at at a time."""
+    num_rows = rows.num_rows(0)
+    starts = range(0, num_rows, 1000)
+    return any(rows.batch(0, range(start, min(start + 1000, num_rows))).num_learned for start in starts)
