@@ -15,7 +15,7 @@ from llamarium.cli import options
 from llamarium.cli.main import COMMANDS, main
 from llamarium.errors import TrainingError
 from llamarium.train.adapters import load_adapter, save_adapter
-from llamarium.train.lora import LoRAConfig, LoRALinear, apply_lora, lora_linears
+from llamarium.train.lora import LoRAConfig, LoRALinear, apply_lora, lora_linears, rows_of
 from llamarium.train.merge import merge_adapter
 
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42]])
@@ -102,16 +102,40 @@ def test_a_merge_that_computes_something_else_is_an_error(
     assert "away from the adapter's" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob(".out*"))
-    with pytest.raises(TrainingError, match="merge in float32"):
+    with pytest.raises(TrainingError, match=r"q_proj: products with the merged matrix are .* away from the adapter's"):
         merge_adapter(llamarium.load(base, device="cpu").model, adapter)
 
 
-def test_what_rounding_loses_is_said(base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_a_merge_that_does_nothing_is_an_error_however_little_was_learned(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """In bfloat16 the logits alone would not show it: computing moves them further than this adapter does."""
     model = llamarium.load(base, device="cpu").model
-    apply_lora(model, LoRAConfig(r=2))
-    strengthen(model, 1e-5)
+    apply_lora(model, LoRAConfig(r=2, use_dora=kind == "dora"))
+    strengthen(model, 1e-3)
     save_adapter(model, tmp_path / "weak", base_model=str(base))
+    assert merge_adapter(llamarium.load(base, device="cpu").model, tmp_path / "weak").effect < 0.05
+    true = LoRALinear.merged_rows
+    monkeypatch.setattr(
+        LoRALinear, "merged_rows", lambda self: ((i, j, rows_of(self.base_layer, i, j)) for i, j, _ in true(self))
+    )
+    with pytest.raises(TrainingError, match="q_proj: products with the merged matrix"):
+        merge_adapter(llamarium.load(base, device="cpu").model, tmp_path / "weak")
+
+
+def test_what_rounding_loses_is_said(base: Path, tmp_path: Path) -> None:
+    def save(spread: float) -> None:
+        model = llamarium.load(base, device="cpu").model
+        apply_lora(model, LoRAConfig(r=2))
+        strengthen(model, spread)
+        save_adapter(model, tmp_path / "weak", base_model=str(base))
+
+    save(4e-5)
     with pytest.warns(UserWarning, match=r"only \d+% of what was learned.*bfloat16; merge in float32"):
+        merge_adapter(llamarium.load(base, device="cpu").model, tmp_path / "weak")
+    save(1e-5)
+    with pytest.raises(TrainingError, match=r"only \d+% of what was learned.*bfloat16; merge in float32"):
         merge_adapter(llamarium.load(base, device="cpu").model, tmp_path / "weak")
     with warnings.catch_warnings():
         assert merge_adapter(llamarium.load(base, device="cpu", dtype="float32").model, tmp_path / "weak").kept > 0.99

@@ -13,6 +13,7 @@ QLoRA, and nothing else in here has to know of it.
   high ranks learn as fast as low ones.
 - DoRA learns each row's length apart from its direction: W + scale B A is divided by the norms of its rows, and
   multiplied by a learned `m`, which begins as the norms of W's rows. Backwards, the divisor counts as a constant.
+  Dropout is of the adapter's input alone, as without DoRA; peft's DoRA drops it for the change of W x's length, too.
 
 Afterwards the correction can be added to W, and a plain model remains (`merge.py`).
 
@@ -139,7 +140,7 @@ class LoRALinear(nn.Module):
         self.lora_A.weight.copy_(drawn)  # drawn on the CPU, so that it is the same on every device
         self.lora_B.weight.zero_()
         if self.lora_magnitude_vector is not None:
-            self.lora_magnitude_vector.copy_(self._row_norms())
+            self.lora_magnitude_vector.copy_(self.row_norms())
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply: (..., in_features) to (..., out_features), in the dtype that the base gives."""
@@ -148,7 +149,7 @@ class LoRALinear(nn.Module):
         correction = F.linear(low, self.lora_B.weight.to(x.dtype)) * self.config.scale
         if self.lora_magnitude_vector is None:
             return y + correction.to(y.dtype)
-        stretch = self.lora_magnitude_vector / self._row_norms()
+        stretch = self.lora_magnitude_vector / self.row_norms()
         return ((y + correction) * stretch).to(y.dtype)
 
     @torch.no_grad()
@@ -160,7 +161,7 @@ class LoRALinear(nn.Module):
             yield start, stop, rows
 
     @torch.no_grad()
-    def _row_norms(self) -> Tensor:
+    def row_norms(self) -> Tensor:
         """Return the lengths of the rows of W + scale B A: (out_features,), float32, a constant to autograd."""
         return torch.cat([torch.linalg.vector_norm(rows, dim=1) for _, _, rows in self._corrected_rows()])
 

@@ -1,8 +1,9 @@
 """Merging: the adapters' correction is added to the weights, and a plain model remains.
 
 A merged weight is rounded once more than the adapter's sum was. In bfloat16, which keeps eight bits, a correction much
-smaller than the weight it is added to vanishes, and with it what was learned. So two things are looked at: how much of
-the correction is in the merged weights, and whether the merged model's logits are the adapter's.
+smaller than the weight it is added to vanishes, and with it what was learned. So three things are looked at: whether
+each merged matrix, before it is rounded, multiplies as its adapter does, in float32, where hardly any tolerance is
+needed; how much of the correction is left after rounding; and whether the merged model's logits are the adapter's.
 """
 
 import warnings
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llamarium.errors import TrainingError, escape
@@ -22,8 +24,10 @@ from llamarium.train.lora import LoRALinear, meta_linear, rows_of
 # How far logits may be apart, as a share of their own length: several times what computing in these dtypes makes of a
 # model of 30 layers (3.7 % in bfloat16, 0.4 % in float16).
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.04, torch.bfloat16: 0.2}
-_MIN_KEPT = 0.9
+_FULLY_KEPT, _MIN_KEPT = 0.9, 0.5
 _NUM_PROBES = 64
+_NUM_VECTORS = 8
+_PRODUCT_TOLERANCE = 1e-5  # of a single matrix, in float32; sums in another order make 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class MergeReport:
 def merge_adapter(model: LlamaForCausalLM, folder: Path, *, check_base: bool = True) -> MergeReport:
     """Put an adapter on its base and merge it, in place, and hold the result against the adapter.
 
-    Warns if a tenth of the correction is lost in rounding.
+    Warns if a tenth of the correction is lost in rounding, and refuses if half of it is.
 
     Args:
         model: The base, plain or quantized; plain afterwards, in its own dtype.
@@ -72,12 +76,14 @@ def merge_adapter(model: LlamaForCausalLM, folder: Path, *, check_base: bool = T
             f"{escape(folder)}: the merged model's logits are {report.difference:.2%} away from the adapter's; "
             f"expected at most {report.tolerance:.2%} in {dtype}; merge in float32"
         )
-    if kept < _MIN_KEPT:
-        warnings.warn(
+    if kept < _FULLY_KEPT:
+        lost = (
             f"{escape(folder)}: only {kept:.0%} of what was learned is left in weights that are rounded to {dtype}; "
-            "merge in float32",
-            stacklevel=2,
+            "merge in float32"
         )
+        if kept < _MIN_KEPT:
+            raise TrainingError(lost)
+        warnings.warn(lost, stacklevel=2)
     return report
 
 
@@ -105,6 +111,9 @@ def merge_adapters(model: LlamaForCausalLM, dtype: torch.dtype | None = None) ->
 
     Returns:
         The same model, frozen.
+
+    Raises:
+        TrainingError: If a merged matrix multiplies otherwise than its adapter; what came before it is merged.
     """
     _merge(model, dtype or model.dtype)
     return model
@@ -122,6 +131,7 @@ def _merge(model: LlamaForCausalLM, dtype: torch.dtype) -> float:
             continue
         module = model.get_submodule(name)
         if isinstance(module, LoRALinear):
+            _check_products(name, module)
             weight, part, squares = _merged(module, dtype)
             kept, whole = kept + part, whole + squares
             model.set_submodule(name, _linear(weight))
@@ -148,6 +158,28 @@ def _merged(linear: LoRALinear, dtype: torch.dtype) -> tuple[Tensor, float, floa
         kept += (rounded * correction).sum().item()  # sync: twice a chunk, once in the model's life
         whole += correction.square().sum().item()
     return weight, kept, whole
+
+
+def _check_products(name: str, linear: LoRALinear) -> None:
+    """Hold the merged matrix, before it is rounded, against the adapter's own way: by two thin products, in float32.
+
+    Raises:
+        TrainingError: If the two multiply a few random vectors to something else.
+    """
+    x = torch.randn(_NUM_VECTORS, linear.in_features, generator=torch.Generator().manual_seed(0))
+    x = x.to(linear.lora_A.weight.device)
+    chunks = ((F.linear(x, rows_of(linear.base_layer, i, j)), F.linear(x, rows)) for i, j, rows in linear.merged_rows())
+    base, merged = (torch.cat(parts, dim=1) for parts in zip(*chunks, strict=True))
+    low = F.linear(x, linear.lora_A.weight) * linear.config.scale
+    expected = base + F.linear(low, linear.lora_B.weight)
+    if linear.lora_magnitude_vector is not None:
+        expected *= linear.lora_magnitude_vector / linear.row_norms()
+    off, length = (merged - expected).norm().item(), expected.norm().item()  # sync: once a matrix
+    if not off <= _PRODUCT_TOLERANCE * length:
+        raise TrainingError(
+            f"{name}: products with the merged matrix are {off:.3g} away from the adapter's, of length {length:.3g}; "
+            f"expected at most {_PRODUCT_TOLERANCE:g} of it"
+        )
 
 
 def _linear(weight: Tensor) -> nn.Linear:
