@@ -17,8 +17,10 @@ from torch import Tensor
 
 from llamarium.train.batch import IGNORED
 
-# Logits that are held at a time: 32 MiB of float32.
+# Logits that are held at a time, at least: 32 MiB of float32. Where the head is trained it is D / 2 rows: with their
+# log-probabilities they take what the head's gradient takes. On a GPU it is more: 512 rows, or D.
 _CHUNK_LOGITS = 2**23
+_DEVICE_ROWS = 512
 
 
 def cross_entropy_sum(hidden: Tensor, head_VD: Tensor, labels: Tensor) -> Tensor:
@@ -49,22 +51,27 @@ class _CrossEntropySum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, head_VD: Tensor, labels_N: Tensor) -> Tensor:
         needs_hidden, needs_head, _ = ctx.needs_input_grad
+        learned_M = (labels_N != IGNORED).nonzero().squeeze(1)  # sync: how many there are
+        hidden_MD, labels_M = hidden_ND[learned_M], labels_N[learned_M]
         weight_VD = head_VD.to(hidden_ND.dtype)
-        grad_hidden_ND = torch.zeros_like(hidden_ND) if needs_hidden else None
+        grad_hidden_MD = torch.empty_like(hidden_MD) if needs_hidden else None
         grad_head_VD = torch.zeros_like(head_VD) if needs_head else None
         total = hidden_ND.new_zeros((), dtype=torch.float32)
-        for rows in _chunks(len(labels_N), len(head_VD)):
-            hidden_CD, labels_C = hidden_ND[rows], labels_N[rows]
+        for rows in _chunks(len(labels_M), head_VD, needs_head=needs_head):
+            hidden_CD, labels_C = hidden_MD[rows], labels_M[rows]
             logits_CV = F.linear(hidden_CD, weight_VD).float()
             logprobs_CV = logits_CV.log_softmax(dim=-1)
-            total += F.nll_loss(logprobs_CV, labels_C, ignore_index=IGNORED, reduction="sum")
+            total += F.nll_loss(logprobs_CV, labels_C, reduction="sum")
             if not (needs_hidden or needs_head):
                 continue
             grad_CV = _grad_logits(logprobs_CV, labels_C).to(hidden_ND.dtype)
-            if grad_hidden_ND is not None:
-                torch.mm(grad_CV, weight_VD, out=grad_hidden_ND[rows])
+            if grad_hidden_MD is not None:
+                torch.mm(grad_CV, weight_VD, out=grad_hidden_MD[rows])
             if grad_head_VD is not None:
-                grad_head_VD += grad_CV.T @ hidden_CD
+                _add_product(grad_head_VD, grad_CV.T, hidden_CD)
+        grad_hidden_ND = None
+        if grad_hidden_MD is not None:
+            grad_hidden_ND = torch.zeros_like(hidden_ND).index_copy_(0, learned_M, grad_hidden_MD)
         ctx.gradients = (grad_hidden_ND, grad_head_VD)
         return total
 
@@ -79,12 +86,23 @@ class _CrossEntropySum(torch.autograd.Function):
 
 
 def _grad_logits(logprobs_CV: Tensor, labels_C: Tensor) -> Tensor:
-    """Turn log-probabilities into softmax - one at the label, in place; zero where nothing is learned."""
-    learned_C1 = (labels_C != IGNORED).unsqueeze(1)
-    grad_CV = logprobs_CV.exp_().mul_(learned_C1)
-    return grad_CV.scatter_add_(1, labels_C.clamp(min=0).unsqueeze(1), -learned_C1.to(grad_CV.dtype))
+    """Turn log-probabilities into softmax - one at the label, in place."""
+    minus_one = logprobs_CV.new_full((1, 1), -1.0)
+    return logprobs_CV.exp_().scatter_add_(1, labels_C.unsqueeze(1), minus_one.expand(len(labels_C), 1))
 
 
-def _chunks(num_rows: int, vocab_size: int) -> list[slice]:
-    step = max(1, _CHUNK_LOGITS // vocab_size)
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add a matrix product to `total`; under autocast, where its dtype is another, by a temporary of its size."""
+    if total.dtype == right.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
+
+
+def _chunks(num_rows: int, head_VD: Tensor, *, needs_head: bool) -> list[slice]:
+    """Cut the rows. Each chunk passes over all of the head's gradient, so where there is one, few rows are too few."""
+    vocab_size, width = head_VD.shape
+    on_cpu = head_VD.device.type == "cpu"
+    enough = (width // 2 if on_cpu else width) if needs_head else 1
+    step = max(_CHUNK_LOGITS // vocab_size, enough, 1 if on_cpu else _DEVICE_ROWS)
     return [slice(start, start + step) for start in range(0, num_rows, step)]
