@@ -75,6 +75,7 @@ def test_each_experiment_trains_its_variants_and_compares_them(
     for variant in variants:
         assert f'<th scope="row">{variant}</th>' in html
         assert (tmp_path / name / variant / "report.html").exists()
+        assert "steps = 6\n" in (tmp_path / name / variant / "train.toml").read_text()
         events = list(read_journal(tmp_path / name / variant / "metrics.jsonl"))
         assert events[-1]["event"] == "end" and events[-1]["step"] == 6
         check_what_was_saved(tmp_path / name / variant / "step-00000006", variant)
@@ -113,7 +114,7 @@ def test_an_experiment_goes_on_where_it_ended(text: Path, tmp_path: Path) -> Non
     shutil.copytree(whole, halves)
     for variant in ("rope", "no-rope"):
         shutil.rmtree(halves / "rope" / variant / "step-00000006")
-    assert main(["experiment", "rope", *arguments(text, halves, **kept), "--resume"]) == 0
+    assert main(["experiment", "rope", "--out", str(halves), "--resume"]) == 0  # with the settings that it had
     for variant, file in (("rope", "model.safetensors"), ("no-rope", "variant.safetensors")):
         ended = [out / "rope" / variant / "step-00000006" / file for out in (whole, halves)]
         assert ended[0].read_bytes() == ended[1].read_bytes()
@@ -215,7 +216,7 @@ def test_a_model_that_sees_the_next_token_cheats(tmp_path: Path) -> None:
         events = read_journal(out / "causal" / variant / "metrics.jsonl")
         losses[variant] = next(e["loss"] for e in events if e["event"] == "validation")
     assert losses["causal"] > 2.7
-    assert losses["bidirectional"] < 2
+    assert losses["bidirectional"] < 2.4
     html = (out / "causal" / "report.html").read_text()
     assert "How it cheats" in html and "loss without looking ahead" in html
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,10 @@ from llamarium.tokenizer.characters import CharacterTokenizer
 from llamarium.train.batch import IGNORED, Batch
 from llamarium.train.bpe import train_bpe
 from llamarium.train.checkpoint import latest_checkpoint
+from llamarium.train.conduct import conduct
 from llamarium.train.config import FinetuneConfig, PretrainConfig
 from llamarium.train.finetune import prepare as prepare_finetuning
-from llamarium.train.journal import Journal, read_journal
+from llamarium.train.journal import read_journal
 from llamarium.train.lock import RunLock
 from llamarium.train.pretrain import prepare
 from llamarium.train.run import Ending, Event, Setup, run, stop_signals
@@ -57,17 +59,8 @@ def config_of(text: Path, **changes: Any) -> PretrainConfig:
     )
 
 
-def go(config: PretrainConfig, out: Path, emit: Callable[[Event], None] | None = None, **options: Any) -> Ending:
-    out.mkdir(exist_ok=True)
-    journal = Journal(out)
-
-    def tell(event: Event) -> None:
-        journal(event)
-        if emit is not None:
-            emit(event)
-
-    with RunLock(out):
-        return run(prepare(config, out), out, **{"resume": False, **options}, emit=tell)
+def go(config: PretrainConfig, out: Path, emit: Callable[[Event], None] = lambda event: None, **options: Any) -> Ending:
+    return conduct(lambda: prepare(config, out), out, **{"resume": False, "watch": nullcontext(emit), **options})
 
 
 def killed_at(step: int) -> Callable[[Event], None]:
@@ -493,7 +486,7 @@ def test_the_shell_refuses_what_the_settings_refuse(tmp_path: Path, capsys: pyte
     assert not (tmp_path / "out").exists()
     (tmp_path / "file").write_text("")
     assert main(["pretrain", "--out", str(tmp_path / "file" / "run"), "--steps", "1"]) == 1
-    assert "cannot be made" in capsys.readouterr().err
+    assert "run: cannot be written: Not a directory" in capsys.readouterr().err
 
 
 def test_a_refused_start_changes_nothing_and_a_resumed_one_knows_its_settings(

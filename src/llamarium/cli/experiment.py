@@ -16,20 +16,19 @@ Ctrl-C saves and ends; --resume goes on, and does not repeat what is done.
 
 import argparse
 import dataclasses
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.options import add_json, interrupts_held, set_threads
 from llamarium.cli.output import emit, note
-from llamarium.cli.settings import add_report_to, add_settings, given_settings
+from llamarium.cli.settings import add_report_to, add_settings, given_settings, settings_file
 from llamarium.train.config import PretrainConfig
 
 if TYPE_CHECKING:
-    from llamarium.train.run import Emit, Event
+    from llamarium.train.run import Emit
 
 NAMES = ("tied", "rope", "causal", "heads", "norm")
 
@@ -70,29 +69,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} {{{','.join(NAMES)}}} [OPTION ...]"
 
 
-def _tell(watchers: "Sequence[Emit]", event: "Event") -> None:
-    for watcher in watchers:
-        watcher(event)
-
-
 def run(args: argparse.Namespace) -> int:
     """Train the variants and compare them."""
-    config = ExperimentConfig.resolve(args.config, given_settings(args, ExperimentConfig))
+    out: Path = args.out / args.experiment
+    config = ExperimentConfig.resolve(
+        settings_file(args, out / "experiment.toml"), given_settings(args, ExperimentConfig)
+    )
     with interrupts_held():
-        from llamarium.cli.training import harmless
-        from llamarium.cli.training_view import view
+        from llamarium.cli.training import watching
         from llamarium.train.experiments import run_experiment
         from llamarium.train.trackers import trackers
-
-    out = args.out / args.experiment
 
     @contextmanager
     def watch(variant: str) -> "Generator[Emit]":
         note(f"{args.experiment}: {variant}")
-        with view(config.steps, quiet=args.json) as show, trackers(args.report_to, out / variant) as tracking:
-            shown: Emit = (lambda event: emit({"variant": variant, **event})) if args.json else show
-            watchers = [shown, *map(harmless, tracking)]
-            yield partial(_tell, watchers)
+        with (
+            trackers(args.report_to, out / variant) as tracking,
+            watching(config.steps, tracking, json=args.json, variant=variant) as tell,
+        ):
+            yield tell
 
     set_threads(config.threads)
     outcome = run_experiment(

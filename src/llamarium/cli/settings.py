@@ -38,10 +38,10 @@ def add_settings(parser: argparse.ArgumentParser, kind: type[RunConfig]) -> None
         _add(shared if item.name in common else own, item, hints[item.name])
 
 
-def settings_file(args: argparse.Namespace) -> Path | None:
-    """Return the file that was named, or that of the run which is to be resumed."""
-    own = args.out / "train.toml"
-    return args.config or (own if args.resume and own.exists() else None)
+def settings_file(args: argparse.Namespace, own: Path | None = None) -> Path | None:
+    """Return the file that was named, or `own`, the run's (`train.toml`, if not given), where it is to be resumed."""
+    file: Path = own or args.out / "train.toml"
+    return args.config or (file if args.resume and file.exists() else None)
 
 
 def given_settings(args: argparse.Namespace, kind: type[RunConfig]) -> dict[str, Any]:

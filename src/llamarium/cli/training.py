@@ -1,23 +1,20 @@
 """What `pretrain` and `finetune` share: a run from the shell, from its lock to its exit code."""
 
 import argparse
+import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 
 from llamarium.cli.options import set_threads
-from llamarium.cli.output import emit as emit_json
-from llamarium.cli.output import note, warn
+from llamarium.cli.output import emit, note, warn
 from llamarium.cli.training_view import view
-from llamarium.errors import OutputError
+from llamarium.train.conduct import conduct
 from llamarium.train.config import RunConfig
-from llamarium.train.journal import Journal
-from llamarium.train.lock import RunLock
-from llamarium.train.run import Emit, Ending, Event, Setup, check_start
-from llamarium.train.run import run as train
+from llamarium.train.run import Emit, Ending, Event, Setup, run
 from llamarium.train.team import Solo, gathered
 from llamarium.train.trackers import trackers
-from llamarium.weights.files import atomic_file
 
 
 def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Solo], Setup]) -> int:
@@ -36,7 +33,7 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Solo]
         name = "Ctrl-C" if ending.signal == signal.SIGINT else signal.Signals(ending.signal).name
         note(f"{name} at step {at.step}: saved {ending.checkpoint}; go on with --resume")
         return 128 + ending.signal
-    best = "" if at.best_step is None else f"; best validation loss {at.best_loss:.4f} at step {at.best_step}"
+    best = "" if math.isinf(at.best_loss) else f"; best validation loss {at.best_loss:.4f} at step {at.best_step}"
     note(f"{at.step} steps done: {ending.checkpoint}{best}")
     if (ending.checkpoint / "adapter_config.json").exists():
         note(f"talk to it: llamarium chat --adapter {ending.checkpoint}")
@@ -60,35 +57,47 @@ def harmless(watcher: Emit) -> Emit:
     return tell
 
 
+@contextmanager
+def watching(num_steps: int, trackers: Iterable[Emit], *, json: bool, **labels: str) -> Generator[Emit]:
+    """Yield what tells a run's events to everyone who watches: the terminal, or stdout as JSON, and the trackers.
+
+    Args:
+        num_steps: Of the whole run.
+        trackers: One that fails ends no run.
+        json: A line an event on stdout, and no view.
+        labels: Stand before the fields of each line.
+    """
+    with view(num_steps, quiet=json) as show:
+        watchers = [show, *map(harmless, trackers)]
+
+        def tell(event: Event) -> None:
+            if json:
+                emit({**labels, **event})
+            for watcher in watchers:
+                watcher(event)
+
+        yield tell
+
+
 def _lead(config: RunConfig, args: argparse.Namespace, team: Solo, prepare: Callable[[Solo], Setup]) -> Ending:
     """Train, and write everything that is written."""
     out: Path = args.out
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{out}: cannot be made: {error.strerror}") from None
-    with RunLock(out), trackers(args.report_to, out) as tracking:
-        check_start(out, args.resume)
-        setup = team.prepare(lambda: prepare(team))
-        with view(config.steps, quiet=args.json) as show:
-            watchers: list[Emit] = [Journal(out), emit_json if args.json else show, *map(harmless, tracking)]
+    with trackers(args.report_to, out) as tracking:
+        ending = conduct(
+            lambda: team.prepare(lambda: prepare(team)),
+            out,
+            resume=args.resume,
+            allow_changes=args.allow_changes,
+            watch=watching(config.steps, tracking, json=args.json),
+        )
+    if args.report:
+        from llamarium.train.report import write_report
 
-            def tell(event: Event) -> None:
-                if event["event"] in ("start", "resume"):  # the run is accepted
-                    with atomic_file(out / "train.toml") as file:
-                        file.write(config.to_toml().encode())
-                for watcher in watchers:
-                    watcher(event)
-
-            ending = train(setup, out, resume=args.resume, allow_changes=args.allow_changes, emit=tell)
-        if args.report:
-            from llamarium.train.report import write_report
-
-            note(f"report: {write_report(out)}")
+        note(f"report: {write_report(out)}")
     return ending
 
 
 def _help(args: argparse.Namespace, team: Solo, prepare: Callable[[Solo], Setup]) -> Ending:
     """Train in step with the first process, and write nothing."""
     setup = team.prepare(lambda: prepare(team))
-    return train(setup, args.out, resume=args.resume, allow_changes=args.allow_changes, emit=lambda event: None)
+    return run(setup, args.out, resume=args.resume, allow_changes=args.allow_changes, emit=lambda event: None)

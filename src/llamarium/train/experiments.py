@@ -16,10 +16,10 @@ nothing but the experiment goes on from them.
 
 import math
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +34,15 @@ from llamarium.model.norm import LlamaRMSNorm
 from llamarium.model.rope import Rotary
 from llamarium.presets import preset
 from llamarium.train.batch import Rows
+from llamarium.train.conduct import conduct, is_acceptance, save_settings
 from llamarium.train.config import PretrainConfig
-from llamarium.train.journal import Journal
 from llamarium.train.lock import RunLock
 from llamarium.train.pretrain import prepare
 from llamarium.train.report import compare, write_report
-from llamarium.train.run import Emit, Ending, Event, Setup, run
+from llamarium.train.run import Emit, Event, Setup
 from llamarium.train.step import Trunk, bidirectional_trunk, causal_trunk, evaluate
-from llamarium.weights.files import atomic_file
 from llamarium.weights.safetensors_file import read_safetensors
-from llamarium.weights.save import SAFETENSORS_DTYPES, Weight, unwritable, write_json, write_safetensors
+from llamarium.weights.save import SAFETENSORS_DTYPES, Weight, write_json, write_safetensors
 from llamarium.weights.storage import TensorFile
 
 Watch = Callable[[str], AbstractContextManager[Emit]]
@@ -242,13 +241,14 @@ def _run_all(
 ) -> Outcome:
     measured: dict[str, Peeking] = {}
     for label, variant in variants.items():
-        setup = _setup(label, variant, config, out)
-        ending = _train(setup, out / label, resume, allow_changes, watch(label), lambda: _write_settings(config, out))
+        make = cache(partial(_setup, label, variant, config, out))
+        watching = _settling(watch(label), config, out / "experiment.toml")
+        ending = conduct(make, out / label, resume=resume, allow_changes=allow_changes, watch=watching)
         if ending.signal is not None:
             return Outcome(None, ending.signal)
         write_report(out / label)
-        if name == "causal" and setup.validation is not None:
-            measured[label] = measure_peeking(setup.model, setup.validation, variant.trunk, config)
+        if name == "causal" and (validation := make().validation) is not None:
+            measured[label] = measure_peeking(make().model, validation, variant.trunk, config)
     experiment = EXPERIMENTS[name]
     notes = [experiment.note, *(_about_peeking(label, found) for label, found in measured.items() if found.share > 0)]
     columns = {
@@ -261,12 +261,17 @@ def _run_all(
     return Outcome(report, None)
 
 
-def _write_settings(config: PretrainConfig, out: Path) -> None:
-    try:
-        with atomic_file(out / "experiment.toml") as file:
-            file.write(config.to_toml().encode())
-    except OSError as error:
-        raise unwritable(out, error) from None
+@contextmanager
+def _settling(watch: AbstractContextManager[Emit], config: PretrainConfig, path: Path) -> Generator[Emit]:
+    """Watch a run, and write the settings that all share once its own are accepted."""
+    with watch as show:
+
+        def emit(event: Event) -> None:
+            if is_acceptance(event):
+                save_settings(config, path)
+            show(event)
+
+        yield emit
 
 
 def _setup(label: str, variant: Variant, config: PretrainConfig, out: Path) -> Setup:
@@ -282,26 +287,6 @@ def _setup(label: str, variant: Variant, config: PretrainConfig, out: Path) -> S
         save=partial(save_variant, setup.model, label),
         restore=partial(restore_variant, setup.model, label),
     )
-
-
-def _train(
-    setup: Setup,
-    folder: Path,
-    resume: bool,
-    allow_changes: bool,
-    show: AbstractContextManager[Emit],
-    accepted: Callable[[], None],
-) -> Ending:
-    with RunLock(folder), show as tell:
-        journal = Journal(folder)
-
-        def emit(event: Event) -> None:
-            if event["event"] in ("start", "resume"):
-                accepted()
-            journal(event)
-            tell(event)
-
-        return run(setup, folder, resume=resume, allow_changes=allow_changes, emit=emit)
 
 
 def save_variant(model: LlamaForCausalLM, label: str, folder: Path) -> None:
