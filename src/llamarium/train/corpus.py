@@ -141,7 +141,8 @@ def tokenize_corpus(
 ) -> Corpus:
     """Return a source as token ids, from the files in `folder` if they hold it already.
 
-    Several sources may share a folder. What is written is complete or absent.
+    Several sources may share a folder. What is written is complete or absent. While the source is read, the folder
+    holds a copy of its text besides.
 
     Args:
         source: As for `read_documents`.
@@ -161,7 +162,7 @@ def tokenize_corpus(
         recipe = {"format": _FORMAT, "text_field": text_field, "tokenizer": named}
         stamp = source_stamp(source)
         for inside in folder.glob("corpus-*"):
-            if (found := _kept(inside, recipe)) and found["stamp"] == stamp:
+            if (found := _kept(inside, recipe)) and found.get("stamp") == stamp:
                 return _map_corpus(inside, name, tokenizer)
         folder.mkdir(parents=True, exist_ok=True)
         _remove_stale(folder)
