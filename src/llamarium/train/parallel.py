@@ -185,22 +185,24 @@ class Team(Solo):
     @torch.no_grad()
     def settle(self, parameters: Sequence[Tensor], clip: float) -> float:
         """See `Solo.settle`."""
-        gradients = [p.grad for p in parameters]
-        squares = torch.zeros((), dtype=torch.float64)
-        for gradient in gradients:
+        tensor = self._mesh["tensor"]
+        local: list[Tensor] = []
+        squares = torch.zeros((), dtype=torch.float64, device=self._mesh.device_type)
+        for parameter in parameters:
+            gradient = parameter.grad
             assert isinstance(gradient, DTensor)
-            local, num_slices = gradient.to_local(), _num_slices(gradient)
-            if gradient.device_mesh.ndim == 1 and self._mesh["tensor"].size() > 1:
+            local.append(gradient.to_local())
+            if gradient.device_mesh.ndim == 1 and tensor.size() > 1:
                 # All along "tensor" computed the same; on a GPU the last bits may differ, and copies would drift apart.
-                dist.all_reduce(local, group=self._mesh["tensor"].get_group())
-                local /= self._mesh["tensor"].size()
-            squares = squares + local.double().square().sum().cpu() * num_slices / self.size
-        dist.all_reduce(squares)
-        norm = float(squares.sqrt())
+                dist.all_reduce(local[-1], group=tensor.get_group())
+                local[-1] /= tensor.size()
+            length = torch.linalg.vector_norm(local[-1], dtype=torch.float64)
+            squares += length.square() * (_num_slices(gradient) / self.size)
+        total = squares.cpu()  # sync: decides whether to update
+        dist.all_reduce(total)
+        norm = float(total.sqrt())
         if norm > clip:
-            for gradient in gradients:
-                assert isinstance(gradient, DTensor)
-                gradient.to_local().mul_(clip / (norm + 1e-6))  # as clip_grad_norm_ does
+            torch._foreach_mul_(local, clip / (norm + 1e-6))  # pyright: ignore - as clip_grad_norm_ does
         return norm
 
     def stopping(self, signals: list[int]) -> Sequence[int]:
