@@ -1,0 +1,84 @@
+/* The tile products with Arm's dot products: `sdot` multiplies 4 rows by 4 columns and adds them up, in one instruction.
+ *
+ * It wants signed weights and signed inputs, and takes the 4 inputs from any quarter of a register: two registers hold a
+ * group's 32 inputs. 4-bit codes are signed as they are; Q4's zero point is folded into where the sum starts, the others'
+ * is taken off the codes, which costs an exclusive or.
+ */
+#include <arm_neon.h>
+
+#include "tiles.h"
+
+#define NAME "neon_dotprod"
+#define ROWS_AT_ONCE 4
+
+static inline __attribute__((always_inline)) float32x4_t four_halves(const uint8_t *halves) {
+    return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(halves)));
+}
+
+static inline __attribute__((always_inline)) void tile_rows(
+    const lm_matrix *w, const uint8_t *tiles, int groups, const lm_block *x, const int kind, const int rows, float *out) {
+    const size_t size = tile_bytes(kind);
+    const uint8x16_t nibble = vdupq_n_u8(15), middle = vdupq_n_u8(128);
+    const uint8x16_t book = kind == LM_Q4_CODEBOOK ? veorq_u8(middle, vld1q_u8(w->codebook)) : middle;
+    float32x4_t total[ROWS_AT_ONCE][4];
+    for (int m = 0; m < rows; m++)
+        for (int i = 0; i < 4; i++) total[m][i] = vdupq_n_f32(0);
+    for (int g = 0; g < groups; g++, tiles += size) {
+        for (int i = 0; i < 4; i++) { /* of the tile's rows, 4i to 4i + 3 */
+            int8x16_t codes[8];       /* of columns 4j to 4j + 3 */
+            for (int j = 0; j < (kind == LM_Q8 ? 8 : 4); j++) {
+                const uint8x16_t bytes = vld1q_u8(tiles + 64 * j + 16 * i);
+                if (kind == LM_Q8) {
+                    codes[j] = vreinterpretq_s8_u8(veorq_u8(bytes, middle));
+                    continue;
+                }
+                uint8x16_t low = vandq_u8(bytes, nibble), high = vshrq_n_u8(bytes, 4);
+                if (kind == LM_Q4_CODEBOOK) {
+                    low = vqtbl1q_u8(book, low);
+                    high = vqtbl1q_u8(book, high);
+                }
+                codes[j] = vreinterpretq_s8_u8(low);
+                codes[j + 4] = vreinterpretq_s8_u8(high);
+            }
+            const uint8_t *halves = tiles + (kind == LM_Q8 ? 512 : 256) + 8 * i;
+            const float32x4_t scale = four_halves(halves);
+            for (int m = 0; m < rows; m++) {
+                const lm_block *block = &x[(size_t)m * groups + g];
+                const int8x16_t left = vld1q_s8(block->q), right = vld1q_s8(block->q + 16);
+                int32x4_t sum = vdupq_n_s32(kind == LM_Q4 ? -8 * block->sum : 0);
+                sum = vdotq_laneq_s32(sum, codes[0], left, 0);
+                sum = vdotq_laneq_s32(sum, codes[1], left, 1);
+                sum = vdotq_laneq_s32(sum, codes[2], left, 2);
+                sum = vdotq_laneq_s32(sum, codes[3], left, 3);
+                sum = vdotq_laneq_s32(sum, codes[4], right, 0);
+                sum = vdotq_laneq_s32(sum, codes[5], right, 1);
+                sum = vdotq_laneq_s32(sum, codes[6], right, 2);
+                sum = vdotq_laneq_s32(sum, codes[7], right, 3);
+                total[m][i] = vfmaq_f32(total[m][i], vcvtq_f32_s32(sum), vmulq_n_f32(scale, block->scale));
+                if (kind == LM_Q4_MIN)
+                    total[m][i] = vfmaq_n_f32(total[m][i], four_halves(halves + 32), (float)block->sum * block->scale);
+            }
+        }
+    }
+    for (int m = 0; m < rows; m++)
+        for (int i = 0; i < 4; i++) vst1q_f32(out + m * LM_TILE_ROWS + 4 * i, total[m][i]);
+}
+
+#define CASES(KIND)                                                                        \
+    for (; num_rows >= 4; num_rows -= 4, x += 4 * (size_t)groups, out += 4 * LM_TILE_ROWS) \
+        tile_rows(w, tiles, groups, x, KIND, 4, out);                                      \
+    for (; num_rows >= 1; num_rows -= 1, x += groups, out += LM_TILE_ROWS)                 \
+        tile_rows(w, tiles, groups, x, KIND, 1, out);                                      \
+    break
+
+/* out (num_rows, 16): 16 rows of the matrix times `num_rows` rows of groups. */
+static void tile_product(const lm_matrix *w, int stripe, const lm_block *x, int num_rows, float *out) {
+    const int groups = w->cols / LM_GROUP;
+    const uint8_t *tiles = (const uint8_t *)w->data + (size_t)stripe * groups * tile_bytes(w->kind);
+    switch (w->kind) {
+    case LM_Q8: CASES(LM_Q8);
+    case LM_Q4: CASES(LM_Q4);
+    case LM_Q4_MIN: CASES(LM_Q4_MIN);
+    case LM_Q4_CODEBOOK: CASES(LM_Q4_CODEBOOK);
+    }
+}

@@ -1,0 +1,376 @@
+/* Holds every set of kernels that this machine has to the portable one, over odd shapes and extreme values.
+ *
+ * Meant to run under sanitizers: each array is exactly as large as the kernels may touch. Results must be the same to
+ * the bit for every number of threads, and for rows that come together or one by one. Prints a line for each set; ends
+ * with a message and exit code 1 at the first difference.
+ *
+ *   check              everything
+ *   check --no-fork    for emulators, which cannot fork beside threads
+ *   check --list       only names the sets that this machine has
+ */
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "llamarium.h"
+#include "tiles.h"
+
+#define LENGTH(array) (int)(sizeof array / sizeof *array)
+
+static const char *const SETS[] = {"portable", "avx2", "avx512_vnni", "amx_int8", "neon_dotprod"};
+static const char *const KINDS[] = {"bf16", "q8", "q4", "q4_min", "q4_codebook"};
+
+static void *allocate(size_t bytes) {
+    void *memory = malloc(bytes);
+    if (memory == NULL) abort();
+    return memory;
+}
+
+#define ARRAY(type, count) ((type *)allocate((size_t)(count) * sizeof(type)))
+
+/* --- random things ---------------------------------------------------------------------------------------------- */
+
+static uint64_t state = 88172645463325252u;
+
+static uint32_t random_bits(void) { /* Marsaglia's xorshift64* */
+    state ^= state >> 12;
+    state ^= state << 25;
+    state ^= state >> 27;
+    return (uint32_t)((state * 2685821657736338717u) >> 32);
+}
+
+static float random_float(void) { return (float)(random_bits() >> 8) / 8388608 - 1; } /* from -1 to 1 */
+
+static uint16_t random_half(int kind) { /* so that weights are of size 0.1; one in 16 is smaller than normal numbers are */
+    const uint32_t bits = random_bits(), sign = bits & 0x8000;
+    const uint32_t least = kind == LM_Q4 || kind == LM_Q4_MIN ? 0x2400 : 0x1400; /* 2^-6, 2^-10 */
+    return (uint16_t)(sign | (bits % 16 == 0 ? (bits >> 16) & 0x3ff : least + (bits >> 16) % 0x800));
+}
+
+static float *random_floats(size_t count) {
+    float *values = ARRAY(float, count);
+    for (size_t i = 0; i < count; i++) values[i] = random_float();
+    return values;
+}
+
+static uint8_t codebook[16] = {255, 0, 1, 54, 79, 93, 106, 118, 128, 129, 140, 153, 166, 181, 197, 217};
+
+enum { RANDOM_CODES = -1 };
+
+/* A matrix whose codes are random, or all of them the byte `codes`; its scales are random, and zero past its rows. */
+static lm_matrix random_matrix(int kind, int rows, int cols, int codes) {
+    const size_t stripes = ((size_t)rows + 15) / 16, groups = (size_t)cols / LM_GROUP, size = tile_bytes(kind);
+    lm_matrix w = {kind, rows, cols, NULL, kind == LM_Q4_CODEBOOK ? codebook : NULL};
+    if (kind == LM_BF16) {
+        uint16_t *weights = ARRAY(uint16_t, (size_t)rows * cols);
+        for (size_t i = 0; i < (size_t)rows * cols; i++) weights[i] = to_bf16(random_float() * 0.2f);
+        w.data = weights;
+        return w;
+    }
+    uint8_t *tiles = ARRAY(uint8_t, stripes * groups * size);
+    const size_t halves_at = kind == LM_Q8 ? 512 : 256;
+    for (size_t tile = 0; tile < stripes * groups; tile++) {
+        uint8_t *bytes = tiles + tile * size;
+        for (size_t i = 0; i < halves_at; i++) bytes[i] = (uint8_t)(codes == RANDOM_CODES ? random_bits() : (unsigned)codes);
+        for (size_t i = 0; i < (size - halves_at) / 2; i++) {
+            const uint16_t half = tile / groups * 16 + i % 16 < (size_t)rows ? random_half(kind) : 0;
+            memcpy(bytes + halves_at + 2 * i, &half, 2);
+        }
+    }
+    w.data = tiles;
+    return w;
+}
+
+/* --- comparing -------------------------------------------------------------------------------------------------- */
+
+static char doing[200]; /* what is being compared, for messages */
+
+static void fail(const char *what) {
+    printf("%s: %s\n", doing, what);
+    exit(1);
+}
+
+static void expect_same(const void *found, const void *expected, size_t bytes, const char *what) {
+    if (memcmp(found, expected, bytes) != 0) fail(what);
+}
+
+static float worst; /* the largest difference of this set so far, relative to the largest value expected */
+
+static void expect_close(const float *found, const float *expected, size_t count, float bound) {
+    float largest = 0, difference = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (!isfinite(found[i]) || !isfinite(expected[i])) fail("not finite");
+        largest = fmaxf(largest, fabsf(expected[i]));
+        difference = fmaxf(difference, fabsf(found[i] - expected[i]));
+    }
+    if (difference > bound * largest) {
+        printf("largest difference %g of %g; ", difference, largest);
+        fail("differs from the portable kernels");
+    }
+    if (largest > 0) worst = fmaxf(worst, difference / largest);
+}
+
+/* --- products --------------------------------------------------------------------------------------------------- */
+
+static void multiply(const lm_matrix *w, const float *x, int num_rows, float *y) {
+    if (lm_product(w, x, num_rows, y) != LM_OK) fail("no memory");
+}
+
+/* `extreme` inputs are all of one size, so that their 8-bit codes are 127 and -127. */
+static void check_product(const char *set, int kind, int rows, int cols, int num_rows, int codes, int extreme) {
+    snprintf(doing, sizeof doing, "%s, %s (%d, %d), codes %d, %d%s inputs", set, KINDS[kind], rows, cols, codes, num_rows,
+             extreme ? " extreme" : "");
+    const lm_matrix w = random_matrix(kind, rows, cols, codes);
+    float *x = random_floats((size_t)num_rows * cols);
+    for (int i = 0; extreme && i < num_rows * cols; i++) x[i] = x[i] < 0 ? -0.7f : 0.7f;
+    float *expected = ARRAY(float, num_rows * rows), *y = ARRAY(float, num_rows * rows), *again = ARRAY(float, num_rows * rows);
+    const size_t bytes = (size_t)num_rows * rows * sizeof(float);
+
+    lm_set_threads(1);
+    lm_use_kernels("portable");
+    multiply(&w, x, num_rows, expected);
+    lm_use_kernels(set);
+    multiply(&w, x, num_rows, y);
+    expect_close(y, expected, (size_t)num_rows * rows, 1e-4f);
+
+    for (int row = 0; row < num_rows; row++) multiply(&w, x + (size_t)row * cols, 1, again + (size_t)row * rows);
+    expect_same(again, y, bytes, "rows one by one give other results");
+    for (int threads = 2; threads <= 3; threads++) {
+        lm_set_threads(threads);
+        multiply(&w, x, num_rows, again);
+        expect_same(again, y, bytes, "other results with more threads");
+    }
+    free((void *)w.data);
+    free(x);
+    free(expected);
+    free(y);
+    free(again);
+}
+
+/* NaN and infinity in a row make all of its results NaN (infinite or NaN for BF16), and leave other rows alone. */
+static void check_poison(const char *set, int kind, float poison) {
+    snprintf(doing, sizeof doing, "%s, %s, %g in the inputs", set, KINDS[kind], poison);
+    const lm_matrix w = random_matrix(kind, 17, 64, RANDOM_CODES);
+    float *x = random_floats(2 * 64), *y = ARRAY(float, 2 * 17);
+    x[40] = poison;
+    multiply(&w, x, 2, y);
+    for (int r = 0; r < 2 * 17; r++)
+        if (isfinite(y[r]) != (r >= 17)) fail("a result is finite that should not be, or the other way round");
+    free((void *)w.data);
+    free(x);
+    free(y);
+}
+
+/* Rows as they are looked up are what the products with unit vectors say. */
+static void check_lookup(const char *set, int kind) {
+    enum { MANY = 77, COLS = 96 };
+    snprintf(doing, sizeof doing, "%s, rows of %s", set, KINDS[kind]);
+    const lm_matrix w = random_matrix(kind, MANY, COLS, RANDOM_CODES);
+    static float unit[COLS * COLS], columns[COLS * MANY], expected[MANY * COLS], found[MANY * COLS];
+    int64_t rows[MANY];
+    for (int i = 0; i < COLS; i++) unit[i * COLS + i] = 1;
+    multiply(&w, unit, COLS, columns);
+    for (int n = 0; n < MANY; n++) {
+        rows[n] = MANY - 1 - n;
+        for (int i = 0; i < COLS; i++) expected[n * COLS + i] = columns[i * MANY + rows[n]];
+    }
+    lm_lookup(&w, rows, MANY, found);
+    expect_close(found, expected, MANY * COLS, 1e-6f);
+    free((void *)w.data);
+}
+
+static void check_products(const char *set) {
+    const int shapes[][2] = {{1, 32}, {16, 32}, {33, 64}, {77, 96}}, counts[] = {1, 5, 14};
+    for (int kind = 0; kind < LENGTH(KINDS); kind++) {
+        check_product(set, kind, 17, 64, 67, RANDOM_CODES, 0);
+        for (int shape = 0; shape < LENGTH(shapes); shape++)
+            for (int i = 0; i < LENGTH(counts); i++)
+                check_product(set, kind, shapes[shape][0], shapes[shape][1], counts[i], RANDOM_CODES, 0);
+        for (int extreme = 0; extreme <= 1; extreme++) {
+            check_product(set, kind, 19, 64, 9, 0, extreme);
+            check_product(set, kind, 19, 64, 9, 255, extreme);
+        }
+        if (kind != LM_BF16) check_lookup(set, kind);
+        check_poison(set, kind, NAN);
+        check_poison(set, kind, -INFINITY);
+    }
+}
+
+/* --- forward passes --------------------------------------------------------------------------------------------- */
+
+enum { LAYERS = 2, HIDDEN = 64, INTERMEDIATE = 96, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 16, VOCAB = 77, SLOTS = 600 };
+enum { CACHE_ROWS = 2, CACHE_SIZE = CACHE_ROWS * KV_HEADS * SLOTS * HEAD_DIM };
+
+/* Three calls: a prompt; rows of two sequences at the edges of 256 slots; one token. */
+static const lm_place PLACES[] = {
+    {1, 0}, {1, 1}, {1, 2}, {1, 3}, {1, 4}, {0, 255}, {1, 5}, {0, 256}, {1, 599}, {0, 511}, {0, 512}, {1, 6}};
+static const int CALLS[] = {5, 6, 1};
+enum { ROWS = 12 };
+
+typedef struct {
+    lm_layer layers[LAYERS];
+    lm_matrix head;
+    float *norm, *frequencies, *embedded;
+    lm_model model;
+} tiny;
+
+static void make_tiny(tiny *t, int kind) {
+    const int q = HEADS * HEAD_DIM, kv = KV_HEADS * HEAD_DIM;
+    t->norm = random_floats(HIDDEN);
+    t->frequencies = ARRAY(float, HEAD_DIM / 2);
+    for (int i = 0; i < HEAD_DIM / 2; i++) t->frequencies[i] = powf(500000, -2.0f * i / HEAD_DIM);
+    for (int i = 0; i < LAYERS; i++)
+        t->layers[i] = (lm_layer){
+            .attention_norm = t->norm,
+            .mlp_norm = t->norm,
+            .q = random_matrix(kind, q, HIDDEN, RANDOM_CODES),
+            .k = random_matrix(kind, kv, HIDDEN, RANDOM_CODES),
+            .v = random_matrix(kind, kv, HIDDEN, RANDOM_CODES),
+            .o = random_matrix(kind, HIDDEN, q, RANDOM_CODES),
+            .gate = random_matrix(kind, INTERMEDIATE, HIDDEN, RANDOM_CODES),
+            .up = random_matrix(kind, INTERMEDIATE, HIDDEN, RANDOM_CODES),
+            .down = random_matrix(kind, HIDDEN, INTERMEDIATE, RANDOM_CODES),
+        };
+    t->head = random_matrix(kind, VOCAB, HIDDEN, RANDOM_CODES);
+    t->embedded = random_floats(ROWS * HIDDEN);
+    t->model = (lm_model){LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, 1e-5f, t->frequencies, t->norm, t->layers};
+}
+
+static void free_tiny(tiny *t) {
+    for (int i = 0; i < LAYERS; i++) {
+        const lm_layer *l = &t->layers[i];
+        const lm_matrix *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
+        for (int j = 0; j < LENGTH(all); j++) free((void *)all[j]->data);
+    }
+    free((void *)t->head.data);
+    free(t->norm);
+    free(t->frequencies);
+    free(t->embedded);
+}
+
+/* logits (ROWS, VOCAB) of all calls over a cache that begins with `filled` everywhere. */
+static void run_tiny(const tiny *t, int dtype, const float *filled, int one_by_one, float *logits) {
+    const size_t item = dtype == LM_CACHE_FLOAT32 ? 4 : 2;
+    void *k[LAYERS], *v[LAYERS], **both[] = {k, v};
+    for (int i = 0; i < 2 * LAYERS; i++) {
+        char *memory = both[i / LAYERS][i % LAYERS] = ARRAY(char, CACHE_SIZE * item);
+        for (size_t j = 0; j < CACHE_SIZE; j++) {
+            const float value = filled[(j + (size_t)i * 7919) % CACHE_SIZE];
+            const uint16_t half = to_bf16(value);
+            memcpy(memory + j * item, item == 4 ? (const void *)&value : &half, item);
+        }
+    }
+    const lm_cache cache = {dtype, KV_HEADS * SLOTS * HEAD_DIM, SLOTS * HEAD_DIM, k, v};
+    for (int call = 0, row = 0; row < ROWS; call++) {
+        const int rows = one_by_one ? 1 : CALLS[call];
+        float *hidden = ARRAY(float, rows * HIDDEN);
+        memcpy(hidden, t->embedded + row * HIDDEN, (size_t)rows * HIDDEN * sizeof(float));
+        if (lm_forward(&t->model, &cache, PLACES + row, rows, hidden) != LM_OK) fail("no memory");
+        multiply(&t->head, hidden, rows, logits + row * VOCAB);
+        free(hidden);
+        row += rows;
+    }
+    for (int i = 0; i < 2 * LAYERS; i++) free(both[i / LAYERS][i % LAYERS]);
+}
+
+static void check_forward(const char *set, int kind, int dtype) {
+    static float expected[ROWS * VOCAB], logits[ROWS * VOCAB], again[ROWS * VOCAB];
+    snprintf(doing, sizeof doing, "%s, a model in %s, %s cache", set, KINDS[kind], dtype ? "bfloat16" : "float32");
+    tiny t;
+    make_tiny(&t, kind);
+    float *filled = random_floats(CACHE_SIZE);
+    lm_set_threads(1);
+    lm_use_kernels("portable");
+    run_tiny(&t, dtype, filled, 0, expected);
+    lm_use_kernels(set);
+    run_tiny(&t, dtype, filled, 0, logits);
+    /* Where inputs or keys are rounded, a last bit decides at times between neighbours, which lie 1/127 apart. */
+    const int is_rounded = kind != LM_BF16 || dtype != LM_CACHE_FLOAT32;
+    expect_close(logits, expected, ROWS * VOCAB, is_rounded ? 5e-2f : 1e-4f);
+
+    run_tiny(&t, dtype, filled, 1, again);
+    expect_same(again, logits, sizeof logits, "rows one by one give other results");
+    for (int threads = 2; threads <= 3; threads++) {
+        lm_set_threads(threads);
+        run_tiny(&t, dtype, filled, 0, again);
+        expect_same(again, logits, sizeof logits, "other results with more threads");
+    }
+    free(filled);
+    free_tiny(&t);
+}
+
+/* --- the pool --------------------------------------------------------------------------------------------------- */
+
+static lm_matrix shared_matrix;
+static float *shared_x, *shared_y;
+
+static void *call_often(void *unused) {
+    float y[77 * 3];
+    (void)unused;
+    for (int i = 0; i < 50; i++) {
+        multiply(&shared_matrix, shared_x, 3, y);
+        expect_same(y, shared_y, sizeof y, "other results for two callers at once");
+    }
+    return NULL;
+}
+
+/* Two callers at once while the number of threads changes; then a forked child, which has lost the threads. */
+static void check_pool(int can_fork) {
+    snprintf(doing, sizeof doing, "two callers and a fork");
+    shared_matrix = random_matrix(LM_Q4, 77, 96, RANDOM_CODES);
+    shared_x = random_floats(3 * 96);
+    shared_y = ARRAY(float, 3 * 77);
+    multiply(&shared_matrix, shared_x, 3, shared_y);
+    pthread_t callers[2];
+    for (int i = 0; i < 2; i++)
+        if (pthread_create(&callers[i], NULL, call_often, NULL) != 0) fail("no thread");
+    for (int i = 0; i < 60; i++) {
+        lm_set_threads(1 + i % 3);
+        if (lm_threads() < 1 || lm_kernels() == NULL) fail("no threads, or no kernels");
+        usleep(300);
+    }
+    for (int i = 0; i < 2; i++) pthread_join(callers[i], NULL);
+
+    lm_set_threads(3);
+    call_often(NULL);
+    if (can_fork) {
+        const pid_t child = fork();
+        if (child == 0) {
+            call_often(NULL);
+            _exit(0);
+        }
+        int status;
+        if (waitpid(child, &status, 0) != child || status != 0) fail("the forked child failed");
+        call_often(NULL);
+    }
+    free((void *)shared_matrix.data);
+    free(shared_x);
+    free(shared_y);
+}
+
+int main(int argc, char **argv) {
+    const char *option = argc > 1 ? argv[1] : "";
+    const int only_names = strcmp(option, "--list") == 0;
+    if (!only_names) check_pool(strcmp(option, "--no-fork") != 0);
+    for (int i = 0; i < LENGTH(SETS); i++) {
+        if (lm_use_kernels(SETS[i]) != 0) continue;
+        if (only_names) {
+            puts(SETS[i]);
+            continue;
+        }
+        worst = 0;
+        check_products(SETS[i]);
+        const float products = worst;
+        worst = 0;
+        check_forward(SETS[i], LM_BF16, LM_CACHE_BFLOAT16);
+        for (int kind = 0; kind < LENGTH(KINDS); kind++) check_forward(SETS[i], kind, kind % 2);
+        printf("%s: products within %.1e, models within %.1e\n", SETS[i], products, worst);
+    }
+    lm_set_threads(1); /* with the next call the others end */
+    multiply(&(lm_matrix){LM_Q8, 0, 32, NULL, NULL}, NULL, 0, NULL);
+    return 0;
+}

@@ -1,0 +1,215 @@
+"""The C kernels as they are built: their instructions, memory and threads, other processors, and packaging.
+
+tests/native/check.c holds every set of kernels to the portable one; here it is compiled with sanitizers and for Arm.
+"""
+
+import ctypes
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.tags import sys_tags
+from packaging.utils import parse_wheel_filename
+
+ROOT = Path(__file__).parents[2]
+STRICT = ("-Wall", "-Wextra", "-Werror")
+
+
+@pytest.fixture(scope="module")
+def hook() -> ModuleType:
+    """hatch_build.py, by which everything is compiled as it is for users."""
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(*command: str | Path, cwd: Path | None = None, **env: str) -> str:
+    """Return stdout and stderr together; the command must succeed."""
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, env={**os.environ, **env}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+# --- instructions -----------------------------------------------------------------------------------------------------
+
+INSTRUCTIONS = {  # what a set's code must contain, and what it must not
+    "portable": (r"\bret", r"[yz]mm|\bsdot\b"),
+    "avx2": (r"vpmaddubsw .*%ymm", r"zmm|vpdpbusd"),
+    "avx512_vnni": (r"vpdpbusd .*%zmm", None),
+    "neon_dotprod": (r"\bsdot\b.*v\d+\.4s", None),
+}
+
+
+def check_instructions(objdump: str, objects: list[Path]) -> set[str]:
+    """Look at each set's object; return which sets there were."""
+    sets = {path.stem: path for path in objects if path.stem not in ("pool", "dispatch")}
+    for name, path in sets.items():
+        wanted, forbidden = INSTRUCTIONS[name]
+        code = run(objdump, "-d", "--no-show-raw-insn", path).replace("\t", " ")
+        assert re.search(wanted, code), f"{name}: no {wanted}"
+        assert forbidden is None or not re.search(forbidden, code), f"{name}: {forbidden}"
+    return set(sets)
+
+
+def test_each_set_has_its_instructions(hook: ModuleType, tmp_path: Path) -> None:
+    cc = hook.compiler()
+    processor = run(*cc, "-dumpmachine").split("-")[0].replace("arm64", "aarch64")
+    found = check_instructions("objdump", hook.compile_objects(cc, tmp_path, *STRICT))
+    assert found == {"portable", *hook.SETS.get(processor, {})}  # or else the compiler is ten years old
+
+
+# --- memory and threads -----------------------------------------------------------------------------------------------
+
+NEEDED = {  # the kernel's names of what the sets need
+    "portable": set(),
+    "avx2": {"avx2", "fma", "f16c"},
+    "avx512_vnni": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"},
+    "neon_dotprod": {"asimddp"},
+}
+
+
+def build_check(hook: ModuleType, cc: list[str], folder: Path, *flags: str) -> tuple[Path, list[Path]]:
+    """Compile check.c and the kernels with `flags`; return the program and the kernels' objects."""
+    objects, program = hook.compile_objects(cc, folder, *STRICT, *flags), folder / "check"
+    source = ROOT / "tests" / "native" / "check.c"
+    run(*cc, *hook.FLAGS, *STRICT, *flags, f"-I{hook.NATIVE}", source, *objects, "-o", program, "-lpthread", "-lm")
+    return program, objects
+
+
+def sets_in(output: str) -> set[str]:
+    return {line.split(":")[0] for line in output.splitlines()}
+
+
+def test_kernels_agree_and_are_clean_under_sanitizers(hook: ModuleType, tmp_path: Path) -> None:
+    flags = ("-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    program, _ = build_check(hook, hook.compiler(), tmp_path, *flags)
+    output = run(program)
+    assert "portable" in sets_in(output)
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        has = set(cpuinfo.read_text().split())
+        assert sets_in(output) == {name for name, needed in NEEDED.items() if needed <= has}
+
+
+def test_threads_do_not_race(hook: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "SETS", {})  # the sets share everything that threads do
+    program, _ = build_check(hook, hook.compiler(), tmp_path, "-O1", "-g", "-fsanitize=thread")
+    # Compilers of 2023 and before cannot live with as much randomness in addresses as newer Linuxes have.
+    fixed = ["setarch", "-R"] if "unexpected memory mapping" in _said(program, "--list") else []
+    assert sets_in(run(*fixed, program, TSAN_OPTIONS="die_after_fork=0")) == {"portable"}
+
+
+def _said(*command: str | Path) -> str:
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False).stderr
+
+
+# --- Arm --------------------------------------------------------------------------------------------------------------
+
+ARM = "aarch64-linux-gnu-gcc"
+EMULATOR = "qemu-aarch64"
+
+
+@pytest.mark.skipif(not (shutil.which(ARM) and shutil.which(EMULATOR)), reason=f"needs {ARM} and {EMULATOR}")
+def test_kernels_agree_on_an_emulated_arm(hook: ModuleType, tmp_path: Path) -> None:
+    program, objects = build_check(hook, [ARM], tmp_path, "-O1", "-static")
+    assert check_instructions("aarch64-linux-gnu-objdump", objects) == {"portable", "neon_dotprod"}
+    assert sets_in(run(EMULATOR, program, "--no-fork")) == {"portable", "neon_dotprod"}
+    assert sets_in(run(EMULATOR, "-cpu", "cortex-a53", program, "--list")) == {"portable"}  # it has no dot products
+
+
+# --- packaging --------------------------------------------------------------------------------------------------------
+
+LIBRARY = "llamarium/kernels/_native.so"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of what is packaged; the library of this environment stays as it is."""
+    copy = tmp_path / "project"
+    for name in ("src", "native"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for name in ("hatch_build.py", "pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+def write_compiler(path: Path, cc: list[str], unknown: str = "-none") -> str:
+    """Write a compiler that does not optimize, which saves time, and that refuses the flags `unknown`."""
+    refuse = f'for flag; do case "$flag" in {unknown}) echo "error: what is $flag?" >&2; exit 1; esac; done'
+    path.write_text(f'#!/bin/sh\n{refuse}\nexec {shlex.join(cc)} "$@" -O0\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_wheel_brings_the_library_for_any_python_3(hook: ModuleType, project: Path, tmp_path: Path) -> None:
+    cc = write_compiler(tmp_path / "cc", hook.compiler())
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps", "--no-build-isolation")
+    run(*pip, "--wheel-dir", tmp_path, project, CC=cc)
+    (wheel,) = tmp_path.glob("*.whl")
+    *_, tags = parse_wheel_filename(wheel.name)
+    (tag,) = tags
+    assert (tag.interpreter, tag.abi) == ("py3", "none")
+    assert tag in set(sys_tags())  # or pip would not install it here
+    assert not re.match("any|manylinux|musllinux", tag.platform)  # it promises nothing of other machines
+
+    with zipfile.ZipFile(wheel) as archive:
+        (about,) = (name for name in archive.namelist() if name.endswith("/WHEEL"))
+        assert b"Root-Is-Purelib: false" in archive.read(about)
+        library = ctypes.CDLL(archive.extract(LIBRARY, tmp_path))
+    library.lm_kernels.restype = ctypes.c_char_p
+    assert library.lm_use_kernels(b"portable") == 0
+    assert library.lm_kernels() == b"portable"
+    assert not hasattr(library, "lm_parallel"), "only what llamarium.h declares is exported"
+
+
+NO_LIBRARY = [
+    ({"CC": "/nonexistent/cc"}, "/nonexistent/cc, which CC names, is not there"),
+    ({"CC": "", "PATH": ""}, "there is no C compiler"),
+    ({"CC": "false"}, "false failed: exit code 1"),
+    ({"LLAMARIUM_NO_NATIVE": "1"}, "LLAMARIUM_NO_NATIVE is 1"),
+]
+
+
+@pytest.mark.parametrize(("env", "why"), NO_LIBRARY)
+def test_without_a_library_the_wheel_is_pure_and_the_build_says_why(
+    project: Path, tmp_path: Path, env: dict[str, str], why: str
+) -> None:
+    old = project / "src" / LIBRARY
+    old.write_text("of another version")
+    output = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=project, **env)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert LIBRARY not in archive.namelist()
+    assert not old.exists()
+    (line,) = [line for line in output.splitlines() if "kernels" in line]
+    assert line.endswith(f"without its native kernels, PyTorch does their work: {why}")
+
+
+def test_an_old_compiler_builds_fewer_sets(hook: ModuleType, project: Path, tmp_path: Path) -> None:
+    cc = write_compiler(tmp_path / "cc", hook.compiler(), unknown="-mavx512vnni|-march=armv8.2-a+dotprod")
+    assert run(sys.executable, project / "hatch_build.py", CC=cc) == ""
+    library = ctypes.CDLL(str(project / "src" / LIBRARY))
+    assert library.lm_use_kernels(b"portable") == 0
+    assert library.lm_use_kernels(b"avx512_vnni") == library.lm_use_kernels(b"neon_dotprod") == 1
+
+
+def test_the_source_distribution_can_be_compiled(project: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=project)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"hatch_build.py", *(f"native/{path.name}" for path in (ROOT / "native").iterdir())} <= names
