@@ -380,7 +380,7 @@ def killed_at_any(step: int) -> Callable[[Event], None]:
 
 
 def test_options_without_effect_are_refused(tmp_path: Path, model_files: Callable[..., Any]) -> None:
-    with pytest.raises(TrainingError, match="quantize: of no effect where all weights are trained"):
+    with pytest.raises(TrainingError, match="quantize: of no effect where method is full"):
         finetuning(tmp_path, model_files, method="full", quantize="nf4")()
     with pytest.raises(TrainingError, match="no data"):
         finetuning(tmp_path, model_files, data="")()

@@ -21,7 +21,7 @@ from llamarium.errors import TrainingError
 from llamarium.tokenizer.characters import CharacterTokenizer
 from llamarium.train.config import FinetuneConfig, PretrainConfig, RunConfig
 from llamarium.train.journal import Journal, read_journal
-from llamarium.train.pretrain import resolve_model
+from llamarium.train.pretrain import prepare, resolve_model
 
 KINDS = (PretrainConfig, FinetuneConfig)
 
@@ -113,6 +113,19 @@ def test_a_setting_without_effect_is_refused(idle: dict[str, float]) -> None:
         PretrainConfig(schedule=schedule, **idle)
 
 
+@pytest.mark.parametrize(
+    "idle",
+    [
+        {"rank": 8}, {"alpha": 8.0}, {"dropout": 0.1}, {"target_modules": "q_proj"}, {"rslora": True}, {"dora": True},
+        {"quantize": "nf4"}, {"dtype": "bfloat16"},
+    ],
+)  # fmt: skip
+def test_what_adapters_need_is_refused_without_them(idle: dict[str, Any]) -> None:
+    with pytest.raises(TrainingError, match=f"{next(iter(idle))}: of no effect where method is full"):
+        FinetuneConfig(method="full", **idle)
+    FinetuneConfig(**idle)
+
+
 def test_the_warmup_is_a_tenth_of_a_short_run() -> None:
     assert [PretrainConfig(steps=n).num_warmup_steps for n in (5, 60, 5000)] == [0, 6, 100]
     assert PretrainConfig(steps=60, warmup_steps=60).num_warmup_steps == 60
@@ -130,6 +143,13 @@ def test_widths_that_are_not_given_follow_the_presets_proportions() -> None:
     assert width(hidden_size=512) == 2 * 704
     assert width(hidden_size=192) == 576  # 528, and on to a multiple of 64
     assert width(hidden_size=192, intermediate_size=500) == width(intermediate_size=500) == 500
+
+
+def test_a_published_models_whole_context_must_be_asked_for(tmp_path: Path) -> None:
+    for context, found in ((None, "whole context of llama-3.2-1b, 131072 tokens; give context"), (4096, "missing.txt")):
+        config = PretrainConfig(preset="llama-3.2-1b", data="missing.txt", context=context)
+        with pytest.raises(TrainingError, match=found):
+            prepare(config, tmp_path)
 
 
 # --- the journal ------------------------------------------------------------------------------------------------------

@@ -29,6 +29,9 @@ _NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "decay_share": ("schedule", ("wsd",)),
     "final_ratio": ("schedule", ("cosine", "linear", "wsd")),
     "bpe_vocab_size": ("tokenizer", ("bpe",)),
+    **dict.fromkeys(
+        ("rank", "alpha", "dropout", "target_modules", "rslora", "dora", "quantize", "dtype"), ("method", ("lora",))
+    ),
 }
 
 

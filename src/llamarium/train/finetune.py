@@ -180,13 +180,6 @@ def check(config: FinetuneConfig) -> None:
         raise TrainingError("no data; expected a .jsonl file of examples")
     if "lm_head" in config.target_modules:
         raise TrainingError("target_modules has lm_head, whose loss is computed without its module; leave it out")
-    if config.method == "full":
-        adapters = ("rank", "alpha", "dropout", "target_modules", "rslora", "dora", "quantize", "dtype")
-        changed = [name for name in adapters if getattr(config, name) != getattr(FinetuneConfig(), name)]
-        if changed:
-            raise TrainingError(
-                f"{', '.join(changed)}: of no effect where all weights are trained in float32; leave out"
-            )
 
 
 def _dequantize(config: FinetuneConfig, checkpoint: Checkpoint) -> Dequantize:

@@ -33,6 +33,7 @@ _CHANGES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "tie_word_embeddings", "rope_theta", "initializer_range",
 )  # fmt: skip
+_LONGEST_UNASKED = 8192  # tokens a row, as in Llama 3's pretraining
 _MLP_MULTIPLE = 64  # of widths that are not given: matrix products like them
 
 
@@ -50,6 +51,7 @@ def prepare(
     Raises:
         LlamariumError: If the data cannot be read or is too short, or the settings do not fit together.
     """
+    _check_context(config)
     corpus = tokenize_corpus(
         config.data, _tokenizer(config), out / "data", text_field=config.text_field, progress=progress
     )
@@ -72,6 +74,13 @@ def prepare(
         restore=lambda folder: restore_weights(model, folder, team),
         team=team,
     )
+
+
+def _check_context(config: PretrainConfig) -> None:
+    """Refuse rows of 131,072 tokens that nobody asked for."""
+    whole = preset(config.preset).max_position_embeddings
+    if config.context is None and whole > _LONGEST_UNASKED:
+        raise TrainingError(f"a row would be the whole context of {config.preset}, {whole} tokens; give context")
 
 
 def resolve_model(config: PretrainConfig, tokenizer: Tokenizer) -> ModelConfig:
