@@ -231,6 +231,12 @@ class _Full:
         self.file.close()
 
 
+def test_a_folder_may_have_any_name(text: Path, tmp_path: Path) -> None:
+    config, out = config_of(text, steps=3), tmp_path / os.fsdecode(b"caf\xe9")
+    go(config, out)
+    assert go(replace(config, steps=4), out, resume=True, allow_changes=True).position.step == 4
+
+
 def test_a_checkpoint_is_a_model(text: Path, tmp_path: Path) -> None:
     ending = go(config_of(text, tokenizer="bpe", bpe_vocab_size=280), tmp_path / "run")
     llama = llamarium.load(ending.checkpoint, dtype="float32")

@@ -29,7 +29,7 @@ from llamarium.train.checkpoint import (
 )
 from llamarium.train.lock import RunLock
 from llamarium.train.resume import load_resume, save_resume
-from llamarium.weights.save import save_model
+from llamarium.weights.save import save_model, write_json
 
 TINY = ModelConfig(
     vocab_size=8,
@@ -497,6 +497,12 @@ def test_the_manifest_says_what_is_there(tmp_path: Path) -> None:
             "a": {"bytes": 1, "sha256": "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"},
         },
     }
+
+
+def test_any_string_can_be_saved(tmp_path: Path) -> None:
+    value = {"half of a pair": "\udcff", "é\n": "\\udcff"}
+    write_json(tmp_path / "any.json", value)
+    assert json.loads((tmp_path / "any.json").read_bytes()) == value
 
 
 def test_a_name_stands_for_a_checkpoint(tmp_path: Path) -> None:

@@ -60,11 +60,23 @@ def test_any_text_and_number_survive_the_file(text: str, rate: float, flag: bool
         ("preset", 5, "a text"),
         ("hidden_size", 1, "a whole number from 2"),
         pytest.param("seed", 10**5000, "a whole number from 0", id="huge"),
+        pytest.param("warmup_steps", 10**400, "a whole number from 0 to 2^63", id="huge for a float"),
+        pytest.param("clip", 10**400, "a number from 0 to 2^63", id="huge for a float, where one is wanted"),
+        ("initializer_range", 1e30, "a number from 0 to 10"),
+        ("data", "caf\udce9.txt", "a text that is valid Unicode (rename a file whose name is not)"),
+        ("sample_prompt", "\udcff", "a text that is valid Unicode"),
     ],
 )
 def test_settings_out_of_range_are_named(name: str, value: object, expected: str) -> None:
     with pytest.raises(TrainingError, match=f"^{name} is .*; expected {re.escape(expected)}"):
         PretrainConfig(**{name: value})
+
+
+def test_a_file_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "train.toml"
+    file.write_text("steps = " + "[" * 5000)
+    with pytest.raises(TrainingError, match="is no TOML"):
+        PretrainConfig.resolve(file, {})
 
 
 def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:

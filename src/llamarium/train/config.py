@@ -5,12 +5,11 @@ checkpoints as `train.toml`, which starts the same run again.
 """
 
 import dataclasses
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from llamarium.errors import TrainingError, escape, show_value
 
@@ -22,6 +21,7 @@ DATA_HELP = (  # of every command that reads documents
 
 OptimizerName = Literal["adamw", "muon"]
 ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
+_LARGEST = 2**63  # of numbers that have no bound of their own
 
 # Settings that count only where another one has one of these values.
 _NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -173,7 +173,7 @@ class PretrainConfig(RunConfig):
     context: int | None = _setting(None, "tokens a row: the model's context", 2)
     tie_word_embeddings: bool | None = _setting(None, "the head is the embedding table")
     rope_theta: float | None = _setting(None, "base of the RoPE frequencies", 1.0)
-    initializer_range: float | None = _setting(None, "standard deviation of fresh weights", 0.0)
+    initializer_range: float | None = _setting(None, "standard deviation of fresh weights", 0.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,17 +226,28 @@ def _check(item: dataclasses.Field[Any], hint: Any, value: Any) -> None:
         fits, expected = value in get_args(kind), ", ".join(get_args(kind))
     elif kind in (int, float):
         number = isinstance(value, int) or (kind is float and isinstance(value, float))
-        fits = number and not isinstance(value, bool)
+        fits = number and not isinstance(value, bool) and (-_LARGEST if low is None else low) <= value
+        fits = fits and value <= (_LARGEST if high is None else high)  # NaN is not, either
         expected = "a whole number" if kind is int else "a number"
-        if low is not None or high is not None:
-            expected += f" from {low:g}" if low is not None else ""
-            expected += f" to {high:g}" if high is not None else ""
-            fits = fits and (low is None or value >= low) and (high is None or value <= high)
-        fits = fits and math.isfinite(cast(float, value))
+        expected += "" if low is None else f" from {low:g}"
+        expected += " to 2^63" if high is None else f" to {high:g}"
+    elif kind is bool:
+        fits, expected = isinstance(value, bool), "true or false"
     else:
-        fits, expected = isinstance(value, kind), {bool: "true or false", str: "a text"}[kind]
+        fits, expected = (
+            isinstance(value, str) and _is_unicode(value),
+            "a text that is valid Unicode (rename a file whose name is not)",
+        )
     if not fits:
         raise TrainingError(f"{item.name} is {show_value(value)}; expected {expected}")
+
+
+def _is_unicode(text: str) -> bool:
+    """Tell whether UTF-8, and so TOML, can hold a text: the shell's bytes that are no UTF-8 come as half surrogates."""
+    try:
+        return bool(text.encode("utf-8")) or not text
+    except UnicodeEncodeError:
+        return False
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -244,7 +255,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise TrainingError(f"{file}: cannot be read: {error.strerror}") from None
-    except ValueError as error:  # TOML's and UTF-8's
+    except (ValueError, RecursionError) as error:  # TOML's and UTF-8's, and what is nested too deep
         raise TrainingError(f"{file}: is no TOML: {escape(error)}") from None
 
 

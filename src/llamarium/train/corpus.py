@@ -46,6 +46,8 @@ from llamarium.weights.save import sync, sync_tree, write_json
 Progress = Callable[[int, int], None]
 """Called as `progress(num_documents, num_tokens)` with what has been read so far."""
 
+_Number = type[np.uint16 | np.int32 | np.int64]
+
 _FORMAT = "llamarium corpus 2"  # part of every fingerprint: other rules or another layout make another corpus
 _UNFINISHED = ".corpus-"
 _STALE_AFTER_S = 24 * 3600
@@ -261,7 +263,7 @@ def _write_ids(
     folder: Path, documents: Iterable[str], tokenizer: Tokenizer, name: str, progress: Progress | None
 ) -> int:
     """Write `ids.bin` and `starts.bin`, one document at a time, and return how many tokens there are."""
-    dtype = np.uint16 if _fits_uint16(tokenizer) else np.int32
+    dtype = _ids_dtype(tokenizer)
     starts, num_tokens = array("q"), 0
     with (folder / "ids.bin").open("wb") as file:
         for document in documents:
@@ -350,18 +352,18 @@ def _map_corpus(inside: Path, name: str, tokenizer: Tokenizer | Learner) -> Corp
     about = json.loads((inside / "corpus.json").read_bytes())["about"]
     if isinstance(tokenizer, Learner):
         tokenizer = load_tokenizer(inside / "tokenizer")
-    ids = _map(inside / "ids.bin", torch.uint16 if _fits_uint16(tokenizer) else torch.int32)
+    ids = _map(inside / "ids.bin", _ids_dtype(tokenizer))
     fingerprint = _sha256(f"{_FORMAT} {about['text']} {about['tokenizer']}")
-    return Corpus(name, ids, _map(inside / "starts.bin", torch.int64), tokenizer, fingerprint, about)
+    return Corpus(name, ids, _map(inside / "starts.bin", np.int64), tokenizer, fingerprint, about)
 
 
-def _map(path: Path, dtype: torch.dtype) -> Tensor:
-    """Map a file of numbers; private, so that nothing can write through the tensor into it."""
-    return torch.from_file(str(path), shared=False, size=path.stat().st_size // dtype.itemsize, dtype=dtype)
+def _map(path: Path, dtype: _Number) -> Tensor:
+    """Map a file of numbers; copied on write, so that nothing can write through the tensor into it."""
+    return torch.from_numpy(np.memmap(path, dtype, "c") if path.stat().st_size else np.empty(0, dtype))
 
 
-def _fits_uint16(tokenizer: Tokenizer) -> bool:
-    return tokenizer.vocab_size <= 1 << 16
+def _ids_dtype(tokenizer: Tokenizer) -> _Number:
+    return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
 
 
 def _sha256(text: str) -> str:

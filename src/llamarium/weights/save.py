@@ -220,7 +220,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """
     text = json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
     with atomic_file(path) as file:
-        file.write(text.encode())
+        file.write(text.encode(errors="backslashreplace"))  # half a surrogate pair as JSON's \udcff
 
 
 def sync(path: Path) -> None:
