@@ -1,10 +1,12 @@
 """Fifty steps beside transformers' Llama from the same weights and data, in float32: losses, gradients, weights."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 import transformers
+from torch.optim import Optimizer
 
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
@@ -41,7 +43,8 @@ def test_fifty_steps_beside_transformers(tied: bool) -> None:
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     reference = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), foreach=False)
 
-    losses = []
+    gradients = kept_gradients(ours, optimizers)
+    losses, furthest = [], []
     for batch in batches():
         loss = theirs(input_ids=batch.ids_BT, labels=batch.labels_BT, shift_labels=batch.labels_BT).loss
         loss.backward()
@@ -50,26 +53,51 @@ def test_fifty_steps_beside_transformers(tied: bool) -> None:
         assert found.loss == pytest.approx(float(loss.detach()), rel=1e-5)
         assert found.grad_norm == pytest.approx(float(norm), rel=1e-4)
         losses.append(found.loss)
+        furthest.append(distance(gradients, theirs))
         reference.step()
         reference.zero_grad()
     assert losses[-1] < 0.7 * losses[0]
-    expected = theirs.state_dict()
+    # Each goes its own way, and AdamW divides even the smallest gradients by their own length: rounding becomes 3.4e-5
+    # within 25 steps, and grows no further.
+    assert furthest[0] < 1e-5 and max(furthest) < 1e-4
+    final = theirs.state_dict()
     for key, value in ours.state_dict().items():
-        torch.testing.assert_close(value, expected[key], rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(value, final[key], rtol=1e-4, atol=2e-5)
 
 
-def test_the_first_gradients_are_transformers() -> None:
+def test_gradients_from_the_same_weights_are_transformers() -> None:
+    """At every step of a run, each tensor, as a share of its largest number.
+
+    2.2e-5 was measured, in the keys' and queries' projections, where large numbers cancel. That is float32: from
+    float64's gradients theirs are up to 1.7e-5 away, and ours up to 2.7e-5.
+    """
     config = replace(preset("tiny"), vocab_size=97)
     ours = init_weights(LlamaForCausalLM(config), 1)
     theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config.to_hf(), attn_implementation="eager"))
-    theirs.load_state_dict(ours.state_dict())
-    batch = batches()[0]
-    theirs(input_ids=batch.ids_BT, labels=batch.labels_BT, shift_labels=batch.labels_BT).loss.backward()
+    optimizers = make_optimizers(ours, "adamw", learning_rate=1e-3, weight_decay=0.1, betas=(0.9, 0.95))
+    gradients = kept_gradients(ours, optimizers)
+    for batch in batches():
+        theirs.load_state_dict(ours.state_dict())
+        theirs.zero_grad()
+        theirs(input_ids=batch.ids_BT, labels=batch.labels_BT, shift_labels=batch.labels_BT).loss.backward()
+        train_step(ours, optimizers, [batch], clip=0.0)
+        assert distance(gradients, theirs) < 5e-5
+
+
+def kept_gradients(model: LlamaForCausalLM, optimizers: Sequence[Optimizer]) -> dict[str, torch.Tensor]:
+    """What the optimizers have been given at the last step, by name."""
     kept: dict[str, torch.Tensor] = {}
-    stop = torch.optim.SGD(ours.parameters(), lr=0.0)
-    stop.register_step_pre_hook(lambda *_: kept.update({k: p.grad.clone() for k, p in ours.named_parameters()}))
-    train_step(ours, [stop], [batch], clip=0.0)
-    expected = dict(theirs.named_parameters())
-    for key, gradient in kept.items():
-        scale = float(expected[key].grad.abs().max())
-        torch.testing.assert_close(gradient, expected[key].grad, rtol=1e-5, atol=1e-5 * scale)
+
+    def keep(*_: object) -> None:
+        kept.update({key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None})
+
+    for optimizer in optimizers:
+        optimizer.register_step_pre_hook(keep)
+    return kept
+
+
+def distance(gradients: dict[str, torch.Tensor], theirs: torch.nn.Module) -> float:
+    """The furthest that a number is from theirs, as a share of the largest in its tensor."""
+    expected = {key: p.grad for key, p in theirs.named_parameters()}
+    assert gradients.keys() == expected.keys()
+    return max(float((g - expected[key]).abs().max() / expected[key].abs().max()) for key, g in gradients.items())
