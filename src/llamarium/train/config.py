@@ -5,6 +5,7 @@ checkpoints as `train.toml`, which starts the same run again.
 """
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,9 @@ DATA_HELP = (  # of every command that reads documents
 
 OptimizerName = Literal["adamw", "muon"]
 ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
+
 _LARGEST = 2**63  # of numbers that have no bound of their own
+_HALF_PAIR = re.compile("[\ud800-\udfff]")  # a byte of the shell that is no UTF-8 comes as one; no TOML can hold it
 
 # Settings that count only where another one has one of these values.
 _NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -225,29 +228,22 @@ def _check(item: dataclasses.Field[Any], hint: Any, value: Any) -> None:
     if get_origin(kind) is Literal:
         fits, expected = value in get_args(kind), ", ".join(get_args(kind))
     elif kind in (int, float):
-        number = isinstance(value, int) or (kind is float and isinstance(value, float))
-        fits = number and not isinstance(value, bool) and (-_LARGEST if low is None else low) <= value
-        fits = fits and value <= (_LARGEST if high is None else high)  # NaN is not, either
+        fits = (type(value) is int or type(value) is kind) and _within(value, low, high)
         expected = "a whole number" if kind is int else "a number"
         expected += "" if low is None else f" from {low:g}"
         expected += " to 2^63" if high is None else f" to {high:g}"
     elif kind is bool:
         fits, expected = isinstance(value, bool), "true or false"
     else:
-        fits, expected = (
-            isinstance(value, str) and _is_unicode(value),
-            "a text that is valid Unicode (rename a file whose name is not)",
-        )
+        fits = isinstance(value, str) and _HALF_PAIR.search(value) is None
+        expected = "a text that is valid Unicode (rename a file whose name is not)"
     if not fits:
         raise TrainingError(f"{item.name} is {show_value(value)}; expected {expected}")
 
 
-def _is_unicode(text: str) -> bool:
-    """Tell whether UTF-8, and so TOML, can hold a text: the shell's bytes that are no UTF-8 come as half surrogates."""
-    try:
-        return bool(text.encode("utf-8")) or not text
-    except UnicodeEncodeError:
-        return False
+def _within(value: float, low: float | None, high: float | None) -> bool:
+    """Tell whether a number is in a range; NaN is not."""
+    return (-_LARGEST if low is None else low) <= value <= (_LARGEST if high is None else high)
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
