@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 import llamarium
 from llamarium.cli.main import main
-from llamarium.cli.training import harmless
+from llamarium.cli.training import harmless, watching
 from llamarium.errors import CheckpointError, TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.characters import CharacterTokenizer
@@ -529,3 +529,27 @@ def test_a_tracker_that_fails_ends_no_run(capsys: pytest.CaptureFixture[str]) ->
         watcher({"event": "step", "step": step})
     assert len(calls) == 1
     assert "ValueError: no such host: it is told nothing more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("json", [True, False])
+def test_a_reader_that_had_enough_ends_no_run(text: Path, tmp_path: Path, json: bool) -> None:
+    """`pretrain --json | head -1`: the pipe is closed from the first event on."""
+    settings = tmp_path / "settings.toml"
+    settings.write_text(config_of(text, steps=3).to_toml())
+    line = f'exec "{sys.executable}" -m llamarium pretrain --config "{settings}" --out "{tmp_path / "run"}" '
+    line += "--json 2>&1" if json else "2>&1"
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert subprocess.run(["bash", "-c", line], stdout=writer, check=False).returncode == 0
+    os.close(writer)
+    assert (tmp_path / "run" / "step-00000003" / "model.safetensors").exists()
+
+
+def test_a_view_that_fails_ends_no_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise ValueError("cannot draw")
+
+    monkeypatch.setattr("llamarium.cli.training_view._tell", failing)
+    with watching(3, [], json=False) as tell:
+        tell({"event": "end", "step": 3})
+    assert "ValueError: cannot draw: it is told nothing more" in capsys.readouterr().err

@@ -206,10 +206,20 @@ def shell(line: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False, env=env)
 
 
+SIGNALLED = """
+import sys, time
+from llamarium.cli.main import main
+sys.modules["llamarium.cli.main"]._dispatch = lambda words: (time.sleep(0.5), print("much"), 143)[-1]
+sys.exit(main([]))
+"""
+
+
 def test_a_closed_pipe_ends_quietly() -> None:
     done = shell("llamarium --help | head -1")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: llamarium")
+    done = shell(f"env -u PYTHONUNBUFFERED '{sys.executable}' -c '{SIGNALLED}' | true")
+    assert (done.returncode, done.stderr) == (143, ""), "the exit code is the command's"
     done = shell("llamarium models --json | true")
     assert (done.returncode, done.stderr) == (0, "")
 

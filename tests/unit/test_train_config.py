@@ -269,7 +269,10 @@ def test_curves_and_durations() -> None:
     assert training_view.sparkline([2.0]) == "▁"
     assert training_view.sparkline([1.0, 2.0, 3.0, 8.0]) == "▁▂▃█"
     assert len(training_view.sparkline([float(i) for i in range(1000)])) == 60
-    assert training_view.sparkline([1.0, float("nan"), 2.0]).count(" ") == 1
+    nan, inf = float("nan"), float("inf")
+    assert training_view.sparkline([1.0, nan, 2.0]) == "▁ █"
+    assert training_view.sparkline([nan, 1.0, inf, 3.0, -inf]) == " ▁ █ "
+    assert training_view.sparkline([nan, inf]) == "  "
     assert [training_view.duration(s) for s in (0.4, 59, 60, 3599, 3600, 90000)] == [
         "0 s", "59 s", "1 min 00 s", "59 min 59 s", "1 h 00 min", "25 h 00 min",
     ]  # fmt: skip

@@ -89,10 +89,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     if not sys.stderr.isatty():  # huggingface_hub would draw its bars into a file too
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    code = 0
     try:
         with _one_line_warnings():
             code = _exit_code(words)
         sys.stdout.flush()  # here, where a full disk can still be reported
+    except BrokenPipeError:
+        pass  # the reader had enough: `llamarium generate ... | head -1`
     except KeyboardInterrupt:
         code = 130
         with suppress(OSError):
@@ -200,8 +203,6 @@ def _command(name: str) -> Command:
 
 def _explain(error: Exception, *, debug: bool) -> int:
     """Say on one line of stderr what went wrong, and return the exit code."""
-    if isinstance(error, BrokenPipeError):
-        return 0  # the reader had enough: `llamarium generate ... | head -1`
     if debug:
         traceback.print_exception(error)
     if isinstance(error, LlamariumError):

@@ -12,7 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -49,9 +49,10 @@ def emit(value: Mapping[str, Any]) -> None:
 
 
 def note(text: str) -> None:
-    """Write one line for a person to stderr."""
-    sys.stderr.write(printable(text) + "\n")
-    sys.stderr.flush()
+    """Write one line for a person to stderr; where nobody reads any more (`2>&1 | head -2`), that ends no work."""
+    with suppress(BrokenPipeError):
+        sys.stderr.write(printable(text) + "\n")
+        sys.stderr.flush()
 
 
 def warn(text: str) -> None:

@@ -50,7 +50,7 @@ def harmless(watcher: Emit) -> Emit:
             return
         try:
             watcher(event)
-        except Exception as error:  # noqa: BLE001 - another package's
+        except Exception as error:  # noqa: BLE001 - another package's, or a closed pipe
             failed.append(error)
             warn(f"{type(error).__name__}: {error}: it is told nothing more of this run")
 
@@ -63,16 +63,15 @@ def watching(num_steps: int, trackers: Iterable[Emit], *, json: bool, **labels: 
 
     Args:
         num_steps: Of the whole run.
-        trackers: One that fails ends no run.
+        trackers: Who else watches. Whoever fails ends no run.
         json: A line an event on stdout, and no view.
         labels: Stand before the fields of each line.
     """
     with view(num_steps, quiet=json) as show:
-        watchers = [show, *map(harmless, trackers)]
+        first: Emit = (lambda event: emit({**labels, **event})) if json else show
+        watchers = [harmless(watcher) for watcher in (first, *trackers)]
 
         def tell(event: Event) -> None:
-            if json:
-                emit({**labels, **event})
             for watcher in watchers:
                 watcher(event)
 

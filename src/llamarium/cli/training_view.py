@@ -94,15 +94,19 @@ class Board:
 
 
 def sparkline(values: list[float]) -> str:
-    """Draw numbers as a line of blocks, the mean of each stretch, from the lowest to the highest."""
+    """Draw numbers as a line of blocks, the mean of each stretch, from the lowest to the highest.
+
+    A stretch with a number that is not finite is a blank.
+    """
     if not values:
         return ""
     width = min(_WIDTH, len(values))
     parts = [values[i * len(values) // width : (i + 1) * len(values) // width] for i in range(width)]
     means = [sum(part) / len(part) for part in parts]
-    low, high = min(means), max(means)
+    finite = [mean for mean in means if math.isfinite(mean)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
     span = (high - low) or 1.0
-    return "".join(_BLOCKS[min(7, int(8 * (mean - low) / span))] if mean == mean else " " for mean in means)
+    return "".join(_BLOCKS[min(7, int(8 * ((mean - low) / span)))] if mean in finite else " " for mean in means)
 
 
 def _numbers(

@@ -228,7 +228,7 @@ def _check(item: dataclasses.Field[Any], hint: Any, value: Any) -> None:
     if get_origin(kind) is Literal:
         fits, expected = value in get_args(kind), ", ".join(get_args(kind))
     elif kind in (int, float):
-        fits = (type(value) is int or type(value) is kind) and _within(value, low, high)
+        fits = isinstance(value, int | kind) and not isinstance(value, bool) and _within(value, low, high)
         expected = "a whole number" if kind is int else "a number"
         expected += "" if low is None else f" from {low:g}"
         expected += " to 2^63" if high is None else f" to {high:g}"
