@@ -1,6 +1,6 @@
 """Write a model in a format that others read.
 
-  llamarium export -m runs/tiny/step-00002000 --format gguf --out tiny.gguf
+  llamarium export -m runs/tiny/best --format gguf --out tiny.gguf
   llamarium export -m smollm2-135m --format gguf --type Q8_0 --out smollm2.gguf
   llamarium export -m model.gguf --format hf --type BF16 --out folder
 

@@ -7,7 +7,7 @@ says is learned; --preview shows which tokens those are, and trains nothing.
 
   llamarium finetune --data examples.jsonl --preview
   llamarium finetune --data examples.jsonl --out runs/mine --steps 100
-  llamarium merge --adapter runs/mine/step-00000100 --out my-model
+  llamarium merge --adapter runs/mine/best --out my-model
 """
 
 import argparse

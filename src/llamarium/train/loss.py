@@ -1,9 +1,9 @@
 """Cross-entropy that never holds the logits of a whole batch.
 
-With 128,256 words the logits of a batch are larger than everything else in a training step: 4 rows of 2,048 tokens make
-4.2 GB in float32, and autograd would keep them twice. Here a few rows at a time go through the head, and their gradient
-is computed on the spot, while their logits are at hand: d loss / d logits is softmax minus one at the label, so nothing
-has to be kept but the gradients of the hidden states and of the head.
+With 128,256 tokens in the vocabulary the logits of a batch are larger than everything else in a training step: 4 rows
+of 2,048 make 4.2 GB in float32, and autograd would keep them twice. Here a few rows at a time go through the head, and
+their gradient is computed on the spot, while their logits are at hand: d loss / d logits is softmax minus one at the
+label, so nothing has to be kept but the gradients of the hidden states and of the head.
 
 Source: the derivative is that of the log-softmax; computing it in the forward pass is Liger Kernel's idea
 (`fused_linear_cross_entropy`).
