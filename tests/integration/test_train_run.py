@@ -26,7 +26,7 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.characters import CharacterTokenizer
 from llamarium.train.batch import IGNORED, Batch
 from llamarium.train.bpe import train_bpe
-from llamarium.train.checkpoint import latest_checkpoint
+from llamarium.train.checkpoint import checkpoints, latest_checkpoint
 from llamarium.train.conduct import conduct
 from llamarium.train.config import FinetuneConfig, PretrainConfig
 from llamarium.train.finetune import prepare as prepare_finetuning
@@ -284,25 +284,41 @@ def test_gradients_that_stay_infinite_end_the_run_and_keep_the_weights(text: Pat
     assert sum(e["event"] == "skipped" for e in events) == 20
 
 
-def test_steps_without_labels_are_told_and_are_no_failure(text: Path, tmp_path: Path) -> None:
-    config, out = config_of(text, steps=25, save_every=100, eval_every=100, sample_every=0), tmp_path / "run"
+def test_steps_without_labels_are_told_and_are_no_failure_unless_there_are_no_others(
+    text: Path, tmp_path: Path
+) -> None:
+    config, out = config_of(text, steps=25, save_every=20, eval_every=100, sample_every=0), tmp_path / "run"
     out.mkdir()
     setup = prepare(config, out)
-    setup.train.batch = _learned_once(setup.train.batch)
-    events: list[Event] = []
+    batch, events = setup.train.batch, list[Event]()
     with RunLock(out):
-        assert run(setup, out, resume=False, emit=events.append).position.step == 25
-    assert sum(e["event"] == "skipped" for e in events) >= 20
+        setup.train.batch = _learned(batch, 1)  # which a run looks at to see whether there are any
+        with pytest.raises(TrainingError, match="none of the 25 steps could move the weights"):
+            run(setup, out, resume=False, emit=events.append)
+        assert sum(e["event"] == "skipped" for e in events) == 25
+        assert [folder.name for folder in checkpoints(out)] == ["step-00000020"], "what is saved stays"
+        setup.train.batch = _learned(batch, 2)
+        assert run(setup, out, resume=True, emit=events.append).position.step == 25
 
 
-def _learned_once(batch: Callable[..., Batch]) -> Callable[..., Batch]:
-    """Let only the first batch have labels: the one that a run looks at to see whether there are any."""
-    first = [True]
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_not_trained(value: float, text: Path, tmp_path: Path) -> None:
+    setup, events = prepare(config_of(text), tmp_path), list[Event]()
+    with torch.no_grad():
+        setup.model.model.layers[1].mlp.up_proj.weight[3, 4] = value
+    with pytest.raises(TrainingError, match=r"the model: model.layers.1.mlp.up_proj.weight has weights that"):
+        run(setup, tmp_path, resume=False, emit=events.append)
+    assert not events
+
+
+def _learned(batch: Callable[..., Batch], count: int) -> Callable[..., Batch]:
+    """Let only the first batches have labels."""
+    left = [True] * count
 
     def masked(epoch: int, indices: Sequence[int]) -> Batch:
         found = batch(epoch, indices)
-        labels_BT = found.labels_BT if first else torch.full_like(found.labels_BT, IGNORED)
-        first.clear()
+        labels_BT = found.labels_BT if left else torch.full_like(found.labels_BT, IGNORED)
+        del left[:1]
         return replace(found, labels_BT=labels_BT)
 
     return masked

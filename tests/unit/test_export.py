@@ -331,6 +331,19 @@ def test_norms_keep_their_precision(model_files: Callable[..., Any], tmp_path: P
     assert torch.equal(ours.read("model.norm.weight"), theirs.read("model.norm.weight"))
 
 
+@pytest.mark.parametrize("words", [["--format", "hf", "--type", "BF16"], ["--format", "gguf"]])
+def test_weights_that_are_no_numbers_are_told(
+    words: list[str], model_files: Callable[..., Any], tmp_path: Path
+) -> None:
+    model = loaded(model_files().huggingface())
+    with torch.no_grad():
+        model.model.norm.weight[:2] = torch.tensor([float("nan"), float("inf")])
+    save_model(model, tmp_path / "model")
+    out = str(tmp_path / "out.gguf")
+    with pytest.warns(UserWarning, match="model.norm.weight has 2 weights that are NaN or infinite"):
+        run("-m", tmp_path / "model", *words, "--no-tokenizer", "--out", out)
+
+
 def test_an_existing_target_needs_force(source: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="--force"):
         run("-m", source, "--format", "hf", "--out", source)

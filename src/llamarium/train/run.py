@@ -141,7 +141,7 @@ def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, e
 
     Raises:
         TrainingError: If there are checkpoints and `resume` is false, or settings or data have changed, or nothing can
-            be learned, or the gradients stay not finite.
+            be learned, or weights or gradients are not finite, or no step could move the weights.
         OutputError: If a checkpoint cannot be written.
     """
     config, model = setup.config, setup.model
@@ -163,6 +163,7 @@ def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, e
     position = Position()
     if newest is not None:
         position = _restore(setup, newest, optimizers, allow_changes)
+    _check_finite(model, "the model" if newest is None else str(newest))
     if config.checkpoint_activations:
         checkpoint_layers(model)
     best = {name: position.to_dict()[name] for name in ("best_loss", "best_step")}
@@ -178,6 +179,17 @@ def check_start(out: Path, resume: bool) -> None:
     """
     if not resume and (found := checkpoints(out)):
         raise TrainingError(f"{out}: holds a run ({found[-1].name}); resume it, or choose another folder")
+
+
+def _check_finite(model: LlamaForCausalLM, where: str) -> None:
+    """Refuse to train weights, or this process's part of them, of which some are no numbers: none would ever move."""
+    for key, parameter in model.named_parameters():
+        values: Any = parameter.detach()
+        if parameter.requires_grad and not getattr(values, "to_local", lambda v=values: v)().isfinite().all():
+            raise TrainingError(
+                f"{where}: {key} has weights that are NaN or infinite, from which nothing can be learned; begin with "
+                "another model, or go on from another checkpoint"
+            )
 
 
 class _Loop:
@@ -240,7 +252,10 @@ class _Loop:
         return found
 
     def _check_updated(self, found: StepResult) -> None:
-        """Tell of an update that was left out; too many in a row for gradients that are not finite end the run."""
+        """Tell of an update that was left out; too many in a row for gradients that are not finite end the run.
+
+        So does the last step where there was no update at all.
+        """
         self.skipped = 0 if math.isfinite(found.grad_norm) else self.skipped + 1
         if not found.updated:
             self.emit({"event": "skipped", "step": self.at.step, "loss": found.loss, "grad_norm": found.grad_norm})
@@ -248,6 +263,11 @@ class _Loop:
             raise TrainingError(
                 f"the gradients of {self.skipped} steps in a row were not finite (loss {found.loss}); the weights are "
                 "as they were before: lower the learning rate, or use float32"
+            )
+        if self.at.step == self.setup.config.steps and not any(optimizer.state for optimizer in self.optimizers):
+            raise TrainingError(
+                f"none of the {self.at.step} steps could move the weights: gradients were not finite, or no token had "
+                "a label; check the data and the model that the run began with"
             )
 
     def _learning_rate(self) -> float:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,6 +172,8 @@ def model_weights(model: LlamaForCausalLM, dtype: torch.dtype | None = None) -> 
 def checkpoint_weights(checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> list[Weight]:
     """Return the weights of a model on disk, read when it is their turn; quantized ones need a `dtype`.
 
+    Where some are NaN or infinite, reading them warns.
+
     Raises:
         OptionError: As for `save_model`.
     """
@@ -180,8 +183,15 @@ def checkpoint_weights(checkpoint: Checkpoint, dtype: torch.dtype | None = None)
         target = dtype or FLOAT_DTYPES.get(entry.dtype)
         if target is None:
             raise _needs_dtype(f"{escape(checkpoint.path)}: {key}", entry.dtype)
-        weights.append(_casting(key, entry.shape, target, lambda key=key: checkpoint.read(key)))
+        weights.append(_casting(key, entry.shape, target, lambda key=key: _read_finite(checkpoint, key)))
     return weights
+
+
+def _read_finite(checkpoint: Checkpoint, key: str) -> Tensor:
+    values = checkpoint.read(key)
+    if not values.sum(dtype=torch.float32).isfinite() and (num_bad := int((~values.isfinite()).sum())):
+        warnings.warn(f"{escape(checkpoint.path)}: {key} has {num_bad} weights that are NaN or infinite", stacklevel=2)
+    return values
 
 
 def write_safetensors(path: Path, weights: Iterable[Weight], metadata: Mapping[str, str] | None = None) -> None:
