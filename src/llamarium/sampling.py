@@ -29,15 +29,19 @@ import math
 import secrets
 import struct
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from llamarium.errors import LlamariumError, SamplingError
+from llamarium.kernels.threads import one_torch_thread
 from llamarium.sampling_params import SamplingParams
 
 __all__ = ["Sampled", "Sampler", "SamplingParams"]
+
+_SMALL = 2**20  # logits that one thread handles as fast as several
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,10 @@ class Sampler:
             logits_BV: The model's logits, shape (B, V), any float dtype; not changed.
         """
         assert logits_BV.shape == (len(self.params), self._vocab_size)
+        with one_torch_thread() if logits_BV.numel() <= _SMALL else nullcontext():
+            return self._sample(logits_BV)
+
+    def _sample(self, logits_BV: Tensor) -> Sampled:
         raw_BV = logits_BV.float()
         adjusted_BV = self._adjusted(raw_BV)
         max_B1, greedy_B1 = adjusted_BV.max(-1, keepdim=True)  # the first of equals, so the lowest id; NaN stays NaN

@@ -18,7 +18,10 @@ from llamarium.quant.ggml import EmbeddingGGML, LinearGGML
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.nf4 import Linear4bit
+from llamarium.quant.packed import LinearPacked
 from llamarium.tokenizer.characters import CharacterTokenizer
+from llamarium.weights.gguf_file import read_gguf
+from llamarium.weights.native import NativeLlamaModel
 
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42], [9, 8, 7, 6, 5, 4, 3, 2]])
 POSITIONS = torch.tensor([[0, 1, 2, 100, 8193, 20000, 100000, 131071]])
@@ -99,18 +102,64 @@ def test_quantizing_on_load(method: Any, kind: type, tolerance: float, model_fil
     assert held["model.embed_tokens.weight"] == "float32"
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("type_name", ["Q8_0", "Q4_0", "Q4_1"])
+def test_gguf_blocks_are_packed_for_the_kernels_unless_something_else_is_asked_for(
+    type_name: str, model_files: Callable[..., Any]
+) -> None:
+    path = model_files().gguf_file(type_name)
+    packed = llamarium.load(path, device="cpu")
+    linears = [m for m in packed.model.modules() if isinstance(m, LinearPacked)]
+    assert len(linears) == 7 * packed.config.num_hidden_layers + 1 and isinstance(packed.model.model, NativeLlamaModel)
+    assert packed.model.lm_head.weight is packed.model.model.embed_tokens.weight, "a tied head is the same storage"
+    exact = llamarium.load(path, dtype="float32", device="cpu")
+    for key in ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"):
+        weight = packed.model.get_submodule(key).dequantize()
+        assert torch.equal(weight, exact.model.get_parameter(f"{key}.weight")), "nothing is lost"
+    for others in ({"dequantize": "load"}, {"dequantize": "use"}, {"dtype": "float32"}, {"dtype": "float16"}):
+        llama = llamarium.load(path, device="cpu", **others)
+        assert not any(isinstance(m, LinearPacked) for m in llama.model.modules())
+    found, expected = packed.model(IDS, POSITIONS).float(), exact.model(IDS, POSITIONS)
+    assert (found - expected).norm() / expected.norm() < 0.03
+
+
+def test_without_the_kernels_gguf_is_unpacked(model_files: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamarium.kernels.native.library", lambda: None)
+    llama = llamarium.load(model_files().gguf_file("Q8_0"), device="cpu")
+    assert {s.dtype for s in llama.sources} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(("strict", "kind"), [(False, None), (True, CheckpointError)])
+def test_packed_weights_that_are_not_finite_are_counted(
+    strict: bool, kind: Any, model_files: Callable[..., Any]
+) -> None:
+    path = model_files().gguf_file("Q8_0")
+    table = read_gguf(path).tensors["blk.0.ffn_up.weight"]
+    data = bytearray(path.read_bytes())
+    data[table.offset : table.offset + 2] = b"\x00\x7e"  # a block's scale: NaN
+    path.write_bytes(data)
+    if strict:
+        with pytest.raises(kind, match=r"blk\.0\.ffn_up\.weight has 32 weights that are NaN"):
+            llamarium.load(path, device="cpu", strict=True)
+    else:
+        with pytest.warns(UserWarning, match="has 32 weights that are NaN"):
+            llamarium.load(path, device="cpu")
+
+
 def test_sources_tell_each_weight_s_way(model_files: Callable[..., Any]) -> None:
     llama = llamarium.load(model_files().gguf_file("Q8_0"), device="cpu")
     sources = {s.key: s for s in llama.sources}
     q_proj = sources["model.layers.1.self_attn.q_proj.weight"]
-    assert (q_proj.name, q_proj.stored_dtype, q_proj.dtype) == ("blk.1.attn_q.weight", "Q8_0", "bfloat16")
+    assert (q_proj.name, q_proj.stored_dtype, q_proj.dtype) == ("blk.1.attn_q.weight", "Q8_0", "q8")
     assert q_proj.permuted
     assert q_proj.file.name == "Q8_0.gguf"
     assert not sources["model.layers.1.self_attn.v_proj.weight"].permuted
     head = sources["lm_head.weight"]
     assert (head.tied_to, head.num_bytes) == ("model.embed_tokens.weight", 0)
-    held = sum(s.num_bytes for s in llama.sources)
-    assert held == sum(p.numel() * p.element_size() for p in llama.model.parameters())
+    held, head_bytes = sum(s.num_bytes for s in llama.sources), llama.model.lm_head.weight.numel()
+    assert (
+        held == sum(t.numel() * t.element_size() for t in llama.model.state_dict(keep_vars=True).values()) - head_bytes
+    )
     assert set(sources) == set(llama.model.state_dict())
 
 

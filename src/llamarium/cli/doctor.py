@@ -127,7 +127,22 @@ def _kernels() -> Iterator[Check]:
     for name, is_native in (("bfloat16", cpu_has_native_bf16()), ("float16", cpu_has_native_fp16())):
         how = "torch's own, the processor multiplies it" if is_native else "converted to float32 where that is faster"
         yield Check(f"{name} on CPU", how)
-    yield Check("4 and 8 bit", "unpacked by torch, then multiplied")
+    yield _native()
+
+
+def _native() -> Check:
+    from llamarium.kernels import native
+
+    try:
+        found = native.kernels()
+    except LlamariumError as error:
+        return Check("C kernels", str(error), ok=False)
+    if found is not None:
+        return Check("C kernels", f"{found}, for 4 and 8 bit and for decoding")
+    if os.environ.get(native.VARIABLE):
+        return Check("C kernels", f"none, as {native.VARIABLE} asks: PyTorch does their work")
+    how = f"PyTorch does their work, slowly: {native.HOW_TO_BUILD}"
+    return Check("C kernels", f"the package was installed without them; {how}", ok=False)
 
 
 def _caches() -> Iterator[Check]:

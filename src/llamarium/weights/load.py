@@ -15,14 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from llamarium.errors import CheckpointError, OptionError
+from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedLinear
 from llamarium.quant.ggml import GGML_TYPES, EmbeddingGGML, LinearGGML, dequantize
 from llamarium.quant.half import use_half_linears
 from llamarium.quant.nf4 import Linear4bit
+from llamarium.quant.packed import GGML_FORMATS, GROUP, EmbeddingPacked, LinearPacked, pack_ggml
 from llamarium.quant.swap import QUANTIZED_LINEARS, Method
 from llamarium.weights.checkpoint import EMBEDDING, HEAD, Checkpoint, TensorEntry
 from llamarium.weights.fuse import join_projections
+from llamarium.weights.native import use_kernels
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 STORED_FLOATS: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
@@ -39,10 +42,11 @@ class LoadOptions:
         device: Where it computes.
         quantize: Quantize the Linears (but the head) on loading: "nf4", "int8" or "int4".
         dequantize: For files that are already quantized: "load" unpacks once into `dtype`, "use" keeps the packed bytes
-            and unpacks for every use. "auto" keeps NF4 packed and unpacks GGUF's block formats, as each is used most.
+            and unpacks for every use. "auto" keeps NF4 packed; of GGUF's block formats, it keeps those that the CPU
+            kernels multiply, in the kernels' order, and unpacks the others.
         strict: Refuse weights that are not finite instead of warning.
-        join: On a CPU, join small projections for decoding (`weights/fuse.py`); a model that is to be trained has its
-            weights apart.
+        join: On a CPU, put weights in the order of the kernels and give the model a plan (`weights/native.py`), or
+            join small projections (`weights/fuse.py`); a model that is to be trained has its weights apart and plain.
     """
 
     dtype: torch.dtype | None = None
@@ -107,7 +111,7 @@ def load_model(
     if options.device.type == "cpu":
         if dtype is not torch.float32:
             use_half_linears(model)
-        if options.join:
+        if options.join and not use_kernels(model):
             join_projections(model)
     return model.eval().requires_grad_(False), tuple(loader.sources)
 
@@ -133,13 +137,17 @@ class _Loader:
         self.dtype = dtype
         self.progress = progress
         self.sources: list[TensorSource] = []
+        half = options.dtype in (None, torch.bfloat16)  # in float32 somebody wants the weights' own products
+        self._packs = options.join and half and options.device.type == "cpu" and native.library() is not None
         self._total_bytes = sum(entry.num_bytes for entry in checkpoint.entries.values())
         self._read_bytes = 0
 
     def fill(self, name: str, module: nn.Module) -> nn.Module:
         """Return what takes the place of the meta module called `name`."""
         entry = self.checkpoint.entries[f"{name}.weight"]
-        if self._stays_packed(module, entry):
+        if self._is_repacked(module, entry):
+            filled, held = self._repacked(module, entry)
+        elif self._stays_packed(module, entry):
             filled, held = self._packed(module, entry)
         else:
             filled, held = self._unpacked(name, module, self._read(entry))
@@ -153,6 +161,8 @@ class _Loader:
         embedding = model.model.embed_tokens
         if isinstance(embedding, EmbeddingGGML):
             model.set_submodule("lm_head", LinearGGML(embedding.weight, embedding.type_name))
+        elif isinstance(embedding, EmbeddingPacked):
+            model.set_submodule("lm_head", embedding.linear)
         else:
             model.tie_weights()
         source = next(source for source in self.sources if source.key == EMBEDDING)
@@ -163,6 +173,17 @@ class _Loader:
         if not is_matrix or entry.dtype in STORED_FLOATS or self.options.quantize is not None:
             return False
         return self.options.dequantize == "use" or (self.options.dequantize == "auto" and entry.dtype == "NF4")
+
+    def _is_repacked(self, module: nn.Module, entry: TensorEntry) -> bool:
+        if not self._packs or self.options.dequantize != "auto" or self.options.quantize is not None:
+            return False
+        is_matrix = isinstance(module, (nn.Linear, nn.Embedding))
+        return is_matrix and entry.dtype in GGML_FORMATS and entry.shape[1] % GROUP == 0
+
+    def _repacked(self, module: nn.Module, entry: TensorEntry) -> tuple[nn.Module, str]:
+        linear = pack_ggml(self.checkpoint.packed(entry.key).data, entry.dtype)
+        is_embedding = isinstance(module, nn.Embedding)
+        return EmbeddingPacked(linear, self.dtype) if is_embedding else linear, linear.format.name
 
     def _packed(self, module: nn.Module, entry: TensorEntry) -> tuple[nn.Module, str]:
         packed = self.checkpoint.packed(entry.key)
@@ -188,6 +209,8 @@ class _Loader:
 
     def _check_finite(self, module: nn.Module, entry: TensorEntry) -> None:
         """Warn of, or with `strict` refuse, weights that are NaN or infinite."""
+        if isinstance(module, (LinearPacked, EmbeddingPacked)) and module.has_finite_scales():
+            return
         parts = _parts(module)
         if all(bool(part.sum(dtype=torch.float32).isfinite()) for part in parts()):  # sync: a scalar a part, once
             return
@@ -218,6 +241,8 @@ def _parts(module: nn.Module) -> Callable[[], Iterator[Tensor]]:
         return lambda: (module.dequantize_rows(start, stop, torch.float32) for start, stop in module.chunks())
     if isinstance(module, EmbeddingGGML):
         return lambda: (dequantize(rows, module.type_name) for rows in module.weight.split(4096))
+    if isinstance(module, EmbeddingPacked):
+        return _parts(module.linear)
     return lambda: iter((module.get_parameter("weight"),))
 
 

@@ -1,0 +1,93 @@
+/* The CPU kernels of Llamarium: one plain C interface, called through ctypes.
+ *
+ * Everything here works on rows of tokens. A decode step is one row, a batch is several, a prompt is many; the
+ * arithmetic of a row does not depend on how many there are, nor on the number of threads.
+ *
+ * Weights lie in the order in which they are used. A tile is 16 rows by 32 columns: the 32 columns are a group, which
+ * shares a scale in each row. The tiles of 16 rows follow each other in one linear stream, group after group:
+ *
+ *   Q4, Q4_MIN, Q4_CODEBOOK   256 bytes of nibbles, 16 float16 scales (and, for Q4_MIN, 16 float16 minima)
+ *   Q8                        512 bytes, 16 float16 scales
+ *
+ *   byte (j, r, c) of the nibbles, j < 4, r < 16, c < 4: row r, column 4j + c in the low half, 16 + 4j + c in the high
+ *   byte (j, r, c) of Q8, j < 8: row r, column 4j + c, plus 128
+ *
+ *   Q4            w = scale * (q - 8)
+ *   Q4_MIN        w = scale * q + minimum
+ *   Q4_CODEBOOK   w = scale * codebook[q], the codebook's entries stored plus 128
+ *   Q8            w = scale * (q - 128)
+ *   BF16          row-major, as in the file
+ *
+ * The last rows of a matrix whose number is no multiple of 16 are filled up with zero scales.
+ */
+#ifndef LLAMARIUM_H
+#define LLAMARIUM_H
+
+#include <stdint.h>
+
+#define LM_EXPORT __attribute__((visibility("default")))
+
+#define LM_TILE_ROWS 16
+#define LM_GROUP 32
+
+enum { LM_BF16 = 0, LM_Q8 = 1, LM_Q4 = 2, LM_Q4_MIN = 3, LM_Q4_CODEBOOK = 4 };
+enum { LM_CACHE_FLOAT32 = 0, LM_CACHE_BFLOAT16 = 1 };
+enum { LM_OK = 0, LM_NO_MEMORY = 1 };
+
+typedef struct {
+    int32_t kind;
+    int32_t rows;
+    int32_t cols;            /* a multiple of 32 */
+    const void *data;
+    const uint8_t *codebook; /* 16 entries, or NULL */
+} lm_matrix;
+
+typedef struct {
+    const float *attention_norm, *mlp_norm; /* (hidden) */
+    lm_matrix q, k, v, o, gate, up, down;
+} lm_layer;
+
+typedef struct {
+    int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim;
+    float norm_eps;
+    const float *frequencies; /* (head_dim / 2), radians a position */
+    const float *final_norm;  /* (hidden) */
+    const lm_layer *layers;
+} lm_model;
+
+/* Keys and values of (row, kv head, slot, head_dim), one pointer a layer. */
+typedef struct {
+    int32_t dtype;
+    int64_t row_stride, head_stride; /* in elements */
+    void **k, **v;
+} lm_cache;
+
+/* One row of tokens' place: which row of the cache, and which slot of it. A row sees slots 0 to its own. */
+typedef struct {
+    int32_t cache_row, position;
+} lm_place;
+
+/* Run `num_rows` embedded tokens (num_rows, hidden) through all layers and the last norm, in place. */
+LM_EXPORT int lm_forward(const lm_model *model, const lm_cache *cache, const lm_place *places, int32_t num_rows, float *hidden);
+
+/* y (num_rows, w.rows) = x (num_rows, w.cols) w^T */
+LM_EXPORT int lm_product(const lm_matrix *w, const float *x, int32_t num_rows, float *y);
+
+/* out (num_rows, w.cols): some rows of a packed matrix, as an embedding looks them up. */
+LM_EXPORT void lm_lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *out);
+
+/* Which interface this is; it changes with every struct and function here. */
+#define LM_INTERFACE 1
+LM_EXPORT int32_t lm_interface(void);
+
+/* The kernels in use: "avx512_vnni", "avx2", "neon_dotprod" or "portable". */
+LM_EXPORT const char *lm_kernels(void);
+
+/* Use these kernels from now on; 0 if this machine has them. NULL is the best there are. */
+LM_EXPORT int lm_use_kernels(const char *name);
+
+/* Use this many threads, at least 1. */
+LM_EXPORT void lm_set_threads(int32_t num_threads);
+LM_EXPORT int32_t lm_threads(void);
+
+#endif

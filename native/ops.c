@@ -1,0 +1,509 @@
+/* A forward pass, stage by stage; compiled once for each set of instructions.
+ *
+ * All threads run the same function. A stage's work is cut into pieces that are taken one after the other, so that a
+ * thread that lost its core for a while holds nobody up; which thread computes a piece does not change its result. Between
+ * two stages stands a barrier.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include "ops.h"
+#include "pool.h"
+#include LM_PRODUCTS /* tile_product for this set */
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+
+#define CHUNK 256          /* slots of the cache that one piece of attention looks at */
+#define ROWS_IN_CACHE 64   /* rows of tokens whose inputs stay in the cache beside a stripe */
+#define MAX_STAGES 16
+
+static inline int padded(int rows) { return (rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS * LM_TILE_ROWS; }
+static inline int stripes_of(const lm_matrix *w) { return (w->rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS; }
+static inline int min_int(int a, int b) { return a < b ? a : b; }
+
+/* --- numbers ---------------------------------------------------------------------------------------------------- */
+
+/* e^x for x <= 0, within 2e-7 of it; NaN stays NaN. The compiler computes many at once. */
+static inline float exp_below_zero(float given) {
+    const float x = given > -87.0f ? given : -87.0f;
+    const float n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* rounded to a whole number */
+    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float y = 1.9875691500e-4f;
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    const int32_t bits = ((int32_t)n + 127) << 23;
+    float power;
+    memcpy(&power, &bits, 4);
+    return y * power + (given - given);
+}
+
+static inline float silu(float x) {
+    const float e = exp_below_zero(x < 0 ? x : -x);
+    return x < 0 ? x * e / (1 + e) : x / (1 + e);
+}
+
+/* --- inputs ----------------------------------------------------------------------------------------------------- */
+
+/* Round a group of 32 numbers to 8 bits each. NaN and infinities make the scale NaN, and with it every result. */
+static inline void quantize_group(const float *x, lm_block *block) {
+    float largest = 0, poison = 0;
+#pragma omp simd reduction(max : largest) reduction(+ : poison)
+    for (int i = 0; i < LM_GROUP; i++) {
+        const float size = fabsf(x[i]);
+        largest = size > largest ? size : largest;
+        poison += x[i] * 0.0f;
+    }
+    const float scale = largest / 127, inverse = largest > 0 ? 127 / largest : 0;
+    int32_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < LM_GROUP; i++) {
+        float wanted = x[i] * inverse;
+        wanted = wanted < 127 ? wanted : 127;
+        wanted = wanted > -127 ? wanted : -127;
+        const int32_t q = (int32_t)((wanted + 12582912.0f) - 12582912.0f);
+        block->q[i] = (int8_t)q;
+        sum += q;
+    }
+    block->scale = scale + poison;
+    block->sum = sum;
+}
+
+/* One stage's inputs, as the matrices want them. */
+typedef struct {
+    lm_block *blocks; /* (num_rows, cols / 32), for packed matrices */
+    float *floats;    /* (num_rows, cols), for BF16 */
+} inputs;
+
+static inline void put_group(const float *group, inputs in, size_t place) {
+    if (in.floats != NULL) memcpy(in.floats + place * LM_GROUP, group, LM_GROUP * sizeof(float));
+    if (in.blocks != NULL) quantize_group(group, &in.blocks[place]);
+}
+
+/* This thread's share of (num_rows, cols): x, normalised if there is a norm, as inputs. */
+static void prepare_inputs(lm_team team, const float *x, int num_rows, int cols, const float *norm, float eps, inputs in) {
+    const int groups = cols / LM_GROUP, pieces = num_rows * groups;
+    const int first = (int)((int64_t)pieces * team.index / team.count);
+    const int end = (int)((int64_t)pieces * (team.index + 1) / team.count);
+    float factor = 1;
+    for (int piece = first, row = -1; piece < end; piece++) {
+        if (piece / groups != row) {
+            row = piece / groups;
+            if (norm != NULL) {
+                float squares = 0;
+                const float *all = x + (size_t)row * cols;
+#pragma omp simd reduction(+ : squares)
+                for (int i = 0; i < cols; i++) squares += all[i] * all[i];
+                factor = 1 / sqrtf(squares / cols + eps);
+            }
+        }
+        const size_t place = (size_t)row * cols + (piece % groups) * LM_GROUP;
+        float group[LM_GROUP];
+        for (int i = 0; i < LM_GROUP; i++)
+            group[i] = norm == NULL ? x[place + i] : x[place + i] * factor * norm[piece % groups * LM_GROUP + i];
+        put_group(group, in, piece);
+    }
+}
+
+/* --- products --------------------------------------------------------------------------------------------------- */
+
+/* out (num_rows, 16), from BF16 weights as the file has them. */
+static void bf16_product(const lm_matrix *w, int stripe, const float *x, int num_rows, float *out) {
+    const int cols = w->cols, rows = min_int(LM_TILE_ROWS, w->rows - stripe * LM_TILE_ROWS);
+    for (int r = 0; r < rows; r++) {
+        const uint16_t *weights = (const uint16_t *)w->data + (size_t)(stripe * LM_TILE_ROWS + r) * cols;
+        for (int m = 0; m < num_rows; m++) {
+            const float *row = x + (size_t)m * cols;
+            float total = 0;
+#pragma omp simd reduction(+ : total)
+            for (int i = 0; i < cols; i++) total += from_bf16(weights[i]) * row[i];
+            out[m * LM_TILE_ROWS + r] = total;
+        }
+    }
+    for (int r = rows; r < LM_TILE_ROWS; r++)
+        for (int m = 0; m < num_rows; m++) out[m * LM_TILE_ROWS + r] = 0;
+}
+
+static inline void stripe_product(const lm_matrix *w, int stripe, inputs in, int first, int num_rows, float *out) {
+    if (w->kind == LM_BF16)
+        bf16_product(w, stripe, in.floats + (size_t)first * w->cols, num_rows, out);
+    else
+        tile_product(w, stripe, in.blocks + (size_t)first * (w->cols / LM_GROUP), num_rows, out);
+}
+
+/* How many stripes of 16 rows a thread takes at a time: few enough that all threads end at about the same time. An even
+ * number, so that a piece is made of whole groups of 32. */
+static inline int stripes_at_once(int stripes, lm_team team) {
+    const int share = stripes / (16 * team.count) / 2 * 2;
+    return share < 2 ? 2 : share > 8 ? 8 : share;
+}
+
+static inline int pieces_of(const lm_matrix *w, lm_team team) {
+    const int at_once = stripes_at_once(stripes_of(w), team);
+    return (stripes_of(w) + at_once - 1) / at_once;
+}
+
+/* Rows of tokens `m` to `m + rows` of one stripe, written to y (num_rows, stride), or added to it. */
+static inline void write_stripe(const float *out, int stripe, const lm_matrix *w, int m, int rows, float *y, int stride, int add) {
+    const int width = min_int(LM_TILE_ROWS, w->rows - stripe * LM_TILE_ROWS);
+    for (int k = 0; k < rows; k++) {
+        float *to = y + (size_t)(m + k) * stride + stripe * LM_TILE_ROWS;
+        for (int r = 0; r < width; r++) to[r] = out[k * LM_TILE_ROWS + r] + (add ? to[r] : 0);
+    }
+}
+
+/* Several matrices of the same inputs as one: y[i] (num_rows, strides[i]) is written, or added to. */
+static void products(lm_team team, atomic_int *next, const lm_matrix *const *w, int count, inputs in, int num_rows,
+                     float *const *y, const int *strides, int add) {
+    float out[ROWS_IN_CACHE * LM_TILE_ROWS];
+    int pieces = 0;
+    for (int i = 0; i < count; i++) pieces += pieces_of(w[i], team);
+    for (int piece; (piece = lm_next(next)) < pieces;) {
+        int i = 0;
+        for (; piece >= pieces_of(w[i], team); i++) piece -= pieces_of(w[i], team);
+        const int at_once = stripes_at_once(stripes_of(w[i]), team);
+        const int end = min_int(stripes_of(w[i]), (piece + 1) * at_once);
+        for (int stripe = piece * at_once; stripe < end; stripe++)
+            for (int m = 0; m < num_rows; m += ROWS_IN_CACHE) {
+                const int rows = min_int(ROWS_IN_CACHE, num_rows - m);
+                stripe_product(w[i], stripe, in, m, rows, out);
+                write_stripe(out, stripe, w[i], m, rows, y[i], strides[i], add);
+            }
+    }
+}
+
+/* silu(gate) * up, as inputs of the next product: both products, and what is made of them, in one stage. */
+static void gated_products(lm_team team, atomic_int *next, const lm_layer *layer, inputs in, int num_rows, inputs gated) {
+    float gate[2 * ROWS_IN_CACHE * LM_TILE_ROWS], up[ROWS_IN_CACHE * LM_TILE_ROWS];
+    const int stripes = stripes_of(&layer->gate), at_once = stripes_at_once(stripes, team), cols = layer->gate.rows;
+    for (int piece; (piece = lm_next(next)) * at_once < stripes;) {
+        const int end = min_int(stripes, (piece + 1) * at_once);
+        for (int stripe = piece * at_once; stripe < end; stripe += 2)
+            for (int m = 0; m < num_rows; m += ROWS_IN_CACHE) {
+                const int rows = min_int(ROWS_IN_CACHE, num_rows - m);
+                for (int half = 0; half < 2; half++) { /* of a group of 32 */
+                    float *here = gate + half * ROWS_IN_CACHE * LM_TILE_ROWS;
+                    stripe_product(&layer->gate, stripe + half, in, m, rows, here);
+                    stripe_product(&layer->up, stripe + half, in, m, rows, up);
+                    for (int i = 0; i < rows * LM_TILE_ROWS; i++) here[i] = silu(here[i]) * up[i];
+                }
+                for (int k = 0; k < rows; k++) {
+                    float group[LM_GROUP];
+                    memcpy(group, gate + k * LM_TILE_ROWS, LM_TILE_ROWS * sizeof(float));
+                    memcpy(group + LM_TILE_ROWS, gate + (ROWS_IN_CACHE + k) * LM_TILE_ROWS, LM_TILE_ROWS * sizeof(float));
+                    put_group(group, gated, (size_t)(m + k) * (cols / LM_GROUP) + stripe / 2);
+                }
+            }
+    }
+}
+
+/* --- attention -------------------------------------------------------------------------------------------------- */
+
+static inline void rotate(float *head, const float *turn, int half) {
+    const float *cosine = turn, *sine = turn + half;
+    for (int i = 0; i < half; i++) {
+        const float a = head[i], b = head[i + half];
+        head[i] = a * cosine[i] - b * sine[i];
+        head[i + half] = b * cosine[i] + a * sine[i];
+    }
+}
+
+static inline void store(int dtype, void *to, size_t place, const float *values, int count) {
+    if (dtype == LM_CACHE_FLOAT32) {
+        memcpy((float *)to + place, values, (size_t)count * sizeof(float));
+        return;
+    }
+    for (int i = 0; i < count; i++) ((uint16_t *)to)[place + i] = to_bf16(values[i]);
+}
+
+static inline float dot(int dtype, const void *from, size_t place, const float *x, int count) {
+    float total = 0;
+    if (dtype == LM_CACHE_FLOAT32) {
+        const float *values = (const float *)from + place;
+#pragma omp simd reduction(+ : total)
+        for (int i = 0; i < count; i++) total += values[i] * x[i];
+    } else {
+        const uint16_t *values = (const uint16_t *)from + place;
+#pragma omp simd reduction(+ : total)
+        for (int i = 0; i < count; i++) total += from_bf16(values[i]) * x[i];
+    }
+    return total;
+}
+
+static inline void add_scaled(int dtype, const void *from, size_t place, float weight, float *to, int count) {
+    if (dtype == LM_CACHE_FLOAT32) {
+        const float *values = (const float *)from + place;
+        for (int i = 0; i < count; i++) to[i] += weight * values[i];
+    } else {
+        const uint16_t *values = (const uint16_t *)from + place;
+        for (int i = 0; i < count; i++) to[i] += weight * from_bf16(values[i]);
+    }
+}
+
+/* A softmax over some slots: the largest score, the sum of e^(score - largest), and the values weighted so. */
+typedef struct {
+    float largest, sum;
+    float mixture[]; /* (head_dim) */
+} part;
+
+static inline part *part_at(float *parts, size_t index, int head_dim) {
+    return (part *)(parts + index * (size_t)(head_dim + 2));
+}
+
+/* What one query head sees in the slots from `begin` to `end`, at most CHUNK of them. */
+static void attend_chunk(int dtype, const void *k, const void *v, size_t base, int head_dim, int begin, int end,
+                         const float *q, part *out) {
+    float scores[CHUNK], largest = -INFINITY, sum = 0;
+    const int count = end - begin;
+    for (int s = 0; s < count; s++) {
+        scores[s] = dot(dtype, k, base + (size_t)(begin + s) * head_dim, q, head_dim);
+        largest = scores[s] > largest ? scores[s] : largest;
+    }
+#pragma omp simd reduction(+ : sum)
+    for (int s = 0; s < count; s++) sum += scores[s] = exp_below_zero(scores[s] - largest);
+    for (int i = 0; i < head_dim; i++) out->mixture[i] = 0;
+    for (int s = 0; s < count; s++)
+        add_scaled(dtype, v, base + (size_t)(begin + s) * head_dim, scores[s], out->mixture, head_dim);
+    out->largest = largest;
+    out->sum = sum;
+}
+
+/* Add a later chunk to what is known of the earlier ones; always in this order, so that the sum is always the same. */
+static void fold(part *known, const part *next, int head_dim) {
+    const float largest = known->largest > next->largest ? known->largest : next->largest;
+    const float a = exp_below_zero(known->largest - largest), b = exp_below_zero(next->largest - largest);
+    known->sum = known->sum * a + next->sum * b;
+    known->largest = largest;
+    for (int i = 0; i < head_dim; i++) known->mixture[i] = known->mixture[i] * a + next->mixture[i] * b;
+}
+
+/* --- the pass --------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const lm_model *model;
+    const lm_cache *cache;
+    const lm_place *places;
+    int num_rows, num_chunks;        /* chunks of the longest row */
+    float *hidden, *qkv, *turns, *parts;
+    float *attended; /* NULL where heads are made of whole groups */
+    inputs in, gated;
+    atomic_int *counters; /* one a stage that hands out pieces: (num_layers, MAX_STAGES) */
+} pass;
+
+static void turn_angles(const pass *p, lm_team team) {
+    const int half = p->model->head_dim / 2;
+    for (int row = team.index; row < p->num_rows; row += team.count)
+        for (int i = 0; i < half; i++) {
+            const float angle = (float)p->places[row].position * p->model->frequencies[i];
+            p->turns[(size_t)row * 2 * half + i] = cosf(angle);
+            p->turns[(size_t)row * 2 * half + half + i] = sinf(angle);
+        }
+}
+
+/* Rotate queries and keys, scale the queries, and put keys and values into the cache. */
+static void rotate_and_store(const pass *p, lm_team team, int layer) {
+    const lm_model *model = p->model;
+    const lm_cache *cache = p->cache;
+    const int head_dim = model->head_dim, heads = model->num_heads, kv_heads = model->num_kv_heads;
+    const int all = heads + 2 * kv_heads;
+    const float scale = 1 / sqrtf((float)head_dim);
+    for (int64_t piece = team.index; piece < (int64_t)p->num_rows * all; piece += team.count) {
+        const int row = (int)(piece / all), head = (int)(piece % all);
+        float *values = p->qkv + (size_t)piece * head_dim;
+        if (head < heads + kv_heads) rotate(values, p->turns + (size_t)row * head_dim, head_dim / 2);
+        if (head < heads) {
+            for (int i = 0; i < head_dim; i++) values[i] *= scale;
+            continue;
+        }
+        const int kv = (head - heads) % kv_heads;
+        const size_t place = (size_t)p->places[row].cache_row * cache->row_stride + (size_t)kv * cache->head_stride +
+                             (size_t)p->places[row].position * head_dim;
+        store(cache->dtype, head < heads + kv_heads ? cache->k[layer] : cache->v[layer], place, values, head_dim);
+    }
+}
+
+/* One piece is one row, one kv head with its query heads, and one chunk of slots. */
+static void attend_stage(const pass *p, atomic_int *next, int layer) {
+    const lm_model *model = p->model;
+    const lm_cache *cache = p->cache;
+    const int head_dim = model->head_dim, heads = model->num_heads, kv_heads = model->num_kv_heads;
+    const int group = heads / kv_heads, all = heads + 2 * kv_heads;
+    const int pieces = p->num_rows * kv_heads * p->num_chunks;
+    for (int piece; (piece = lm_next(next)) < pieces;) {
+        const int row = piece / (kv_heads * p->num_chunks), kv = piece / p->num_chunks % kv_heads;
+        const int chunk = piece % p->num_chunks, visible = p->places[row].position + 1;
+        if (chunk * CHUNK >= visible) continue;
+        const size_t base = (size_t)p->places[row].cache_row * cache->row_stride + (size_t)kv * cache->head_stride;
+        for (int head = kv * group; head < (kv + 1) * group; head++)
+            attend_chunk(cache->dtype, cache->k[layer], cache->v[layer], base, head_dim, chunk * CHUNK,
+                         min_int(visible, (chunk + 1) * CHUNK), p->qkv + ((size_t)row * all + head) * head_dim,
+                         part_at(p->parts, ((size_t)row * heads + head) * p->num_chunks + chunk, head_dim));
+    }
+}
+
+/* Put each head's chunks together, as inputs of the next product; where a head is no whole number of groups, as numbers. */
+static void fold_stage(const pass *p, lm_team team) {
+    const int head_dim = p->model->head_dim, heads = p->model->num_heads, groups = head_dim / LM_GROUP;
+    for (int piece = team.index; piece < p->num_rows * heads; piece += team.count) {
+        part *known = part_at(p->parts, (size_t)piece * p->num_chunks, head_dim);
+        const int visible = p->places[piece / heads].position + 1;
+        for (int chunk = 1; chunk * CHUNK < visible; chunk++)
+            fold(known, part_at(p->parts, (size_t)piece * p->num_chunks + chunk, head_dim), head_dim);
+        for (int i = 0; i < head_dim; i++) known->mixture[i] /= known->sum;
+        if (p->attended != NULL)
+            memcpy(p->attended + (size_t)piece * head_dim, known->mixture, head_dim * sizeof(float));
+        else
+            for (int g = 0; g < groups; g++) put_group(known->mixture + g * LM_GROUP, p->in, (size_t)piece * groups + g);
+    }
+}
+
+static void run_layer(const pass *p, lm_team team, int index) {
+    const lm_model *model = p->model;
+    const lm_layer *layer = &model->layers[index];
+    const int hidden = model->hidden, rows = p->num_rows, head_dim = model->head_dim;
+    const int q_size = model->num_heads * head_dim, kv_size = model->num_kv_heads * head_dim, all = q_size + 2 * kv_size;
+    atomic_int *next = p->counters + (size_t)index * MAX_STAGES;
+
+    prepare_inputs(team, p->hidden, rows, hidden, layer->attention_norm, model->norm_eps, p->in);
+    lm_barrier(team);
+    const lm_matrix *const qkv[] = {&layer->q, &layer->k, &layer->v}, *const o[] = {&layer->o}, *const down[] = {&layer->down};
+    products(team, next++, qkv, 3, p->in, rows, (float *const[]){p->qkv, p->qkv + q_size, p->qkv + q_size + kv_size},
+             (const int[]){all, all, all}, 0);
+    lm_barrier(team);
+    rotate_and_store(p, team, index);
+    lm_barrier(team);
+    attend_stage(p, next++, index);
+    lm_barrier(team);
+    fold_stage(p, team);
+    lm_barrier(team);
+    if (p->attended != NULL) {
+        prepare_inputs(team, p->attended, rows, q_size, NULL, 0, p->in);
+        lm_barrier(team);
+    }
+    products(team, next++, o, 1, p->in, rows, (float *const[]){p->hidden}, &hidden, 1);
+    lm_barrier(team);
+    prepare_inputs(team, p->hidden, rows, hidden, layer->mlp_norm, model->norm_eps, p->in);
+    lm_barrier(team);
+    gated_products(team, next++, layer, p->in, rows, p->gated);
+    lm_barrier(team);
+    products(team, next++, down, 1, p->gated, rows, (float *const[]){p->hidden}, &hidden, 1);
+    lm_barrier(team);
+}
+
+static void run_pass(void *context, lm_team team) {
+    const pass *p = context;
+    const lm_model *model = p->model;
+    turn_angles(p, team); /* needed after the first barrier */
+    for (int layer = 0; layer < model->num_layers; layer++) run_layer(p, team, layer);
+    for (int row = team.index; row < p->num_rows; row += team.count) {
+        float *x = p->hidden + (size_t)row * model->hidden, squares = 0;
+#pragma omp simd reduction(+ : squares)
+        for (int i = 0; i < model->hidden; i++) squares += x[i] * x[i];
+        const float factor = 1 / sqrtf(squares / model->hidden + model->norm_eps);
+        for (int i = 0; i < model->hidden; i++) x[i] *= factor * model->final_norm[i];
+    }
+}
+
+/* Memory for all of a pass's buffers, in one piece. */
+typedef struct {
+    char *memory;
+    size_t used;
+} arena;
+
+static void *take(arena *a, size_t bytes) {
+    void *place = a->memory == NULL ? NULL : a->memory + a->used;
+    a->used += (bytes + 63) / 64 * 64;
+    return place;
+}
+
+static inputs take_inputs(arena *a, size_t rows, size_t cols) {
+    lm_block *blocks = take(a, rows * (cols / LM_GROUP) * sizeof(lm_block));
+    return (inputs){blocks, take(a, rows * cols * sizeof(float))};
+}
+
+static void lay_out(pass *p, arena *a) {
+    const lm_model *model = p->model;
+    const size_t rows = p->num_rows, head_dim = model->head_dim, q_size = model->num_heads * head_dim;
+    const size_t widest = (size_t)model->hidden > q_size ? (size_t)model->hidden : q_size;
+    p->qkv = take(a, rows * (q_size + 2 * model->num_kv_heads * head_dim) * sizeof(float));
+    p->turns = take(a, rows * head_dim * sizeof(float));
+    p->parts = take(a, rows * model->num_heads * p->num_chunks * (head_dim + 2) * sizeof(float));
+    p->attended = head_dim % LM_GROUP ? take(a, rows * q_size * sizeof(float)) : NULL;
+    p->in = take_inputs(a, rows, widest);
+    p->gated = take_inputs(a, rows, model->intermediate);
+    p->counters = take(a, (size_t)model->num_layers * MAX_STAGES * sizeof(atomic_int));
+}
+
+static int forward(const lm_model *model, const lm_cache *cache, const lm_place *places, int32_t num_rows, float *hidden) {
+    int last = 0;
+    for (int row = 0; row < num_rows; row++) last = places[row].position > last ? places[row].position : last;
+    pass p = {.model = model, .cache = cache, .places = places, .num_rows = num_rows, .num_chunks = last / CHUNK + 1, .hidden = hidden};
+    arena a = {NULL, 0};
+    lay_out(&p, &a);
+    const size_t bytes = a.used;
+    if (posix_memalign((void **)&a.memory, 64, bytes) != 0) return LM_NO_MEMORY;
+    a.used = 0;
+    lay_out(&p, &a);
+    memset(p.counters, 0, (size_t)model->num_layers * MAX_STAGES * sizeof(atomic_int));
+    lm_parallel(run_pass, &p);
+    free(a.memory);
+    return LM_OK;
+}
+
+/* --- rows ------------------------------------------------------------------------------------------------------- */
+
+static void lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *out) {
+    const int groups = w->cols / LM_GROUP, codes = w->kind == LM_Q8 ? 512 : 256;
+    const size_t size = tile_bytes(w->kind);
+    for (int n = 0; n < num_rows; n++, out += w->cols) {
+        const int64_t stripe = rows[n] / LM_TILE_ROWS;
+        const int row = (int)(rows[n] % LM_TILE_ROWS);
+        const uint8_t *tile = (const uint8_t *)w->data + (size_t)stripe * groups * size;
+        for (int g = 0; g < groups; g++, tile += size) {
+            uint16_t halves[2] = {0, 0};
+            memcpy(&halves[0], tile + codes + 2 * row, 2);
+            if (w->kind == LM_Q4_MIN) memcpy(&halves[1], tile + codes + 32 + 2 * row, 2);
+            const float scale = from_half(halves[0]), minimum = from_half(halves[1]);
+            for (int c = 0; c < LM_GROUP; c++)
+                out[g * LM_GROUP + c] = (float)code_at(w, tile, row, c) * scale + minimum;
+        }
+    }
+}
+
+/* --- one product ------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    const lm_matrix *w;
+    const float *x;
+    int num_rows;
+    float *y;
+    inputs in;
+    atomic_int next;
+} single;
+
+static void run_single(void *context, lm_team team) {
+    single *s = context;
+    if (s->w->kind != LM_BF16) {
+        prepare_inputs(team, s->x, s->num_rows, s->w->cols, NULL, 0, s->in);
+        lm_barrier(team);
+    }
+    products(team, &s->next, &s->w, 1, s->in, s->num_rows, (float *const[]){s->y}, &s->w->rows, 0);
+}
+
+static int product(const lm_matrix *w, const float *x, int32_t num_rows, float *y) {
+    single s = {.w = w, .x = x, .num_rows = num_rows, .y = y, .in = {NULL, (float *)x}};
+    if (w->kind != LM_BF16) {
+        const size_t bytes = (size_t)num_rows * (w->cols / LM_GROUP) * sizeof(lm_block);
+        if (posix_memalign((void **)&s.in.blocks, 64, bytes) != 0) return LM_NO_MEMORY;
+        s.in.floats = NULL;
+    }
+    lm_parallel(run_single, &s);
+    free(s.in.blocks);
+    return LM_OK;
+}
+
+const lm_ops JOIN(lm_ops_, LM_ISA) = {NAME, forward, product, lookup};

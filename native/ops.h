@@ -1,0 +1,24 @@
+/* What each set of kernels offers to the rest. */
+#ifndef LLAMARIUM_OPS_H
+#define LLAMARIUM_OPS_H
+
+#include "llamarium.h"
+
+/* A group of 32 inputs as 8-bit integers: x = scale * q. */
+typedef struct {
+    int8_t q[LM_GROUP];
+    float scale;
+    int32_t sum; /* of q */
+} lm_block;
+
+typedef struct {
+    const char *name;
+    int (*forward)(const lm_model *, const lm_cache *, const lm_place *, int32_t num_rows, float *hidden);
+    int (*product)(const lm_matrix *, const float *x, int32_t num_rows, float *y);
+    void (*lookup)(const lm_matrix *, const int64_t *rows, int32_t num_rows, float *out);
+} lm_ops;
+
+/* Which of them there are depends on the compiler and the processor: LM_HAS_AVX2 and so on, for dispatch.c. */
+extern const lm_ops lm_ops_portable, lm_ops_avx2, lm_ops_avx512_vnni, lm_ops_neon_dotprod;
+
+#endif

@@ -1,0 +1,166 @@
+/* The threads. Between two stages of a job they spin, since a stage takes microseconds; between two jobs they spin for a
+ * moment, in which the next token usually comes, and then sleep. */
+#include "pool.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "llamarium.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define RELAX() _mm_pause()
+#elif defined(__aarch64__)
+#define RELAX() __asm__ __volatile__("yield")
+#else
+#define RELAX() ((void)0)
+#endif
+
+#define MAX_THREADS 1024
+#define SPINS_IN_A_JOB 2000 /* then sleep, since the others have lost their cores: this one may be what they wait for */
+#define SPIN_BETWEEN_JOBS_NS 300000
+
+static pthread_mutex_t user = PTHREAD_MUTEX_INITIALIZER; /* one job at a time */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the sleepers */
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+
+static atomic_int wanted = 1; /* threads, the caller's included; lm_threads() reads it at any moment */
+static int running = 1;
+static pthread_t threads[MAX_THREADS];
+static atomic_int stopping;
+
+static void (*job)(void *, lm_team);
+static void *job_context;
+static atomic_uint job_number, passed; /* change when a job begins; when all have reached a barrier */
+static atomic_int arrived, sleepers;
+
+static void wake(void) {
+    if (atomic_load(&sleepers)) {
+        pthread_mutex_lock(&lock);
+        pthread_cond_broadcast(&changed);
+        pthread_mutex_unlock(&lock);
+    }
+}
+
+static void sleep_while(atomic_uint *value, unsigned old) {
+    pthread_mutex_lock(&lock);
+    atomic_fetch_add(&sleepers, 1); /* before the last look, so that no wake is missed */
+    while (atomic_load(value) == old) pthread_cond_wait(&changed, &lock);
+    atomic_fetch_sub(&sleepers, 1);
+    pthread_mutex_unlock(&lock);
+}
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void wait_for_job(unsigned old) {
+    int64_t until = now_ns() + SPIN_BETWEEN_JOBS_NS;
+    do {
+        for (int i = 0; i < 64; i++) {
+            if (atomic_load_explicit(&job_number, memory_order_acquire) != old) return;
+            RELAX();
+        }
+    } while (now_ns() < until);
+    sleep_while(&job_number, old);
+}
+
+void lm_barrier(lm_team team) {
+    if (team.count == 1) return;
+    unsigned old = atomic_load(&passed);
+    if (atomic_fetch_add(&arrived, 1) + 1 == team.count) {
+        atomic_store(&arrived, 0);
+        atomic_fetch_add(&passed, 1);
+        wake();
+        return;
+    }
+    for (int i = 0; i < SPINS_IN_A_JOB; i++) {
+        if (atomic_load_explicit(&passed, memory_order_acquire) != old) return;
+        RELAX();
+    }
+    sleep_while(&passed, old);
+}
+
+typedef struct {
+    int index;
+    unsigned seen;
+} start_state;
+
+static void *work(void *start) {
+    int index = ((start_state *)start)->index;
+    unsigned seen = ((start_state *)start)->seen;
+    free(start);
+    for (;;) {
+        wait_for_job(seen);
+        seen++;
+        if (atomic_load(&stopping)) return NULL;
+        lm_team team = {index, running};
+        job(job_context, team);
+        lm_barrier(team);
+    }
+}
+
+static void stop_workers(void) {
+    atomic_store(&stopping, 1);
+    atomic_fetch_add(&job_number, 1);
+    wake();
+    for (int i = 1; i < running; i++) pthread_join(threads[i], NULL);
+    atomic_store(&stopping, 0);
+    running = 1;
+}
+
+static void start_workers(void) {
+    while (running < wanted) {
+        start_state *start = malloc(sizeof *start);
+        if (start == NULL) return;
+        *start = (start_state){running, atomic_load(&job_number)};
+        if (pthread_create(&threads[running], NULL, work, start) != 0) { /* as many as there can be */
+            free(start);
+            return;
+        }
+        running++;
+    }
+}
+
+void lm_parallel(void (*next)(void *, lm_team), void *context) {
+    pthread_mutex_lock(&user);
+    if (running != wanted) {
+        if (running > wanted) stop_workers();
+        start_workers();
+        wanted = running;
+    }
+    lm_team team = {0, running};
+    if (running > 1) {
+        job = next;
+        job_context = context;
+        atomic_fetch_add_explicit(&job_number, 1, memory_order_seq_cst);
+        wake();
+    }
+    next(context, team);
+    lm_barrier(team);
+    pthread_mutex_unlock(&user);
+}
+
+void lm_set_threads(int32_t num_threads) {
+    pthread_mutex_lock(&user);
+    wanted = num_threads < 1 ? 1 : num_threads > MAX_THREADS ? MAX_THREADS : num_threads;
+    pthread_mutex_unlock(&user);
+}
+
+int32_t lm_threads(void) { return wanted; }
+
+/* A forked child has none of the threads, and perhaps a lock that nobody will open. */
+static void forget(void) {
+    running = 1;
+    atomic_store(&stopping, 0);
+    atomic_store(&sleepers, 0);
+    atomic_store(&arrived, 0);
+    pthread_mutex_init(&user, NULL);
+    pthread_mutex_init(&lock, NULL);
+    pthread_cond_init(&changed, NULL);
+}
+
+__attribute__((constructor)) static void on_load(void) { pthread_atfork(NULL, NULL, forget); }

@@ -1,0 +1,21 @@
+/* One pool of threads for the whole process; each call is run by all of them at once, in step. */
+#ifndef LLAMARIUM_POOL_H
+#define LLAMARIUM_POOL_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+typedef struct {
+    int index, count;
+} lm_team;
+
+/* Run `job` on every thread; returns when all are done. */
+void lm_parallel(void (*job)(void *context, lm_team team), void *context);
+
+/* Wait until all threads of the job are here. */
+void lm_barrier(lm_team team);
+
+/* Take the next piece of work of a stage: each number from 0 on goes to one thread. */
+static inline int lm_next(atomic_int *counter) { return atomic_fetch_add_explicit(counter, 1, memory_order_relaxed); }
+
+#endif

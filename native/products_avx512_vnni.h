@@ -1,0 +1,80 @@
+/* The tile products with AVX-512 VNNI: `vpdpbusd` multiplies 16 rows by 4 columns and adds them up, in one instruction.
+ *
+ * It wants unsigned weights and signed inputs. So the codes are used as they are stored, and the zero point is folded into
+ * where the sum starts: sum(x * (q - zero)) = sum(x * q) - zero * sum(x).
+ */
+#include <immintrin.h>
+
+#include "tiles.h"
+
+#define NAME "avx512_vnni"
+#define ROWS_AT_ONCE 8
+
+static inline __attribute__((always_inline)) __m512i four(const int8_t *q) {
+    int32_t bits;
+    memcpy(&bits, q, 4);
+    return _mm512_set1_epi32(bits);
+}
+
+static inline __attribute__((always_inline)) void tile_rows(
+    const lm_matrix *w, const uint8_t *tiles, int groups, const lm_block *x, const int kind, const int rows, float *out) {
+    const size_t size = tile_bytes(kind);
+    const __m512i nibble = _mm512_set1_epi8(15);
+    const __m512i book = kind == LM_Q4_CODEBOOK
+        ? _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)w->codebook)) : _mm512_setzero_si512();
+    const int zero = kind == LM_Q4 ? 8 : kind == LM_Q4_MIN ? 0 : 128;
+    __m512 total[ROWS_AT_ONCE];
+    for (int m = 0; m < rows; m++) total[m] = _mm512_setzero_ps();
+    for (int g = 0; g < groups; g++, tiles += size) {
+        __m512i codes[8]; /* of columns 4j to 4j + 3 */
+        for (int j = 0; j < (kind == LM_Q8 ? 8 : 4); j++) {
+            __m512i bytes = _mm512_loadu_si512(tiles + 64 * j);
+            _mm_prefetch((const char *)tiles + 64 * j + 2048, _MM_HINT_T0);
+            if (kind == LM_Q8) {
+                codes[j] = bytes;
+                continue;
+            }
+            codes[j] = _mm512_and_si512(bytes, nibble);
+            codes[j + 4] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble);
+            if (kind == LM_Q4_CODEBOOK) {
+                codes[j] = _mm512_shuffle_epi8(book, codes[j]);
+                codes[j + 4] = _mm512_shuffle_epi8(book, codes[j + 4]);
+            }
+        }
+        const uint8_t *halves = tiles + (kind == LM_Q8 ? 512 : 256);
+        const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)halves));
+        const __m512 minimum = kind == LM_Q4_MIN
+            ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(halves + 32))) : _mm512_setzero_ps();
+        for (int m = 0; m < rows; m++) {
+            const lm_block *block = &x[(size_t)m * groups + g];
+            __m512i sum = _mm512_set1_epi32(-zero * block->sum);
+            for (int j = 0; j < 8; j++) sum = _mm512_dpbusd_epi32(sum, codes[j], four(block->q + 4 * j));
+            const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(block->scale));
+            total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), both, total[m]);
+            if (kind == LM_Q4_MIN)
+                total[m] = _mm512_fmadd_ps(minimum, _mm512_set1_ps((float)block->sum * block->scale), total[m]);
+        }
+    }
+    for (int m = 0; m < rows; m++) _mm512_storeu_ps(out + m * LM_TILE_ROWS, total[m]);
+}
+
+#define CASES(KIND)                                                                      \
+    for (; num_rows >= 8; num_rows -= 8, x += 8 * (size_t)groups, out += 8 * LM_TILE_ROWS) \
+        tile_rows(w, tiles, groups, x, KIND, 8, out);                                    \
+    for (; num_rows >= 4; num_rows -= 4, x += 4 * (size_t)groups, out += 4 * LM_TILE_ROWS) \
+        tile_rows(w, tiles, groups, x, KIND, 4, out);                                    \
+    for (; num_rows >= 1; num_rows -= 1, x += groups, out += LM_TILE_ROWS)               \
+        tile_rows(w, tiles, groups, x, KIND, 1, out);                                    \
+    break
+
+/* out (num_rows, 16): 16 rows of the matrix times `num_rows` rows of groups. */
+static void tile_product(const lm_matrix *w, int stripe, const lm_block *x, int num_rows, float *out) {
+    const int groups = w->cols / LM_GROUP;
+    const uint8_t *tiles = (const uint8_t *)w->data + (size_t)stripe * groups * tile_bytes(w->kind);
+    switch (w->kind) {
+    case LM_Q8: CASES(LM_Q8);
+    case LM_Q4: CASES(LM_Q4);
+    case LM_Q4_MIN: CASES(LM_Q4_MIN);
+    case LM_Q4_CODEBOOK: CASES(LM_Q4_CODEBOOK);
+    }
+}

@@ -1,0 +1,188 @@
+"""The CPU kernels in C, through ctypes: what `native/llamarium.h` declares, and where it is found.
+
+The library is built with the package and needs nothing at run time. Where it is missing (no compiler when the package
+was installed), everything runs through PyTorch, and `llamarium doctor` says so. `LLAMARIUM_KERNELS` chooses a set of
+kernels by name, and `torch` means none.
+
+All functions here take tensors on the CPU that the caller has checked: contiguous, of the stated dtype and shape.
+"""
+
+import ctypes
+import functools
+import os
+import warnings
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
+from enum import IntEnum
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from llamarium.errors import MemoryBudgetError, OptionError, show_value
+from llamarium.kernels.threads import num_threads
+
+INTERFACE = 1
+"""`LM_INTERFACE` of the header that this file was written for."""
+
+VARIABLE = "LLAMARIUM_KERNELS"
+KERNELS = ("avx512_vnni", "avx2", "neon_dotprod", "portable")
+_OFF = "torch"
+_FILE = Path(__file__).with_name("_native.so")
+
+
+class Kind(IntEnum):
+    """How a matrix is stored."""
+
+    BF16 = 0
+    Q8 = 1
+    Q4 = 2
+    Q4_MIN = 3
+    Q4_CODEBOOK = 4
+
+
+class Matrix(Structure):
+    """`lm_matrix`."""
+
+    _fields_ = (
+        ("kind", c_int32), ("rows", c_int32), ("cols", c_int32), ("data", c_void_p), ("codebook", c_void_p),
+    )  # fmt: skip
+
+
+class Layer(Structure):
+    """`lm_layer`."""
+
+    _fields_ = (
+        ("attention_norm", c_void_p), ("mlp_norm", c_void_p),
+        ("q", Matrix), ("k", Matrix), ("v", Matrix), ("o", Matrix), ("gate", Matrix), ("up", Matrix), ("down", Matrix),
+    )  # fmt: skip
+
+
+class Model(Structure):
+    """`lm_model`."""
+
+    _fields_ = (
+        ("num_layers", c_int32), ("hidden", c_int32), ("intermediate", c_int32), ("num_heads", c_int32),
+        ("num_kv_heads", c_int32), ("head_dim", c_int32), ("norm_eps", c_float),
+        ("frequencies", c_void_p), ("final_norm", c_void_p), ("layers", POINTER(Layer)),
+    )  # fmt: skip
+
+
+class Cache(Structure):
+    """`lm_cache`."""
+
+    _fields_ = (
+        ("dtype", c_int32), ("row_stride", c_int64), ("head_stride", c_int64),
+        ("k", POINTER(c_void_p)), ("v", POINTER(c_void_p)),
+    )  # fmt: skip
+
+
+CACHE_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+"""What keys and values may be kept in, and the numbers for it."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """Return the library with its kernels chosen, or None where PyTorch is to be used.
+
+    Raises:
+        OptionError: If `LLAMARIUM_KERNELS` names kernels that there are not, or that this machine cannot run.
+    """
+    wanted = os.environ.get(VARIABLE) or None
+    if wanted not in (None, _OFF, *KERNELS):
+        raise OptionError(f"{VARIABLE} is {show_value(wanted)}; expected {', '.join((*KERNELS, _OFF))}")
+    if wanted == _OFF:
+        return None
+    found = _open()
+    if found is None:
+        if wanted is not None:
+            raise OptionError(
+                f"{VARIABLE} is {wanted}, and the package was installed without its kernels; {HOW_TO_BUILD}"
+            )
+        return None
+    if found.lm_use_kernels(None if wanted is None else wanted.encode()):
+        raise OptionError(f"{VARIABLE} is {wanted}, which this machine cannot run; leave it out")
+    return found
+
+
+HOW_TO_BUILD = "install a C compiler, and the package again"
+
+
+def _open() -> ctypes.CDLL | None:
+    if not _FILE.exists():
+        return None
+    try:
+        found = ctypes.CDLL(str(_FILE))
+        interface = int(found.lm_interface())
+    except (OSError, AttributeError) as error:
+        warnings.warn(f"the CPU kernels cannot be loaded: {error}; {HOW_TO_BUILD}", stacklevel=3)
+        return None
+    if interface != INTERFACE:
+        warnings.warn(
+            f"{_FILE} is of another version ({interface}, expected {INTERFACE}); {HOW_TO_BUILD}", stacklevel=3
+        )
+        return None
+    found.lm_kernels.restype = c_char_p
+    found.lm_use_kernels.argtypes = [c_char_p]
+    found.lm_forward.argtypes = [POINTER(Model), POINTER(Cache), c_void_p, c_int32, c_void_p]
+    found.lm_lookup.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
+    found.lm_lookup.restype = None
+    found.lm_product.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
+    return found
+
+
+def kernels() -> str | None:
+    """Return the name of the kernels in use, or None where PyTorch is used."""
+    found = library()
+    return None if found is None else found.lm_kernels().decode()
+
+
+def product(matrix: Matrix, x: Tensor) -> Tensor:
+    """Multiply: x (M, in) float32 to (M, out) float32.
+
+    Raises:
+        MemoryBudgetError: If there is no memory for the inputs' codes.
+    """
+    lib = _ready()
+    y = torch.empty(x.shape[0], matrix.rows)
+    _check(lib.lm_product(matrix, x.data_ptr(), x.shape[0], y.data_ptr()))
+    return y
+
+
+def forward(model: Model, cache: Cache, places_M2: Tensor, hidden_MD: Tensor) -> None:
+    """Run embedded tokens through all layers and the last norm, in place.
+
+    Args:
+        model: The weights.
+        cache: Where keys and values are kept.
+        places_M2: int32; each token's row and slot of the cache.
+        hidden_MD: float32.
+
+    Raises:
+        MemoryBudgetError: If there is no memory for what lies between the layers.
+    """
+    _check(_ready().lm_forward(model, cache, places_M2.data_ptr(), len(hidden_MD), hidden_MD.data_ptr()))
+
+
+def lookup(matrix: Matrix, rows: Tensor) -> Tensor:
+    """Return some rows of a packed matrix, by their numbers, int64 (n,): (n, in) float32."""
+    out = torch.empty(len(rows), matrix.cols)
+    _ready().lm_lookup(matrix, rows.data_ptr(), len(rows), out.data_ptr())
+    return out
+
+
+def _ready() -> ctypes.CDLL:
+    lib = library()
+    assert lib is not None
+    lib.lm_set_threads(num_threads())
+    return lib
+
+
+def _check(code: int) -> None:
+    if code:
+        raise MemoryBudgetError("there is no memory left for this pass; ask for fewer tokens or answers at once")
+
+
+def pointers(tensors: Sequence[Tensor]) -> "ctypes.Array[c_void_p]":
+    """Return the addresses of some tensors as C's array."""
+    return (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))

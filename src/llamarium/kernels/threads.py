@@ -1,0 +1,54 @@
+"""Who may use the processor's cores.
+
+PyTorch and the C kernels each have a pool of threads, and PyTorch's goes on spinning for a while after its work is
+done. On cores that both want, each then waits for the other. So whatever runs between two passes of the kernels, and is
+too small to gain from threads anyway, runs on one.
+"""
+
+import functools
+import os
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+
+class _Held(threading.local):
+    wished: int | None = None  # what the user wants, while PyTorch is held to one
+
+
+_held = _Held()
+
+
+def num_threads() -> int:
+    """Return how many threads the kernels use: what PyTorch is set to, and no more than the CPUs that are allowed."""
+    return min(_held.wished or torch.get_num_threads(), _allowed_cpus())
+
+
+@contextmanager
+def one_torch_thread() -> Generator[None]:
+    """Let PyTorch use only the calling thread in the body; the number that it is set to is put back afterwards."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    _held.wished = before
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        _held.wished = None
+
+
+@functools.cache
+def _allowed_cpus() -> int:
+    """Return how many CPUs this process may keep busy: those it may run on, and no more than its cgroup's quota."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return count if quota == "max" else max(1, min(count, round(int(quota) / int(period))))
+    except (OSError, ValueError):
+        return count

@@ -1,0 +1,232 @@
+"""The whole forward pass in C: from the embedded tokens to the last norm, in one call.
+
+For one new token, what a model costs is reading its weights; what remains (hundreds of small operations, each started
+from Python) costs as much again in a small model. So a model whose Linears the kernels can multiply gets a plan: the
+addresses of its weights, layer by layer, for `native.forward`. The modules stay what and where they are: state-dict
+keys, `print(model)` and everything that is done to a module are as before, and the model's definition knows nothing of
+this.
+
+The plan serves passes over a `KVCache` on the CPU, and plain causal ones, without gradients. Everything else (a trace,
+training, packed rows) goes through the modules; and so does everything once a module of the plan has been replaced,
+moved or cast, or carries a hook.
+
+Residual stream and activations are float32 here, where the modules round to the model's dtype after each operation.
+"""
+
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from llamarium.attention import Attend, CachedAttend, CausalAttend, KVCache
+from llamarium.kernels import native
+from llamarium.kernels.threads import one_torch_thread
+from llamarium.model import LlamaForCausalLM, LlamaModel, LlamaRMSNorm
+from llamarium.quant.packed import GROUP, LinearPacked
+
+# Tokens that are computed at once, and bytes of what attention knows of each chunk of 256 slots: they bound the memory
+# between the layers; the result does not depend on them.
+_MAX_ROWS, _CHUNK_SLOTS, _MAX_PARTS_BYTES = 256, 256, 2**26
+# Weights that are not packed are multiplied token by token in C; from this many on, PyTorch's product is faster.
+_MAX_ROWS_UNPACKED = 4
+
+_LINEARS = {
+    "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj",
+}  # fmt: skip
+
+
+class Plan:
+    """A trunk's weights for the kernels.
+
+    Args:
+        trunk: On the CPU, with Linears that `use_kernels` allows.
+
+    Attributes:
+        max_rows: The most tokens for which the plan is faster than the modules, or None.
+    """
+
+    def __init__(self, trunk: LlamaModel) -> None:
+        config = trunk.rotary_emb.config
+        self._kept: list[Tensor] = []  # what the addresses below point to
+        self._modules = list(_children(trunk))
+        self._weights = [(tensors, tensors["weight"]) for tensors in map(_tensors, _weighted(trunk))]
+        self._addresses = [weight.data_ptr() for _, weight in self._weights]
+        self._hooks = list(_hooks(trunk))
+        linears = _linears(trunk)
+        self.max_rows = None if all(isinstance(linear, LinearPacked) for linear in linears) else _MAX_ROWS_UNPACKED
+        self._layers = (native.Layer * len(trunk.layers))(*map(self._layer, trunk.layers))
+        self._model = native.Model(
+            len(trunk.layers), config.hidden_size, config.intermediate_size, config.num_attention_heads,
+            config.num_key_value_heads, config.head_dim, config.rms_norm_eps,
+            self._floats(trunk.rotary_emb.frequencies(torch.device("cpu"))), self._floats(trunk.norm.weight),
+            self._layers,
+        )  # fmt: skip
+        # Caches that were described, and the tensors they had then.
+        self._caches = weakref.WeakKeyDictionary[KVCache, tuple[list[Tensor], native.Cache]]()
+
+    def serves(self, ids_BT: Tensor, attend: CachedAttend) -> bool:
+        """Whether this pass can be run by the plan."""
+        return (
+            not torch.is_grad_enabled()
+            and (self.max_rows is None or ids_BT.numel() <= self.max_rows)
+            and attend.cache.k[0].dtype in native.CACHE_DTYPES
+            and self._is_intact()
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle as None: addresses are of one process, and a copy's weights lie elsewhere."""
+        return type(None), ()
+
+    def _is_intact(self) -> bool:
+        """Whether every module and weight is still what and where it was, without a hook; 60 microseconds."""
+        return (
+            all(children.get(name) is child for children, name, child in self._modules)
+            and all(tensors.get("weight") is weight for tensors, weight in self._weights)
+            and [weight.data_ptr() for _, weight in self._weights] == self._addresses
+            and not any(self._hooks)
+        )
+
+    def run(self, hidden_MD: Tensor, attend: CachedAttend) -> None:
+        """Run embedded tokens through the trunk, in place: float32, (B * T, D), row after row."""
+        positions_BT = attend.positions_BT
+        rows_B1 = torch.arange(len(positions_BT)).unsqueeze(1)
+        places_M2 = torch.stack((rows_B1.expand_as(positions_BT), positions_BT), dim=-1).view(-1, 2).int()
+        cache = self._cache(attend.cache)
+        row_bytes = 4 * self._model.num_heads * (self._model.head_dim + 2) * (attend.end // _CHUNK_SLOTS + 1)
+        num_rows = max(1, min(_MAX_ROWS, _MAX_PARTS_BYTES // row_bytes))
+        for start in range(0, len(hidden_MD), num_rows):
+            stop = start + num_rows
+            native.forward(self._model, cache, places_M2[start:stop], hidden_MD[start:stop])
+
+    def _layer(self, layer: nn.Module) -> native.Layer:
+        norms = ("input_layernorm", "post_attention_layernorm")
+        addresses = [self._floats(layer.get_submodule(name).get_parameter("weight")) for name in norms]
+        matrices = {key: self._matrix(layer.get_submodule(name)) for key, name in _LINEARS.items()}
+        return native.Layer(*addresses, **matrices)
+
+    def _matrix(self, linear: nn.Module) -> native.Matrix:
+        if isinstance(linear, LinearPacked):
+            return linear.matrix
+        weight = linear.get_parameter("weight")
+        return native.Matrix(native.Kind.BF16, *weight.shape, weight.data_ptr(), None)
+
+    def _floats(self, values: Tensor) -> int:
+        self._kept.append(values.detach().float().contiguous())
+        return self._kept[-1].data_ptr()
+
+    def _cache(self, cache: KVCache) -> native.Cache:
+        """Describe a cache, anew where its tensors are others than at the last pass."""
+        known = self._caches.get(cache)
+        if known is None or known[0] is not cache.k:
+            _, kv_heads, slots, head_dim = cache.k[0].shape
+            described = native.Cache(
+                native.CACHE_DTYPES[cache.k[0].dtype], kv_heads * slots * head_dim, slots * head_dim,
+                native.pointers(cache.k), native.pointers(cache.v),
+            )  # fmt: skip
+            known = self._caches[cache] = (cache.k, described)
+        return known[1]
+
+
+class NativeLlamaModel(LlamaModel):
+    """A `LlamaModel` whose passes over a cache are run by a plan."""
+
+    plan: Plan | None
+
+    def forward(self, ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> Tensor:
+        """Return the normalised hidden states (B, T, D)."""
+        if self.plan is None:  # a copy
+            self.plan = Plan(self)
+        cached = self._cached(ids_BT, positions_BT, attend)
+        if cached is None or not self.plan.serves(ids_BT, cached):
+            return super().forward(ids_BT, positions_BT, attend)
+        with one_torch_thread():
+            x_BTD = self.embed_tokens(ids_BT)
+            hidden_MD = x_BTD.flatten(0, 1).to(torch.float32, copy=True)
+            self.plan.run(hidden_MD, cached)
+            return hidden_MD.view(x_BTD.shape).to(x_BTD.dtype)
+
+    def _cached(self, ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> CachedAttend | None:
+        """Return the attend if it keeps its keys, one that keeps them for this pass if it is causal, else None."""
+        if type(attend) is CachedAttend:
+            return attend
+        if type(attend) is not CausalAttend or attend.segments_BT is not None or attend.bidirectional:
+            return None
+        batch, num_tokens = ids_BT.shape
+        if torch.is_grad_enabled() or not bool((positions_BT == torch.arange(num_tokens)).all()):
+            return None
+        config = self.rotary_emb.config
+        cache = KVCache(
+            num_layers=len(self.layers),
+            batch_size=batch,
+            num_slots=num_tokens,
+            num_key_value_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            dtype=self.norm.weight.dtype,
+        )
+        return CachedAttend(cache, [0] * batch, num_tokens)
+
+    def _get_name(self) -> str:
+        return "LlamaModel"  # the module tree that people know
+
+
+def use_kernels(model: LlamaForCausalLM) -> bool:
+    """Give a model on the CPU a plan, in place, if the C kernels are there and can multiply all of its Linears."""
+    trunk = model.model
+    if native.library() is None or not _can_run(trunk):
+        return False
+    plan = Plan(trunk)
+    trunk.__class__ = NativeLlamaModel
+    cast(NativeLlamaModel, trunk).plan = plan
+    return True
+
+
+def _can_run(trunk: LlamaModel) -> bool:
+    """Whether the kernels can multiply every Linear of the layers."""
+    return trunk.norm.weight.device.type == "cpu" and all(map(_can_multiply, _linears(trunk)))
+
+
+def _can_multiply(linear: nn.Module) -> bool:
+    if isinstance(linear, LinearPacked):
+        return True
+    weight = linear.weight if isinstance(linear, nn.Linear) else None
+    return (
+        weight is not None
+        and weight.dtype is torch.bfloat16
+        and weight.is_contiguous()
+        and weight.shape[1] % GROUP == 0
+    )
+
+
+# --- what a plan watches ----------------------------------------------------------------------------------------------
+# The dicts of nn.Module are private, and asked a hundred times faster than its attributes; a plan looks at each pass.
+
+
+def _linears(trunk: LlamaModel) -> list[nn.Module]:
+    return [layer.get_submodule(name) for layer in trunk.layers for name in _LINEARS.values()]
+
+
+def _weighted(trunk: LlamaModel) -> list[nn.Module]:
+    return [*_linears(trunk), *(module for module in trunk.modules() if isinstance(module, LlamaRMSNorm))]
+
+
+def _children(trunk: LlamaModel) -> Iterator[tuple[dict[str, nn.Module | None], str, nn.Module | None]]:
+    """Yield every child that a pass goes through, and where its parent keeps it."""
+    for module in (trunk, *trunk.layers.modules()):
+        for name, child in module._modules.items():  # pyright: ignore[reportPrivateUsage]
+            if child is not trunk.embed_tokens:
+                yield module._modules, name, child  # pyright: ignore[reportPrivateUsage]
+
+
+def _hooks(trunk: LlamaModel) -> Iterator[Mapping[int, object]]:
+    for module in (trunk.norm, trunk.rotary_emb, *trunk.layers.modules()):
+        yield module._forward_hooks  # pyright: ignore[reportPrivateUsage]
+        yield module._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]
+
+
+def _tensors(module: nn.Module) -> Mapping[str, Tensor]:
+    """Return the dict that holds a module's weight."""
+    held = module._parameters if "weight" in module._parameters else module._buffers  # pyright: ignore[reportPrivateUsage]
+    return cast("Mapping[str, Tensor]", held)

@@ -1,0 +1,374 @@
+"""The kernels in C against their definitions in PyTorch, and the whole pass against the modules."""
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from llamarium.attention import CachedAttend
+from llamarium.config import RopeScaling
+from llamarium.errors import OptionError
+from llamarium.generate import decode_one, new_cache, prefill
+from llamarium.inspect.trace import trace
+from llamarium.kernels import native, threads
+from llamarium.model import LlamaForCausalLM
+from llamarium.model.init import init_weights
+from llamarium.presets import preset
+from llamarium.quant.ggml import quantize
+from llamarium.quant.ggml_blocks import dequantize
+from llamarium.quant.packed import (
+    FORMATS,
+    GGML_FORMATS,
+    EmbeddingPacked,
+    LinearPacked,
+    pack_ggml,
+    product_reference,
+    quantize_inputs,
+)
+from llamarium.quant.swap import swap_linears
+from llamarium.weights import native as plans
+from llamarium.weights.native import NativeLlamaModel, use_kernels
+
+SHAPES = [(16, 32, 1), (1, 32, 2), (65, 96, 3), (33, 64, 13), (160, 576, 9), (48, 2048, 17)]
+
+
+def available() -> list[str]:
+    lib = native.library()
+    assert lib is not None, "the suite wants the kernels: a C compiler, and `make native`"
+    found = [name for name in native.KERNELS if lib.lm_use_kernels(name.encode()) == 0]
+    lib.lm_use_kernels(None)
+    return found
+
+
+@pytest.fixture(params=available())
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each set of kernels that this machine has."""
+    lib = native.library()
+    assert lib is not None
+    lib.lm_use_kernels(request.param.encode())
+    yield request.param
+    lib.lm_use_kernels(None)
+
+
+def random_linear(name: str, rows: int, columns: int, seed: int = 0, extreme: bool = False) -> LinearPacked:
+    generator = torch.Generator().manual_seed(seed)
+    high = 256 if name == "q8" else 16
+    codes = torch.randint(high, (rows, columns), generator=generator, dtype=torch.uint8)
+    if extreme:
+        codes = (codes % 2) * (high - 1)
+    scale = torch.randn(rows, columns // 32, generator=generator).half()
+    minimum = torch.randn(rows, columns // 32, generator=generator).half() if FORMATS[name].has_minimum else None
+    return LinearPacked.from_codes(codes, scale, FORMATS[name], minimum)
+
+
+# --- the layout -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("type_name", GGML_FORMATS)
+@pytest.mark.parametrize("rows", [1, 16, 40])
+def test_packing_loses_nothing(type_name: str, rows: int) -> None:
+    source = "Q4_0" if type_name == "IQ4_NL" else type_name  # the same blocks; only the codes mean something else
+    blocks = quantize(torch.randn(rows, 96), source)
+    linear = pack_ggml(blocks, type_name)
+    expected = dequantize(blocks, type_name)
+    assert torch.equal(linear.dequantize(), expected)
+    assert torch.equal(linear.dequantize_rows(rows // 2, rows, torch.float32), expected[rows // 2 :])
+    assert linear.weight.numel() == -(-rows // 16) * 3 * FORMATS[GGML_FORMATS[type_name]].tile_bytes
+
+
+def test_what_cannot_be_packed_is_refused() -> None:
+    with pytest.raises(OptionError, match="rows of 48 weights cannot be packed; expected a multiple of 32"):
+        LinearPacked.from_codes(torch.zeros(2, 48, dtype=torch.uint8), torch.ones(2, 1).half(), FORMATS["q4"])
+
+
+# --- one product ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("extreme", [False, True])
+def test_product_equals_its_definition(kernels: str, name: str, extreme: bool) -> None:
+    for rows, columns, num_inputs in SHAPES:
+        linear = random_linear(name, rows, columns, extreme=extreme)
+        x = torch.randn(num_inputs, columns)
+        if extreme:
+            x = x.sign() * 3e4
+        expected = product_reference(x, linear)
+        # The integer parts are exact; what is left is the order in which the groups are added.
+        largest = float(expected.abs().max())
+        torch.testing.assert_close(native.product(linear.matrix, x), expected, rtol=1e-5, atol=1e-5 * largest)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_row_is_the_same_alone_among_others_and_on_any_number_of_threads(
+    kernels: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linear, x = random_linear(name, 200, 96), torch.randn(70, 96)
+    monkeypatch.setattr(native, "num_threads", lambda: 1)
+    together = native.product(linear.matrix, x)
+    for count in (2, 3, 7):
+        monkeypatch.setattr(native, "num_threads", lambda count=count: count)
+        assert torch.equal(native.product(linear.matrix, x), together)
+    alone = torch.cat([native.product(linear.matrix, row.unsqueeze(0)) for row in x])
+    assert torch.equal(alone, together)
+
+
+def test_inputs_that_are_zero_or_not_finite(kernels: str) -> None:
+    linear = random_linear("q4", 16, 64)
+    x = torch.randn(4, 64)
+    x[0], x[1, 3], x[2, 40] = 0, float("nan"), float("inf")
+    y = native.product(linear.matrix, x)
+    assert (y[0] == 0).all() and y[1:3].isnan().all() and y[3].isfinite().all()
+
+
+def test_scales_that_are_subnormal_infinite_or_nan(kernels: str) -> None:
+    codes = torch.full((16, 32), 9, dtype=torch.uint8)
+    scale = torch.tensor([2.0**-24, -(2.0**-15), 65504.0, float("inf"), float("nan"), 0.0]).half()
+    linear = LinearPacked.from_codes(codes[:6], scale.unsqueeze(1), FORMATS["q4"])
+    y = native.product(linear.matrix, torch.ones(1, 32))[0]
+    torch.testing.assert_close(y[:3], scale[:3].float() * 32)
+    assert y[3].isinf() and y[4].isnan() and y[5] == 0
+    assert not linear.has_finite_scales() and random_linear("q4_min", 20, 32).has_finite_scales()
+
+
+def test_rounding_of_inputs_is_the_definitions() -> None:
+    x = torch.tensor([[127.0, 0.5, 1.5, -2.5, *[0.0] * 28]])
+    codes, scale = quantize_inputs(x)
+    assert codes[0, 0, :4].tolist() == [127, 0, 2, -2] and scale.item() == 1.0  # ties to even
+
+
+def test_a_linear_serves_every_dtype_shape_and_gradient() -> None:
+    linear = random_linear("q4_min", 33, 64)
+    x = torch.randn(2, 3, 64)
+    assert linear(x).shape == (2, 3, 33) and linear(x.bfloat16()).dtype is torch.bfloat16
+    assert torch.equal(linear(x), native.product(linear.matrix, x.view(6, 64)).view(2, 3, 33))
+    wanted = x.clone().requires_grad_()
+    linear(wanted).sum().backward()
+    torch.testing.assert_close(wanted.grad, linear.dequantize().sum(0).expand_as(x))
+    copied = copy.deepcopy(linear)
+    linear.weight.zero_()
+    assert not torch.equal(copied(x), linear(x)), "a copy multiplies with its own weight"
+
+
+def test_an_embedding_looks_up_rows() -> None:
+    linear = random_linear("q8", 100, 64)
+    table = EmbeddingPacked(linear, torch.float32)
+    ids = torch.tensor([[0, 99, 17], [16, 15, 99]])
+    assert torch.equal(table(ids), linear.dequantize()[ids])
+    assert torch.equal(table(ids.int()), table(ids)) and table.linear is linear
+    assert table.to(torch.bfloat16)(ids).dtype is torch.bfloat16
+    for bad in (-1, 100):
+        with pytest.raises(IndexError, match=r"expected 0\.\.99"):
+            table(torch.tensor([bad]))
+
+
+# --- the whole pass ---------------------------------------------------------------------------------------------------
+
+CONFIG = replace(
+    preset("tiny"),
+    vocab_size=300,
+    hidden_size=96,
+    intermediate_size=160,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    max_position_embeddings=131072,
+    rope_scaling=RopeScaling(
+        factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
+    ),
+)
+
+
+def build(type_name: str | None, dtype: torch.dtype, head_dim: int = 32) -> LlamaForCausalLM:
+    config = replace(CONFIG, head_dim=head_dim, num_attention_heads=128 // head_dim)
+    model = init_weights(LlamaForCausalLM(config), seed=1).requires_grad_(False)
+    generator = torch.Generator().manual_seed(2)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.uniform_(0.5, 1.5, generator=generator)
+        else:
+            parameter.mul_(2)
+    if type_name is not None:
+        swap_linears(model, lambda _, linear: pack_ggml(quantize(linear.weight, type_name), type_name), skip=())
+    return model.to(dtype).eval()
+
+
+def both(
+    type_name: str | None, dtype: torch.dtype = torch.float32, head_dim: int = 32
+) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
+    """The same model through its modules and through a plan."""
+    made = [build(type_name, dtype, head_dim) for _ in range(2)]
+    assert use_kernels(made[1])
+    return made[0], made[1]
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts the passes that a plan ran, by their tokens."""
+    seen: list[int] = []
+    true = plans.Plan.run
+    monkeypatch.setattr(plans.Plan, "run", lambda self, x, attend: seen.append(len(x)) or true(self, x, attend))
+    return seen
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("type_name", "head_dim"), [("Q8_0", 32), ("Q4_1", 64), ("Q8_0", 16)])
+def test_a_pass_equals_the_modules(kernels: str, type_name: str, head_dim: int, passes: list[int]) -> None:
+    modules, planned = both(type_name, head_dim=head_dim)
+    prompts = [list(range(1, 290)), [7, 8, 9]]  # beyond one chunk of 256 slots, and rows of different lengths
+    logits = []
+    for model in (modules, planned):
+        cache = new_cache(model, 2, 8200)
+        first = prefill(model, cache, prompts)
+        far = CachedAttend(cache, [8192, 3], 1)  # what lies between is zeros, in both
+        logits.append((first, model.logits(model.model(torch.tensor([[5], [6]]), far.positions_BT, far))))
+    assert passes == [2 * 289, 2]
+    for expected, found in zip(*logits, strict=True):
+        # An input near the middle of two codes may be rounded the other way: 1/254 of the largest of its group.
+        torch.testing.assert_close(found, expected, rtol=0, atol=5e-2 * float(expected.std()))
+
+
+@torch.no_grad()
+def test_a_pass_over_bfloat16_weights_equals_the_modules_in_float32(kernels: str, passes: list[int]) -> None:
+    exact = build(None, torch.bfloat16).float()
+    _, planned = both(None, torch.bfloat16)
+    cache, expected_cache = new_cache(planned, 1, 300), new_cache(exact, 1, 300)
+    for position in range(4):
+        found = decode_one(planned, cache, [11 + position], [position])
+        expected = decode_one(exact, expected_cache, [11 + position], [position])
+    assert passes == [1] * 4
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=2e-2 * float(expected.std()))
+
+
+@torch.no_grad()
+def test_tokens_have_the_same_logits_cached_chunked_batched_and_on_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, model = both("Q4_0")
+    ids = torch.randint(300, (1, 600)).tolist()[0]
+
+    def last(chunk: int, count: int, others: int) -> Tensor:
+        monkeypatch.setattr(native, "num_threads", lambda: count)
+        cache = new_cache(model, 1 + others, 600)
+        return prefill(model, cache, [ids, *([[3] * 600] * others)], chunk=chunk)[0]
+
+    expected = last(600, 1, 0)
+    for chunk, count, others in ((600, 2, 0), (600, 3, 2), (7, 1, 0), (1, 2, 1), (333, 2, 0)):
+        assert torch.equal(last(chunk, count, others), expected)
+
+
+@torch.no_grad()
+def test_without_a_cache_a_causal_pass_is_the_same(passes: list[int]) -> None:
+    modules, planned = both("Q8_0")
+    ids = torch.randint(300, (2, 40))
+    cached = prefill(planned, new_cache(planned, 2, 40), ids.tolist())
+    assert torch.equal(planned(ids)[:, -1], cached) and passes == [80, 80]
+    shifted = torch.arange(5, 45).unsqueeze(0)
+    torch.testing.assert_close(planned(ids, shifted), modules(ids, shifted))
+    assert passes == [80, 80], "other positions go through the modules"
+
+
+def test_what_a_plan_cannot_do_goes_through_the_modules(passes: list[int]) -> None:
+    modules, planned = both("Q8_0")
+    ids = torch.tensor([[1, 2, 3]])
+    planned.model.embed_tokens.requires_grad_(True)
+    planned(ids).sum().backward()  # a gradient
+    assert planned.model.embed_tokens.weight.grad is not None and not passes
+    with torch.no_grad():
+        found, expected = (trace(model, [1, 2, 3])["layers.1.pattern"] for model in (planned, modules))
+        torch.testing.assert_close(found, expected)
+        assert not passes, "a trace"
+
+
+CHANGES: dict[str, Callable[[LlamaForCausalLM], Any]] = {
+    "a weight": lambda model: model.model.layers[1].mlp.up_proj.weight[..., :512].random_(0, 255),
+    "a Linear": lambda model: setattr(model.model.layers[0].self_attn, "q_proj", random_linear("q8", 128, 96)),
+    "a weight's memory": lambda model: setattr(
+        model.model.layers[0].mlp.down_proj, "weight", random_linear("q8", 96, 160).weight
+    ),
+    "a block": lambda model: setattr(model.model.layers[2], "mlp", copy.deepcopy(model.model.layers[0].mlp)),
+    "the layers": lambda model: model.model.layers.__delitem__(1),
+    "a norm": lambda model: model.model.norm.weight.mul_(2),
+    "a norm's memory": lambda model: setattr(model.model.norm.weight, "data", torch.full((96,), 3.0)),
+    "a hook": lambda model: model.model.layers[0].mlp.register_forward_hook(lambda module, given, made: made * 2),
+    "the dtype": lambda model: model.to(torch.bfloat16),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_plan_is_never_stale(change: str) -> None:
+    ids = torch.tensor([[1, 2, 3]])
+    results = []
+    for model in both("Q8_0"):
+        before = model(ids)
+        torch.manual_seed(0)
+        CHANGES[change](model)
+        after = model(ids)
+        assert not torch.equal(after, before)
+        results.append(after.float())
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0.05 * float(results[0].std()))
+
+
+@torch.no_grad()
+def test_copies_have_plans_of_their_own() -> None:
+    _, model = both("Q8_0")
+    ids = torch.tensor([[1, 2, 3]])
+    expected = model(ids)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert isinstance(copied.model, NativeLlamaModel) and torch.equal(copied(ids), expected)
+        copied.model.layers[0].mlp.down_proj.weight.zero_()
+        assert not torch.equal(copied(ids), expected) and torch.equal(model(ids), expected)
+
+
+def test_the_tree_and_the_keys_stay() -> None:
+    modules, planned = both("Q4_0")
+    assert str(planned) == str(modules) and list(planned.state_dict()) == list(modules.state_dict())
+
+
+# --- choosing and threads ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("value", "said"), [("torch", None), ("avx9", "is 'avx9'; expected avx512_vnni")])
+def test_the_environment_chooses(value: str, said: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(native.VARIABLE, value)
+    choose = native.library.__wrapped__
+    if said is None:
+        assert choose() is None
+    else:
+        with pytest.raises(OptionError, match=said):
+            choose()
+
+
+def test_a_missing_or_foreign_library_is_done_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    choose = native.library.__wrapped__
+    monkeypatch.setattr(native, "_FILE", tmp_path / "none.so")
+    assert choose() is None
+    (tmp_path / "junk.so").write_bytes(b"junk")
+    monkeypatch.setattr(native, "_FILE", tmp_path / "junk.so")
+    with pytest.warns(UserWarning, match=r"cannot be loaded: .*; install a C compiler"):
+        assert choose() is None
+    monkeypatch.undo()
+    monkeypatch.setattr(native, "INTERFACE", 99)
+    with pytest.warns(UserWarning, match="expected 99"):
+        assert choose() is None
+
+
+def test_the_kernels_have_torchs_threads_and_torch_one_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_allowed_cpus", lambda: 2)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with threads.one_torch_thread():
+            assert (torch.get_num_threads(), threads.num_threads()) == (1, 2)
+            with threads.one_torch_thread():
+                assert threads.num_threads() == 2
+            assert (torch.get_num_threads(), threads.num_threads()) == (1, 2)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
