@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from llamarium.train.journal import read_journal
 from llamarium.train.lock import RunLock
 from llamarium.train.pretrain import prepare
 from llamarium.train.run import Ending, Event, Setup, run, stop_signals
+from llamarium.weights.files import file_sha256
 
 WORDS = "the cat sat on a mat and so did every other cat that had come by".split()
 
@@ -113,6 +115,85 @@ def test_the_newest_checkpoint_is_damaged(text: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="model.safetensors"):
         resumed = go(config, out, resume=True)
     assert same_checkpoint(resumed.checkpoint, go(config, tmp_path / "straight").checkpoint)
+
+
+def _in_json(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        file = folder / "resume" / "state.json"
+        state = json.loads(file.read_text())
+        position = state["position"]
+        position |= {name: value for name, value in changes.items() if name in position}
+        state |= {name: value for name, value in changes.items() if name in state}
+        file.write_text(json.dumps(state))
+
+    return change
+
+
+def _in_tensors(name: str, change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def changed(folder: Path) -> None:
+        tensors = load_file(folder / name)
+        change(tensors)
+        save_file(tensors, folder / name)
+
+    return changed
+
+
+WEIGHTS, OPTIMIZER = "model.safetensors", "resume/optimizer.safetensors"
+FORGED = {
+    "step is 4; expected that of the folder's name": _in_json(step=4),
+    "step is '3'; expected int": _in_json(step="3"),
+    "index is -7; expected a number from 0": _in_json(cursor={"epoch": 0, "index": -7}),
+    "epoch is None": _in_json(cursor={"index": 0}),
+    "seconds is inf": _in_json(seconds=float("inf")),
+    "best_loss is nan": _in_json(best_loss=float("nan")),
+    "position is None": _in_json(position=None),
+    "settings is 5": _in_json(settings=5),
+    "started with other settings": _in_json(data=None, about={"bytes": "many", "text": 1}),
+    f"{OPTIMIZER}: the optimizer's exp_avg/model.norm.weight has values that are NaN, infinite or neg": _in_tensors(
+        OPTIMIZER, lambda t: t["exp_avg/model.norm.weight"].fill_(float("nan"))
+    ),
+    "exp_avg_sq/model.norm.weight has values that are NaN, infinite or neg": _in_tensors(
+        OPTIMIZER, lambda t: t["exp_avg_sq/model.norm.weight"].fill_(-1.0)
+    ),
+    "the optimizer's state lacks step/model.norm.weight": _in_tensors(
+        OPTIMIZER, lambda t: t.pop("step/model.norm.weight")
+    ),
+    "step/model.norm.weight is torch.float32 (3,)": _in_tensors(
+        OPTIMIZER, lambda t: t.update({"step/model.norm.weight": torch.zeros(3)})
+    ),
+    "model.norm.weight has weights that are NaN": _in_tensors(
+        WEIGHTS, lambda t: t["model.norm.weight"][0].fill_(torch.nan)
+    ),
+    "model.norm.weight is torch.float16": _in_tensors(
+        WEIGHTS, lambda t: t.update({"model.norm.weight": t["model.norm.weight"].half()})
+    ),
+}
+
+
+def test_a_checkpoint_is_not_believed_because_its_manifest_fits(text: Path, tmp_path: Path) -> None:
+    config, out = config_of(text, steps=3), tmp_path / "run"
+    folder = go(config, out).checkpoint
+    kept = {name: (folder / name).read_bytes() for name in (WEIGHTS, OPTIMIZER, "resume/state.json")}
+    for found, forge in FORGED.items():
+        forge(folder)
+        _reseal(folder)
+        with pytest.raises(TrainingError, match=re.escape(found)):
+            go(replace(config, steps=4), out, resume=True, allow_changes="other settings" not in found)
+        for name, content in kept.items():
+            (folder / name).write_bytes(content)
+    _in_tensors(OPTIMIZER, dict.clear)(folder)
+    _reseal(folder)
+    with pytest.warns(UserWarning, match="the optimizer remembers nothing, and begins anew"):
+        assert go(replace(config, steps=4), out, resume=True, allow_changes=True).position.step == 4
+
+
+def _reseal(folder: Path) -> None:
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    rows = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+        for path in files
+    }
+    (folder / "manifest.json").write_text(json.dumps({"format": 1, "files": rows}))
 
 
 def test_what_changes_a_run_is_refused_with_the_difference(text: Path, tmp_path: Path) -> None:
@@ -425,6 +506,16 @@ def test_any_optimizer_any_method_and_few_examples(
     out = tmp_path / "run"
     with RunLock(out):
         assert run(make(), out, resume=False, emit=lambda event: None).position.step == 2
+
+
+def test_adapters_are_not_resumed_as_a_whole_model_nor_a_whole_model_as_adapters(
+    tmp_path: Path, model_files: Callable[..., Any]
+) -> None:
+    lora, full = finetuning(tmp_path, model_files, steps=2), finetuning(tmp_path, model_files, steps=2, method="full")
+    for name, first, second in (("a", lora, full), ("b", full, lora)):
+        conduct(first, tmp_path / name, resume=False, watch=nullcontext(lambda event: None))
+        with pytest.raises(TrainingError, match=r"method: '(lora|full)' -> '(lora|full)', which learns other weights"):
+            conduct(second, tmp_path / name, resume=True, allow_changes=True, watch=nullcontext(lambda event: None))
 
 
 def test_an_adapter_is_not_resumed_on_another_base(tmp_path: Path, model_files: Callable[..., Any]) -> None:

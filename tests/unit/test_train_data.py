@@ -193,6 +193,20 @@ def test_folders_without_data_and_names_without_files(tmp_path: Path):
     refused(tmp_path / "pipe", "neither a file nor a folder")
 
 
+def test_runs_are_no_data(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("a")
+    for name, files in (("b", (".lock",)), ("c", ("train.toml",))):
+        run = tmp_path / "runs" / name
+        run.mkdir(parents=True)
+        for file in (*files, "metrics.jsonl"):
+            (run / file).write_text('{"event": "start", "step": 0}')
+    with pytest.warns(UserWarning, match=r"left out 2 other files \(2 run\)"):
+        assert list(read_documents(str(tmp_path))) == ["a"]
+    before = source_stamp(str(tmp_path))
+    (tmp_path / "runs" / "b" / "metrics.jsonl").write_text("grows")
+    assert source_stamp(str(tmp_path)) == before
+
+
 def test_links_are_followed_but_not_in_circles(tmp_path: Path):
     (tmp_path / "data").mkdir()
     (tmp_path / "more").mkdir()

@@ -12,7 +12,7 @@ Linears are wrapped; the loop is one.
 | what a step is given | `batch` |
 | from files, folders and the hub to documents, ids and rows | `sources`, `corpus`, `packing` |
 | from JSONL to dialogs, and which tokens are learned | `dialogs`; the dialog formats are `tokenizer.chat`'s |
-| in which order, and why a resumed run is the same run | `order`, `resume` |
+| in which order, and why a resumed run is the same run | `order`, `position`, `resume` |
 | a vocabulary of one's own | `bpe` |
 | checkpoints that survive being killed | `checkpoint` |
 | LoRA, rsLoRA, DoRA; their files; putting them into the weights | `lora`, `adapters`, `merge` |

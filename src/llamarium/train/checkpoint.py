@@ -228,7 +228,7 @@ def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
     try:
         files = read_json_object(path, _MAX_MANIFEST_BYTES)["files"]
         return {str(name): (int(row["bytes"]), str(row["sha256"])) for name, row in files.items()}
-    except (LlamariumError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LlamariumError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise TrainingError(f"{escape(path)}: is damaged: {escape(error)}") from None
 
 

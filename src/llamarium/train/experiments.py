@@ -306,8 +306,8 @@ def restore_variant(model: LlamaForCausalLM, label: str, folder: Path) -> None:
     about = read_json_object(folder / _ABOUT)
     table, file = read_safetensors(folder / _WEIGHTS), TensorFile(folder / _WEIGHTS)
     parameters = dict(model.named_parameters())
-    expected = {key: tuple(p.shape) for key, p in parameters.items()}
-    if about.get("variant") != label or {key: t.shape for key, t in table.items()} != expected:
+    expected = {key: ("F32", tuple(p.shape)) for key, p in parameters.items()}
+    if about.get("variant") != label or {key: (t.dtype, t.shape) for key, t in table.items()} != expected:
         raise TrainingError(f"{folder}: holds another variant than {label!r}, or one of another shape")
     for key, tensor in table.items():
         parameters[key].copy_(file.tensor(tensor.offset, tensor.shape, SAFETENSORS_DTYPES[tensor.dtype]))

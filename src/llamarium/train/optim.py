@@ -16,9 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from llamarium.errors import TrainingError
+from llamarium.errors import TrainingError, escape
 from llamarium.train.config import OptimizerName, ScheduleName
 from llamarium.train.team import SOLO, Solo
+from llamarium.weights.checkpoint import list_some
+
+# What they remember of each parameter.
+_ADAMW_FIELDS = ("step", "exp_avg", "exp_avg_sq")
+_MUON_FIELDS = ("momentum_buffer",)
 
 
 def make_optimizers(
@@ -128,17 +133,28 @@ def restore_optimizers(
         team: Who has parts of them.
 
     Raises:
-        TrainingError: If it does not belong to these parameters.
+        TrainingError: If it is not all that they remember of these parameters, or has values that it cannot have.
     """
     names = {id(p): key for key, p in model.named_parameters()}
     owner: dict[str, tuple[Optimizer, Tensor]] = {}
     for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            owner |= {names[id(p)]: (optimizer, p) for p in group["params"]}
+        fields = _MUON_FIELDS if isinstance(optimizer, torch.optim.Muon) else _ADAMW_FIELDS
+        every = [p for group in optimizer.param_groups for p in group["params"]]
+        owner |= {f"{field}/{names[id(p)]}": (optimizer, p) for p in every for field in fields}
+    if extra := sorted(tensors.keys() - owner.keys()):
+        raise TrainingError(
+            f"the optimizer's state has {list_some(extra)}, which belongs to no parameter of this model"
+        )
+    if missing := sorted(owner.keys() - tensors.keys()):
+        raise TrainingError(f"the optimizer's state lacks {list_some(missing)}")
     for key, tensor in tensors.items():
-        field, _, name = key.partition("/")
-        if name not in owner or (tensor.ndim > 0 and tensor.shape != owner[name][1].shape):
-            raise TrainingError(f"the optimizer's state has {key}, which belongs to no parameter of this model")
-        optimizer, parameter = owner[name]
+        field, (optimizer, parameter) = key.partition("/")[0], owner[key]
+        shape, dtype = ((), torch.float32) if field == "step" else (parameter.shape, parameter.dtype)
+        least = -math.inf if field in ("exp_avg", "momentum_buffer") else 0.0
+        if tensor.shape != shape or tensor.dtype != dtype:
+            found = f"{tensor.dtype} {tuple(tensor.shape)}"
+            raise TrainingError(f"the optimizer's {escape(key)} is {found}; expected {dtype} {tuple(shape)}")
+        if not (tensor.isfinite() & (tensor >= least)).all():
+            raise TrainingError(f"the optimizer's {escape(key)} has values that are NaN, infinite or negative")
         held: Any = tensor.to(parameter.device) if field == "step" else team.place(tensor, parameter)
         optimizer.state[parameter][field] = held

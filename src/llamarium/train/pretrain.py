@@ -127,14 +127,16 @@ def restore_weights(model: LlamaForCausalLM, folder: Path, team: Solo = SOLO) ->
 
     Raises:
         CheckpointError: If the folder holds another model.
-        TrainingError: If its shape is another.
+        TrainingError: If its shape or dtype is another.
     """
     saved = open_checkpoint(folder)
     if saved.config != model.config:
         raise TrainingError(f"{folder}: holds a model of another shape than this run's; expected {model.config}")
     for key in saved.entries:
-        parameter = model.get_parameter(key)
-        parameter.copy_(team.place(saved.read(key), parameter))
+        parameter, values = model.get_parameter(key), saved.read(key)
+        if values.dtype != parameter.dtype:
+            raise TrainingError(f"{folder}: {key} is {values.dtype}; this run's is {parameter.dtype}")
+        parameter.copy_(team.place(values, parameter))
 
 
 def _tokenizer(config: PretrainConfig) -> Tokenizer | Learner:

@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import torch
 from torch.optim import Optimizer
 
 from llamarium.api import Llama
-from llamarium.errors import LlamariumError, OutputError, TrainingError
+from llamarium.errors import LlamariumError, OutputError, TrainingError, escape
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import flops
 from llamarium.tokenizer.base import Tokenizer
@@ -38,8 +38,9 @@ from llamarium.train.checkpoint import (
 )
 from llamarium.train.config import RunConfig
 from llamarium.train.optim import make_optimizers, optimizer_tensors, restore_optimizers, schedule, set_learning_rate
-from llamarium.train.order import Cursor, Order, derived_seed
+from llamarium.train.order import Order, derived_seed
 from llamarium.train.peak import peak_flops
+from llamarium.train.position import Position, entry
 from llamarium.train.resume import load_resume, save_resume
 from llamarium.train.snapshots import save_snapshot, token_texts
 from llamarium.train.step import StepResult, Trunk, any_learned, causal_trunk, checkpoint_layers, evaluate, train_step
@@ -79,39 +80,6 @@ class Setup:
     chat: bool = False
     trunk: Trunk = causal_trunk
     team: Solo = SOLO
-
-
-@dataclass(slots=True)
-class Position:
-    """Where a run stands: what a checkpoint holds besides weights and optimizer.
-
-    Attributes:
-        step: Optimizer steps that are done.
-        cursor: Where the data stands.
-        num_tokens: Tokens that the model saw, prompts and padding included.
-        seconds: Time spent in steps.
-        best_loss: The lowest validation loss so far; infinite where none was measured on the rows of now.
-        best_step: The step of the checkpoint that counts as the best until there is a lower loss.
-    """
-
-    step: int = 0
-    cursor: Cursor = field(default_factory=Cursor)
-    num_tokens: int = 0
-    seconds: float = 0.0
-    best_loss: float = math.inf
-    best_step: int | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        best = None if math.isinf(self.best_loss) else self.best_loss
-        return dataclasses.asdict(self) | {"best_loss": best}
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> "Position":
-        """Read what `to_dict` returned."""
-        best = math.inf if raw["best_loss"] is None else raw["best_loss"]
-        fields: dict[str, Any] = {**raw, "cursor": Cursor(**raw["cursor"]), "best_loss": best}
-        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,34 +339,55 @@ class _Loop:
 
 
 def _restore(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_changes: bool) -> Position:
+    """Put back what `_save` saved, and return where it stood.
+
+    Raises:
+        TrainingError: If it is another run's, or has what no run saves.
+        CheckpointError: If the model cannot be read.
+    """
     tensors, state = load_resume(folder)
-    kind = type(setup.config).__name__
-    if state.get("kind") != kind:
-        raise TrainingError(f"{folder}: is of a run of another kind ({state.get('kind')}); this one is a {kind}")
-    changed = setup.config.differences(state["settings"])
-    same_rows = state["data"] == setup.train.fingerprint
-    if not same_rows:
-        changed += _data_differences(state.get("about", {}), setup.train.about) or (
-            [] if changed else ["the data is another"]
+    try:
+        settings, about = entry(state, "settings", dict), entry(state, "about", dict)
+        position, kind = Position.from_dict(entry(state, "position", dict)), entry(state, "kind", str)
+        if position.step != checkpoint_step(folder):
+            raise TrainingError(f"step is {position.step}; expected that of the folder's name")
+    except TrainingError as error:
+        raise TrainingError(f"{folder}/resume/state.json: {error}; the file was changed") from None
+    if kind != type(setup.config).__name__:
+        now = type(setup.config).__name__
+        raise TrainingError(f"{folder}: is of a run of another kind ({escape(kind)}); this one is a {now}")
+    changed = setup.config.differences(settings)
+    if different := [change for change in changed if change.startswith("method:")]:
+        raise TrainingError(
+            f"{folder}: {different[0]}, which learns other weights; begin a run in another folder (its base may be "
+            "what this one has learned)"
         )
+    same_rows = state.get("data") == setup.train.fingerprint
+    if not same_rows:
+        changed += _data_differences(about, setup.train.about) or ([] if changed else ["the data is another"])
     if changed and not allow_changes:
         raise TrainingError(
             f"{folder}: the run was started with other settings ({'; '.join(changed)}); give those again, or allow the "
             "changes"
         )
     setup.restore(folder)
-    if state["settings"].get("optimizer") == setup.config.optimizer:
-        restore_optimizers(setup.model, optimizers, tensors, setup.team)
-    else:
+    if settings.get("optimizer") != setup.config.optimizer:
         warnings.warn(f"the optimizer is now {setup.config.optimizer}, and begins anew", stacklevel=3)
-    position = Position.from_dict(state["position"])
-    if not same_rows or state["settings"].get("eval_rows") != setup.config.eval_rows:
+    elif position.step > 0 and not tensors:  # as it is where no update was made
+        warnings.warn(f"{folder}: the optimizer remembers nothing, and begins anew", stacklevel=3)
+    elif tensors:
+        try:
+            restore_optimizers(setup.model, optimizers, tensors, setup.team)
+        except TrainingError as error:
+            raise TrainingError(f"{folder}/resume/optimizer.safetensors: {error}") from None
+    if not same_rows or settings.get("eval_rows") != setup.config.eval_rows:
         position.best_loss = math.inf  # of other rows, with which no loss from now on compares
     return position
 
 
 def _data_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Name what a checkpoint's data had other than the data of now: counts as "name: before -> now"."""
+    before = {name: value for name, value in before.items() if type(value) is type(now.get(name))}
     if not before or before == now:
         return []
     counts = [name for name, value in now.items() if isinstance(value, int) and before.get(name) != value]

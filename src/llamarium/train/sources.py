@@ -7,7 +7,7 @@
 | a file              | one: its text, in UTF-8                                                            |
 | a `.jsonl` file     | one a line: the text in one field                                                  |
 | a `.parquet` file   | one a row: the text in one column (needs `llamarium[train]`)                       |
-| a folder            | those of its `.txt`, `.md`, `.jsonl` and `.parquet` files, in the order of names   |
+| a folder            | those of its `.txt`, `.md`, `.jsonl` and `.parquet` files, by name; not of runs    |
 | `org/name[:subset]` | one a row of a hub data set's `train` split, streamed (needs `llamarium[hub-data]`) |
 
 The first that fits wins, so `org/name` is the folder of that name where there is one. A document is a text that was
@@ -26,7 +26,7 @@ import stat
 import urllib.request
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -212,6 +212,8 @@ def _read_file(path: Path, text_field: str) -> Iterator[str]:
 def _files_of(folder: Path) -> tuple[list[Path], str]:
     """Return the readable files below `folder`, and how many others there are; hidden ones are passed over.
 
+    So are the folders of runs, whose journals are `.jsonl` files: a run may lie in the folder that it learns from.
+
     Raises:
         TrainingError: If there is none, a folder cannot be listed, or a link leads back into its own folders.
     """
@@ -223,6 +225,10 @@ def _files_of(folder: Path) -> tuple[list[Path], str]:
     found: list[Path] = []
     others: Counter[str] = Counter()
     for parent, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
+        if _is_run(names):
+            others["run"] += 1
+            folders.clear()
+            continue
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in folders:
             _refuse_loop(Path(parent, name), folder)
@@ -239,6 +245,10 @@ def _files_of(folder: Path) -> tuple[list[Path], str]:
         )
     found.sort(key=lambda path: path.relative_to(folder).as_posix())
     return found, f"{others.total()} other files ({left_out})" if others else ""
+
+
+def _is_run(names: Collection[str]) -> bool:
+    return ".lock" in names or {"train.toml", "metrics.jsonl"} <= {*names}
 
 
 def _refuse_loop(path: Path, root: Path) -> None:
