@@ -352,6 +352,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "empty manifest": (lambda f: (f / MANIFEST).write_text("{}"), "manifest.json: is damaged"),
     "no JSON": (lambda f: (f / MANIFEST).write_text("{"), "manifest.json: is damaged"),
     "no files": (lambda f: (f / MANIFEST).write_text('{"files": [1]}'), "manifest.json: is damaged"),
+    "endless": (lambda f: (f / MANIFEST).write_text('{"files": {"a": {"bytes": 1e999}}}'), "manifest.json: is damaged"),
     "no sizes": (lambda f: (f / MANIFEST).write_text('{"files": {"a": 1}}'), "manifest.json: is damaged"),
 }
 

@@ -153,6 +153,19 @@ def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         compare({"one": run}, tmp_path / "no folder" / "all.html", "one")
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "mine.html", "folder.html", "model"])
+def test_only_a_report_makes_way_for_a_report(name: str, tmp_path: Path) -> None:
+    run = journal(tmp_path / "run", *steps(4.5))
+    (run / "folder.html").mkdir()
+    (run / "mine.html").write_text("<!doctype html>\n<html><title>mine</title></html>")
+    before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    with pytest.raises(OutputError, match=f"{name}: is (no name of a page|there already, and is no report)"):
+        compare({"one": run}, run / name, "one")
+    assert {path: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+    for title in ("first", "second"):
+        assert title in compare({"one": run}, tmp_path / "all.html", title).read_text()
+
+
 def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
     found = " ".join(Page(write_report(journal(tmp_path / "run")).read_text()).texts)
     assert "still running, or killed" in found and "None were taken" in found

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from llamarium.config import ModelConfig
-from llamarium.errors import LlamariumError, TrainingError, escape
+from llamarium.errors import LlamariumError, OutputError, TrainingError, escape
 from llamarium.inspect.tables import duration
 from llamarium.model.cost import kv_bytes_per_token
 from llamarium.train import page
@@ -172,6 +172,26 @@ def compare(
         *(page.details(name, _settings(h, "settings") + _settings(h, "model")) for name, h in histories.items()),
     ]
     return _write(out, page.page(title, body))
+
+
+def _check_page(path: Path) -> None:
+    """Check that a page may be written.
+
+    Raises:
+        OSError: If what is there cannot be read.
+        OutputError: If its name is no page's, or something else than a report is there.
+    """
+    if path.suffix != ".html":
+        raise OutputError(f"{escape(path)}: is no name of a page; expected one that ends in .html")
+    if path.exists() and not _is_report(path):
+        raise OutputError(f"{escape(path)}: is there already, and is no report; choose another name, or remove it")
+
+
+def _is_report(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(page.HEAD)) == page.HEAD.encode()
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------
@@ -371,7 +391,9 @@ def _time(seconds: float | None) -> str:
 
 
 def _write(path: Path, content: str) -> Path:
+    """Write a page; in the place of another report, but of nothing else."""
     try:
+        _check_page(path)
         with atomic_file(path) as file:
             file.write(content.encode("utf-8", "backslashreplace"))
     except OSError as error:
