@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from llamarium.cli import options
-from llamarium.errors import InputError
+from llamarium.errors import DownloadError, InputError
+from llamarium.weights.packaged import packaged_path
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -89,6 +90,25 @@ def test_every_loading_option_reaches_load(monkeypatch: pytest.MonkeyPatch, tmp_
         "strict": True,
         "threads": 3,
     }
+
+
+def test_where_nothing_can_be_fetched_the_packaged_model_answers_unless_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def resolve(name: str) -> Path:
+        if name == options.DEFAULT_MODEL:
+            raise DownloadError("smollm2-135m cannot be fetched: no network")
+        return packaged_path(name)
+
+    monkeypatch.setattr("llamarium.weights.hub.resolve", resolve)
+    llama = options.load_llama(parse())
+    assert llama.name == "shakespeare-char" and llama.generate("ROMEO", max_tokens=3).text
+    err = capsys.readouterr().err
+    assert "no network" in err and "shakespeare-char is used" in err
+    with pytest.raises(DownloadError):
+        options.load_llama(parse("-m", options.DEFAULT_MODEL))
+    with pytest.raises(DownloadError):
+        options.load_llama(parse(), falls_back=False)
 
 
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:

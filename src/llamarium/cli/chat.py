@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     question, options = read_text(args), sampling(args)
     if args.json and question is None:
         raise UsageError("argument --json: needs a QUESTION")
-    llama = load_llama(args)
+    llama = load_llama(args, falls_back=False)  # the packaged model knows no dialogs
     llama.sampling_params(**options)  # raises for a value out of range, before anyone types a question
     if llama.tokenizer.chat_format is None:
         llama.tokenizer.chat([])  # raises what there is to say about it

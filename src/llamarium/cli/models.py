@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _builtins() -> list[dict[str, Any]]:
     from llamarium.weights.builtin import BUILTINS, cached_path, is_cached
+    from llamarium.weights.packaged import PACKAGED, packaged_path
 
     return [
         {
@@ -49,6 +50,16 @@ def _builtins() -> list[dict[str, Any]]:
             "path": str(cached_path(name)) if is_cached(name) else None,
         }
         for name, item in BUILTINS.items()
+    ] + [
+        {
+            "name": name,
+            "where": "package",
+            "kind": "model",
+            "summary": summary,
+            "num_bytes": sum(file.stat().st_size for file in packaged_path(name).iterdir()),
+            "path": str(packaged_path(name)),
+        }
+        for name, summary in PACKAGED.items()
     ]
 
 

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llamarium.cli.output import percent
-from llamarium.errors import InputError, OptionError, escape
+from llamarium.cli.output import percent, warn
+from llamarium.errors import DownloadError, InputError, OptionError, escape
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
 
 DEFAULT_MODEL = "smollm2-135m"
+FALLBACK_MODEL = "shakespeare-char"
 QUANTIZATIONS = ("nf4", "int8", "int4")
 _MAX_THREADS = 1024  # more than the cores of any machine; far more, and the system could not start them
 
@@ -66,14 +67,18 @@ def add_loading(group: "argparse._ActionsContainer") -> None:  # pyright: ignore
     group.add_argument("--threads", type=_threads, metavar="N", help="CPU threads (default: torch's choice)")
 
 
-def load_llama(args: argparse.Namespace) -> "Llama":
+def load_llama(args: argparse.Namespace, *, falls_back: bool = True) -> "Llama":
     """Load the model that `add_model`'s options describe, with its adapter on.
+
+    Args:
+        args: Of the command line.
+        falls_back: Where no model is named and the built-in one cannot be fetched, the packaged one will do.
 
     Raises:
         LlamariumError: Whatever `llamarium.load` and `load_adapter` raise.
     """
     if args.adapter is None:
-        return load_base(args)
+        return load_base(args, falls_back=falls_back)
     name_base(args)
     llama = load_base(args)
     from llamarium.train.adapters import load_adapter, with_tokenizer_of
@@ -96,16 +101,13 @@ def name_base(args: argparse.Namespace) -> None:
         raise OptionError(f"{escape(args.adapter / CONFIG)}: names no base model; name it with -m")
 
 
-def load_base(args: argparse.Namespace) -> "Llama":
-    """Load the model that `add_loading`'s options describe.
+def load_base(args: argparse.Namespace, *, falls_back: bool = True) -> "Llama":
+    """Load the model that `add_loading`'s options describe; `falls_back` as for `load_llama`.
 
     Raises:
         LlamariumError: Whatever `llamarium.load` raises.
     """
-    from llamarium.weights.hub import resolve
-
-    args.model = args.model or DEFAULT_MODEL
-    path = resolve(args.model)  # first, as a download shows its own progress
+    args.model, path = _find(args.model, falls_back)  # first, as a download shows its own progress
     with percent(f"loading {args.model}") as progress:
         with interrupts_held():
             from llamarium.api import load
@@ -122,6 +124,19 @@ def load_base(args: argparse.Namespace) -> "Llama":
         )
     llama.name = args.model
     return llama
+
+
+def _find(name: str | None, falls_back: bool) -> tuple[str, Path]:
+    """Return a model's name and where it lies; where none is named and none can be fetched, the packaged one's."""
+    from llamarium.weights.hub import resolve
+
+    try:
+        return name or DEFAULT_MODEL, resolve(name or DEFAULT_MODEL)
+    except DownloadError as error:
+        if name is not None or not falls_back:
+            raise
+        warn(f"{error}. Until then {FALLBACK_MODEL} is used, which is part of the package")
+        return FALLBACK_MODEL, resolve(FALLBACK_MODEL)
 
 
 @contextmanager

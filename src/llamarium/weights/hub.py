@@ -24,6 +24,7 @@ from llamarium.errors import ConfigError, ModelNotFoundError, escape
 from llamarium.presets import PRESETS
 from llamarium.weights import hub_client
 from llamarium.weights.builtin import BUILTINS, cached_path, fetch, is_cached
+from llamarium.weights.packaged import PACKAGED, packaged_path
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _REPO_FILE = re.compile(rf"(?P<repo>{_REPO.pattern}):(?P<file>[^:\\]+\.gguf)", re.ASCII)
@@ -75,6 +76,8 @@ def resolve(source: str | Path, *, kind: Literal["model", "tokenizer"] = "model"
     text = str(source)
     if isinstance(source, str) and text in BUILTINS:
         return _builtin(text, kind)
+    if isinstance(source, str) and text in PACKAGED:
+        return packaged_path(text)
     if text and os.path.exists(path := os.path.expanduser(text)):  # noqa: PTH110, PTH111 - Path's raise on odd names
         return Path(path)
     if isinstance(source, str):
@@ -93,6 +96,10 @@ def cached_models() -> list[CachedModel]:
         if is_cached(name)
     ]
     found = (model for repo, folder in hub_client.cached_snapshots() for model in _models_in(repo, folder))
+    builtins += [
+        CachedModel(name=name, path=packaged_path(name), num_bytes=_bytes_in(packaged_path(name)), where="built-in")
+        for name in PACKAGED
+    ]
     return builtins + sorted(found, key=lambda model: model.name)
 
 
@@ -147,7 +154,7 @@ def _not_found(text: str, kind: Literal["model", "tokenizer"]) -> str:
             f"{shown} is a preset: a shape without weights (for `llamarium tree` and `info`); give a folder, a .gguf "
             "file, or the model's org/name on the Hugging Face hub"
         )
-    names = [name for name, item in BUILTINS.items() if kind in ("tokenizer", item.kind)]
+    names = [*(name for name, item in BUILTINS.items() if kind in ("tokenizer", item.kind)), *PACKAGED]
     near = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
     guess = f" Did you mean {near[0]}?" if near else ""
     return (

@@ -1,0 +1,62 @@
+"""The model in the package: small, ours, and as good as its card says."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import llamarium
+from llamarium.model.cost import count_parameters
+from llamarium.weights.packaged import PACKAGED, packaged_path
+
+VARIABLE = "LLAMARIUM_TINY_SHAKESPEARE"
+RESULTS = Path(__file__).parents[2] / "bench" / "results" / "shakespeare-char.jsonl"
+
+
+@pytest.fixture(scope="module")
+def llama() -> llamarium.Llama:
+    return llamarium.load("shakespeare-char", dtype="float32", device="cpu")
+
+
+def test_it_is_small_and_has_a_card(llama: llamarium.Llama) -> None:
+    assert list(PACKAGED) == ["shakespeare-char"]
+    folder = packaged_path("shakespeare-char")
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 8_000_000
+    card = (folder / "README.md").read_text()
+    assert f"{count_parameters(llama.config).total:,} parameters" in card
+
+
+def test_the_card_tells_the_run_that_was_recorded() -> None:
+    card = (packaged_path("shakespeare-char") / "README.md").read_text()
+    events = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    losses = {event["step"]: event["loss"] for event in events if event["event"] == "validation"}
+    best = min(losses, key=lambda step: losses[step])
+    assert best == 2400 and f"**{losses[best]:.4f}** nats" in card
+    for step, loss in losses.items():
+        assert f"{loss:.4f}" in next(
+            line for line in card.splitlines() if line.strip("|* ").startswith(f"{step} ") or f"**{step}**" in line
+        )
+    start = events[0]["settings"]
+    for flag, name in (("--learning-rate 2e-3", "learning_rate"), ("--weight-decay 0.3", "weight_decay")):
+        assert flag in card and float(flag.split()[1]) == start[name]
+
+
+def test_it_knows_english_of_that_time(llama: llamarium.Llama) -> None:
+    score = llama.score("What say you to the king, my lord?\nI will not speak of it, nor shall he know.\n")
+    assert score.perplexity < 5.5  # 65 would be a guess
+
+
+@pytest.mark.skipif(VARIABLE not in os.environ, reason=f"wants the input.txt of karpathy/char-rnn: set {VARIABLE}")
+@torch.no_grad()
+def test_its_validation_loss_is_the_cards(llama: llamarium.Llama) -> None:
+    ids = torch.tensor(llama.encode(Path(os.environ[VARIABLE]).read_text()))
+    held_out = ids[int(0.9 * len(ids)) :]
+    rows_BU = held_out.unfold(0, 257, 256)
+    total = 0.0
+    for part in rows_BU.split(64):
+        logits_BTV = llama.model(part[:, :-1].contiguous())
+        total += float(F.cross_entropy(logits_BTV.flatten(0, 1), part[:, 1:].flatten(), reduction="sum"))
+    assert total / (len(rows_BU) * 256) == pytest.approx(1.4462, abs=2e-4)
