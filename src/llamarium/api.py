@@ -61,7 +61,8 @@ def load(
         device: "cpu", "cuda", "cuda:1", "mps"; "auto" is a GPU where there is one.
         quantize: Quantize the Linears while loading: "nf4", "int8" or "int4".
         dequantize: For files that are quantized already: "load" unpacks once, "use" keeps them packed in memory and
-            unpacks for every use; "auto" keeps NF4 packed and unpacks GGUF's blocks.
+            unpacks for every use; "auto" keeps NF4 packed, lays GGUF's blocks of 32 out for the CPU kernels (unless
+            dtype is float32 or float16), and unpacks the others.
         strict: Refuse weights that are NaN or infinite, instead of warning.
         progress: Called with (bytes read, bytes in all).
 

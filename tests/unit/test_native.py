@@ -21,12 +21,15 @@ from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.quant.ggml import quantize
 from llamarium.quant.ggml_blocks import dequantize
+from llamarium.quant.int4 import LinearInt4
+from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.packed import (
     FORMATS,
     GGML_FORMATS,
     EmbeddingPacked,
     LinearPacked,
     pack_ggml,
+    pack_integers,
     product_reference,
     quantize_inputs,
 )
@@ -79,6 +82,14 @@ def test_packing_loses_nothing(type_name: str, rows: int) -> None:
     assert torch.equal(linear.dequantize(), expected)
     assert torch.equal(linear.dequantize_rows(rows // 2, rows, torch.float32), expected[rows // 2 :])
     assert linear.weight.numel() == -(-rows // 16) * 3 * FORMATS[GGML_FORMATS[type_name]].tile_bytes
+
+
+@pytest.mark.parametrize("kind", [Linear8bit, LinearInt4])
+def test_integers_are_packed_without_loss(kind: Any) -> None:
+    linear = kind.from_weight(torch.randn(20, 96))
+    packed = pack_integers(linear)
+    assert packed is not None and torch.equal(packed.dequantize(), linear.dequantize())
+    assert pack_integers(kind.from_weight(torch.randn(20, 48))) is None, "groups of 16"
 
 
 def test_what_cannot_be_packed_is_refused() -> None:

@@ -21,20 +21,22 @@ def random_weight(rows=48, columns=256, seed=0):
 def test_int8_error_is_at_most_half_a_step():
     weight = random_weight()
     linear = Linear8bit.from_weight(weight)
-    error = (linear.dequantize() - weight).abs()
-    assert torch.equal(linear.scale, weight.abs().amax(-1, keepdim=True) / 127)
-    assert (error <= linear.scale * 0.5 * (1 + 1e-5)).all() and (error > 0.48 * linear.scale).any()
+    groups = weight.view(48, 8, 32)
+    assert torch.equal(linear.scale, (groups.abs().amax(-1) / 127).half())
+    error = (linear.dequantize() - weight).abs().view(48, 8, 32)
+    scale = linear.scale.float().unsqueeze(-1)  # rounded to 11 bits: of the largest code, 127/2048 are lost at most
+    assert (error <= scale * (0.5 + 127 / 2048)).all() and (error > 0.48 * scale).any()
 
 
 def test_int4_error_is_at_most_half_a_step():
     weight = random_weight()
     linear = LinearInt4.from_weight(weight)
-    groups = weight.view(48, 2, 128)
-    assert torch.equal(linear.minimum, groups.amin(-1))
-    assert torch.equal(linear.step, (groups.amax(-1) - groups.amin(-1)) / 15)
-    error = (linear.dequantize() - weight).abs().view(48, 2, 128)
-    step = linear.step.unsqueeze(-1)
-    assert (error <= step * 0.5 * (1 + 1e-5)).all() and (error > 0.48 * step).any()
+    groups = weight.view(48, 8, 32)
+    assert torch.equal(linear.minimum, groups.amin(-1).half())
+    assert torch.equal(linear.step, ((groups.amax(-1) - groups.amin(-1)) / 15).half())
+    error = (linear.dequantize() - weight).abs().view(48, 8, 32)
+    step, minimum = linear.step.float().unsqueeze(-1), linear.minimum.float().abs().unsqueeze(-1)
+    assert (error <= step * (0.5 + 15 / 2048) + minimum / 2048).all() and (error > 0.48 * step).any()
 
 
 def test_int4_order_of_codes():
@@ -44,9 +46,7 @@ def test_int4_order_of_codes():
     assert torch.equal(linear.dequantize(), torch.arange(16.0).view(1, 16))
 
 
-@pytest.mark.parametrize(
-    ("columns", "size"), [(2048, 128), (8192, 128), (576, 64), (1536, 128), (352, 32), (11008, 128), (48, 16)]
-)
+@pytest.mark.parametrize(("columns", "size"), [(2048, 32), (8192, 32), (576, 32), (352, 32), (11008, 32), (48, 16)])
 def test_groups_fit_the_row(columns, size):
     assert group_size(columns) == size
     assert LinearInt4.from_weight(random_weight(2, columns)).dequantize().shape == (2, columns)
@@ -65,7 +65,7 @@ def test_odd_rows(kind):
     weight[3] *= 1e-38
     weight[4, ::2] = 0
     back = kind.from_weight(weight).dequantize()
-    torch.testing.assert_close(back[:3], weight[:3], rtol=1e-6, atol=0)
+    torch.testing.assert_close(back[:3], weight[:3], rtol=2**-11, atol=0)
     assert back.isfinite().all() and (back[3].abs() < 1e-36).all()
     assert not kind.from_weight(weight[:1]).weight.any()
 
@@ -76,7 +76,7 @@ def test_nan_stays_visible(kind, bad):
     weight = random_weight()
     weight[3, 5] = bad
     back = kind.from_weight(weight).dequantize()
-    assert back[3].isnan().any() and back[[i for i in range(48) if i != 3]].isfinite().all()
+    assert not back[3].isfinite().all() and back[[i for i in range(48) if i != 3]].isfinite().all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,4 +120,4 @@ def test_state_copies_and_casts(kind):
 
 def test_bits_per_weight():
     sizes = [sum(b.nbytes for b in kind.from_weight(random_weight(64, 2048)).buffers()) for kind in KINDS]
-    assert [8 * size / (64 * 2048) for size in sizes] == [8 + 32 / 2048, 4.5]
+    assert [8 * size / (64 * 2048) for size in sizes] == [8.5, 5]

@@ -4,9 +4,9 @@ The formats below all keep a group of 32 consecutive weights of a row as small c
 
 | format       | a weight is               | bits | comes from                      |
 |--------------|---------------------------|------|---------------------------------|
-| q8           | scale * (q - 128)         | 8.5  | GGUF's Q8_0                     |
+| q8           | scale * (q - 128)         | 8.5  | GGUF's Q8_0, `int8`             |
 | q4           | scale * (q - 8)           | 4.5  | GGUF's Q4_0                     |
-| q4_min       | scale * q + minimum       | 5    | GGUF's Q4_1                     |
+| q4_min       | scale * q + minimum       | 5    | GGUF's Q4_1, `int4`             |
 | q4_codebook  | scale * levels[q]         | 4.5  | GGUF's IQ4_NL                   |
 
 In a file the codes of a row lie together. A processor multiplies 16 rows at once, and memory is read fastest in one
@@ -35,6 +35,8 @@ from llamarium.kernels.native import Kind
 from llamarium.kernels.threads import one_torch_thread
 from llamarium.quant.base import QuantizedLinear, QuantizedModule
 from llamarium.quant.ggml_blocks import IQ4_NL_VALUES
+from llamarium.quant.int4 import LinearInt4
+from llamarium.quant.int8 import Linear8bit
 
 TILE_ROWS, GROUP = 16, 32
 
@@ -247,6 +249,18 @@ def pack_ggml(weight: Tensor, type_name: str) -> LinearPacked:
     codes = codes ^ 128 if type_name == "Q8_0" else torch.cat((codes & 15, codes >> 4), dim=-1)
     minimum = halves[..., 1].contiguous() if format.has_minimum else None
     return LinearPacked.from_codes(codes.flatten(1), halves[..., 0].contiguous(), format, minimum)
+
+
+def pack_integers(linear: Linear8bit | LinearInt4) -> LinearPacked | None:
+    """Put the codes of a quantized Linear into tiles, without loss; None where its groups are not of 32."""
+    rows, columns = linear.out_features, linear.in_features
+    if columns % GROUP:
+        return None
+    if isinstance(linear, Linear8bit):
+        codes = (linear.weight.view(torch.uint8) ^ 128).view(rows, columns)
+        return LinearPacked.from_codes(codes, linear.scale, FORMATS["q8"])
+    codes = torch.stack((linear.weight & 15, linear.weight >> 4), dim=-1).view(rows, columns)
+    return LinearPacked.from_codes(codes, linear.step, FORMATS["q4_min"], linear.minimum)
 
 
 GGML_FORMATS = {"Q8_0": "q8", "Q4_0": "q4", "Q4_1": "q4_min", "IQ4_NL": "q4_codebook"}

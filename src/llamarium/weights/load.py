@@ -21,7 +21,7 @@ from llamarium.quant.base import QuantizedLinear
 from llamarium.quant.ggml import GGML_TYPES, EmbeddingGGML, LinearGGML, dequantize
 from llamarium.quant.half import use_half_linears
 from llamarium.quant.nf4 import Linear4bit
-from llamarium.quant.packed import GGML_FORMATS, GROUP, EmbeddingPacked, LinearPacked, pack_ggml
+from llamarium.quant.packed import GGML_FORMATS, GROUP, EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
 from llamarium.quant.swap import QUANTIZED_LINEARS, Method
 from llamarium.weights.checkpoint import EMBEDDING, HEAD, Checkpoint, TensorEntry
 from llamarium.weights.fuse import join_projections
@@ -203,7 +203,9 @@ class _Loader:
     def _unpacked(self, name: str, module: nn.Module, weight: Tensor) -> tuple[nn.Module, str]:
         method = self.options.quantize
         if method is not None and isinstance(module, nn.Linear) and name != "lm_head":
-            return QUANTIZED_LINEARS[method].from_weight(weight), method
+            linear = QUANTIZED_LINEARS[method].from_weight(weight)
+            packed = pack_integers(linear) if self._packs and not isinstance(linear, Linear4bit) else None
+            return packed or linear, method
         module.weight = nn.Parameter(weight.to(self.dtype), requires_grad=False)
         return module, str(self.dtype).removeprefix("torch.")
 
