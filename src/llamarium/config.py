@@ -190,7 +190,7 @@ def read_json_object(path: Path, limit_bytes: int = 2 * 2**20) -> dict[str, Any]
             raise ConfigError(f"{escape(path)}: is no regular file; expected a JSON file")
         if status.st_size > limit_bytes:
             raise ConfigError(f"{escape(path)}: {status.st_size} bytes; expected at most {limit_bytes} for a JSON file")
-        value = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_without_duplicates)
+        value = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=without_duplicates)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{escape(path)}: cannot be read as JSON: {escape(error)}") from None
     if not isinstance(value, dict):
@@ -198,8 +198,12 @@ def read_json_object(path: Path, limit_bytes: int = 2 * 2**20) -> dict[str, Any]
     return value
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse what json would resolve silently: the last of two equal keys wins."""
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse what json would resolve silently: the last of two equal keys wins. An `object_pairs_hook`.
+
+    Raises:
+        ValueError: Naming the key.
+    """
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]

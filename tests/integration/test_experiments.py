@@ -151,8 +151,9 @@ def shape_of(text: Path, **changes: Any) -> dict[str, Any]:
     ("words", "message"),
     [
         (["tied", "--tie-word-embeddings"], "decides tie_word_embeddings itself"),
-        (["heads", "--num-attention-heads", "2"], "key-value heads"),
-        (["heads", "--num-key-value-heads", "4"], "4 key-value heads"),
+        (["heads", "--num-attention-heads", "2"], "num_attention_heads is 2; expected a number that can be grouped"),
+        (["heads", "--num-key-value-heads", "4"], "num_key_value_heads is 4; expected one between 1 and 4"),
+        (["causal", "--validation", "0"], "validation is 0"),
         (["rope", "--tensor-parallel", "2"], "in one process"),
     ],
 )

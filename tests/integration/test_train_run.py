@@ -379,7 +379,8 @@ def test_steps_without_labels_are_told_and_are_no_failure_unless_there_are_no_ot
         assert sum(e["event"] == "skipped" for e in events) == 25
         assert [folder.name for folder in checkpoints(out)] == ["step-00000020"], "what is saved stays"
         setup.train.batch = _learned(batch, 2)
-        assert run(setup, out, resume=True, emit=events.append).position.step == 25
+        with pytest.warns(UserWarning, match="the optimizer remembers nothing"):
+            assert run(setup, out, resume=True, emit=events.append).position.step == 25
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -600,6 +601,10 @@ def test_the_shell_refuses_what_the_settings_refuse(tmp_path: Path, capsys: pyte
     (tmp_path / "file").write_text("")
     assert main(["pretrain", "--out", str(tmp_path / "file" / "run"), "--steps", "1"]) == 1
     assert "run: cannot be written: Not a directory" in capsys.readouterr().err
+    assert main(["pretrain", "--out", ""]) == 2
+    assert "--out: expected a folder" in capsys.readouterr().err
+    assert main(["finetune", "--preview", "--json"]) == 2
+    assert "--json: not allowed with --preview" in capsys.readouterr().err
 
 
 def test_a_refused_start_changes_nothing_and_a_resumed_one_knows_its_settings(

@@ -278,6 +278,7 @@ def test_a_base_model_continues(base: Tokenizer, llama3: Tokenizer, written: Cal
         ('{"instruction": "x", "input": 3, "output": "b"}', "input is 3"),
         ('{"messages": [{"role": "assistant", "content": "x"}], "tools": [{}]}', "'tools', which is not read"),
         ("[" * 100_000, "no JSON"),
+        ('{"prompt": "a", "completion": "b", "prompt": "c"}', "the key 'prompt' stands there twice"),
         ('{"prompt": ' + "1" * 5000 + ', "completion": "x"}', "no JSON"),
     ],
 )

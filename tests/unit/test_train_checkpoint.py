@@ -476,11 +476,17 @@ def test_a_second_run_is_refused_until_the_first_is_dead(tmp_path: Path) -> None
 
 
 def test_a_folder_that_cannot_be_written_or_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("precious")
     with pytest.raises(OutputError, match=r"file.*cannot be written"), RunLock(tmp_path / "file"):
         pass
     with pytest.raises(OutputError, match="step-00000001: cannot be written"):
         save_checkpoint(tmp_path / "file", 1, plain)
+
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / ".lock").symlink_to(tmp_path / "file")
+    with pytest.raises(OutputError, match="linked: cannot be written: Too many levels"), RunLock(tmp_path / "linked"):
+        pass
+    assert (tmp_path / "file").read_text() == "precious"
 
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

@@ -191,6 +191,14 @@ def test_nothing_is_written_when_learning_fails(tmp_path: Path, data: str):
     with pytest.raises(LlamariumError, match="use a vocabulary of at most"):
         run("--data", data, "--vocab-size", "9999", "--out", str(tmp_path / "out"))
     assert list((tmp_path / "out").iterdir()) == []
+    for content, words, message in (
+        (b"\xff", [], r"^[^:]*bad.txt: no UTF-8 at byte 0"),
+        (b"", [], r"^[^:]*bad.txt: no text in it"),
+        (b"", ["--characters"], r"^[^:]*bad.txt: no text in it"),
+    ):
+        (tmp_path / "bad.txt").write_bytes(content)
+        with pytest.raises(LlamariumError, match=message):
+            run("--data", str(tmp_path / "bad.txt"), *words, "--out", str(tmp_path / "out"))
 
 
 def test_contradicting_options_are_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

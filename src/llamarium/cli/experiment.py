@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.options import add_json, interrupts_held, set_threads
 from llamarium.cli.output import emit, note
-from llamarium.cli.settings import add_report_to, add_settings, given_settings, settings_file
+from llamarium.cli.settings import add_report_to, add_settings, given_settings, named_folder, settings_file
 from llamarium.train.config import PretrainConfig
 
 if TYPE_CHECKING:
@@ -60,7 +60,9 @@ class ExperimentConfig(PretrainConfig):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("experiment", choices=NAMES, help="what is changed")
-    parser.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=named_folder, default=Path("runs"), metavar="FOLDER", help="where (default: %(default)s)"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with what an earlier call has left undone")
     parser.add_argument("--allow-changes", action="store_true", help="resume with other settings or data")
     add_report_to(parser)

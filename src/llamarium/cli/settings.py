@@ -13,12 +13,23 @@ from llamarium.train.trackers import TRACKERS
 def add_run(parser: argparse.ArgumentParser, folder: str) -> None:
     """Add where a run lives, and how it begins and ends."""
     parser.add_argument(
-        "--out", type=Path, default=Path(folder), metavar="FOLDER", help="the run's folder (default: %(default)s)"
+        "--out",
+        type=named_folder,
+        default=Path(folder),
+        metavar="FOLDER",
+        help="the run's folder (default: %(default)s)",
     )
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, or begin")
     parser.add_argument("--allow-changes", action="store_true", help="resume with other settings or data")
     parser.add_argument("--report", action="store_true", help="write report.html into the run's folder at the end")
     add_report_to(parser)
+
+
+def named_folder(text: str) -> Path:
+    """Read a folder's name; an empty one, of a shell variable that is not set, would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a folder; the current one is .")
+    return Path(text)
 
 
 def add_report_to(parser: argparse.ArgumentParser) -> None:

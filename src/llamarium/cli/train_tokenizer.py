@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     prepare_target(args.out, force=args.force)
     name, sample = source_name(args.data), list[str]()
     with status(f"learning a vocabulary from {name}"):
-        texts = _with_sample(read_documents(args.data, text_field=args.text_field), sample)
+        texts = _with_sample(read_documents(args.data, text_field=args.text_field), sample, name)
         tokenizer = train_characters(texts) if args.characters else train_bpe(texts, args.vocab_size or _DEFAULT_VOCAB)
         save_alone(tokenizer, args.out, ["characters.json"] if args.characters else _BPE_FILES)
         num_bytes = sum(len(text.encode("utf-8")) for text in sample)
@@ -111,11 +111,19 @@ def save_alone(tokenizer: "Tokenizer", folder: Path, written: Iterable[str]) -> 
         ) from None
 
 
-def _with_sample(texts: Iterable[str], sample: list[str]) -> Iterator[str]:
-    """Pass texts on, and keep the first million characters of them in `sample`."""
+def _with_sample(texts: Iterable[str], sample: list[str], name: str) -> Iterator[str]:
+    """Pass texts on, and keep the first million characters of them in `sample`.
+
+    Raises:
+        TrainingError: If there are none in the source of this name.
+    """
+    from llamarium.errors import TrainingError
+
     missing = _SAMPLE_CHARACTERS
     for text in texts:
         if missing > 0:
             sample.append(text[:missing])
             missing -= len(sample[-1])
         yield text
+    if not sample:
+        raise TrainingError(f"{name}: no text in it; expected at least one document that is not empty")

@@ -70,7 +70,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all.
+    """Write JSON, whole or not at all.
 
     Raises:
         OutputError: If the folder or file cannot be written.
@@ -80,7 +80,7 @@ def write_text(path: Path, text: str) -> None:
         with tempfile.NamedTemporaryFile("wb", dir=path.parent, delete=False) as file:
             partial = Path(file.name)
             try:
-                file.write(text.encode("utf-8"))
+                file.write(text.encode("utf-8", "backslashreplace"))  # half a surrogate pair as JSON's \udcff
                 file.close()
                 partial.chmod(0o644)
                 partial.replace(path)

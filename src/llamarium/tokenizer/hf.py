@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llamarium.errors import TokenizerError, escape
+from llamarium.errors import LlamariumError, TokenizerError, escape
 from llamarium.tokenizer import hf_rules
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.bpe import BYTE_TO_CHARACTER, ByteLevelBPE, unspell
@@ -180,6 +180,8 @@ def guard_rust(call: Callable[[], _T], source: str) -> _T:
     """
     try:
         return call()
+    except LlamariumError:  # of texts that are read meanwhile
+        raise
     except BaseException as error:
         # A panic derives from BaseException, and no public class names it.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":

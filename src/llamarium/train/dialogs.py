@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from llamarium.config import without_duplicates
 from llamarium.errors import LlamariumError, TrainingError, escape, show_value
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat import Part
@@ -130,7 +131,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _parse(line: bytes) -> Mapping[str, Any]:
     try:
-        record = json.loads(line.decode("utf-8-sig"))
+        record = json.loads(line.decode("utf-8-sig"), object_pairs_hook=without_duplicates)
     except (ValueError, RecursionError) as error:
         raise TrainingError(f"no JSON: {escape(error)}; expected one object on a line") from None
     if not isinstance(record, dict):

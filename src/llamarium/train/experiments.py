@@ -137,15 +137,23 @@ def _tied(config: PretrainConfig) -> dict[str, Variant]:
     return {"tied": Variant({"tie_word_embeddings": True}), "untied": Variant({"tie_word_embeddings": False})}
 
 
+def _causal(config: PretrainConfig) -> dict[str, Variant]:
+    if config.validation == 0:
+        raise TrainingError("validation is 0; expected a share above it, by which the experiment shows who cheats")
+    return {"causal": Variant(), "bidirectional": Variant(trunk=bidirectional_trunk)}
+
+
 def _heads(config: PretrainConfig) -> dict[str, Variant]:
     base = preset(config.preset)
     heads = config.num_attention_heads or base.num_attention_heads
     between = [k for k in range(2, heads) if heads % k == 0]
     groups = config.num_key_value_heads or min(between, key=lambda k: abs(k - math.sqrt(heads)), default=0)
+    if not between:
+        raise TrainingError(f"num_attention_heads is {heads}; expected a number that can be grouped, such as 4 or 6")
     if groups not in between:
         raise TrainingError(
-            f"{groups or 'no number of'} key-value heads lie between one and {heads} query heads and divide them; "
-            "expected num_attention_heads that can be grouped, such as 4, and num_key_value_heads that group them"
+            f"num_key_value_heads is {groups}; expected one between 1 and {heads} that divides {heads} query heads: "
+            f"{', '.join(map(str, between))}"
         )
     counts = {"mha": heads, "gqa": groups, "mqa": 1}
     return {name: Variant({"num_key_value_heads": count}) for name, count in counts.items()}
@@ -169,7 +177,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "An encoder sees its whole row. Asked for the next token, it need not predict it: the token stands right "
         "there. Its loss says nothing about writing, where the next token is not there yet. The text below is written "
         "one token after the other, so each sees only those before it.",
-        lambda config: {"causal": Variant(), "bidirectional": Variant(trunk=bidirectional_trunk)},
+        _causal,
     ),
     "heads": Experiment(
         "MHA against GQA against MQA",

@@ -32,7 +32,7 @@ class RunLock:
         path = self.run / ".lock"
         try:
             self.run.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)  # no link's target is written
         except OSError as error:
             raise unwritable(self.run, error) from error
         try:

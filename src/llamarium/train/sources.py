@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from llamarium.config import without_duplicates
 from llamarium.errors import DownloadError, LlamariumError, TrainingError, escape, show_value
 from llamarium.extras import optional
 from llamarium.weights.builtin import cache_folder
@@ -271,7 +272,7 @@ def _read_jsonl(path: Path, text_field: str) -> Iterator[str]:
 
 def _text_of_line(line: bytes, where: str, text_field: str) -> str:
     try:
-        row: Any = json.loads(_decode(line, where))
+        row: Any = json.loads(_decode(line, where), object_pairs_hook=without_duplicates)
     except (ValueError, RecursionError) as error:
         raise TrainingError(f"{where}: no JSON: {escape(error)}; expected one object a line") from None
     if not isinstance(row, dict):
