@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import llamarium
-from llamarium.errors import CheckpointError, ConfigError, ModelNotFoundError, TrainingError, UnsupportedFormatError
+from llamarium.errors import CheckpointError, ModelNotFoundError, TrainingError, UnsupportedFormatError
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
@@ -25,7 +26,16 @@ from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.swap import quantize_linears
-from llamarium.train.adapters import CONFIG, WEIGHTS, base_fingerprint, load_adapter, save_adapter
+from llamarium.train.adapters import (
+    CONFIG,
+    WEIGHTS,
+    base_fingerprint,
+    base_name,
+    load_adapter,
+    read_metadata,
+    save_adapter,
+)
+from llamarium.train.checkpoint import checkpoint_folder, point_at
 from llamarium.train.lora import (
     ALL_PROJECTIONS,
     LoRAConfig,
@@ -390,6 +400,8 @@ def test_another_base_is_refused(adapter: Path) -> None:
         ({"r": None}, CheckpointError, "r is None"),
         ({"r": 3}, CheckpointError, "lora_A.weight has shape"),
         ({"lora_alpha": "x"}, CheckpointError, "lora_alpha is 'x'"),
+        ({"lora_alpha": 10**400}, CheckpointError, "expected a number above 0, at most 1e6"),
+        ({"lora_alpha": 1e300}, CheckpointError, "expected a number above 0, at most 1e6"),
         ({"use_dora": True}, CheckpointError, "missing: .*lora_magnitude_vector"),
         ({"base_model_name_or_path": 3}, CheckpointError, "base_model_name_or_path is 3"),
     ],
@@ -410,8 +422,9 @@ def test_fields_that_are_off_do_no_harm(adapter: Path) -> None:
 
 
 def test_files_that_are_refused(adapter: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match="no such folder"):
-        load_adapter(make_model(), tmp_path / "nothing")
+    for read in (base_name, partial(load_adapter, make_model())):
+        with pytest.raises(ModelNotFoundError, match="no such folder"):
+            read(tmp_path / "nothing")
     tensors = load_file(adapter / WEIGHTS)
     key = next(iter(tensors))
     for changed, word in (
@@ -425,6 +438,11 @@ def test_files_that_are_refused(adapter: Path, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=word):
             load_adapter(model, adapter)
         assert not any(lora_linears(model))
+    for metadata in ({"llamarium_base": 5}, [1], "x"):
+        header = json.dumps({"__metadata__": metadata}).encode()
+        (adapter / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header)
+        with pytest.raises(CheckpointError, match=r"__metadata__ is .*; expected texts by name"):
+            read_metadata(adapter)
     (adapter / WEIGHTS).write_bytes(b"\x80\x04junk")
     with pytest.raises(CheckpointError, match="damaged"):
         load_adapter(make_model(), adapter)
@@ -435,8 +453,18 @@ def test_files_that_are_refused(adapter: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=re.escape(WEIGHTS)):
         load_adapter(make_model(), adapter)
     (adapter / CONFIG).unlink()
-    with pytest.raises(ConfigError, match=re.escape(CONFIG)):
+    with pytest.raises(ModelNotFoundError, match=f"has no {CONFIG}$"):
         load_adapter(make_model(), adapter)
+
+
+def test_a_runs_folder_is_told_from_its_adapters(tmp_path: Path) -> None:
+    for step in (1, 2):
+        checkpoint_folder(tmp_path, step).mkdir()
+    with pytest.raises(ModelNotFoundError, match=r"is a run's folder, and an adapter of it is .*/step-00000002$"):
+        base_name(tmp_path)
+    point_at(tmp_path, "best", 1)
+    with pytest.raises(ModelNotFoundError, match=r"is a run's folder, and an adapter of it is .*/best$"):
+        base_name(tmp_path)
 
 
 def test_a_model_without_adapters_is_not_saved(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.norm import LlamaRMSNorm
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokens import find_tokenizer
+from llamarium.train.checkpoint import checkpoints
 from llamarium.train.lora import LoRAConfig, apply_lora, lora_linears, target_names
 from llamarium.weights.builtin import BUILTINS
 from llamarium.weights.checkpoint import check_names
@@ -127,8 +128,7 @@ def base_name(folder: Path) -> str | None:
     """
     name = read_adapter_config(folder).get("base_model_name_or_path")
     if any(item.origin == name for item in BUILTINS.values()):
-        read_safetensors(folder / WEIGHTS)  # checks it
-        builtin = _header(folder).get(_BUILTIN, "")
+        builtin = read_metadata(folder).get(_BUILTIN, "")
         if builtin in BUILTINS and BUILTINS[builtin].origin == name:
             return builtin
     return name
@@ -188,7 +188,6 @@ def load_adapter(
         CheckpointError: If the adapter is malformed, or does not fit this base. The model is as it was then.
         TrainingError: If the model has adapters already.
     """
-    _check_folder(folder)
     config = _from_peft(read_adapter_config(folder), folder)
     try:
         names = target_names(model, config)
@@ -212,10 +211,12 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     """Read `adapter_config.json` and check that everything it asks for is computed here.
 
     Raises:
+        ModelNotFoundError: If there is no such folder or file.
         ConfigError: If it cannot be read.
         UnsupportedFormatError: For a field that is not supported, by name and value.
         CheckpointError: If the base's name is no text.
     """
+    _check_folder(folder)
     path = folder / CONFIG
     raw = read_json_object(path)
     for name, value in raw.items():
@@ -325,6 +326,11 @@ def _check_folder(folder: Path) -> None:
             f"{escape(folder / _PICKLE)}: is a pickle, which could run anything; convert it to {WEIGHTS} where you "
             "trust it"
         )
+    if not (folder / CONFIG).exists():
+        best = folder / "best"
+        steps = [best] if best.exists() else checkpoints(folder)[-1:]
+        run = f"; it is a run's folder, and an adapter of it is {escape(steps[0])}" if steps else ""
+        raise ModelNotFoundError(f"{escape(folder)}: has no {CONFIG}{run}")
 
 
 def _expected_shapes(model: LlamaForCausalLM, names: list[str], config: LoRAConfig) -> dict[str, tuple[int, ...]]:
@@ -350,13 +356,19 @@ def _check_shapes(path: Path, expected: Mapping[str, tuple[int, ...]], table: Ma
             raise UnsupportedFormatError(f"{escape(path)}: {key} has dtype {table[key].dtype}; expected {known}")
 
 
-def _header(folder: Path) -> dict[str, str]:
+def read_metadata(folder: Path) -> dict[str, str]:
+    """Return what stands in the header of an adapter's file, as `adapter_metadata` made it.
+
+    Raises:
+        LlamariumError: If the file cannot be read.
+    """
+    read_safetensors(folder / WEIGHTS)  # checks it
     with safe_open(folder / WEIGHTS, "pt") as file:
         return file.metadata() or {}
 
 
 def _check_fingerprint(model: LlamaForCausalLM, folder: Path) -> None:
-    expected = _header(folder).get(_FINGERPRINT)
+    expected = read_metadata(folder).get(_FINGERPRINT)
     if expected is None:
         return
     found = base_fingerprint(model)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 
 from llamarium.api import choose_device, fit_tokenizer
@@ -17,7 +16,7 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat import with_format
 from llamarium.tokens import find_tokenizer
-from llamarium.train.adapters import PREFIX, WEIGHTS, adapter_metadata, save_adapter, with_answer_ends
+from llamarium.train.adapters import PREFIX, WEIGHTS, adapter_metadata, read_metadata, save_adapter, with_answer_ends
 from llamarium.train.config import FinetuneConfig
 from llamarium.train.dialogs import DialogRows
 from llamarium.train.lora import LoRAConfig, apply_lora
@@ -157,15 +156,16 @@ def restore_adapter(
 
     Raises:
         TrainingError: If the two have other tensors, or the adapter was trained on another base.
+        CheckpointError: If the file is malformed.
     """
-    with safe_open(folder / WEIGHTS, "pt") as file:
-        written = file.metadata() or {}
+    written = read_metadata(folder)
     if metadata is not None and any(written.get(key, value) != value for key, value in metadata.items()):
         raise TrainingError(f"{folder}: the adapter was trained on another base than the one that is loaded now")
     saved = load_file(folder / WEIGHTS)
     held = {f"{PREFIX}{key}": tensor for key, tensor in model.state_dict().items() if ".lora_" in key}
-    if saved.keys() != held.keys() or any(saved[key].shape != held[key].shape for key in held):
-        raise TrainingError(f"{folder}: holds an adapter of other Linears or another rank than this run's")
+    expected = {key: (tensor.dtype, tensor.shape) for key, tensor in held.items()}
+    if {key: (tensor.dtype, tensor.shape) for key, tensor in saved.items()} != expected:
+        raise TrainingError(f"{folder}: holds an adapter of other Linears, another rank or dtype than this run's")
     for key, tensor in held.items():
         tensor.copy_(team.place(saved[key], tensor))
 

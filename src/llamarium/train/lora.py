@@ -70,7 +70,7 @@ class LoRAConfig:
 
     def __post_init__(self) -> None:
         _check("r", self.r, "a whole number of at least 1", _is_number(self.r, int) and self.r >= 1)
-        _check("alpha", self.alpha, "a number above 0", _is_number(self.alpha) and 0 < self.alpha < math.inf)
+        _check("alpha", self.alpha, "a number above 0, at most 1e6", _is_number(self.alpha) and 0 < self.alpha <= 1e6)
         _check("dropout", self.dropout, "at least 0 and below 1", _is_number(self.dropout) and 0 <= self.dropout < 1)
         for name in ("use_rslora", "use_dora"):
             value: object = getattr(self, name)

@@ -64,7 +64,9 @@ def read_safetensors(path: Path) -> dict[str, SafetensorsTensor]:
         if length > HEADER_LIMIT_BYTES:
             raise _fault(path, f"the header has {length} bytes; expected at most {HEADER_LIMIT_BYTES}")
         table = _parse(path, file.read(length))
-    table.pop("__metadata__", None)
+    metadata = table.pop("__metadata__", None)
+    if metadata is not None and not _are_texts(metadata):
+        raise _fault(path, f"__metadata__ is {escape(metadata, 80)}; expected texts by name")
     tensors = {name: _tensor(path, name, row, 8 + length) for name, row in table.items()}
     _check_layout(path, tensors, 8 + length, size)
     return tensors
@@ -90,6 +92,10 @@ def _parse(path: Path, header: bytes) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise _fault(path, "the header is no JSON object")
     return cast(dict[str, Any], table)
+
+
+def _are_texts(metadata: Any) -> bool:
+    return isinstance(metadata, dict) and all(isinstance(v, str) for v in cast(dict[str, Any], metadata).values())
 
 
 def _tensor(path: Path, name: str, row: Any, start: int) -> SafetensorsTensor:
