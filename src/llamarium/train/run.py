@@ -357,11 +357,8 @@ def _restore(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_chan
         now = type(setup.config).__name__
         raise TrainingError(f"{folder}: is of a run of another kind ({escape(kind)}); this one is a {now}")
     changed = setup.config.differences(settings)
-    if different := [change for change in changed if change.startswith("method:")]:
-        raise TrainingError(
-            f"{folder}: {different[0]}, which learns other weights; begin a run in another folder (its base may be "
-            "what this one has learned)"
-        )
+    if method := next((change for change in changed if change.startswith("method:")), None):
+        raise TrainingError(f"{folder}: {method}, which learns other weights; begin a run in another folder")
     same_rows = state.get("data") == setup.train.fingerprint
     if not same_rows:
         changed += _data_differences(about, setup.train.about) or ([] if changed else ["the data is another"])
