@@ -21,7 +21,7 @@ from packaging.tags import platform_tags
 
 NATIVE = Path(__file__).with_name("native")
 LIBRARY = Path(__file__).with_name("src") / "llamarium" / "kernels" / "_native.so"
-FLAGS = "-O3 -std=gnu11 -fPIC -fopenmp-simd -fno-math-errno -fno-trapping-math -fvisibility=hidden".split()
+FLAGS = "-O3 -std=gnu11 -fPIC -fopenmp-simd -fno-math-errno -fno-trapping-math -fvisibility=hidden -Wno-psabi".split()
 AVX2 = "-mavx2 -mfma -mf16c"
 AVX512 = f"{AVX2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
 SETS = {  # by the processor that is compiled for; beside `portable`, which is for all

@@ -24,28 +24,39 @@ static inline int min_int(int a, int b) { return a < b ? a : b; }
 
 /* --- numbers ---------------------------------------------------------------------------------------------------- */
 
-/* e^x for x <= 0, within 2e-7 of it; NaN stays NaN. The compiler computes many at once. */
-static inline float exp_below_zero(float given) {
-    const float x = given > -87.0f ? given : -87.0f;
-    const float n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* rounded to a whole number */
-    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    float y = 1.9875691500e-4f;
-    y = y * r + 1.3981999507e-3f;
+/* Sixteen numbers at once, whatever the processor's registers hold; the compiler cuts them as it must. */
+typedef float wide __attribute__((vector_size(64)));
+typedef uint16_t wide_halves __attribute__((vector_size(32)));
+typedef uint32_t wide_bits __attribute__((vector_size(64)));
+typedef int32_t wide_ints __attribute__((vector_size(64)));
+
+/* Where `mask` is all ones a, where it is 0 b. */
+static inline wide select_wide(wide_ints mask, wide a, wide b) {
+    return (wide)((mask & (wide_ints)a) | (~mask & (wide_ints)b));
+}
+
+/* e^x for x <= 0, within 2e-7 of it; NaN stays NaN. */
+static inline wide exp_below_zero(wide given) {
+    const wide least = (wide){0} - 87.0f;
+    const wide x = select_wide(given > least, given, least);
+    const wide n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* rounded to a whole number */
+    const wide r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    wide y = r * 1.9875691500e-4f + 1.3981999507e-3f;
     y = y * r + 8.3334519073e-3f;
     y = y * r + 4.1665795894e-2f;
     y = y * r + 1.6666665459e-1f;
     y = y * r + 5.0000001201e-1f;
     y = y * r * r + r + 1.0f;
-    const int32_t bits = ((int32_t)n + 127) << 23;
-    float power;
-    memcpy(&power, &bits, 4);
+    const wide power = (wide)((__builtin_convertvector(n, wide_ints) + 127) << 23);
     return y * power + (given - given);
 }
 
-static inline float silu(float x) {
-    const float e = exp_below_zero(x < 0 ? x : -x);
-    return x < 0 ? x * e / (1 + e) : x / (1 + e);
+static inline wide silu(wide x) {
+    const wide zero = {0}, e = exp_below_zero(select_wide(x < zero, x, -x));
+    return x * select_wide(x < zero, e, zero + 1) / (e + 1);
 }
+
+static inline float exp_of(float x) { return exp_below_zero((wide){x})[0]; }
 
 /* --- inputs ----------------------------------------------------------------------------------------------------- */
 
@@ -189,7 +200,13 @@ static void gated_products(lm_team team, atomic_int *next, const lm_layer *layer
                     float *here = gate + half * ROWS_IN_CACHE * LM_TILE_ROWS;
                     stripe_product(&layer->gate, stripe + half, in, m, rows, here);
                     stripe_product(&layer->up, stripe + half, in, m, rows, up);
-                    for (int i = 0; i < rows * LM_TILE_ROWS; i++) here[i] = silu(here[i]) * up[i];
+                    for (int i = 0; i < rows * LM_TILE_ROWS; i += LM_TILE_ROWS) {
+                        wide g, u;
+                        memcpy(&g, here + i, sizeof g);
+                        memcpy(&u, up + i, sizeof u);
+                        g = silu(g) * u;
+                        memcpy(here + i, &g, sizeof g);
+                    }
                 }
                 for (int k = 0; k < rows; k++) {
                     float group[LM_GROUP];
@@ -220,28 +237,35 @@ static inline void store(int dtype, void *to, size_t place, const float *values,
     for (int i = 0; i < count; i++) ((uint16_t *)to)[place + i] = to_bf16(values[i]);
 }
 
-static inline float dot(int dtype, const void *from, size_t place, const float *x, int count) {
-    float total = 0;
+static inline wide load_wide(int dtype, const void *from, size_t place) {
+    wide values;
     if (dtype == LM_CACHE_FLOAT32) {
-        const float *values = (const float *)from + place;
-#pragma omp simd reduction(+ : total)
-        for (int i = 0; i < count; i++) total += values[i] * x[i];
+        memcpy(&values, (const float *)from + place, sizeof values);
     } else {
-        const uint16_t *values = (const uint16_t *)from + place;
-#pragma omp simd reduction(+ : total)
-        for (int i = 0; i < count; i++) total += from_bf16(values[i]) * x[i];
+        wide_halves halves;
+        memcpy(&halves, (const uint16_t *)from + place, sizeof halves);
+        const wide_bits bits = __builtin_convertvector(halves, wide_bits) << 16;
+        memcpy(&values, &bits, sizeof values);
     }
-    return total;
+    return values;
 }
 
-static inline void add_scaled(int dtype, const void *from, size_t place, float weight, float *to, int count) {
-    if (dtype == LM_CACHE_FLOAT32) {
-        const float *values = (const float *)from + place;
-        for (int i = 0; i < count; i++) to[i] += weight * values[i];
-    } else {
-        const uint16_t *values = (const uint16_t *)from + place;
-        for (int i = 0; i < count; i++) to[i] += weight * from_bf16(values[i]);
-    }
+static inline float sum_of(wide values) {
+    typedef float eight __attribute__((vector_size(32)));
+    typedef float four __attribute__((vector_size(16)));
+    eight low, high;
+    memcpy(&low, &values, sizeof low);
+    memcpy(&high, (const char *)&values + sizeof low, sizeof high);
+    low += high;
+    four a, b;
+    memcpy(&a, &low, sizeof a);
+    memcpy(&b, (const char *)&low + sizeof a, sizeof b);
+    a += b;
+    return (a[0] + a[2]) + (a[1] + a[3]);
+}
+
+static inline float number_at(int dtype, const void *from, size_t place) {
+    return dtype == LM_CACHE_FLOAT32 ? ((const float *)from)[place] : from_bf16(((const uint16_t *)from)[place]);
 }
 
 /* A softmax over some slots: the largest score, the sum of e^(score - largest), and the values weighted so. */
@@ -254,28 +278,89 @@ static inline part *part_at(float *parts, size_t index, int head_dim) {
     return (part *)(parts + index * (size_t)(head_dim + 2));
 }
 
-/* What one query head sees in the slots from `begin` to `end`, at most CHUNK of them. */
-static void attend_chunk(int dtype, const void *k, const void *v, size_t base, int head_dim, int begin, int end,
-                         const float *q, part *out) {
-    float scores[CHUNK], largest = -INFINITY, sum = 0;
-    const int count = end - begin;
-    for (int s = 0; s < count; s++) {
-        scores[s] = dot(dtype, k, base + (size_t)(begin + s) * head_dim, q, head_dim);
-        largest = scores[s] > largest ? scores[s] : largest;
+#define HEADS_AT_ONCE 4 /* that share each key and value that is loaded */
+#define INLINE static inline __attribute__((always_inline))
+
+/* scores[h][s] = q[h] (head_dim) times the key of slot s; `heads` is a constant, so that the sums stay in registers. */
+INLINE void score_slots(const int dtype, const int heads, const void *k, size_t place, int head_dim, int slots,
+                        const float *q, float scores[HEADS_AT_ONCE][CHUNK]) {
+    for (int s = 0; s < slots; s++, place += head_dim) {
+        wide sums[HEADS_AT_ONCE] = {{0}};
+        int i = 0;
+        for (; i + 16 <= head_dim; i += 16) {
+            const wide key = load_wide(dtype, k, place + i);
+            for (int h = 0; h < heads; h++) {
+                wide other;
+                memcpy(&other, q + (size_t)h * head_dim + i, sizeof other);
+                sums[h] += key * other;
+            }
+        }
+        for (int h = 0; h < heads; h++) scores[h][s] = sum_of(sums[h]);
+        for (; i < head_dim; i++)
+            for (int h = 0; h < heads; h++) scores[h][s] += number_at(dtype, k, place + i) * q[(size_t)h * head_dim + i];
     }
-#pragma omp simd reduction(+ : sum)
-    for (int s = 0; s < count; s++) sum += scores[s] = exp_below_zero(scores[s] - largest);
-    for (int i = 0; i < head_dim; i++) out->mixture[i] = 0;
-    for (int s = 0; s < count; s++)
-        add_scaled(dtype, v, base + (size_t)(begin + s) * head_dim, scores[s], out->mixture, head_dim);
-    out->largest = largest;
-    out->sum = sum;
+}
+
+/* out[h] (head_dim) = the sum over slots of the slot's value times weights[h][s]. */
+INLINE void mix_slots(const int dtype, const int heads, const void *v, size_t place, int head_dim, int slots,
+                      float weights[HEADS_AT_ONCE][CHUNK], part *const *out) {
+    int i = 0;
+    for (; i + 16 <= head_dim; i += 16) {
+        wide sums[HEADS_AT_ONCE] = {{0}};
+        for (int s = 0; s < slots; s++) {
+            const wide value = load_wide(dtype, v, place + (size_t)s * head_dim + i);
+            for (int h = 0; h < heads; h++) sums[h] += value * weights[h][s];
+        }
+        for (int h = 0; h < heads; h++) memcpy(out[h]->mixture + i, &sums[h], sizeof sums[h]);
+    }
+    for (; i < head_dim; i++)
+        for (int h = 0; h < heads; h++) {
+            float sum = 0;
+            for (int s = 0; s < slots; s++) sum += number_at(dtype, v, place + (size_t)s * head_dim + i) * weights[h][s];
+            out[h]->mixture[i] = sum;
+        }
+}
+
+/* What some query heads of one kv head see in at most CHUNK slots from `place` on. */
+INLINE void attend_heads(const int dtype, const int heads, const void *k, const void *v, size_t place, int head_dim, int slots,
+                         const float *q, part *const *out) {
+    float scores[HEADS_AT_ONCE][CHUNK];
+    score_slots(dtype, heads, k, place, head_dim, slots, q, scores);
+    for (int h = 0; h < heads; h++) {
+        float largest = -INFINITY;
+#pragma omp simd reduction(max : largest)
+        for (int s = 0; s < slots; s++) largest = scores[h][s] > largest ? scores[h][s] : largest;
+        wide sums = {0};
+        for (int s = slots; s % 16; s++) scores[h][s] = largest - 200; /* e^-87 is nothing beside the largest's 1 */
+        for (int s = 0; s < slots; s += 16) {
+            wide here;
+            memcpy(&here, &scores[h][s], sizeof here);
+            here = exp_below_zero(here - largest);
+            memcpy(&scores[h][s], &here, sizeof here);
+            sums += here;
+        }
+        out[h]->largest = largest;
+        out[h]->sum = sum_of(sums);
+    }
+    mix_slots(dtype, heads, v, place, head_dim, slots, scores, out);
+}
+
+static void attend_chunk(int dtype, int heads, const void *k, const void *v, size_t place, int head_dim, int slots,
+                         const float *q, part *const *out) {
+#define CASE(DTYPE, HEADS)                                                       \
+    if (dtype == DTYPE && heads == HEADS) {                                      \
+        attend_heads(DTYPE, HEADS, k, v, place, head_dim, slots, q, out);        \
+        return;                                                                  \
+    }
+    CASE(LM_CACHE_BFLOAT16, 4) CASE(LM_CACHE_BFLOAT16, 3) CASE(LM_CACHE_BFLOAT16, 2) CASE(LM_CACHE_BFLOAT16, 1)
+    CASE(LM_CACHE_FLOAT32, 4) CASE(LM_CACHE_FLOAT32, 3) CASE(LM_CACHE_FLOAT32, 2) CASE(LM_CACHE_FLOAT32, 1)
+#undef CASE
 }
 
 /* Add a later chunk to what is known of the earlier ones; always in this order, so that the sum is always the same. */
 static void fold(part *known, const part *next, int head_dim) {
     const float largest = known->largest > next->largest ? known->largest : next->largest;
-    const float a = exp_below_zero(known->largest - largest), b = exp_below_zero(next->largest - largest);
+    const float a = exp_of(known->largest - largest), b = exp_of(next->largest - largest);
     known->sum = known->sum * a + next->sum * b;
     known->largest = largest;
     for (int i = 0; i < head_dim; i++) known->mixture[i] = known->mixture[i] * a + next->mixture[i] * b;
@@ -338,10 +423,15 @@ static void attend_stage(const pass *p, atomic_int *next, int layer) {
         const int chunk = piece % p->num_chunks, visible = p->places[row].position + 1;
         if (chunk * CHUNK >= visible) continue;
         const size_t base = (size_t)p->places[row].cache_row * cache->row_stride + (size_t)kv * cache->head_stride;
-        for (int head = kv * group; head < (kv + 1) * group; head++)
-            attend_chunk(cache->dtype, cache->k[layer], cache->v[layer], base, head_dim, chunk * CHUNK,
-                         min_int(visible, (chunk + 1) * CHUNK), p->qkv + ((size_t)row * all + head) * head_dim,
-                         part_at(p->parts, ((size_t)row * heads + head) * p->num_chunks + chunk, head_dim));
+        const int begin = chunk * CHUNK, slots = min_int(visible, begin + CHUNK) - begin;
+        for (int first = kv * group; first < (kv + 1) * group; first += HEADS_AT_ONCE) {
+            const int count = min_int(HEADS_AT_ONCE, (kv + 1) * group - first);
+            part *out[HEADS_AT_ONCE];
+            for (int h = 0; h < count; h++)
+                out[h] = part_at(p->parts, ((size_t)row * heads + first + h) * p->num_chunks + chunk, head_dim);
+            attend_chunk(cache->dtype, count, cache->k[layer], cache->v[layer], base + (size_t)begin * head_dim, head_dim,
+                         slots, p->qkv + ((size_t)row * all + first) * head_dim, out);
+        }
     }
 }
 

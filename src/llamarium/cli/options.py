@@ -60,8 +60,8 @@ def add_loading(group: "argparse._ActionsContainer") -> None:  # pyright: ignore
         "--dequantize",
         default="auto",
         choices=("auto", "load", "use"),
-        help="a quantized file's weights: unpack them once while loading, or keep them packed and unpack them at each use "
-        "(smaller, slower); auto keeps NF4 packed, and of GGUF what the CPU kernels multiply (default: %(default)s)",
+        help="a quantized file's weights: unpack them once while loading, or keep them packed and unpack them at each "
+        "use (smaller, slower); auto keeps NF4 packed, and of GGUF what CPU kernels multiply (default: %(default)s)",
     )
     group.add_argument("--strict", action="store_true", help="refuse a model with NaN weights, instead of warning")
     group.add_argument("--threads", type=_threads, metavar="N", help="CPU threads (default: torch's choice)")
