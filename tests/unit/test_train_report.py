@@ -18,7 +18,7 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.presets import PRESETS
 from llamarium.tokenizer.characters import CharacterTokenizer
 from llamarium.train import page
-from llamarium.train.page import Series, figure, smoothed, spread, ticks
+from llamarium.train.page import Series, facts, figure, labels, smoothed, spread, ticks
 from llamarium.train.report import compare, project, write_report
 from llamarium.train.snapshots import read_snapshot, save_snapshot, snapshot_path, token_texts
 
@@ -88,7 +88,15 @@ def test_a_page_shows_curves_numbers_and_samples(tmp_path: Path) -> None:
     assert path == run / "report.html"
     found = Page(path.read_text())
     shown = " ".join(found.texts)
-    for expected in ("30 of 30 steps on cpu; finished", "2.5 at step 30", "4.062", "2.125", "1,234", "To", "be or not"):
+    for expected in (
+        "30 of 30 steps on cpu; finished",
+        "best validation loss, step 30 2.5",
+        "4.062",
+        "2.125",
+        "1,234",
+        "To",
+        "be or not",
+    ):
         assert expected in shown
     assert found.tags.count("polyline") == 3 + 3  # the loss, and three more
     assert not list(run.glob(".report*"))
@@ -249,6 +257,42 @@ def test_ticks_are_few_and_within(low: float, span: float) -> None:
     assert 1 <= len(found) <= 7 or low + span == low
     slack = 1e-6 * span + 4 * math.ulp(abs(low) + span)
     assert all(low - slack <= tick <= low + span + slack for tick in found)
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
+def test_enclosing_ticks_hold_the_data(low: float, span: float) -> None:
+    found = ticks(low, low + span, enclosing=True)
+    slack = 1e-6 * span + 4 * math.ulp(abs(low) + span)
+    assert len(found) <= 9 and found[0] - slack <= low and low + span <= found[-1] + slack
+    assert len(labels(found)) == len(found)
+
+
+def test_ticks_of_steps_are_whole_and_those_of_an_axis_are_written_alike() -> None:
+    assert ticks(9, 11, whole=True) == [9, 10, 11]
+    assert ticks(0, 12, whole=True) == [0, 5, 10]
+    assert labels(ticks(2.868, 2.875)) == ["2.868", "2.870", "2.872", "2.874"]
+    assert labels(ticks(0, 1e-4, enclosing=True)) == ["0", "0.2e-4", "0.4e-4", "0.6e-4", "0.8e-4", "1.0e-4"]
+    assert labels([0, 5000, 10000]) == ["0", "5k", "10k"]
+    assert labels([2.8725, 2.875]) == ["2.8725", "2.8750"]
+
+
+def test_one_point_is_a_dot_in_the_legend_too() -> None:
+    html = figure("One", "unit", [Series("one", [(10.0, 2.0)]), Series("two", [(10.0, 3.0)], 1, dots=True)])
+    legend = html.split('<ul class="legend">')[1]
+    assert legend.count("<circle") == 2 and "<line" not in legend and "<polyline" not in html
+    assert ">9.5<" not in html and "over steps 10 to 10" in html
+
+
+def test_no_label_is_wider_than_its_margin() -> None:
+    html = figure("Wide", "unit", [Series("wide", [(1.0, 123.45678), (2.0, 123.45679)])])
+    texts = ElementTree.fromstring(html[html.index("<svg") : html.index("</svg>") + 6]).findall("text")
+    ends = [t for t in texts if t.get("text-anchor") == "end"]
+    assert all(float(t.get("x", 0)) >= 7 * len(t.text or "") for t in ends)
+
+
+@pytest.mark.parametrize(("tiles", "columns"), [(1, 1), (6, 6), (7, 4), (8, 4), (9, 5)])
+def test_tiles_fill_their_rows(tiles: int, columns: int) -> None:
+    assert f"--columns: {columns}" in facts(("name", str(i)) for i in range(tiles))
 
 
 @given(st.text(max_size=60))

@@ -17,7 +17,7 @@ T = TypeVar("T")
 Point = tuple[float, float]
 
 _WIDTH, _HEIGHT = 440, 250  # of a plot, in units of its own: about the pixels of a column
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 38
+_RIGHT, _TOP, _BOTTOM = 12, 12, 38  # the left margin is as wide as the labels
 _MAX_POINTS = 400  # of a curve; beyond, neighbours are averaged
 _MAX_TABLE_ROWS = 25
 
@@ -36,7 +36,8 @@ h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .25rem; }
 h2 { font-size: 1.2rem; margin: 2.5rem 0 .75rem; }
 p { max-width: 44rem; margin: .5rem 0; }
 .soft, figcaption { color: var(--soft); }
-.facts { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); margin: 1.25rem 0; }
+.facts { display: grid; gap: .75rem; margin: 1.25rem 0;
+  grid-template-columns: repeat(auto-fit, minmax(max(9rem, 100% / var(--columns) - .75rem), 1fr)); }
 .facts div { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .8rem; }
 .facts dt { color: var(--soft); font-size: .85rem; }
 .facts dd { margin: 0; font-size: 1.15rem; font-variant-numeric: tabular-nums; }
@@ -61,7 +62,9 @@ svg .token { fill: var(--ink); font: 9px ui-monospace, monospace; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; color: var(--soft); padding-bottom: .3rem; }
-th, td { text-align: left; vertical-align: top; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid var(--line); }
+th, td { text-align: left; vertical-align: top; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid var(--line);
+  white-space: nowrap; }
+thead th, td:only-of-type { white-space: normal; }
 th { font-weight: 600; overflow-wrap: normal; }
 details { margin-top: .5rem; }
 summary { cursor: pointer; color: var(--soft); font-size: .9rem; }
@@ -89,6 +92,11 @@ class Series:
     faint: bool = False
     dots: bool = False
 
+    @property
+    def dotted(self) -> bool:
+        """Whether its points are marked: if asked for, or there is only one."""
+        return self.dots or len(self.points) == 1
+
 
 HEAD = (
     '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -114,9 +122,10 @@ def text(value: object) -> str:
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return a few numbers that matter, large."""
-    shown = "".join(f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in pairs)
-    return f'<dl class="facts">{shown}</dl>'
+    """Return a few numbers that matter, large: in rows of six at most, all about as long."""
+    shown = [f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in pairs]
+    columns = math.ceil(len(shown) / max(1, math.ceil(len(shown) / 6)))
+    return f'<dl class="facts" style="--columns: {columns}">{"".join(shown)}</dl>'
 
 
 def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -193,66 +202,95 @@ def number(value: float | None) -> str:
 # --- plots ------------------------------------------------------------------------------------------------------------
 
 
-def ticks(low: float, high: float) -> list[float]:
-    """Return about five round numbers within low..high."""
+def ticks(low: float, high: float, *, whole: bool = False, enclosing: bool = False) -> list[float]:
+    """Return about five round numbers.
+
+    Args:
+        low: Where the numbers begin.
+        high: Where they end.
+        whole: Whole ones only.
+        enclosing: The first is at or below `low` and the last at or above `high`, rather than all within.
+    """
     if not high > low:
         return [low]
-    rough = (high - low) / 5
+    rough = max((high - low) / 5, 1.0 if whole else 0.0)
     power = 10 ** math.floor(math.log10(rough))
-    step = next(power * k for k in (1, 2, 2.5, 5, 10) if power * k >= rough * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]
+    rounds = (1, 2, 5, 10) if whole and power == 1 else (1, 2, 2.5, 5, 10)
+    step = next(power * k for k in rounds if power * k >= rough * 0.999)
+    start, end, slack = low / step, high / step, 1e-9
+    if enclosing:
+        first, last = math.floor(start + slack), math.ceil(end - slack)
+    else:
+        first, last = math.ceil(start - slack), math.floor(end + slack)
+    return [k * step for k in range(first, last + 1)]
+
+
+def labels(values: Sequence[float]) -> list[str]:
+    """Write the ticks of an axis: all in one unit, with the decimals that the steps between them need."""
+    most = max(map(abs, values), default=0.0)
+    unit, suffix = 1.0, ""
+    if most >= 1e7 or 0 < most < 1e-3:
+        exponent = math.floor(math.log10(most) + 1e-9)
+        unit, suffix = 10.0**exponent, f"e{exponent}"
+    elif most >= 1e4:
+        unit, suffix = 1e3, "k"
+    shown = [value / unit for value in values]
+    near = (abs(shown[1] - shown[0]) if len(shown) > 1 else 1.0) / 1000
+    decimals = next((d for d in range(15) if all(abs(round(value, d) - value) <= near for value in shown)), 15)
+    return [f"{value:.{decimals}f}{suffix}" if value else "0" for value in shown]
 
 
 def _plot(title: str, y_name: str, series: Sequence[Series]) -> str:
-    places = [p for s in series for p in s.points]
-    (x0, x1), (y0, y1) = (_range([p[axis] for p in places]) for axis in (0, 1))
+    steps, values = ([p[axis] for s in series for p in s.points] for axis in (0, 1))
+    x0, x1 = _range(steps, 1.0)
+    heights = ticks(*_range(values), enclosing=True)
+    y0, y1 = heights[0], heights[-1]
+    left = 12 + 7 * max(map(len, labels(heights)))
 
     def at(x: float, y: float) -> Point:
-        across = (x - x0) / (x1 - x0) * (_WIDTH - _LEFT - _RIGHT)
-        return _LEFT + across, _HEIGHT - _BOTTOM - (y - y0) / (y1 - y0) * (_HEIGHT - _TOP - _BOTTOM)
+        across = (x - x0) / (x1 - x0) * (_WIDTH - left - _RIGHT)
+        return left + across, _HEIGHT - _BOTTOM - (y - y0) / (y1 - y0) * (_HEIGHT - _TOP - _BOTTOM)
 
-    parts = [_axes(at, (x0, x1), (y0, y1))]
+    parts = [_axes(at, ticks(x0, x1, whole=True), heights, left)]
     for s in sorted(series, key=lambda s: not s.faint):
         shown = [at(*p) for p in _thinned(s.points)]
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in shown)
-        parts.append(f'<polyline class="curve k{s.style}{" faint" if s.faint else ""}" points="{line}"/>')
-        if s.dots or len(shown) == 1:
+        if len(shown) > 1:
+            line = " ".join(f"{x:.1f},{y:.1f}" for x, y in shown)
+            parts.append(f'<polyline class="curve k{s.style}{" faint" if s.faint else ""}" points="{line}"/>')
+        if s.dotted:
             parts += [f'<circle class="dot k{s.style}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in shown]
     last = "; ".join(f"{s.name} goes from {number(s.points[0][1])} to {number(s.points[-1][1])}" for s in series)
-    described = f"{y_name} over steps {x0:,.0f} to {x1:,.0f}. {last}."
+    described = f"{y_name} over steps {min(steps):,.0f} to {max(steps):,.0f}. {last}."
     return svg(title, described, _WIDTH, _HEIGHT, "".join(parts))
 
 
-def _axes(at: Callable[[float, float], Point], xs: Point, ys: Point) -> str:
+def _axes(at: Callable[[float, float], Point], xs: Sequence[float], ys: Sequence[float], left: float) -> str:
     """Draw the grid with its numbers."""
     parts: list[str] = []
-    for y in ticks(*ys):
-        height = at(xs[0], y)[1]
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{height:.1f}" y2="{height:.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{height + 4:.1f}" text-anchor="end">{_tick(y)}</text>')
-    for x in ticks(*xs):
+    for y, label in zip(ys, labels(ys), strict=True):
+        height = at(0, y)[1]
+        parts.append(f'<line class="grid" x1="{left}" x2="{_WIDTH - _RIGHT}" y1="{height:.1f}" y2="{height:.1f}"/>')
+        parts.append(f'<text x="{left - 6}" y="{height + 4:.1f}" text-anchor="end">{label}</text>')
+    for x, label in zip(xs, labels(xs), strict=True):
         across = at(x, ys[0])[0]
-        parts.append(f'<text x="{across:.1f}" y="{_HEIGHT - _BOTTOM + 17}" text-anchor="middle">{_tick(x)}</text>')
+        parts.append(f'<text x="{across:.1f}" y="{_HEIGHT - _BOTTOM + 17}" text-anchor="middle">{label}</text>')
     parts.append(f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 4}" text-anchor="end">step</text>')
     return "".join(parts)
 
 
-def _tick(value: float) -> str:
-    return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:.4g}"
-
-
-def _range(values: Sequence[float]) -> Point:
-    """Return the span of some values, widened where it is none."""
+def _range(values: Sequence[float], least: float = 0.0) -> Point:
+    """Return the span of some values; where it is none, one around them, of at least so much to each side."""
     low, high = min(values), max(values)
-    around = abs(low) / 10 or 0.5
+    around = max(abs(low) / 10 or 0.5, least)
     return (low, high) if high > low else (low - around, low + around)
 
 
 def _legend(series: Sequence[Series]) -> str:
     def item(s: Series) -> str:
         line = f'<line class="curve k{s.style}{" faint" if s.faint else ""}" x1="1" y1="5" x2="31" y2="5"/>'
-        return f'<li><svg viewBox="0 0 32 10" aria-hidden="true">{line}</svg>{text(s.name)}</li>'
+        dot = f'<circle class="dot k{s.style}" cx="16" cy="5" r="2.5"/>'
+        drawn = (line if len(s.points) > 1 else "") + (dot if s.dotted else "")
+        return f'<li><svg viewBox="0 0 32 10" aria-hidden="true">{drawn}</svg>{text(s.name)}</li>'
 
     return f'<ul class="legend">{"".join(map(item, series))}</ul>'
 

@@ -207,7 +207,7 @@ def _sentence(history: History) -> str:
 def _facts(history: History) -> Iterator[tuple[str, str]]:
     yield "training loss", number(history.last("step", "loss"))
     if (best := history.best()) is not None:
-        yield "best validation loss", f"{number(best[1])} at step {best[0]:,.0f}"
+        yield f"best validation loss, step {best[0]:,.0f}", number(best[1])
     yield "parameters", number(_number(history.start.get("parameters")))
     trainable = _number(history.start.get("trainable"))
     if trainable != _number(history.start.get("parameters")):
@@ -224,12 +224,12 @@ def _curves(history: History) -> Iterator[str]:
     losses = history.curve("step", "loss")
     series = [
         Series("training, each line of the log", losses, 0, faint=True),
-        Series("training, smoothed", page.smoothed(losses), 0),
+        Series("training, smoothed", page.smoothed(losses) if len(losses) > 1 else (), 0),
         Series("validation", history.curve("validation", "loss"), 1, dots=True),
     ]
     yield page.figure("Loss", "nats per token", series, "The mean of -log P of the next token; lower is better.")
     for title, unit, field, caption in (
-        ("Learning rate", "learning rate", "learning_rate", "Warmup, then the schedule."),
+        ("Learning rate", "learning rate", "learning_rate", "As the schedule set it."),
         ("Gradient norm", "norm", "grad_norm", "Of all gradients together, before clipping."),
         ("Speed", "tokens per second", "tokens_per_s", "Validations, samples and saves are not counted."),
     ):
