@@ -12,8 +12,10 @@ from make_weights import make
 
 
 def load_ours(name: str, dtype: str = "bfloat16") -> LlamaForCausalLM:
-    """Return our model: the built-in GGUF, or random weights in the shape of a preset."""
-    return llamarium.load(name if name == "smollm2-135m" else make(name), dtype=dtype, device="cpu").model
+    """Return our model: the built-in GGUF, unpacked as `transformers` does, or random weights in a preset's shape."""
+    if name == "smollm2-135m":
+        return llamarium.load(name, dtype=dtype, device="cpu", dequantize="load").model
+    return llamarium.load(make(name), dtype=dtype, device="cpu").model
 
 
 def load_theirs(name: str, dtype: torch.dtype = torch.bfloat16) -> Any:

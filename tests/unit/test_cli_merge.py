@@ -14,6 +14,7 @@ import llamarium
 from llamarium.cli import options
 from llamarium.cli.main import COMMANDS, main
 from llamarium.errors import TrainingError
+from llamarium.quant.packed import LinearPacked
 from llamarium.train.adapters import load_adapter, save_adapter
 from llamarium.train.lora import LoRAConfig, LoRALinear, apply_lora, lora_linears, rows_of
 from llamarium.train.merge import merge_adapter
@@ -83,6 +84,25 @@ def test_merges_into_the_base_that_the_adapter_names(
         "config.json", "generation_config.json", "model.safetensors",
     ]  # fmt: skip
     assert [path.name for path in out.parent.iterdir()] == ["merged"], "nothing half-made is left"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_base_that_is_packed_for_the_kernels_is_unpacked(
+    tied: bool, model_files: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = model_files(tie_word_embeddings=tied).gguf_file("Q8_0")
+    model = llamarium.load(base, device="cpu").model
+    assert any(isinstance(module, LinearPacked) for module in model.modules())
+    apply_lora(model, LoRAConfig(r=2))
+    strengthen(model, 0.1)
+    save_adapter(model, tmp_path / "adapter", base_model=str(base))
+    with torch.no_grad():
+        expected = model(IDS)
+    assert run("--adapter", tmp_path / "adapter", "--out", tmp_path / "out", "--device", "cpu") == 0
+    merged = llamarium.load(tmp_path / "out", device="cpu").model
+    with torch.no_grad():
+        found = merged(IDS)
+    assert (found - expected).float().norm() < 0.05 * expected.float().norm()
 
 
 def test_bf16_stays_bf16(adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,7 +109,7 @@ def test_sizes_that_cannot_be_are_refused(manual: list[str]):
         with pytest.raises(TrainingError, match=f"a vocabulary of {size} tokens; expected 258"):
             train_bpe(manual, size)
     assert train_bpe(manual, 258).vocab_size == 258
-    with pytest.raises(TrainingError, match="repeat for 259 tokens, not for 300; use a vocabulary of at most 259"):
+    with pytest.raises(TrainingError, match="a vocabulary of 300: it ends at 259 tokens; ask for at most as many"):
         train_bpe(["ab ab cd"], 300)
     with pytest.raises(TrainingError, match="for 258 tokens"):
         train_bpe([], 300)
@@ -188,7 +188,7 @@ def test_a_target_that_cannot_be_made_is_refused_before_any_work(tmp_path: Path,
 
 
 def test_nothing_is_written_when_learning_fails(tmp_path: Path, data: str):
-    with pytest.raises(LlamariumError, match="use a vocabulary of at most"):
+    with pytest.raises(LlamariumError, match="it ends at"):
         run("--data", data, "--vocab-size", "9999", "--out", str(tmp_path / "out"))
     assert list((tmp_path / "out").iterdir()) == []
     for content, words, message in (

@@ -135,7 +135,7 @@ def _find(name: str | None, falls_back: bool) -> tuple[str, Path]:
     except DownloadError as error:
         if name is not None or not falls_back:
             raise
-        warn(f"{error}. Until then {FALLBACK_MODEL} is used, which is part of the package")
+        warn(f"{FALLBACK_MODEL} is used, which lies in the package: {error}")
         return FALLBACK_MODEL, resolve(FALLBACK_MODEL)
 
 

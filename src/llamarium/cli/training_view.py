@@ -160,5 +160,6 @@ def _sentence(event: "Event", num_steps: int) -> str:
     if kind == "resume":
         return f"resumed at step {step}"
     if kind == "start":
-        return f"{event['parameters']:,} parameters, {event['rows']:,} rows an epoch, on {event['device']}"
+        trained = "" if event["trainable"] == event["parameters"] else f" ({event['trainable']:,} trained)"
+        return f"{event['parameters']:,} parameters{trained}, {event['rows']:,} rows an epoch, on {event['device']}"
     return ""

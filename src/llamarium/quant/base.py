@@ -45,6 +45,31 @@ class QuantizedModule(nn.Module):
         return self
 
 
+class QuantizedEmbedding(QuantizedModule, ABC):
+    """A table of which only the rows that are looked up are unpacked.
+
+    Attributes:
+        num_embeddings: Rows.
+        embedding_dim: Columns.
+        weight: The codes, in the layout of the format; a tied model's head has the same tensor.
+        dtype: Of the vectors that come out.
+    """
+
+    weight: Tensor
+    num_embeddings: int
+    embedding_dim: int
+    dtype: torch.dtype
+
+    @abstractmethod
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the whole table: (num_embeddings, embedding_dim)."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        # The vectors follow `.to(dtype)` as those of an nn.Embedding do, although the packed bytes do not change.
+        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        return super()._apply(fn, recurse)
+
+
 class QuantizedLinear(QuantizedModule, ABC):
     """`y = x W^T` with W kept in small codes.
 

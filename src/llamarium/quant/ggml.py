@@ -6,13 +6,11 @@ the file, so a checkpoint's keys are the module's keys.
 A tied model gives its embedding and its head the same tensor object; `LinearGGML` and `EmbeddingGGML` read one layout.
 """
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from llamarium.errors import CheckpointError
-from llamarium.quant.base import QuantizedLinear, QuantizedModule
+from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
 from llamarium.quant.ggml_blocks import dequantize
 from llamarium.quant.ggml_encode import quantize
 from llamarium.quant.ggml_formats import GGML_TYPES, BlockFormat, block_format
@@ -53,7 +51,7 @@ class LinearGGML(QuantizedLinear):
         return f"{super().extra_repr()}, type={self.type_name}"
 
 
-class EmbeddingGGML(QuantizedModule):
+class EmbeddingGGML(QuantizedEmbedding):
     """An embedding over packed blocks: only rows that are looked up are dequantized.
 
     Attributes:
@@ -76,11 +74,6 @@ class EmbeddingGGML(QuantizedModule):
         self.type_name = type_name
         self.dtype = dtype
         self.register_buffer("weight", weight)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        # The vectors follow `.to(dtype)` as those of an nn.Embedding do, although the packed bytes do not change.
-        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
-        return super()._apply(fn, recurse)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Look up integer ids (...): vectors (..., embedding_dim)."""

@@ -23,17 +23,16 @@ inputs becomes 8-bit codes and a scale, so that codes are multiplied with codes,
 That is `product_reference`; the kernels compute the same sums.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from llamarium.errors import OptionError
 from llamarium.kernels import native
 from llamarium.kernels.native import Kind
 from llamarium.kernels.threads import one_torch_thread
-from llamarium.quant.base import QuantizedLinear, QuantizedModule
+from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
 from llamarium.quant.ggml_blocks import IQ4_NL_VALUES
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
@@ -181,7 +180,7 @@ class LinearPacked(QuantizedLinear):
         return f"{super().extra_repr()}, type={self.format.name}"
 
 
-class EmbeddingPacked(QuantizedModule):
+class EmbeddingPacked(QuantizedEmbedding):
     """An embedding over tiles: those of its head, or its own. Only rows that are looked up are unpacked.
 
     Attributes:
@@ -197,10 +196,6 @@ class EmbeddingPacked(QuantizedModule):
         self.format, self.dtype = linear.format, dtype
         self.register_buffer("weight", linear.weight)
         self._linear = [linear]  # a list, as it is no part of this module
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype  # as the vectors of an nn.Embedding follow `.to(dtype)`
-        return super()._apply(fn, recurse)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Look up integer ids (...): vectors (..., embedding_dim)."""

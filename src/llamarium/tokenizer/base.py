@@ -327,7 +327,7 @@ class Tokenizer:
         if self.chat_format is None:
             raise ChatFormatError(
                 f"{self.source}: no chat template and no control tokens of a known dialog format (Llama 3, ChatML); "
-                "this is a base model's tokenizer: use encode, or a chat model"
+                "this is a base model's tokenizer: continue a text (`llamarium generate`), or choose a chat model"
             )
         return self.chat_format.encode(messages, add_generation_prompt=add_generation_prompt)
 

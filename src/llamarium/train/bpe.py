@@ -63,8 +63,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     learned = inner.get_vocab_size()
     if learned < vocab_size - 2:
         raise TrainingError(
-            f"the texts hold pairs that repeat for {learned + 2} tokens, not for {vocab_size}; use a vocabulary of at "
-            f"most {learned + 2}, or more text"
+            f"the texts repeat too little for a vocabulary of {vocab_size}: it ends at {learned + 2} tokens; ask for "
+            "at most as many, or give more text"
         )
     inner.add_special_tokens([BEGIN, END])
     ids = {text: learned + i for i, text in enumerate((BEGIN, END))}

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from llamarium.errors import TrainingError, escape
 from llamarium.model import LlamaForCausalLM
-from llamarium.quant.base import QuantizedLinear
-from llamarium.quant.ggml import EmbeddingGGML
+from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
 from llamarium.train.adapters import load_adapter
 from llamarium.train.lora import LoRALinear, meta_linear, rows_of
 
@@ -122,7 +121,7 @@ def merge_adapters(model: LlamaForCausalLM, dtype: torch.dtype | None = None) ->
 @torch.no_grad()
 def _merge(model: LlamaForCausalLM, dtype: torch.dtype) -> float:
     """Merge in place and return how much of the correction is kept."""
-    kinds = (LoRALinear, QuantizedLinear, EmbeddingGGML)
+    kinds = (LoRALinear, QuantizedLinear, QuantizedEmbedding)
     # Names, not modules: a list of modules would keep every packed weight alive until the end.
     names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
     kept = whole = 0.0
@@ -135,7 +134,7 @@ def _merge(model: LlamaForCausalLM, dtype: torch.dtype) -> float:
             weight, part, squares = _merged(module, dtype)
             kept, whole = kept + part, whole + squares
             model.set_submodule(name, _linear(weight))
-        elif isinstance(module, EmbeddingGGML):
+        elif isinstance(module, QuantizedEmbedding):
             model.set_submodule(name, nn.Embedding.from_pretrained(module.dequantize(dtype)))
         elif name == "lm_head" and model.config.tie_word_embeddings:
             model.lm_head = meta_linear(model.config.hidden_size, model.config.vocab_size)  # until it is tied, below

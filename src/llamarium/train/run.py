@@ -27,6 +27,7 @@ from llamarium.api import Llama
 from llamarium.errors import LlamariumError, OutputError, TrainingError, escape
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import flops
+from llamarium.quant.base import QuantizedLinear
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.batch import Rows
 from llamarium.train.checkpoint import (
@@ -146,7 +147,9 @@ def check_start(out: Path, resume: bool) -> None:
         TrainingError: If the folder has checkpoints that are not to be resumed.
     """
     if not resume and (found := checkpoints(out)):
-        raise TrainingError(f"{out}: holds a run ({found[-1].name}); resume it, or choose another folder")
+        raise TrainingError(
+            f"{out}: holds a run ({found[-1].name}); resume it (--resume), or choose another folder (--out)"
+        )
 
 
 def _check_finite(model: LlamaForCausalLM, where: str) -> None:
@@ -365,7 +368,7 @@ def _restore(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_chan
     if changed and not allow_changes:
         raise TrainingError(
             f"{folder}: the run was started with other settings ({'; '.join(changed)}); give those again, or allow the "
-            "changes"
+            "changes (--allow-changes)"
         )
     setup.restore(folder)
     if settings.get("optimizer") != setup.config.optimizer:
@@ -397,10 +400,13 @@ def _data_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list
 
 def _describe(setup: Setup) -> dict[str, Any]:
     parameters = {id(p): p for p in setup.model.parameters()}.values()
+    packed = {
+        id(m.weight): m.out_features * m.in_features for m in setup.model.modules() if isinstance(m, QuantizedLinear)
+    }
     return {
         "settings": dataclasses.asdict(setup.config),
         "model": setup.model.config.to_hf(),
-        "parameters": sum(p.numel() for p in parameters),
+        "parameters": sum(p.numel() for p in parameters) + sum(packed.values()),
         "trainable": sum(p.numel() for p in parameters if p.requires_grad),
         "rows": setup.train.num_rows(0),
         "device": str(setup.model.device),

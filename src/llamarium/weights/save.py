@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from llamarium.config import ModelConfig
 from llamarium.errors import CheckpointError, OptionError, OutputError, escape, show_value
 from llamarium.model import LlamaForCausalLM
-from llamarium.quant.base import QuantizedLinear
-from llamarium.quant.ggml import EmbeddingGGML
+from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.weights.checkpoint import EMBEDDING, HEAD, Checkpoint, expected_shapes, list_some
 from llamarium.weights.files import atomic_file
@@ -358,7 +357,7 @@ def _storage(module: nn.Module) -> int:
 
 
 def _module_weight(key: str, shape: tuple[int, ...], module: nn.Module, dtype: torch.dtype | None) -> Weight:
-    if isinstance(module, (QuantizedLinear, EmbeddingGGML)):
+    if isinstance(module, (QuantizedLinear, QuantizedEmbedding)):
         if dtype is None:
             raise _needs_dtype(key, module._get_name())  # pyright: ignore[reportPrivateUsage] - torch has no public one
         target, read = dtype, lambda: module.dequantize(torch.float32)
