@@ -31,7 +31,7 @@
 #define LM_GROUP 32
 
 enum { LM_BF16 = 0, LM_Q8 = 1, LM_Q4 = 2, LM_Q4_MIN = 3, LM_Q4_CODEBOOK = 4 };
-enum { LM_CACHE_FLOAT32 = 0, LM_CACHE_BFLOAT16 = 1 };
+enum { LM_FLOAT32 = 0, LM_BFLOAT16 = 1 };
 enum { LM_OK = 0, LM_NO_MEMORY = 1 };
 
 typedef struct {
@@ -43,15 +43,16 @@ typedef struct {
 } lm_matrix;
 
 typedef struct {
-    const float *attention_norm, *mlp_norm; /* (hidden) */
+    const void *attention_norm, *mlp_norm; /* (hidden), of norm_dtype */
     lm_matrix q, k, v, o, gate, up, down;
 } lm_layer;
 
 typedef struct {
     int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim;
     float norm_eps;
+    int32_t norm_dtype;
     const float *frequencies; /* (head_dim / 2), radians a position */
-    const float *final_norm;  /* (hidden) */
+    const void *final_norm;   /* (hidden), of norm_dtype */
     const lm_layer *layers;
 } lm_model;
 
@@ -77,7 +78,7 @@ LM_EXPORT int lm_product(const lm_matrix *w, const float *x, int32_t num_rows, f
 LM_EXPORT void lm_lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *out);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 1
+#define LM_INTERFACE 2
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "avx512_vnni", "avx2", "neon_dotprod" or "portable". */

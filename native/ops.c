@@ -95,8 +95,12 @@ static inline void put_group(const float *group, inputs in, size_t place) {
     if (in.blocks != NULL) quantize_group(group, &in.blocks[place]);
 }
 
-/* This thread's share of (num_rows, cols): x, normalised if there is a norm, as inputs. */
-static void prepare_inputs(lm_team team, const float *x, int num_rows, int cols, const float *norm, float eps, inputs in) {
+static inline float number_at(int dtype, const void *from, size_t place) {
+    return dtype == LM_FLOAT32 ? ((const float *)from)[place] : from_bf16(((const uint16_t *)from)[place]);
+}
+
+/* This thread's share of (num_rows, cols): x, normalised by `norm` of `model` if there is one, as inputs. */
+static void prepare_inputs(lm_team team, const float *x, int num_rows, int cols, const lm_model *model, const void *norm, inputs in) {
     const int groups = cols / LM_GROUP, pieces = num_rows * groups;
     const int first = (int)((int64_t)pieces * team.index / team.count);
     const int end = (int)((int64_t)pieces * (team.index + 1) / team.count);
@@ -109,13 +113,15 @@ static void prepare_inputs(lm_team team, const float *x, int num_rows, int cols,
                 const float *all = x + (size_t)row * cols;
 #pragma omp simd reduction(+ : squares)
                 for (int i = 0; i < cols; i++) squares += all[i] * all[i];
-                factor = 1 / sqrtf(squares / cols + eps);
+                factor = 1 / sqrtf(squares / cols + model->norm_eps);
             }
         }
         const size_t place = (size_t)row * cols + (piece % groups) * LM_GROUP;
         float group[LM_GROUP];
-        for (int i = 0; i < LM_GROUP; i++)
-            group[i] = norm == NULL ? x[place + i] : x[place + i] * factor * norm[piece % groups * LM_GROUP + i];
+        memcpy(group, x + place, sizeof group);
+        if (norm != NULL)
+            for (int i = 0; i < LM_GROUP; i++)
+                group[i] *= factor * number_at(model->norm_dtype, norm, (size_t)(piece % groups) * LM_GROUP + i);
         put_group(group, in, piece);
     }
 }
@@ -230,7 +236,7 @@ static inline void rotate(float *head, const float *turn, int half) {
 }
 
 static inline void store(int dtype, void *to, size_t place, const float *values, int count) {
-    if (dtype == LM_CACHE_FLOAT32) {
+    if (dtype == LM_FLOAT32) {
         memcpy((float *)to + place, values, (size_t)count * sizeof(float));
         return;
     }
@@ -239,7 +245,7 @@ static inline void store(int dtype, void *to, size_t place, const float *values,
 
 static inline wide load_wide(int dtype, const void *from, size_t place) {
     wide values;
-    if (dtype == LM_CACHE_FLOAT32) {
+    if (dtype == LM_FLOAT32) {
         memcpy(&values, (const float *)from + place, sizeof values);
     } else {
         wide_halves halves;
@@ -262,10 +268,6 @@ static inline float sum_of(wide values) {
     memcpy(&b, (const char *)&low + sizeof a, sizeof b);
     a += b;
     return (a[0] + a[2]) + (a[1] + a[3]);
-}
-
-static inline float number_at(int dtype, const void *from, size_t place) {
-    return dtype == LM_CACHE_FLOAT32 ? ((const float *)from)[place] : from_bf16(((const uint16_t *)from)[place]);
 }
 
 /* A softmax over some slots: the largest score, the sum of e^(score - largest), and the values weighted so. */
@@ -352,8 +354,8 @@ static void attend_chunk(int dtype, int heads, const void *k, const void *v, siz
         attend_heads(DTYPE, HEADS, k, v, place, head_dim, slots, q, out);        \
         return;                                                                  \
     }
-    CASE(LM_CACHE_BFLOAT16, 4) CASE(LM_CACHE_BFLOAT16, 3) CASE(LM_CACHE_BFLOAT16, 2) CASE(LM_CACHE_BFLOAT16, 1)
-    CASE(LM_CACHE_FLOAT32, 4) CASE(LM_CACHE_FLOAT32, 3) CASE(LM_CACHE_FLOAT32, 2) CASE(LM_CACHE_FLOAT32, 1)
+    CASE(LM_BFLOAT16, 4) CASE(LM_BFLOAT16, 3) CASE(LM_BFLOAT16, 2) CASE(LM_BFLOAT16, 1)
+    CASE(LM_FLOAT32, 4) CASE(LM_FLOAT32, 3) CASE(LM_FLOAT32, 2) CASE(LM_FLOAT32, 1)
 #undef CASE
 }
 
@@ -458,7 +460,7 @@ static void run_layer(const pass *p, lm_team team, int index) {
     const int q_size = model->num_heads * head_dim, kv_size = model->num_kv_heads * head_dim, all = q_size + 2 * kv_size;
     atomic_int *next = p->counters + (size_t)index * MAX_STAGES;
 
-    prepare_inputs(team, p->hidden, rows, hidden, layer->attention_norm, model->norm_eps, p->in);
+    prepare_inputs(team, p->hidden, rows, hidden, model, layer->attention_norm, p->in);
     lm_barrier(team);
     const lm_matrix *const qkv[] = {&layer->q, &layer->k, &layer->v}, *const o[] = {&layer->o}, *const down[] = {&layer->down};
     products(team, next++, qkv, 3, p->in, rows, (float *const[]){p->qkv, p->qkv + q_size, p->qkv + q_size + kv_size},
@@ -471,12 +473,12 @@ static void run_layer(const pass *p, lm_team team, int index) {
     fold_stage(p, team);
     lm_barrier(team);
     if (p->attended != NULL) {
-        prepare_inputs(team, p->attended, rows, q_size, NULL, 0, p->in);
+        prepare_inputs(team, p->attended, rows, q_size, NULL, NULL, p->in);
         lm_barrier(team);
     }
     products(team, next++, o, 1, p->in, rows, (float *const[]){p->hidden}, &hidden, 1);
     lm_barrier(team);
-    prepare_inputs(team, p->hidden, rows, hidden, layer->mlp_norm, model->norm_eps, p->in);
+    prepare_inputs(team, p->hidden, rows, hidden, model, layer->mlp_norm, p->in);
     lm_barrier(team);
     gated_products(team, next++, layer, p->in, rows, p->gated);
     lm_barrier(team);
@@ -494,7 +496,7 @@ static void run_pass(void *context, lm_team team) {
 #pragma omp simd reduction(+ : squares)
         for (int i = 0; i < model->hidden; i++) squares += x[i] * x[i];
         const float factor = 1 / sqrtf(squares / model->hidden + model->norm_eps);
-        for (int i = 0; i < model->hidden; i++) x[i] *= factor * model->final_norm[i];
+        for (int i = 0; i < model->hidden; i++) x[i] *= factor * number_at(model->norm_dtype, model->final_norm, i);
     }
 }
 
@@ -578,7 +580,7 @@ typedef struct {
 static void run_single(void *context, lm_team team) {
     single *s = context;
     if (s->w->kind != LM_BF16) {
-        prepare_inputs(team, s->x, s->num_rows, s->w->cols, NULL, 0, s->in);
+        prepare_inputs(team, s->x, s->num_rows, s->w->cols, NULL, NULL, s->in);
         lm_barrier(team);
     }
     products(team, &s->next, &s->w, 1, s->in, s->num_rows, (float *const[]){s->y}, &s->w->rows, 0);

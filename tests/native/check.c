@@ -237,7 +237,7 @@ static void make_tiny(tiny *t, int kind) {
         };
     t->head = random_matrix(kind, VOCAB, HIDDEN, RANDOM_CODES);
     t->embedded = random_floats(ROWS * HIDDEN);
-    t->model = (lm_model){LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, 1e-5f, t->frequencies, t->norm, t->layers};
+    t->model = (lm_model){LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, 1e-5f, LM_FLOAT32, t->frequencies, t->norm, t->layers};
 }
 
 static void free_tiny(tiny *t) {
@@ -254,7 +254,7 @@ static void free_tiny(tiny *t) {
 
 /* logits (ROWS, VOCAB) of all calls over a cache that begins with `filled` everywhere. */
 static void run_tiny(const tiny *t, int dtype, const float *filled, int one_by_one, float *logits) {
-    const size_t item = dtype == LM_CACHE_FLOAT32 ? 4 : 2;
+    const size_t item = dtype == LM_FLOAT32 ? 4 : 2;
     void *k[LAYERS], *v[LAYERS], **both[] = {k, v};
     for (int i = 0; i < 2 * LAYERS; i++) {
         char *memory = both[i / LAYERS][i % LAYERS] = ARRAY(char, CACHE_SIZE * item);
@@ -289,7 +289,7 @@ static void check_forward(const char *set, int kind, int dtype) {
     lm_use_kernels(set);
     run_tiny(&t, dtype, filled, 0, logits);
     /* Where inputs or keys are rounded, a last bit decides at times between neighbours, which lie 1/127 apart. */
-    const int is_rounded = kind != LM_BF16 || dtype != LM_CACHE_FLOAT32;
+    const int is_rounded = kind != LM_BF16 || dtype != LM_FLOAT32;
     expect_close(logits, expected, ROWS * VOCAB, is_rounded ? 5e-2f : 1e-4f);
 
     run_tiny(&t, dtype, filled, 1, again);
@@ -366,7 +366,7 @@ int main(int argc, char **argv) {
         check_products(SETS[i]);
         const float products = worst;
         worst = 0;
-        check_forward(SETS[i], LM_BF16, LM_CACHE_BFLOAT16);
+        check_forward(SETS[i], LM_BF16, LM_BFLOAT16);
         for (int kind = 0; kind < LENGTH(KINDS); kind++) check_forward(SETS[i], kind, kind % 2);
         printf("%s: products within %.1e, models within %.1e\n", SETS[i], products, worst);
     }

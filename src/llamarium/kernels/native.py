@@ -22,7 +22,7 @@ from torch import Tensor
 from llamarium.errors import MemoryBudgetError, OptionError, show_value
 from llamarium.kernels.threads import num_threads
 
-INTERFACE = 1
+INTERFACE = 2
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -63,7 +63,7 @@ class Model(Structure):
 
     _fields_ = (
         ("num_layers", c_int32), ("hidden", c_int32), ("intermediate", c_int32), ("num_heads", c_int32),
-        ("num_kv_heads", c_int32), ("head_dim", c_int32), ("norm_eps", c_float),
+        ("num_kv_heads", c_int32), ("head_dim", c_int32), ("norm_eps", c_float), ("norm_dtype", c_int32),
         ("frequencies", c_void_p), ("final_norm", c_void_p), ("layers", POINTER(Layer)),
     )  # fmt: skip
 
@@ -77,8 +77,8 @@ class Cache(Structure):
     )  # fmt: skip
 
 
-CACHE_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-"""What keys and values may be kept in, and the numbers for it."""
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+"""What norms, keys and values may be kept in, and the numbers for it."""
 
 
 @functools.cache

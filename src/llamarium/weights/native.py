@@ -50,19 +50,18 @@ class Plan:
 
     def __init__(self, trunk: LlamaModel) -> None:
         config = trunk.rotary_emb.config
-        self._kept: list[Tensor] = []  # what the addresses below point to
         self._modules = list(_children(trunk))
         self._weights = [(tensors, tensors["weight"]) for tensors in map(_tensors, _weighted(trunk))]
         self._addresses = [weight.data_ptr() for _, weight in self._weights]
         self._hooks = list(_hooks(trunk))
         linears = _linears(trunk)
         self.max_rows = None if all(isinstance(linear, LinearPacked) for linear in linears) else _MAX_ROWS_UNPACKED
+        self._frequencies = trunk.rotary_emb.frequencies(torch.device("cpu"))
         self._layers = (native.Layer * len(trunk.layers))(*map(self._layer, trunk.layers))
         self._model = native.Model(
             len(trunk.layers), config.hidden_size, config.intermediate_size, config.num_attention_heads,
-            config.num_key_value_heads, config.head_dim, config.rms_norm_eps,
-            self._floats(trunk.rotary_emb.frequencies(torch.device("cpu"))), self._floats(trunk.norm.weight),
-            self._layers,
+            config.num_key_value_heads, config.head_dim, config.rms_norm_eps, native.DTYPES[trunk.norm.weight.dtype],
+            self._frequencies.data_ptr(), trunk.norm.weight.data_ptr(), self._layers,
         )  # fmt: skip
         # Caches that were described, and the tensors they had then.
         self._caches = weakref.WeakKeyDictionary[KVCache, tuple[list[Tensor], native.Cache]]()
@@ -72,7 +71,7 @@ class Plan:
         return (
             not torch.is_grad_enabled()
             and (self.max_rows is None or ids_BT.numel() <= self.max_rows)
-            and attend.cache.k[0].dtype in native.CACHE_DTYPES
+            and attend.cache.k[0].dtype in native.DTYPES
             and self._is_intact()
         )
 
@@ -103,7 +102,7 @@ class Plan:
 
     def _layer(self, layer: nn.Module) -> native.Layer:
         norms = ("input_layernorm", "post_attention_layernorm")
-        addresses = [self._floats(layer.get_submodule(name).get_parameter("weight")) for name in norms]
+        addresses = [layer.get_submodule(name).get_parameter("weight").data_ptr() for name in norms]
         matrices = {key: self._matrix(layer.get_submodule(name)) for key, name in _LINEARS.items()}
         return native.Layer(*addresses, **matrices)
 
@@ -113,17 +112,13 @@ class Plan:
         weight = linear.get_parameter("weight")
         return native.Matrix(native.Kind.BF16, *weight.shape, weight.data_ptr(), None)
 
-    def _floats(self, values: Tensor) -> int:
-        self._kept.append(values.detach().float().contiguous())
-        return self._kept[-1].data_ptr()
-
     def _cache(self, cache: KVCache) -> native.Cache:
         """Describe a cache, anew where its tensors are others than at the last pass."""
         known = self._caches.get(cache)
         if known is None or known[0] is not cache.k:
             _, kv_heads, slots, head_dim = cache.k[0].shape
             described = native.Cache(
-                native.CACHE_DTYPES[cache.k[0].dtype], kv_heads * slots * head_dim, slots * head_dim,
+                native.DTYPES[cache.k[0].dtype], kv_heads * slots * head_dim, slots * head_dim,
                 native.pointers(cache.k), native.pointers(cache.v),
             )  # fmt: skip
             known = self._caches[cache] = (cache.k, described)
@@ -185,7 +180,10 @@ def use_kernels(model: LlamaForCausalLM) -> bool:
 
 def _can_run(trunk: LlamaModel) -> bool:
     """Whether the kernels can multiply every Linear of the layers."""
-    return trunk.norm.weight.device.type == "cpu" and all(map(_can_multiply, _linears(trunk)))
+    norms = [module.weight for module in trunk.modules() if isinstance(module, LlamaRMSNorm)]
+    if any(weight.device.type != "cpu" or weight.dtype is not norms[0].dtype for weight in norms):
+        return False
+    return norms[0].dtype in native.DTYPES and all(map(_can_multiply, _linears(trunk)))
 
 
 def _can_multiply(linear: nn.Module) -> bool:
