@@ -15,7 +15,7 @@ import pytest
 pty = pytest.importorskip("pty")
 
 CTRL_C, CTRL_D = b"\x03", b"\x04"
-PATIENCE_S = 120
+PATIENCE_S = 120  # a busy machine imports torch for the first time
 
 
 class Session:

@@ -201,7 +201,7 @@ STEP = {
 
 def test_elsewhere_than_on_a_terminal_a_line_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     with training_view.view(1000, quiet=False) as show:
-        show({"event": "start", "step": 0, "parameters": 12345, "rows": 10, "device": "cpu"})
+        show({"event": "start", "step": 0, "parameters": 12345, "trainable": 12345, "rows": 10, "device": "cpu"})
         show(STEP)
         show({**STEP, "mfu": None})
         show({"event": "validation", "step": 250, "loss": 1.5, "best": True})
