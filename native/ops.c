@@ -18,7 +18,6 @@
 #define ROWS_IN_CACHE 64   /* rows of tokens whose inputs stay in the cache beside a stripe */
 #define MAX_STAGES 16
 
-static inline int padded(int rows) { return (rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS * LM_TILE_ROWS; }
 static inline int stripes_of(const lm_matrix *w) { return (w->rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS; }
 static inline int min_int(int a, int b) { return a < b ? a : b; }
 

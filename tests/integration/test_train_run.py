@@ -34,7 +34,8 @@ from llamarium.train.finetune import prepare as prepare_finetuning
 from llamarium.train.journal import read_journal
 from llamarium.train.lock import RunLock
 from llamarium.train.pretrain import prepare
-from llamarium.train.run import Ending, Event, Setup, run, stop_signals
+from llamarium.train.run import Ending, Event, Setup, run
+from llamarium.train.signals import stop_signals
 from llamarium.weights.files import file_sha256
 
 WORDS = "the cat sat on a mat and so did every other cat that had come by".split()

@@ -343,6 +343,21 @@ def test_copies_have_plans_of_their_own() -> None:
         assert not torch.equal(copied(ids), expected) and torch.equal(model(ids), expected)
 
 
+@torch.no_grad()
+def test_a_copy_that_the_kernels_cannot_run_goes_through_the_modules(passes: list[int]) -> None:
+    modules, planned = both("Q8_0")
+    ids = torch.tensor([[1, 2, 3]])
+    found, expected = (copy.deepcopy(model).half()(ids).float() for model in (planned, modules))
+    assert torch.equal(found, expected) and not passes
+
+
+@torch.no_grad()
+def test_a_pass_that_is_left_to_the_modules_makes_no_cache(monkeypatch: pytest.MonkeyPatch, passes: list[int]) -> None:
+    _, planned = both(None, torch.bfloat16)
+    monkeypatch.setattr(plans, "KVCache", None)
+    assert planned(torch.tensor([[1, 2, 3, 4, 5]])).isfinite().all() and not passes
+
+
 def test_the_tree_and_the_keys_stay() -> None:
     modules, planned = both("Q4_0")
     assert str(planned) == str(modules) and list(planned.state_dict()) == list(modules.state_dict())

@@ -287,7 +287,7 @@ def quantize_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
     """Round groups of 32 inputs to 8 bits: x (M, in) to codes int8 (M, groups, 32) and scales float32 (M, groups)."""
     groups = x.float().view(len(x), -1, GROUP)
     largest = groups.abs().amax(dim=-1, keepdim=True)
-    inverse = torch.where(largest > 0, 127 / largest, 0.0)
+    inverse = torch.where(largest > 0, torch.tensor(127.0) / largest, 0.0)  # a number / tensor would round twice
     return (groups * inverse).round().clamp(-127, 127).to(torch.int8), (largest / 127).squeeze(-1)
 
 

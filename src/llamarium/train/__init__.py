@@ -6,7 +6,7 @@ Linears are wrapped; the loop is one.
 | what you look for | where |
 |---|---|
 | one step of learning, one validation | `step`; the loss in `loss`, optimizers and schedules in `optim` |
-| a whole run: when it validates, samples, saves, stops | `run`; alone in its folder: `conduct`, `lock` |
+| a whole run: when it validates, samples, saves, stops | `run`, `signals`; alone in its folder: `conduct`, `lock` |
 | what a setting means, its default and its range | `config` |
 | what is prepared for `pretrain`, and for `finetune` | `pretrain`, `finetune` |
 | what a step is given | `batch` |

@@ -10,8 +10,6 @@ report and the trackers read the same.
 
 import dataclasses
 import math
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping
@@ -43,6 +41,7 @@ from llamarium.train.order import Order, derived_seed
 from llamarium.train.peak import peak_flops
 from llamarium.train.position import Position, entry
 from llamarium.train.resume import load_resume, save_resume
+from llamarium.train.signals import stop_signals
 from llamarium.train.snapshots import save_snapshot, token_texts
 from llamarium.train.step import StepResult, Trunk, any_learned, causal_trunk, checkpoint_layers, evaluate, train_step
 from llamarium.train.team import SOLO, Solo
@@ -428,28 +427,3 @@ def seeded(seed: int, step: int, device: torch.device) -> Generator[None]:
     with torch.random.fork_rng(devices):
         torch.manual_seed(derived_seed("step", seed, step))
         yield
-
-
-@contextmanager
-def stop_signals() -> Generator[list[int]]:
-    """Note SIGTERM and SIGINT instead of dying of them; a second SIGINT interrupts at once.
-
-    Yields:
-        The signals that came.
-    """
-    came: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # others may set no handlers
-        yield came
-        return
-
-    def note(number: int, frame: object) -> None:
-        if number == signal.SIGINT and number in came:
-            signal.default_int_handler(number, None)
-        came.append(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

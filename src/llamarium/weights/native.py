@@ -66,12 +66,12 @@ class Plan:
         # Caches that were described, and the tensors they had then.
         self._caches = weakref.WeakKeyDictionary[KVCache, tuple[list[Tensor], native.Cache]]()
 
-    def serves(self, ids_BT: Tensor, attend: CachedAttend) -> bool:
-        """Whether this pass can be run by the plan."""
+    def serves(self, ids_BT: Tensor) -> bool:
+        """Whether the plan can run these tokens, given an attend that it knows."""
         return (
             not torch.is_grad_enabled()
+            and ids_BT.device.type == "cpu"
             and (self.max_rows is None or ids_BT.numel() <= self.max_rows)
-            and attend.cache.k[0].dtype in native.DTYPES
             and self._is_intact()
         )
 
@@ -132,10 +132,12 @@ class NativeLlamaModel(LlamaModel):
 
     def forward(self, ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> Tensor:
         """Return the normalised hidden states (B, T, D)."""
-        if self.plan is None:  # a copy
+        if self.plan is None and _can_run(self):  # a copy, which has come without
             self.plan = Plan(self)
+        if self.plan is None or not self.plan.serves(ids_BT):
+            return super().forward(ids_BT, positions_BT, attend)
         cached = self._cached(ids_BT, positions_BT, attend)
-        if cached is None or not self.plan.serves(ids_BT, cached):
+        if cached is None:
             return super().forward(ids_BT, positions_BT, attend)
         with one_torch_thread():
             x_BTD = self.embed_tokens(ids_BT)
@@ -146,11 +148,11 @@ class NativeLlamaModel(LlamaModel):
     def _cached(self, ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> CachedAttend | None:
         """Return the attend if it keeps its keys, one that keeps them for this pass if it is causal, else None."""
         if type(attend) is CachedAttend:
-            return attend
+            return attend if attend.cache.k[0].dtype in native.DTYPES else None
         if type(attend) is not CausalAttend or attend.segments_BT is not None or attend.bidirectional:
             return None
         batch, num_tokens = ids_BT.shape
-        if torch.is_grad_enabled() or not bool((positions_BT == torch.arange(num_tokens)).all()):
+        if not bool((positions_BT == torch.arange(num_tokens)).all()):
             return None
         config = self.rotary_emb.config
         cache = KVCache(
