@@ -1,0 +1,147 @@
+/* Attention over the cache: what queries see in at most CHUNK slots, and how chunks are put together.
+ *
+ * Included by ops.c after its numbers, and compiled with it once for each set of instructions.
+ */
+#define CHUNK 256 /* slots of the cache that one piece of attention looks at */
+
+static inline void rotate(float *head, const float *turn, int half) {
+    const float *cosine = turn, *sine = turn + half;
+    for (int i = 0; i < half; i++) {
+        const float a = head[i], b = head[i + half];
+        head[i] = a * cosine[i] - b * sine[i];
+        head[i + half] = b * cosine[i] + a * sine[i];
+    }
+}
+
+static inline void store(int dtype, void *to, size_t place, const float *values, int count) {
+    if (dtype == LM_FLOAT32) {
+        memcpy((float *)to + place, values, (size_t)count * sizeof(float));
+        return;
+    }
+    for (int i = 0; i < count; i++) ((uint16_t *)to)[place + i] = to_bf16(values[i]);
+}
+
+static inline wide load_wide(int dtype, const void *from, size_t place) {
+    wide values;
+    if (dtype == LM_FLOAT32) {
+        memcpy(&values, (const float *)from + place, sizeof values);
+    } else {
+        wide_halves halves;
+        memcpy(&halves, (const uint16_t *)from + place, sizeof halves);
+        const wide_bits bits = __builtin_convertvector(halves, wide_bits) << 16;
+        memcpy(&values, &bits, sizeof values);
+    }
+    return values;
+}
+
+static inline float sum_of(wide values) {
+    typedef float eight __attribute__((vector_size(32)));
+    typedef float four __attribute__((vector_size(16)));
+    eight low, high;
+    memcpy(&low, &values, sizeof low);
+    memcpy(&high, (const char *)&values + sizeof low, sizeof high);
+    low += high;
+    four a, b;
+    memcpy(&a, &low, sizeof a);
+    memcpy(&b, (const char *)&low + sizeof a, sizeof b);
+    a += b;
+    return (a[0] + a[2]) + (a[1] + a[3]);
+}
+
+/* A softmax over some slots: the largest score, the sum of e^(score - largest), and the values weighted so. */
+typedef struct {
+    float largest, sum;
+    float mixture[]; /* (head_dim) */
+} part;
+
+static inline part *part_at(float *parts, size_t index, int head_dim) {
+    return (part *)(parts + index * (size_t)(head_dim + 2));
+}
+
+#define HEADS_AT_ONCE 4 /* that share each key and value that is loaded */
+#define INLINE static inline __attribute__((always_inline))
+
+/* scores[h][s] = q[h] (head_dim) times the key of slot s; `heads` is a constant, so that the sums stay in registers. */
+INLINE void score_slots(const int dtype, const int heads, const void *k, size_t place, int head_dim, int slots,
+                        const float *q, float scores[HEADS_AT_ONCE][CHUNK]) {
+    for (int s = 0; s < slots; s++, place += head_dim) {
+        wide sums[HEADS_AT_ONCE] = {{0}};
+        int i = 0;
+        for (; i + 16 <= head_dim; i += 16) {
+            const wide key = load_wide(dtype, k, place + i);
+            for (int h = 0; h < heads; h++) {
+                wide other;
+                memcpy(&other, q + (size_t)h * head_dim + i, sizeof other);
+                sums[h] += key * other;
+            }
+        }
+        for (int h = 0; h < heads; h++) scores[h][s] = sum_of(sums[h]);
+        for (; i < head_dim; i++)
+            for (int h = 0; h < heads; h++) scores[h][s] += number_at(dtype, k, place + i) * q[(size_t)h * head_dim + i];
+    }
+}
+
+/* out[h] (head_dim) = the sum over slots of the slot's value times weights[h][s]. */
+INLINE void mix_slots(const int dtype, const int heads, const void *v, size_t place, int head_dim, int slots,
+                      float weights[HEADS_AT_ONCE][CHUNK], part *const *out) {
+    int i = 0;
+    for (; i + 16 <= head_dim; i += 16) {
+        wide sums[HEADS_AT_ONCE] = {{0}};
+        for (int s = 0; s < slots; s++) {
+            const wide value = load_wide(dtype, v, place + (size_t)s * head_dim + i);
+            for (int h = 0; h < heads; h++) sums[h] += value * weights[h][s];
+        }
+        for (int h = 0; h < heads; h++) memcpy(out[h]->mixture + i, &sums[h], sizeof sums[h]);
+    }
+    for (; i < head_dim; i++)
+        for (int h = 0; h < heads; h++) {
+            float sum = 0;
+            for (int s = 0; s < slots; s++) sum += number_at(dtype, v, place + (size_t)s * head_dim + i) * weights[h][s];
+            out[h]->mixture[i] = sum;
+        }
+}
+
+/* What some query heads of one kv head see in at most CHUNK slots from `place` on. */
+INLINE void attend_heads(const int dtype, const int heads, const void *k, const void *v, size_t place, int head_dim, int slots,
+                         const float *q, part *const *out) {
+    float scores[HEADS_AT_ONCE][CHUNK];
+    score_slots(dtype, heads, k, place, head_dim, slots, q, scores);
+    for (int h = 0; h < heads; h++) {
+        float largest = -INFINITY;
+#pragma omp simd reduction(max : largest)
+        for (int s = 0; s < slots; s++) largest = scores[h][s] > largest ? scores[h][s] : largest;
+        wide sums = {0};
+        for (int s = slots; s % 16; s++) scores[h][s] = largest - 200; /* e^-87 is nothing beside the largest's 1 */
+        for (int s = 0; s < slots; s += 16) {
+            wide here;
+            memcpy(&here, &scores[h][s], sizeof here);
+            here = exp_below_zero(here - largest);
+            memcpy(&scores[h][s], &here, sizeof here);
+            sums += here;
+        }
+        out[h]->largest = largest;
+        out[h]->sum = sum_of(sums);
+    }
+    mix_slots(dtype, heads, v, place, head_dim, slots, scores, out);
+}
+
+static void attend_chunk(int dtype, int heads, const void *k, const void *v, size_t place, int head_dim, int slots,
+                         const float *q, part *const *out) {
+#define CASE(DTYPE, HEADS)                                                       \
+    if (dtype == DTYPE && heads == HEADS) {                                      \
+        attend_heads(DTYPE, HEADS, k, v, place, head_dim, slots, q, out);        \
+        return;                                                                  \
+    }
+    CASE(LM_BFLOAT16, 4) CASE(LM_BFLOAT16, 3) CASE(LM_BFLOAT16, 2) CASE(LM_BFLOAT16, 1)
+    CASE(LM_FLOAT32, 4) CASE(LM_FLOAT32, 3) CASE(LM_FLOAT32, 2) CASE(LM_FLOAT32, 1)
+#undef CASE
+}
+
+/* Add a later chunk to what is known of the earlier ones; always in this order, so that the sum is always the same. */
+static void fold(part *known, const part *next, int head_dim) {
+    const float largest = known->largest > next->largest ? known->largest : next->largest;
+    const float a = exp_of(known->largest - largest), b = exp_of(next->largest - largest);
+    known->sum = known->sum * a + next->sum * b;
+    known->largest = largest;
+    for (int i = 0; i < head_dim; i++) known->mixture[i] = known->mixture[i] * a + next->mixture[i] * b;
+}
