@@ -59,7 +59,6 @@ static inline part *part_at(float *parts, size_t index, int head_dim) {
 }
 
 #define HEADS_AT_ONCE 4 /* that share each key and value that is loaded */
-#define INLINE static inline __attribute__((always_inline))
 
 /* scores[h][s] = q[h] (head_dim) times the key of slot s; `heads` is a constant, so that the sums stay in registers. */
 INLINE void score_slots(const int dtype, const int heads, const void *k, size_t place, int head_dim, int slots,

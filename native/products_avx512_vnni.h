@@ -10,49 +10,73 @@
 #define NAME "avx512_vnni"
 #define ROWS_AT_ONCE 8
 
-static inline __attribute__((always_inline)) __m512i four(const int8_t *q) {
+INLINE __m512i four(const int8_t *q) {
     int32_t bits;
     memcpy(&bits, q, 4);
     return _mm512_set1_epi32(bits);
 }
 
-static inline __attribute__((always_inline)) void tile_rows(
+INLINE __m512i codebook_of(const lm_matrix *w, const int kind) {
+    return kind == LM_Q4_CODEBOOK
+        ? _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)w->codebook)) : _mm512_setzero_si512();
+}
+
+/* What stands for 0 in a tile's codes. */
+INLINE int zero_of(const int kind) { return kind == LM_Q4 ? 8 : kind == LM_Q4_MIN ? 0 : 128; }
+
+/* codes[j] holds columns 4j to 4j + 3 of a tile's 16 rows, in 8 bits each. */
+INLINE void load_codes(const uint8_t *tile, const int kind, __m512i book, __m512i codes[8]) {
+    const __m512i nibble = _mm512_set1_epi8(15);
+    for (int j = 0; j < (kind == LM_Q8 ? 8 : 4); j++) {
+        __m512i bytes = _mm512_loadu_si512(tile + 64 * j);
+        _mm_prefetch((const char *)tile + 64 * j + 2048, _MM_HINT_T0);
+        if (kind == LM_Q8) {
+            codes[j] = bytes;
+            continue;
+        }
+        codes[j] = _mm512_and_si512(bytes, nibble);
+        codes[j + 4] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble);
+        if (kind == LM_Q4_CODEBOOK) {
+            codes[j] = _mm512_shuffle_epi8(book, codes[j]);
+            codes[j + 4] = _mm512_shuffle_epi8(book, codes[j + 4]);
+        }
+    }
+}
+
+typedef struct {
+    __m512 scale, minimum;
+} factors;
+
+INLINE factors load_factors(const uint8_t *tile, const int kind) {
+    const uint8_t *halves = tile + (kind == LM_Q8 ? 512 : 256);
+    const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)halves));
+    return (factors){scale, kind == LM_Q4_MIN ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(halves + 32)))
+                                              : _mm512_setzero_ps()};
+}
+
+/* The total of 16 rows and that of one more group, whose codes' products add up to `sum`. */
+INLINE __m512 add_group(__m512 total, __m512i sum, factors f, const lm_block *block, const int kind) {
+    const __m512 both = _mm512_mul_ps(f.scale, _mm512_set1_ps(block->scale));
+    total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), both, total);
+    if (kind == LM_Q4_MIN) total = _mm512_fmadd_ps(f.minimum, _mm512_set1_ps((float)block->sum * block->scale), total);
+    return total;
+}
+
+INLINE void tile_rows(
     const lm_matrix *w, const uint8_t *tiles, int groups, const lm_block *x, const int kind, const int rows, float *out) {
     const size_t size = tile_bytes(kind);
-    const __m512i nibble = _mm512_set1_epi8(15);
-    const __m512i book = kind == LM_Q4_CODEBOOK
-        ? _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)w->codebook)) : _mm512_setzero_si512();
-    const int zero = kind == LM_Q4 ? 8 : kind == LM_Q4_MIN ? 0 : 128;
+    const __m512i book = codebook_of(w, kind);
     __m512 total[ROWS_AT_ONCE];
     for (int m = 0; m < rows; m++) total[m] = _mm512_setzero_ps();
     for (int g = 0; g < groups; g++, tiles += size) {
-        __m512i codes[8]; /* of columns 4j to 4j + 3 */
-        for (int j = 0; j < (kind == LM_Q8 ? 8 : 4); j++) {
-            __m512i bytes = _mm512_loadu_si512(tiles + 64 * j);
-            _mm_prefetch((const char *)tiles + 64 * j + 2048, _MM_HINT_T0);
-            if (kind == LM_Q8) {
-                codes[j] = bytes;
-                continue;
-            }
-            codes[j] = _mm512_and_si512(bytes, nibble);
-            codes[j + 4] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble);
-            if (kind == LM_Q4_CODEBOOK) {
-                codes[j] = _mm512_shuffle_epi8(book, codes[j]);
-                codes[j + 4] = _mm512_shuffle_epi8(book, codes[j + 4]);
-            }
-        }
-        const uint8_t *halves = tiles + (kind == LM_Q8 ? 512 : 256);
-        const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)halves));
-        const __m512 minimum = kind == LM_Q4_MIN
-            ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(halves + 32))) : _mm512_setzero_ps();
+        __m512i codes[8];
+        load_codes(tiles, kind, book, codes);
+        const factors f = load_factors(tiles, kind);
         for (int m = 0; m < rows; m++) {
             const lm_block *block = &x[(size_t)m * groups + g];
-            __m512i sum = _mm512_set1_epi32(-zero * block->sum);
+            __m512i sum = _mm512_set1_epi32(-zero_of(kind) * block->sum);
             for (int j = 0; j < 8; j++) sum = _mm512_dpbusd_epi32(sum, codes[j], four(block->q + 4 * j));
-            const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(block->scale));
-            total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), both, total[m]);
-            if (kind == LM_Q4_MIN)
-                total[m] = _mm512_fmadd_ps(minimum, _mm512_set1_ps((float)block->sum * block->scale), total[m]);
+            total[m] = add_group(total[m], sum, f, block, kind);
         }
     }
     for (int m = 0; m < rows; m++) _mm512_storeu_ps(out + m * LM_TILE_ROWS, total[m]);

@@ -11,41 +11,58 @@
 #define NAME "neon_dotprod"
 #define ROWS_AT_ONCE 4
 
-static inline __attribute__((always_inline)) float32x4_t four_halves(const uint8_t *halves) {
-    return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(halves)));
+INLINE float32x4_t four_halves(const uint8_t *halves) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(halves))); }
+
+INLINE uint8x16_t codebook_of(const lm_matrix *w, const int kind) {
+    const uint8x16_t middle = vdupq_n_u8(128);
+    return kind == LM_Q4_CODEBOOK ? veorq_u8(middle, vld1q_u8(w->codebook)) : middle;
 }
 
-static inline __attribute__((always_inline)) void tile_rows(
+/* codes[j] holds columns 4j to 4j + 3 of rows 4i to 4i + 3 of a tile, in 8 bits each. */
+INLINE void load_codes(const uint8_t *tile, int i, const int kind, uint8x16_t book, int8x16_t codes[8]) {
+    const uint8x16_t nibble = vdupq_n_u8(15), middle = vdupq_n_u8(128);
+    for (int j = 0; j < (kind == LM_Q8 ? 8 : 4); j++) {
+        const uint8x16_t bytes = vld1q_u8(tile + 64 * j + 16 * i);
+        if (kind == LM_Q8) {
+            codes[j] = vreinterpretq_s8_u8(veorq_u8(bytes, middle));
+            continue;
+        }
+        uint8x16_t low = vandq_u8(bytes, nibble), high = vshrq_n_u8(bytes, 4);
+        if (kind == LM_Q4_CODEBOOK) {
+            low = vqtbl1q_u8(book, low);
+            high = vqtbl1q_u8(book, high);
+        }
+        codes[j] = vreinterpretq_s8_u8(low);
+        codes[j + 4] = vreinterpretq_s8_u8(high);
+    }
+}
+
+/* Where the sum of the codes' products starts. */
+INLINE int32_t start_of(const lm_block *block, const int kind) { return kind == LM_Q4 ? -8 * block->sum : 0; }
+
+/* The total of rows 4i to 4i + 3 and that of one more group, whose codes' products add up to `sum`. */
+INLINE float32x4_t add_group(float32x4_t total, int32x4_t sum, const uint8_t *tile, int i, const lm_block *block, const int kind) {
+    const uint8_t *halves = tile + (kind == LM_Q8 ? 512 : 256) + 8 * i;
+    total = vfmaq_f32(total, vcvtq_f32_s32(sum), vmulq_n_f32(four_halves(halves), block->scale));
+    if (kind == LM_Q4_MIN) total = vfmaq_n_f32(total, four_halves(halves + 32), (float)block->sum * block->scale);
+    return total;
+}
+
+INLINE void tile_rows(
     const lm_matrix *w, const uint8_t *tiles, int groups, const lm_block *x, const int kind, const int rows, float *out) {
     const size_t size = tile_bytes(kind);
-    const uint8x16_t nibble = vdupq_n_u8(15), middle = vdupq_n_u8(128);
-    const uint8x16_t book = kind == LM_Q4_CODEBOOK ? veorq_u8(middle, vld1q_u8(w->codebook)) : middle;
+    const uint8x16_t book = codebook_of(w, kind);
     float32x4_t total[ROWS_AT_ONCE][4];
     for (int m = 0; m < rows; m++)
         for (int i = 0; i < 4; i++) total[m][i] = vdupq_n_f32(0);
     for (int g = 0; g < groups; g++, tiles += size) {
-        for (int i = 0; i < 4; i++) { /* of the tile's rows, 4i to 4i + 3 */
-            int8x16_t codes[8];       /* of columns 4j to 4j + 3 */
-            for (int j = 0; j < (kind == LM_Q8 ? 8 : 4); j++) {
-                const uint8x16_t bytes = vld1q_u8(tiles + 64 * j + 16 * i);
-                if (kind == LM_Q8) {
-                    codes[j] = vreinterpretq_s8_u8(veorq_u8(bytes, middle));
-                    continue;
-                }
-                uint8x16_t low = vandq_u8(bytes, nibble), high = vshrq_n_u8(bytes, 4);
-                if (kind == LM_Q4_CODEBOOK) {
-                    low = vqtbl1q_u8(book, low);
-                    high = vqtbl1q_u8(book, high);
-                }
-                codes[j] = vreinterpretq_s8_u8(low);
-                codes[j + 4] = vreinterpretq_s8_u8(high);
-            }
-            const uint8_t *halves = tiles + (kind == LM_Q8 ? 512 : 256) + 8 * i;
-            const float32x4_t scale = four_halves(halves);
+        for (int i = 0; i < 4; i++) {
+            int8x16_t codes[8];
+            load_codes(tiles, i, kind, book, codes);
             for (int m = 0; m < rows; m++) {
                 const lm_block *block = &x[(size_t)m * groups + g];
                 const int8x16_t left = vld1q_s8(block->q), right = vld1q_s8(block->q + 16);
-                int32x4_t sum = vdupq_n_s32(kind == LM_Q4 ? -8 * block->sum : 0);
+                int32x4_t sum = vdupq_n_s32(start_of(block, kind));
                 sum = vdotq_laneq_s32(sum, codes[0], left, 0);
                 sum = vdotq_laneq_s32(sum, codes[1], left, 1);
                 sum = vdotq_laneq_s32(sum, codes[2], left, 2);
@@ -54,9 +71,7 @@ static inline __attribute__((always_inline)) void tile_rows(
                 sum = vdotq_laneq_s32(sum, codes[5], right, 1);
                 sum = vdotq_laneq_s32(sum, codes[6], right, 2);
                 sum = vdotq_laneq_s32(sum, codes[7], right, 3);
-                total[m][i] = vfmaq_f32(total[m][i], vcvtq_f32_s32(sum), vmulq_n_f32(scale, block->scale));
-                if (kind == LM_Q4_MIN)
-                    total[m][i] = vfmaq_n_f32(total[m][i], four_halves(halves + 32), (float)block->sum * block->scale);
+                total[m][i] = add_group(total[m][i], sum, tiles, i, block, kind);
             }
         }
     }

@@ -7,6 +7,8 @@
 
 #include "ops.h"
 
+#define INLINE static inline __attribute__((always_inline))
+
 static inline size_t tile_bytes(int kind) {
     return kind == LM_Q8 ? 512 + 32 : kind == LM_Q4_MIN ? 256 + 64 : 256 + 32;
 }
