@@ -77,8 +77,14 @@ LM_EXPORT int lm_product(const lm_matrix *w, const float *x, int32_t num_rows, f
 /* out (num_rows, w.cols): some rows of a packed matrix, as an embedding looks them up. */
 LM_EXPORT void lm_lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *out);
 
+/* Nanoseconds in which all threads read this memory once, as fast as they can: its whole blocks of 32 KiB. */
+LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
+
+/* Nanoseconds that passes and products have taken in this process so far. */
+LM_EXPORT int64_t lm_busy_ns(void);
+
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 2
+#define LM_INTERFACE 3
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "avx512_vnni", "avx2", "neon_dotprod" or "portable". */

@@ -34,6 +34,7 @@ static void (*job)(void *, lm_team);
 static void *job_context;
 static atomic_uint job_number, passed; /* change when a job begins; when all have reached a barrier */
 static atomic_int arrived, sleepers;
+static atomic_int_least64_t busy; /* nanoseconds of all jobs so far */
 
 static void wake(void) {
     if (atomic_load(&sleepers)) {
@@ -51,20 +52,20 @@ static void sleep_while(atomic_uint *value, unsigned old) {
     pthread_mutex_unlock(&lock);
 }
 
-static int64_t now_ns(void) {
+int64_t lm_now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 static void wait_for_job(unsigned old) {
-    int64_t until = now_ns() + SPIN_BETWEEN_JOBS_NS;
+    int64_t until = lm_now_ns() + SPIN_BETWEEN_JOBS_NS;
     do {
         for (int i = 0; i < 64; i++) {
             if (atomic_load_explicit(&job_number, memory_order_acquire) != old) return;
             RELAX();
         }
-    } while (now_ns() < until);
+    } while (lm_now_ns() < until);
     sleep_while(&job_number, old);
 }
 
@@ -132,6 +133,7 @@ void lm_parallel(void (*next)(void *, lm_team), void *context) {
         start_workers();
         wanted = running;
     }
+    const int64_t begin = lm_now_ns();
     lm_team team = {0, running};
     if (running > 1) {
         job = next;
@@ -141,8 +143,11 @@ void lm_parallel(void (*next)(void *, lm_team), void *context) {
     }
     next(context, team);
     lm_barrier(team);
+    atomic_fetch_add(&busy, lm_now_ns() - begin);
     pthread_mutex_unlock(&user);
 }
+
+int64_t lm_busy_ns(void) { return atomic_load(&busy); }
 
 void lm_set_threads(int32_t num_threads) {
     pthread_mutex_lock(&user);

@@ -12,6 +12,9 @@ typedef struct {
 /* Run `job` on every thread; returns when all are done. */
 void lm_parallel(void (*job)(void *context, lm_team team), void *context);
 
+/* A clock that only goes forward. */
+int64_t lm_now_ns(void);
+
 /* Wait until all threads of the job are here. */
 void lm_barrier(lm_team team);
 

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from llamarium.api import Llama, load
 from llamarium.cli import chat
 from llamarium.cli.main import main
+from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import flops
 from llamarium.model.init import init_weights
@@ -164,6 +166,12 @@ def test_generate_with_a_greedy_model_warns_of_nothing(
         (["chat", "--json"], 2, "needs a QUESTION"),
         (["bench", "cache", "--lengths", "1"], 1, "expected 2 or more"),
         (["bench", "cache", "--lengths", "250"], 1, "context holds 256"),
+        (["bench", "cache", "--rows", "2"], 2, "bench cache has no --rows; it is for batch and all"),
+        (["bench", "prefill", "-n", "2"], 2, "bench prefill has no --max-tokens"),
+        (["bench", "decode", "--lengths", "2"], 2, "it is for prefill and all and cache"),
+        (["bench", "decode", "--depths", "9,0"], 1, "--depths are [9, 0]; expected numbers of at least 1"),
+        (["bench", "decode", "--depths", "9", "--rounds", "0"], 2, "0 is not at least 1"),
+        (["bench", "all", "--depths", "9,300"], 1, "334 positions are needed, and the model's context holds 256"),
     ],
 )
 def test_mistakes(
@@ -346,6 +354,36 @@ def test_trace(run: Callable[..., str], llama: Llama) -> None:
     assert list(data["activations"]) == ["layers.0.pattern", "layers.0.resid", "layers.11.pattern", "layers.11.resid"]
     assert data["positions"] == [2]
     assert data["activations"]["layers.11.resid"]["shape"] == [1, 64]
+
+
+def test_bench_shows_what_fits_the_context(run: Callable[..., str], llama: Llama) -> None:
+    """The kernels do not multiply the small model's float32: nothing is said of what they would read."""
+    out = run("bench", "all", "--rounds", "1", "-n", "2", "--threads", "1")
+    assert table_fits(out)
+    lines = out.splitlines()
+    assert lines[0] == "smollm2-135m in float32 on cpu: PyTorch, 1 thread"
+    assert [line[:20].rstrip() for line in lines[4:]] == [
+        "prefill of 32", "prefill of 128", "decode after 100", "batch of 1", "batch of 2", "batch of 4", "batch of 8",
+    ]  # fmt: skip
+    assert {tuple(line.split()[-4:]) for line in lines[4:]} == {("-",) * 4}
+
+
+def test_bench_json(run: Callable[..., str]) -> None:
+    lines = run("bench", "decode", "--depths", "5,7", "--rounds", "1", "-n", "2", "--json").splitlines()
+    first, second = map(json.loads, lines)
+    assert (first["test"], first["num_cached"], second["num_cached"]) == ("decode", 5, 7)
+    assert (first["kernels"], first["step_bytes"], first["memory_share"]) == (None, None, None)
+    assert first["tokens_per_s"] == pytest.approx(1 / first["seconds"])
+
+
+@pytest.mark.skipif(native.library() is None, reason="the C kernels are not built")
+@pytest.mark.parametrize("llama", ["smollm2"], indirect=True)
+def test_bench_of_the_kernels(run: Callable[..., str]) -> None:
+    out = run("bench", "decode", "--depths", "8000", "--rounds", "1", "-n", "2", "--threads", "1")
+    assert table_fits(out)
+    assert "1 thread" in out.splitlines()[0] and str(native.kernels()) in out.splitlines()[0]
+    assert re.search(r"after 8,000 .* 280\.9 MB +\d+\.\d +\d+\.\d % +\d+\.\d %\n", out)
+    assert re.search(r"^memory: \d+\.\d to \d+\.\d GB/s, read by 1 thread$", out, re.MULTILINE)
 
 
 def test_bench_cache(

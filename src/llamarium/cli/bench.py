@@ -1,148 +1,184 @@
-"""Measure on this machine.
+"""Measure on this machine: how fast a model is, and how near to what is possible.
 
-`bench cache` continues one prompt greedily with and without the KV cache.
-Without it every token costs a pass over the whole text so far; with it, over
-one token, for the price of keeping each token's keys and values. The tokens
-must be the same (float32, as rounding in bfloat16 may part them).
+  prefill   a prompt of N tokens (--lengths), until the first new token
+  decode    one new token after the other, with N in the cache (--depths)
+  batch     one new token of N answers side by side (--rows)
+  all       these three
+  cache     one prompt continued greedily with and without the KV cache, for
+            --lengths new tokens: what the cache saves. The tokens must be the
+            same; computed in float32, unless --dtype names another
 
-  llamarium bench cache
+For the first four, numbers are medians of the rounds:
+
+  tokens/s    of all answers in sum
+  time        of the prompt, or of one step
+  read        weights, keys and values that one step needs, each once
+  GB/s        `read` in that time; to decode faster, memory must be faster
+  of memory   GB/s against what all threads together can read from memory,
+              measured before each round; what stays in the processor's
+              caches is read faster
+  outside     the part of the time outside the C kernels: Python and PyTorch
+
+Where PyTorch does the work, only tokens/s and time are shown: it may read a
+weight more than once.
+
+  llamarium bench all
+  llamarium bench decode -m model.gguf --depths 100,1000,8000 --threads 4
   llamarium bench cache --lengths 32,64,128,256 --json
 """
 
 import argparse
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
-from llamarium.cli.options import add_json, add_model, load_llama, whole_numbers
-from llamarium.cli.output import emit, note, show, status
-from llamarium.errors import ContextLengthError, InputError
-from llamarium.inspect.tables import size, table
+from llamarium.cli import bench_cache
+from llamarium.cli.options import UsageError, add_json, add_model, load_llama, positive, whole_numbers
+from llamarium.cli.output import emit, show, status
+from llamarium.errors import InputError
+from llamarium.inspect.tables import percent, size, table
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
     from llamarium.config import ModelConfig
+    from llamarium.inspect.speed import Speed, Work
 
-_PROMPT = "The history of the city begins with a small river, a bridge and a market that was held each week."
-
-
-@dataclass(frozen=True, slots=True)
-class CacheRun:
-    """One length, one way.
-
-    Attributes:
-        num_prompt_tokens: Tokens of the prompt.
-        num_new_tokens: Tokens that were generated.
-        cache: Whether keys and values were kept.
-        seconds: From the prompt to the last token.
-        flops: Operations in sum, prompt included.
-        kv_bytes_computed: Keys and values that were computed in sum, each time anew without the cache.
-        kv_bytes_kept: What the cache holds at the end.
-        token_ids: The generated ids.
-    """
-
-    num_prompt_tokens: int
-    num_new_tokens: int
-    cache: bool
-    seconds: float
-    flops: int
-    kv_bytes_computed: int
-    kv_bytes_kept: int
-    token_ids: tuple[int, ...]
+_LENGTHS, _DEPTHS, _ROWS = (32, 128, 512), (100, 1000, 8000), (1, 2, 4, 8)
+_BATCH_PROMPT = 16  # tokens of each row
+_NEW_TOKENS, _ROUNDS = 32, 5
+_OPTIONS = {  # what each takes besides the model
+    "prefill": {"lengths", "rounds"},
+    "decode": {"depths", "max_tokens", "rounds"},
+    "batch": {"rows", "max_tokens", "rounds"},
+    "all": {"lengths", "depths", "rows", "max_tokens", "rounds"},
+    "cache": {"lengths"},
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("what", choices=("cache",), help="what to measure")
+    parser.add_argument("what", choices=tuple(_OPTIONS), help="what to measure")
+    for name, what, default in (
+        ("--lengths", "tokens of each prompt; for cache, new tokens", _LENGTHS),
+        ("--depths", "tokens in the cache before each new one", _DEPTHS),
+        ("--rows", "answers side by side", _ROWS),
+    ):
+        shown = ",".join(map(str, default))
+        parser.add_argument(name, type=whole_numbers, metavar="N,N,…", help=f"{what} (default: {shown})")
     parser.add_argument(
-        "--lengths",
-        type=whole_numbers,
-        default=(16, 32, 64, 128),
-        metavar="N,N,…",
-        help="new tokens of each run (default: 16,32,64,128)",
+        "-n", "--max-tokens", type=positive, metavar="N", help=f"steps of each round (default: {_NEW_TOKENS})"
     )
+    parser.add_argument("--rounds", type=positive, metavar="N", help=f"rounds after a first one (default: {_ROUNDS})")
     add_json(parser)
     add_model(parser)
-    parser.set_defaults(dtype="float32")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure every length both ways; fail if the tokens differ."""
-    if min(args.lengths) < 2:
-        raise InputError(f"--lengths are {list(args.lengths)}; expected 2 or more: the first token needs no cache")
+    """Measure what was asked for."""
+    _check_options(args)
+    if args.what == "cache":
+        return bench_cache.run(args)
     llama = load_llama(args)
-    prompt = llama.encode(_PROMPT)
-    if len(prompt) + max(args.lengths) > llama.config.max_position_embeddings:
-        raise ContextLengthError(
-            f"{len(prompt)} prompt tokens and {max(args.lengths)} new ones; the model's context holds "
-            f"{llama.config.max_position_embeddings}: use shorter --lengths"
-        )
-    measure(llama, prompt, 2, cache=True)  # the first pass of a process pays for what later ones find ready
-    pairs: list[tuple[CacheRun, CacheRun]] = []
-    for length in args.lengths:
-        with status(f"generating {length} tokens with and without the cache"):
-            pairs.append((measure(llama, prompt, length, cache=True), measure(llama, prompt, length, cache=False)))
-        if args.json:
-            for result in pairs[-1]:
-                emit(asdict(result))
+    results = [_measure(llama, work, args) for work in _works(args, llama.config)]
     if not args.json:
-        _print(llama, pairs)
-    different = [kept.num_new_tokens for kept, anew in pairs if kept.token_ids != anew.token_ids]
-    note(f"greedy tokens: {f'different at lengths {different}' if different else 'the same both ways'}")
-    return 1 if different else 0
+        _print(llama, results)
+    return 0
 
 
-def measure(llama: "Llama", prompt: Sequence[int], length: int, *, cache: bool) -> CacheRun:
-    """Generate exactly `length` tokens greedily and count what that took."""
-    from llamarium.generate import generate_tokens
-    from llamarium.model.cost import kv_bytes_per_token
-    from llamarium.sampling import SamplingParams
-
-    greedy = SamplingParams(temperature=0.0, max_tokens=length)
-    start = time.perf_counter()
-    events = list(generate_tokens(llama.model, [prompt], [greedy], stop_ids=(), use_cache=cache))
-    seconds = time.perf_counter() - start
-    kv_bytes = kv_bytes_per_token(llama.config, llama.model.dtype.itemsize)
-    num_kept = len(prompt) + length - 1  # the last token is chosen, but not run
-    num_computed = num_kept if cache else sum(range(len(prompt), num_kept + 1))
-    return CacheRun(
-        num_prompt_tokens=len(prompt),
-        num_new_tokens=length,
-        cache=cache,
-        seconds=seconds,
-        flops=count_flops(llama.config, len(prompt), length, cache=cache),
-        kv_bytes_computed=num_computed * kv_bytes,
-        kv_bytes_kept=num_kept * kv_bytes if cache else 0,
-        token_ids=tuple(event.token_id for event in events),
-    )
+def _check_options(args: argparse.Namespace) -> None:
+    """Refuse an option that the chosen measurement does not have, and numbers below 1."""
+    for name in ("lengths", "depths", "rows", "max_tokens", "rounds"):
+        given = getattr(args, name)
+        if given is None:
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if name not in _OPTIONS[args.what]:
+            takers = " and ".join(what for what, options in _OPTIONS.items() if name in options)
+            raise UsageError(f"bench {args.what} has no {option}; it is for {takers}")
+        if isinstance(given, tuple) and min(given) < 1:
+            raise InputError(f"{option} are {list(given)}; expected numbers of at least 1")
 
 
-def count_flops(config: "ModelConfig", num_prompt: int, num_new: int, *, cache: bool) -> int:
-    """Return the operations of generating `num_new` tokens, prompt included."""
-    from llamarium.model.cost import flops
+def _works(args: argparse.Namespace, config: "ModelConfig") -> "list[Work]":
+    """Return what to run: all that was asked for, and of the default numbers those that the context holds."""
+    from llamarium.inspect.speed import Work, check_room
 
-    texts = range(num_prompt, num_prompt + num_new)  # what has been said when each new token is chosen
-    if not cache:
-        return sum(flops(config, num_tokens) for num_tokens in texts)
-    return flops(config, num_prompt) + sum(flops(config, 1, num_tokens - 1) for num_tokens in texts[1:])
+    num_new = args.max_tokens or _NEW_TOKENS
+    wanted = {
+        "lengths": [Work(num_prompt=length) for length in args.lengths or _LENGTHS],
+        "depths": [Work(num_cached=depth, num_new=num_new) for depth in args.depths or _DEPTHS],
+        "rows": [Work(num_rows=rows, num_prompt=_BATCH_PROMPT, num_new=num_new) for rows in args.rows or _ROWS],
+    }
+    works: list[Work] = []
+    for name in (name for name in wanted if name in _OPTIONS[args.what]):
+        fitting = [work for work in wanted[name] if work.num_positions <= config.max_position_embeddings]
+        works += wanted[name] if getattr(args, name) is not None or not fitting else fitting
+    for work in works:
+        check_room(config, work)
+    return works
 
 
-def _print(llama: "Llama", pairs: Sequence[tuple[CacheRun, CacheRun]]) -> None:
-    numbers = ("new tokens", "time", "faster", "GFLOP", "K/V computed", "K/V kept")
-    shown = table("new tokens", "cache", *numbers[1:], right=numbers)
-    for kept, anew in pairs:
-        for one in (kept, anew):
-            shown.add_row(
-                str(one.num_new_tokens) if one.cache else "",
-                "with" if one.cache else "without",
-                f"{one.seconds:.2f} s",
-                f"{anew.seconds / kept.seconds:.1f}x" if one.cache else "",
-                f"{one.flops / 1e9:,.1f}",
-                size(one.kv_bytes_computed),
-                size(one.kv_bytes_kept),
-            )
-    dtype = str(llama.model.dtype).removeprefix("torch.")
-    print(f"{llama.name} in {dtype}, after a prompt of {pairs[0][0].num_prompt_tokens} tokens\n")
+def _measure(llama: "Llama", work: "Work", args: argparse.Namespace) -> "Speed":
+    from llamarium.inspect.speed import measure
+
+    with status(f"measuring {_name(work)}"):
+        speed = measure(llama.model, work, num_rounds=args.rounds or _ROUNDS)
+    if args.json:
+        emit({"model": llama.name, **_setting(llama), "test": _kind(work), **_flat(speed)})
+    return speed
+
+
+def _flat(speed: "Speed") -> dict[str, Any]:
+    fields = asdict(speed)
+    return fields.pop("work") | fields
+
+
+def _setting(llama: "Llama") -> dict[str, Any]:
+    """Say who computes, in what, and with how many threads."""
+    from llamarium.inspect.speed import runs_in_kernels
+    from llamarium.kernels import native
+    from llamarium.kernels.threads import num_threads
+
+    return {
+        "dtype": str(llama.model.dtype).removeprefix("torch."),
+        "device": str(llama.model.device),
+        "kernels": native.kernels() if runs_in_kernels(llama.model, 1) else None,
+        "threads": num_threads(),
+    }
+
+
+def _kind(work: "Work") -> str:
+    if not work.num_new:
+        return "prefill"
+    return "decode" if work.num_cached else "batch"
+
+
+def _name(work: "Work") -> str:
+    return {
+        "prefill": f"prefill of {work.num_prompt:,}",
+        "decode": f"decode after {work.num_cached:,}",
+        "batch": f"batch of {work.num_rows:,}",
+    }[_kind(work)]
+
+
+def _print(llama: "Llama", results: Sequence["Speed"]) -> None:
+    setting = _setting(llama)
+    computes = f"the C kernels {setting['kernels']}" if setting["kernels"] else "PyTorch"
+    threads = f"{setting['threads']} thread{'s' if setting['threads'] > 1 else ''}"
+    print(f"{llama.name} in {setting['dtype']} on {setting['device']}: {computes}, {threads}\n")
+    numbers = ("tokens/s", "time", "read", "GB/s", "of memory", "outside")
+    shown = table("", *numbers, right=numbers)
+    for speed in results:
+        shown.add_row(
+            _name(speed.work),
+            f"{speed.tokens_per_s:,.1f}",
+            f"{1000 * speed.seconds:,.1f} ms" if speed.seconds < 1 else f"{speed.seconds:,.2f} s",
+            "-" if speed.step_bytes is None else size(speed.step_bytes),
+            "-" if speed.bytes_per_s is None else f"{speed.bytes_per_s / 1e9:.1f}",
+            "-" if speed.memory_share is None else percent(speed.memory_share),
+            "-" if speed.python_share is None else percent(speed.python_share),
+        )
     show(shown)
-    print()
+    reads = [speed.memory_bytes_per_s for speed in results if speed.memory_bytes_per_s is not None]
+    if reads:
+        print(f"\nmemory: {min(reads) / 1e9:.1f} to {max(reads) / 1e9:.1f} GB/s, read by {threads}")

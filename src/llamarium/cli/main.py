@@ -52,7 +52,7 @@ COMMANDS: Mapping[str, str] = {
     "merge": "merge a LoRA adapter into its base model",
     "export": "write a model as a Hugging Face folder or a GGUF file",
     "train-tokenizer": "learn a vocabulary from texts",
-    "bench": "measure: `bench cache` shows what the KV cache saves",
+    "bench": "measure how fast a model is here, and how near to the machine's limit",
 }
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from llamarium.errors import MemoryBudgetError, OptionError, show_value
 from llamarium.kernels.threads import num_threads
 
-INTERFACE = 2
+INTERFACE = 3
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -128,6 +128,8 @@ def _open() -> ctypes.CDLL | None:
     found.lm_lookup.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
     found.lm_lookup.restype = None
     found.lm_product.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
+    found.lm_read_ns.argtypes = [c_void_p, c_int64]
+    found.lm_read_ns.restype = found.lm_busy_ns.restype = c_int64
     return found
 
 
@@ -169,6 +171,21 @@ def lookup(matrix: Matrix, rows: Tensor) -> Tensor:
     out = torch.empty(len(rows), matrix.cols)
     _ready().lm_lookup(matrix, rows.data_ptr(), len(rows), out.data_ptr())
     return out
+
+
+def read_ns(data: Tensor) -> int:
+    """Return the nanoseconds in which all threads read a tensor's memory once, as fast as they can.
+
+    Args:
+        data: Of a multiple of 32 KiB, larger than the caches, and written, so that each page is there.
+    """
+    return _ready().lm_read_ns(data.data_ptr(), data.nbytes)
+
+
+def busy_ns() -> int:
+    """Return the nanoseconds that the kernels have computed in this process so far; 0 where PyTorch is used."""
+    found = library()
+    return 0 if found is None else found.lm_busy_ns()
 
 
 def _ready() -> ctypes.CDLL:

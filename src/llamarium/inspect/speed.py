@@ -1,0 +1,198 @@
+"""How fast a model runs on this machine, and how near that is to what the machine allows.
+
+A new token needs every weight once, and the keys and values of every token before it. So decoding cannot be faster than
+memory can be read, and that is measured beside it: `tokens/s * bytes a step <= bytes/s`. A prompt's tokens share each
+weight that is read, and rows that are decoded side by side do too; there the processor's arithmetic is the limit.
+
+What is timed is `generate_tokens`, the loop that every answer comes from, greedy and without stop ids. The keys and
+values of the tokens before are random numbers here: only how many there are matters for the time.
+"""
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+
+from llamarium.config import ModelConfig
+from llamarium.errors import ContextLengthError
+from llamarium.generate import PrefixCache, generate_tokens, new_cache
+from llamarium.kernels import native
+from llamarium.model import LlamaForCausalLM
+from llamarium.sampling import SamplingParams
+from llamarium.weights.native import NativeLlamaModel
+
+_READ_BYTES = 2**28  # far more than processors have caches
+_READS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one measurement runs.
+
+    Attributes:
+        num_rows: Answers side by side.
+        num_cached: Tokens of each row that are in the cache already.
+        num_prompt: Tokens of each row that are computed at once after them, at least 1.
+        num_new: Tokens of each row that follow one by one; 0 times the prompt, more than 0 only what comes after it.
+    """
+
+    num_rows: int = 1
+    num_cached: int = 0
+    num_prompt: int = 1
+    num_new: int = 0
+
+    @property
+    def num_positions(self) -> int:
+        """Positions of the context that a row needs."""
+        return self.num_cached + self.num_prompt + self.num_new + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round.
+
+    Attributes:
+        seconds: Of the whole prompt, or of one step in the mean.
+        kernel_seconds: The part of it in the C kernels; 0 where PyTorch is used.
+        memory_bytes_per_s: What reading memory reached just before; None where that is not the question.
+    """
+
+    seconds: float
+    kernel_seconds: float
+    memory_bytes_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What the rounds say together; each number is the median of the rounds' numbers.
+
+    Attributes:
+        work: What was run.
+        tokens_per_s: Of all rows in sum.
+        seconds: Of the whole prompt, or of one step.
+        step_bytes: Weights, keys and values that one step reads once; None for a prompt, and where not all weights
+            are read as they are kept, since PyTorch unpacks them or the machine is a GPU.
+        bytes_per_s: `step_bytes` a step.
+        memory_bytes_per_s: What all threads together can read from memory; None where `step_bytes` is.
+        memory_share: The one against the other.
+        python_share: The part of the time outside the C kernels, in Python and PyTorch; None without the kernels.
+    """
+
+    work: Work
+    tokens_per_s: float
+    seconds: float
+    step_bytes: int | None
+    bytes_per_s: float | None
+    memory_bytes_per_s: float | None
+    memory_share: float | None
+    python_share: float | None
+
+
+def measure(model: LlamaForCausalLM, work: Work, *, num_rounds: int) -> Speed:
+    """Run `work` once to warm up, then `num_rounds` times; where memory is the limit, measure that before each.
+
+    Raises:
+        ContextLengthError: If the model's context does not hold it.
+        MemoryBudgetError: If memory does not hold its cache.
+    """
+    check_room(model.config, work)
+    prefix, num_bytes = _filled_prefix(model, work), step_bytes(model, work)
+    _run(model, work, prefix, None)
+    memory = None if num_bytes is None else torch.ones(_READ_BYTES // 4)  # written, so that each page is there
+    rounds = [_run(model, work, prefix, None if memory is None else _memory_speed(memory)) for _ in range(num_rounds)]
+    return summarize(work, rounds, num_bytes)
+
+
+def check_room(config: ModelConfig, work: Work) -> None:
+    """Refuse what the model's context does not hold.
+
+    Raises:
+        ContextLengthError: With both numbers.
+    """
+    room = config.max_position_embeddings
+    if work.num_positions > room:
+        raise ContextLengthError(
+            f"{work.num_positions} positions are needed, and the model's context holds {room}; ask for fewer tokens"
+        )
+
+
+def summarize(work: Work, rounds: list[Round], num_step_bytes: int | None) -> Speed:
+    """Return the medians; a share is the median of the rounds' shares, as a machine's speed changes between them."""
+    num_tokens = work.num_rows * (1 if work.num_new else work.num_prompt)
+    seconds = statistics.median(one.seconds for one in rounds)
+    memory = [one.memory_bytes_per_s for one in rounds if one.memory_bytes_per_s is not None]
+    share = python_share = None
+    if num_step_bytes is not None:
+        share = statistics.median(
+            num_step_bytes / one.seconds / speed for one, speed in zip(rounds, memory, strict=True)
+        )
+    if all(one.kernel_seconds for one in rounds):
+        python_share = statistics.median(1 - one.kernel_seconds / one.seconds for one in rounds)
+    return Speed(
+        work=work,
+        tokens_per_s=num_tokens / seconds,
+        seconds=seconds,
+        step_bytes=num_step_bytes,
+        bytes_per_s=None if num_step_bytes is None else num_step_bytes / seconds,
+        memory_bytes_per_s=statistics.median(memory) if memory else None,
+        memory_share=share,
+        python_share=python_share,
+    )
+
+
+def step_bytes(model: LlamaForCausalLM, work: Work) -> int | None:
+    """Return the bytes that a step of decoding reads in the mean, None where that cannot be said."""
+    if not work.num_new or not runs_in_kernels(model, work.num_rows):
+        return None
+    num_slots = work.num_cached + work.num_prompt + work.num_new / 2
+    return weight_bytes(model) + round(work.num_rows * num_slots * new_cache(model, 1, 1).num_bytes)
+
+
+def weight_bytes(model: LlamaForCausalLM) -> int:
+    """Return the bytes of all weights that a step reads, each once; a table that is not the head is hardly read."""
+    tensors = model.state_dict(keep_vars=True)
+    del tensors["model.embed_tokens.weight"]
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors.values()}.values())
+
+
+def runs_in_kernels(model: LlamaForCausalLM, num_rows: int) -> bool:
+    """Whether the kernels read each weight of the layers once a step."""
+    trunk = model.model
+    if not isinstance(trunk, NativeLlamaModel) or trunk.plan is None:
+        return False
+    with torch.no_grad():
+        return trunk.plan.serves(torch.zeros(num_rows, 1, dtype=torch.long))
+
+
+def _filled_prefix(model: LlamaForCausalLM, work: Work) -> PrefixCache | None:
+    if not work.num_cached:
+        return None
+    prefix = PrefixCache(model)
+    prefix.cache = new_cache(model, 1, work.num_positions)
+    for tensor in (*prefix.cache.k, *prefix.cache.v):
+        tensor.normal_()
+    return prefix
+
+
+def _run(model: LlamaForCausalLM, work: Work, prefix: PrefixCache | None, memory_speed: float | None) -> Round:
+    """Time one round."""
+    ids = [i % model.config.vocab_size for i in range(work.num_cached + work.num_prompt)]
+    if prefix is not None:
+        prefix.ids = ids[: work.num_cached]
+    params = SamplingParams(temperature=0.0, max_tokens=work.num_new + 1)
+    begin = _now()
+    events = generate_tokens(model, [ids] * work.num_rows, [params] * work.num_rows, prefix=prefix)
+    came = [_now() for event in events if event.row == 0]
+    (start, start_busy), (stop, stop_busy) = (came[0], came[-1]) if work.num_new else (begin, came[0])
+    num_steps = max(1, work.num_new)
+    return Round((stop - start) / num_steps, (stop_busy - start_busy) / num_steps, memory_speed)
+
+
+def _now() -> tuple[float, float]:
+    """Return the time, and how much of it the kernels have had, both in seconds."""
+    return time.perf_counter(), native.busy_ns() / 1e9
+
+
+def _memory_speed(memory: torch.Tensor) -> float:
+    return memory.nbytes / (min(native.read_ns(memory) for _ in range(_READS)) / 1e9)
