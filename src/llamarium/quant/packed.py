@@ -38,6 +38,7 @@ from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
 
 TILE_ROWS, GROUP = 16, 32
+_HALF_EXPONENT = 0x7C00
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +91,14 @@ class LinearPacked(QuantizedLinear):
     Attributes:
         format: How a group is stored.
         weight: uint8, (stripes, groups, tile_bytes); a last stripe that is not full has zero scales in the rest.
+        uses_kernels: Whether products may round their inputs; else the weight is unpacked at each use.
     """
 
-    def __init__(self, weight: Tensor, out_features: int, format: PackedFormat) -> None:
+    def __init__(self, weight: Tensor, out_features: int, format: PackedFormat, *, uses_kernels: bool = True) -> None:
         """Take tiles as they are; nothing is copied."""
         super().__init__(weight.shape[1] * GROUP, out_features)
         self.format = format
+        self.uses_kernels = uses_kernels
         self.register_buffer("weight", weight)
 
     @classmethod
@@ -138,11 +141,11 @@ class LinearPacked(QuantizedLinear):
     def forward(self, x: Tensor) -> Tensor:
         """Multiply: (..., in_features) to (..., out_features), in x's dtype.
 
-        With the C kernels inputs are rounded to 8 bits, as `product_reference` does. On other devices, and where a
-        gradient is wanted, the weight is unpacked instead.
+        With the C kernels inputs are rounded to 8 bits, as `product_reference` does. On other devices, without
+        `uses_kernels`, and where a gradient is wanted, the weight is unpacked instead.
         """
         wants_grad = torch.is_grad_enabled() and x.requires_grad
-        if wants_grad or x.device.type != "cpu" or native.library() is None:
+        if wants_grad or not self.uses_kernels or x.device.type != "cpu" or native.library() is None:
             return super().forward(x)
         with one_torch_thread():
             rows = x.reshape(-1, self.in_features).float().contiguous()
@@ -172,8 +175,9 @@ class LinearPacked(QuantizedLinear):
 
     def has_finite_scales(self) -> bool:
         """Whether no scale or minimum is NaN or infinite; codes always are finite."""
-        halves = self.weight[..., self.format.code_bytes :].contiguous().view(torch.float16)
-        return bool(halves.isfinite().all())
+        # NaN and infinity have an exponent of ones; this takes a third of the time of torch's isfinite.
+        halves = self.weight.view(torch.int16)[..., self.format.code_bytes // 2 :]
+        return bool((halves & _HALF_EXPONENT).amax() < _HALF_EXPONENT)
 
     def extra_repr(self) -> str:
         """Return what `nn.Linear` shows, and the format."""
@@ -210,7 +214,8 @@ class EmbeddingPacked(QuantizedEmbedding):
     def linear(self) -> LinearPacked:
         """The same table as a Linear: a tied model's head."""
         if self._linear[0].weight is not self.weight:
-            self._linear[0] = LinearPacked(self.weight, self.num_embeddings, self.format)
+            kernels = self._linear[0].uses_kernels
+            self._linear[0] = LinearPacked(self.weight, self.num_embeddings, self.format, uses_kernels=kernels)
         return self._linear[0]
 
     def has_finite_scales(self) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from llamarium.config import ModelConfig
 from llamarium.errors import CheckpointError, escape
 
-FormatName = Literal["huggingface", "meta", "gguf"]
+FormatName = Literal["huggingface", "meta", "gguf", "packed"]
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -29,7 +29,7 @@ class TensorEntry:
     Attributes:
         key: The state-dict key, such as `model.layers.0.self_attn.q_proj.weight`.
         shape: The logical shape, (out, in).
-        dtype: As stored: `BF16`, `F32`, `Q4_1`, `NF4`, ...
+        dtype: As stored: `BF16`, `F32`, `Q4_1`, `NF4`, `q4`, ...
         num_bytes: What it takes in its file or files.
         file: The file, the first of them if it was split.
         name: The tensor's name there.
@@ -50,11 +50,12 @@ class PackedTensor:
     """A quantized weight as it is stored.
 
     Attributes:
-        type_name: `Q4_1` and its like, or `NF4`.
+        type_name: `Q4_1` and its like, `NF4`, or a packed format such as `q4`.
         shape: The logical shape, (out, in).
-        data: The codes, uint8: (rows, bytes of a row) for GGUF's blocks, (out * in / 2, 1) for NF4.
-        state: What else is needed: nothing for blocks, which carry their scales; for NF4 bitsandbytes' components by
-            name (`absmax`, `quant_map`, `quant_state.bitsandbytes__nf4`, ...).
+        data: The codes, uint8: (rows, bytes of a row) for GGUF's blocks, (out * in / 2, 1) for NF4, (stripes, groups,
+            bytes of a tile) for tiles.
+        state: What else is needed: nothing for blocks and tiles, which carry their scales; for NF4 bitsandbytes'
+            components by name (`absmax`, `quant_map`, `quant_state.bitsandbytes__nf4`, ...).
     """
 
     type_name: str

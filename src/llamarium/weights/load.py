@@ -21,7 +21,15 @@ from llamarium.quant.base import QuantizedLinear
 from llamarium.quant.ggml import GGML_TYPES, EmbeddingGGML, LinearGGML, dequantize
 from llamarium.quant.half import use_half_linears
 from llamarium.quant.nf4 import Linear4bit
-from llamarium.quant.packed import GGML_FORMATS, GROUP, EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
+from llamarium.quant.packed import (
+    FORMATS,
+    GGML_FORMATS,
+    GROUP,
+    EmbeddingPacked,
+    LinearPacked,
+    pack_ggml,
+    pack_integers,
+)
 from llamarium.quant.swap import QUANTIZED_LINEARS, Method
 from llamarium.weights.checkpoint import EMBEDDING, HEAD, Checkpoint, TensorEntry
 from llamarium.weights.fuse import join_projections
@@ -42,8 +50,8 @@ class LoadOptions:
         device: Where it computes.
         quantize: Quantize the Linears (but the head) on loading: "nf4", "int8" or "int4".
         dequantize: For files that are already quantized: "load" unpacks once into `dtype`, "use" keeps the packed bytes
-            and unpacks for every use. "auto" keeps NF4 packed; of GGUF's block formats, it keeps those that the CPU
-            kernels multiply, in the kernels' order, and unpacks the others.
+            and unpacks for every use. "auto" keeps NF4 and packed folders packed; of GGUF's block formats, it keeps
+            those that the CPU kernels multiply, in the kernels' order, and unpacks the others.
         strict: Refuse weights that are not finite instead of warning.
         join: On a CPU, put weights in the order of the kernels and give the model a plan (`weights/native.py`), or
             join small projections (`weights/fuse.py`); a model that is to be trained has its weights apart and plain.
@@ -146,7 +154,7 @@ class _Loader:
         """Return what takes the place of the meta module called `name`."""
         entry = self.checkpoint.entries[f"{name}.weight"]
         if self._is_repacked(module, entry):
-            filled, held = self._repacked(module, entry)
+            filled, held = self._tiled(module, pack_ggml(self.checkpoint.packed(entry.key).data, entry.dtype))
         elif self._stays_packed(module, entry):
             filled, held = self._packed(module, entry)
         else:
@@ -172,7 +180,8 @@ class _Loader:
         is_matrix = isinstance(module, (nn.Linear, nn.Embedding))
         if not is_matrix or entry.dtype in STORED_FLOATS or self.options.quantize is not None:
             return False
-        return self.options.dequantize == "use" or (self.options.dequantize == "auto" and entry.dtype == "NF4")
+        as_it_is = entry.dtype == "NF4" or entry.dtype in FORMATS
+        return self.options.dequantize == "use" or (self.options.dequantize == "auto" and as_it_is)
 
     def _is_repacked(self, module: nn.Module, entry: TensorEntry) -> bool:
         if not self._packs or self.options.dequantize != "auto" or self.options.quantize is not None:
@@ -180,8 +189,7 @@ class _Loader:
         is_matrix = isinstance(module, (nn.Linear, nn.Embedding))
         return is_matrix and entry.dtype in GGML_FORMATS and entry.shape[1] % GROUP == 0
 
-    def _repacked(self, module: nn.Module, entry: TensorEntry) -> tuple[nn.Module, str]:
-        linear = pack_ggml(self.checkpoint.packed(entry.key).data, entry.dtype)
+    def _tiled(self, module: nn.Module, linear: LinearPacked) -> tuple[nn.Module, str]:
         is_embedding = isinstance(module, nn.Embedding)
         return EmbeddingPacked(linear, self.dtype) if is_embedding else linear, linear.format.name
 
@@ -190,13 +198,18 @@ class _Loader:
         if entry.dtype == "NF4":
             components = {"weight": packed.data} | {f"weight.{name}": part for name, part in packed.state.items()}
             return Linear4bit.from_state(components, f"{entry.file}: {entry.name}"), "nf4"
+        if entry.dtype in FORMATS:
+            kernels = self._packs and self.options.dequantize == "auto"
+            format = FORMATS[entry.dtype]
+            return self._tiled(module, LinearPacked(packed.data, entry.shape[0], format, uses_kernels=kernels))
         if isinstance(module, nn.Embedding):
             return EmbeddingGGML(packed.data, entry.dtype, self.dtype), entry.dtype
         return LinearGGML(packed.data, entry.dtype), entry.dtype
 
     def _read(self, entry: TensorEntry) -> Tensor:
-        """Return a weight; blocks are decoded straight into the model's dtype, without a float32 copy of the whole."""
-        if entry.dtype in GGML_TYPES and entry.dtype not in STORED_FLOATS and self.options.quantize is None:
+        """Return a weight; what is packed is decoded into the model's dtype, without a float32 copy of the whole."""
+        in_pieces = (entry.dtype in GGML_TYPES and entry.dtype not in STORED_FLOATS) or entry.dtype in FORMATS
+        if in_pieces and self.options.quantize is None:
             return self.checkpoint.read(entry.key, out=torch.empty(entry.shape, dtype=self.dtype))
         return self.checkpoint.read(entry.key)
 

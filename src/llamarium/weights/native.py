@@ -190,7 +190,7 @@ def _can_run(trunk: LlamaModel) -> bool:
 
 def _can_multiply(linear: nn.Module) -> bool:
     if isinstance(linear, LinearPacked):
-        return True
+        return linear.uses_kernels
     weight = linear.weight if isinstance(linear, nn.Linear) else None
     return (
         weight is not None

@@ -7,6 +7,7 @@ from llamarium.weights.checkpoint import Checkpoint, list_some
 from llamarium.weights.gguf import GGUFCheckpoint
 from llamarium.weights.huggingface import INDEX, SINGLE, HuggingFaceCheckpoint
 from llamarium.weights.meta import MetaCheckpoint
+from llamarium.weights.packed_folder import PackedCheckpoint, is_packed_folder
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -16,6 +17,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     |---------------------------------------------------|-------------|
     | a file that begins with `GGUF`                    | GGUF        |
     | a folder with safetensors and `config.json`       | Hugging Face|
+    | the same, where the config says `llamarium`       | packed      |
     | a folder with `consolidated.*.pth`                | Meta        |
     | a folder with one `.gguf` file                    | GGUF        |
 
@@ -44,7 +46,7 @@ def _open_folder(path: Path) -> Checkpoint:
     names = sorted(p.name for p in path.iterdir())
     ggufs = [name for name in names if name.endswith(".gguf")]
     if SINGLE in names or INDEX in names:
-        return HuggingFaceCheckpoint(path)
+        return PackedCheckpoint(path) if is_packed_folder(path) else HuggingFaceCheckpoint(path)
     if any(name.startswith("consolidated.") and name.endswith(".pth") for name in names):
         return MetaCheckpoint(path)
     if len(ggufs) == 1:

@@ -48,7 +48,12 @@ class SafetensorsTensor:
 
 
 def read_safetensors(path: Path) -> dict[str, SafetensorsTensor]:
-    """Read the table of a safetensors file and check it whole.
+    """Read the table of a safetensors file and check it whole; see `read_safetensors_header`."""
+    return read_safetensors_header(path)[0]
+
+
+def read_safetensors_header(path: Path) -> tuple[dict[str, SafetensorsTensor], Mapping[str, str]]:
+    """Read the table of a safetensors file, and its `__metadata__`, and check it whole.
 
     Raises:
         ModelNotFoundError: If there is no such file.
@@ -69,7 +74,7 @@ def read_safetensors(path: Path) -> dict[str, SafetensorsTensor]:
         raise _fault(path, f"__metadata__ is {escape(metadata, 80)}; expected texts by name")
     tensors = {name: _tensor(path, name, row, 8 + length) for name, row in table.items()}
     _check_layout(path, tensors, 8 + length, size)
-    return tensors
+    return tensors, metadata or {}
 
 
 def _fault(path: Path, message: str) -> CheckpointError:

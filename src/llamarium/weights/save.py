@@ -7,6 +7,7 @@ becomes a model with its last file, `config.json`: without it no reader takes it
 
 import contextlib
 import json
+import math
 import os
 import tempfile
 import warnings
@@ -33,6 +34,7 @@ SAFETENSORS_DTYPES = {
 }  # fmt: skip
 """What is written, by its name in the file."""
 
+_ALIGNMENT = 64  # a line of the processor's cache, in bytes
 _NAME_OF_DTYPE = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 _SAVED_DTYPES = tuple(FLOAT_DTYPES.values())
 
@@ -137,17 +139,31 @@ def save_weights(
         generation_config: The content of `generation_config.json`.
         max_shard_bytes: More than that goes into several files.
     """
-    check_tokenizer(tokenizer, config)
     name = str(next(w.dtype for w in weights if w.key == EMBEDDING)).removeprefix("torch.")
+    fields = {**config.to_hf(), "dtype": name, "torch_dtype": name}
+    with complete_folder(folder, config, fields, tokenizer, generation_config or {}):
+        _write_shards(folder, weights, max_shard_bytes)
+
+
+@contextlib.contextmanager
+def complete_folder(
+    folder: Path,
+    config: ModelConfig,
+    fields: Mapping[str, Any],
+    tokenizer: Tokenizer | None,
+    generation_config: Mapping[str, Any],
+) -> Generator[None]:
+    """Let the body write tensors into a folder and add the rest, last `fields`, its `config.json`; see `save_model`."""
+    check_tokenizer(tokenizer, config)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _check_vacant(folder)
-        _write_shards(folder, weights, max_shard_bytes)
-        write_json(folder / "generation_config.json", _generation_config(config, generation_config or {}))
+        yield
+        write_json(folder / "generation_config.json", _generation_config(config, generation_config))
         if tokenizer is not None:
             tokenizer.save(folder)
         sync_tree(folder)
-        write_json(folder / "config.json", {**config.to_hf(), "dtype": name, "torch_dtype": name})
+        write_json(folder / "config.json", fields)
         sync(folder)
     except OSError as error:
         raise unwritable(folder, error) from error
@@ -202,7 +218,8 @@ def write_safetensors(path: Path, weights: Iterable[Weight], metadata: Mapping[s
     Raises:
         OSError: If the file cannot be written.
     """
-    ordered = sorted(weights, key=lambda w: -w.dtype.itemsize)  # so that each lies at a multiple of its item size
+    # Each lies at a multiple of the largest power of two that divides its size, which is at least its item size's.
+    ordered = sorted(weights, key=lambda w: -math.gcd(w.num_bytes, _ALIGNMENT))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for weight in ordered:
@@ -213,7 +230,7 @@ def write_safetensors(path: Path, weights: Iterable[Weight], metadata: Mapping[s
             "data_offsets": [begin, end],
         }
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
     with atomic_file(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for weight in ordered:

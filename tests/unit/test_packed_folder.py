@@ -1,0 +1,392 @@
+"""A packed folder: written and read back, mapped and not copied, and refused where something does not fit."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+import llamarium
+from llamarium.config import ModelConfig
+from llamarium.errors import (
+    CheckpointError,
+    ConfigError,
+    LlamariumError,
+    ModelNotFoundError,
+    OptionError,
+    UnsupportedFormatError,
+)
+from llamarium.kernels import native
+from llamarium.quant.ggml import quantize
+from llamarium.quant.int4 import LinearInt4
+from llamarium.quant.packed import FORMATS, EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
+from llamarium.weights import packed_folder
+from llamarium.weights.native import NativeLlamaModel
+from llamarium.weights.open import open_checkpoint
+from llamarium.weights.packed_folder import PackedWeight, save_packed
+
+Q = "model.layers.0.self_attn.q_proj.weight"
+EMBEDDING = "model.embed_tokens.weight"
+NORM = "model.norm.weight"
+IDS = torch.tensor([[1, 17, 33, 200, 5]])
+
+
+def pack(weight: Tensor, format: str) -> LinearPacked:
+    if format == "q4_min":
+        packed = pack_integers(LinearInt4.from_weight(weight.float()))
+        assert packed is not None
+        return packed
+    type_name = {"q8": "Q8_0", "q4": "Q4_0"}[format]
+    return pack_ggml(quantize(weight.float(), type_name), type_name)
+
+
+@dataclass
+class Packed:
+    """A packed folder and what went into it."""
+
+    folder: Path
+    config: ModelConfig
+    linears: dict[str, LinearPacked]
+    plain: dict[str, Tensor]
+
+
+@pytest.fixture
+def packed(model_files: Callable[..., Any], tmp_path: Path) -> Callable[..., Packed]:
+    """`packed()`: q4 with an 8-bit embedding and a 5-bit o_proj; `plain` keys stay in floating point."""
+
+    def make(*, plain: tuple[str, ...] = (), **changes: Any) -> Packed:
+        files = model_files(**changes)
+        formats = {k: None if w.ndim == 1 or k in plain else "q4" for k, w in files.weights.items()}
+        formats |= {k: "q4_min" for k in formats if "o_proj" in k} | {EMBEDDING: "q8"}
+        linears = {k: pack(files.weights[k], f) for k, f in formats.items() if f}
+        made: dict[str, Any] = {**files.weights, **linears}
+        weights = [PackedWeight(k, tuple(w.shape), formats[k], lambda k=k: made[k]) for k, w in files.weights.items()]
+        folder = tmp_path / f"packed{len(list(tmp_path.iterdir()))}"
+        save_packed(weights, files.config, folder, recipe={"matrices": "q4"}, generation_config={"top_k": 7})
+        return Packed(folder, files.config, linears, {k: w for k, w in files.weights.items() if not formats[k]})
+
+    return make
+
+
+# --- written and read back --------------------------------------------------------------------------------------------
+
+
+def test_every_byte_comes_back_and_floats_stay(packed):
+    made = packed(tie_word_embeddings=False)
+    checkpoint = open_checkpoint(made.folder)
+    assert (checkpoint.format, checkpoint.config) == ("packed", made.config)
+    assert checkpoint.recipe == {"matrices": "q4"} and checkpoint.generation_config["top_k"] == 7
+    for key, linear in made.linears.items():
+        entry = checkpoint.entries[key]
+        assert (entry.dtype, entry.shape) == (linear.format.name, (linear.out_features, linear.in_features))
+        assert torch.equal(checkpoint.packed(key).data, linear.weight)
+        assert torch.equal(checkpoint.read(key), linear.dequantize())
+        out = torch.empty(entry.shape, dtype=torch.bfloat16)
+        assert torch.equal(checkpoint.read(key, out), linear.dequantize(torch.bfloat16))
+    for key, values in made.plain.items():
+        assert torch.equal(checkpoint.read(key), values) and checkpoint.entries[key].dtype == "BF16"
+
+
+def test_others_read_the_container_and_see_what_it_is(packed):
+    folder = packed().folder
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        assert tuple(file.get_tensor(Q).shape) == (8, 4, FORMATS["q4"].tile_bytes)
+        assert "lm_head.weight" not in file.keys()  # noqa: SIM118 - no dict
+        metadata = file.metadata()
+    assert json.loads(metadata["llamarium.matrices"])[Q] == {"format": "q4", "rows": 128}
+    assert metadata["llamarium.version"] == "1"
+    assert json.loads((folder / "config.json").read_text())["quantization_config"] == {"quant_method": "llamarium"}
+
+
+def test_tiles_are_written_at_multiples_of_32_bytes_whatever_stands_beside_them(packed):
+    made = packed(vocab_size=77, intermediate_size=96, plain=(Q,), hidden_size=96)
+    file = open_checkpoint(made.folder)
+    assert all(file.packed(key).data.data_ptr() % 32 == 0 for key in made.linears)
+    assert file.entries[Q].dtype == "BF16"
+
+
+def test_weights_that_do_not_fit_are_not_written(model_files, tmp_path):
+    files = model_files()
+    good = {k: pack(w, "q4") for k, w in files.weights.items() if w.ndim == 2}
+
+    def save(**changes: Any) -> None:
+        given: dict[str, Any] = {**files.weights, **good, **changes}
+        weights = [
+            PackedWeight(k, tuple(w.shape), "q4" if w.ndim == 2 else None, lambda k=k: given[k])
+            for k, w in files.weights.items()
+        ]
+        save_packed(weights, files.config, tmp_path / "out", recipe={})
+
+    broken = pack(files.weights[Q], "q4")
+    broken.weight.view(torch.float16)[3, 2, 130] = torch.nan
+    for changes, error, match in (
+        ({Q: broken}, CheckpointError, f"{Q}: has scales that are NaN"),
+        ({Q: pack(files.weights[Q], "q8")}, CheckpointError, r"packed as \('q8'.*expected \('q4'"),
+        ({NORM: files.weights[NORM].double()}, OptionError, "torch.float64; expected one of F32"),
+    ):
+        with pytest.raises(error, match=match):
+            save(**changes)
+        assert not (tmp_path / "out" / "config.json").exists() and not list(tmp_path.glob("out/*.safetensors"))
+    with pytest.raises(OptionError, match="'q3'; expected q8, q4"):
+        save_packed(
+            [PackedWeight(k, tuple(w.shape), "q3", lambda: good[Q]) for k, w in files.weights.items()],
+            files.config, tmp_path / "out", recipe={},
+        )  # fmt: skip
+    with pytest.raises(CheckpointError, match=f"1 tensors are missing: {NORM}"):
+        kept = {k: w for k, w in files.weights.items() if k != NORM}
+        save_packed(
+            [PackedWeight(k, tuple(w.shape), None, lambda w=w: w) for k, w in kept.items()],
+            files.config, tmp_path / "out", recipe={},
+        )  # fmt: skip
+
+
+# --- loaded -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_kernels_run_over_the_file_itself(packed):
+    made = packed()
+    llama = llamarium.load(made.folder, device="cpu")
+    trunk = llama.model.model
+    assert isinstance(trunk, NativeLlamaModel) and trunk.plan is not None
+    assert isinstance(trunk.embed_tokens, EmbeddingPacked)
+    assert llama.model.lm_head.weight is trunk.embed_tokens.weight
+    assert llama.model.dtype is torch.bfloat16
+    found = {s.key: (s.stored_dtype, s.dtype, s.num_bytes) for s in llama.sources}
+    assert found[Q] == ("q4", "q4", made.linears[Q].weight.numel()) and found["lm_head.weight"][2] == 0
+    want = llamarium.load(made.folder, device="cpu", dequantize="load", dtype="float32").model(IDS)
+    assert torch.nn.functional.cosine_similarity(llama.model(IDS).float(), want, dim=-1).min() > 0.999
+
+
+@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "float16"}, {"dequantize": "use"}])
+def test_asked_for_other_arithmetic_the_tiles_are_unpacked_at_each_use(packed, options):
+    made = packed()
+    model = llamarium.load(made.folder, device="cpu", **options).model
+    assert isinstance(model.model.layers[0].self_attn.q_proj, LinearPacked) and not hasattr(model.model, "plan")
+    whole = llamarium.load(made.folder, device="cpu", dequantize="load", dtype=options.get("dtype", "bfloat16")).model
+    assert isinstance(whole.model.layers[0].self_attn.q_proj, torch.nn.Linear)
+    wide = options.get("dtype") == "float32"
+    torch.testing.assert_close(model(IDS), whole(IDS), **({} if wide else {"rtol": 0.02, "atol": 0.02}))
+
+
+def test_without_kernels_it_loads_and_computes(packed, monkeypatch):
+    made = packed()
+    want = llamarium.load(made.folder, device="cpu", dtype="float32").model(IDS)
+    monkeypatch.setattr(native, "library", lambda: None)
+    model = llamarium.load(made.folder, device="cpu").model
+    torch.testing.assert_close(model(IDS).float(), want, rtol=0.05, atol=0.05)
+
+
+def test_it_can_be_quantized_again_and_unpacked(packed):
+    made = packed()
+    model = llamarium.load(made.folder, device="cpu", quantize="nf4").model
+    assert type(model.model.layers[0].mlp.down_proj).__name__ == "Linear4bit"
+
+
+_LOAD = """
+import os, re, sys, torch, llamarium
+llama = llamarium.load(sys.argv[1], device="cpu")
+llama.model(torch.tensor([[1, 2, 3]]))
+blocks = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", open("/proc/self/smaps").read())
+mapped = [b for b in blocks if "model.safetensors" in b.partition("\\n")[0]]
+total = {k: sum(int(re.search(rf"{k}: +(\\d+)", b)[1]) for b in mapped) for k in ("Rss", "Private_Dirty", "Pss")}
+print(total["Rss"], total["Private_Dirty"], total["Pss"], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="smaps are Linux's")
+def test_two_processes_share_the_pages(packed):
+    made = packed(vocab_size=8192, hidden_size=256, head_dim=32)
+    run = [sys.executable, "-c", _LOAD, str(made.folder)]
+    counts: list[list[int]] = []
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for _ in range(2):
+            process = subprocess.Popen(run, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            processes.append(process)
+            assert process.stdout is not None
+            counts.append([int(n) for n in process.stdout.readline().split()])
+    finally:
+        for process in processes:
+            process.communicate("")
+    size_kb = (made.folder / "model.safetensors").stat().st_size // 1024
+    for resident, dirty, _ in counts:
+        assert resident > size_kb * 0.9 and dirty == 0
+    assert counts[1][2] < size_kb * 0.6  # each page counts half for each of the two
+
+
+# --- refused ----------------------------------------------------------------------------------------------------------
+
+
+def refused(folder: Path, match: str, error: type[LlamariumError] = CheckpointError) -> None:
+    with pytest.raises(error, match=match) as caught:
+        open_checkpoint(folder)
+    message = str(caught.value)
+    assert str(folder) in message and message.isprintable() and len(message) < 1500
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Tensor], dict[str, str], dict[str, Any]], Any]) -> Path:
+    """Write the file anew after `change(tensors, metadata, matrices)`, by safetensors' own writer."""
+    path = folder / "model.safetensors"
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no dict
+    matrices = json.loads(metadata["llamarium.matrices"])
+    change(tensors, metadata, matrices)
+    if "llamarium.matrices" in metadata:
+        metadata["llamarium.matrices"] = json.dumps(matrices)
+    save_file(tensors, path, metadata)
+    return folder
+
+
+FAULTS: dict[str, tuple[Callable[[Any, Any, Any], Any], str, type[LlamariumError]]] = {
+    "version": (
+        lambda t, m, x: m.update({"llamarium.version": "2"}),
+        r"llamarium.version is '2'; this version of Llamarium reads '1'.*llamarium quantize",
+        UnsupportedFormatError,
+    ),
+    "layout": (
+        lambda t, m, x: m.update({"llamarium.layout": "16x32 big-endian"}),
+        "layout is '16x32 big-endian'.*'16x32 little-endian'.*llamarium quantize",
+        UnsupportedFormatError,
+    ),
+    "no version": (
+        lambda t, m, x: m.pop("llamarium.version"),
+        "llamarium.version is missing.*quantize",
+        CheckpointError,
+    ),
+    "no table": (lambda t, m, x: m.pop("llamarium.matrices"), "llamarium.matrices is no JSON", CheckpointError),
+    "a list": (
+        lambda t, m, x: m.update({"llamarium.recipe": "[]"}),
+        "llamarium.recipe is list; expected an object",
+        CheckpointError,
+    ),
+    "format": (
+        lambda t, m, x: x[Q].update(format="q3\x1b[2J"),
+        r"q_proj.weight is packed as 'q3\\x1b\[2J'; known are q8, q4.*llamarium quantize",
+        UnsupportedFormatError,
+    ),
+    "zero rows": (lambda t, m, x: x[Q].update(rows=0), f"tensor {Q} has 0 rows; expected at least 1", CheckpointError),
+    "true rows": (lambda t, m, x: x[Q].update(rows=True), f"tensor {Q} has True rows", CheckpointError),
+    "no fields": (lambda t, m, x: x.update({Q: 3}), f"tensor {Q} has None rows", CheckpointError),
+    "rows": (
+        lambda t, m, x: x[Q].update(rows=100),
+        rf"tensor {Q} is U8 \(8, 4, 288\); 100 rows in q4 are U8 \(7, 4, 288\)",
+        CheckpointError,
+    ),
+    "rows of a full stripe": (
+        lambda t, m, x: x[Q].update(rows=120),
+        rf"{Q} has shape \(120, 128\); by the config's .* \(128, 128\)",
+        CheckpointError,
+    ),
+    "tile": (lambda t, m, x: x[Q].update(format="q8"), r"128 rows in q8 are U8 \(8, 4, 544\)", CheckpointError),
+    "flat": (
+        lambda t, m, x: t.update({Q: t[Q].flatten()}),
+        r"is U8 \(9216,\); 128 rows in q4 are U8 \(8, groups, 288\)",
+        CheckpointError,
+    ),
+    "signed": (lambda t, m, x: t.update({Q: t[Q].view(torch.int8)}), r"is I8 \(8, 4, 288\)", CheckpointError),
+    "no groups": (
+        lambda t, m, x: t.update({Q: t[Q][:, :0].contiguous()}),
+        r"is U8 \(8, 0, 288\); .* U8 \(8, groups, 288\)",
+        CheckpointError,
+    ),
+    "columns": (
+        lambda t, m, x: t.update({Q: t[Q][:, :3].contiguous()}),
+        rf"{Q} has shape \(128, 96\)",
+        CheckpointError,
+    ),
+    "missing": (lambda t, m, x: (t.pop(Q), x.pop(Q)), f"1 tensors are missing: {Q}", CheckpointError),
+    "missing norm": (lambda t, m, x: t.pop(NORM), f"1 tensors are missing: {NORM}", CheckpointError),
+    "unnamed": (lambda t, m, x: x.pop(Q), f"not known: {Q}.*llamarium.matrices", CheckpointError),
+    "not there": (lambda t, m, x: t.pop(Q), f"missing: {Q}.*llamarium.matrices", CheckpointError),
+    "key": (
+        lambda t, m, x: (t.update(other=t.pop(Q)), x.update(other=x.pop(Q))),
+        f"missing: {Q}; 1 tensors are not known: other",
+        CheckpointError,
+    ),
+    "float64": (lambda t, m, x: t.update({NORM: t[NORM].double()}), f"not known: {NORM}", CheckpointError),
+    "head": (
+        lambda t, m, x: (t.update({"lm_head.weight": t[Q].clone()}), x.update({"lm_head.weight": x[Q]})),
+        "not known: lm_head.weight",
+        CheckpointError,
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_does_not_fit_is_refused(packed, fault):
+    change, match, error = FAULTS[fault]
+    refused(rewrite(packed().folder, change), match, error)
+
+
+def test_a_file_that_was_cut_or_grew_is_refused(packed):
+    folder = packed().folder
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    for damaged in (content[:-1], content[: len(content) // 2], content + b"\0", content[:100], b""):
+        path.write_bytes(damaged)
+        refused(folder, "the file is damaged, was cut short")
+    path.unlink()
+    (folder / "model.safetensors.index.json").write_text("{}")
+    refused(folder, "model.safetensors: no such file", ModelNotFoundError)
+
+
+def test_misaligned_tiles_are_refused(packed):
+    folder = packed().folder
+    content = (folder / "model.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length] + b" "
+    (folder / "model.safetensors").write_bytes((length + 1).to_bytes(8, "little") + header + content[8 + length :])
+    refused(folder, r"tensor .* begins at byte \d+; expected a multiple of 2")
+
+
+def test_a_big_endian_machine_is_told_so(packed, monkeypatch):
+    folder = packed().folder
+    monkeypatch.setattr(packed_folder.sys, "byteorder", "big")
+    refused(folder, "packed weights are little-endian, and this machine is big-endian", UnsupportedFormatError)
+
+
+def test_a_config_that_does_not_say_so_or_is_broken(packed):
+    folder = packed().folder
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    refused(folder, "num_hidden_layers 3, the weights have 2 layers")
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": None}))
+    refused(folder, "is U8; expected F32", UnsupportedFormatError)
+    (folder / "config.json").write_text("[]")
+    refused(folder, "expected a JSON object, found list", ConfigError)
+
+
+def change_scales(folder: Path, value: float) -> Path:
+    """Set the scales of q_proj's first row."""
+
+    def change(tensors: dict[str, Tensor], *_: Any) -> None:
+        tensors[Q].view(torch.float16)[0, :, 128] = value
+
+    return rewrite(folder, change)
+
+
+def test_scales_of_zero_are_zeros(packed):
+    llama = llamarium.load(change_scales(packed().folder, 0.0), device="cpu", strict=True)
+    assert llama.model(IDS).isfinite().all()
+    assert not llama.model.model.layers[0].self_attn.q_proj.dequantize()[0].any()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_scales_that_are_not_finite_are_counted_or_refused(packed, value):
+    folder = change_scales(packed().folder, value)
+    found = rf"model.safetensors: {re.escape(Q)} has 1\d\d weights that are NaN or infinite"
+    with pytest.warns(UserWarning, match=found):
+        assert llamarium.load(folder, device="cpu").model(IDS).shape == (1, 5, 256)
+    with pytest.raises(CheckpointError, match=found):
+        llamarium.load(folder, device="cpu", strict=True)
