@@ -93,7 +93,9 @@ class OptionError(LlamariumError):
 
 def escape(text: object, limit: int = 200) -> str:
     """Show `text` from a file safely: control characters escaped, at most `limit` characters."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+    shown = str(text)[: limit + 1]  # no more than that can be seen
+    if not shown.isprintable():
+        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in shown)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
