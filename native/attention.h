@@ -13,18 +13,52 @@ static inline void rotate(float *head, const float *turn, int half) {
     }
 }
 
-static inline void store(int dtype, void *to, size_t place, const float *values, int count) {
-    if (dtype == LM_FLOAT32) {
-        memcpy((float *)to + place, values, (size_t)count * sizeof(float));
-        return;
+/* Round a key or value to 8 bits; returns its scale. NaN and infinities make that NaN. Each step is one operation that
+ * IEEE rounds, so that `to_codes` in attention/cached.py gives the same codes. */
+static inline float to_codes(const float *values, int head_dim, int8_t *codes) {
+    float largest = 0, poison = 0;
+#pragma omp simd reduction(max : largest) reduction(+ : poison)
+    for (int i = 0; i < head_dim; i++) {
+        const float size = fabsf(values[i]);
+        largest = size > largest ? size : largest;
+        poison += values[i] * 0.0f;
     }
-    for (int i = 0; i < count; i++) ((uint16_t *)to)[place + i] = to_bf16(values[i]);
+    const float scale = largest / 127 + poison;
+    for (int i = 0; i < head_dim; i++) {
+        float wanted = scale > 0 ? values[i] / scale : 0;
+        wanted = wanted < 127 ? wanted : 127; /* beyond it where the scale is subnormal, and itself rounded */
+        wanted = wanted > -127 ? wanted : -127;
+        codes[i] = (int8_t)((wanted + 12582912.0f) - 12582912.0f);
+    }
+    return scale;
 }
+
+/* Put one head's key or value where it belongs; `place` is that of its first element. */
+static inline void store(int dtype, void *to, float *scales, size_t place, const float *values, int head_dim) {
+    if (dtype == LM_FLOAT32) {
+        memcpy((float *)to + place, values, (size_t)head_dim * sizeof(float));
+    } else if (dtype == LM_INT8) {
+        scales[place / head_dim] = to_codes(values, head_dim, (int8_t *)to + place);
+    } else {
+        for (int i = 0; i < head_dim; i++) ((uint16_t *)to)[place + i] = to_bf16(values[i]);
+    }
+}
+
+/* A key's or value's numbers, before the scale that those of LM_INT8 have. */
+static inline float kept_at(int dtype, const void *from, size_t place) {
+    return dtype == LM_INT8 ? ((const int8_t *)from)[place] : number_at(dtype, from, place);
+}
+
+typedef int8_t wide_bytes __attribute__((vector_size(16)));
 
 static inline wide load_wide(int dtype, const void *from, size_t place) {
     wide values;
     if (dtype == LM_FLOAT32) {
         memcpy(&values, (const float *)from + place, sizeof values);
+    } else if (dtype == LM_INT8) {
+        wide_bytes bytes;
+        memcpy(&bytes, (const int8_t *)from + place, sizeof bytes);
+        values = __builtin_convertvector(__builtin_convertvector(bytes, wide_ints), wide);
     } else {
         wide_halves halves;
         memcpy(&halves, (const uint16_t *)from + place, sizeof halves);
@@ -76,7 +110,7 @@ INLINE void score_slots(const int dtype, const int heads, const void *k, size_t 
         }
         for (int h = 0; h < heads; h++) scores[h][s] = sum_of(sums[h]);
         for (; i < head_dim; i++)
-            for (int h = 0; h < heads; h++) scores[h][s] += number_at(dtype, k, place + i) * q[(size_t)h * head_dim + i];
+            for (int h = 0; h < heads; h++) scores[h][s] += kept_at(dtype, k, place + i) * q[(size_t)h * head_dim + i];
     }
 }
 
@@ -95,44 +129,63 @@ INLINE void mix_slots(const int dtype, const int heads, const void *v, size_t pl
     for (; i < head_dim; i++)
         for (int h = 0; h < heads; h++) {
             float sum = 0;
-            for (int s = 0; s < slots; s++) sum += number_at(dtype, v, place + (size_t)s * head_dim + i) * weights[h][s];
+            for (int s = 0; s < slots; s++) sum += kept_at(dtype, v, place + (size_t)s * head_dim + i) * weights[h][s];
             out[h]->mixture[i] = sum;
         }
 }
 
-/* What some query heads of one kv head see in at most CHUNK slots from `place` on. */
-INLINE void attend_heads(const int dtype, const int heads, const void *k, const void *v, size_t place, int head_dim, int slots,
-                         const float *q, part *const *out) {
-    float scores[HEADS_AT_ONCE][CHUNK];
-    score_slots(dtype, heads, k, place, head_dim, slots, q, scores);
-    for (int h = 0; h < heads; h++) {
-        float largest = -INFINITY;
-#pragma omp simd reduction(max : largest)
-        for (int s = 0; s < slots; s++) largest = scores[h][s] > largest ? scores[h][s] : largest;
-        wide sums = {0};
-        for (int s = slots; s % 16; s++) scores[h][s] = largest - 200; /* e^-87 is nothing beside the largest's 1 */
-        for (int s = 0; s < slots; s += 16) {
-            wide here;
-            memcpy(&here, &scores[h][s], sizeof here);
-            here = exp_below_zero(here - largest);
-            memcpy(&scores[h][s], &here, sizeof here);
-            sums += here;
-        }
-        out[h]->largest = largest;
-        out[h]->sum = sum_of(sums);
-    }
-    mix_slots(dtype, heads, v, place, head_dim, slots, scores, out);
+/* At most CHUNK slots of one kv head. */
+typedef struct {
+    const void *k, *v;
+    const float *k_scales, *v_scales; /* of LM_INT8 only */
+    size_t place;                     /* of the first slot's first element */
+    int head_dim, slots;
+} stretch;
+
+static inline void scale_slots(const stretch *at, const float *scales, float *numbers) {
+    const float *first = scales + at->place / at->head_dim;
+    for (int s = 0; s < at->slots; s++) numbers[s] *= first[s];
 }
 
-static void attend_chunk(int dtype, int heads, const void *k, const void *v, size_t place, int head_dim, int slots,
-                         const float *q, part *const *out) {
-#define CASE(DTYPE, HEADS)                                                       \
-    if (dtype == DTYPE && heads == HEADS) {                                      \
-        attend_heads(DTYPE, HEADS, k, v, place, head_dim, slots, q, out);        \
-        return;                                                                  \
+/* The softmax of one head's scores, which become its weights. */
+static inline void weigh(float scores[CHUNK], int slots, part *out) {
+    float largest = -INFINITY;
+#pragma omp simd reduction(max : largest)
+    for (int s = 0; s < slots; s++) largest = scores[s] > largest ? scores[s] : largest;
+    wide sums = {0};
+    for (int s = slots; s % 16; s++) scores[s] = largest - 200; /* e^-87 is nothing beside the largest's 1 */
+    for (int s = 0; s < slots; s += 16) {
+        wide here;
+        memcpy(&here, scores + s, sizeof here);
+        here = exp_below_zero(here - largest);
+        memcpy(scores + s, &here, sizeof here);
+        sums += here;
     }
-    CASE(LM_BFLOAT16, 4) CASE(LM_BFLOAT16, 3) CASE(LM_BFLOAT16, 2) CASE(LM_BFLOAT16, 1)
-    CASE(LM_FLOAT32, 4) CASE(LM_FLOAT32, 3) CASE(LM_FLOAT32, 2) CASE(LM_FLOAT32, 1)
+    out->largest = largest;
+    out->sum = sum_of(sums);
+}
+
+/* What some query heads of one kv head see in a stretch. */
+INLINE void attend_heads(const int dtype, const int heads, const stretch *at, const float *q, part *const *out) {
+    float scores[HEADS_AT_ONCE][CHUNK];
+    score_slots(dtype, heads, at->k, at->place, at->head_dim, at->slots, q, scores);
+    for (int h = 0; h < heads; h++) {
+        if (dtype == LM_INT8) scale_slots(at, at->k_scales, scores[h]);
+        weigh(scores[h], at->slots, out[h]);
+        if (dtype == LM_INT8) scale_slots(at, at->v_scales, scores[h]);
+    }
+    mix_slots(dtype, heads, at->v, at->place, at->head_dim, at->slots, scores, out);
+}
+
+static void attend_stretch(int dtype, int heads, const stretch *at, const float *q, part *const *out) {
+#define CASE(DTYPE, HEADS)                             \
+    if (dtype == DTYPE && heads == HEADS) {            \
+        attend_heads(DTYPE, HEADS, at, q, out);        \
+        return;                                        \
+    }
+#define CASES(DTYPE) CASE(DTYPE, 4) CASE(DTYPE, 3) CASE(DTYPE, 2) CASE(DTYPE, 1)
+    CASES(LM_BFLOAT16) CASES(LM_FLOAT32) CASES(LM_INT8)
+#undef CASES
 #undef CASE
 }
 

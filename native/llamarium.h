@@ -31,7 +31,7 @@
 #define LM_GROUP 32
 
 enum { LM_BF16 = 0, LM_Q8 = 1, LM_Q4 = 2, LM_Q4_MIN = 3, LM_Q4_CODEBOOK = 4 };
-enum { LM_FLOAT32 = 0, LM_BFLOAT16 = 1 };
+enum { LM_FLOAT32 = 0, LM_BFLOAT16 = 1, LM_INT8 = 2 };
 enum { LM_OK = 0, LM_NO_MEMORY = 1 };
 
 typedef struct {
@@ -56,11 +56,13 @@ typedef struct {
     const lm_layer *layers;
 } lm_model;
 
-/* Keys and values of (row, kv head, slot, head_dim), one pointer a layer. */
+/* Keys and values of (row, kv head, slot, head_dim), one pointer a layer. With LM_INT8 each vector of head_dim has a
+ * scale, of (row, kv head, slot): x = scale * code. */
 typedef struct {
     int32_t dtype;
-    int64_t row_stride, head_stride; /* in elements */
+    int64_t row_stride, head_stride; /* in elements, multiples of head_dim */
     void **k, **v;
+    float **k_scales, **v_scales; /* of LM_INT8 only */
 } lm_cache;
 
 /* One row of tokens' place: which row of the cache, and which slot of it. A row sees slots 0 to its own. */

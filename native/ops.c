@@ -265,7 +265,9 @@ static void rotate_and_store(const pass *p, lm_team team, int layer) {
         const int kv = (head - heads) % kv_heads;
         const size_t place = (size_t)p->places[row].cache_row * cache->row_stride + (size_t)kv * cache->head_stride +
                              (size_t)p->places[row].position * head_dim;
-        store(cache->dtype, head < heads + kv_heads ? cache->k[layer] : cache->v[layer], place, values, head_dim);
+        const int is_key = head < heads + kv_heads, has_scales = cache->dtype == LM_INT8;
+        float *scales = has_scales ? (is_key ? cache->k_scales : cache->v_scales)[layer] : NULL;
+        store(cache->dtype, (is_key ? cache->k : cache->v)[layer], scales, place, values, head_dim);
     }
 }
 
@@ -281,14 +283,22 @@ static void attend_stage(const pass *p, atomic_int *next, int layer) {
         const int chunk = piece % p->num_chunks, visible = p->places[row].position + 1;
         if (chunk * CHUNK >= visible) continue;
         const size_t base = (size_t)p->places[row].cache_row * cache->row_stride + (size_t)kv * cache->head_stride;
-        const int begin = chunk * CHUNK, slots = min_int(visible, begin + CHUNK) - begin;
+        const int begin = chunk * CHUNK, has_scales = cache->dtype == LM_INT8;
+        const stretch at = {
+            .k = cache->k[layer],
+            .v = cache->v[layer],
+            .k_scales = has_scales ? cache->k_scales[layer] : NULL,
+            .v_scales = has_scales ? cache->v_scales[layer] : NULL,
+            .place = base + (size_t)begin * head_dim,
+            .head_dim = head_dim,
+            .slots = min_int(visible, begin + CHUNK) - begin,
+        };
         for (int first = kv * group; first < (kv + 1) * group; first += HEADS_AT_ONCE) {
             const int count = min_int(HEADS_AT_ONCE, (kv + 1) * group - first);
             part *out[HEADS_AT_ONCE];
             for (int h = 0; h < count; h++)
                 out[h] = part_at(p->parts, ((size_t)row * heads + first + h) * p->num_chunks + chunk, head_dim);
-            attend_chunk(cache->dtype, count, cache->k[layer], cache->v[layer], base + (size_t)begin * head_dim, head_dim,
-                         slots, p->qkv + ((size_t)row * all + first) * head_dim, out);
+            attend_stretch(cache->dtype, count, &at, p->qkv + ((size_t)row * all + first) * head_dim, out);
         }
     }
 }

@@ -19,7 +19,7 @@ from llamarium.errors import (
     UnsupportedTokenizerError,
     show_value,
 )
-from llamarium.generate import PrefixCache, generate_tokens
+from llamarium.generate import KVCacheDtype, PrefixCache, generate_tokens
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.swap import QUANTIZED_LINEARS, Method
 from llamarium.sampling import SamplingParams
@@ -50,6 +50,7 @@ def load(
     device: str = "auto",
     quantize: Method | None = None,
     dequantize: Dequantize = "auto",
+    kv_cache_dtype: KVCacheDtype = "auto",
     strict: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> "Llama":
@@ -63,6 +64,8 @@ def load(
         dequantize: For files that are quantized already: "load" unpacks once, "use" keeps them packed in memory and
             unpacks for every use; "auto" keeps NF4 packed, lays GGUF's blocks of 32 out for the CPU kernels (unless
             dtype is float32 or float16), and unpacks the others.
+        kv_cache_dtype: What generation and dialogs keep keys and values in: "auto" is the model's dtype, "int8" about
+            half of bfloat16's memory.
         strict: Refuse weights that are NaN or infinite, instead of warning.
         progress: Called with (bytes read, bytes in all).
 
@@ -72,6 +75,7 @@ def load(
     _check_choice("dtype", dtype, ("auto", *DTYPES))
     _check_choice("quantize", quantize, (None, *QUANTIZED_LINEARS))
     _check_choice("dequantize", dequantize, get_args(Dequantize))
+    _check_choice("kv_cache_dtype", kv_cache_dtype, get_args(KVCacheDtype))
     _check_choice("strict", strict, (True, False))
     options = LoadOptions(
         dtype=None if dtype == "auto" else DTYPES[dtype],
@@ -91,7 +95,7 @@ def load(
         fit_tokenizer(tokenizer, checkpoint.config, path)
     module, sources = load_model(checkpoint, options, progress)
     generation_config = checkpoint.generation_config or recommended(path)
-    return Llama(str(model), module, tokenizer, sources, generation_config, why_none)
+    return Llama(str(model), module, tokenizer, sources, generation_config, why_none, kv_cache_dtype)
 
 
 def fit_tokenizer(tokenizer: Tokenizer, config: ModelConfig, path: Path) -> None:
@@ -141,6 +145,7 @@ class Llama:
         config: Its shape.
         sources: Where each weight came from.
         generation_config: The publisher's recommended sampling parameters, or nothing.
+        kv_cache_dtype: What keys and values are kept in where tokens are generated; scores and traces keep none.
         stop_ids: Ids that end an answer.
     """
 
@@ -152,12 +157,14 @@ class Llama:
         sources: tuple[TensorSource, ...] = (),
         generation_config: Mapping[str, Any] | None = None,
         why_no_tokenizer: str | None = None,
+        kv_cache_dtype: KVCacheDtype = "auto",
     ) -> None:
         self.name = name
         self.model = model
         self.config: ModelConfig = model.config
         self.sources = sources
         self.generation_config = generation_config or {}
+        self.kv_cache_dtype: KVCacheDtype = kv_cache_dtype
         self._tokenizer = tokenizer
         self._why_no_tokenizer = why_no_tokenizer
         defaults = SamplingParams.from_generation_config(self.generation_config)  # checks the file, too
@@ -262,7 +269,15 @@ class Llama:
         """Return the auto-regressive loop as data: the `k` best candidates and the choice, `steps` times."""
         from llamarium.inspect.next_tokens import follow_next_tokens
 
-        steps_made = follow_next_tokens(self.model, self.tokenizer, text, k=k, steps=steps, stop_ids=self.stop_ids)
+        steps_made = follow_next_tokens(
+            self.model,
+            self.tokenizer,
+            text,
+            k=k,
+            steps=steps,
+            stop_ids=self.stop_ids,
+            kv_cache_dtype=self.kv_cache_dtype,
+        )
         return list(steps_made)
 
     def neighbors(
@@ -333,6 +348,7 @@ class Llama:
             [params] * len(prompts),
             stop_ids=self.stop_ids,
             use_cache=use_cache,
+            kv_cache_dtype=self.kv_cache_dtype,
             cancelled=cancelled,
         ):
             if rows[event.row].push(event).finish_reason is not None:
@@ -356,7 +372,13 @@ class Llama:
         begins = new_text or not self.tokenizer.decode(prompt)
         (row,), _ = row_texts(self.tokenizer, [params], self.stop_ids, [begins])
         events = generate_tokens(
-            self.model, [prompt], [params], stop_ids=self.stop_ids, use_cache=use_cache, prefix=prefix
+            self.model,
+            [prompt],
+            [params],
+            stop_ids=self.stop_ids,
+            use_cache=use_cache,
+            kv_cache_dtype=self.kv_cache_dtype,
+            prefix=prefix,
         )
         for event in events:
             piece = row.push(event)
@@ -377,7 +399,7 @@ class Conversation:
         self.messages: list[dict[str, str]] = []
         if system is not None:
             self.messages.append({"role": "system", "content": system})
-        self._prefix = PrefixCache(llama.model)
+        self._prefix = PrefixCache(llama.model, llama.kv_cache_dtype)
 
     def say(self, text: str, **options: Any) -> Iterator[Piece]:
         """Say something and stream the answer; both are in `messages` when the stream ends or is closed.

@@ -10,18 +10,21 @@ the padding is never seen (`attention/cached.py`).
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from llamarium.attention import CachedAttend, CausalAttend, KVCache
 from llamarium.config import ModelConfig
-from llamarium.errors import ContextLengthError, InputError
+from llamarium.errors import ContextLengthError, InputError, OptionError, show_value
 from llamarium.model import LlamaForCausalLM
 from llamarium.sampling import Sampled, Sampler, SamplingParams
 
 PREFILL_CHUNK = 2048  # tokens a row per pass: bounds the activations of a long prompt, not what is computed
+
+KVCacheDtype = Literal["auto", "int8"]
+"""What keys and values are kept in: the model's own dtype, or 8 bits with a scale for each (`attention/cached.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,27 @@ class TokenEvent:
     finish_reason: Literal["stop", "length"] | None
 
 
-def new_cache(model: LlamaForCausalLM, batch_size: int, num_slots: int) -> KVCache:
-    """Return an empty KV cache in the model's own dtype and on its device."""
+def kept_dtype(model_dtype: torch.dtype, kv_cache_dtype: KVCacheDtype) -> torch.dtype:
+    """Return the dtype of a `KVCache`.
+
+    Raises:
+        OptionError: If it is neither "auto" nor "int8".
+    """
+    if kv_cache_dtype not in get_args(KVCacheDtype):
+        expected = ", ".join(get_args(KVCacheDtype))
+        raise OptionError(f"kv_cache_dtype is {show_value(kv_cache_dtype)}; expected {expected}")
+    return torch.int8 if kv_cache_dtype == "int8" else model_dtype
+
+
+def new_cache(
+    model: LlamaForCausalLM, batch_size: int, num_slots: int, kv_cache_dtype: KVCacheDtype = "auto"
+) -> KVCache:
+    """Return an empty KV cache on the model's device.
+
+    Raises:
+        OptionError: If `kv_cache_dtype` is neither "auto" nor "int8".
+        MemoryBudgetError: If there is not that much memory.
+    """
     config = model.config
     return KVCache(
         num_layers=config.num_hidden_layers,
@@ -52,7 +74,7 @@ def new_cache(model: LlamaForCausalLM, batch_size: int, num_slots: int) -> KVCac
         num_slots=num_slots,
         num_key_value_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
-        dtype=model.dtype,
+        dtype=kept_dtype(model.dtype, kv_cache_dtype),
         device=model.device,
     )
 
@@ -107,10 +129,10 @@ def recompute(model: LlamaForCausalLM, rows: Sequence[Sequence[int]]) -> Tensor:
 class PrefixCache:
     """The keys and values of one growing sequence, so that a dialog's next turn computes only what is new."""
 
-    def __init__(self, model: LlamaForCausalLM) -> None:
+    def __init__(self, model: LlamaForCausalLM, kv_cache_dtype: KVCacheDtype = "auto") -> None:
         self.model = model
         self.ids: list[int] = []
-        self.cache = new_cache(model, 1, 0)
+        self.cache = new_cache(model, 1, 0, kv_cache_dtype)
 
     def prefill(self, ids: Sequence[int], num_slots: int) -> Tensor:
         """Make the cache hold exactly `ids`, computing only what follows the common prefix; return logits (1, V).
@@ -138,6 +160,7 @@ def generate_tokens(
     *,
     stop_ids: Collection[int] = (),
     use_cache: bool = True,
+    kv_cache_dtype: KVCacheDtype = "auto",
     prefix: PrefixCache | None = None,
     cancelled: Collection[int] = (),
 ) -> Iterator[TokenEvent]:
@@ -149,6 +172,7 @@ def generate_tokens(
         params: One for each prompt; `n` of them makes n rows.
         stop_ids: Ids that end a row, besides its own `stop_token_ids`; the stop id itself is yielded.
         use_cache: False recomputes everything for every token: for comparison, never for speed.
+        kv_cache_dtype: What keys and values are kept in; a `prefix` has its own.
         prefix: Keys and values of a dialog so far; for one prompt with n = 1.
         cancelled: Rows that the caller puts here end before their next token.
 
@@ -168,7 +192,7 @@ def generate_tokens(
         logits_BV = prefix.prefill(prompts[0], slots)
         cache = prefix.cache
     else:
-        cache = new_cache(model, len(prompts), slots)
+        cache = new_cache(model, len(prompts), slots, kv_cache_dtype)
         logits_BV = prefill(model, cache, prompts)
         if len(live) > len(prompts):  # n answers share one prefill
             cache.keep_rows([row.prompt_idx for row in live])

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 from llamarium.cli.options import (
     UsageError,
     add_json,
+    add_kv_cache,
     add_model,
     add_sampling,
     add_stats,
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_stats(parser)
     add_sampling(parser)
     add_model(parser)
+    add_kv_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:

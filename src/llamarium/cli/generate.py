@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from llamarium.cli.options import (
     UsageError,
     add_json,
+    add_kv_cache,
     add_model,
     add_sampling,
     add_stats,
@@ -44,12 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_stats(parser)
     add_sampling(parser)
     add_model(parser)
+    add_kv_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Generate and print."""
     if args.logprobs is not None and not args.json:
         raise UsageError("argument --logprobs: needs --json (`llamarium next` shows candidates as a table)")
+    if args.no_cache and args.kv_cache_dtype != "auto":
+        raise UsageError("argument --kv-cache-dtype: there is no cache with --no-cache; give one of them")
     options = sampling(args) | {"n": args.n, "logprobs": args.logprobs}
     prompt = require_text(args, "PROMPT")
     llama = load_llama(args)

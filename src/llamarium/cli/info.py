@@ -12,7 +12,7 @@ Of a preset there is the configuration alone, and nothing is loaded.
 import argparse
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import DEFAULT_MODEL, UsageError, add_json, add_loading, load_base
+from llamarium.cli.options import DEFAULT_MODEL, UsageError, add_json, add_kv_cache, add_loading, load_base
 from llamarium.cli.output import emit, show
 from llamarium.presets import PRESETS
 
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("name", nargs="?", metavar="NAME", help="the same as -m, or a preset: " + ", ".join(PRESETS))
     group.add_argument("-m", "--model", metavar="NAME", help=f"what -m takes elsewhere (default: {DEFAULT_MODEL})")
     add_loading(group)
+    add_kv_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,11 +57,11 @@ def _of_preset(args: argparse.Namespace) -> "Summary":
     given = (args.dtype, args.device, args.quantize, args.dequantize, args.strict, args.threads)
     if given != ("auto", "auto", None, "auto", False, None):
         raise UsageError(f"{args.model} is a preset, of which nothing is loaded; leave out the options of loading")
-    return summarize(PRESETS[args.model])
+    return summarize(PRESETS[args.model], kv_cache_dtype=args.kv_cache_dtype)
 
 
 def _of_model(args: argparse.Namespace) -> "Summary":
     from llamarium.inspect.summary import summarize
 
     llama = load_base(args)
-    return summarize(llama.config, llama.model, llama.sources)
+    return summarize(llama.config, llama.model, llama.sources, llama.kv_cache_dtype)

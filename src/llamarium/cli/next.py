@@ -7,7 +7,7 @@ probabilities, the best one appended, and again.
 
 import argparse
 
-from llamarium.cli.options import add_json, add_model, add_text, load_llama, require_text
+from llamarium.cli.options import add_json, add_kv_cache, add_model, add_text, load_llama, require_text
 from llamarium.cli.output import emit, show
 
 
@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=1, metavar="N", help="tokens to append (default: %(default)s)")
     add_json(parser)
     add_model(parser)
+    add_kv_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,7 +30,13 @@ def run(args: argparse.Namespace) -> int:
 
     last = None
     for last in follow_next_tokens(
-        llama.model, llama.tokenizer, text, k=args.k, steps=args.steps, stop_ids=llama.stop_ids
+        llama.model,
+        llama.tokenizer,
+        text,
+        k=args.k,
+        steps=args.steps,
+        stop_ids=llama.stop_ids,
+        kv_cache_dtype=llama.kv_cache_dtype,
     ):
         if args.json:
             emit(last.to_dict())

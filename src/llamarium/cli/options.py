@@ -67,6 +67,17 @@ def add_loading(group: "argparse._ActionsContainer") -> None:  # pyright: ignore
     group.add_argument("--threads", type=_threads, metavar="N", help="CPU threads (default: torch's choice)")
 
 
+def add_kv_cache(parser: argparse.ArgumentParser) -> None:
+    """Add what keys and values are kept in, for commands that keep them; `load_base` heeds it."""
+    parser.add_argument(
+        "--kv-cache-dtype",
+        default="auto",
+        choices=("auto", "int8"),
+        help="what keys and values are kept in: auto is what the model computes in; int8 takes half of bfloat16's "
+        "memory (default: %(default)s)",
+    )
+
+
 def load_llama(args: argparse.Namespace, *, falls_back: bool = True) -> "Llama":
     """Load the model that `add_model`'s options describe, with its adapter on.
 
@@ -119,6 +130,7 @@ def load_base(args: argparse.Namespace, *, falls_back: bool = True) -> "Llama":
             device=args.device,
             quantize=args.quantize,
             dequantize=args.dequantize,
+            kv_cache_dtype=getattr(args, "kv_cache_dtype", "auto"),  # only where tokens are generated
             strict=args.strict,
             progress=progress,
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamarium.errors import ContextLengthError
-from llamarium.generate import decode_one, new_cache, prefill
+from llamarium.generate import KVCacheDtype, decode_one, new_cache, prefill
 from llamarium.inspect.tokens import Candidate, as_row, check_count, name_candidates, top_candidates
 from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer
@@ -52,6 +52,7 @@ def follow_next_tokens(
     k: int = 10,
     steps: int = 1,
     stop_ids: Collection[int] | None = None,
+    kv_cache_dtype: KVCacheDtype = "auto",
 ) -> Iterator[NextStep]:
     """Follow the greedy continuation of `text`, yielding each step as it is made; it ends early at a stop id.
 
@@ -62,6 +63,7 @@ def follow_next_tokens(
         k: Candidates that are kept at each step.
         steps: How often a token is chosen.
         stop_ids: Ids that end an answer; the tokenizer's end-of-text ids where left out.
+        kv_cache_dtype: What keys and values are kept in.
 
     Raises:
         InputError: If the text has no tokens, or `k` or `steps` are out of range.
@@ -76,7 +78,7 @@ def follow_next_tokens(
         raise ContextLengthError(
             f"{len(ids)} tokens and {steps} steps need {num_slots} positions; the model's context holds {limit}"
         )
-    cache = new_cache(model, 1, num_slots)
+    cache = new_cache(model, 1, num_slots, kv_cache_dtype)
     logits_1V = prefill(model, cache, [ids])
     for step in range(1, steps + 1):
         candidates = name_candidates(top_candidates(logits_1V, k)[0], tokenizer)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from llamarium.attention.cached import SCALE_BYTES
 from llamarium.config import ModelConfig
+from llamarium.generate import KVCacheDtype, kept_dtype
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import ParameterCount, count_parameters, flops, kv_bytes_per_token
 
@@ -86,7 +88,10 @@ class Summary:
 
 
 def summarize(
-    config: ModelConfig, model: LlamaForCausalLM | None = None, sources: "Sequence[TensorSource]" = ()
+    config: ModelConfig,
+    model: LlamaForCausalLM | None = None,
+    sources: "Sequence[TensorSource]" = (),
+    kv_cache_dtype: KVCacheDtype = "auto",
 ) -> Summary:
     """Sum up a model.
 
@@ -94,9 +99,10 @@ def summarize(
         config: Its shape; enough for a preset.
         model: The model itself, where there is one. Without it keys and values are counted as bfloat16.
         sources: Where its weights came from, as `load_model` returns them.
+        kv_cache_dtype: What keys and values are kept in.
     """
-    kv_dtype = torch.bfloat16 if model is None else model.dtype
-    kv_bytes = kv_bytes_per_token(config, kv_dtype.itemsize)
+    kv_dtype = kept_dtype(torch.bfloat16 if model is None else model.dtype, kv_cache_dtype)
+    kv_bytes = kv_bytes_per_token(config, kv_dtype.itemsize, SCALE_BYTES if kv_dtype is torch.int8 else 0)
     context = config.max_position_embeddings
     return Summary(
         config=config,

@@ -74,11 +74,15 @@ class Cache(Structure):
     _fields_ = (
         ("dtype", c_int32), ("row_stride", c_int64), ("head_stride", c_int64),
         ("k", POINTER(c_void_p)), ("v", POINTER(c_void_p)),
+        ("k_scales", POINTER(c_void_p)), ("v_scales", POINTER(c_void_p)),
     )  # fmt: skip
 
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-"""What norms, keys and values may be kept in, and the numbers for it."""
+"""What norms may be kept in, and the numbers for it."""
+
+CACHE_DTYPES = {**DTYPES, torch.int8: 2}
+"""The same for keys and values."""
 
 
 @functools.cache

@@ -62,6 +62,7 @@ def flops(config: ModelConfig, num_new: int, num_cached: int = 0, *, num_logits:
     return matmuls + head + attention
 
 
-def kv_bytes_per_token(config: ModelConfig, bytes_per_value: int = 2) -> int:
-    """Bytes that one cached token occupies: a key and a value for every layer and key-value head."""
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * bytes_per_value
+def kv_bytes_per_token(config: ModelConfig, bytes_per_value: int = 2, bytes_per_scale: int = 0) -> int:
+    """Bytes that one cached token occupies: a key and a value, and their scales, for every layer and key-value head."""
+    bytes_per_vector = config.head_dim * bytes_per_value + bytes_per_scale
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * bytes_per_vector

@@ -145,7 +145,7 @@ def with_tokenizer_of(llama: Llama, folder: Path) -> Llama:
         return llama
     fit_tokenizer(tokenizer, llama.config, folder)
     recommended = with_answer_ends(llama.generation_config, llama.config, tokenizer)
-    return Llama(llama.name, llama.model, tokenizer, llama.sources, recommended)
+    return Llama(llama.name, llama.model, tokenizer, llama.sources, recommended, kv_cache_dtype=llama.kv_cache_dtype)
 
 
 def with_answer_ends(recommended: Mapping[str, Any], config: ModelConfig, tokenizer: Tokenizer) -> Mapping[str, Any]:

@@ -118,8 +118,8 @@ class Plan:
         if known is None or known[0] is not cache.k:
             _, kv_heads, slots, head_dim = cache.k[0].shape
             described = native.Cache(
-                native.DTYPES[cache.k[0].dtype], kv_heads * slots * head_dim, slots * head_dim,
-                native.pointers(cache.k), native.pointers(cache.v),
+                native.CACHE_DTYPES[cache.k[0].dtype], kv_heads * slots * head_dim, slots * head_dim,
+                *map(native.pointers, (cache.k, cache.v, cache.k_scales, cache.v_scales)),
             )  # fmt: skip
             known = self._caches[cache] = (cache.k, described)
         return known[1]
@@ -148,7 +148,7 @@ class NativeLlamaModel(LlamaModel):
     def _cached(self, ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> CachedAttend | None:
         """Return the attend if it keeps its keys, one that keeps them for this pass if it is causal, else None."""
         if type(attend) is CachedAttend:
-            return attend if attend.cache.k[0].dtype in native.DTYPES else None
+            return attend if attend.cache.k[0].dtype in native.CACHE_DTYPES else None
         if type(attend) is not CausalAttend or attend.segments_BT is not None or attend.bidirectional:
             return None
         batch, num_tokens = ids_BT.shape

@@ -1,0 +1,88 @@
+"""What 8 bits for keys and values cost in quality: perplexity of a text that is read over a cache.
+
+    python bench/kv_cache.py story.txt --model smollm2-135m --context 2048
+
+Each window is read in chunks over a cache, as a prompt is, once for each kind of cache, on the same weights. The first
+kind is float32, which rounds nothing; bfloat16 is what models keep by default. KL is of the next token's probabilities
+with the first kind, against those with this one, in nats; top-1 is how often both have the same best token.
+"""
+
+import math
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import common
+import llamarium
+from llamarium.attention import CachedAttend, KVCache
+from llamarium.model import LlamaForCausalLM
+
+KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+CHUNK = 256  # tokens whose logits are held at once
+
+
+def main() -> None:
+    """Read the text with each kind of cache and compare."""
+    parser = common.parser(__doc__)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--context", type=int, default=2048, help="tokens of a window (default 2048)")
+    parser.add_argument("--tokens", type=int, default=20480, help="tokens that are read (default 20480)")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    llama = llamarium.load(options.model, device="cpu")
+    ids = llama.tokenizer.encode(options.text.read_text())[: options.tokens]
+    windows = [ids[i : i + options.context] for i in range(0, len(ids), options.context)]
+    sums = {name: torch.zeros(4, dtype=torch.float64) for name in KINDS}
+    for window in windows:
+        for name, found in compare(llama.model, window).items():
+            sums[name] += found
+    rows = [
+        {"cache": name, "perplexity": math.exp(nats / count), "KL": kl / count, "top-1": same / count}
+        for name, (nats, kl, same, count) in ((name, found.tolist()) for name, found in sums.items())
+    ]
+    results = {row["cache"]: {key: row[key] for key in ("perplexity", "KL", "top-1")} for row in rows}
+    common.report(f"kv-cache-{Path(options.model).stem}", options, rows, results | {"num_tokens": len(ids)})
+
+
+@torch.inference_mode()
+def compare(model: LlamaForCausalLM, window: list[int]) -> dict[str, Tensor]:
+    """Return, for each kind of cache, the sums of nats, KL and equal best tokens, and the number of tokens."""
+    caches = {name: new_cache(model, len(window), dtype) for name, dtype in KINDS.items()}
+    sums = {name: torch.zeros(4, dtype=torch.float64) for name in KINDS}
+    for start in range(0, len(window) - 1, CHUNK):
+        inputs, targets = (torch.tensor(window[i : i + CHUNK]) for i in (start, start + 1))
+        exact_TV = None
+        for name, cache in caches.items():
+            logprobs_TV = read(model, cache, inputs[: len(targets)], start)
+            exact_TV = logprobs_TV if exact_TV is None else exact_TV
+            kl_T = F.kl_div(logprobs_TV, exact_TV, reduction="none", log_target=True).sum(-1)
+            nats_T = -logprobs_TV.gather(1, targets.unsqueeze(1))
+            same_T = logprobs_TV.argmax(-1) == exact_TV.argmax(-1)
+            sums[name] += torch.tensor([*(float(t.double().sum()) for t in (nats_T, kl_T, same_T)), len(targets)])
+    return sums
+
+
+def read(model: LlamaForCausalLM, cache: KVCache, ids_T: Tensor, start: int) -> Tensor:
+    """Run some tokens over a cache; return the log-probabilities of what follows each, (T, V), float32."""
+    attend = CachedAttend(cache, [start], len(ids_T))
+    hidden_1TD = model.model(ids_T.unsqueeze(0), attend.positions_BT, attend)
+    return model.logits(hidden_1TD)[0].float().log_softmax(-1)
+
+
+def new_cache(model: LlamaForCausalLM, num_slots: int, dtype: torch.dtype) -> KVCache:
+    """Return an empty cache of that kind for one row."""
+    return KVCache(
+        num_layers=model.config.num_hidden_layers,
+        batch_size=1,
+        num_slots=num_slots,
+        num_key_value_heads=model.config.num_key_value_heads,
+        head_dim=model.config.head_dim,
+        dtype=dtype,
+    )
+
+
+if __name__ == "__main__":
+    main()
