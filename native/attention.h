@@ -178,15 +178,15 @@ INLINE void attend_heads(const int dtype, const int heads, const stretch *at, co
 }
 
 static void attend_stretch(int dtype, int heads, const stretch *at, const float *q, part *const *out) {
-#define CASE(DTYPE, HEADS)                             \
-    if (dtype == DTYPE && heads == HEADS) {            \
-        attend_heads(DTYPE, HEADS, at, q, out);        \
-        return;                                        \
+#define ATTEND(DTYPE, HEADS)                    \
+    if (dtype == DTYPE && heads == HEADS) {     \
+        attend_heads(DTYPE, HEADS, at, q, out); \
+        return;                                 \
     }
-#define CASES(DTYPE) CASE(DTYPE, 4) CASE(DTYPE, 3) CASE(DTYPE, 2) CASE(DTYPE, 1)
-    CASES(LM_BFLOAT16) CASES(LM_FLOAT32) CASES(LM_INT8)
-#undef CASES
-#undef CASE
+#define ATTEND_ANY(DTYPE) ATTEND(DTYPE, 4) ATTEND(DTYPE, 3) ATTEND(DTYPE, 2) ATTEND(DTYPE, 1)
+    ATTEND_ANY(LM_BFLOAT16) ATTEND_ANY(LM_FLOAT32) ATTEND_ANY(LM_INT8)
+#undef ATTEND_ANY
+#undef ATTEND
 }
 
 /* Add a later chunk to what is known of the earlier ones; always in this order, so that the sum is always the same. */

@@ -23,6 +23,7 @@
 
 static const char *const SETS[] = {"portable", "avx2", "avx512_vnni", "amx_int8", "neon_dotprod"};
 static const char *const KINDS[] = {"bf16", "q8", "q4", "q4_min", "q4_codebook"};
+static const char *const DTYPES[] = {"float32", "bfloat16", "int8"};
 
 static void *allocate(size_t bytes) {
     void *memory = malloc(bytes);
@@ -254,17 +255,21 @@ static void free_tiny(tiny *t) {
 
 /* logits (ROWS, VOCAB) of all calls over a cache that begins with `filled` everywhere. */
 static void run_tiny(const tiny *t, int dtype, const float *filled, int one_by_one, float *logits) {
-    const size_t item = dtype == LM_FLOAT32 ? 4 : 2;
+    const size_t item = dtype == LM_FLOAT32 ? 4 : dtype == LM_BFLOAT16 ? 2 : 1;
     void *k[LAYERS], *v[LAYERS], **both[] = {k, v};
+    float *k_scales[LAYERS], *v_scales[LAYERS], **scales[] = {k_scales, v_scales};
     for (int i = 0; i < 2 * LAYERS; i++) {
         char *memory = both[i / LAYERS][i % LAYERS] = ARRAY(char, CACHE_SIZE * item);
         for (size_t j = 0; j < CACHE_SIZE; j++) {
             const float value = filled[(j + (size_t)i * 7919) % CACHE_SIZE];
             const uint16_t half = to_bf16(value);
-            memcpy(memory + j * item, item == 4 ? (const void *)&value : &half, item);
+            const int8_t code = (int8_t)(value * 127);
+            memcpy(memory + j * item, item == 4 ? (const void *)&value : item == 2 ? (const void *)&half : &code, item);
         }
+        float *scale = scales[i / LAYERS][i % LAYERS] = ARRAY(float, CACHE_SIZE / HEAD_DIM);
+        for (int j = 0; j < CACHE_SIZE / HEAD_DIM; j++) scale[j] = (filled[j] + 1) / 127;
     }
-    const lm_cache cache = {dtype, KV_HEADS * SLOTS * HEAD_DIM, SLOTS * HEAD_DIM, k, v};
+    const lm_cache cache = {dtype, KV_HEADS * SLOTS * HEAD_DIM, SLOTS * HEAD_DIM, k, v, k_scales, v_scales};
     for (int call = 0, row = 0; row < ROWS; call++) {
         const int rows = one_by_one ? 1 : CALLS[call];
         float *hidden = ARRAY(float, rows * HIDDEN);
@@ -274,12 +279,15 @@ static void run_tiny(const tiny *t, int dtype, const float *filled, int one_by_o
         free(hidden);
         row += rows;
     }
-    for (int i = 0; i < 2 * LAYERS; i++) free(both[i / LAYERS][i % LAYERS]);
+    for (int i = 0; i < 2 * LAYERS; i++) {
+        free(both[i / LAYERS][i % LAYERS]);
+        free(scales[i / LAYERS][i % LAYERS]);
+    }
 }
 
 static void check_forward(const char *set, int kind, int dtype) {
     static float expected[ROWS * VOCAB], logits[ROWS * VOCAB], again[ROWS * VOCAB];
-    snprintf(doing, sizeof doing, "%s, a model in %s, %s cache", set, KINDS[kind], dtype ? "bfloat16" : "float32");
+    snprintf(doing, sizeof doing, "%s, a model in %s, %s cache", set, KINDS[kind], DTYPES[dtype]);
     tiny t;
     make_tiny(&t, kind);
     float *filled = random_floats(CACHE_SIZE);
@@ -379,6 +387,8 @@ int main(int argc, char **argv) {
         const float products = worst;
         worst = 0;
         check_forward(SETS[i], LM_BF16, LM_BFLOAT16);
+        check_forward(SETS[i], LM_BF16, LM_INT8);
+        check_forward(SETS[i], LM_Q4, LM_INT8);
         for (int kind = 0; kind < LENGTH(KINDS); kind++) check_forward(SETS[i], kind, kind % 2);
         printf("%s: products within %.1e, models within %.1e\n", SETS[i], products, worst);
     }
