@@ -87,6 +87,7 @@ def test_every_loading_option_reaches_load(monkeypatch: pytest.MonkeyPatch, tmp_
         "device": "cuda:1",
         "quantize": "int8",
         "dequantize": "use",
+        "kv_cache_dtype": "auto",
         "strict": True,
         "threads": 3,
     }
