@@ -12,10 +12,23 @@
  *   byte (j, r, c) of the nibbles, j < 4, r < 16, c < 4: row r, column 4j + c in the low half, 16 + 4j + c in the high
  *   byte (j, r, c) of Q8, j < 8: row r, column 4j + c, plus 128
  *
+ * GGUF's K formats quantize the scales once more: 256 columns share one float16 scale, and parts of them have small
+ * integers that it is multiplied with. There a tile is 16 rows by 256 columns: the scales, then eight groups of codes.
+ *
+ *   Q4_K   16 float16 scales d and 16 dmin, 192 bytes of 6-bit integers; a group is 256 bytes of nibbles
+ *   Q5_K   the same; after a group's nibbles 64 bytes (r, c), of which bit j is the fifth bit of column 4j + c
+ *   Q6_K   16 float16 scales d, 256 signed bytes (s, r), s < 16: that of row r and columns 16s to 16s + 15; after a
+ *          group's nibbles 128 bytes (h, r, c), of which bits 2i and 2i + 1 are the high bits of column 16h + 4i + c
+ *
+ *   The 6-bit integers are scales s and minima m, one a group and row. Three times 64 bytes (g, r), g < 4: the low four
+ *   bits of s, of groups g and 4 + g; of m, alike; and from the lowest bit the high two of s[g], s[4 + g], m[g], m[4 + g].
+ *
  *   Q4            w = scale * (q - 8)
  *   Q4_MIN        w = scale * q + minimum
  *   Q4_CODEBOOK   w = scale * codebook[q], the codebook's entries stored plus 128
  *   Q8            w = scale * (q - 128)
+ *   Q4_K, Q5_K    w = d * s * q - dmin * m
+ *   Q6_K          w = d * s * (q - 32)
  *   BF16          row-major, as in the file
  *
  * The last rows of a matrix whose number is no multiple of 16 are filled up with zero scales.
@@ -29,15 +42,16 @@
 
 #define LM_TILE_ROWS 16
 #define LM_GROUP 32
+#define LM_SUPER 256 /* columns of a tile of the K formats */
 
-enum { LM_BF16 = 0, LM_Q8 = 1, LM_Q4 = 2, LM_Q4_MIN = 3, LM_Q4_CODEBOOK = 4 };
+enum { LM_BF16 = 0, LM_Q8 = 1, LM_Q4 = 2, LM_Q4_MIN = 3, LM_Q4_CODEBOOK = 4, LM_Q4_K = 5, LM_Q5_K = 6, LM_Q6_K = 7 };
 enum { LM_FLOAT32 = 0, LM_BFLOAT16 = 1, LM_INT8 = 2 };
 enum { LM_OK = 0, LM_NO_MEMORY = 1 };
 
 typedef struct {
     int32_t kind;
     int32_t rows;
-    int32_t cols;            /* a multiple of 32 */
+    int32_t cols;            /* a multiple of 32, and of 256 for the K formats */
     const void *data;
     const uint8_t *codebook; /* 16 entries, or NULL */
 } lm_matrix;
@@ -86,7 +100,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 3
+#define LM_INTERFACE 4
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "avx512_vnni", "avx2", "neon_dotprod" or "portable". */

@@ -68,18 +68,23 @@ static inline void quantize_group(const float *x, lm_block *block) {
         poison += x[i] * 0.0f;
     }
     const float scale = largest / 127, inverse = largest > 0 ? 127 / largest : 0;
-    int32_t sum = 0;
+    int32_t sums[2];
+    for (int half = 0; half < 2; half++) {
+        int32_t sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < LM_GROUP; i++) {
-        float wanted = x[i] * inverse;
-        wanted = wanted < 127 ? wanted : 127;
-        wanted = wanted > -127 ? wanted : -127;
-        const int32_t q = (int32_t)((wanted + 12582912.0f) - 12582912.0f);
-        block->q[i] = (int8_t)q;
-        sum += q;
+        for (int i = half * LM_GROUP / 2; i < (half + 1) * LM_GROUP / 2; i++) {
+            float wanted = x[i] * inverse;
+            wanted = wanted < 127 ? wanted : 127;
+            wanted = wanted > -127 ? wanted : -127;
+            const int32_t q = (int32_t)((wanted + 12582912.0f) - 12582912.0f);
+            block->q[i] = (int8_t)q;
+            sum += q;
+        }
+        sums[half] = sum;
     }
     block->scale = scale + poison;
-    block->sum = sum;
+    block->first = (int16_t)sums[0];
+    block->sum = (int16_t)(sums[0] + sums[1]);
 }
 
 /* One stage's inputs, as the matrices want them. */
@@ -415,21 +420,7 @@ static int forward(const lm_model *model, const lm_cache *cache, const lm_place 
 /* --- rows ------------------------------------------------------------------------------------------------------- */
 
 static void lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *out) {
-    const int groups = w->cols / LM_GROUP, codes = w->kind == LM_Q8 ? 512 : 256;
-    const size_t size = tile_bytes(w->kind);
-    for (int n = 0; n < num_rows; n++, out += w->cols) {
-        const int64_t stripe = rows[n] / LM_TILE_ROWS;
-        const int row = (int)(rows[n] % LM_TILE_ROWS);
-        const uint8_t *tile = (const uint8_t *)w->data + (size_t)stripe * groups * size;
-        for (int g = 0; g < groups; g++, tile += size) {
-            uint16_t halves[2] = {0, 0};
-            memcpy(&halves[0], tile + codes + 2 * row, 2);
-            if (w->kind == LM_Q4_MIN) memcpy(&halves[1], tile + codes + 32 + 2 * row, 2);
-            const float scale = from_half(halves[0]), minimum = from_half(halves[1]);
-            for (int c = 0; c < LM_GROUP; c++)
-                out[g * LM_GROUP + c] = (float)code_at(w, tile, row, c) * scale + minimum;
-        }
-    }
+    for (int n = 0; n < num_rows; n++, out += w->cols) unpack_row(w, rows[n] / LM_TILE_ROWS, (int)(rows[n] % LM_TILE_ROWS), out);
 }
 
 /* --- one product ------------------------------------------------------------------------------------------------ */

@@ -8,7 +8,7 @@
 typedef struct {
     int8_t q[LM_GROUP];
     float scale;
-    int32_t sum; /* of q */
+    int16_t sum, first; /* of q, and of its first half */
 } lm_block;
 
 typedef struct {

@@ -2,7 +2,7 @@
  *
  * `vpmaddubsw` adds two products of unsigned weights and signed inputs in 16 bits, which 4-bit codes fill only to an eighth:
  * all eight of a group are added before they are widened. Codes of 8 bits are multiplied with their sign taken over by the
- * input, and widened at once.
+ * input, and widened at once. Of the codes of 5 bits four fit into 16 bits, of those of 6 bits two.
  */
 #include <immintrin.h>
 
@@ -11,14 +11,14 @@
 #define NAME "avx2"
 #define ROWS_AT_ONCE 4
 
-static inline __attribute__((always_inline)) __m256i four(const int8_t *q) {
+INLINE __m256i four(const int8_t *q) {
     int32_t bits;
     memcpy(&bits, q, 4);
     return _mm256_set1_epi32(bits);
 }
 
 /* 8 of a tile's 16 rows (`half` 0 or 1) times `rows` rows of groups. */
-static inline __attribute__((always_inline)) void half_tile_rows(
+INLINE void half_tile_rows(
     const lm_matrix *w, const uint8_t *tiles, int groups, int half, const lm_block *x, const int kind, const int rows,
     float *out) {
     const size_t size = tile_bytes(kind);
@@ -70,10 +70,102 @@ static inline __attribute__((always_inline)) void half_tile_rows(
     for (int m = 0; m < rows; m++) _mm256_storeu_ps(out + m * LM_TILE_ROWS + 8 * half, total[m]);
 }
 
-static inline __attribute__((always_inline)) void tile_rows(
+INLINE void tile_rows(
     const lm_matrix *w, const uint8_t *tiles, int groups, const lm_block *x, const int kind, const int rows, float *out) {
     half_tile_rows(w, tiles, groups, 0, x, kind, rows, out);
     half_tile_rows(w, tiles, groups, 1, x, kind, rows, out);
+}
+
+/* codes[j], j < 8: columns 4j to 4j + 3 of a group of the K formats; 8 rows. */
+INLINE void super_codes(const uint8_t *from, const int kind, __m256i codes[8]) {
+    const __m256i nibble = _mm256_set1_epi8(15), fifth = _mm256_set1_epi8(16), both = _mm256_set1_epi8(48);
+    for (int j = 0; j < 4; j++) {
+        const __m256i bytes = _mm256_loadu_si256((const __m256i *)(from + 64 * j));
+        _mm_prefetch((const char *)from + 64 * j + 2048, _MM_HINT_T0);
+        codes[j] = _mm256_and_si256(bytes, nibble);
+        codes[j + 4] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
+    }
+    if (kind == LM_Q4_K) return;
+    for (int j = 0; j < 8; j++) {
+        const __m256i bytes = _mm256_loadu_si256((const __m256i *)(from + 256 + (kind == LM_Q6_K ? j / 4 * 64 : 0)));
+        const int shift = kind == LM_Q6_K ? 2 * (j % 4) : j; /* where bit 4 of the code lies */
+        const __m256i placed = shift < 4 ? _mm256_slli_epi16(bytes, 4 - shift) : _mm256_srli_epi16(bytes, shift - 4);
+        codes[j] = _mm256_or_si256(codes[j], _mm256_and_si256(placed, kind == LM_Q6_K ? both : fifth));
+    }
+}
+
+/* The products of half a group's codes and inputs, added up. */
+INLINE __m256i half_group(const __m256i *codes, const int8_t *q, const int kind) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i sums[4];
+    for (int j = 0; j < 4; j++) sums[j] = _mm256_maddubs_epi16(codes[j], four(q + 4 * j));
+    const __m256i left = _mm256_add_epi16(sums[0], sums[1]), right = _mm256_add_epi16(sums[2], sums[3]);
+    if (kind != LM_Q6_K) return _mm256_madd_epi16(ones, _mm256_add_epi16(left, right));
+    return _mm256_add_epi32(_mm256_madd_epi16(ones, left), _mm256_madd_epi16(ones, right));
+}
+
+/* A group's product before the float16 scale and the inputs': a whole number below 2^24, as floats hold them. */
+INLINE __m256 super_value(
+    const __m256i codes[8], const lm_block *block, const int kind, __m256 scale, __m256 right_scale) {
+    __m256i left = half_group(codes, block->q, kind), right = half_group(codes + 4, block->q + 16, kind);
+    if (kind != LM_Q6_K) return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_add_epi32(left, right)), scale);
+    left = _mm256_sub_epi32(left, _mm256_set1_epi32(32 * block->first));
+    right = _mm256_sub_epi32(right, _mm256_set1_epi32(32 * (block->sum - block->first)));
+    return _mm256_fmadd_ps(_mm256_cvtepi32_ps(left), scale, _mm256_mul_ps(_mm256_cvtepi32_ps(right), right_scale));
+}
+
+INLINE __m256 small_floats(const uint8_t *from, const int kind) {
+    const __m128i bytes = _mm_loadl_epi64((const __m128i *)from);
+    return _mm256_cvtepi32_ps(kind == LM_Q6_K ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+}
+
+INLINE __m256 halves_at(const uint8_t *from) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+}
+
+/* Add 8 of a tile's 16 rows (`half` 0 or 1) times `rows` rows of eight groups to `total`. */
+INLINE void half_super_rows(const uint8_t *tile, const small_integers *small, int half, int groups, const lm_block *x,
+                            const int kind, const int rows, __m256 *total) {
+    const uint8_t *from = tile + head_bytes(kind) + 32 * half;
+    const uint8_t *scales = (kind == LM_Q6_K ? tile + 32 : small->scale) + 8 * half;
+    __m256 part[ROWS_AT_ONCE];
+    for (int m = 0; m < rows; m++) part[m] = _mm256_setzero_ps();
+    for (int g = 0; g < 8; g++, from += code_bytes(kind), scales += kind == LM_Q6_K ? 32 : 16) {
+        __m256i codes[8];
+        super_codes(from, kind, codes);
+        const __m256 scale = small_floats(scales, kind);
+        const __m256 right_scale = kind == LM_Q6_K ? small_floats(scales + 16, kind) : scale;
+        for (int m = 0; m < rows; m++) {
+            const lm_block *block = &x[(size_t)m * groups + g];
+            const __m256 value = super_value(codes, block, kind, scale, right_scale);
+            part[m] = _mm256_fmadd_ps(value, _mm256_set1_ps(block->scale), part[m]);
+        }
+    }
+    for (int m = 0; m < rows; m++) {
+        total[m] = _mm256_fmadd_ps(halves_at(tile + 16 * half), part[m], total[m]);
+        if (kind == LM_Q6_K) continue;
+        __m256 offset = _mm256_setzero_ps();
+        for (int g = 0; g < 8; g++) {
+            const lm_block *block = &x[(size_t)m * groups + g];
+            const __m256 sum = _mm256_set1_ps((float)block->sum * block->scale);
+            offset = _mm256_fmadd_ps(small_floats(small->minimum + 16 * g + 8 * half, kind), sum, offset);
+        }
+        total[m] = _mm256_fnmadd_ps(halves_at(tile + 32 + 16 * half), offset, total[m]);
+    }
+}
+
+/* As `tile_rows`, for the K formats. */
+INLINE void super_rows(
+    const lm_matrix *w, const uint8_t *tile, int groups, const lm_block *x, const int kind, const int rows, float *out) {
+    (void)w; /* has no codebook */
+    __m256 total[2][ROWS_AT_ONCE];
+    for (int m = 0; m < rows; m++) total[0][m] = total[1][m] = _mm256_setzero_ps();
+    for (int first = 0; first < groups; first += 8, tile += tile_bytes(kind)) {
+        const small_integers small = unpack_integers(tile); /* Q6_K has others, and leaves these alone */
+        for (int half = 0; half < 2; half++) half_super_rows(tile, &small, half, groups, x + first, kind, rows, total[half]);
+    }
+    for (int m = 0; m < rows; m++)
+        for (int half = 0; half < 2; half++) _mm256_storeu_ps(out + m * LM_TILE_ROWS + 8 * half, total[half][m]);
 }
 
 #include "tile_product.h"

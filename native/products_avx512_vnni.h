@@ -82,4 +82,82 @@ INLINE void tile_rows(
     for (int m = 0; m < rows; m++) _mm512_storeu_ps(out + m * LM_TILE_ROWS, total[m]);
 }
 
+/* codes[j], j < 8: columns 4j to 4j + 3 of a group of the K formats. */
+INLINE void super_codes(const uint8_t *from, const int kind, __m512i codes[8]) {
+    const __m512i fifth = _mm512_set1_epi8(16), both = _mm512_set1_epi8(48);
+    load_codes(from, LM_Q4, _mm512_setzero_si512(), codes); /* the low four bits */
+    if (kind == LM_Q4_K) return;
+    for (int j = 0; j < 8; j++) {
+        const __m512i bytes = _mm512_loadu_si512(from + 256 + (kind == LM_Q6_K ? j / 4 * 64 : 0));
+        const int shift = kind == LM_Q6_K ? 2 * (j % 4) : j; /* where bit 4 of the code lies */
+        const __m512i placed = shift < 4 ? _mm512_slli_epi16(bytes, 4 - shift) : _mm512_srli_epi16(bytes, shift - 4);
+        codes[j] = _mm512_or_si512(codes[j], _mm512_and_si512(placed, kind == LM_Q6_K ? both : fifth));
+    }
+}
+
+/* sum + the products of half a group's codes and inputs. */
+INLINE __m512i half_group(__m512i sum, const __m512i *codes, const int8_t *q) {
+    for (int j = 0; j < 4; j++) sum = _mm512_dpbusd_epi32(sum, codes[j], four(q + 4 * j));
+    return sum;
+}
+
+/* A group's product before the float16 scale and the inputs': a whole number below 2^24, as floats hold them. */
+INLINE __m512 super_value(
+    const __m512i codes[8], const lm_block *block, const int kind, __m512 scale, __m512 right_scale) {
+    if (kind != LM_Q6_K) {
+        const __m512i left = half_group(_mm512_setzero_si512(), codes, block->q);
+        return _mm512_mul_ps(_mm512_cvtepi32_ps(half_group(left, codes + 4, block->q + 16)), scale);
+    }
+    const __m512i left = half_group(_mm512_set1_epi32(-32 * block->first), codes, block->q);
+    const __m512i right = half_group(_mm512_set1_epi32(-32 * (block->sum - block->first)), codes + 4, block->q + 16);
+    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(left), scale, _mm512_mul_ps(_mm512_cvtepi32_ps(right), right_scale));
+}
+
+INLINE __m512 small_floats(const uint8_t *from, const int kind) {
+    const __m128i bytes = _mm_loadu_si128((const __m128i *)from);
+    return _mm512_cvtepi32_ps(kind == LM_Q6_K ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+}
+
+INLINE __m512 halves_at(const uint8_t *from) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+}
+
+/* As `tile_rows`, for the K formats. */
+INLINE void super_rows(
+    const lm_matrix *w, const uint8_t *tile, int groups, const lm_block *x, const int kind, const int rows, float *out) {
+    (void)w; /* has no codebook */
+    __m512 total[ROWS_AT_ONCE];
+    for (int m = 0; m < rows; m++) total[m] = _mm512_setzero_ps();
+    for (int first = 0; first < groups; first += 8, tile += tile_bytes(kind)) {
+        const small_integers small = unpack_integers(tile); /* Q6_K has others, and leaves these alone */
+        const uint8_t *from = tile + head_bytes(kind);
+        __m512 part[ROWS_AT_ONCE];
+        for (int m = 0; m < rows; m++) part[m] = _mm512_setzero_ps();
+        for (int g = 0; g < 8; g++, from += code_bytes(kind)) {
+            __m512i codes[8];
+            super_codes(from, kind, codes);
+            const uint8_t *scales = kind == LM_Q6_K ? tile + 32 + 32 * g : small.scale + 16 * g;
+            const __m512 scale = small_floats(scales, kind);
+            const __m512 right_scale = kind == LM_Q6_K ? small_floats(scales + 16, kind) : scale;
+            for (int m = 0; m < rows; m++) {
+                const lm_block *block = &x[(size_t)m * groups + first + g];
+                const __m512 value = super_value(codes, block, kind, scale, right_scale);
+                part[m] = _mm512_fmadd_ps(value, _mm512_set1_ps(block->scale), part[m]);
+            }
+        }
+        for (int m = 0; m < rows; m++) {
+            total[m] = _mm512_fmadd_ps(halves_at(tile), part[m], total[m]);
+            if (kind == LM_Q6_K) continue;
+            __m512 offset = _mm512_setzero_ps();
+            for (int g = 0; g < 8; g++) {
+                const lm_block *block = &x[(size_t)m * groups + first + g];
+                const __m512 sum = _mm512_set1_ps((float)block->sum * block->scale);
+                offset = _mm512_fmadd_ps(small_floats(small.minimum + 16 * g, kind), sum, offset);
+            }
+            total[m] = _mm512_fnmadd_ps(halves_at(tile + 32), offset, total[m]);
+        }
+    }
+    for (int m = 0; m < rows; m++) _mm512_storeu_ps(out + m * LM_TILE_ROWS, total[m]);
+}
+
 #include "tile_product.h"

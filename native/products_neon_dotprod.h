@@ -79,4 +79,87 @@ INLINE void tile_rows(
         for (int i = 0; i < 4; i++) vst1q_f32(out + m * LM_TILE_ROWS + 4 * i, total[m][i]);
 }
 
+/* codes[j], j < 8: columns 4j to 4j + 3 of rows 4i to 4i + 3 of a group of the K formats. */
+INLINE void super_codes(const uint8_t *from, int i, const int kind, int8x16_t codes[8]) {
+    const uint8x16_t high = vdupq_n_u8(kind == LM_Q6_K ? 48 : 16);
+    load_codes(from, i, LM_Q4, high, codes); /* the low four bits */
+    if (kind == LM_Q4_K) return;
+    for (int j = 0; j < 8; j++) {
+        const uint8x16_t bytes = vld1q_u8(from + 256 + (kind == LM_Q6_K ? j / 4 * 64 : 0) + 16 * i);
+        const int shift = kind == LM_Q6_K ? 2 * (j % 4) : j; /* where bit 4 of the code lies */
+        const uint8x16_t placed = vshlq_u8(bytes, vdupq_n_s8((int8_t)(4 - shift)));
+        codes[j] = vorrq_s8(codes[j], vreinterpretq_s8_u8(vandq_u8(placed, high)));
+    }
+}
+
+/* sum + the products of half a group's codes and inputs. */
+INLINE int32x4_t half_group(int32x4_t sum, const int8x16_t *codes, const int8_t *q) {
+    const int8x16_t inputs = vld1q_s8(q);
+    sum = vdotq_laneq_s32(sum, codes[0], inputs, 0);
+    sum = vdotq_laneq_s32(sum, codes[1], inputs, 1);
+    sum = vdotq_laneq_s32(sum, codes[2], inputs, 2);
+    return vdotq_laneq_s32(sum, codes[3], inputs, 3);
+}
+
+/* A group's product before the float16 scale and the inputs': a whole number below 2^24, as floats hold them. */
+INLINE float32x4_t super_value(
+    const int8x16_t codes[8], const lm_block *block, const int kind, float32x4_t scale, float32x4_t right_scale) {
+    const int zero = kind == LM_Q6_K ? 32 : 0;
+    int32x4_t left = half_group(vdupq_n_s32(-zero * block->first), codes, block->q);
+    if (kind != LM_Q6_K) return vmulq_f32(vcvtq_f32_s32(half_group(left, codes + 4, block->q + 16)), scale);
+    const int32x4_t right = half_group(vdupq_n_s32(-zero * (block->sum - block->first)), codes + 4, block->q + 16);
+    return vfmaq_f32(vmulq_f32(vcvtq_f32_s32(right), right_scale), vcvtq_f32_s32(left), scale);
+}
+
+INLINE float32x4_t small_floats(const uint8_t *from, const int kind) {
+    uint32_t bits;
+    memcpy(&bits, from, 4);
+    const uint8x8_t bytes = vcreate_u8(bits);
+    return kind == LM_Q6_K ? vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(bytes)))))
+                           : vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(bytes))));
+}
+
+/* Add rows 4i to 4i + 3 of a tile times `rows` rows of eight groups to `total`. */
+INLINE void quarter_super_rows(const uint8_t *tile, const small_integers *small, int i, int groups, const lm_block *x,
+                               const int kind, const int rows, float32x4_t *total) {
+    const uint8_t *from = tile + head_bytes(kind), *scales = (kind == LM_Q6_K ? tile + 32 : small->scale) + 4 * i;
+    float32x4_t part[ROWS_AT_ONCE];
+    for (int m = 0; m < rows; m++) part[m] = vdupq_n_f32(0);
+    for (int g = 0; g < 8; g++, from += code_bytes(kind), scales += kind == LM_Q6_K ? 32 : 16) {
+        int8x16_t codes[8];
+        super_codes(from, i, kind, codes);
+        const float32x4_t scale = small_floats(scales, kind);
+        const float32x4_t right_scale = kind == LM_Q6_K ? small_floats(scales + 16, kind) : scale;
+        for (int m = 0; m < rows; m++) {
+            const lm_block *block = &x[(size_t)m * groups + g];
+            part[m] = vfmaq_n_f32(part[m], super_value(codes, block, kind, scale, right_scale), block->scale);
+        }
+    }
+    for (int m = 0; m < rows; m++) {
+        total[m] = vfmaq_f32(total[m], four_halves(tile + 8 * i), part[m]);
+        if (kind == LM_Q6_K) continue;
+        float32x4_t offset = vdupq_n_f32(0);
+        for (int g = 0; g < 8; g++) {
+            const lm_block *block = &x[(size_t)m * groups + g];
+            offset = vfmaq_n_f32(offset, small_floats(small->minimum + 16 * g + 4 * i, kind), (float)block->sum * block->scale);
+        }
+        total[m] = vfmsq_f32(total[m], four_halves(tile + 32 + 8 * i), offset);
+    }
+}
+
+/* As `tile_rows`, for the K formats. */
+INLINE void super_rows(
+    const lm_matrix *w, const uint8_t *tile, int groups, const lm_block *x, const int kind, const int rows, float *out) {
+    (void)w; /* has no codebook */
+    float32x4_t total[4][ROWS_AT_ONCE];
+    for (int i = 0; i < 4; i++)
+        for (int m = 0; m < rows; m++) total[i][m] = vdupq_n_f32(0);
+    for (int first = 0; first < groups; first += 8, tile += tile_bytes(kind)) {
+        const small_integers small = unpack_integers(tile); /* Q6_K has others, and leaves these alone */
+        for (int i = 0; i < 4; i++) quarter_super_rows(tile, &small, i, groups, x + first, kind, rows, total[i]);
+    }
+    for (int m = 0; m < rows; m++)
+        for (int i = 0; i < 4; i++) vst1q_f32(out + m * LM_TILE_ROWS + 4 * i, total[i][m]);
+}
+
 #include "tile_product.h"

@@ -3,29 +3,39 @@
 
 #define NAME "portable"
 
+/* A row of a tile times a group of inputs. */
+static float group_product(const lm_matrix *w, const uint8_t *tile, int row, const lm_block *x) {
+    const uint8_t *halves = tile + code_bytes(w->kind);
+    int32_t sum = 0;
+    for (int c = 0; c < LM_GROUP; c++) sum += code_at(w, tile, row, c) * x->q[c];
+    const float product = (float)sum * (half_at(halves, row) * x->scale);
+    return w->kind != LM_Q4_MIN ? product : product + half_at(halves + 32, row) * ((float)x->sum * x->scale);
+}
+
+/* A row of a tile of the K formats times eight groups of inputs; the whole numbers stay below 2^24, as floats hold them. */
+static float super_product(const lm_matrix *w, const uint8_t *tile, int row, const lm_block *x) {
+    const uint8_t *codes = tile + head_bytes(w->kind);
+    float product = 0, offset = 0;
+    for (int g = 0; g < LM_SUPER / LM_GROUP; g++, codes += code_bytes(w->kind), x++) {
+        int32_t sum = 0;
+        for (int c = 0; c < LM_GROUP; c++)
+            sum += scale_at(w->kind, tile, row, g * LM_GROUP + c) * code_at(w, codes, row, c) * x->q[c];
+        product += (float)sum * x->scale;
+        if (w->kind != LM_Q6_K) offset += (float)(minimum_at(tile, row, g) * x->sum) * x->scale;
+    }
+    product *= half_at(tile, row);
+    return w->kind == LM_Q6_K ? product : product - half_at(tile + 32, row) * offset;
+}
+
 /* out (num_rows, 16): 16 rows of the matrix times `num_rows` rows of groups. */
 static void tile_product(const lm_matrix *w, int stripe, const lm_block *x, int num_rows, float *out) {
-    const int groups = w->cols / LM_GROUP;
-    const size_t size = tile_bytes(w->kind);
-    const uint8_t *tiles = (const uint8_t *)w->data + (size_t)stripe * groups * size;
-    for (int m = 0; m < num_rows; m++) {
+    const int groups = w->cols / LM_GROUP, num_tiles = tiles_of(w);
+    for (int m = 0; m < num_rows; m++, x += groups)
         for (int r = 0; r < LM_TILE_ROWS; r++) {
+            const uint8_t *tile = stripe_at(w, stripe);
             float total = 0;
-            for (int g = 0; g < groups; g++) {
-                const lm_block *block = &x[(size_t)m * groups + g];
-                const uint8_t *tile = tiles + g * size;
-                const uint8_t *scales = tile + (w->kind == LM_Q8 ? 512 : 256);
-                uint16_t bits;
-                int32_t sum = 0;
-                for (int c = 0; c < LM_GROUP; c++) sum += code_at(w, tile, r, c) * block->q[c];
-                memcpy(&bits, scales + 2 * r, 2);
-                total += (float)sum * (from_half(bits) * block->scale);
-                if (w->kind == LM_Q4_MIN) {
-                    memcpy(&bits, scales + 32 + 2 * r, 2);
-                    total += from_half(bits) * ((float)block->sum * block->scale);
-                }
-            }
+            for (int i = 0; i < num_tiles; i++, tile += tile_bytes(w->kind))
+                total += is_super(w->kind) ? super_product(w, tile, r, x + 8 * i) : group_product(w, tile, r, x + i);
             out[m * LM_TILE_ROWS + r] = total;
         }
-    }
 }

@@ -9,18 +9,6 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-static inline size_t tile_bytes(int kind) {
-    return kind == LM_Q8 ? 512 + 32 : kind == LM_Q4_MIN ? 256 + 64 : 256 + 32;
-}
-
-/* What a weight is before its scale. */
-static inline int code_at(const lm_matrix *w, const uint8_t *tile, int row, int col) {
-    if (w->kind == LM_Q8) return tile[(col / 4) * 64 + row * 4 + col % 4] - 128;
-    int byte = tile[(col % 16 / 4) * 64 + row * 4 + col % 4];
-    int nibble = col < 16 ? byte & 15 : byte >> 4;
-    return w->kind == LM_Q4 ? nibble - 8 : w->kind == LM_Q4_MIN ? nibble : w->codebook[nibble] - 128;
-}
-
 static inline float from_bf16(uint16_t bits) {
     uint32_t wide = (uint32_t)bits << 16;
     float value;
@@ -47,6 +35,105 @@ static inline float from_half(uint16_t bits) {
     wide |= sign;
     memcpy(&value, &wide, 4);
     return value;
+}
+
+/* --- where what lies --------------------------------------------------------------------------------------------- */
+
+static inline int is_super(int kind) { return kind >= LM_Q4_K; }
+
+/* Bytes of a group's codes. */
+static inline size_t code_bytes(int kind) {
+    return kind == LM_Q8 ? 512 : kind == LM_Q5_K ? 256 + 64 : kind == LM_Q6_K ? 256 + 128 : 256;
+}
+
+/* Bytes before the codes of a tile of the K formats. */
+static inline size_t head_bytes(int kind) { return kind == LM_Q6_K ? 32 + 256 : 64 + 192; }
+
+static inline size_t tile_bytes(int kind) {
+    if (is_super(kind)) return head_bytes(kind) + LM_SUPER / LM_GROUP * code_bytes(kind);
+    return code_bytes(kind) + (kind == LM_Q4_MIN ? 64 : 32);
+}
+
+static inline int tiles_of(const lm_matrix *w) { return w->cols / (is_super(w->kind) ? LM_SUPER : LM_GROUP); }
+
+static inline const uint8_t *stripe_at(const lm_matrix *w, int64_t stripe) {
+    return (const uint8_t *)w->data + (size_t)stripe * (size_t)tiles_of(w) * tile_bytes(w->kind);
+}
+
+static inline float half_at(const uint8_t *halves, int row) {
+    uint16_t bits;
+    memcpy(&bits, halves + 2 * row, 2);
+    return from_half(bits);
+}
+
+/* What a weight is before its scale, from its group's codes. */
+static inline int code_at(const lm_matrix *w, const uint8_t *codes, int row, int col) {
+    const int lane = row * 4 + col % 4, line = col / 4;
+    if (w->kind == LM_Q8) return codes[line * 64 + lane] - 128;
+    const int byte = codes[line % 4 * 64 + lane], nibble = line < 4 ? byte & 15 : byte >> 4;
+    switch (w->kind) {
+    case LM_Q4: return nibble - 8;
+    case LM_Q4_CODEBOOK: return w->codebook[nibble] - 128;
+    case LM_Q5_K: return nibble + 16 * (codes[256 + lane] >> line & 1);
+    case LM_Q6_K: return nibble + 16 * (codes[256 + line / 4 * 64 + lane] >> 2 * (line % 4) & 3) - 32;
+    default: return nibble;
+    }
+}
+
+/* The small integers of a tile of the K formats: a row's scale for a column, and its minimum for a group. */
+static inline int scale_at(int kind, const uint8_t *tile, int row, int col) {
+    const int group = col / LM_GROUP, at = group % 4 * 16 + row, late = group / 4;
+    if (kind == LM_Q6_K) return (int8_t)tile[32 + col / 16 * 16 + row];
+    return (tile[64 + at] >> 4 * late & 15) | (tile[192 + at] >> 2 * late & 3) << 4;
+}
+
+static inline int minimum_at(const uint8_t *tile, int row, int group) {
+    const int at = group % 4 * 16 + row, late = group / 4;
+    return (tile[128 + at] >> 4 * late & 15) | (tile[192 + at] >> (4 + 2 * late) & 3) << 4;
+}
+
+/* All of them in Q4_K and Q5_K, (group, row). */
+typedef struct {
+    uint8_t scale[128], minimum[128];
+} small_integers;
+
+static inline small_integers unpack_integers(const uint8_t *tile) {
+    const uint8_t *scale = tile + 64, *minimum = tile + 128, *high = tile + 192;
+    small_integers all;
+    for (int i = 0; i < 64; i++) {
+        all.scale[i] = (uint8_t)((scale[i] & 15) | (high[i] << 4 & 48));
+        all.scale[64 + i] = (uint8_t)(scale[i] >> 4 | (high[i] << 2 & 48));
+        all.minimum[i] = (uint8_t)((minimum[i] & 15) | (high[i] & 48));
+        all.minimum[64 + i] = (uint8_t)(minimum[i] >> 4 | (high[i] >> 2 & 48));
+    }
+    return all;
+}
+
+/* --- a row as numbers -------------------------------------------------------------------------------------------- */
+
+/* out (256): a row of a tile of the K formats. All products are exact, so that it matters not how they are fused. */
+static inline void unpack_super_row(const lm_matrix *w, const uint8_t *tile, int row, float *out) {
+    const float d = half_at(tile, row), dmin = w->kind == LM_Q6_K ? 0 : half_at(tile + 32, row);
+    const uint8_t *codes = tile + head_bytes(w->kind);
+    for (int g = 0; g < LM_SUPER / LM_GROUP; g++, codes += code_bytes(w->kind), out += LM_GROUP) {
+        const float minimum = w->kind == LM_Q6_K ? 0 : dmin * (float)minimum_at(tile, row, g);
+        for (int c = 0; c < LM_GROUP; c++)
+            out[c] = d * (float)scale_at(w->kind, tile, row, g * LM_GROUP + c) * (float)code_at(w, codes, row, c) - minimum;
+    }
+}
+
+/* out (cols): row `row` of a stripe of a packed matrix. */
+static inline void unpack_row(const lm_matrix *w, int64_t stripe, int row, float *out) {
+    const uint8_t *tile = stripe_at(w, stripe);
+    for (int i = 0; i < tiles_of(w); i++, tile += tile_bytes(w->kind)) {
+        if (is_super(w->kind)) {
+            unpack_super_row(w, tile, row, out + i * LM_SUPER);
+            continue;
+        }
+        const uint8_t *halves = tile + code_bytes(w->kind);
+        const float scale = half_at(halves, row), minimum = w->kind == LM_Q4_MIN ? half_at(halves + 32, row) : 0;
+        for (int c = 0; c < LM_GROUP; c++) out[i * LM_GROUP + c] = (float)code_at(w, tile, row, c) * scale + minimum;
+    }
 }
 
 #endif

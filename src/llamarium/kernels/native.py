@@ -22,7 +22,7 @@ from torch import Tensor
 from llamarium.errors import MemoryBudgetError, OptionError, show_value
 from llamarium.kernels.threads import num_threads
 
-INTERFACE = 3
+INTERFACE = 4
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -39,6 +39,9 @@ class Kind(IntEnum):
     Q4 = 2
     Q4_MIN = 3
     Q4_CODEBOOK = 4
+    Q4_K = 5
+    Q5_K = 6
+    Q6_K = 7
 
 
 class Matrix(Structure):

@@ -15,6 +15,7 @@ Source: ggml-quants.c, `dequantize_row_*`; held to `gguf.quants` by the tests.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -165,6 +166,41 @@ def _q3_k(blocks: Tensor) -> Tensor:
     return _by_sub_block(codes.float().sub_(4), _half(blocks, 108) * scales.float().sub_(32))
 
 
+@dataclass(frozen=True, slots=True)
+class SuperBlocks:
+    """n blocks of Q4_K, Q5_K or Q6_K, as the integers and halves that they hold.
+
+    A weight is `d * scale * code - dmin * minimum`, and of Q6_K, which has no minima, `d * scale * (code - 32)`.
+
+    Attributes:
+        codes: uint8, (n, 256).
+        scales: One a sub-block: uint8 (n, 8), or int8 (n, 16) in Q6_K.
+        d: float16, (n, 1).
+        minima: uint8, (n, 8), or None.
+        dmin: float16, (n, 1), or None.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    d: Tensor
+    minima: Tensor | None = None
+    dmin: Tensor | None = None
+
+
+def super_blocks(blocks: Tensor, type_name: str) -> SuperBlocks:
+    """Take blocks of Q4_K, Q5_K or Q6_K, uint8 (n, bytes of a block), apart."""
+    if type_name == "Q6_K":
+        codes = _fields(blocks[:, :128], 4, 64) | (_fields(blocks[:, 128:192], 2, 32) << 4)
+        scales, d = blocks[:, 192:208].contiguous(), blocks[:, 208:].contiguous()
+        return SuperBlocks(codes, scales.view(torch.int8), d.view(torch.float16))
+    codes = _fields(blocks[:, -128:], 4, 32)
+    if type_name == "Q5_K":
+        codes |= _fields(blocks[:, 16:48], 1, 32) << 4
+    halves = blocks[:, :4].contiguous().view(torch.float16)
+    scales, minima = _six_bit_pairs(blocks[:, 4:16])
+    return SuperBlocks(codes, scales, halves[:, :1], minima, halves[:, 1:])
+
+
 def _six_bit_pairs(packed: Tensor) -> tuple[Tensor, Tensor]:
     """Unpack the 8 scales and 8 mins of Q4_K and Q5_K, 6 bits each in 12 bytes.
 
@@ -174,27 +210,29 @@ def _six_bit_pairs(packed: Tensor) -> tuple[Tensor, Tensor]:
     first, second, low = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = torch.cat((first & 63, (low & 15) | ((first >> 2) & 48)), dim=-1)
     mins = torch.cat((second & 63, (low >> 4) | ((second >> 2) & 48)), dim=-1)
-    return scales.float(), mins.float()
+    return scales, mins
 
 
 def _q4_k(blocks: Tensor) -> Tensor:
     """Block: d and dmin half, 12 bytes of 6-bit (scale, min), 128 bytes of 4-bit codes; 8 sub-blocks of 32."""
-    scales, mins = _six_bit_pairs(blocks[:, 4:16])
-    return _by_sub_block(_fields(blocks[:, 16:], 4, 32), _half(blocks, 0) * scales, _half(blocks, 2) * mins)
+    return _with_minima(super_blocks(blocks, "Q4_K"))
 
 
 def _q5_k(blocks: Tensor) -> Tensor:
     """Block: as Q4_K with 32 bytes of fifth bits before the low bits."""
-    scales, mins = _six_bit_pairs(blocks[:, 4:16])
-    codes = _fields(blocks[:, 48:], 4, 32) | (_fields(blocks[:, 16:48], 1, 32) << 4)
-    return _by_sub_block(codes, _half(blocks, 0) * scales, _half(blocks, 2) * mins)
+    return _with_minima(super_blocks(blocks, "Q5_K"))
+
+
+def _with_minima(parts: SuperBlocks) -> Tensor:
+    assert parts.dmin is not None and parts.minima is not None
+    offset = parts.dmin.float() * parts.minima.float()
+    return _by_sub_block(parts.codes, parts.d.float() * parts.scales.float(), offset)
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
     """Block: 128 bytes of low bits, 64 bytes of high two bits, 16 signed scales, d half; 16 sub-blocks of 16."""
-    codes = _fields(blocks[:, :128], 4, 64) | (_fields(blocks[:, 128:192], 2, 32) << 4)
-    scale = _half(blocks, 208) * _view(blocks, 192, 208, torch.int8)
-    return _by_sub_block(codes.float().sub_(32), scale)
+    parts = super_blocks(blocks, "Q6_K")
+    return _by_sub_block(parts.codes.float().sub_(32), parts.d.float() * parts.scales.float())
 
 
 _DECODERS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -21,15 +21,7 @@ from llamarium.quant.base import QuantizedLinear
 from llamarium.quant.ggml import GGML_TYPES, EmbeddingGGML, LinearGGML, dequantize
 from llamarium.quant.half import use_half_linears
 from llamarium.quant.nf4 import Linear4bit
-from llamarium.quant.packed import (
-    FORMATS,
-    GGML_FORMATS,
-    GROUP,
-    EmbeddingPacked,
-    LinearPacked,
-    pack_ggml,
-    pack_integers,
-)
+from llamarium.quant.packed import FORMATS, GGML_FORMATS, EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
 from llamarium.quant.swap import QUANTIZED_LINEARS, Method
 from llamarium.weights.checkpoint import EMBEDDING, HEAD, Checkpoint, TensorEntry
 from llamarium.weights.fuse import join_projections
@@ -186,8 +178,9 @@ class _Loader:
     def _is_repacked(self, module: nn.Module, entry: TensorEntry) -> bool:
         if not self._packs or self.options.dequantize != "auto" or self.options.quantize is not None:
             return False
-        is_matrix = isinstance(module, (nn.Linear, nn.Embedding))
-        return is_matrix and entry.dtype in GGML_FORMATS and entry.shape[1] % GROUP == 0
+        if not isinstance(module, (nn.Linear, nn.Embedding)) or entry.dtype not in GGML_FORMATS:
+            return False
+        return entry.shape[1] % FORMATS[GGML_FORMATS[entry.dtype]].columns == 0
 
     def _tiled(self, module: nn.Module, linear: LinearPacked) -> tuple[nn.Module, str]:
         is_embedding = isinstance(module, nn.Embedding)

@@ -5,7 +5,7 @@ copies nothing: the file is mapped, a Linear's weight is a view of it, and the p
 that every process on the machine shares them.
 
     config.json           Hugging Face's, with "quantization_config": {"quant_method": "llamarium"}
-    model.safetensors     each packed matrix as U8 (stripes, groups, tile_bytes), everything else in floating point
+    model.safetensors     each packed matrix as U8 (stripes, tiles, tile_bytes), everything else in floating point
       __metadata__        llamarium.version    of this layout: "1"
                           llamarium.layout     "16x32 little-endian": rows and columns of a tile, and how scales lie
                           llamarium.matrices   JSON, by tensor: {"format": "q4", "rows": 2048}
@@ -119,7 +119,8 @@ def _stored(weight: PackedWeight) -> Weight:
     if weight.format not in FORMATS:
         raise OptionError(f"{weight.key}: format is {show_value(weight.format)}; expected {', '.join(FORMATS)}")
     rows, columns = cast(tuple[int, int], weight.shape)
-    shape = _tiles(rows, columns // GROUP, FORMATS[weight.format])
+    format = FORMATS[weight.format]
+    shape = _tiles(rows, columns // format.columns, format)
     return Weight(weight.key, shape, torch.uint8, lambda: _read_tiles(weight))
 
 
@@ -133,8 +134,8 @@ def _read_tiles(weight: PackedWeight) -> Tensor:
     return linear.weight
 
 
-def _tiles(rows: int, groups: int, format: PackedFormat) -> tuple[int, int, int]:
-    return -(-rows // TILE_ROWS), groups, format.tile_bytes
+def _tiles(rows: int, tiles: int, format: PackedFormat) -> tuple[int, int, int]:
+    return -(-rows // TILE_ROWS), tiles, format.tile_bytes
 
 
 def _json(value: Mapping[str, Any]) -> str:
@@ -251,10 +252,10 @@ def _entry(file: Path, tensor: SafetensorsTensor, matrix: Any) -> TensorEntry:
     name, shape, dtype = tensor.name, tensor.shape, tensor.dtype
     if dtype not in FLOAT_DTYPES:
         format, rows = _matrix(file, name, matrix)
-        groups = shape[1] if len(shape) == 3 else 0
-        expected = _tiles(rows, groups, format)
-        if dtype != "U8" or not groups or shape != expected:
-            wanted = (*expected[:1], groups or "groups", *expected[2:])
+        tiles = shape[1] if len(shape) == 3 else 0
+        expected = _tiles(rows, tiles, format)
+        if dtype != "U8" or not tiles or shape != expected:
+            wanted = (*expected[:1], tiles or "tiles", *expected[2:])
             raise _fault(
                 file,
                 f"tensor {escape(name, 80)} is {dtype} {shape}; {rows} rows in {format.name} are "
@@ -265,7 +266,7 @@ def _entry(file: Path, tensor: SafetensorsTensor, matrix: Any) -> TensorEntry:
                 file,
                 f"tensor {escape(name, 80)} begins at byte {tensor.offset}; expected a multiple of {_ALIGNMENT}",
             )
-        shape, dtype = (rows, groups * GROUP), format.name
+        shape, dtype = (rows, tiles * format.columns), format.name
     return TensorEntry(name, shape, dtype, tensor.num_bytes, file, name)
 
 

@@ -1,0 +1,228 @@
+"""Where codes and scales lie when weights are in the order in which a CPU uses them.
+
+In a file the codes of a row lie together. A processor multiplies 16 rows at once, and memory is read fastest in one
+straight line; so here a tile of 16 rows lies together, and tiles follow each other in the order in which they are
+multiplied:
+
+    weight (stripes of 16 rows, tiles of 32 columns, bytes of a tile)
+
+A group is 32 columns of a tile. Its codes are lines of 64 bytes, (row, c) with c < 4; line j < 8 is column 4j + c:
+
+    8 bits: the eight lines
+    4 bits: four lines; line j has column 4j + c in its low half, column 16 + 4j + c in the high one
+    5 bits: the low four bits so, and a line of which bit j is the fifth bit of column 4j + c
+    6 bits: the low four bits so, and two lines h of which bits 2i and 2i + 1 are the high bits of column 16h + 4i + c
+
+After the codes come 16 float16 scales, and 16 minima where the format has them.
+
+GGUF's K formats quantize the scales once more: 256 weights of a row share one float16 scale d, and their parts have
+small integers that it is multiplied with. There a tile is 256 columns, eight groups, and the scales come first:
+
+    q4_k, q5_k   16 d, 16 dmin, 192 bytes with a 6-bit scale and minimum for each group and row
+    q6_k         16 d, 256 signed bytes (part, row): a scale for every 16 columns
+
+The 6-bit integers lie in three times 64 bytes (group, row), group < 4: the low four bits of the scales, of groups g and
+4 + g; those of the minima; and from the lowest bit the high two of scale g, scale 4 + g, minimum g, minimum 4 + g.
+
+`native/tiles.h` says the same in C.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from llamarium.kernels.native import Kind
+from llamarium.quant.ggml_blocks import IQ4_NL_VALUES, SuperBlocks
+
+TILE_ROWS, GROUP, SUPER = 16, 32, 256
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFormat:
+    """One way to store a tile.
+
+    Attributes:
+        name: What `info` shows.
+        kind: The kernels' number for it.
+        code_bytes: Bytes of a group's codes.
+        zero: The code that stands for 0.
+        has_minimum: Whether a group has a minimum besides its scale.
+        levels: What the 16 codes stand for, before the scale; None where they are evenly spaced.
+        is_super: Whether scales are quantized in their turn, in blocks of 256 columns.
+    """
+
+    name: str
+    kind: Kind
+    code_bytes: int
+    zero: int
+    has_minimum: bool = False
+    levels: tuple[int, ...] | None = None
+    is_super: bool = False
+
+    @property
+    def columns(self) -> int:
+        """Columns of a tile; a row is a whole number of tiles."""
+        return SUPER if self.is_super else GROUP
+
+    @property
+    def half_bytes(self) -> int:
+        """Bytes of a tile's float16 numbers: 16 scales, and 16 minima if there are any."""
+        return 2 * TILE_ROWS * (1 + self.has_minimum)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of a tile before its codes."""
+        if not self.is_super:
+            return 0
+        return self.half_bytes + (192 if self.has_minimum else 256)
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of a tile."""
+        groups_bytes = self.columns // GROUP * self.code_bytes
+        return groups_bytes + (self.head_bytes if self.is_super else self.half_bytes)
+
+    def values(self, codes: Tensor) -> Tensor:
+        """Return what codes (uint8) stand for before the scale, float32."""
+        if self.levels is None:
+            return codes.float() - self.zero
+        return torch.tensor(self.levels, dtype=torch.float32, device=codes.device)[codes.long()]
+
+    def halves(self, tiles: Tensor) -> Tensor:
+        """Show the float16 numbers of tiles (stripes, tiles, bytes): (stripes, tiles, 1 or 2, 16)."""
+        start = 0 if self.is_super else self.code_bytes // 2
+        return tiles.view(torch.float16)[..., start : start + self.half_bytes // 2].unflatten(-1, (-1, TILE_ROWS))
+
+
+FORMATS = {
+    item.name: item
+    for item in (
+        PackedFormat("q8", Kind.Q8, 512, 128),
+        PackedFormat("q4", Kind.Q4, 256, 8),
+        PackedFormat("q4_min", Kind.Q4_MIN, 256, 0, has_minimum=True),
+        PackedFormat("q4_codebook", Kind.Q4_CODEBOOK, 256, 0, levels=IQ4_NL_VALUES),
+        PackedFormat("q4_k", Kind.Q4_K, 256, 0, has_minimum=True, is_super=True),
+        PackedFormat("q5_k", Kind.Q5_K, 256 + 64, 0, has_minimum=True, is_super=True),
+        PackedFormat("q6_k", Kind.Q6_K, 256 + 128, 32, is_super=True),
+    )
+}
+"""By name."""
+
+
+# --- packing ----------------------------------------------------------------------------------------------------------
+
+
+def group_tiles(codes: Tensor, halves: list[Tensor], format: PackedFormat) -> Tensor:
+    """Put codes uint8 (rows, in) and scales and minima float16 (rows, in / 32) into tiles."""
+    return torch.cat((_packed_codes(codes, format), *(_by_tile(part, 1).view(torch.uint8) for part in halves)), dim=-1)
+
+
+def super_tiles(blocks: SuperBlocks, num_rows: int, format: PackedFormat) -> Tensor:
+    """Put the super-blocks of `num_rows` rows, row after row, into tiles."""
+    codes = _packed_codes(blocks.codes.view(num_rows, -1), format)
+    halves = [part.view(num_rows, -1) for part in (blocks.d, blocks.dmin) if part is not None]
+    head = [_by_tile(part, 1).view(torch.uint8) for part in halves]
+    scales = _by_tile(blocks.scales.view(num_rows, -1), blocks.scales.shape[1])
+    if blocks.minima is None:
+        head.append(scales.view(torch.uint8))
+    else:
+        head.append(_six_bits(scales, _by_tile(blocks.minima.view(num_rows, -1), 8)))
+    return torch.cat((*head, codes.flatten(2).view(*scales.shape[:2], -1)), dim=-1)
+
+
+def _packed_codes(codes: Tensor, format: PackedFormat) -> Tensor:
+    """Lay out codes (rows, in): (stripes, groups, code_bytes)."""
+    stripes = -(-len(codes) // TILE_ROWS)
+    lines = _fill(codes).view(stripes, TILE_ROWS, -1, GROUP // 4, 4).permute(0, 2, 3, 1, 4)
+    return _join_bits(lines, format.code_bytes // 64).reshape(stripes, -1, format.code_bytes)
+
+
+def _by_tile(values: Tensor, num_a_tile: int) -> Tensor:
+    """Put a row's values (rows, tiles * num_a_tile) beside those of its stripe: (stripes, tiles, num_a_tile * 16)."""
+    filled = _fill(values)
+    stripes = len(filled) // TILE_ROWS
+    by_tile = filled.view(stripes, TILE_ROWS, -1, num_a_tile).permute(0, 2, 3, 1)
+    return by_tile.reshape(stripes, -1, num_a_tile * TILE_ROWS).contiguous()
+
+
+def _fill(rows: Tensor) -> Tensor:
+    """Add rows of zeros until the last stripe is full."""
+    missing = -len(rows) % TILE_ROWS
+    return rows if not missing else torch.cat((rows, rows.new_zeros(missing, rows.shape[1])))
+
+
+def _join_bits(lines: Tensor, num_lines: int) -> Tensor:
+    """Fold 8 lines of codes (..., 8, 16, 4) with a dimension before them into 8, 4, 5 or 6 lines."""
+    if num_lines == 8:
+        return lines
+    low = (lines[:, :, :4] & 15) | (lines[:, :, 4:] << 4)
+    if num_lines == 4:
+        return low
+    width = num_lines - 4
+    high = (lines >> 4).unflatten(2, (width, -1))
+    joined = high[:, :, :, 0]
+    for i in range(1, 8 // width):
+        joined = joined | (high[:, :, :, i] << (width * i))
+    return torch.cat((low, joined), dim=2)
+
+
+def _six_bits(scales: Tensor, minima: Tensor) -> Tensor:
+    """Pack integers below 64, (stripes, tiles, 8 * 16) each: (stripes, tiles, 192)."""
+    parts = [*scales.chunk(2, dim=-1), *minima.chunk(2, dim=-1)]
+    high = (parts[0] >> 4) | (parts[1] >> 4 << 2) | (parts[2] >> 4 << 4) | (parts[3] >> 4 << 6)
+    return torch.cat(((parts[0] & 15) | (parts[1] << 4), (parts[2] & 15) | (parts[3] << 4), high), dim=-1)
+
+
+# --- unpacking --------------------------------------------------------------------------------------------------------
+
+
+def unpack_rows(tiles: Tensor, rows: Tensor, format: PackedFormat) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Take some rows, by their numbers (n,), out of tiles.
+
+    Returns:
+        Codes uint8 (n, in); scales float32 (n, scales of a row); and minima alike, or None. Each scale is for an equal
+        part of the row, and each is exact: one of a K format is the product of its two factors.
+    """
+    stripe, row = rows // TILE_ROWS, rows % TILE_ROWS
+    coded = tiles[..., format.head_bytes : format.head_bytes + format.columns // GROUP * format.code_bytes]
+    lines = coded.unflatten(-1, (-1, format.code_bytes // 64, TILE_ROWS, 4))[stripe, :, :, :, row]
+    codes = _split_bits(lines.flatten(1, 2)).flatten(1)
+    halves = format.halves(tiles)[stripe, :, :, row].float()
+    scale, minimum = halves[..., 0], halves[..., 1] if format.has_minimum else None
+    if not format.is_super:
+        return codes, scale, minimum
+    integers = tiles[..., format.half_bytes : format.head_bytes].unflatten(-1, (-1, TILE_ROWS))[stripe, :, :, row]
+    if minimum is None:
+        return codes, _times(scale, integers.view(torch.int8)), None
+    small, low = _split_six_bits(integers)
+    return codes, _times(scale, small), -_times(minimum, low)
+
+
+def _times(halves: Tensor, integers: Tensor) -> Tensor:
+    """Multiply (n, tiles) with (n, tiles, parts): (n, tiles * parts)."""
+    return (halves.unsqueeze(-1) * integers.float()).flatten(1)
+
+
+def _split_bits(lines: Tensor) -> Tensor:
+    """Undo `_join_bits` for lines (n, groups, lines, 4): (n, groups, 8, 4)."""
+    width = lines.shape[2] - 4
+    if width == 4:
+        return lines
+    low = lines[:, :, :4]
+    codes = torch.cat((low & 15, low >> 4), dim=2)
+    if width == 0:
+        return codes
+    high = [(lines[:, :, 4:] >> (width * i)) & (2**width - 1) for i in range(8 // width)]
+    return codes | (torch.stack(high, dim=3).flatten(2, 3) << 4)
+
+
+def _split_six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Undo `_six_bits` for (n, tiles, 12): scales and minima (n, tiles, 8)."""
+    scales, minima, high = packed.split(4, dim=-1)
+    parts = [
+        (low >> shift & 15) | ((high >> (4 * which + shift // 2) & 3) << 4)
+        for which, low in enumerate((scales, minima))
+        for shift in (0, 4)
+    ]
+    return torch.cat(parts[:2], dim=-1), torch.cat(parts[2:], dim=-1)
