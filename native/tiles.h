@@ -54,7 +54,9 @@ static inline size_t tile_bytes(int kind) {
     return code_bytes(kind) + (kind == LM_Q4_MIN ? 64 : 32);
 }
 
-static inline int tiles_of(const lm_matrix *w) { return w->cols / (is_super(w->kind) ? LM_SUPER : LM_GROUP); }
+static inline int tile_cols(int kind) { return is_super(kind) ? LM_SUPER : LM_GROUP; }
+
+static inline int tiles_of(const lm_matrix *w) { return w->cols / tile_cols(w->kind); }
 
 static inline const uint8_t *stripe_at(const lm_matrix *w, int64_t stripe) {
     return (const uint8_t *)w->data + (size_t)stripe * (size_t)tiles_of(w) * tile_bytes(w->kind);

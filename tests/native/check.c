@@ -22,7 +22,7 @@
 #define LENGTH(array) (int)(sizeof array / sizeof *array)
 
 static const char *const SETS[] = {"portable", "avx2", "avx512_vnni", "amx_int8", "neon_dotprod"};
-static const char *const KINDS[] = {"bf16", "q8", "q4", "q4_min", "q4_codebook"};
+static const char *const KINDS[] = {"bf16", "q8", "q4", "q4_min", "q4_codebook", "q4_k", "q5_k", "q6_k"};
 static const char *const DTYPES[] = {"float32", "bfloat16", "int8"};
 
 static void *allocate(size_t bytes) {
@@ -48,7 +48,7 @@ static float random_float(void) { return (float)(random_bits() >> 8) / 8388608 -
 
 static uint16_t random_half(int kind) { /* so that weights are of size 0.1; one in 16 is smaller than normal numbers are */
     const uint32_t bits = random_bits(), sign = bits & 0x8000;
-    const uint32_t least = kind == LM_Q4 || kind == LM_Q4_MIN ? 0x2400 : 0x1400; /* 2^-6, 2^-10 */
+    const uint32_t least = is_super(kind) ? 0x0c00 : kind == LM_Q4 || kind == LM_Q4_MIN ? 0x2400 : 0x1400; /* 2^-12, 2^-6, 2^-10 */
     return (uint16_t)(sign | (bits % 16 == 0 ? (bits >> 16) & 0x3ff : least + (bits >> 16) % 0x800));
 }
 
@@ -62,9 +62,9 @@ static uint8_t codebook[16] = {255, 0, 1, 54, 79, 93, 106, 118, 128, 129, 140, 1
 
 enum { RANDOM_CODES = -1 };
 
-/* A matrix whose codes are random, or all of them the byte `codes`; its scales are random, and zero past its rows. */
+/* A matrix whose codes are random, or all of them the byte `codes`, as are the small integers of the K formats; its scales
+ * are random, and zero past its rows. */
 static lm_matrix random_matrix(int kind, int rows, int cols, int codes) {
-    const size_t stripes = ((size_t)rows + 15) / 16, groups = (size_t)cols / LM_GROUP, size = tile_bytes(kind);
     lm_matrix w = {kind, rows, cols, NULL, kind == LM_Q4_CODEBOOK ? codebook : NULL};
     if (kind == LM_BF16) {
         uint16_t *weights = ARRAY(uint16_t, (size_t)rows * cols);
@@ -72,13 +72,15 @@ static lm_matrix random_matrix(int kind, int rows, int cols, int codes) {
         w.data = weights;
         return w;
     }
-    uint8_t *tiles = ARRAY(uint8_t, stripes * groups * size);
-    const size_t halves_at = kind == LM_Q8 ? 512 : 256;
-    for (size_t tile = 0; tile < stripes * groups; tile++) {
+    const size_t stripes = ((size_t)rows + 15) / 16, num_tiles = (size_t)tiles_of(&w), size = tile_bytes(kind);
+    const size_t num_halves = kind == LM_Q4_MIN || kind == LM_Q4_K || kind == LM_Q5_K ? 32 : 16;
+    const size_t halves_at = is_super(kind) ? 0 : code_bytes(kind);
+    uint8_t *tiles = ARRAY(uint8_t, stripes * num_tiles * size);
+    for (size_t tile = 0; tile < stripes * num_tiles; tile++) {
         uint8_t *bytes = tiles + tile * size;
-        for (size_t i = 0; i < halves_at; i++) bytes[i] = (uint8_t)(codes == RANDOM_CODES ? random_bits() : (unsigned)codes);
-        for (size_t i = 0; i < (size - halves_at) / 2; i++) {
-            const uint16_t half = tile / groups * 16 + i % 16 < (size_t)rows ? random_half(kind) : 0;
+        for (size_t i = 0; i < size; i++) bytes[i] = (uint8_t)(codes == RANDOM_CODES ? random_bits() : (unsigned)codes);
+        for (size_t i = 0; i < num_halves; i++) {
+            const uint16_t half = tile / num_tiles * 16 + i % 16 < (size_t)rows ? random_half(kind) : 0;
             memcpy(bytes + halves_at + 2 * i, &half, 2);
         }
     }
@@ -155,8 +157,9 @@ static void check_product(const char *set, int kind, int rows, int cols, int num
 /* NaN and infinity in a row make all of its results NaN (infinite or NaN for BF16), and leave other rows alone. */
 static void check_poison(const char *set, int kind, float poison) {
     snprintf(doing, sizeof doing, "%s, %s, %g in the inputs", set, KINDS[kind], poison);
-    const lm_matrix w = random_matrix(kind, 17, 64, RANDOM_CODES);
-    float *x = random_floats(2 * 64), *y = ARRAY(float, 2 * 17);
+    const int cols = 2 * tile_cols(kind);
+    const lm_matrix w = random_matrix(kind, 17, cols, RANDOM_CODES);
+    float *x = random_floats(2 * (size_t)cols), *y = ARRAY(float, 2 * 17);
     x[40] = poison;
     multiply(&w, x, 2, y);
     for (int r = 0; r < 2 * 17; r++)
@@ -168,32 +171,37 @@ static void check_poison(const char *set, int kind, float poison) {
 
 /* Rows as they are looked up are what the products with unit vectors say. */
 static void check_lookup(const char *set, int kind) {
-    enum { MANY = 77, COLS = 96 };
+    enum { MANY = 35, MOST = 256 };
+    const int cols = is_super(kind) ? MOST : 96;
     snprintf(doing, sizeof doing, "%s, rows of %s", set, KINDS[kind]);
-    const lm_matrix w = random_matrix(kind, MANY, COLS, RANDOM_CODES);
-    static float unit[COLS * COLS], columns[COLS * MANY], expected[MANY * COLS], found[MANY * COLS];
+    const lm_matrix w = random_matrix(kind, MANY, cols, RANDOM_CODES);
+    static float unit[MOST * MOST], columns[MOST * MANY], expected[MANY * MOST];
+    float *found = ARRAY(float, MANY * cols);
     int64_t rows[MANY];
-    for (int i = 0; i < COLS; i++) unit[i * COLS + i] = 1;
-    multiply(&w, unit, COLS, columns);
+    memset(unit, 0, sizeof unit);
+    for (int i = 0; i < cols; i++) unit[i * cols + i] = 1;
+    multiply(&w, unit, cols, columns);
     for (int n = 0; n < MANY; n++) {
         rows[n] = MANY - 1 - n;
-        for (int i = 0; i < COLS; i++) expected[n * COLS + i] = columns[i * MANY + rows[n]];
+        for (int i = 0; i < cols; i++) expected[n * cols + i] = columns[i * MANY + rows[n]];
     }
     lm_lookup(&w, rows, MANY, found);
-    expect_close(found, expected, MANY * COLS, 1e-6f);
+    expect_close(found, expected, (size_t)MANY * cols, 1e-6f);
     free((void *)w.data);
+    free(found);
 }
 
 static void check_products(const char *set) {
-    const int shapes[][2] = {{1, 32}, {16, 32}, {33, 64}, {77, 96}}, counts[] = {1, 5, 14};
+    const int shapes[][2] = {{1, 1}, {16, 1}, {33, 2}, {77, 3}}, counts[] = {1, 5, 14}; /* rows, tiles of columns */
     for (int kind = 0; kind < LENGTH(KINDS); kind++) {
-        check_product(set, kind, 17, 64, 67, RANDOM_CODES, 0);
+        const int cols = tile_cols(kind);
+        check_product(set, kind, 17, 2 * cols, 67, RANDOM_CODES, 0);
         for (int shape = 0; shape < LENGTH(shapes); shape++)
             for (int i = 0; i < LENGTH(counts); i++)
-                check_product(set, kind, shapes[shape][0], shapes[shape][1], counts[i], RANDOM_CODES, 0);
+                check_product(set, kind, shapes[shape][0], shapes[shape][1] * cols, counts[i], RANDOM_CODES, 0);
         for (int extreme = 0; extreme <= 1; extreme++) {
-            check_product(set, kind, 19, 64, 9, 0, extreme);
-            check_product(set, kind, 19, 64, 9, 255, extreme);
+            check_product(set, kind, 19, 2 * cols, 9, 0, extreme);
+            check_product(set, kind, 19, 2 * cols, 9, 255, extreme);
         }
         if (kind != LM_BF16) check_lookup(set, kind);
         check_poison(set, kind, NAN);
@@ -389,7 +397,7 @@ int main(int argc, char **argv) {
         check_forward(SETS[i], LM_BF16, LM_BFLOAT16);
         check_forward(SETS[i], LM_BF16, LM_INT8);
         check_forward(SETS[i], LM_Q4, LM_INT8);
-        for (int kind = 0; kind < LENGTH(KINDS); kind++) check_forward(SETS[i], kind, kind % 2);
+        for (int kind = 0; !is_super(kind); kind++) check_forward(SETS[i], kind, kind % 2); /* the model is small */
         printf("%s: products within %.1e, models within %.1e\n", SETS[i], products, worst);
     }
     lm_set_threads(1); /* with the next call the others end */

@@ -1,3 +1,231 @@
+"""GGUF's K formats in the kernels: nothing is lost in packing, and the products are the definition's."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import llamarium
+from llamarium.generate import decode_one, new_cache
+from llamarium.kernels import native
+from llamarium.model import LlamaForCausalLM
+from llamarium.model.init import init_weights
+from llamarium.presets import preset
+from llamarium.quant.ggml_blocks import dequantize
+from llamarium.quant.ggml_formats import block_format
+from llamarium.quant.packed import (
+    FORMATS,
+    GGML_FORMATS,
+    EmbeddingPacked,
+    LinearPacked,
+    pack_ggml,
+    product_reference,
+    quantize_inputs,
+)
+from llamarium.quant.swap import swap_linears
+from llamarium.weights.native import NativeLlamaModel, use_kernels
+from llamarium.weights.packed_folder import PackedWeight, save_packed
+
+K_FORMATS = [name for name, packed in GGML_FORMATS.items() if FORMATS[packed].is_super]
+HALVES_AT = {"Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
+"""Where a block's halves are, in bytes from its start."""
+
+
+def available() -> list[str]:
+    lib = native.library()
+    assert lib is not None, "the suite wants the kernels: a C compiler, and `make native`"
+    found = [name for name in native.KERNELS if lib.lm_use_kernels(name.encode()) == 0]
+    lib.lm_use_kernels(None)
+    return found
+
+
+@pytest.fixture(params=available())
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each set of kernels that this machine has."""
+    lib = native.library()
+    assert lib is not None
+    lib.lm_use_kernels(request.param.encode())
+    yield request.param
+    lib.lm_use_kernels(None)
+
+
+def random_blocks(type_name: str, rows: int, columns: int, seed: int = 0) -> Tensor:
+    """Any codes and small integers, with halves such that weights are of size 0.1: (rows, bytes of a row)."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = torch.randint(
+        256, (rows, columns // 256, block_format(type_name).block_bytes), generator=generator, dtype=torch.uint8
+    )
+    for start, size in zip(HALVES_AT[type_name], (2.0**-11, 2.0**-8), strict=False):
+        halves = (size * (0.5 + torch.rand(rows, columns // 256, 1, generator=generator))).half()
+        blocks[..., start : start + 2] = halves.view(torch.uint8)
+    return blocks.flatten(1)
+
+
+def with_halves(type_name: str, values: list[float]) -> LinearPacked:
+    """A row of 256 for each value, of which all halves are that value; codes and integers are random, but not zero."""
+    blocks = random_blocks(type_name, len(values), 256) | 0x11
+    for start in HALVES_AT[type_name]:
+        blocks[:, start : start + 2] = torch.tensor(values).half().unsqueeze(1).view(torch.uint8)
+    return pack_ggml(blocks, type_name)
+
+
+# --- the layout -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("type_name", K_FORMATS)
+@pytest.mark.parametrize("rows", [1, 16, 40])
+def test_packing_loses_nothing(type_name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = random_blocks(type_name, rows, 512)
+    expected = dequantize(blocks, type_name)
+    for piece in (2**20, 1):
+        monkeypatch.setattr("llamarium.quant.packed._PIECE_WEIGHTS", piece)
+        linear = pack_ggml(blocks, type_name)
+        assert torch.equal(linear.dequantize(), expected) and linear.in_features == 512
+        assert torch.equal(linear.dequantize_rows(rows // 2, rows, torch.float32), expected[rows // 2 :])
+    assert linear.weight.numel() == -(-rows // 16) * 16 * blocks.shape[1], "no byte more than in the file"
+
+
+def test_every_code_and_integer_has_its_place() -> None:
+    """Any byte of a block, changed alone, changes the weights as it does in the file's own format."""
+    for type_name in K_FORMATS:
+        blocks = random_blocks(type_name, 2, 256)
+        size = blocks.shape[1]  # bytes of a block
+        changed = blocks[1].repeat(size, 1)
+        changed[range(size), range(size)] ^= 1 << torch.arange(size, dtype=torch.uint8) % 8
+        assert torch.equal(pack_ggml(changed, type_name).dequantize(), dequantize(changed, type_name))
+
+
+# --- one product ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("type_name", K_FORMATS)
+def test_the_definition_is_the_weights_times_the_rounded_inputs(type_name: str) -> None:
+    blocks, x = random_blocks(type_name, 20, 512), torch.randn(3, 512)
+    codes, scale = quantize_inputs(x)
+    rounded = (codes.double() * scale.double().unsqueeze(-1)).flatten(1)
+    expected = rounded @ dequantize(blocks, type_name).double().T
+    found = product_reference(x, pack_ggml(blocks, type_name)).double()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("type_name", K_FORMATS)
+@pytest.mark.parametrize("extreme", [0, 255, None])
+def test_product_equals_its_definition(kernels: str, type_name: str, extreme: int | None) -> None:
+    for rows, columns, num_inputs in ((16, 256, 1), (1, 256, 2), (33, 512, 13), (48, 2048, 9)):
+        blocks, x = random_blocks(type_name, rows, columns), torch.randn(num_inputs, columns)
+        if extreme is not None:  # all codes and integers are the least or the largest, and so are the inputs
+            changed = torch.full_like(blocks, extreme).view(rows, -1, block_format(type_name).block_bytes)
+            if type_name == "Q6_K":
+                changed[..., 192:208] = 128 - (extreme > 0)  # -128, or 127
+            for start in HALVES_AT[type_name]:
+                changed[..., start : start + 2] = blocks.view(changed.shape)[..., start : start + 2]
+            blocks, x = changed.view(blocks.shape), 3e4 * x.sign()
+            x[::2].abs_()
+        linear = pack_ggml(blocks, type_name)
+        expected, found = product_reference(x, linear), native.product(linear.matrix, x)
+        # The integer parts are exact; what is left is the order in which the groups are added.
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("type_name", K_FORMATS)
+def test_a_row_is_the_same_alone_among_others_and_on_any_number_of_threads(
+    kernels: str, type_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linear, x = pack_ggml(random_blocks(type_name, 200, 512), type_name), torch.randn(70, 512)
+    monkeypatch.setattr(native, "num_threads", lambda: 1)
+    together = native.product(linear.matrix, x)
+    for count in (2, 3, 7):
+        monkeypatch.setattr(native, "num_threads", lambda count=count: count)
+        assert torch.equal(native.product(linear.matrix, x), together)
+    alone = torch.cat([native.product(linear.matrix, row.unsqueeze(0)) for row in x])
+    assert torch.equal(alone, together)
+
+
+@pytest.mark.parametrize("type_name", K_FORMATS)
+def test_halves_that_are_zero_subnormal_infinite_or_nan(kernels: str, type_name: str) -> None:
+    values = [0.0, 2.0**-24, -(2.0**-15), 65504.0, float("inf"), float("nan")]
+    linear, x = with_halves(type_name, values), torch.randn(2, 256)
+    y = native.product(linear.matrix, x)
+    assert (y[:, 0] == 0).all() and y[:, 5].isnan().all() and not y[:, 4].isfinite().any()
+    size = x.abs() @ linear.dequantize()[1:4].abs().T
+    assert ((y - product_reference(x, linear))[:, 1:4].abs() <= 1e-6 * size).all() and (y[:, 1:4] != 0).all()
+    assert not linear.has_finite_scales() and with_halves(type_name, values[:4]).has_finite_scales()
+
+
+@pytest.mark.parametrize("type_name", K_FORMATS)
+def test_inputs_that_are_zero_or_not_finite(kernels: str, type_name: str) -> None:
+    linear, x = pack_ggml(random_blocks(type_name, 16, 512), type_name), torch.randn(4, 512)
+    x[0], x[1, 3], x[2, 400] = 0, float("nan"), float("inf")
+    y = native.product(linear.matrix, x)
+    assert (y[0] == 0).all() and y[1:3].isnan().all() and y[3].isfinite().all()
+
+
+@pytest.mark.parametrize("type_name", K_FORMATS)
+def test_an_embedding_looks_up_rows(kernels: str, type_name: str) -> None:
+    blocks = random_blocks(type_name, 100, 512)
+    table, ids = EmbeddingPacked(pack_ggml(blocks, type_name), torch.float32), torch.tensor([[0, 99, 17], [16, 15, 99]])
+    expected = dequantize(blocks, type_name)[ids]
+    assert torch.equal(table(ids), expected)
+    assert torch.equal(table(ids.int()), expected), "without the kernels"
+
+
+# --- whole models -----------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_a_pass_equals_the_modules(kernels: str) -> None:
+    config = replace(
+        preset("tiny"), vocab_size=300, hidden_size=256, intermediate_size=512, num_hidden_layers=3,
+        num_attention_heads=8, num_key_value_heads=4, head_dim=32,
+    )  # fmt: skip
+    kinds = {"q_proj": "Q4_K", "v_proj": "Q6_K", "gate_proj": "Q5_K", "down_proj": "Q6_K", "lm_head": "Q6_K"}
+
+    def pack(name: str, linear: torch.nn.Linear) -> LinearPacked:
+        kind = kinds.get(name.split(".")[-1], "Q4_K")
+        return pack_ggml(random_blocks(kind, linear.out_features, linear.in_features, len(name)), kind)
+
+    logits = []
+    for planned in (False, True):
+        model = init_weights(LlamaForCausalLM(config), seed=1).requires_grad_(False)
+        swap_linears(model, pack, skip=())
+        assert not planned or use_kernels(model)
+        assert isinstance(model.model, NativeLlamaModel) is planned
+        cache = new_cache(model, 1, 20)
+        logits.append(torch.stack([decode_one(model, cache, [7 * i], [i]) for i in range(20)]))
+    # An input near the middle of two codes may be rounded the other way: 1/254 of the largest of its group.
+    assert (logits[1] - logits[0]).norm() / logits[0].norm() < 0.02
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("type_name", "held"), [("Q4_K", "q4_k"), ("Q6_K", "q6_k"), ("Q3_K", "bfloat16")])
+def test_a_file_is_kept_as_it_is_where_the_kernels_know_its_format(
+    type_name: str, held: str, model_files: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def any_blocks(values: Any, kind: gguf.GGMLQuantizationType) -> Any:  # gguf-py only reads the K formats
+        if values.ndim == 1:
+            return values.astype(np.float32)
+        return random_blocks(kind.name, *values.shape).numpy()
+
+    monkeypatch.setattr(gguf, "quantize", any_blocks)
+    path: Path = model_files(hidden_size=256, intermediate_size=512, head_dim=32).gguf_file(type_name)
+    llama, exact = (llamarium.load(path, device="cpu", **given) for given in ({}, {"dtype": "float32"}))
+    matrices = {s.dtype for s in llama.sources if len(s.shape) == 2}
+    assert matrices == {held}
+    if held != "bfloat16":
+        assert isinstance(llama.model.model, NativeLlamaModel)
+        assert llama.model.lm_head.weight is llama.model.model.embed_tokens.weight, "a tied head is the same storage"
+        for key in ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj", "lm_head"):
+            weight = llama.model.get_submodule(key).dequantize()
+            assert torch.equal(weight, exact.model.get_parameter(f"{key}.weight")), "nothing is lost"
+    ids = torch.tensor([[1, 5, 17, 200, 3]])
+    found, expected = llama.model(ids).float(), exact.model(ids)
+    assert (found - expected).norm() / expected.norm() < 0.05
 
 
 @torch.no_grad()

@@ -9,8 +9,8 @@
 | q4_k, q5_k   | d * scale * q - dmin * min  | 4.5, 5.5 | GGUF's Q4_K, Q5_K           |
 | q6_k         | d * scale * (q - 32)        | 6.6  | GGUF's Q6_K                     |
 
-In the first four, 32 consecutive weights of a row share a float16 scale. In the K formats 256 share one, and 32 or 16 of
-them an integer that it is multiplied with. `quant/tiles.py` says where what lies in memory.
+In the first four, 32 consecutive weights of a row share a float16 scale. In the K formats 256 share one, and 32 or 16
+of them an integer that it is multiplied with. `quant/tiles.py` says where what lies in memory.
 
 Nothing is lost in packing: codes and scales are the file's. What is rounded besides are the inputs: a group of 32
 inputs becomes 8-bit codes and a scale, so that codes are multiplied with codes, in whole numbers, without an error.
@@ -184,7 +184,8 @@ class EmbeddingPacked(QuantizedEmbedding):
 
 
 GGML_FORMATS = {
-    "Q8_0": "q8", "Q4_0": "q4", "Q4_1": "q4_min", "IQ4_NL": "q4_codebook", "Q4_K": "q4_k", "Q5_K": "q5_k", "Q6_K": "q6_k",
+    "Q8_0": "q8", "Q4_0": "q4", "Q4_1": "q4_min", "IQ4_NL": "q4_codebook",
+    "Q4_K": "q4_k", "Q5_K": "q5_k", "Q6_K": "q6_k",
 }  # fmt: skip
 """GGUF's formats that are packed without loss, and as what."""
 
