@@ -291,13 +291,13 @@ FAULTS: dict[str, tuple[Callable[[Any, Any, Any], Any], str, type[LlamariumError
     "tile": (lambda t, m, x: x[Q].update(format="q8"), r"128 rows in q8 are U8 \(8, 4, 544\)", CheckpointError),
     "flat": (
         lambda t, m, x: t.update({Q: t[Q].flatten()}),
-        r"is U8 \(9216,\); 128 rows in q4 are U8 \(8, groups, 288\)",
+        r"is U8 \(9216,\); 128 rows in q4 are U8 \(8, tiles, 288\)",
         CheckpointError,
     ),
     "signed": (lambda t, m, x: t.update({Q: t[Q].view(torch.int8)}), r"is I8 \(8, 4, 288\)", CheckpointError),
     "no groups": (
         lambda t, m, x: t.update({Q: t[Q][:, :0].contiguous()}),
-        r"is U8 \(8, 0, 288\); .* U8 \(8, groups, 288\)",
+        r"is U8 \(8, 0, 288\); .* U8 \(8, tiles, 288\)",
         CheckpointError,
     ),
     "columns": (
