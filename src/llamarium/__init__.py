@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from llamarium.model import LlamaForCausalLM
     from llamarium.presets import PRESETS, preset
     from llamarium.sampling_params import SamplingParams
+    from llamarium.speculate import PromptLookup
     from llamarium.tokenizer.base import Tokenizer
     from llamarium.tokens import load_tokenizer
 
@@ -33,6 +34,7 @@ _HOMES = {
     "ModelConfig": "config",
     "PRESETS": "presets",
     "Piece": "completion",
+    "PromptLookup": "speculate",
     "RopeScaling": "config",
     "SamplingParams": "sampling_params",
     "Tokenizer": "tokenizer.base",
@@ -51,6 +53,7 @@ __all__ = [
     "LlamariumError",
     "ModelConfig",
     "Piece",
+    "PromptLookup",
     "RopeScaling",
     "SamplingParams",
     "Tokenizer",

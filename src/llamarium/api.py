@@ -23,6 +23,7 @@ from llamarium.generate import KVCacheDtype, PrefixCache, generate_tokens
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.swap import QUANTIZED_LINEARS, Method
 from llamarium.sampling import SamplingParams
+from llamarium.speculate import PromptLookup
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokens import find_tokenizer
 from llamarium.weights.builtin import recommended
@@ -195,7 +196,8 @@ class Llama:
         Args:
             prompt: Text (BOS is added where the model has one) or token ids (taken as they are), or a list of either.
             **options: Fields of `SamplingParams`, over the model's own defaults; `max_new_tokens` is `max_tokens`.
-                `use_cache=False` recomputes everything for every token.
+                `use_cache=False` recomputes everything for every token. `prompt_lookup=True`, or a `PromptLookup`,
+                guesses tokens from what was said before: the same answer, sooner where it repeats prompt or itself.
 
         Returns:
             A `Generation`, or a list of them for a list of prompts.
@@ -203,29 +205,34 @@ class Llama:
         Raises:
             SamplingError: For an unknown option or a value outside its range.
             ContextLengthError: If a prompt leaves no room in the context.
+            OptionError: If `prompt_lookup` could change the answer with this model (bfloat16 through PyTorch, say).
         """
         several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list, tuple))
         prompts = [self.encode(p) for p in (prompt if several else [prompt])]
-        use_cache = _pop_use_cache(options)
-        generations = self._complete(prompts, self.sampling_params(**options), use_cache=use_cache)
+        use_cache, lookup = _pop_use_cache(options), _pop_prompt_lookup(options)
+        generations = self._complete(prompts, self.sampling_params(**options), use_cache=use_cache, lookup=lookup)
         return generations if several else generations[0]
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
         """Continue one prompt, piece by piece; options as in `generate`, without `n`."""
-        use_cache = _pop_use_cache(options)
+        use_cache, lookup = _pop_use_cache(options), _pop_prompt_lookup(options)
         params = self.sampling_params(**options)
-        return self._stream(self.encode(prompt), params, use_cache=use_cache)
+        return self._stream(self.encode(prompt), params, use_cache=use_cache, lookup=lookup)
 
     def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
         """Answer a dialog: a list of {"role", "content"} messages; options as in `generate`.
 
         An answer has 1,024 tokens at most, unless the options or the model's generation_config.json say otherwise.
         """
-        return self._complete([self.tokenizer.chat(messages)], self.chat_params(**options), new_text=True)[0]
+        lookup = _pop_prompt_lookup(options)
+        ids = self.tokenizer.chat(messages)
+        return self._complete([ids], self.chat_params(**options), new_text=True, lookup=lookup)[0]
 
     def stream_chat(self, messages: Sequence[Message], **options: Any) -> Iterator[Piece]:
         """Answer a dialog piece by piece; options as in `chat`, without `n`."""
-        return self._stream(self.tokenizer.chat(messages), self.chat_params(**options), new_text=True)
+        lookup = _pop_prompt_lookup(options)
+        ids = self.tokenizer.chat(messages)
+        return self._stream(ids, self.chat_params(**options), new_text=True, lookup=lookup)
 
     def conversation(self, system: str | None = None) -> "Conversation":
         """Begin a dialog of several turns, whose keys and values are kept from turn to turn."""
@@ -337,7 +344,13 @@ class Llama:
         return self.sampling_params(**options)
 
     def _complete(
-        self, prompts: list[list[int]], params: SamplingParams, *, use_cache: bool = True, new_text: bool = False
+        self,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        *,
+        use_cache: bool = True,
+        new_text: bool = False,
+        lookup: PromptLookup | None = None,
     ) -> list[Generation]:
         begins = [new_text or not self.tokenizer.decode(prompt) for prompt in prompts]
         rows, prompt_of = row_texts(self.tokenizer, [params] * len(prompts), self.stop_ids, begins)
@@ -350,6 +363,7 @@ class Llama:
             use_cache=use_cache,
             kv_cache_dtype=self.kv_cache_dtype,
             cancelled=cancelled,
+            lookup=lookup,
         ):
             if rows[event.row].push(event).finish_reason is not None:
                 cancelled.add(event.row)
@@ -366,6 +380,7 @@ class Llama:
         use_cache: bool = True,
         new_text: bool = False,
         prefix: PrefixCache | None = None,
+        lookup: PromptLookup | None = None,
     ) -> Iterator[Piece]:
         if params.n != 1:
             raise SamplingError(f"n is {params.n}; streaming gives one answer, use generate() for several")
@@ -379,6 +394,7 @@ class Llama:
             use_cache=use_cache,
             kv_cache_dtype=self.kv_cache_dtype,
             prefix=prefix,
+            lookup=lookup,
         )
         for event in events:
             piece = row.push(event)
@@ -409,10 +425,13 @@ class Conversation:
         An answer that is interrupted stays as far as it got. If the dialog cannot be answered (it has outgrown the
         context, say), what was said is taken back.
         """
+        lookup = _pop_prompt_lookup(options)
         params = self.llama.chat_params(**options)
         ids = self.llama.tokenizer.chat([*self.messages, {"role": "user", "content": text}])
         answer: list[str] = []
-        pieces = self.llama._stream(ids, params, new_text=True, prefix=self._prefix)  # pyright: ignore[reportPrivateUsage]
+        pieces = self.llama._stream(  # pyright: ignore[reportPrivateUsage]
+            ids, params, new_text=True, prefix=self._prefix, lookup=lookup
+        )
         try:
             for piece in pieces:
                 answer.append(piece.text)
@@ -427,6 +446,14 @@ def _pop_use_cache(options: dict[str, Any]) -> bool:
     use_cache = options.pop("use_cache", True)
     _check_choice("use_cache", use_cache, (True, False))
     return use_cache
+
+
+def _pop_prompt_lookup(options: dict[str, Any]) -> PromptLookup | None:
+    lookup = options.pop("prompt_lookup", None)
+    if lookup is None or isinstance(lookup, PromptLookup):
+        return lookup
+    _check_choice("prompt_lookup", lookup, (True, False))
+    return PromptLookup() if lookup else None
 
 
 def _stop_ids(config: ModelConfig, tokenizer: Tokenizer | None, recommended: Sequence[int]) -> frozenset[int]:

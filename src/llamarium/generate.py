@@ -20,6 +20,7 @@ from llamarium.config import ModelConfig
 from llamarium.errors import ContextLengthError, InputError, OptionError, show_value
 from llamarium.model import LlamaForCausalLM
 from llamarium.sampling import Sampled, Sampler, SamplingParams
+from llamarium.speculate import Lookahead, PromptLookup
 
 PREFILL_CHUNK = 2048  # tokens a row per pass: bounds the activations of a long prompt, not what is computed
 
@@ -163,6 +164,7 @@ def generate_tokens(
     kv_cache_dtype: KVCacheDtype = "auto",
     prefix: PrefixCache | None = None,
     cancelled: Collection[int] = (),
+    lookup: PromptLookup | None = None,
 ) -> Iterator[TokenEvent]:
     """Generate answers to all prompts side by side, yielding each token as it is chosen.
 
@@ -175,12 +177,16 @@ def generate_tokens(
         kv_cache_dtype: What keys and values are kept in; a `prefix` has its own.
         prefix: Keys and values of a dialog so far; for one prompt with n = 1.
         cancelled: Rows that the caller puts here end before their next token.
+        lookup: Guess tokens ahead (`speculate.py`): the same events, in less time where the text repeats itself.
 
     Raises:
         InputError: For an empty prompt or an id outside the vocabulary; for a `prefix` with several rows or no cache.
         ContextLengthError: If a prompt leaves no room in the context.
+        OptionError: For `lookup` without the cache, or with a model whose tokens it might change.
     """
     check_prompts(model.config, prompts)
+    if lookup is not None and not use_cache:
+        raise OptionError("prompt_lookup runs its guesses over the cache; leave it out, or use_cache=False")
     if prefix is not None and (not use_cache or len(prompts) != 1 or params[0].n != 1):
         raise InputError("a prefix serves one prompt with one answer and use_cache=True")
     live = _rows(model.config, prompts, params, stop_ids)
@@ -197,6 +203,10 @@ def generate_tokens(
         if len(live) > len(prompts):  # n answers share one prefill
             cache.keep_rows([row.prompt_idx for row in live])
             logits_BV = logits_BV[[row.prompt_idx for row in live]]
+    ahead = None
+    if lookup is not None and cache is not None:
+        is_greedy = all(row.params.temperature == 0 for row in live)
+        ahead = Lookahead(model, cache, [row.ids for row in live], lookup, is_greedy=is_greedy)
     while True:
         sampled = sampler.sample(logits_BV)
         yield from _accept(live, sampled)
@@ -208,8 +218,12 @@ def generate_tokens(
             sampler.keep(going)
             if cache is not None:
                 cache.keep_rows(going)
+            if ahead is not None:
+                ahead.keep(going)
         if cache is None:
             logits_BV = recompute(model, [row.ids for row in live])
+        elif ahead is not None:
+            logits_BV = ahead.next_logits(min(row.limit - len(row.ids) for row in live))
         else:
             logits_BV = decode_one(model, cache, [row.ids[-1] for row in live], [len(row.ids) - 1 for row in live])
         if prefix is not None:

@@ -23,10 +23,13 @@ from llamarium.cli.options import (
     add_json,
     add_kv_cache,
     add_model,
+    add_prompt_lookup,
     add_sampling,
     add_stats,
     add_text,
     load_llama,
+    lookup_details,
+    prompt_lookup,
     read_text,
     sampling,
 )
@@ -41,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_text(parser, "QUESTION", "ask this one question and leave")
     parser.add_argument("--system", metavar="TEXT", help="what the model is told before the dialog")
+    add_prompt_lookup(parser)
     add_json(parser)
     add_stats(parser)
     add_sampling(parser)
@@ -55,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("argument --json: needs a QUESTION")
     llama = load_llama(args, falls_back=False)  # the packaged model knows no dialogs
     llama.sampling_params(**options)  # raises for a value out of range, before anyone types a question
+    options |= prompt_lookup(args)
     if llama.tokenizer.chat_format is None:
         llama.tokenizer.chat([])  # raises what there is to say about it
     if question is None:
@@ -73,7 +78,8 @@ def _answer_as_json(llama: "Llama", system: str | None, question: str, options: 
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
     generation = llama.chat(messages, **options)
-    emit({"num_prompt_tokens": len(generation.prompt_ids)} | asdict(generation.completions[0]))
+    lookup = {"prompt_lookup": options["prompt_lookup"].counts()} if "prompt_lookup" in options else {}
+    emit({"num_prompt_tokens": len(generation.prompt_ids)} | asdict(generation.completions[0]) | lookup)
 
 
 def _say(conversation: "Conversation", text: str, options: dict[str, Any], stats: bool | None) -> None:
@@ -87,7 +93,7 @@ def _say(conversation: "Conversation", text: str, options: dict[str, Any], stats
     finally:
         pieces.close()  # puts the answer into the dialog, if it was interrupted while it was being written
     write_text("\n")
-    watch.report()
+    watch.report(*lookup_details(options))
 
 
 class Repl:

@@ -5,7 +5,7 @@ text, or --max-tokens.
 
   llamarium generate "Once upon a time" -n 50 --temperature 0
   llamarium generate "The capital of France is" --n 3 --seed 1 --json
-  cat story.txt | llamarium generate - --min-p 0.05
+  cat story.txt | llamarium generate - --min-p 0.05 --prompt-lookup
 """
 
 import argparse
@@ -16,11 +16,14 @@ from llamarium.cli.options import (
     add_json,
     add_kv_cache,
     add_model,
+    add_prompt_lookup,
     add_sampling,
     add_stats,
     add_text,
     load_llama,
+    lookup_details,
     positive,
+    prompt_lookup,
     require_text,
     sampling,
 )
@@ -41,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-cache", action="store_true", help="recompute everything for every token, to compare; slow"
     )
+    add_prompt_lookup(parser)
     add_json(parser)
     add_stats(parser)
     add_sampling(parser)
@@ -60,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     params = llama.sampling_params(**options)
     if params.temperature > 0:  # greedy needs no seed, and would say that it has no effect
         options["seed"] = params.seed
-    options["use_cache"] = not args.no_cache
+    options |= {"use_cache": not args.no_cache} | prompt_lookup(args)
     if args.json or args.n > 1:
         _at_once(llama, prompt, options, args)
     else:
@@ -81,10 +85,11 @@ def _streamed(llama: "Llama", prompt: str, options: dict[str, Any], args: argpar
 def _at_once(llama: "Llama", prompt: str, options: dict[str, Any], args: argparse.Namespace) -> None:
     watch = Stopwatch(args.stats)
     generation = llama.generate(prompt, **options)
+    lookup = {"prompt_lookup": options["prompt_lookup"].counts()} if "prompt_lookup" in options else {}
     for index, answer in enumerate(generation.completions):
         watch.count(len(answer.token_ids))
         if args.json:
-            emit({"index": index, "num_prompt_tokens": len(generation.prompt_ids)} | _to_dict(answer))
+            emit({"index": index, "num_prompt_tokens": len(generation.prompt_ids)} | _to_dict(answer) | lookup)
         else:
             write_text(f"{'' if index == 0 else chr(10)}{answer.text}\n")
     _report(watch, len(generation.prompt_ids), options)
@@ -92,7 +97,7 @@ def _at_once(llama: "Llama", prompt: str, options: dict[str, Any], args: argpars
 
 def _report(watch: Stopwatch, num_prompt_tokens: int, options: dict[str, Any]) -> None:
     seed = [f"seed {options['seed']}"] if "seed" in options else []
-    watch.report(f"{num_prompt_tokens} prompt token{'s' * (num_prompt_tokens != 1)}", *seed)
+    watch.report(f"{num_prompt_tokens} prompt token{'s' * (num_prompt_tokens != 1)}", *seed, *lookup_details(options))
 
 
 def _to_dict(answer: "Completion") -> dict[str, Any]:

@@ -180,6 +180,17 @@ def use_kernels(model: LlamaForCausalLM) -> bool:
     return True
 
 
+def exact_tokens(model: LlamaForCausalLM) -> int | None:
+    """Return how many tokens a pass over a cache may have, so that each comes out as it would alone, to the bit.
+
+    None is any number, and 1 is what PyTorch promises: its products round otherwise for several tokens than for one.
+    """
+    trunk = model.model
+    plan = trunk.plan if isinstance(trunk, NativeLlamaModel) else None
+    with torch.no_grad():
+        return plan.max_rows if plan is not None and plan.serves(torch.zeros(1, 1, dtype=torch.int64)) else 1
+
+
 def _can_run(trunk: LlamaModel) -> bool:
     """Whether the kernels can multiply every Linear of the layers."""
     norms = [module.weight for module in trunk.modules() if isinstance(module, LlamaRMSNorm)]

@@ -1,0 +1,272 @@
+"""Prompt lookup: what is guessed, that no guess changes a token, and that guessing stops where it does not pay."""
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import llamarium
+from llamarium.cli.main import main
+from llamarium.errors import OptionError
+from llamarium.generate import PrefixCache, TokenEvent, generate_tokens
+from llamarium.model import LlamaForCausalLM
+from llamarium.model.init import init_weights
+from llamarium.presets import preset
+from llamarium.quant.ggml import quantize
+from llamarium.quant.packed import LinearPacked, pack_ggml
+from llamarium.quant.swap import swap_linears
+from llamarium.sampling import SamplingParams
+from llamarium.speculate import NgramIndex, PromptLookup
+from llamarium.weights.native import use_kernels
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40, logprobs=1)
+STRENGTH = 14.0  # of the circles
+PROMPT = [5, 6, 7, 8, 9, 10, 11] * 4
+
+
+def build(dtype: torch.dtype) -> LlamaForCausalLM:
+    """A model that mostly goes round in circles of seven tokens, and now and then leaves one."""
+    config = dataclasses.replace(
+        preset("tiny"), max_position_embeddings=128, initializer_range=0.12, tie_word_embeddings=False
+    )
+    model = init_weights(LlamaForCausalLM(config), seed=1).eval().requires_grad_(False)
+    tokens = torch.arange(config.vocab_size)
+    before = tokens // 7 * 7 + (tokens - 1) % 7
+    model.model.embed_tokens.weight.mul_(STRENGTH)
+    model.lm_head.weight.copy_(model.model.embed_tokens.weight[before.clamp(max=config.vocab_size - 1)])
+    return model.to(dtype)
+
+
+@pytest.fixture(scope="module")
+def packed() -> LlamaForCausalLM:
+    """A model whose products all run in the C kernels, head included."""
+    model = build(torch.float32)
+    swap_linears(model, lambda _, linear: pack_ggml(quantize(linear.weight, "Q8_0"), "Q8_0"), skip=())
+    model = model.bfloat16()
+    assert isinstance(model.lm_head, LinearPacked)
+    assert use_kernels(model)
+    return model
+
+
+class Priced(PromptLookup):
+    """A pass of t tokens takes `price(t)` seconds."""
+
+    def __init__(self, price: Callable[[int], float] = lambda t: 1 + t / 100, num_tokens: int = 15) -> None:
+        super().__init__(num_tokens)
+        self.price = price
+        self.widths: list[int] = []
+        self.spent_s = 0.0
+
+    def record_pass(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        assert seconds > 0
+        self.widths.append(num_tokens)
+        self.spent_s += self.price(num_tokens)
+        super().record_pass(num_rows, num_tokens, self.price(num_tokens))
+
+
+def run(model: LlamaForCausalLM, prompts: list[list[int]], params: list[SamplingParams], **options) -> list[TokenEvent]:
+    return list(generate_tokens(model, prompts, params, **options))
+
+
+# --- what is guessed --------------------------------------------------------------------------------------------------
+
+
+def plain_guess(ids: list[int], count: int) -> tuple[int, list[int]]:
+    """The same by looking through the whole sequence."""
+    for size in (5, 3, 2):
+        for place in range(len(ids) - 1, size - 1, -1):
+            if ids[place - size : place] == ids[-size:]:
+                grown = list(ids)
+                for i in range(count):
+                    grown.append(grown[place + i])
+                return size, grown[len(ids) :]
+    return 0, []
+
+
+def test_the_index_finds_the_last_occurrence_of_the_longest_n_gram() -> None:
+    chance = random.Random(3)
+    for num_words in (1, 2, 4, 30):
+        ids: list[int] = []
+        index = NgramIndex(ids)
+        for _ in range(200):
+            ids.extend(chance.randrange(num_words) for _ in range(chance.choice((1, 1, 1, 5))))
+            assert index.guess(6) == plain_guess(ids, 6)
+
+
+# --- no guess changes a token -----------------------------------------------------------------------------------------
+
+BIAS = dict.fromkeys(range(5, 12), 9.0)  # so that answers repeat themselves, even drawn ones
+REQUESTS = {
+    "greedy": [GREEDY],
+    "drawn": [SamplingParams(temperature=1.5, seed=1, max_tokens=40, logit_bias=BIAS, logprobs=3)],
+    "penalties": [
+        SamplingParams(
+            temperature=0.7, repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1, logit_bias=BIAS,
+            top_p=0.9, seed=2, max_tokens=40, logprobs=0,
+        )
+    ],
+    "a stop id": [dataclasses.replace(GREEDY, stop_token_ids=tuple(range(200, 256)))],
+    "n": [SamplingParams(temperature=0.01, seed=1, n=3, max_tokens=30, logprobs=0)],
+    "rows that end apart": [dataclasses.replace(GREEDY, max_tokens=m) for m in (7, 60, 33)],
+    "the context's end": [dataclasses.replace(GREEDY, max_tokens=500)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_events_are_the_same_to_the_bit(packed: LlamaForCausalLM, name: str) -> None:
+    params = REQUESTS[name]
+    prompts = [PROMPT[i:] for i in range(len(params))]
+    lookup = Priced()
+    assert run(packed, prompts, params, lookup=lookup) == run(packed, prompts, params)
+    assert lookup.drafted >= lookup.accepted > 0
+
+
+def test_every_accepted_guess_saves_a_pass(packed: LlamaForCausalLM) -> None:
+    lookup = Priced()
+    events = run(packed, [PROMPT], [GREEDY], lookup=lookup)
+    assert len(events) == 1 + lookup.passes + lookup.accepted
+    assert lookup.counts() == {"passes": lookup.passes, "drafted": lookup.drafted, "accepted": lookup.accepted}
+    assert lookup.passes == len(lookup.widths) and lookup.drafted == sum(lookup.widths) - lookup.passes
+    assert max(lookup.widths) > 4 and lookup.passes < 30
+
+
+def test_cancelled_rows_end_and_the_others_go_on(packed: LlamaForCausalLM) -> None:
+    def cut(**options) -> list[TokenEvent]:
+        cancelled: set[int] = set()
+        events = []
+        for event in generate_tokens(packed, [PROMPT, PROMPT[2:]], [GREEDY] * 2, cancelled=cancelled, **options):
+            events.append(event)
+            if len(events) > 30:
+                cancelled.add(0)
+        return events
+
+    lookup = Priced()
+    assert cut(lookup=lookup) == cut() and lookup.accepted > 0
+
+
+def test_a_dialog_goes_on_over_what_was_guessed(packed: LlamaForCausalLM) -> None:
+    """Whatever a turn left in the cache beyond its answer, the next one is not misled."""
+
+    def talk(lookup: PromptLookup | None) -> list[TokenEvent]:
+        prefix, ids, events = PrefixCache(packed), list(PROMPT), []
+        for turn in range(3):
+            said = run(packed, [ids], [dataclasses.replace(GREEDY, max_tokens=17)], prefix=prefix, lookup=lookup)
+            events += said
+            ids += [event.token_id for event in said[: 9 + turn]] + [6, 7]
+        return events
+
+    lookup = Priced()
+    assert talk(lookup) == talk(None) and lookup.accepted > 0
+
+
+def test_weights_in_bfloat16_take_four_tokens_a_pass_at_most() -> None:
+    model = build(torch.bfloat16)
+    assert use_kernels(model)
+    for count in (1, 2, 3):
+        prompts, lookup = [PROMPT[i:] for i in range(count)], Priced()
+        assert run(model, prompts, [GREEDY] * count, lookup=lookup) == run(model, prompts, [GREEDY] * count)
+        assert max(lookup.widths) == {1: 4, 2: 2, 3: 1}[count]
+
+
+def test_float32_gives_the_same_greedy_tokens() -> None:
+    model, lookup = build(torch.float32), Priced()
+    params = dataclasses.replace(GREEDY, logprobs=None)
+    found = [event.token_id for event in run(model, [PROMPT], [params], lookup=lookup)]
+    assert found == [event.token_id for event in run(model, [PROMPT], [params])] and lookup.accepted > 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "temperature", "kept"), [(torch.bfloat16, 0.0, "bfloat16"), (torch.float32, 0.5, "float32")]
+)
+def test_what_could_change_tokens_is_refused(dtype: torch.dtype, temperature: float, kept: str) -> None:
+    params = SamplingParams(temperature=temperature, seed=1)
+    with pytest.raises(OptionError, match=f"PyTorch rounds .*in {kept}, at this temperature.* take float32"):
+        run(build(dtype), [PROMPT], [params], lookup=PromptLookup())
+
+
+def test_without_a_cache_and_with_senseless_lengths_it_is_refused() -> None:
+    with pytest.raises(OptionError, match="over the cache"):
+        run(build(torch.float32), [PROMPT], [GREEDY], lookup=PromptLookup(), use_cache=False)
+    for num_tokens in (0, 65, True, 2.0, "9"):
+        with pytest.raises(OptionError, match=r"num_tokens is .*; expected .*1 to 64"):
+            PromptLookup(num_tokens)  # type: ignore[arg-type]
+
+
+# --- guessing stops where it does not pay -----------------------------------------------------------------------------
+
+
+def test_it_turns_off_where_wider_passes_are_dear(packed: LlamaForCausalLM) -> None:
+    lookup = Priced(lambda t: 1 + 2.0 * (t - 1))
+    params = dataclasses.replace(GREEDY, max_tokens=99)
+    assert run(packed, [PROMPT], [params], lookup=lookup) == run(packed, [PROMPT], [params])
+    assert 1 <= sum(width > 1 for width in lookup.widths) <= 4
+    assert set(lookup.widths[20:]) == {1}
+
+
+def test_it_turns_on_again_when_they_become_cheap() -> None:
+    lookup, extra_s = PromptLookup(), 2.0
+
+    def lengths(count: int) -> list[int]:
+        found = []
+        for _ in range(count):
+            found.append(lookup.best_length(5))
+            lookup.record_pass(1, 1 + found[-1], 1 + extra_s * found[-1])
+            lookup.record_guess(5, is_right=True)
+        return found
+
+    assert lengths(20)[-1] == 0, "off"
+    assert set(lengths(2000)) == {0, 2} and lookup.drafted < 30, "tried now and then"
+    extra_s = 0.1
+    assert lengths(2000)[-1] == 15, "on"
+    extra_s = 2.0
+    assert lengths(20)[-1] == 0, "off again"
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_what_never_pays_costs_less_than_two_percent(rate: float) -> None:
+    """Guesses that are hardly ever right, where each token of a guess costs a sixth of a pass."""
+    chance = random.Random(5)
+    lookup = Priced(lambda t: 1 + (t - 1) / 6)
+    tokens = 0
+    while tokens < 1000:
+        size = chance.choice((5, 3, 2))
+        length = lookup.best_length(size)
+        lookup.record_pass(1, 1 + length, 1.0)
+        tokens += 1
+        for place in range(max(1, length)):
+            is_right = chance.random() < rate
+            lookup.record_guess(size, is_right)
+            tokens += is_right and place < length
+            if not is_right:
+                break
+    assert lookup.spent_s < 1.02 * tokens
+
+
+# --- the way to it ----------------------------------------------------------------------------------------------------
+
+
+def test_the_option_is_taken_everywhere() -> None:
+    llama = llamarium.load("shakespeare-char", dtype="float32", device="cpu")
+    options = {"temperature": 0.0, "max_new_tokens": 60}
+    expected = llama.generate("ROMEO:", **options).text
+    lookup = llamarium.PromptLookup()
+    assert llama.generate("ROMEO:", prompt_lookup=lookup, **options).text == expected
+    assert lookup.passes > 0
+    assert "".join(p.text for p in llama.stream("ROMEO:", prompt_lookup=True, **options)) == expected
+    assert llama.generate("ROMEO:", prompt_lookup=False, use_cache=False, **options).text == expected
+    with pytest.raises(OptionError, match="prompt_lookup is 10; expected True, False"):
+        llama.generate("ROMEO:", prompt_lookup=10, **options)
+
+
+def test_the_command_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "generate ROMEO: -m shakespeare-char --dtype float32 --device cpu --temperature 0 -n 60 --stats"
+    assert main([*words.split(), "--prompt-lookup", "--json"]) == 0
+    shown = capsys.readouterr()
+    counts = json.loads(shown.out)["prompt_lookup"]
+    assert 1 + counts["passes"] + counts["accepted"] == 60
+    assert f"{counts['accepted']} of {counts['drafted']} guesses right in {counts['passes']} passes" in shown.err
+    assert main([*words.split(), "--json"]) == 0
+    assert "prompt_lookup" not in json.loads(capsys.readouterr().out)
