@@ -191,18 +191,7 @@ def generate_tokens(
         raise InputError("a prefix serves one prompt with one answer and use_cache=True")
     live = _rows(model.config, prompts, params, stop_ids)
     sampler = Sampler([row.params for row in live], [row.ids for row in live], model.config.vocab_size, model.device)
-    slots = max(row.limit for row in live)
-    if not use_cache:
-        cache, logits_BV = None, recompute(model, [row.ids for row in live])
-    elif prefix is not None:
-        logits_BV = prefix.prefill(prompts[0], slots)
-        cache = prefix.cache
-    else:
-        cache = new_cache(model, len(prompts), slots, kv_cache_dtype)
-        logits_BV = prefill(model, cache, prompts)
-        if len(live) > len(prompts):  # n answers share one prefill
-            cache.keep_rows([row.prompt_idx for row in live])
-            logits_BV = logits_BV[[row.prompt_idx for row in live]]
+    cache, logits_BV = _begin(model, prompts, live, use_cache=use_cache, kv_cache_dtype=kv_cache_dtype, prefix=prefix)
     ahead = None
     if lookup is not None and cache is not None:
         is_greedy = all(row.params.temperature == 0 for row in live)
@@ -279,6 +268,30 @@ def _rows(
         for single in wanted.rows():
             rows.append(_Row(len(rows), prompt_idx, single, list(prompt), limit, stops))
     return rows
+
+
+def _begin(
+    model: LlamaForCausalLM,
+    prompts: Sequence[Sequence[int]],
+    rows: Sequence[_Row],
+    *,
+    use_cache: bool,
+    kv_cache_dtype: KVCacheDtype,
+    prefix: PrefixCache | None,
+) -> tuple[KVCache | None, Tensor]:
+    """Run the prompts; return the cache, if there is to be one, and the logits of each row's first token (B, V)."""
+    if not use_cache:
+        return None, recompute(model, [row.ids for row in rows])
+    slots = max(row.limit for row in rows)
+    if prefix is not None:
+        logits_BV = prefix.prefill(prompts[0], slots)
+        return prefix.cache, logits_BV
+    cache = new_cache(model, len(prompts), slots, kv_cache_dtype)
+    logits_BV = prefill(model, cache, prompts)
+    if len(rows) > len(prompts):  # n answers share one prefill
+        cache.keep_rows([row.prompt_idx for row in rows])
+        logits_BV = logits_BV[[row.prompt_idx for row in rows]]
+    return cache, logits_BV
 
 
 def _accept(rows: Sequence[_Row], sampled: Sampled) -> Iterator[TokenEvent]:

@@ -124,6 +124,14 @@ def test_events_are_the_same_to_the_bit(packed: LlamaForCausalLM, name: str) -> 
     assert lookup.drafted >= lookup.accepted > 0
 
 
+def test_keys_and_values_in_8_bits_are_served_where_they_are_exact(packed: LlamaForCausalLM) -> None:
+    lookup = Priced()
+    expected = run(packed, [PROMPT], [GREEDY], kv_cache_dtype="int8")
+    assert run(packed, [PROMPT], [GREEDY], kv_cache_dtype="int8", lookup=lookup) == expected and lookup.accepted > 0
+    with pytest.raises(OptionError, match="PyTorch rounds"):
+        run(build(torch.float32), [PROMPT], [GREEDY], kv_cache_dtype="int8", lookup=lookup)
+
+
 def test_every_accepted_guess_saves_a_pass(packed: LlamaForCausalLM) -> None:
     lookup = Priced()
     events = run(packed, [PROMPT], [GREEDY], lookup=lookup)
