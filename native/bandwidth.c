@@ -39,7 +39,10 @@ static void read_stage(void *context, lm_team team) {
 
 int64_t lm_read_ns(const void *data, int64_t num_bytes) {
     reading r = {.data = data, .num_blocks = (int)(num_bytes / BLOCK)};
+    lm_enter();
     const int64_t begin = lm_now_ns();
     lm_parallel(read_stage, &r);
-    return lm_now_ns() - begin;
+    const int64_t taken = lm_now_ns() - begin;
+    lm_leave();
+    return taken;
 }

@@ -15,7 +15,8 @@
 #define JOIN(a, b) JOIN_(a, b)
 
 #define ROWS_IN_CACHE 64   /* rows of tokens whose inputs stay in the cache beside a stripe */
-#define MAX_STAGES 16
+#define FEW_ROWS 4         /* of tokens, which each thread normalises for itself */
+#define MAX_STAGES 8
 
 static inline int stripes_of(const lm_matrix *w) { return (w->rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS; }
 static inline int min_int(int a, int b) { return a < b ? a : b; }
@@ -237,8 +238,11 @@ typedef struct {
     const lm_place *places;
     int num_rows, num_chunks;        /* chunks of the longest row */
     float *hidden, *qkv, *turns, *parts;
+    int apart;       /* whether no two rows are of the same sequence */
+    float *turned;   /* each thread's queries, (HEADS_AT_ONCE, head_dim) */
     float *attended; /* NULL where heads are made of whole groups */
-    inputs in, gated;
+    inputs *normed;  /* of each thread for a few rows, else one for all */
+    inputs mixed, gated;
     atomic_int *counters; /* one a stage that hands out pieces: (num_layers, MAX_STAGES) */
 } pass;
 
@@ -252,76 +256,123 @@ static void turn_angles(const pass *p, lm_team team) {
         }
 }
 
-/* Rotate queries and keys, scale the queries, and put keys and values into the cache. */
-static void rotate_and_store(const pass *p, lm_team team, int layer) {
-    const lm_model *model = p->model;
-    const lm_cache *cache = p->cache;
-    const int head_dim = model->head_dim, heads = model->num_heads, kv_heads = model->num_kv_heads;
-    const int all = heads + 2 * kv_heads;
+/* Where a row keeps a kv head's slots. */
+static inline size_t slots_of(const pass *p, int row, int kv) {
+    return (size_t)p->places[row].cache_row * p->cache->row_stride + (size_t)kv * p->cache->head_stride;
+}
+
+/* Rotate and scale a query head. */
+static __attribute__((noinline)) void turn_query(const pass *p, int row, const float *from, float *to) {
+    const int head_dim = p->model->head_dim;
     const float scale = 1 / sqrtf((float)head_dim);
-    for (int64_t piece = team.index; piece < (int64_t)p->num_rows * all; piece += team.count) {
-        const int row = (int)(piece / all), head = (int)(piece % all);
-        float *values = p->qkv + (size_t)piece * head_dim;
-        if (head < heads + kv_heads) rotate(values, p->turns + (size_t)row * head_dim, head_dim / 2);
-        if (head < heads) {
-            for (int i = 0; i < head_dim; i++) values[i] *= scale;
-            continue;
-        }
-        const int kv = (head - heads) % kv_heads;
-        const size_t place = (size_t)p->places[row].cache_row * cache->row_stride + (size_t)kv * cache->head_stride +
-                             (size_t)p->places[row].position * head_dim;
-        const int is_key = head < heads + kv_heads, has_scales = cache->dtype == LM_INT8;
-        float *scales = has_scales ? (is_key ? cache->k_scales : cache->v_scales)[layer] : NULL;
-        store(cache->dtype, (is_key ? cache->k : cache->v)[layer], scales, place, values, head_dim);
+    if (to != from) memcpy(to, from, head_dim * sizeof(float));
+    rotate(to, p->turns + (size_t)row * head_dim, head_dim / 2);
+    for (int i = 0; i < head_dim; i++) to[i] *= scale;
+}
+
+/* Rotate a row's key and put it into the cache beside its value. */
+static __attribute__((noinline)) void store_slot(const pass *p, int layer, int row, int kv) {
+    const lm_model *model = p->model;
+    const int head_dim = model->head_dim, heads = model->num_heads, kv_heads = model->num_kv_heads;
+    float *k = p->qkv + ((size_t)row * (heads + 2 * kv_heads) + heads + kv) * head_dim, *v = k + (size_t)kv_heads * head_dim;
+    const size_t place = slots_of(p, row, kv) + (size_t)p->places[row].position * head_dim;
+    rotate(k, p->turns + (size_t)row * head_dim, head_dim / 2);
+    const lm_cache *cache = p->cache;
+    const int has_scales = cache->dtype == LM_INT8;
+    store(cache->dtype, cache->k[layer], has_scales ? cache->k_scales[layer] : NULL, place, k, head_dim);
+    store(cache->dtype, cache->v[layer], has_scales ? cache->v_scales[layer] : NULL, place, v, head_dim);
+}
+
+/* Put a head's chunks together, as inputs of the next product; where a head is no whole number of groups, as numbers. */
+static void fold_head(const pass *p, int row, int head) {
+    const int head_dim = p->model->head_dim, groups = head_dim / LM_GROUP, visible = p->places[row].position + 1;
+    const size_t piece = (size_t)row * p->model->num_heads + head;
+    part *known = part_at(p->parts, piece * p->num_chunks, head_dim);
+    for (int chunk = 1; chunk * CHUNK < visible; chunk++)
+        fold(known, part_at(p->parts, piece * p->num_chunks + chunk, head_dim), head_dim);
+    for (int i = 0; i < head_dim; i++) known->mixture[i] /= known->sum;
+    if (p->attended != NULL)
+        memcpy(p->attended + piece * head_dim, known->mixture, head_dim * sizeof(float));
+    else
+        for (int g = 0; g < groups; g++) put_group(known->mixture + g * LM_GROUP, p->mixed, piece * groups + g);
+}
+
+static void turn_and_store_stage(const pass *p, lm_team team, int layer) {
+    const int heads = p->model->num_heads, kv_heads = p->model->num_kv_heads, head_dim = p->model->head_dim;
+    const int pieces = heads + kv_heads;
+    for (int64_t piece = team.index; piece < (int64_t)p->num_rows * pieces; piece += team.count) {
+        const int row = (int)(piece / pieces), head = (int)(piece % pieces);
+        float *values = p->qkv + ((size_t)row * (heads + 2 * kv_heads) + head) * head_dim;
+        if (head < heads)
+            turn_query(p, row, values, values);
+        else
+            store_slot(p, layer, row, head - heads);
     }
 }
 
-/* One piece is one row, one kv head with its query heads, and one chunk of slots. */
-static void attend_stage(const pass *p, atomic_int *next, int layer) {
+/* One piece is one row, one kv head with its query heads, and one chunk of slots. Where no row sees what another one is
+ * about to store, a piece turns its own queries, and the row's last one stores its key and value: one stage instead of two. */
+static void attend_stage(const pass *p, lm_team team, atomic_int *next, int layer) {
     const lm_model *model = p->model;
     const lm_cache *cache = p->cache;
     const int head_dim = model->head_dim, heads = model->num_heads, kv_heads = model->num_kv_heads;
     const int group = heads / kv_heads, all = heads + 2 * kv_heads;
     const int pieces = p->num_rows * kv_heads * p->num_chunks;
+    float *turned = p->turned + (size_t)team.index * HEADS_AT_ONCE * head_dim;
     for (int piece; (piece = lm_next(next)) < pieces;) {
         const int row = piece / (kv_heads * p->num_chunks), kv = piece / p->num_chunks % kv_heads;
-        const int chunk = piece % p->num_chunks, visible = p->places[row].position + 1;
-        if (chunk * CHUNK >= visible) continue;
-        const size_t base = (size_t)p->places[row].cache_row * cache->row_stride + (size_t)kv * cache->head_stride;
-        const int begin = chunk * CHUNK, has_scales = cache->dtype == LM_INT8;
+        const int chunk = piece % p->num_chunks, begin = chunk * CHUNK, visible = p->places[row].position + 1;
+        if (begin >= visible) continue;
+        const int has_scales = cache->dtype == LM_INT8;
         const stretch at = {
             .k = cache->k[layer],
             .v = cache->v[layer],
             .k_scales = has_scales ? cache->k_scales[layer] : NULL,
             .v_scales = has_scales ? cache->v_scales[layer] : NULL,
-            .place = base + (size_t)begin * head_dim,
+            .place = slots_of(p, row, kv) + (size_t)begin * head_dim,
             .head_dim = head_dim,
             .slots = min_int(visible, begin + CHUNK) - begin,
         };
+        if (p->apart && begin + at.slots == visible) store_slot(p, layer, row, kv);
         for (int first = kv * group; first < (kv + 1) * group; first += HEADS_AT_ONCE) {
             const int count = min_int(HEADS_AT_ONCE, (kv + 1) * group - first);
+            const float *q = p->qkv + ((size_t)row * all + first) * head_dim;
             part *out[HEADS_AT_ONCE];
-            for (int h = 0; h < count; h++)
+            for (int h = 0; h < count; h++) {
                 out[h] = part_at(p->parts, ((size_t)row * heads + first + h) * p->num_chunks + chunk, head_dim);
-            attend_stretch(cache->dtype, count, &at, p->qkv + ((size_t)row * all + first) * head_dim, out);
+                if (p->apart) turn_query(p, row, q + (size_t)h * head_dim, turned + (size_t)h * head_dim);
+            }
+            attend_stretch(cache->dtype, count, &at, p->apart ? turned : q, out);
+            for (int h = 0; h < count && p->num_chunks == 1; h++) fold_head(p, row, first + h);
         }
     }
 }
 
-/* Put each head's chunks together, as inputs of the next product; where a head is no whole number of groups, as numbers. */
-static void fold_stage(const pass *p, lm_team team) {
-    const int head_dim = p->model->head_dim, heads = p->model->num_heads, groups = head_dim / LM_GROUP;
-    for (int piece = team.index; piece < p->num_rows * heads; piece += team.count) {
-        part *known = part_at(p->parts, (size_t)piece * p->num_chunks, head_dim);
-        const int visible = p->places[piece / heads].position + 1;
-        for (int chunk = 1; chunk * CHUNK < visible; chunk++)
-            fold(known, part_at(p->parts, (size_t)piece * p->num_chunks + chunk, head_dim), head_dim);
-        for (int i = 0; i < head_dim; i++) known->mixture[i] /= known->sum;
-        if (p->attended != NULL)
-            memcpy(p->attended + (size_t)piece * head_dim, known->mixture, head_dim * sizeof(float));
-        else
-            for (int g = 0; g < groups; g++) put_group(known->mixture + g * LM_GROUP, p->in, (size_t)piece * groups + g);
+static void attention(const pass *p, lm_team team, atomic_int *next, int layer) {
+    const int heads = p->model->num_heads, q_size = heads * p->model->head_dim;
+    if (!p->apart) {
+        turn_and_store_stage(p, team, layer);
+        lm_barrier(team);
     }
+    attend_stage(p, team, next, layer);
+    lm_barrier(team);
+    if (p->num_chunks > 1) {
+        for (int piece = team.index; piece < p->num_rows * heads; piece += team.count) fold_head(p, piece / heads, piece % heads);
+        lm_barrier(team);
+    }
+    if (p->attended != NULL) {
+        prepare_inputs(team, p->attended, p->num_rows, q_size, NULL, NULL, p->mixed);
+        lm_barrier(team);
+    }
+}
+
+/* The hidden states, normalised, as inputs. A few rows each thread prepares for itself, sooner than it could wait for others. */
+static inputs normed(const pass *p, lm_team team, const void *norm) {
+    const inputs in = p->normed[p->num_rows <= FEW_ROWS ? team.index : 0];
+    const lm_team share = p->num_rows <= FEW_ROWS ? (lm_team){0, 1} : team;
+    prepare_inputs(share, p->hidden, p->num_rows, p->model->hidden, p->model, norm, in);
+    if (share.count > 1) lm_barrier(team);
+    return in;
 }
 
 static void run_layer(const pass *p, lm_team team, int index) {
@@ -331,27 +382,14 @@ static void run_layer(const pass *p, lm_team team, int index) {
     const int q_size = model->num_heads * head_dim, kv_size = model->num_kv_heads * head_dim, all = q_size + 2 * kv_size;
     atomic_int *next = p->counters + (size_t)index * MAX_STAGES;
 
-    prepare_inputs(team, p->hidden, rows, hidden, model, layer->attention_norm, p->in);
-    lm_barrier(team);
     const lm_matrix *const qkv[] = {&layer->q, &layer->k, &layer->v}, *const o[] = {&layer->o}, *const down[] = {&layer->down};
-    products(team, next++, qkv, 3, p->in, rows, (float *const[]){p->qkv, p->qkv + q_size, p->qkv + q_size + kv_size},
-             (const int[]){all, all, all}, 0);
+    products(team, next++, qkv, 3, normed(p, team, layer->attention_norm), rows,
+             (float *const[]){p->qkv, p->qkv + q_size, p->qkv + q_size + kv_size}, (const int[]){all, all, all}, 0);
     lm_barrier(team);
-    rotate_and_store(p, team, index);
+    attention(p, team, next++, index);
+    products(team, next++, o, 1, p->mixed, rows, (float *const[]){p->hidden}, &hidden, 1);
     lm_barrier(team);
-    attend_stage(p, next++, index);
-    lm_barrier(team);
-    fold_stage(p, team);
-    lm_barrier(team);
-    if (p->attended != NULL) {
-        prepare_inputs(team, p->attended, rows, q_size, NULL, NULL, p->in);
-        lm_barrier(team);
-    }
-    products(team, next++, o, 1, p->in, rows, (float *const[]){p->hidden}, &hidden, 1);
-    lm_barrier(team);
-    prepare_inputs(team, p->hidden, rows, hidden, model, layer->mlp_norm, p->in);
-    lm_barrier(team);
-    gated_products(team, next++, layer, p->in, rows, p->gated);
+    gated_products(team, next++, layer, normed(p, team, layer->mlp_norm), rows, p->gated);
     lm_barrier(team);
     products(team, next++, down, 1, p->gated, rows, (float *const[]){p->hidden}, &hidden, 1);
     lm_barrier(team);
@@ -383,38 +421,73 @@ static void *take(arena *a, size_t bytes) {
     return place;
 }
 
-static inputs take_inputs(arena *a, size_t rows, size_t cols) {
-    lm_block *blocks = take(a, rows * (cols / LM_GROUP) * sizeof(lm_block));
-    return (inputs){blocks, take(a, rows * cols * sizeof(float))};
+/* Which forms of its inputs a model's matrices want. */
+typedef struct {
+    int blocks, floats;
+} forms;
+
+static forms forms_of(const lm_model *model) {
+    forms wanted = {0, 0};
+    for (int i = 0; i < model->num_layers; i++) {
+        const lm_layer *l = &model->layers[i];
+        const int kinds[] = {l->q.kind, l->k.kind, l->v.kind, l->o.kind, l->gate.kind, l->up.kind, l->down.kind};
+        for (size_t j = 0; j < sizeof kinds / sizeof *kinds; j++) *(kinds[j] == LM_BF16 ? &wanted.floats : &wanted.blocks) = 1;
+    }
+    return wanted;
 }
 
-static void lay_out(pass *p, arena *a) {
+static inputs take_inputs(arena *a, forms wanted, size_t rows, size_t cols) {
+    lm_block *blocks = wanted.blocks ? take(a, rows * (cols / LM_GROUP) * sizeof(lm_block)) : NULL;
+    return (inputs){blocks, wanted.floats ? take(a, rows * cols * sizeof(float)) : NULL};
+}
+
+static void lay_out(pass *p, arena *a, forms wanted, int num_threads) {
     const lm_model *model = p->model;
     const size_t rows = p->num_rows, head_dim = model->head_dim, q_size = model->num_heads * head_dim;
-    const size_t widest = (size_t)model->hidden > q_size ? (size_t)model->hidden : q_size;
+    const int copies = rows <= FEW_ROWS ? num_threads : 1;
     p->qkv = take(a, rows * (q_size + 2 * model->num_kv_heads * head_dim) * sizeof(float));
     p->turns = take(a, rows * head_dim * sizeof(float));
     p->parts = take(a, rows * model->num_heads * p->num_chunks * (head_dim + 2) * sizeof(float));
+    p->turned = take(a, num_threads * HEADS_AT_ONCE * head_dim * sizeof(float));
     p->attended = head_dim % LM_GROUP ? take(a, rows * q_size * sizeof(float)) : NULL;
-    p->in = take_inputs(a, rows, widest);
-    p->gated = take_inputs(a, rows, model->intermediate);
+    p->mixed = take_inputs(a, wanted, rows, q_size);
+    p->gated = take_inputs(a, wanted, rows, model->intermediate);
     p->counters = take(a, (size_t)model->num_layers * MAX_STAGES * sizeof(atomic_int));
+    inputs *normed = take(a, copies * sizeof(inputs));
+    for (int i = 0; i < copies; i++) {
+        const inputs own = take_inputs(a, wanted, rows, model->hidden);
+        if (a->memory != NULL) normed[i] = own;
+    }
+    p->normed = normed;
+}
+
+/* Whether each row is of another sequence, as when several answers are continued by a token each. */
+static int are_apart(const lm_place *places, int num_rows) {
+    for (int i = 1; i < num_rows; i++)
+        if (places[i].cache_row <= places[i - 1].cache_row) return 0;
+    return 1;
 }
 
 static int forward(const lm_model *model, const lm_cache *cache, const lm_place *places, int32_t num_rows, float *hidden) {
     int last = 0;
     for (int row = 0; row < num_rows; row++) last = places[row].position > last ? places[row].position : last;
-    pass p = {.model = model, .cache = cache, .places = places, .num_rows = num_rows, .num_chunks = last / CHUNK + 1, .hidden = hidden};
+    pass p = {.model = model, .cache = cache, .places = places, .num_rows = num_rows, .num_chunks = last / CHUNK + 1,
+              .hidden = hidden, .apart = are_apart(places, num_rows)};
+    const forms wanted = forms_of(model);
+    const int num_threads = lm_enter();
     arena a = {NULL, 0};
-    lay_out(&p, &a);
+    lay_out(&p, &a, wanted, num_threads);
     const size_t bytes = a.used;
-    if (posix_memalign((void **)&a.memory, 64, bytes) != 0) return LM_NO_MEMORY;
-    a.used = 0;
-    lay_out(&p, &a);
-    memset(p.counters, 0, (size_t)model->num_layers * MAX_STAGES * sizeof(atomic_int));
-    lm_parallel(run_pass, &p);
-    free(a.memory);
-    return LM_OK;
+    const int failed = posix_memalign((void **)&a.memory, 64, bytes);
+    if (!failed) {
+        a.used = 0;
+        lay_out(&p, &a, wanted, num_threads);
+        memset(p.counters, 0, (size_t)model->num_layers * MAX_STAGES * sizeof(atomic_int));
+        lm_parallel(run_pass, &p);
+        free(a.memory);
+    }
+    lm_leave();
+    return failed ? LM_NO_MEMORY : LM_OK;
 }
 
 /* --- rows ------------------------------------------------------------------------------------------------------- */
@@ -450,7 +523,9 @@ static int product(const lm_matrix *w, const float *x, int32_t num_rows, float *
         if (posix_memalign((void **)&s.in.blocks, 64, bytes) != 0) return LM_NO_MEMORY;
         s.in.floats = NULL;
     }
+    lm_enter();
     lm_parallel(run_single, &s);
+    lm_leave();
     free(s.in.blocks);
     return LM_OK;
 }

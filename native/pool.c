@@ -126,13 +126,19 @@ static void start_workers(void) {
     }
 }
 
-void lm_parallel(void (*next)(void *, lm_team), void *context) {
+int lm_enter(void) {
     pthread_mutex_lock(&user);
     if (running != wanted) {
         if (running > wanted) stop_workers();
         start_workers();
         wanted = running;
     }
+    return running;
+}
+
+void lm_leave(void) { pthread_mutex_unlock(&user); }
+
+void lm_parallel(void (*next)(void *, lm_team), void *context) {
     const int64_t begin = lm_now_ns();
     lm_team team = {0, running};
     if (running > 1) {
@@ -144,7 +150,6 @@ void lm_parallel(void (*next)(void *, lm_team), void *context) {
     next(context, team);
     lm_barrier(team);
     atomic_fetch_add(&busy, lm_now_ns() - begin);
-    pthread_mutex_unlock(&user);
 }
 
 int64_t lm_busy_ns(void) { return atomic_load(&busy); }

@@ -9,7 +9,11 @@ typedef struct {
     int index, count;
 } lm_team;
 
-/* Run `job` on every thread; returns when all are done. */
+/* Take the pool for one caller, until lm_leave; returns its number of threads. */
+int lm_enter(void);
+void lm_leave(void);
+
+/* Run `job` on every thread of the pool that was taken; returns when all are done. */
 void lm_parallel(void (*job)(void *context, lm_team team), void *context);
 
 /* A clock that only goes forward. */
