@@ -70,6 +70,6 @@ int lm_product(const lm_matrix *w, const float *x, int32_t num_rows, float *y) {
     return ops()->product(w, x, num_rows, y);
 }
 
-void lm_lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *out) {
-    ops()->lookup(w, rows, num_rows, out);
+int lm_lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *out) {
+    return ops()->lookup(w, rows, num_rows, out);
 }

@@ -46,7 +46,7 @@
 
 enum { LM_BF16 = 0, LM_Q8 = 1, LM_Q4 = 2, LM_Q4_MIN = 3, LM_Q4_CODEBOOK = 4, LM_Q4_K = 5, LM_Q5_K = 6, LM_Q6_K = 7 };
 enum { LM_FLOAT32 = 0, LM_BFLOAT16 = 1, LM_INT8 = 2 };
-enum { LM_OK = 0, LM_NO_MEMORY = 1 };
+enum { LM_OK = 0, LM_NO_MEMORY = 1, LM_NO_SUCH_ROW = 2 };
 
 typedef struct {
     int32_t kind;
@@ -91,7 +91,7 @@ LM_EXPORT int lm_forward(const lm_model *model, const lm_cache *cache, const lm_
 LM_EXPORT int lm_product(const lm_matrix *w, const float *x, int32_t num_rows, float *y);
 
 /* out (num_rows, w.cols): some rows of a packed matrix, as an embedding looks them up. */
-LM_EXPORT void lm_lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *out);
+LM_EXPORT int lm_lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *out);
 
 /* Nanoseconds in which all threads read this memory once, as fast as they can: its whole blocks of 32 KiB. */
 LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
@@ -100,7 +100,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 4
+#define LM_INTERFACE 5
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "avx512_vnni", "avx2", "neon_dotprod" or "portable". */

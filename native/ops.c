@@ -492,8 +492,11 @@ static int forward(const lm_model *model, const lm_cache *cache, const lm_place 
 
 /* --- rows ------------------------------------------------------------------------------------------------------- */
 
-static void lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *out) {
+static int lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *out) {
+    for (int n = 0; n < num_rows; n++)
+        if (rows[n] < 0 || rows[n] >= w->rows) return LM_NO_SUCH_ROW;
     for (int n = 0; n < num_rows; n++, out += w->cols) unpack_row(w, rows[n] / LM_TILE_ROWS, (int)(rows[n] % LM_TILE_ROWS), out);
+    return LM_OK;
 }
 
 /* --- one product ------------------------------------------------------------------------------------------------ */

@@ -15,7 +15,7 @@ typedef struct {
     const char *name;
     int (*forward)(const lm_model *, const lm_cache *, const lm_place *, int32_t num_rows, float *hidden);
     int (*product)(const lm_matrix *, const float *x, int32_t num_rows, float *y);
-    void (*lookup)(const lm_matrix *, const int64_t *rows, int32_t num_rows, float *out);
+    int (*lookup)(const lm_matrix *, const int64_t *rows, int32_t num_rows, float *out);
 } lm_ops;
 
 /* Which of them there are depends on the compiler and the processor: LM_HAS_AVX2 and so on, for dispatch.c. */

@@ -172,10 +172,11 @@ class CachedAttend:
         self.end = max(starts) + num_tokens
         if self.end > cache.num_slots:
             raise ContextLengthError(f"{self.end} positions needed, and the KV cache holds {cache.num_slots}")
+        self.starts = tuple(starts)
         self._start = starts[0] if min(starts) == max(starts) else None  # None: the rows stand at different places
         device = cache.k[0].device
         first_B1 = torch.tensor(starts, device=device).unsqueeze(1)
-        self.positions_BT = first_B1 + torch.arange(num_tokens, device=device)
+        self.positions_BT = first_B1 if num_tokens == 1 else first_B1 + torch.arange(num_tokens, device=device)
         self._mask_B1TS: Tensor | None = None
         if self._start is None or (num_tokens > 1 and self._start > 0):
             self._mask_B1TS = self._visible().unsqueeze(1)

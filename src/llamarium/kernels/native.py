@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from llamarium.errors import MemoryBudgetError, OptionError, show_value
 from llamarium.kernels.threads import num_threads
 
-INTERFACE = 4
+INTERFACE = 5
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -133,7 +134,6 @@ def _open() -> ctypes.CDLL | None:
     found.lm_use_kernels.argtypes = [c_char_p]
     found.lm_forward.argtypes = [POINTER(Model), POINTER(Cache), c_void_p, c_int32, c_void_p]
     found.lm_lookup.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
-    found.lm_lookup.restype = None
     found.lm_product.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
     found.lm_read_ns.argtypes = [c_void_p, c_int64]
     found.lm_read_ns.restype = found.lm_busy_ns.restype = c_int64
@@ -158,25 +158,31 @@ def product(matrix: Matrix, x: Tensor) -> Tensor:
     return y
 
 
-def forward(model: Model, cache: Cache, places_M2: Tensor, hidden_MD: Tensor) -> None:
+def forward(model: Model, cache: Cache, places: Sequence[tuple[int, int]], hidden_MD: Tensor) -> None:
     """Run embedded tokens through all layers and the last norm, in place.
 
     Args:
         model: The weights.
         cache: Where keys and values are kept.
-        places_M2: int32; each token's row and slot of the cache.
+        places: Each token's row and slot of the cache.
         hidden_MD: float32.
 
     Raises:
         MemoryBudgetError: If there is no memory for what lies between the layers.
     """
-    _check(_ready().lm_forward(model, cache, places_M2.data_ptr(), len(hidden_MD), hidden_MD.data_ptr()))
+    numbers = (c_int32 * (2 * len(places)))(*chain.from_iterable(places))
+    _check(_ready().lm_forward(model, cache, numbers, len(places), hidden_MD.data_ptr()))
 
 
 def lookup(matrix: Matrix, rows: Tensor) -> Tensor:
-    """Return some rows of a packed matrix, by their numbers, int64 (n,): (n, in) float32."""
-    out = torch.empty(len(rows), matrix.cols)
-    _ready().lm_lookup(matrix, rows.data_ptr(), len(rows), out.data_ptr())
+    """Return some rows of a packed matrix, by their numbers, int64 (...): (..., in) float32.
+
+    Raises:
+        IndexError: If there is no such row.
+    """
+    out = torch.empty(*rows.shape, matrix.cols)
+    if _ready().lm_lookup(matrix, rows.data_ptr(), rows.numel(), out.data_ptr()):
+        raise IndexError(f"ids span {int(rows.min())}..{int(rows.max())}; expected 0..{matrix.rows - 1}")
     return out
 
 

@@ -13,6 +13,7 @@ moved or cast, or carries a hook.
 Residual stream and activations are float32 here, where the modules round to the model's dtype after each operation.
 """
 
+import operator
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -50,9 +51,11 @@ class Plan:
 
     def __init__(self, trunk: LlamaModel) -> None:
         config = trunk.rotary_emb.config
-        self._modules = list(_children(trunk))
-        self._weights = [(tensors, tensors["weight"]) for tensors in map(_tensors, _weighted(trunk))]
-        self._addresses = [weight.data_ptr() for _, weight in self._weights]
+        weighted = list(map(_tensors, _weighted(trunk)))
+        self._weights = [tensors["weight"] for tensors in weighted]
+        self._addresses = list(map(Tensor.data_ptr, self._weights))
+        watched = [*_children(trunk), *((tensors, "weight", tensors["weight"]) for tensors in weighted)]
+        self._owners, self._names, self._owned = zip(*watched, strict=True)
         self._hooks = list(_hooks(trunk))
         linears = _linears(trunk)
         self.max_rows = None if all(isinstance(linear, LinearPacked) for linear in linears) else _MAX_ROWS_UNPACKED
@@ -80,25 +83,22 @@ class Plan:
         return type(None), ()
 
     def _is_intact(self) -> bool:
-        """Whether every module and weight is still what and where it was, without a hook; 60 microseconds."""
+        """Whether every module and weight is still what and where it was, without a hook."""
+        # Maps of C functions over 700 things take 30 microseconds, where a generator expression takes twice that.
         return (
-            all(children.get(name) is child for children, name, child in self._modules)
-            and all(tensors.get("weight") is weight for tensors, weight in self._weights)
-            and [weight.data_ptr() for _, weight in self._weights] == self._addresses
+            all(map(operator.is_, map(dict[str, object].get, self._owners, self._names), self._owned))
+            and list(map(Tensor.data_ptr, self._weights)) == self._addresses
             and not any(self._hooks)
         )
 
     def run(self, hidden_MD: Tensor, attend: CachedAttend) -> None:
         """Run embedded tokens through the trunk, in place: float32, (B * T, D), row after row."""
-        positions_BT = attend.positions_BT
-        rows_B1 = torch.arange(len(positions_BT)).unsqueeze(1)
-        places_M2 = torch.stack((rows_B1.expand_as(positions_BT), positions_BT), dim=-1).view(-1, 2).int()
         cache = self._cache(attend.cache)
+        places = [(row, start + i) for row, start in enumerate(attend.starts) for i in range(attend.num_tokens)]
         row_bytes = 4 * self._model.num_heads * (self._model.head_dim + 2) * (attend.end // _CHUNK_SLOTS + 1)
         num_rows = max(1, min(_MAX_ROWS, _MAX_PARTS_BYTES // row_bytes))
-        for start in range(0, len(hidden_MD), num_rows):
-            stop = start + num_rows
-            native.forward(self._model, cache, places_M2[start:stop], hidden_MD[start:stop])
+        for start, part_MD in zip(range(0, len(hidden_MD), num_rows), hidden_MD.split(num_rows), strict=True):
+            native.forward(self._model, cache, places[start : start + num_rows], part_MD)
 
     def _layer(self, layer: nn.Module) -> native.Layer:
         norms = ("input_layernorm", "post_attention_layernorm")
