@@ -30,7 +30,10 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def alternate(rounds: int, sides: dict[str, Callable[[], dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """Run the sides in turn, one warm-up round first, and return each side's medians; keys as the sides return them."""
+    """Run the sides in turn, one warm-up round first, and return each side's medians; keys as the sides return them.
+
+    Under "<first side> / <other side>" are the medians of the rounds' ratios, of what both sides return.
+    """
     for run in sides.values():
         run()
     found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
@@ -40,12 +43,13 @@ def alternate(rounds: int, sides: dict[str, Callable[[], dict[str, float]]]) -> 
     medians = {
         name: {key: statistics.median(r[key] for r in results) for key in results[0]} for name, results in found.items()
     }
-    first, second, *_ = list(sides)
-    medians["ratio"] = {
-        key: statistics.median(a[key] / b[key] for a, b in zip(found[first], found[second], strict=True))
-        for key in found[first][0]
-        if key in found[second][0] and all(r[key] for r in found[second])
-    }
+    first, *others = sides
+    for other in others:
+        medians[f"{first} / {other}"] = {
+            key: statistics.median(a[key] / b[key] for a, b in zip(found[first], found[other], strict=True))
+            for key in found[first][0]
+            if key in found[other][0] and all(r[key] for r in found[other])
+        }
     return medians
 
 

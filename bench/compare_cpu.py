@@ -1,114 +1,218 @@
-"""Decode and prefill on a CPU against llama.cpp, on the same GGUF file, alternating.
+"""A model on a CPU against other programs, on the same weights, alternating.
 
-    python bench/compare_cpu.py --llama-bench PATH                     the built-in SmolLM2, Q4_1
-    python bench/compare_cpu.py --llama-bench PATH --model FILE.gguf
+    python bench/compare_cpu.py --model FILE.gguf --llama-bench PATH [--peer NAME="PATH OPTIONS"] ...
+
+| option                | what runs                                                                                    |
+|-----------------------|----------------------------------------------------------------------------------------------|
+| --llama-bench         | llama.cpp's `llama-bench`                                                                    |
+| --peer                | any other `llama-bench`: --peer ik_llama.cpp="ik/llama-bench -rtr 1 -fa 1"                   |
+| --openvino-python     | OpenVINO, by an interpreter that has openvino-genai (`openvino_peer.py`)                     |
+| --transformers        | `transformers` in bfloat16, on this Hugging Face folder of the same model                    |
+| --llama-batched-bench | llama.cpp's, for the answers side by side that --streams asks for                            |
 
 `llama-bench` is built from llama.cpp's sources; those of the PyPI package llama-cpp-python will do:
 
-    cmake -B build -DGGML_NATIVE=ON && cmake --build build --target llama-bench
+    cmake -B build -DGGML_NATIVE=ON && cmake --build build --target llama-bench llama-batched-bench
 
 Each program is asked for tokens/s of a prompt of `--prompt-tokens` from an empty cache, and of `--new-tokens` after
-`--depth` others, with the same number of threads. ik_llama.cpp's llama-bench takes the same arguments;
-`--llama-bench-options "-rtr 1 -fa 1"` adds some. The machine's read bandwidth is measured in the same rounds: every
-step of decoding reads every weight once.
+`--depth` others; with `--streams`, of that many answers at once in sum. All have the same number of threads. Every step
+of decoding reads every weight once; what memory can deliver is measured in the same rounds.
+
+`LLAMARIUM_KERNELS=avx2` holds our side to AVX2, to be compared with a llama.cpp that was built for it.
 """
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
-import time
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import common
 import llamarium
-from llamarium.generate import generate_tokens
+from llamarium.inspect.speed import Work, memory_speed, run_round, some_memory, step_bytes
 from llamarium.kernels import native
-from llamarium.sampling import SamplingParams
 from llamarium.weights.hub import resolve
 
-
-def ours(llama: llamarium.Llama, options: argparse.Namespace) -> dict[str, float]:
-    """Return our tokens/s of both kinds, greedy, through the loop that users run."""
-    prefill = _times(llama, options.prompt_tokens, 0)
-    decode = _times(llama, options.depth, options.new_tokens)
-    return {
-        "prefill": options.prompt_tokens / (prefill[1] - prefill[0]),
-        "decode": options.new_tokens / (decode[-1] - decode[1]),
-    }
+Side = Callable[[], dict[str, float]]
 
 
-def _times(llama: llamarium.Llama, num_prompt: int, num_new: int) -> list[float]:
-    """Return when the prompt was given, and when each token came; the first belongs to the prompt."""
-    ids = [5 + i % 1000 for i in range(num_prompt)]
-    params = SamplingParams(temperature=0.0, max_tokens=num_new + 1)
-    begin = time.perf_counter()
-    return [begin, *(time.perf_counter() for _ in generate_tokens(llama.model, [ids], [params]))]
+def ours(llama: llamarium.Llama, options: argparse.Namespace, memory: torch.Tensor) -> dict[str, float]:
+    """Return our tokens/s, through the loop that users run, and the share of the memory's speed."""
+    prompt, step = Work(num_prompt=options.prompt_tokens), Work(num_prompt=options.depth, num_new=options.new_tokens)
+    found = {"prefill": options.prompt_tokens / run_round(llama.model, prompt).seconds}
+    readable = memory_speed(memory) if native.library() else 0.0
+    seconds = run_round(llama.model, step).seconds
+    found["decode"] = 1 / seconds
+    num_bytes = step_bytes(llama.model, step)
+    if num_bytes is not None:
+        found |= {"GB/s": num_bytes / seconds / 1e9, "memory GB/s": readable / 1e9}
+        found["share"] = num_bytes / seconds / readable
+    if options.streams:
+        rows = Work(num_rows=options.streams, num_prompt=options.depth, num_new=options.new_tokens)
+        found["streams"] = options.streams / run_round(llama.model, rows).seconds
+    return found
 
 
-def llama_bench(options: argparse.Namespace, path: Path) -> dict[str, float]:
-    """Return llama.cpp's."""
-    prefill = _bench(options, path, "-p", str(options.prompt_tokens), "-n", "0")
-    decode = _bench(options, path, "-p", "0", "-n", str(options.new_tokens), "-d", str(options.depth))
-    return {"prefill": prefill, "decode": decode}
+# --- llama.cpp and what has grown from it -----------------------------------------------------------------------------
 
 
-def _bench(options: argparse.Namespace, path: Path, *test: str) -> float:
-    more = ["-t", str(options.threads), "-r", "1", "-o", "json", *shlex.split(options.llama_bench_options)]
-    command = [options.llama_bench, "-m", str(path), *test, *more]
-    (found,) = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return float(found["avg_ts"])
+def llama_bench(options: argparse.Namespace, path: Path, command: str, batched: str | None = None) -> dict[str, float]:
+    """Return what a `llama-bench`, with its own options, says of the two, and a `llama-batched-bench` of streams."""
+    program, *own = shlex.split(command)
+    after = f"-d {options.depth} -p 0 -n {options.new_tokens}"
+    if not _knows_depth(program):  # as ik_llama.cpp's
+        after = f"-p 0 -n 0 -gp {options.depth},{options.new_tokens}"
+    tests = {"prefill": f"-p {options.prompt_tokens} -n 0", "decode": after}
+    same = ["-m", str(path), "-t", str(options.threads), "-r", "1", "-o", "json"]
+    found = {name: _speed([program, *same, *test.split(), *own]) for name, test in tests.items()}
+    return found if batched is None else found | {"streams": _batched_speed(options, path, batched)}
 
 
-def bandwidth() -> float:
-    """Return GB/s of reading memory that is in no cache, on torch's threads: the best of three times."""
-    data = torch.ones(2**26)  # written, so that each page is there
-    seconds: list[float] = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        data.sum()
-        seconds.append(time.perf_counter() - begin)
-    return data.nbytes / min(seconds) / 1e9
+def _speed(command: list[str]) -> float:
+    (test,) = json.loads(_output(command))
+    return float(test["avg_ts"])
+
+
+def _batched_speed(options: argparse.Namespace, path: Path, command: str) -> float:
+    num_slots = options.streams * (options.depth + options.new_tokens)
+    test = f"-npp {options.depth} -ntg {options.new_tokens} -npl {options.streams} -c {num_slots}"
+    same = f"-t {options.threads} -tb {options.threads} --output-format jsonl"
+    (line,) = _output([*shlex.split(command), "-m", str(path), *test.split(), *same.split()]).splitlines()
+    return float(json.loads(line)["speed_tg"])
+
+
+@cache
+def _knows_depth(program: str) -> bool:
+    return "--n-depth" in subprocess.run([program, "--help"], capture_output=True, text=True, check=False).stdout
+
+
+def _output(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{shlex.join(command)} failed ({done.returncode}):\n{done.stderr[-2000:]}")
+    return done.stdout.strip()
+
+
+# --- the others -------------------------------------------------------------------------------------------------------
+
+
+def openvino_side(options: argparse.Namespace, path: Path) -> Side:
+    """Start OpenVINO's program, and return what asks it."""
+    peer = Path(__file__).with_name("openvino_peer.py")
+    words = [options.openvino_python, peer, path, resolve("smollm2-135m"), options.threads]  # ids go in: any tokenizer
+    process = subprocess.Popen(list(map(str, words)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    asking, answers = process.stdin, process.stdout
+    assert asking is not None and answers is not None
+
+    def ask(num_prompt: int, num_new: int) -> list[float]:
+        print(json.dumps([num_prompt, num_new]), file=asking, flush=True)
+        return json.loads(answers.readline())
+
+    def run() -> dict[str, float]:
+        first, _ = ask(options.prompt_tokens, 0)
+        _, each = ask(options.depth, options.new_tokens)
+        return {"prefill": options.prompt_tokens / first, "decode": 1 / each}
+
+    if answers.readline() != "ready\n":
+        raise SystemExit(f"OpenVINO cannot run {path}: see above")
+    return run
+
+
+def transformers_side(options: argparse.Namespace) -> Side:
+    """Load `transformers`' model, and return what measures it."""
+    import transformers
+
+    from decode import Clock
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(options.transformers, dtype=torch.bfloat16).eval()
+
+    def times(num_prompt: int, num_new: int) -> list[float]:
+        clock, ids = Clock(), torch.arange(num_prompt).unsqueeze(0)
+        clock.put(ids)  # the start; generate() itself begins with the prompt
+        model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_new + 1, do_sample=False, eos_token_id=None,
+            pad_token_id=0, streamer=clock,
+        )  # fmt: skip
+        return [clock.times[0], *clock.times[2:]]
+
+    def run() -> dict[str, float]:
+        start, end = times(options.prompt_tokens, 0)
+        _, first, *_, last = times(options.depth, options.new_tokens)
+        return {"prefill": options.prompt_tokens / (end - start), "decode": options.new_tokens / (last - first)}
+
+    return run
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+def named(text: str) -> tuple[str, str]:
+    """Parse NAME=COMMAND, for argparse."""
+    name, equals, command = text.partition("=")
+    if not (name and equals and command):
+        raise argparse.ArgumentTypeError(f'expected NAME="PATH OPTIONS", found {text!r}')
+    return name, command
+
+
+def sides_of(options: argparse.Namespace, path: Path) -> dict[str, Side]:
+    """Return what was asked for besides us, by name."""
+    sides: dict[str, Side] = {}
+    if options.llama_bench:
+        batched = options.llama_batched_bench if options.streams else None
+        sides["llama.cpp"] = partial(llama_bench, options, path, options.llama_bench, batched)
+    for name, command in options.peer:
+        sides[name] = partial(llama_bench, options, path, command)
+    if options.openvino_python:
+        sides["openvino"] = openvino_side(options, path)
+    if options.transformers:
+        sides["transformers"] = transformers_side(options)
+    return sides
+
+
+def parse() -> argparse.Namespace:
+    """Return the options."""
+    parser = common.parser(__doc__)
+    parser.add_argument("--model", default="smollm2-135m", help="the built-in name, or a GGUF file")
+    parser.add_argument("--llama-bench", metavar="PATH")
+    parser.add_argument("--llama-batched-bench", metavar="PATH")
+    parser.add_argument("--peer", type=named, action="append", default=[], metavar='NAME="PATH OPTIONS"')
+    parser.add_argument("--openvino-python", metavar="PATH")
+    parser.add_argument("--transformers", type=Path, metavar="FOLDER")
+    parser.add_argument("--prompt-tokens", type=int, default=512)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--depth", type=int, default=16, help="tokens before the new ones (default 16)")
+    parser.add_argument("--streams", type=int, default=0, help="answers side by side (default: none)")
+    options = parser.parse_args()
+    if options.streams and options.llama_bench and not options.llama_batched_bench:
+        parser.error("--streams compares with llama.cpp's through --llama-batched-bench PATH")
+    return options
 
 
 def main() -> None:
     """Measure and report."""
-    parser = common.parser(__doc__)
-    parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--llama-bench", required=True, metavar="PATH")
-    parser.add_argument("--llama-bench-options", default="", metavar="TEXT")
-    parser.add_argument("--prompt-tokens", type=int, default=512)
-    parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--depth", type=int, default=16, help="tokens before the new ones (default 16)")
-    options = parser.parse_args()
+    options = parse()
     torch.set_num_threads(options.threads)
     path = resolve(options.model)
-    llama = llamarium.load(path)
-    found = common.alternate(
-        options.rounds,
-        {
-            "llamarium": lambda: ours(llama, options),
-            "llama.cpp": lambda: llama_bench(options, path),
-            "memory": lambda: {"GB/s": bandwidth()},
-        },
-    )
-    weights = {tensor.data_ptr(): tensor.nbytes for tensor in llama.model.state_dict(keep_vars=True).values()}
-    found["weights"] = {"bytes": sum(weights.values())}
-    rows = [
-        {
-            "program": name,
-            "prefill": found[name]["prefill"],
-            "decode": found[name]["decode"],
-            "GB/s": found[name]["decode"] * sum(weights.values()) / 1e9,
-            "prefill ratio": found["ratio"]["prefill"] if name == "llamarium" else 1.0,
-            "decode ratio": found["ratio"]["decode"] if name == "llamarium" else 1.0,
-        }
-        for name in ("llamarium", "llama.cpp")
-    ]
-    common.report(f"compare-cpu-{path.stem}", options, rows, {**found, "kernels": native.kernels()})
-    print(f"memory: {found['memory']['GB/s']:.1f} GB/s read")
+    llama, memory = llamarium.load(path), some_memory()
+    others = sides_of(options, path)
+    found = common.alternate(options.rounds, {"llamarium": lambda: ours(llama, options, memory), **others})
+    rows: list[dict[str, Any]] = []
+    for name in ("llamarium", *others):
+        ratios = found.get(f"llamarium / {name}", {})
+        rows.append({"program": name})
+        for key in ("prefill", "decode", "streams"):
+            rows[-1] |= {key: found[name].get(key), f"{key} ratio": ratios.get(key)}
+        rows[-1] |= {key: found[name].get(key) for key in ("GB/s", "memory GB/s", "share")}
+    forced = f"-{native.kernels()}" if os.environ.get(native.VARIABLE) else ""
+    common.report(f"compare-cpu-{path.stem}{forced}", options, rows, {**found, "kernels": native.kernels()})
 
 
 if __name__ == "__main__":

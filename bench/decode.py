@@ -80,7 +80,7 @@ def main() -> None:
             "program": name,
             "tokens/s": found[name]["tokens_per_s"],
             "GB/s of weights": found[name]["tokens_per_s"] * weight_bytes / 1e9,
-            "times transformers": found["ratio"]["tokens_per_s"] if name == "llamarium" else 1.0,
+            "times transformers": found["llamarium / transformers"]["tokens_per_s"] if name == "llamarium" else 1.0,
         }
         for name in ("llamarium", "transformers")
     ]

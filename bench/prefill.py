@@ -63,7 +63,7 @@ def main() -> None:
             "program": name,
             "tokens/s": found[name]["tokens_per_s"],
             "GFLOP/s": found[name]["tokens_per_s"] * work / 1e9,
-            "times transformers": found["ratio"]["tokens_per_s"] if name == "llamarium" else 1.0,
+            "times transformers": found["llamarium / transformers"]["tokens_per_s"] if name == "llamarium" else 1.0,
         }
         for name in ("llamarium", "transformers")
     ]

@@ -39,7 +39,7 @@ def main() -> None:
         options.rounds, {name: lambda command=command: first_byte(command) for name, command in COMMANDS.items()}
     )
     rows = [{"command": name, "seconds": found[name]["seconds"]} for name in COMMANDS]
-    rows.append({"command": "first token / import torch", "seconds": found["ratio"]["seconds"]})
+    rows.append({"command": "first token / import torch", "seconds": found["first token / import torch"]["seconds"]})
     common.report("startup", options, rows, found)
 
 

@@ -98,9 +98,12 @@ def measure(model: LlamaForCausalLM, work: Work, *, num_rounds: int) -> Speed:
     """
     check_room(model.config, work)
     prefix, num_bytes = _filled_prefix(model, work), step_bytes(model, work)
-    _run(model, work, prefix, None)
-    memory = None if num_bytes is None else torch.ones(_READ_BYTES // 4)  # written, so that each page is there
-    rounds = [_run(model, work, prefix, None if memory is None else _memory_speed(memory)) for _ in range(num_rounds)]
+    run_round(model, work, prefix)
+    memory = None if num_bytes is None else some_memory()
+    rounds: list[Round] = []
+    for _ in range(num_rounds):
+        speed = None if memory is None else memory_speed(memory)
+        rounds.append(run_round(model, work, prefix, speed))
     return summarize(work, rounds, num_bytes)
 
 
@@ -175,8 +178,17 @@ def _filled_prefix(model: LlamaForCausalLM, work: Work) -> PrefixCache | None:
     return prefix
 
 
-def _run(model: LlamaForCausalLM, work: Work, prefix: PrefixCache | None, memory_speed: float | None) -> Round:
-    """Time one round."""
+def run_round(
+    model: LlamaForCausalLM, work: Work, prefix: PrefixCache | None = None, memory_bytes_per_s: float | None = None
+) -> Round:
+    """Time one round.
+
+    Args:
+        model: The model.
+        work: What to run.
+        prefix: Holds the keys and values of `work.num_cached` tokens, if there are any.
+        memory_bytes_per_s: What is to be noted with it.
+    """
     ids = [i % model.config.vocab_size for i in range(work.num_cached + work.num_prompt)]
     if prefix is not None:
         prefix.ids = ids[: work.num_cached]
@@ -186,7 +198,7 @@ def _run(model: LlamaForCausalLM, work: Work, prefix: PrefixCache | None, memory
     came = [_now() for event in events if event.row == 0]
     (start, start_busy), (stop, stop_busy) = (came[0], came[-1]) if work.num_new else (begin, came[0])
     num_steps = max(1, work.num_new)
-    return Round((stop - start) / num_steps, (stop_busy - start_busy) / num_steps, memory_speed)
+    return Round((stop - start) / num_steps, (stop_busy - start_busy) / num_steps, memory_bytes_per_s)
 
 
 def _now() -> tuple[float, float]:
@@ -194,5 +206,11 @@ def _now() -> tuple[float, float]:
     return time.perf_counter(), native.busy_ns() / 1e9
 
 
-def _memory_speed(memory: torch.Tensor) -> float:
+def some_memory() -> torch.Tensor:
+    """Return memory to read, larger than processors' caches, and written, so that each page is there."""
+    return torch.ones(_READ_BYTES // 4)
+
+
+def memory_speed(memory: torch.Tensor) -> float:
+    """Return the bytes a second that all threads together read from it, at best; for the C kernels' threads."""
     return memory.nbytes / (min(native.read_ns(memory) for _ in range(_READS)) / 1e9)
