@@ -80,7 +80,7 @@ def _speed(command: list[str]) -> float:
 
 
 def _batched_speed(options: argparse.Namespace, path: Path, command: str) -> float:
-    num_slots = options.streams * (options.depth + options.new_tokens)
+    num_slots = max(512, options.streams * (options.depth + options.new_tokens))  # its warm-up needs some too
     test = f"-npp {options.depth} -ntg {options.new_tokens} -npl {options.streams} -c {num_slots}"
     same = f"-t {options.threads} -tb {options.threads} --output-format jsonl"
     (line,) = _output([*shlex.split(command), "-m", str(path), *test.split(), *same.split()]).splitlines()

@@ -14,6 +14,7 @@ import pytest
 from llamarium.api import Llama, load
 from llamarium.cli import chat
 from llamarium.cli.main import main
+from llamarium.inspect.speed import weight_bytes
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import flops
@@ -167,6 +168,7 @@ def test_generate_with_a_greedy_model_warns_of_nothing(
         (["bench", "cache", "--lengths", "1"], 1, "expected 2 or more"),
         (["bench", "cache", "--lengths", "250"], 1, "context holds 256"),
         (["bench", "cache", "--rows", "2"], 2, "bench cache has no --rows; it is for batch and all"),
+        (["bench", "cache", "--kv-cache-dtype", "int8"], 2, "bench cache has no --kv-cache-dtype"),
         (["bench", "prefill", "-n", "2"], 2, "bench prefill has no --max-tokens"),
         (["bench", "decode", "--lengths", "2"], 2, "it is for prefill and all and cache"),
         (["bench", "decode", "--depths", "9,0"], 1, "--depths are [9, 0]; expected numbers of at least 1"),
@@ -378,12 +380,17 @@ def test_bench_json(run: Callable[..., str]) -> None:
 
 @pytest.mark.skipif(native.library() is None, reason="the C kernels are not built")
 @pytest.mark.parametrize("llama", ["smollm2"], indirect=True)
-def test_bench_of_the_kernels(run: Callable[..., str]) -> None:
-    out = run("bench", "decode", "--depths", "8000", "--rounds", "1", "-n", "2", "--threads", "1")
+def test_bench_of_the_kernels(run: Callable[..., str], llama: Llama) -> None:
+    words = ["bench", "decode", "--depths", "8000", "--rounds", "1", "-n", "2", "--threads", "1"]
+    out = run(*words)
     assert table_fits(out)
     assert "1 thread" in out.splitlines()[0] and str(native.kernels()) in out.splitlines()[0]
     assert re.search(r"after 8,000 .* 280\.9 MB +\d+\.\d +\d+\.\d % +\d+\.\d %\n", out)
     assert re.search(r"^memory: \d+\.\d to \d+\.\d GB/s, read by 1 thread$", out, re.MULTILINE)
+    found = json.loads(run(*words, "--kv-cache-dtype", "int8", "--json"))
+    per_token = {"auto": 2 * 30 * 3 * 64 * 2, "int8": 2 * 30 * 3 * (64 + 4)}  # a scale to 64 codes
+    assert found["step_bytes"] == weight_bytes(llama.model) + 8002 * per_token["int8"]
+    assert round(found["step_bytes"] + 8002 * (per_token["auto"] - per_token["int8"]), -5) == 280_900_000
 
 
 def test_bench_cache(

@@ -29,11 +29,11 @@ weight more than once.
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from llamarium.cli import bench_cache
-from llamarium.cli.options import UsageError, add_json, add_model, load_llama, positive, whole_numbers
+from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, load_llama, positive, whole_numbers
 from llamarium.cli.output import emit, show, status
 from llamarium.errors import InputError
 from llamarium.inspect.tables import percent, size, table
@@ -70,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rounds", type=positive, metavar="N", help=f"rounds after a first one (default: {_ROUNDS})")
     add_json(parser)
+    add_kv_cache(parser)
     add_model(parser)
 
 
@@ -87,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_options(args: argparse.Namespace) -> None:
     """Refuse an option that the chosen measurement does not have, and numbers below 1."""
+    if args.what == "cache" and args.kv_cache_dtype != "auto":
+        raise UsageError("bench cache has no --kv-cache-dtype; its tokens would differ from those without a cache")
     for name in ("lengths", "depths", "rows", "max_tokens", "rounds"):
         given = getattr(args, name)
         if given is None:
@@ -103,11 +106,11 @@ def _works(args: argparse.Namespace, config: "ModelConfig") -> "list[Work]":
     """Return what to run: all that was asked for, and of the default numbers those that the context holds."""
     from llamarium.inspect.speed import Work, check_room
 
-    num_new = args.max_tokens or _NEW_TOKENS
+    step = Work(num_new=args.max_tokens or _NEW_TOKENS, kv_cache_dtype=args.kv_cache_dtype)
     wanted = {
-        "lengths": [Work(num_prompt=length) for length in args.lengths or _LENGTHS],
-        "depths": [Work(num_cached=depth, num_new=num_new) for depth in args.depths or _DEPTHS],
-        "rows": [Work(num_rows=rows, num_prompt=_BATCH_PROMPT, num_new=num_new) for rows in args.rows or _ROWS],
+        "lengths": [replace(step, num_prompt=length, num_new=0) for length in args.lengths or _LENGTHS],
+        "depths": [replace(step, num_cached=depth) for depth in args.depths or _DEPTHS],
+        "rows": [replace(step, num_rows=rows, num_prompt=_BATCH_PROMPT) for rows in args.rows or _ROWS],
     }
     works: list[Work] = []
     for name in (name for name in wanted if name in _OPTIONS[args.what]):

@@ -16,7 +16,7 @@ import torch
 
 from llamarium.config import ModelConfig
 from llamarium.errors import ContextLengthError
-from llamarium.generate import PrefixCache, generate_tokens, new_cache
+from llamarium.generate import KVCacheDtype, PrefixCache, generate_tokens, new_cache
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.sampling import SamplingParams
@@ -35,12 +35,14 @@ class Work:
         num_cached: Tokens of each row that are in the cache already.
         num_prompt: Tokens of each row that are computed at once after them, at least 1.
         num_new: Tokens of each row that follow one by one; 0 times the prompt, more than 0 only what comes after it.
+        kv_cache_dtype: What keys and values are kept in.
     """
 
     num_rows: int = 1
     num_cached: int = 0
     num_prompt: int = 1
     num_new: int = 0
+    kv_cache_dtype: KVCacheDtype = "auto"
 
     @property
     def num_positions(self) -> int:
@@ -149,7 +151,9 @@ def step_bytes(model: LlamaForCausalLM, work: Work) -> int | None:
     if not work.num_new or not runs_in_kernels(model, work.num_rows):
         return None
     num_slots = work.num_cached + work.num_prompt + work.num_new / 2
-    return weight_bytes(model) + round(work.num_rows * num_slots * new_cache(model, 1, 1).num_bytes)
+    return weight_bytes(model) + round(
+        work.num_rows * num_slots * new_cache(model, 1, 1, work.kv_cache_dtype).num_bytes
+    )
 
 
 def weight_bytes(model: LlamaForCausalLM) -> int:
@@ -171,10 +175,12 @@ def runs_in_kernels(model: LlamaForCausalLM, num_rows: int) -> bool:
 def _filled_prefix(model: LlamaForCausalLM, work: Work) -> PrefixCache | None:
     if not work.num_cached:
         return None
-    prefix = PrefixCache(model)
-    prefix.cache = new_cache(model, 1, work.num_positions)
-    for tensor in (*prefix.cache.k, *prefix.cache.v):
-        tensor.normal_()
+    prefix = PrefixCache(model, work.kv_cache_dtype)
+    cache = prefix.cache = new_cache(model, 1, work.num_positions, work.kv_cache_dtype)
+    for tensor in (*cache.k, *cache.v):
+        tensor.random_(-1, 2)  # which every dtype has
+    for scale in (*cache.k_scales, *cache.v_scales):
+        scale.fill_(1.0)
     return prefix
 
 
@@ -194,7 +200,8 @@ def run_round(
         prefix.ids = ids[: work.num_cached]
     params = SamplingParams(temperature=0.0, max_tokens=work.num_new + 1)
     begin = _now()
-    events = generate_tokens(model, [ids] * work.num_rows, [params] * work.num_rows, prefix=prefix)
+    prompts, wanted = [ids] * work.num_rows, [params] * work.num_rows
+    events = generate_tokens(model, prompts, wanted, prefix=prefix, kv_cache_dtype=work.kv_cache_dtype)
     came = [_now() for event in events if event.row == 0]
     (start, start_busy), (stop, stop_busy) = (came[0], came[-1]) if work.num_new else (begin, came[0])
     num_steps = max(1, work.num_new)
