@@ -49,37 +49,75 @@ static inline float kept_at(int dtype, const void *from, size_t place) {
     return dtype == LM_INT8 ? ((const int8_t *)from)[place] : number_at(dtype, from, place);
 }
 
-typedef int8_t wide_bytes __attribute__((vector_size(16)));
+/* As many numbers as a register holds. What is kept is made numbers by its own instructions where there are some:
+ * compilers get there in twice as many. */
+#if defined __AVX512F__
+#define LANES 16
+#elif defined __AVX2__
+#define LANES 8
+#else
+#define LANES 4
+#endif
+typedef float lanes __attribute__((vector_size(4 * LANES)));
+typedef uint32_t lane_bits __attribute__((vector_size(4 * LANES)));
+typedef float quad __attribute__((vector_size(16)));
+typedef int32_t quad_ints __attribute__((vector_size(16)));
 
-static inline wide load_wide(int dtype, const void *from, size_t place) {
-    wide values;
-    if (dtype == LM_FLOAT32) {
-        memcpy(&values, (const float *)from + place, sizeof values);
-    } else if (dtype == LM_INT8) {
-        wide_bytes bytes;
-        memcpy(&bytes, (const int8_t *)from + place, sizeof bytes);
-        values = __builtin_convertvector(__builtin_convertvector(bytes, wide_ints), wide);
-    } else {
-        wide_halves halves;
-        memcpy(&halves, (const uint16_t *)from + place, sizeof halves);
-        const wide_bits bits = __builtin_convertvector(halves, wide_bits) << 16;
-        memcpy(&values, &bits, sizeof values);
-    }
+#if defined __AVX512F__
+static inline lanes load_halves(const void *from) {
+    return (lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from)), 16);
+}
+static inline lanes load_bytes(const void *from) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from))); }
+#elif defined __AVX2__
+static inline lanes load_halves(const void *from) {
+    return (lanes)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(from)), 16);
+}
+static inline lanes load_bytes(const void *from) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from))); }
+#else
+static inline lanes load_halves(const void *from) {
+    uint16_t __attribute__((vector_size(2 * LANES))) halves;
+    memcpy(&halves, from, sizeof halves);
+    return (lanes)(__builtin_convertvector(halves, lane_bits) << 16);
+}
+static inline lanes load_bytes(const void *from) {
+    const int8_t *codes = from;
+    return (lanes){codes[0], codes[1], codes[2], codes[3]};
+}
+#endif
+
+static inline lanes load_lanes(int dtype, const void *from, size_t place) {
+    if (dtype == LM_INT8) return load_bytes((const int8_t *)from + place);
+    if (dtype == LM_BFLOAT16) return load_halves((const uint16_t *)from + place);
+    lanes values;
+    memcpy(&values, (const float *)from + place, sizeof values);
     return values;
 }
 
-static inline float sum_of(wide values) {
-    typedef float eight __attribute__((vector_size(32)));
-    typedef float four __attribute__((vector_size(16)));
-    eight low, high;
-    memcpy(&low, &values, sizeof low);
-    memcpy(&high, (const char *)&values + sizeof low, sizeof high);
-    low += high;
-    four a, b;
-    memcpy(&a, &low, sizeof a);
-    memcpy(&b, (const char *)&low + sizeof a, sizeof b);
-    a += b;
-    return (a[0] + a[2]) + (a[1] + a[3]);
+#if defined __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (quad_ints){__VA_ARGS__})
+#endif
+
+/* Where `mask` is all ones a, where it is 0 b. */
+static inline quad select_quad(quad_ints mask, quad a, quad b) {
+    return (quad)((mask & (quad_ints)a) | (~mask & (quad_ints)b));
+}
+
+static inline quad fold_lanes(lanes values) {
+    quad parts[LANES / 4];
+    memcpy(parts, &values, sizeof parts);
+    for (int count = LANES / 8; count > 0; count /= 2)
+        for (int i = 0; i < count; i++) parts[i] += parts[i + count];
+    return parts[0];
+}
+
+/* The sums over each of four. */
+static inline quad sums_of(const lanes *values) {
+    const quad a = fold_lanes(values[0]), b = fold_lanes(values[1]), c = fold_lanes(values[2]), d = fold_lanes(values[3]);
+    const quad ab = SHUFFLE(a, b, 0, 4, 1, 5) + SHUFFLE(a, b, 2, 6, 3, 7);
+    const quad cd = SHUFFLE(c, d, 0, 4, 1, 5) + SHUFFLE(c, d, 2, 6, 3, 7);
+    return SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
 }
 
 /* A softmax over some slots: the largest score, the sum of e^(score - largest), and the values weighted so. */
@@ -93,46 +131,7 @@ static inline part *part_at(float *parts, size_t index, int head_dim) {
 }
 
 #define HEADS_AT_ONCE 4 /* that share each key and value that is loaded */
-
-/* scores[h][s] = q[h] (head_dim) times the key of slot s; `heads` is a constant, so that the sums stay in registers. */
-INLINE void score_slots(const int dtype, const int heads, const void *k, size_t place, int head_dim, int slots,
-                        const float *q, float scores[HEADS_AT_ONCE][CHUNK]) {
-    for (int s = 0; s < slots; s++, place += head_dim) {
-        wide sums[HEADS_AT_ONCE] = {{0}};
-        int i = 0;
-        for (; i + 16 <= head_dim; i += 16) {
-            const wide key = load_wide(dtype, k, place + i);
-            for (int h = 0; h < heads; h++) {
-                wide other;
-                memcpy(&other, q + (size_t)h * head_dim + i, sizeof other);
-                sums[h] += key * other;
-            }
-        }
-        for (int h = 0; h < heads; h++) scores[h][s] = sum_of(sums[h]);
-        for (; i < head_dim; i++)
-            for (int h = 0; h < heads; h++) scores[h][s] += kept_at(dtype, k, place + i) * q[(size_t)h * head_dim + i];
-    }
-}
-
-/* out[h] (head_dim) = the sum over slots of the slot's value times weights[h][s]. */
-INLINE void mix_slots(const int dtype, const int heads, const void *v, size_t place, int head_dim, int slots,
-                      float weights[HEADS_AT_ONCE][CHUNK], part *const *out) {
-    int i = 0;
-    for (; i + 16 <= head_dim; i += 16) {
-        wide sums[HEADS_AT_ONCE] = {{0}};
-        for (int s = 0; s < slots; s++) {
-            const wide value = load_wide(dtype, v, place + (size_t)s * head_dim + i);
-            for (int h = 0; h < heads; h++) sums[h] += value * weights[h][s];
-        }
-        for (int h = 0; h < heads; h++) memcpy(out[h]->mixture + i, &sums[h], sizeof sums[h]);
-    }
-    for (; i < head_dim; i++)
-        for (int h = 0; h < heads; h++) {
-            float sum = 0;
-            for (int s = 0; s < slots; s++) sum += kept_at(dtype, v, place + (size_t)s * head_dim + i) * weights[h][s];
-            out[h]->mixture[i] = sum;
-        }
-}
+#define INLINE static inline __attribute__((always_inline))
 
 /* At most CHUNK slots of one kv head. */
 typedef struct {
@@ -142,39 +141,88 @@ typedef struct {
     int head_dim, slots;
 } stretch;
 
-static inline void scale_slots(const stretch *at, const float *scales, float *numbers) {
-    const float *first = scales + at->place / at->head_dim;
-    for (int s = 0; s < at->slots; s++) numbers[s] *= first[s];
+/* scores[s][h] = q[h] (head_dim) times the key of slot s; `heads` is a constant, so that the sums stay in registers. */
+INLINE void score_slots(const int dtype, const int heads, const stretch *at, const float *q, quad *scores) {
+    const int head_dim = at->head_dim;
+    const float *scales = dtype == LM_INT8 ? at->k_scales + at->place / head_dim : NULL;
+    size_t place = at->place;
+    for (int s = 0; s < at->slots; s++, place += head_dim) {
+        lanes sums[HEADS_AT_ONCE] = {{0}};
+        int i = 0;
+        for (; i + LANES <= head_dim; i += LANES) {
+            const lanes key = load_lanes(dtype, at->k, place + i);
+            for (int h = 0; h < heads; h++) {
+                lanes other;
+                memcpy(&other, q + (size_t)h * head_dim + i, sizeof other);
+                sums[h] += key * other;
+            }
+        }
+        for (; i < head_dim; i++)
+            for (int h = 0; h < heads; h++) sums[h][0] += kept_at(dtype, at->k, place + i) * q[(size_t)h * head_dim + i];
+        scores[s] = sums_of(sums);
+        if (dtype == LM_INT8) scores[s] *= scales[s];
+    }
 }
 
-/* The softmax of one head's scores, which become its weights. */
-static inline void weigh(float scores[CHUNK], int slots, part *out) {
-    float largest = -INFINITY;
-#pragma omp simd reduction(max : largest)
-    for (int s = 0; s < slots; s++) largest = scores[s] > largest ? scores[s] : largest;
-    wide sums = {0};
-    for (int s = slots; s % 16; s++) scores[s] = largest - 200; /* e^-87 is nothing beside the largest's 1 */
-    for (int s = 0; s < slots; s += 16) {
+/* The softmax of four heads' scores, which become its weights. */
+static inline void weigh(quad *scores, int slots, quad *largest, quad *sum) {
+    const quad none = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+    quad most = none;
+    for (int s = 0; s < slots; s++) most = select_quad(scores[s] > most, scores[s], most);
+    for (int s = slots; s % 4; s++) scores[s] = most - 200; /* e^-87 is nothing beside the largest's 1 */
+    const quad repeated[4] = {most, most, most, most};
+    wide largest_wide, sums = {0};
+    memcpy(&largest_wide, repeated, sizeof repeated);
+    for (int s = 0; s < slots; s += 4) {
         wide here;
         memcpy(&here, scores + s, sizeof here);
-        here = exp_below_zero(here - largest);
+        here = exp_below_zero(here - largest_wide);
         memcpy(scores + s, &here, sizeof here);
         sums += here;
     }
-    out->largest = largest;
-    out->sum = sum_of(sums);
+    quad parts[4];
+    memcpy(parts, &sums, sizeof parts);
+    *largest = most;
+    *sum = (parts[0] + parts[2]) + (parts[1] + parts[3]);
+}
+
+/* out[h] (head_dim) from element `i` on, `count` registers of it: the sum over slots of value times weights[s][h]. */
+INLINE void mix_lanes(const int dtype, const int heads, const int count, const stretch *at, int i, const quad *weights,
+                      part *const *out) {
+    lanes sums[HEADS_AT_ONCE][2] = {{{0}}};
+    for (int s = 0; s < at->slots; s++)
+        for (int j = 0; j < count; j++) {
+            const lanes value = load_lanes(dtype, at->v, at->place + (size_t)s * at->head_dim + i + j * LANES);
+            for (int h = 0; h < heads; h++) sums[h][j] += value * weights[s][h];
+        }
+    for (int h = 0; h < heads; h++) memcpy(out[h]->mixture + i, sums[h], count * sizeof(lanes));
+}
+
+INLINE void mix_slots(const int dtype, const int heads, const stretch *at, const quad *weights, part *const *out) {
+    int i = 0;
+    for (; i + 2 * LANES <= at->head_dim; i += 2 * LANES) mix_lanes(dtype, heads, 2, at, i, weights, out);
+    for (; i + LANES <= at->head_dim; i += LANES) mix_lanes(dtype, heads, 1, at, i, weights, out);
+    for (; i < at->head_dim; i++)
+        for (int h = 0; h < heads; h++) {
+            float sum = 0;
+            for (int s = 0; s < at->slots; s++)
+                sum += kept_at(dtype, at->v, at->place + (size_t)s * at->head_dim + i) * weights[s][h];
+            out[h]->mixture[i] = sum;
+        }
 }
 
 /* What some query heads of one kv head see in a stretch. */
 INLINE void attend_heads(const int dtype, const int heads, const stretch *at, const float *q, part *const *out) {
-    float scores[HEADS_AT_ONCE][CHUNK];
-    score_slots(dtype, heads, at->k, at->place, at->head_dim, at->slots, q, scores);
+    quad scores[CHUNK], largest, sum;
+    score_slots(dtype, heads, at, q, scores);
+    weigh(scores, at->slots, &largest, &sum);
     for (int h = 0; h < heads; h++) {
-        if (dtype == LM_INT8) scale_slots(at, at->k_scales, scores[h]);
-        weigh(scores[h], at->slots, out[h]);
-        if (dtype == LM_INT8) scale_slots(at, at->v_scales, scores[h]);
+        out[h]->largest = largest[h];
+        out[h]->sum = sum[h];
     }
-    mix_slots(dtype, heads, at->v, at->place, at->head_dim, at->slots, scores, out);
+    if (dtype == LM_INT8)
+        for (int s = 0; s < at->slots; s++) scores[s] *= at->v_scales[at->place / at->head_dim + s];
+    mix_slots(dtype, heads, at, scores, out);
 }
 
 static void attend_stretch(int dtype, int heads, const stretch *at, const float *q, part *const *out) {

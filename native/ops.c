@@ -25,8 +25,6 @@ static inline int min_int(int a, int b) { return a < b ? a : b; }
 
 /* Sixteen numbers at once, whatever the processor's registers hold; the compiler cuts them as it must. */
 typedef float wide __attribute__((vector_size(64)));
-typedef uint16_t wide_halves __attribute__((vector_size(32)));
-typedef uint32_t wide_bits __attribute__((vector_size(64)));
 typedef int32_t wide_ints __attribute__((vector_size(64)));
 
 /* Where `mask` is all ones a, where it is 0 b. */
