@@ -25,8 +25,8 @@ FLAGS = "-O3 -std=gnu11 -fPIC -fopenmp-simd -fno-math-errno -fno-trapping-math -
 AVX2 = "-mavx2 -mfma -mf16c"
 AVX512 = f"{AVX2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
 SETS = {  # by the processor that is compiled for; beside `portable`, which is for all
-    "x86_64": {"avx2": AVX2, "avx512_vnni": AVX512},
-    "aarch64": {"neon_dotprod": "-march=armv8.2-a+dotprod"},
+    "x86_64": {"avx2": AVX2, "avx512_vnni": AVX512, "amx": f"{AVX512} -mamx-tile -mamx-int8"},
+    "aarch64": {"neon_dotprod": "-march=armv8.2-a+dotprod", "neon_i8mm": "-march=armv8.2-a+dotprod+i8mm"},
 }
 
 

@@ -6,41 +6,72 @@
 #include "ops.h"
 
 #if defined(__x86_64__)
-#include <cpuid.h>
-#define CPU_HAS(feature) (__builtin_cpu_supports(feature) != 0)
 #ifdef LM_HAS_AVX2
-static int cpu_has_f16c(void) { /* a name that clang and older versions of gcc do not know */
-    unsigned a, b, c, d;
-    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+#include <cpuid.h>
+static int has_avx2(void) {
+    unsigned a, b, c, d; /* F16C has a name that clang and older versions of gcc do not know */
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
+#endif
+#ifdef LM_HAS_AVX512_VNNI
+static int has_avx512_vnni(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+}
+#endif
+#ifdef LM_HAS_AMX
+#include "amx.h"
+static int has_amx(void) { return has_avx512_vnni() && may_use_amx(); }
 #endif
 #elif defined(__linux__)
 #include <sys/auxv.h>
-#define CPU_HAS_DOTPROD ((getauxval(AT_HWCAP) >> 20) & 1) /* HWCAP_ASIMDDP */
-#else
-#define CPU_HAS_DOTPROD 1 /* every Mac with an Arm processor */
+#if defined(LM_HAS_NEON_DOTPROD) || defined(LM_HAS_NEON_I8MM)
+static int has_neon_dotprod(void) { return getauxval(AT_HWCAP) >> 20 & 1; } /* HWCAP_ASIMDDP */
 #endif
+#ifdef LM_HAS_NEON_I8MM
+static int has_neon_i8mm(void) { return has_neon_dotprod() && (getauxval(AT_HWCAP2) >> 13 & 1); } /* HWCAP2_I8MM */
+#endif
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#ifdef LM_HAS_NEON_DOTPROD
+static int has_neon_dotprod(void) { return 1; } /* every Mac with an Arm processor */
+#endif
+#ifdef LM_HAS_NEON_I8MM
+static int has_neon_i8mm(void) { /* the M2 and later */
+    int has = 0;
+    size_t size = sizeof has;
+    return sysctlbyname("hw.optional.arm.FEAT_I8MM", &has, &size, NULL, 0) == 0 && has;
+}
+#endif
+#endif
+
+static int always(void) { return 1; }
 
 /* The kernels of this name, or the best there are for NULL; NULL if this machine has no such kernels. */
 static const lm_ops *find(const char *name) {
-    const struct {
+    static const struct {
         const lm_ops *ops;
-        int runs_here;
+        int (*runs_here)(void);
     } all[] = { /* the best first, of those that the compiler knew */
+#ifdef LM_HAS_AMX
+        {&lm_ops_amx, has_amx},
+#endif
 #ifdef LM_HAS_AVX512_VNNI
-        {&lm_ops_avx512_vnni, CPU_HAS("avx512f") && CPU_HAS("avx512bw") && CPU_HAS("avx512vl") && CPU_HAS("avx512dq") &&
-                                  CPU_HAS("avx512vnni")},
+        {&lm_ops_avx512_vnni, has_avx512_vnni},
 #endif
 #ifdef LM_HAS_AVX2
-        {&lm_ops_avx2, CPU_HAS("avx2") && CPU_HAS("fma") && cpu_has_f16c()},
+        {&lm_ops_avx2, has_avx2},
+#endif
+#ifdef LM_HAS_NEON_I8MM
+        {&lm_ops_neon_i8mm, has_neon_i8mm},
 #endif
 #ifdef LM_HAS_NEON_DOTPROD
-        {&lm_ops_neon_dotprod, CPU_HAS_DOTPROD},
+        {&lm_ops_neon_dotprod, has_neon_dotprod},
 #endif
-        {&lm_ops_portable, 1},
+        {&lm_ops_portable, always},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i].runs_here && (name == NULL || strcmp(name, all[i].ops->name) == 0)) return all[i].ops;
+        if ((name == NULL || strcmp(name, all[i].ops->name) == 0) && all[i].runs_here()) return all[i].ops;
     return NULL;
 }
 

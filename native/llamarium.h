@@ -103,7 +103,7 @@ LM_EXPORT int64_t lm_busy_ns(void);
 #define LM_INTERFACE 5
 LM_EXPORT int32_t lm_interface(void);
 
-/* The kernels in use: "avx512_vnni", "avx2", "neon_dotprod" or "portable". */
+/* The kernels in use: "amx", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */
 LM_EXPORT const char *lm_kernels(void);
 
 /* Use these kernels from now on; 0 if this machine has them. NULL is the best there are. */

@@ -228,6 +228,10 @@ static void gated_products(lm_team team, atomic_int *next, const lm_layer *layer
 
 #include "attention.h"
 
+#ifndef LEAVE_JOB /* what a set has to give back on each thread when a job ends */
+#define LEAVE_JOB() ((void)0)
+#endif
+
 /* --- the pass --------------------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -405,6 +409,7 @@ static void run_pass(void *context, lm_team team) {
         const float factor = 1 / sqrtf(squares / model->hidden + model->norm_eps);
         for (int i = 0; i < model->hidden; i++) x[i] *= factor * number_at(model->norm_dtype, model->final_norm, i);
     }
+    LEAVE_JOB();
 }
 
 /* Memory for all of a pass's buffers, in one piece. */
@@ -515,6 +520,7 @@ static void run_single(void *context, lm_team team) {
         lm_barrier(team);
     }
     products(team, &s->next, &s->w, 1, s->in, s->num_rows, (float *const[]){s->y}, &s->w->rows, 0);
+    LEAVE_JOB();
 }
 
 static int product(const lm_matrix *w, const float *x, int32_t num_rows, float *y) {

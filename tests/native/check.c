@@ -7,6 +7,7 @@
  *   check              everything
  *   check --no-fork    for emulators, which cannot fork beside threads
  *   check --list       only names the sets that this machine has
+ *   check SET          only this set
  */
 #include <math.h>
 #include <pthread.h>
@@ -18,10 +19,13 @@
 
 #include "llamarium.h"
 #include "tiles.h"
+#ifdef LM_EMULATE_AMX
+#include "emulated_amx.h"
+#endif
 
 #define LENGTH(array) (int)(sizeof array / sizeof *array)
 
-static const char *const SETS[] = {"portable", "avx2", "avx512_vnni", "amx_int8", "neon_dotprod"};
+static const char *const SETS[] = {"portable", "avx2", "avx512_vnni", "amx", "neon_dotprod", "neon_i8mm"};
 static const char *const KINDS[] = {"bf16", "q8", "q4", "q4_min", "q4_codebook", "q4_k", "q5_k", "q6_k"};
 static const char *const DTYPES[] = {"float32", "bfloat16", "int8"};
 
@@ -32,6 +36,11 @@ static void *allocate(size_t bytes) {
 }
 
 #define ARRAY(type, count) ((type *)allocate((size_t)(count) * sizeof(type)))
+
+/* The set whose results are a set's own, to the bit; the set itself if there is none. */
+static const char *twin_of(const char *set) {
+    return strcmp(set, "amx") == 0 ? "avx512_vnni" : strcmp(set, "neon_i8mm") == 0 ? "neon_dotprod" : set;
+}
 
 /* --- random things ---------------------------------------------------------------------------------------------- */
 
@@ -101,6 +110,10 @@ static void expect_same(const void *found, const void *expected, size_t bytes, c
     if (memcmp(found, expected, bytes) != 0) fail(what);
 }
 
+static void use(const char *set) {
+    if (lm_use_kernels(set) != 0 || strcmp(lm_kernels(), set) != 0) fail("a set that was there is not");
+}
+
 static float worst; /* the largest difference of this set so far, relative to the largest value expected */
 
 static void expect_close(const float *found, const float *expected, size_t count, float bound) {
@@ -121,6 +134,9 @@ static void expect_close(const float *found, const float *expected, size_t count
 
 static void multiply(const lm_matrix *w, const float *x, int num_rows, float *y) {
     if (lm_product(w, x, num_rows, y) != LM_OK) fail("no memory");
+#ifdef LM_EMULATE_AMX
+    if (amx_is_in_use()) fail("the tiles' registers are kept after the job");
+#endif
 }
 
 /* `extreme` inputs are all of one size, so that their 8-bit codes are 127 and -127. */
@@ -134,11 +150,15 @@ static void check_product(const char *set, int kind, int rows, int cols, int num
     const size_t bytes = (size_t)num_rows * rows * sizeof(float);
 
     lm_set_threads(1);
-    lm_use_kernels("portable");
+    use("portable");
     multiply(&w, x, num_rows, expected);
-    lm_use_kernels(set);
+    use(set);
     multiply(&w, x, num_rows, y);
     expect_close(y, expected, (size_t)num_rows * rows, 1e-4f);
+    use(twin_of(set));
+    multiply(&w, x, num_rows, again);
+    expect_same(again, y, bytes, "its twin gives other results");
+    use(set);
 
     for (int row = 0; row < num_rows; row++) multiply(&w, x + (size_t)row * cols, 1, again + (size_t)row * rows);
     expect_same(again, y, bytes, "rows one by one give other results");
@@ -152,6 +172,30 @@ static void check_product(const char *set, int kind, int rows, int cols, int num
     free(expected);
     free(y);
     free(again);
+}
+
+/* Every number of rows, up to two more than what a product takes at once, against one row by the twin. */
+static void check_row_counts(const char *set, int kind) {
+    enum { MOST = 70, ROWS = 33 };
+    const int cols = kind == LM_BF16 ? 96 : 3 * tile_cols(kind);
+    const lm_matrix w = random_matrix(kind, ROWS, cols, RANDOM_CODES);
+    float *x = random_floats(MOST * cols), *expected = ARRAY(float, MOST * ROWS);
+    lm_set_threads(1);
+    use(twin_of(set));
+    for (int row = 0; row < MOST; row++) multiply(&w, x + row * cols, 1, expected + row * ROWS);
+    use(set);
+    for (int num_rows = 1; num_rows <= MOST; num_rows++) {
+        float *some = ARRAY(float, num_rows * cols), *y = ARRAY(float, num_rows * ROWS);
+        memcpy(some, x, (size_t)num_rows * cols * sizeof(float));
+        snprintf(doing, sizeof doing, "%s, %s, %d rows of inputs", set, KINDS[kind], num_rows);
+        multiply(&w, some, num_rows, y);
+        expect_same(y, expected, (size_t)num_rows * ROWS * sizeof(float), "other results than one by one");
+        free(some);
+        free(y);
+    }
+    free((void *)w.data);
+    free(x);
+    free(expected);
 }
 
 /* NaN and infinity in a row make all of its results NaN (infinite or NaN for BF16), and leave other rows alone. */
@@ -195,7 +239,9 @@ static void check_products(const char *set) {
     const int shapes[][2] = {{1, 1}, {16, 1}, {33, 2}, {77, 3}}, counts[] = {1, 5, 14}; /* rows, tiles of columns */
     for (int kind = 0; kind < LENGTH(KINDS); kind++) {
         const int cols = tile_cols(kind);
+        check_row_counts(set, kind);
         check_product(set, kind, 17, 2 * cols, 67, RANDOM_CODES, 0);
+        if (cols == LM_GROUP) check_product(set, kind, 17, 67 * cols, 9, RANDOM_CODES, 0); /* more than are prepared at once */
         for (int shape = 0; shape < LENGTH(shapes); shape++)
             for (int i = 0; i < LENGTH(counts); i++)
                 check_product(set, kind, shapes[shape][0], shapes[shape][1] * cols, counts[i], RANDOM_CODES, 0);
@@ -300,13 +346,18 @@ static void check_forward(const char *set, int kind, int dtype) {
     make_tiny(&t, kind);
     float *filled = random_floats(CACHE_SIZE);
     lm_set_threads(1);
-    lm_use_kernels("portable");
+    use("portable");
     run_tiny(&t, dtype, filled, 0, expected);
-    lm_use_kernels(set);
+    use(set);
     run_tiny(&t, dtype, filled, 0, logits);
     /* Where inputs or keys are rounded, a last bit decides at times between neighbours, which lie 1/127 apart. */
     const int is_rounded = kind != LM_BF16 || dtype != LM_FLOAT32;
     expect_close(logits, expected, ROWS * VOCAB, is_rounded ? 5e-2f : 1e-4f);
+
+    use(twin_of(set));
+    run_tiny(&t, dtype, filled, 0, again);
+    expect_same(again, logits, sizeof logits, "its twin gives other results");
+    use(set);
 
     run_tiny(&t, dtype, filled, 1, again);
     expect_same(again, logits, sizeof logits, "rows one by one give other results");
@@ -379,26 +430,34 @@ static void check_clocks(void) {
     free(memory);
 }
 
+static void check_set(const char *set) {
+    worst = 0;
+    check_products(set);
+    const float products = worst;
+    worst = 0;
+    check_forward(set, LM_BF16, LM_BFLOAT16);
+    check_forward(set, LM_BF16, LM_INT8);
+    check_forward(set, LM_Q4, LM_INT8);
+    for (int kind = 0; !is_super(kind); kind++) check_forward(set, kind, kind % 2); /* the model is small */
+    printf("%s: products within %.1e, models within %.1e\n", set, products, worst);
+#ifdef LM_EMULATE_AMX
+    if (strcmp(set, "amx") == 0) printf("%d products of tiles were emulated\n", amx_num_products());
+#endif
+}
+
 int main(int argc, char **argv) {
     const char *option = argc > 1 ? argv[1] : "";
-    const int only_names = strcmp(option, "--list") == 0;
-    if (!only_names) check_clocks();
-    if (!only_names) check_pool(strcmp(option, "--no-fork") != 0);
+    const int only_names = strcmp(option, "--list") == 0, is_set = *option != 0 && *option != '-';
+    if (!only_names && !is_set) {
+        check_clocks();
+        check_pool(strcmp(option, "--no-fork") != 0);
+    }
     for (int i = 0; i < LENGTH(SETS); i++) {
-        if (lm_use_kernels(SETS[i]) != 0) continue;
-        if (only_names) {
+        if (lm_use_kernels(SETS[i]) != 0 || (is_set && strcmp(option, SETS[i]) != 0)) continue;
+        if (only_names)
             puts(SETS[i]);
-            continue;
-        }
-        worst = 0;
-        check_products(SETS[i]);
-        const float products = worst;
-        worst = 0;
-        check_forward(SETS[i], LM_BF16, LM_BFLOAT16);
-        check_forward(SETS[i], LM_BF16, LM_INT8);
-        check_forward(SETS[i], LM_Q4, LM_INT8);
-        for (int kind = 0; !is_super(kind); kind++) check_forward(SETS[i], kind, kind % 2); /* the model is small */
-        printf("%s: products within %.1e, models within %.1e\n", SETS[i], products, worst);
+        else
+            check_set(SETS[i]);
     }
     lm_set_threads(1); /* with the next call the others end */
     multiply(&(lm_matrix){LM_Q8, 0, 32, NULL, NULL}, NULL, 0, NULL);

@@ -21,6 +21,7 @@ from packaging.tags import sys_tags
 from packaging.utils import parse_wheel_filename
 
 ROOT = Path(__file__).parents[2]
+CHECKS = ROOT / "tests" / "native"
 STRICT = ("-Wall", "-Wextra", "-Werror")
 
 
@@ -46,10 +47,12 @@ def run(*command: str | Path, cwd: Path | None = None, **env: str) -> str:
 # --- instructions -----------------------------------------------------------------------------------------------------
 
 INSTRUCTIONS = {  # what a set's code must contain, and what it must not
-    "portable": (r"\bret", r"[yz]mm|\bsdot\b"),
-    "avx2": (r"vpmaddubsw .*%ymm", r"zmm|vpdpbusd"),
-    "avx512_vnni": (r"vpdpbusd .*%zmm", None),
-    "neon_dotprod": (r"\bsdot\b.*v\d+\.4s", None),
+    "portable": ([r"\bret"], r"[yz]mm|\bsdot\b"),
+    "avx2": ([r"vpmaddubsw .*%ymm"], r"zmm|vpdpbusd"),
+    "avx512_vnni": ([r"vpdpbusd .*%zmm"], r"tmm"),
+    "amx": ([r"tdpbssd .*%tmm", r"ldtilecfg", r"tilerelease", r"vpdpbusd .*%zmm"], None),
+    "neon_dotprod": ([r"\bsdot\b.*v\d+\.4s"], r"\bsmmla\b"),
+    "neon_i8mm": ([r"\bsmmla\b.*v\d+\.4s", r"\bsdot\b.*v\d+\.4s"], None),
 }
 
 
@@ -59,7 +62,8 @@ def check_instructions(objdump: str, objects: list[Path]) -> set[str]:
     for name, path in sets.items():
         wanted, forbidden = INSTRUCTIONS[name]
         code = run(objdump, "-d", "--no-show-raw-insn", path).replace("\t", " ")
-        assert re.search(wanted, code), f"{name}: no {wanted}"
+        for pattern in wanted:
+            assert re.search(pattern, code), f"{name}: no {pattern}"
         assert forbidden is None or not re.search(forbidden, code), f"{name}: {forbidden}"
     return set(sets)
 
@@ -73,19 +77,25 @@ def test_each_set_has_its_instructions(hook: ModuleType, tmp_path: Path) -> None
 
 # --- memory and threads -----------------------------------------------------------------------------------------------
 
+VNNI = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
 NEEDED = {  # the kernel's names of what the sets need
     "portable": set(),
     "avx2": {"avx2", "fma", "f16c"},
-    "avx512_vnni": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"},
+    "avx512_vnni": VNNI,
+    "amx": {*VNNI, "amx_tile", "amx_int8"},
     "neon_dotprod": {"asimddp"},
+    "neon_i8mm": {"asimddp", "i8mm"},
 }
+SANITIZERS = ("-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
-def build_check(hook: ModuleType, cc: list[str], folder: Path, *flags: str) -> tuple[Path, list[Path]]:
+def build_check(
+    hook: ModuleType, cc: list[str], folder: Path, *flags: str, with_sources: tuple[Path, ...] = ()
+) -> tuple[Path, list[Path]]:
     """Compile check.c and the kernels with `flags`; return the program and the kernels' objects."""
     objects, program = hook.compile_objects(cc, folder, *STRICT, *flags), folder / "check"
-    source = ROOT / "tests" / "native" / "check.c"
-    run(*cc, *hook.FLAGS, *STRICT, *flags, f"-I{hook.NATIVE}", source, *objects, "-o", program, "-lpthread", "-lm")
+    sources = (CHECKS / "check.c", *with_sources)
+    run(*cc, *hook.FLAGS, *STRICT, *flags, f"-I{hook.NATIVE}", *sources, *objects, "-o", program, "-lpthread", "-lm")
     return program, objects
 
 
@@ -93,15 +103,33 @@ def sets_in(output: str) -> set[str]:
     return {line.split(":")[0] for line in output.splitlines()}
 
 
-def test_kernels_agree_and_are_clean_under_sanitizers(hook: ModuleType, tmp_path: Path) -> None:
-    flags = ("-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-    program, _ = build_check(hook, hook.compiler(), tmp_path, *flags)
-    output = run(program)
-    assert "portable" in sets_in(output)
+def processor_has() -> set[str]:
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        has = set(cpuinfo.read_text().split())
-        assert sets_in(output) == {name for name, needed in NEEDED.items() if needed <= has}
+    return set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
+
+
+def test_kernels_agree_and_are_clean_under_sanitizers(hook: ModuleType, tmp_path: Path) -> None:
+    program, _ = build_check(hook, hook.compiler(), tmp_path, *SANITIZERS)
+    found = sets_in(run(program))
+    assert "portable" in found
+    if has := processor_has():
+        expected = {name for name, needed in NEEDED.items() if needed <= has}
+        assert found - {"amx"} == expected - {"amx"}
+        assert found <= expected, "AMX can be refused by the system, and not be granted without the processor"
+
+
+@pytest.mark.skipif(not processor_has() >= VNNI, reason="what AMX is emulated beside are the VNNI kernels")
+def test_amx_kernels_agree_where_amx_is_emulated(
+    hook: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = {name: flags for name, flags in hook.SETS["x86_64"].items() if name in ("avx512_vnni", "amx")}
+    monkeypatch.setattr(hook, "SETS", {"x86_64": sets})  # those that are compared
+    flags = (*SANITIZERS, "-DLM_EMULATE_AMX", f"-I{CHECKS}")
+    program, objects = build_check(hook, hook.compiler(), tmp_path, *flags, with_sources=(CHECKS / "emulated_amx.c",))
+    assert "tdpb" not in run("objdump", "-d", *(path for path in objects if path.stem == "amx"))
+    agreed, emulated = run(program, "amx").splitlines()
+    assert agreed.startswith("amx: products within")
+    assert int(emulated.split()[0]) > 1000, "rows that come together are multiplied by tiles"
 
 
 def test_threads_do_not_race(hook: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,9 +153,12 @@ EMULATOR = "qemu-aarch64"
 @pytest.mark.skipif(not (shutil.which(ARM) and shutil.which(EMULATOR)), reason=f"needs {ARM} and {EMULATOR}")
 def test_kernels_agree_on_an_emulated_arm(hook: ModuleType, tmp_path: Path) -> None:
     program, objects = build_check(hook, [ARM], tmp_path, "-O1", "-static")
-    assert check_instructions("aarch64-linux-gnu-objdump", objects) == {"portable", "neon_dotprod"}
-    assert sets_in(run(EMULATOR, program, "--no-fork")) == {"portable", "neon_dotprod"}
-    assert sets_in(run(EMULATOR, "-cpu", "cortex-a53", program, "--list")) == {"portable"}  # it has no dot products
+    all_sets = {"portable", "neon_dotprod", "neon_i8mm"}
+    assert check_instructions("aarch64-linux-gnu-objdump", objects) == all_sets
+    assert sets_in(run(EMULATOR, "-cpu", "max", program, "--no-fork")) == all_sets
+    fewer = {"cortex-a53": {"portable"}, "neoverse-n1": {"portable", "neon_dotprod"}}
+    for processor, sets in fewer.items():
+        assert sets_in(run(EMULATOR, "-cpu", processor, program, "--list")) == sets
 
 
 # --- packaging --------------------------------------------------------------------------------------------------------
@@ -199,12 +230,25 @@ def test_without_a_library_the_wheel_is_pure_and_the_build_says_why(
     assert line.endswith(f"without its native kernels, PyTorch does their work: {why}")
 
 
-def test_an_old_compiler_builds_fewer_sets(hook: ModuleType, project: Path, tmp_path: Path) -> None:
-    cc = write_compiler(tmp_path / "cc", hook.compiler(), unknown="-mavx512vnni|-march=armv8.2-a+dotprod")
+OLD = [
+    ("-mavx512vnni|-march=armv8.2-a+dotprod*", {"amx", "avx512_vnni", "neon_i8mm", "neon_dotprod"}),
+    ("-mamx-int8|-march=*+i8mm", {"amx", "neon_i8mm"}),
+]
+
+
+@pytest.mark.parametrize(("unknown", "left_out"), OLD)
+def test_an_old_compiler_builds_fewer_sets(
+    hook: ModuleType, project: Path, tmp_path: Path, unknown: str, left_out: set[str]
+) -> None:
+    cc = write_compiler(tmp_path / "cc", hook.compiler(), unknown=unknown)
     assert run(sys.executable, project / "hatch_build.py", CC=cc) == ""
     library = ctypes.CDLL(str(project / "src" / LIBRARY))
-    assert library.lm_use_kernels(b"portable") == 0
-    assert library.lm_use_kernels(b"avx512_vnni") == library.lm_use_kernels(b"neon_dotprod") == 1
+    has = processor_has()
+    for name, needed in NEEDED.items():
+        if name in left_out:
+            assert library.lm_use_kernels(name.encode()) == 1, name
+        elif name != "amx" and needed <= has:
+            assert library.lm_use_kernels(name.encode()) == 0, name
 
 
 def test_the_source_distribution_can_be_compiled(project: Path, tmp_path: Path) -> None:

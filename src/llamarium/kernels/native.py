@@ -27,7 +27,7 @@ INTERFACE = 5
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
-KERNELS = ("avx512_vnni", "avx2", "neon_dotprod", "portable")
+KERNELS = ("amx", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod", "portable")
 _OFF = "torch"
 _FILE = Path(__file__).with_name("_native.so")
 

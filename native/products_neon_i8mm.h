@@ -1,0 +1,73 @@
+/* The tile products with Arm's matrix products of 8-bit integers: `smmla` multiplies 2 rows by 8 columns of weights with 2
+ * rows of inputs, twice what `sdot` does.
+ *
+ * Whole numbers have no rounding, and what follows them is the dotprod set's own code. So both sets have the same results, to
+ * the bit, and the dotprod set computes what is left over of 2 rows.
+ */
+#define tile_product few_rows_product
+#include "products_neon_dotprod.h"
+#undef tile_product
+#undef NAME
+#define NAME "neon_i8mm"
+
+/* Rows 4i and 4i + 1 of a tile, columns 8p to 8p + 7, as pairs[2 p]; rows 4i + 2 and 4i + 3 as pairs[2 p + 1]. */
+INLINE void load_pairs(const uint8_t *tile, int i, const int kind, uint8x16_t book, int8x16_t pairs[8]) {
+    int8x16_t codes[8];
+    load_codes(tile, i, kind, book, codes);
+    for (int p = 0; p < 4; p++) {
+        const int32x4_t left = vreinterpretq_s32_s8(codes[2 * p]), right = vreinterpretq_s32_s8(codes[2 * p + 1]);
+        pairs[2 * p] = vreinterpretq_s8_s32(vzip1q_s32(left, right));
+        pairs[2 * p + 1] = vreinterpretq_s8_s32(vzip2q_s32(left, right));
+    }
+}
+
+/* `rows` rows of inputs, an even number, times a stripe: 4 of its 16 rows at a time, so that the totals stay in registers. */
+INLINE void paired_rows(
+    const lm_matrix *w, const uint8_t *tiles, int groups, const lm_block *x, const int kind, const int rows, float *out) {
+    const size_t size = tile_bytes(kind);
+    const uint8x16_t book = codebook_of(w, kind);
+    for (int i = 0; i < 4; i++) {
+        float32x4_t total[8];
+        for (int m = 0; m < rows; m++) total[m] = vdupq_n_f32(0);
+        const uint8_t *tile = tiles;
+        for (int g = 0; g < groups; g++, tile += size) {
+            int8x16_t pairs[8];
+            load_pairs(tile, i, kind, book, pairs);
+            for (int m = 0; m < rows; m += 2) {
+                const lm_block *one = &x[(size_t)m * groups + g], *other = one + groups;
+                const int32x2_t starts = {start_of(one, kind), start_of(other, kind)};
+                int32x4_t upper = vcombine_s32(starts, starts), lower = upper; /* row by row: one's sum, other's sum */
+                for (int p = 0; p < 4; p++) {
+                    const int8x16_t both = vcombine_s8(vld1_s8(one->q + 8 * p), vld1_s8(other->q + 8 * p));
+                    upper = vmmlaq_s32(upper, pairs[2 * p], both);
+                    lower = vmmlaq_s32(lower, pairs[2 * p + 1], both);
+                }
+                total[m] = add_group(total[m], vuzp1q_s32(upper, lower), tile, i, one, kind);
+                total[m + 1] = add_group(total[m + 1], vuzp2q_s32(upper, lower), tile, i, other, kind);
+            }
+        }
+        for (int m = 0; m < rows; m++) vst1q_f32(out + m * LM_TILE_ROWS + 4 * i, total[m]);
+    }
+}
+
+/* As many rows as there are pairs of; returns how many that were. */
+INLINE int many_rows_product(const lm_matrix *w, const uint8_t *tiles, const lm_block *x, int num_rows, const int kind, float *out) {
+    const int groups = w->cols / LM_GROUP;
+    int m = 0;
+    for (; m + 8 <= num_rows; m += 8) paired_rows(w, tiles, groups, x + (size_t)m * groups, kind, 8, out + m * LM_TILE_ROWS);
+    for (; m + 2 <= num_rows; m += 2) paired_rows(w, tiles, groups, x + (size_t)m * groups, kind, 2, out + m * LM_TILE_ROWS);
+    return m;
+}
+
+/* out (num_rows, 16): 16 rows of the matrix times `num_rows` rows of groups. */
+static void tile_product(const lm_matrix *w, int stripe, const lm_block *x, int num_rows, float *out) {
+    const uint8_t *tiles = stripe_at(w, stripe);
+    int done = 0; /* the K formats have tiles of another order */
+    switch (w->kind) {
+    case LM_Q8: done = many_rows_product(w, tiles, x, num_rows, LM_Q8, out); break;
+    case LM_Q4: done = many_rows_product(w, tiles, x, num_rows, LM_Q4, out); break;
+    case LM_Q4_MIN: done = many_rows_product(w, tiles, x, num_rows, LM_Q4_MIN, out); break;
+    case LM_Q4_CODEBOOK: done = many_rows_product(w, tiles, x, num_rows, LM_Q4_CODEBOOK, out); break;
+    }
+    few_rows_product(w, stripe, x + (size_t)done * (w->cols / LM_GROUP), num_rows - done, out + done * LM_TILE_ROWS);
+}
