@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import platform
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -367,7 +368,15 @@ def test_the_tree_and_the_keys_stay() -> None:
 # --- choosing and threads ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("value", "said"), [("torch", None), ("avx9", "is 'avx9'; expected avx512_vnni")])
+FOREIGN = "avx2" if platform.machine() in ("aarch64", "arm64") else "neon_i8mm"
+CHOICES = [
+    ("torch", None),
+    ("avx9", "is 'avx9'; expected amx, avx512_vnni"),
+    (FOREIGN, f"is {FOREIGN}, which this machine cannot run"),
+]
+
+
+@pytest.mark.parametrize(("value", "said"), CHOICES)
 def test_the_environment_chooses(value: str, said: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(native.VARIABLE, value)
     choose = native.library.__wrapped__

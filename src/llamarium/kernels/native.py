@@ -109,7 +109,10 @@ def library() -> ctypes.CDLL | None:
             )
         return None
     if found.lm_use_kernels(None if wanted is None else wanted.encode()):
-        raise OptionError(f"{VARIABLE} is {wanted}, which this machine cannot run; leave it out")
+        raise OptionError(
+            f"{VARIABLE} is {wanted}, which this machine cannot run, or the compiler of the package did not know; "
+            "leave it out"
+        )
     return found
 
 
