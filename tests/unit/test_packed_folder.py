@@ -25,6 +25,7 @@ from llamarium.errors import (
     OptionError,
     UnsupportedFormatError,
 )
+from llamarium.inspect.summary import summarize
 from llamarium.kernels import native
 from llamarium.quant.ggml import quantize
 from llamarium.quant.int4 import LinearInt4
@@ -183,6 +184,31 @@ def test_without_kernels_it_loads_and_computes(packed, monkeypatch):
     monkeypatch.setattr(native, "library", lambda: None)
     model = llamarium.load(made.folder, device="cpu").model
     torch.testing.assert_close(model(IDS).float(), want, rtol=0.05, atol=0.05)
+
+
+def test_info_says_what_multiplies_what(packed):
+    made = packed()
+    c = f"C ({native.kernels()})"
+    for options, q4, plain in (({}, c, {}), ({"dtype": "float32"}, "PyTorch", {}), ({"dequantize": "load"}, None, c)):
+        llama = llamarium.load(made.folder, device="cpu", **options)
+        products = summarize(llama.config, llama.model, llama.sources).products
+        if q4 is not None:
+            assert {dtype: list(by) for dtype, by in products.items()} == {"q8": [q4], "q4": [q4], "q4_min": [q4]}
+            assert products["q4_min"][q4] == ("model.layers.*.self_attn.o_proj.weight",)
+            assert products["q8"][q4] == ("lm_head.weight",)
+        else:
+            assert list(products) == ["bfloat16"]
+            assert products["bfloat16"]["PyTorch"] == ("lm_head.weight",)
+            assert len(products["bfloat16"][f"{plain} up to 4 tokens, else PyTorch"]) == 7
+
+
+def test_columns_that_the_kernels_cannot_cut_are_named_once(model_files):
+    folder = model_files(intermediate_size=200).huggingface()
+    with pytest.warns(UserWarning, match=r"2 Linears have others: .*layers.0.mlp.down_proj \(200 columns\)") as caught:
+        model = llamarium.load(folder, device="cpu").model
+    assert len(caught) == 1 and model(IDS).isfinite().all()
+    for options in ({"dtype": "float32"}, {"dtype": "float16"}, {"quantize": "nf4"}):  # no kernels were to be had
+        llamarium.load(folder, device="cpu", **options)
 
 
 def test_it_can_be_quantized_again_and_unpacked(packed):

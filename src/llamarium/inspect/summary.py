@@ -17,6 +17,7 @@ from llamarium.config import ModelConfig
 from llamarium.generate import KVCacheDtype, kept_dtype
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import ParameterCount, count_parameters, flops, kv_bytes_per_token
+from llamarium.weights.native import multiplied_by
 
 if TYPE_CHECKING:
     from llamarium.weights.load import TensorSource
@@ -59,6 +60,7 @@ class Summary:
         config: Its shape.
         parameters: By part; a tied head is counted once.
         bytes_by_dtype: What the weights occupy in memory, by their type there; empty if nothing was loaded.
+        products: By type in memory, what multiplies matrices of it (C with its set of kernels, or PyTorch), and which.
         flops_per_token: Operations for one new token that sees itself only.
         flops_per_token_at_full_context: The same for the last token that the context holds.
         kv_dtype: The type of cached keys and values.
@@ -70,6 +72,7 @@ class Summary:
     config: ModelConfig
     parameters: ParameterCount
     bytes_by_dtype: dict[str, int]
+    products: dict[str, dict[str, tuple[str, ...]]]
     flops_per_token: int
     flops_per_token_at_full_context: int
     kv_dtype: str
@@ -108,6 +111,7 @@ def summarize(
         config=config,
         parameters=count_parameters(config),
         bytes_by_dtype=_bytes_by_dtype(model, sources),
+        products={} if model is None else _products(model, sources),
         flops_per_token=flops(config, 1),
         flops_per_token_at_full_context=flops(config, 1, context - 1),
         kv_dtype=_dtype_name(kv_dtype),
@@ -159,6 +163,16 @@ def _bytes_by_dtype(model: LlamaForCausalLM | None, sources: "Sequence[TensorSou
     for dtype, num_bytes in held:
         total[dtype] = total.get(dtype, 0) + num_bytes
     return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+
+def _products(model: LlamaForCausalLM, sources: "Sequence[TensorSource]") -> dict[str, dict[str, tuple[str, ...]]]:
+    by_key = multiplied_by(model)
+    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    for s in sources:
+        if s.key in by_key:
+            patterns = found.setdefault(s.dtype, {})
+            patterns[by_key[s.key]] = tuple(dict.fromkeys((*patterns.get(by_key[s.key], ()), _star(s.key))))
+    return found
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

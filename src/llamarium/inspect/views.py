@@ -118,6 +118,11 @@ def _costs(summary: Summary) -> "RenderableType":
         shown.add_row(f"weights in {escape(dtype)}", size(num_bytes))
     if len(summary.bytes_by_dtype) > 1:
         shown.add_row("weights in all", size(sum(summary.bytes_by_dtype.values())))
+    for dtype, products in summary.products.items():
+        most, *others = sorted(products, key=lambda by: -len(products[by]))
+        shown.add_row(f"{escape(dtype)} multiplied by", most)
+        for by in others:
+            shown.add_row("  " + ", ".join(map(_short, products[by])), by)
     shown.add_row("FLOPs per token", f"{summary.flops_per_token / 1e9:,.3f} billion")
     full = summary.flops_per_token_at_full_context
     shown.add_row(f"  with {context - 1:,} before it", f"{full / 1e9:,.3f} billion")

@@ -83,8 +83,11 @@ class LinearPacked(QuantizedLinear):
         if num_columns % GROUP:
             raise OptionError(f"rows of {num_columns} weights cannot be packed; expected a multiple of {GROUP}")
         assert (minimum is not None) == format.has_minimum and not format.is_super
-        halves = [scale] if minimum is None else [scale, minimum]
-        return cls(group_tiles(codes, halves, format), num_rows, format)
+        groups = codes.view(num_rows, -1, GROUP)
+        if format.code_bytes == 256:
+            groups = groups[..., :16] | (groups[..., 16:] << 4)
+        halves = scale.unsqueeze(-1) if minimum is None else torch.stack((scale, minimum), dim=-1)
+        return cls(group_tiles(groups, halves, format), num_rows, format)
 
     @property
     def matrix(self) -> native.Matrix:
@@ -213,10 +216,9 @@ def _ggml_tiles(weight: Tensor, type_name: str, format: PackedFormat) -> Tensor:
     if format.is_super:
         return super_tiles(super_blocks(blocks, type_name), len(weight), format)
     num_halves = 1 + format.has_minimum
-    halves = blocks[:, : 2 * num_halves].contiguous().view(torch.float16).view(len(weight), -1, num_halves)
-    codes = blocks[:, 2 * num_halves :]
-    codes = codes ^ 128 if type_name == "Q8_0" else torch.cat((codes & 15, codes >> 4), dim=-1)
-    return group_tiles(codes.reshape(len(weight), -1), [part.contiguous() for part in halves.unbind(-1)], format)
+    groups = blocks.view(len(weight), -1, blocks.shape[1])
+    codes, halves = groups[..., 2 * num_halves :], groups[..., : 2 * num_halves].contiguous().view(torch.float16)
+    return group_tiles(codes ^ 128 if type_name == "Q8_0" else codes, halves, format)
 
 
 def pack_integers(linear: Linear8bit | LinearInt4) -> LinearPacked | None:

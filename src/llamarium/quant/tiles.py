@@ -113,9 +113,24 @@ FORMATS = {
 # --- packing ----------------------------------------------------------------------------------------------------------
 
 
-def group_tiles(codes: Tensor, halves: list[Tensor], format: PackedFormat) -> Tensor:
-    """Put codes uint8 (rows, in) and scales and minima float16 (rows, in / 32) into tiles."""
-    return torch.cat((_packed_codes(codes, format), *(_by_tile(part, 1).view(torch.uint8) for part in halves)), dim=-1)
+def group_tiles(codes: Tensor, halves: Tensor, format: PackedFormat) -> Tensor:
+    """Put groups into tiles, four bytes at a time.
+
+    Args:
+        codes: uint8, (rows, groups, 16 or 32): a group's bytes; for 4 bits columns j and j + 16 share one.
+        halves: float16, (rows, groups, 1 or 2): scales and, if the format has one, minima.
+        format: What they mean.
+    """
+    num_groups, code_bytes = codes.shape[1], format.code_bytes
+    stripes = -(-len(codes) // TILE_ROWS)
+    tiles = torch.empty(stripes, num_groups, format.tile_bytes, dtype=torch.uint8, device=codes.device)
+    for part, of_tiles in (
+        (codes.contiguous().view(torch.int32), tiles.view(torch.int32)[..., : code_bytes // 4]),
+        (halves.contiguous().view(torch.int16), tiles.view(torch.int16)[..., code_bytes // 2 :]),
+    ):
+        rows = _fill(part.flatten(1)).view(stripes, TILE_ROWS, num_groups, -1)
+        of_tiles.unflatten(-1, (-1, TILE_ROWS)).copy_(rows.permute(0, 2, 3, 1))
+    return tiles
 
 
 def super_tiles(blocks: SuperBlocks, num_rows: int, format: PackedFormat) -> Tensor:

@@ -14,18 +14,18 @@ from typing import Final, Literal
 import torch
 from torch import Tensor, nn
 
-from llamarium.errors import CheckpointError, OptionError
+from llamarium.errors import CheckpointError, OptionError, escape
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedLinear
 from llamarium.quant.ggml import GGML_TYPES, EmbeddingGGML, LinearGGML, dequantize
 from llamarium.quant.half import use_half_linears
 from llamarium.quant.nf4 import Linear4bit
-from llamarium.quant.packed import FORMATS, GGML_FORMATS, EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
+from llamarium.quant.packed import FORMATS, GGML_FORMATS, GROUP, EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
 from llamarium.quant.swap import QUANTIZED_LINEARS, Method
-from llamarium.weights.checkpoint import EMBEDDING, HEAD, Checkpoint, TensorEntry
+from llamarium.weights.checkpoint import EMBEDDING, HEAD, Checkpoint, TensorEntry, list_some
 from llamarium.weights.fuse import join_projections
-from llamarium.weights.native import use_kernels
+from llamarium.weights.native import unfit_linears, use_kernels
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 STORED_FLOATS: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
@@ -111,9 +111,20 @@ def load_model(
     if options.device.type == "cpu":
         if dtype is not torch.float32:
             use_half_linears(model)
+        if loader.packs and dtype is torch.bfloat16 and options.quantize != "nf4":
+            _warn_of_shapes(checkpoint, model)
         if options.join and not use_kernels(model):
             join_projections(model)
     return model.eval().requires_grad_(False), tuple(loader.sources)
+
+
+def _warn_of_shapes(checkpoint: Checkpoint, model: LlamaForCausalLM) -> None:
+    if unfit := unfit_linears(model):
+        warnings.warn(
+            f"{escape(checkpoint.path)}: the C kernels take columns in groups of {GROUP}, and {len(unfit)} Linears "
+            f"have others: {list_some(unfit, 4)}; PyTorch multiplies them, and runs the layers",
+            stacklevel=3,
+        )
 
 
 def natural_dtype(checkpoint: Checkpoint) -> torch.dtype:
@@ -138,7 +149,7 @@ class _Loader:
         self.progress = progress
         self.sources: list[TensorSource] = []
         half = options.dtype in (None, torch.bfloat16)  # in float32 somebody wants the weights' own products
-        self._packs = options.join and half and options.device.type == "cpu" and native.library() is not None
+        self.packs = options.join and half and options.device.type == "cpu" and native.library() is not None
         self._total_bytes = sum(entry.num_bytes for entry in checkpoint.entries.values())
         self._read_bytes = 0
 
@@ -176,7 +187,7 @@ class _Loader:
         return self.options.dequantize == "use" or (self.options.dequantize == "auto" and as_it_is)
 
     def _is_repacked(self, module: nn.Module, entry: TensorEntry) -> bool:
-        if not self._packs or self.options.dequantize != "auto" or self.options.quantize is not None:
+        if not self.packs or self.options.dequantize != "auto" or self.options.quantize is not None:
             return False
         if not isinstance(module, (nn.Linear, nn.Embedding)) or entry.dtype not in GGML_FORMATS:
             return False
@@ -192,7 +203,7 @@ class _Loader:
             components = {"weight": packed.data} | {f"weight.{name}": part for name, part in packed.state.items()}
             return Linear4bit.from_state(components, f"{entry.file}: {entry.name}"), "nf4"
         if entry.dtype in FORMATS:
-            kernels = self._packs and self.options.dequantize == "auto"
+            kernels = self.packs and self.options.dequantize == "auto"
             format = FORMATS[entry.dtype]
             return self._tiled(module, LinearPacked(packed.data, entry.shape[0], format, uses_kernels=kernels))
         if isinstance(module, nn.Embedding):
@@ -210,7 +221,7 @@ class _Loader:
         method = self.options.quantize
         if method is not None and isinstance(module, nn.Linear) and name != "lm_head":
             linear = QUANTIZED_LINEARS[method].from_weight(weight)
-            packed = pack_integers(linear) if self._packs and not isinstance(linear, Linear4bit) else None
+            packed = pack_integers(linear) if self.packs and not isinstance(linear, Linear4bit) else None
             return packed or linear, method
         module.weight = nn.Parameter(weight.to(self.dtype), requires_grad=False)
         return module, str(self.dtype).removeprefix("torch.")

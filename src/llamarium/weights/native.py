@@ -25,6 +25,7 @@ from llamarium.attention import Attend, CachedAttend, CausalAttend, KVCache
 from llamarium.kernels import native
 from llamarium.kernels.threads import one_torch_thread
 from llamarium.model import LlamaForCausalLM, LlamaModel, LlamaRMSNorm
+from llamarium.quant.base import QuantizedLinear
 from llamarium.quant.packed import GROUP, LinearPacked
 
 # Tokens that are computed at once, and bytes of what attention knows of each chunk of 256 slots: they bound the memory
@@ -189,6 +190,27 @@ def exact_tokens(model: LlamaForCausalLM) -> int | None:
     plan = trunk.plan if isinstance(trunk, NativeLlamaModel) else None
     with torch.no_grad():
         return plan.max_rows if plan is not None and plan.serves(torch.zeros(1, 1, dtype=torch.int64)) else 1
+
+
+def multiplied_by(model: LlamaForCausalLM) -> dict[str, str]:
+    """Say what multiplies each Linear's weight, by its key: C with its set of kernels, PyTorch, or which when."""
+    kernels = native.kernels()
+    planned = set[nn.Module]() if getattr(model.model, "plan", None) is None else set(_linears(model.model))
+    found: dict[str, str] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, (nn.Linear, QuantizedLinear)):
+            tiles = isinstance(module, LinearPacked)
+            by_c = module.uses_kernels and module.weight.device.type == "cpu" if tiles else module in planned
+            c = f"C ({kernels})" if tiles else f"C ({kernels}) up to {_MAX_ROWS_UNPACKED} tokens, else PyTorch"
+            found[f"{name}.weight"] = c if by_c and kernels is not None else "PyTorch"
+    return found
+
+
+def unfit_linears(model: LlamaForCausalLM) -> list[str]:
+    """Return the names of the Linears whose rows the kernels cannot cut into groups, each with its columns."""
+    linears = ((name, module) for name, module in model.named_modules() if hasattr(module, "in_features"))
+    sizes = ((name, int(cast(Any, module).in_features)) for name, module in linears)
+    return [f"{name} ({columns} columns)" for name, columns in sizes if columns % GROUP]
 
 
 def _can_run(trunk: LlamaModel) -> bool:
