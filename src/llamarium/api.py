@@ -27,6 +27,7 @@ from llamarium.speculate import PromptLookup
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokens import find_tokenizer
 from llamarium.weights.builtin import recommended
+from llamarium.weights.gguf import GGUFCheckpoint
 from llamarium.weights.hub import resolve
 from llamarium.weights.load import DTYPES, Dequantize, LoadOptions, TensorSource, load_model
 from llamarium.weights.open import open_checkpoint
@@ -63,8 +64,8 @@ def load(
         device: "cpu", "cuda", "cuda:1", "mps"; "auto" is a GPU where there is one.
         quantize: Quantize the Linears while loading: "nf4", "int8" or "int4".
         dequantize: For files that are quantized already: "load" unpacks once, "use" keeps them packed in memory and
-            unpacks for every use; "auto" keeps NF4 packed, lays GGUF's blocks of 32 out for the CPU kernels (unless
-            dtype is float32 or float16), and unpacks the others.
+            unpacks for every use; "auto" keeps NF4 and packed folders packed, lays GGUF's blocks of 32 out for the CPU
+            kernels (unless dtype is float32 or float16), and unpacks the others.
         kv_cache_dtype: What generation and dialogs keep keys and values in: "auto" is the model's dtype, "int8" about
             half of bfloat16's memory.
         strict: Refuse weights that are NaN or infinite, instead of warning.
@@ -89,7 +90,7 @@ def load(
     checkpoint = open_checkpoint(path)
     why_none = None
     try:
-        tokenizer = find_tokenizer(path)
+        tokenizer = find_tokenizer(path, checkpoint.metadata if isinstance(checkpoint, GGUFCheckpoint) else None)
     except UnsupportedTokenizerError as error:  # the model computes logits without; `Llama.tokenizer` says why
         tokenizer, why_none = None, str(error)
     if tokenizer is not None:

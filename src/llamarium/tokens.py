@@ -1,6 +1,8 @@
 """Finding a model's tokenizer, without torch: what `llamarium tokenize` and `load_tokenizer` use."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from llamarium.errors import TokenizerError
 from llamarium.tokenizer.base import Tokenizer
@@ -28,11 +30,16 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
     return tokenizer
 
 
-def find_tokenizer(path: Path) -> Tokenizer | None:
-    """Return the tokenizer in a folder or file, or None if it holds none."""
+def find_tokenizer(path: Path, metadata: Mapping[str, Any] | None = None) -> Tokenizer | None:
+    """Return the tokenizer in a folder or file, or None if it holds none.
+
+    Args:
+        path: The folder or file.
+        metadata: Of the GGUF file that is there, from whoever has read it already: reading it takes a while.
+    """
     if (gguf := _gguf_of(path)) is not None:
         path = gguf
-        metadata = read_gguf(path).metadata
+        metadata = read_gguf(path).metadata if metadata is None else metadata
         if "tokenizer.ggml.model" not in metadata:
             return None
         from llamarium.tokenizer.gguf_vocab import from_gguf_metadata

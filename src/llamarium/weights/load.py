@@ -9,10 +9,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from llamarium.errors import CheckpointError, OptionError, escape
 from llamarium.kernels import native
@@ -100,7 +101,7 @@ def load_model(
     """
     _check_options(checkpoint, options)
     dtype = options.dtype or natural_dtype(checkpoint)
-    with torch.device("meta"):
+    with torch.device("meta"), _Undrawn():
         model = LlamaForCausalLM(checkpoint.config)
     loader = _Loader(checkpoint, options, dtype, progress)
     for name, module in list(model.named_modules()):
@@ -131,6 +132,15 @@ def natural_dtype(checkpoint: Checkpoint) -> torch.dtype:
     """What a checkpoint computes in unless told otherwise: as its Linears are stored, else bfloat16."""
     entry = checkpoint.entries["model.layers.0.self_attn.q_proj.weight"]
     return STORED_FLOATS.get(entry.dtype, torch.bfloat16)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves `torch.nn.init` out: on the meta device it draws nothing, and takes a tenth of a second for it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return None
+        return func(*args, **(kwargs or {}))
 
 
 class _Loader:
