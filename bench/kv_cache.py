@@ -9,6 +9,7 @@ with the first kind, against those with this one, in nats; top-1 is how often bo
 
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,12 +40,12 @@ def main() -> None:
     for window in windows:
         for name, found in compare(llama.model, window).items():
             sums[name] += found
-    rows = [
-        {"cache": name, "perplexity": math.exp(nats / count), "KL": kl / count, "top-1": same / count}
-        for name, (nats, kl, same, count) in ((name, found.tolist()) for name, found in sums.items())
-    ]
-    results = {row["cache"]: {key: row[key] for key in ("perplexity", "KL", "top-1")} for row in rows}
-    common.report(f"kv-cache-{Path(options.model).stem}", options, rows, results | {"num_tokens": len(ids)})
+    rows: list[dict[str, Any]] = []
+    for name, found in sums.items():
+        nats, kl, same, count = found.tolist()
+        rows.append({"cache": name, "perplexity": math.exp(nats / count), "KL": kl / count, "top-1": same / count})
+    results = {row["cache"]: row for row in rows} | {"num_tokens": len(ids)}
+    common.report(f"kv-cache-{Path(options.model).stem}", options, rows, results)
 
 
 @torch.inference_mode()
