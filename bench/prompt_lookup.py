@@ -1,0 +1,84 @@
+"""Prompt lookup: tokens per second of one stream with it and without, on a text that repeats itself and on prose.
+
+    python bench/prompt_lookup.py --model smollm2-135m
+    python bench/prompt_lookup.py --model some.gguf --new-tokens 200
+
+`repeat` shows a source file and asks for it again; `prose` continues an ordinary text, greedily and drawn. Timed from
+the first new token to the last, so that the prompt is left out; both sides must give the same tokens. The model has to
+be one whose passes are exact: packed weights, or bfloat16, with the C kernels.
+"""
+
+import time
+from pathlib import Path
+
+import torch
+
+import common
+import llamarium
+from llamarium.generate import generate_tokens
+from llamarium.sampling import SamplingParams
+
+TASKS = {"repeat": 0.0, "prose": 0.0, "prose, drawn": 1.0}
+SOURCE = (common.ROOT / "src" / "llamarium" / "tokens.py").read_text()
+PROSE = (common.ROOT / "docs" / "architecture.md").read_text()
+
+
+def prompt_of(task: str, llama: llamarium.Llama) -> list[int]:
+    """Return a task's token ids."""
+    if task == "repeat":
+        half = SOURCE[: len(SOURCE) // 2]
+        return llama.encode(f"# The file:\n{half}\n# The same file once more:\n{half[:200]}")
+    return llama.encode(PROSE[:2000])
+
+
+class Side:
+    """One of the two programs, on one task; keeps the tokens and the counts of its last run."""
+
+    def __init__(self, llama: llamarium.Llama, task: str, num_tokens: int, *, looks_up: bool) -> None:
+        self.model, self.prompt, self.looks_up = llama.model, prompt_of(task, llama), looks_up
+        self.params = SamplingParams(temperature=TASKS[task], seed=1, max_tokens=num_tokens)
+        self.ids: list[int] = []
+        self.counts: dict[str, int] = {}
+
+    def __call__(self) -> dict[str, float]:
+        """Return tokens/s."""
+        lookup = llamarium.PromptLookup() if self.looks_up else None
+        self.ids, times = [], []
+        for event in generate_tokens(self.model, [self.prompt], [self.params], lookup=lookup):
+            self.ids.append(event.token_id)
+            times.append(time.perf_counter())
+        self.counts = {} if lookup is None else lookup.counts()
+        return {"tokens_per_s": (len(times) - 1) / (times[-1] - times[0])}
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = common.parser(__doc__)
+    parser.add_argument("--model", default="smollm2-135m", help="a built-in name, a folder or a .gguf file")
+    parser.add_argument("--new-tokens", type=int, default=128)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    llama = llamarium.load(options.model, device="cpu")
+    rows, results = [], {}
+    for task in TASKS:
+        sides = {
+            name: Side(llama, task, options.new_tokens, looks_up=name == "lookup") for name in ("lookup", "without")
+        }
+        found = common.alternate(options.rounds, dict(sides))
+        if sides["lookup"].ids != sides["without"].ids:
+            raise SystemExit(f"{task}: prompt lookup changed the tokens")
+        results[task] = found | {"counts": sides["lookup"].counts}
+        rows.append(
+            {
+                "task": task,
+                "tokens/s": found["lookup"]["tokens_per_s"],
+                "without": found["without"]["tokens_per_s"],
+                "times": found["ratio"]["tokens_per_s"],
+                **sides["lookup"].counts,
+            }
+        )
+    common.report(f"prompt-lookup-{Path(options.model).stem}", options, rows, results)
+
+
+if __name__ == "__main__":
+    main()
