@@ -202,6 +202,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     path = resolve(options.model)
     llama, memory = llamarium.load(path), some_memory()
+    print(f"llamarium computes with {native.kernels() or 'PyTorch, without its C kernels'}")
     others = sides_of(options, path)
     found = common.alternate(options.rounds, {"llamarium": lambda: ours(llama, options, memory), **others})
     rows: list[dict[str, Any]] = []
