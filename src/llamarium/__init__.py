@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from llamarium.errors import LlamariumError
     from llamarium.model import LlamaForCausalLM
     from llamarium.presets import PRESETS, preset
+    from llamarium.quantization import quantize
     from llamarium.sampling_params import SamplingParams
     from llamarium.speculate import PromptLookup
     from llamarium.tokenizer.base import Tokenizer
@@ -41,6 +42,7 @@ _HOMES = {
     "load": "api",
     "load_tokenizer": "tokens",
     "preset": "presets",
+    "quantize": "quantization",
 }
 
 __all__ = [
@@ -61,6 +63,7 @@ __all__ = [
     "load",
     "load_tokenizer",
     "preset",
+    "quantize",
 ]
 
 

@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, str] = {
     "experiment": "train with one thing changed, and compare the runs",
     "finetune": "teach a model by examples: all weights, LoRA or QLoRA",
     "merge": "merge a LoRA adapter into its base model",
+    "quantize": "write a model in 4 or 8 bits, laid out for CPUs",
     "export": "write a model as a Hugging Face folder or a GGUF file",
     "train-tokenizer": "learn a vocabulary from texts",
     "bench": "measure how fast a model is here, and how near to the machine's limit",

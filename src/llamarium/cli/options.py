@@ -65,6 +65,11 @@ def add_loading(group: "argparse._ActionsContainer") -> None:  # pyright: ignore
         "use (smaller, slower); auto keeps NF4 packed, and of GGUF what CPU kernels multiply (default: %(default)s)",
     )
     group.add_argument("--strict", action="store_true", help="refuse a model with NaN weights, instead of warning")
+    add_threads(group)
+
+
+def add_threads(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage] - parser or group
+    """Add `--threads`."""
     group.add_argument("--threads", type=_threads, metavar="N", help="CPU threads (default: torch's choice)")
 
 

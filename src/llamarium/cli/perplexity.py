@@ -5,9 +5,15 @@ after the one before, so that every token is scored once, with at least
 context - stride tokens before it. Compare perplexities of the same context,
 stride and tokenizer only; bits per byte compare across tokenizers.
 
+With --against the model is also compared with another one, token by token: the
+mean KL(P_against || P_model) in nats, and how often both would choose the same
+token. That shows what quantizing costs, which perplexity alone may hide. The
+other model is computed unpacked, in float32 unless --against-dtype says less.
+
   llamarium perplexity story.txt
   llamarium perplexity story.txt -m runs/pretrain/best --context 256
   cat story.txt | llamarium perplexity - --json
+  llamarium perplexity story.txt -m quantized --against original
 """
 
 import argparse
@@ -15,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import add_json, add_model, load_llama, positive
+from llamarium.cli.options import UsageError, add_json, add_model, load_llama, positive
 from llamarium.cli.output import emit, percent, show
 from llamarium.errors import InputError, escape
 from llamarium.inspect.tables import size, table
@@ -23,6 +29,8 @@ from llamarium.inspect.tables import size, table
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from llamarium.api import Llama
+    from llamarium.inspect.divergence import Divergence
     from llamarium.inspect.perplexity import Perplexity
 
 
@@ -35,14 +43,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stride", type=positive, metavar="N", help="tokens between windows (default: half of a window)"
     )
+    parser.add_argument(
+        "--against", metavar="NAME", help="compare with this model, which has the same vocabulary; named as for -m"
+    )
+    parser.add_argument(
+        "--against-dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="what --against computes in (default: float32)",
+    )
     add_json(parser)
     add_model(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure the file and print what was found."""
-    text = _read(args.file)
+    if args.against_dtype is not None and args.against is None:
+        raise UsageError("--against-dtype is for --against, which is not given")
+    text = read_file(args.file)
     llama = load_llama(args)
+    if args.against is not None:
+        return _compare(args, llama, text)
     with percent("reading the text") as progress:
         found = llama.perplexity(text, context=args.context, stride=args.stride, progress=progress)
     if args.json:
@@ -52,7 +72,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read(name: str) -> str:
+def _compare(args: argparse.Namespace, llama: "Llama", text: str) -> int:
+    """Measure the file with two models and print what was found."""
+    from llamarium.api import load
+
+    with percent(f"loading {args.against}") as progress:
+        against = load(args.against, dtype=args.against_dtype or "float32", device=args.device, progress=progress)
+    with percent("reading the text") as progress:
+        found = llama.divergence(text, against=against, context=args.context, stride=args.stride, progress=progress)
+    if args.json:
+        emit({"file": args.file, "model": args.model, "against": args.against, **found.to_dict()})
+    else:
+        show(_view(found.model, found))
+    return 0
+
+
+def read_file(name: str) -> str:
     """Read a file as it is, line ends and all.
 
     Raises:
@@ -74,15 +109,28 @@ def _read(name: str) -> str:
     return text
 
 
-def _view(found: "Perplexity") -> "Table":
+def _view(found: "Perplexity", compared: "Divergence | None" = None) -> "Table":
     """Show the numbers, and what they were measured with."""
     shown = table("", "")
     shown.show_header = False
     begins = "after BOS, which is not scored" if found.bos else "without BOS, so all but the first"
     shown.add_row("perplexity, e^(nats / token)", f"{found.perplexity:,.4f}")
+    if compared is not None:
+        _add_compared(shown, compared)
     shown.add_row("bits per byte", f"{found.bits_per_byte:.4f}")
     shown.add_row("nats per token", f"{found.nats / found.num_tokens:.4f}")
     shown.add_row("tokens scored", f"{found.num_tokens:,} ({begins})")
     shown.add_row("text", size(found.num_bytes))
     shown.add_row("windows", f"{found.num_windows:,} of {found.context:,} tokens, one every {found.stride:,}")
     return shown
+
+
+def _add_compared(shown: "Table", found: "Divergence") -> None:
+    other = found.against.perplexity
+    share = found.model.perplexity / other - 1
+    shown.add_row(
+        "the other model's", f"{other:,.4f} (this one's is {abs(share):.2%} {'above' if share > 0 else 'below'})"
+    )
+    shown.add_row("KL(other || this), nats / token", f"{found.kl:.6f} ± {found.kl_error:.6f}")
+    shown.add_row("99 % of tokens are below", f"{found.kl_percentile:.6f}")
+    shown.add_row("same token most probable", f"{found.same_top:.2%} of tokens")

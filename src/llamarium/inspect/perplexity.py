@@ -136,14 +136,8 @@ def perplexity_of_text(
         TokenizerError: If the text cannot be encoded.
         InputError: If it has no token to score, or `context` or `stride` is out of range.
     """
-    context, stride = _check_window(model, context, stride)
-    ids = list(chain.from_iterable(encode_pieces(tokenizer, text)))
-    special = tokenizer.special
-    bos = special.add_bos and special.bos is not None and ids[:1] != [special.bos]
-    if bos and special.bos is not None:
-        ids.insert(0, special.bos)
-    if len(ids) < 2:
-        raise InputError("the text has no token with another before it, so none has a probability; give a longer text")
+    context, stride = check_window(model, context, stride)
+    ids, bos = scored_ids(tokenizer, text)
     sums: list[float] = []
     num_windows = 0
     for window in windows(len(ids), context, stride):
@@ -154,7 +148,29 @@ def perplexity_of_text(
     return Perplexity(math.fsum(sums), len(ids) - 1, len(text.encode()), context, stride, num_windows, bos)
 
 
-def _check_window(model: LlamaForCausalLM, context: int | None, stride: int | None) -> tuple[int, int]:
+def scored_ids(tokenizer: Tokenizer, text: str) -> tuple[list[int], bool]:
+    """Return the ids of a text of any length, and whether the first is a BOS.
+
+    Raises:
+        TokenizerError: If the text cannot be encoded.
+        InputError: If it has no token to score.
+    """
+    ids = list(chain.from_iterable(encode_pieces(tokenizer, text)))
+    special = tokenizer.special
+    bos = special.add_bos and special.bos is not None and ids[:1] != [special.bos]
+    if bos and special.bos is not None:
+        ids.insert(0, special.bos)
+    if len(ids) < 2:
+        raise InputError("the text has no token with another before it, so none has a probability; give a longer text")
+    return ids, bos
+
+
+def check_window(model: LlamaForCausalLM, context: int | None, stride: int | None) -> tuple[int, int]:
+    """Return context and stride with their defaults filled in.
+
+    Raises:
+        InputError: If one is out of range.
+    """
     limit = model.config.max_position_embeddings
     if context is None:
         context = min(DEFAULT_CONTEXT, limit)

@@ -89,42 +89,47 @@ def _largest(values: Tensor) -> Tensor:
     return values.gather(-1, values.abs().argmax(-1, keepdim=True))
 
 
-def _step_above_minimum(values: Tensor, num_levels: int) -> tuple[Tensor, Tensor, Tensor]:
+def step_above_minimum(values: Tensor, num_levels: int) -> tuple[Tensor, Tensor, Tensor]:
     """Spread levels evenly from the smallest weight to the largest: (step, minimum, codes)."""
     low, high = values.aminmax(dim=-1, keepdim=True)
     step = (high - low) / (num_levels - 1)
     return step, low, _codes((values - low) * _inverse(step) + 0.5, num_levels)
 
 
-def _step_around_zero(values: Tensor, num_levels: int) -> tuple[Tensor, Tensor]:
+def step_around_zero(values: Tensor, num_levels: int) -> tuple[Tensor, Tensor]:
     """Spread levels around zero so that the largest weight is exactly the lowest level: (step, codes)."""
     step = _largest(values) / -(num_levels // 2)
     return step, _codes(values * _inverse(step) + (num_levels // 2 + 0.5), num_levels)
 
 
-def _q8_0(values: Tensor) -> Tensor:
+def step_both_sides(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Spread 255 levels around zero so that the largest weight, of either sign, is an outermost one: (step, codes)."""
     step = values.abs().amax(-1, keepdim=True) / 127
-    codes = _round_half_away(values * _inverse(step))
+    return step, _round_half_away(values * _inverse(step))
+
+
+def _q8_0(values: Tensor) -> Tensor:
+    step, codes = step_both_sides(values)
     return torch.cat((_bytes(step, torch.float16), _bytes(codes, torch.int8)), dim=-1)
 
 
 def _q4_0(values: Tensor) -> Tensor:
-    step, codes = _step_around_zero(values, 16)
+    step, codes = step_around_zero(values, 16)
     return torch.cat((_bytes(step, torch.float16), _nibbles(codes)), dim=-1)
 
 
 def _q4_1(values: Tensor) -> Tensor:
-    step, low, codes = _step_above_minimum(values, 16)
+    step, low, codes = step_above_minimum(values, 16)
     return torch.cat((_bytes(step, torch.float16), _bytes(low, torch.float16), _nibbles(codes)), dim=-1)
 
 
 def _q5_0(values: Tensor) -> Tensor:
-    step, codes = _step_around_zero(values, 32)
+    step, codes = step_around_zero(values, 32)
     return torch.cat((_bytes(step, torch.float16), _fifth_bits(codes), _nibbles(codes)), dim=-1)
 
 
 def _q5_1(values: Tensor) -> Tensor:
-    step, low, codes = _step_above_minimum(values, 32)
+    step, low, codes = step_above_minimum(values, 32)
     scales = (_bytes(step, torch.float16), _bytes(low, torch.float16))
     return torch.cat((*scales, _fifth_bits(codes), _nibbles(codes)), dim=-1)
 

@@ -1,0 +1,118 @@
+"""Write a model in 4 or 8 bits, as a packed folder that a CPU runs from where it
+lies: nothing is converted when it is loaded.
+
+Without a text, scales are fitted to the weights. With one (--calibration: a few
+hundred kB like what the model is for), its inputs are looked at, layer by layer,
+and the error of the outputs is made small.
+
+  llamarium quantize -m org/name --out model-q4
+  llamarium quantize -m org/name --calibration texts.txt --out model-q4
+  llamarium quantize -m org/name --type q8 --out model-q8
+  llamarium perplexity test.txt -m model-q4 --against org/name
+"""
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamarium.cli.options import UsageError, add_json, add_threads, interrupts_held, positive, set_threads
+from llamarium.cli.output import emit, note, percent, write_text
+from llamarium.inspect.tables import size
+
+if TYPE_CHECKING:
+    from llamarium.quantization import Quantized
+
+_TYPES = ("q4", "q4_min", "q4_codebook", "q8")
+_METHODS = ("nearest", "fit", "importance", "gptq")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "-m",
+        "--model",
+        required=True,
+        metavar="NAME",
+        help="a built-in name, a folder, a .gguf file, or org/name on the Hugging Face hub",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to make")
+    parser.add_argument(
+        "--type",
+        default="q4_min",
+        choices=_TYPES,
+        help="of the layers; bits per weight: q4 4.5, q4_codebook 4.5, q4_min 5, q8 8.5 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--head",
+        choices=("auto", *_TYPES),
+        help="type of the head and the embedding; auto is the smallest that adds little to the model's KL divergence "
+        "(default: auto with --calibration, else q8)",
+    )
+    parser.add_argument(
+        "--method",
+        choices=_METHODS,
+        help="how scales are found, each better and slower than the one before; the last two need --calibration "
+        "(default: gptq with --calibration, else fit)",
+    )
+    parser.add_argument("--calibration", metavar="FILE", help="a text file in UTF-8; - is standard input")
+    parser.add_argument("--samples", type=positive, metavar="N", help="windows of it that are used (default: 64)")
+    parser.add_argument("--context", type=positive, metavar="N", help="tokens of a window (default: 512)")
+    parser.add_argument(
+        "--requantize",
+        action="store_true",
+        help="take a model that is quantized already; its errors stay, and new ones are added to them",
+    )
+    add_threads(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Quantize and say what was written."""
+    given = {name: value for name in ("samples", "context") if (value := getattr(args, name)) is not None}
+    if given and args.calibration is None:
+        raise UsageError(f"--{next(iter(given))} is for --calibration, which is not given")
+    if args.calibration is None and args.method in ("importance", "gptq"):
+        raise UsageError(f"--method {args.method} looks at a text: give one with --calibration FILE")
+    if args.calibration is None and args.head == "auto":
+        raise UsageError("--head auto is measured on a text: give one with --calibration FILE, or choose a type")
+    from llamarium.cli.perplexity import read_file
+
+    text = None if args.calibration is None else read_file(args.calibration)
+    with percent(f"quantizing {args.model}") as progress:
+        with interrupts_held():
+            from llamarium.quantization import quantize
+
+        set_threads(args.threads)
+        made = quantize(
+            args.model,
+            args.out,
+            type=args.type,
+            head=args.head,
+            method=args.method,
+            calibration=text,
+            requantize=args.requantize,
+            progress=progress,
+            **given,
+        )
+    _say(made)
+    if args.json:
+        emit({**dataclasses.asdict(made), "path": str(made.path), "head_kl": _named(made)})
+    else:
+        write_text(f"{made.path}\n")
+    return 0
+
+
+def _say(made: "Quantized") -> None:
+    for name, kl in _named(made).items():
+        note(f"KL from the original with a head in {name}: {kl:.5f} nats per token")
+    note(
+        f"wrote {made.path}: {made.num_weights:,} weights in {made.bits_per_weight:.2f} bits each ({made.type}, head "
+        f"{made.head}, method {made.method}), {size(made.num_bytes)}\n"
+        f"run it:     llamarium chat -m {made.path}\n"
+        f"measure it: llamarium perplexity FILE -m {made.path} --against ORIGINAL"
+    )
+
+
+def _named(made: "Quantized") -> dict[str, float]:
+    return {name or "its own type": kl for name, kl in made.head_kl.items()}

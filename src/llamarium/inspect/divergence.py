@@ -1,0 +1,205 @@
+"""How far one model's predictions are from another's, token by token: what quantizing, say, has changed.
+
+Perplexity asks only for the probability of the token that came. A quantized model may lose on one token what it gains
+on the next, and look unchanged. The Kullback-Leibler divergence compares the whole distributions at every token:
+
+    KL(P || Q) = sum over tokens w of P(w) * (log P(w) - log Q(w))
+
+with P the model that is measured against and Q the other, in nats; 0 only where both say the same of every token.
+Beside its mean stand its standard error, the 99th percentile (rare large errors hide in a mean), and how often both
+would choose the same token.
+
+Both models read the same windows (`inspect/perplexity.py`); only a few rows of logits are there at a time.
+
+Source: Kullback & Leibler 1951; the set of numbers is that of llama.cpp's `llama-perplexity --kl-divergence`.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from llamarium.attention import CausalAttend
+from llamarium.errors import InputError, TokenizerError, escape
+from llamarium.inspect.perplexity import Perplexity, Window, check_window, scored_ids, windows
+from llamarium.inspect.score import CHUNK_BYTES
+from llamarium.model import LlamaForCausalLM
+from llamarium.tokenizer.base import Tokenizer
+
+PERCENTILE = 99
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """How far a model is from the one it is measured against.
+
+    Attributes:
+        model: The perplexity of the model.
+        against: That of the other one, on the same windows.
+        kl: Mean KL(P_against || P_model), nats per token.
+        kl_error: Standard error of that mean, as if tokens were independent of each other.
+        kl_percentile: The 99th percentile of the KL of a token.
+        same_top: Share of the tokens for which both think the same one most probable.
+    """
+
+    model: Perplexity
+    against: Perplexity
+    kl: float
+    kl_error: float
+    kl_percentile: float
+    same_top: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values: the model's own perplexity, then what is compared."""
+        return {
+            **self.model.to_dict(),
+            "against_perplexity": self.against.perplexity,
+            "against_nats": self.against.nats,
+            "kl": self.kl,
+            "kl_error": self.kl_error,
+            f"kl_percentile_{PERCENTILE}": self.kl_percentile,
+            "same_top": self.same_top,
+        }
+
+
+class Compared(NamedTuple):
+    """What two models say of C tokens, float32 each.
+
+    Attributes:
+        kl_C: KL(P_against || P_model), nats.
+        same_C: 1 where both think the same token most probable, else 0.
+    """
+
+    kl_C: Tensor
+    same_C: Tensor
+
+
+def divergence_of_text(
+    model: LlamaForCausalLM,
+    against: LlamaForCausalLM,
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    context: int | None = None,
+    stride: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Divergence:
+    """Measure a model against another one that has the same vocabulary (`check_same_vocabulary`).
+
+    Args:
+        model: The model.
+        against: The other, unquantized one.
+        tokenizer: Of both.
+        text: See `perplexity_of_text`, as for all that follow.
+        context: Tokens of a window.
+        stride: Tokens from one window to the next.
+        progress: Called with (tokens done, tokens in all) after each window.
+
+    Raises:
+        TokenizerError: If the text cannot be encoded.
+        InputError: If it has no token to score, or `context` or `stride` is out of range for one of the models.
+    """
+    context, stride = check_window(model, context, stride)
+    check_window(against, context, stride)
+    ids, bos = scored_ids(tokenizer, text)
+    found: list[Compared] = []
+    nats, nats_against, num_windows = 0.0, 0.0, 0
+    for window in windows(len(ids), context, stride):
+        for compared, logprobs_2C in _window(model, against, ids, window):
+            found.append(compared)
+            sums = logprobs_2C.double().sum(-1).tolist()  # sync: to add up
+            nats, nats_against = nats - sums[0], nats_against - sums[1]
+        num_windows += 1
+        if progress is not None:
+            progress(window.end, len(ids))
+    rest = (len(ids) - 1, len(text.encode()), context, stride, num_windows, bos)
+    return _sum_up(Perplexity(nats, *rest), Perplexity(nats_against, *rest), found)
+
+
+def compare(
+    model: LlamaForCausalLM, hidden_TD: Tensor, against: LlamaForCausalLM, hidden_against_TD: Tensor
+) -> Iterator[tuple[slice, Compared, Tensor, Tensor]]:
+    """Compare two heads' words on their own normalised hidden states, a few positions at a time.
+
+    Yields:
+        Which positions, what was compared, and log P of every token (C, V) by the model and by the other one.
+    """
+    num_rows = max(1, CHUNK_BYTES // (4 * model.config.vocab_size))
+    for start in range(0, len(hidden_TD), num_rows):
+        rows = slice(start, start + num_rows)
+        logprobs_CV = model.logits(hidden_TD[rows]).float().log_softmax(dim=-1)
+        against_CV = against.logits(hidden_against_TD[rows]).float().log_softmax(dim=-1)
+        same_C = logprobs_CV.argmax(dim=-1) == against_CV.argmax(dim=-1)
+        yield rows, Compared(kl_of_rows(against_CV, logprobs_CV), same_C.float()), logprobs_CV, against_CV
+
+
+def kl_of_rows(p_CV: Tensor, q_CV: Tensor) -> Tensor:
+    """Return KL(P || Q) of each row of log-probabilities, nats: (C,).
+
+    A token that P never chooses adds nothing, whatever Q says of it.
+    """
+    probabilities_CV = p_CV.exp()
+    return torch.where(probabilities_CV > 0, probabilities_CV * (p_CV - q_CV), 0.0).sum(dim=-1)
+
+
+def check_same_vocabulary(
+    names: tuple[str, str], models: tuple[LlamaForCausalLM, LlamaForCausalLM], tokenizers: tuple[Tokenizer, Tokenizer]
+) -> None:
+    """Check that two models speak of the same tokens.
+
+    Raises:
+        InputError: Naming the first difference.
+    """
+    what = f"{escape(names[0])} and {escape(names[1])} have different vocabularies and cannot be compared"
+    sizes = [model.config.vocab_size for model in models]
+    if sizes[0] != sizes[1]:
+        raise InputError(f"{what}: {sizes[0]:,} and {sizes[1]:,} tokens")
+    first, second = tokenizers
+    if first.special.add_bos != second.special.add_bos or first.bos_token_id != second.bos_token_id:
+        raise InputError(f"{what}: one puts another begin-of-sequence token before a text than the other, or none")
+    for token_id in range(min(first.vocab_size, second.vocab_size)):
+        known = [_bytes(tokenizer, token_id) for tokenizer in tokenizers]
+        if known[0] != known[1] and None not in known:
+            texts = " and ".join(f'"{escape(tokenizer.token_text(token_id))}"' for tokenizer in tokenizers)
+            raise InputError(f"{what}: token {token_id} is {texts}")
+
+
+def _bytes(tokenizer: Tokenizer, token_id: int) -> bytes | None:
+    """Return what an id stands for; None where the vocabulary has a hole."""
+    try:
+        return tokenizer.token_bytes(token_id)
+    except TokenizerError:
+        return None
+
+
+@torch.inference_mode()
+def _window(
+    model: LlamaForCausalLM, against: LlamaForCausalLM, ids: Sequence[int], window: Window
+) -> Iterator[tuple[Compared, Tensor]]:
+    """Yield what both models say of what a window scores, and log P of the tokens that came, (2, C)."""
+    first = window.first - window.begin
+    ids_T = torch.tensor(ids[window.begin : window.end], dtype=torch.int64)
+    hidden_TD = _hidden(model, ids_T)[first - 1 : -1]
+    hidden_against_TD = _hidden(against, ids_T)[first - 1 : -1]
+    next_T1 = ids_T[first:].unsqueeze(-1).to(hidden_TD.device)
+    for rows, compared, *logprobs in compare(model, hidden_TD, against, hidden_against_TD):
+        yield compared, torch.stack([table_CV.gather(-1, next_T1[rows]).squeeze(-1) for table_CV in logprobs])
+
+
+def _hidden(model: LlamaForCausalLM, ids_T: Tensor) -> Tensor:
+    """Return the normalised hidden states of one window, (T, D)."""
+    ids_1T = ids_T.to(model.device).unsqueeze(0)
+    positions_1T = torch.arange(len(ids_T), device=model.device).unsqueeze(0)
+    return model.model(ids_1T, positions_1T, CausalAttend())[0]
+
+
+def _sum_up(model: Perplexity, against: Perplexity, found: Sequence[Compared]) -> Divergence:
+    kl_M = torch.cat([compared.kl_C for compared in found]).double()
+    same_M = torch.cat([compared.same_C for compared in found])
+    error = float(kl_M.std()) / math.sqrt(len(kl_M)) if len(kl_M) > 1 else math.inf
+    # The value that 99 % do not exceed; kthvalue takes any number of tokens, quantile no more than 16 million.
+    percentile = float(kl_M.kthvalue(math.ceil(len(kl_M) * PERCENTILE / 100)).values)
+    return Divergence(model, against, float(kl_M.mean()), error, percentile, float(same_M.mean()))

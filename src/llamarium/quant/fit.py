@@ -1,0 +1,293 @@
+"""From float weights to the packed formats: to the nearest level, or with scales fitted to the error they leave.
+
+Rounding to nearest takes a group's scale from its largest weight, which is rarely the best: a little smaller, and the
+largest weight is cut off while 31 others come closer to their levels. So several scales are tried. For each, every
+weight takes its nearest level; and for these levels the scale (and the minimum) with the least squared error is the
+solution of a small least-squares problem. Taking nearest levels and solving in turn only ever lowers the error.
+
+    error = sum over the group of importance_c * (w_c - scale * level_c - minimum)^2
+
+`importance` is what a squared error in a column costs, the mean square of that column's inputs: the error of the
+product x W^T is then what is made small, as far as inputs are independent. float16's rounding of the scale counts in
+the error, and the result is never worse than rounding to nearest, which is among the candidates.
+
+Pieces of rows are taken one after the other, so that no second model is in memory.
+
+Source: the search over scales of llama.cpp's `ggml-quants.c` (`make_qx_quants`, `make_qkx3_quants`), solved by groups
+at once; the weighting is that of its importance matrix.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from llamarium.errors import CheckpointError, OptionError
+from llamarium.quant.ggml_encode import step_above_minimum, step_around_zero, step_both_sides
+from llamarium.quant.packed import GROUP, TILE_ROWS, LinearPacked, PackedFormat
+
+FITTED_FORMATS = ("q4", "q4_min", "q4_codebook", "q8")
+"""The formats that are made here, by name."""
+
+# Weights that are worked on at a time: their float32 copies stay in a core's cache.
+_PIECE_WEIGHTS = 2**16
+# Scales that are tried, as multiples of the range that the levels span: below 1 the range reaches beyond the largest
+# weight, above 1 it cuts it off. More of them gain less than a thousandth on normally distributed weights.
+_REACHES = {16: tuple(0.75 + 0.05 * i for i in range(9)), 256: (0.98, 0.99, 1.0, 1.01)}
+_ROUNDS = 3  # of nearest levels and least squares, from the best of those
+_FLOAT16_MAX = 65504.0
+
+
+class GroupFit(NamedTuple):
+    """n groups as a format stores them.
+
+    Attributes:
+        codes: uint8, (n, 32).
+        scale: float16, (n, 1).
+        minimum: float16, (n, 1); None where the format has none.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    minimum: Tensor | None
+
+
+def fit(weight: Tensor, format: PackedFormat, *, importance: Tensor | None = None, search: bool = True) -> LinearPacked:
+    """Quantize a weight.
+
+    Args:
+        weight: Floating point, (out, in), on the CPU or a GPU; `in` a multiple of 32.
+        format: One of `FITTED_FORMATS`.
+        importance: (in,), what a squared error in each column costs; None is the same for all.
+        search: Fit the scales; False rounds to nearest, byte for byte as GGUF's Q4_0, Q4_1 and Q8_0 do it.
+
+    Raises:
+        OptionError: For another format, rows that are no multiple of 32, or an importance that is none.
+        CheckpointError: If weights are NaN, infinite, or too large for float16 scales.
+    """
+    check_format(format, weight.shape[1])
+    column_weights = check_importance(importance, weight.shape[1]).to(weight.device)
+    check_values(weight)
+    num_rows, num_groups = weight.shape[0], weight.shape[1] // GROUP
+    stripes = -(-num_rows // TILE_ROWS)
+    tiles = torch.empty(stripes, num_groups, format.tile_bytes, dtype=torch.uint8, device=weight.device)
+    for start, stop in _pieces(num_rows, weight.shape[1]):
+        groups = weight[start:stop].detach().float().reshape(-1, GROUP)
+        costs = column_weights.view(num_groups, GROUP).repeat(stop - start, 1)
+        found = fit_groups(groups, costs, format) if search else nearest_groups(groups, format)
+        packed = _pack(found, stop - start, format)
+        tiles[start // TILE_ROWS : -(-stop // TILE_ROWS)] = packed.weight
+    return LinearPacked(tiles, num_rows, format)
+
+
+def nearest_groups(groups: Tensor, format: PackedFormat) -> GroupFit:
+    """Round groups (n, 32), float32, to nearest, with the scale of the largest weight."""
+    if format.has_minimum:
+        step, minimum, codes = step_above_minimum(groups, 16)
+        return GroupFit(codes, step.half(), minimum.half())
+    if format.levels is not None:
+        scale = (_largest(groups) / format.levels[0]).half()
+        return GroupFit(nearest_codes(groups, scale, None, format), scale, None)
+    if format.zero == 128:
+        step, signed = step_both_sides(groups)
+        return GroupFit((signed + 128).to(torch.uint8), step.half(), None)
+    step, codes = step_around_zero(groups, 16)
+    return GroupFit(codes, step.half(), None)
+
+
+def fit_groups(groups: Tensor, costs: Tensor, format: PackedFormat) -> GroupFit:
+    """Find codes, scales and minima of the least weighted squared error.
+
+    Args:
+        groups: float32, (n, 32).
+        costs: float32, (n, 32), not negative: what a squared error of each weight costs.
+        format: How they are stored.
+    """
+    best = nearest_groups(groups, format)
+    least = _error(groups, costs, best, format)
+    scale, minimum = _best_start(groups, costs, format)
+    for _ in range(_ROUNDS):
+        halves = scale.half(), minimum.half() if format.has_minimum else None
+        trial = GroupFit(nearest_codes(groups, *halves, format), *halves)
+        error = _error(groups, costs, trial, format)
+        better = error < least  # False where the trial's scale overflowed and its error is NaN
+        best = _choose(better, trial, best)
+        least = torch.where(better, error, least)
+        scale, minimum = _solve(groups, format.values(trial.codes), costs, format)
+    return best
+
+
+def nearest_codes(values: Tensor, scale: Tensor, minimum: Tensor | None, format: PackedFormat) -> Tensor:
+    """Return the code of the level nearest to each weight, uint8; scale and minimum are float16 and broadcast."""
+    scaled = (values if minimum is None else values - minimum.float()) * _inverse(scale.float())
+    if format.levels is None:
+        return (scaled.round() + format.zero).clamp_(0, _num_levels(format) - 1).to(torch.uint8)
+    return torch.bucketize(scaled, _middles(format).to(values.device)).to(torch.uint8)
+
+
+def check_format(format: PackedFormat, num_columns: int) -> None:
+    """Check that weights can be put into a format.
+
+    Raises:
+        OptionError: If they cannot.
+    """
+    if format.name not in FITTED_FORMATS:
+        raise OptionError(f"{format.name} is read but not made; expected one of {', '.join(FITTED_FORMATS)}")
+    if num_columns % GROUP:
+        raise OptionError(f"rows of {num_columns} weights cannot be quantized; expected a multiple of {GROUP}")
+
+
+def check_values(weight: Tensor) -> None:
+    """Check that every weight can be said with float16 scales.
+
+    Raises:
+        CheckpointError: If some are NaN or infinite, or larger than float16.
+    """
+    smallest, largest = (float(bound) for bound in torch.aminmax(weight))  # NaN if one weight is
+    if not (math.isfinite(smallest) and math.isfinite(largest)):
+        num_bad = int((~weight.isfinite()).sum())
+        raise CheckpointError(f"{num_bad} weights are NaN or infinite, and no code stands for them; mend the model")
+    if max(-smallest, largest) > _FLOAT16_MAX:
+        raise CheckpointError(
+            f"weights reach from {smallest:.3g} to {largest:.3g}; expected no more than {_FLOAT16_MAX:,.0f}, "
+            "where float16 scales end"
+        )
+
+
+def check_importance(importance: Tensor | None, num_columns: int) -> Tensor:
+    """Return what an error in each column costs, float32 (in,), 1 on average.
+
+    Raises:
+        OptionError: If it has another shape, or values that are negative, NaN or infinite.
+    """
+    if importance is None:
+        return torch.ones(num_columns)
+    if importance.shape != (num_columns,):
+        raise OptionError(f"importance has shape {tuple(importance.shape)}; expected ({num_columns},), one per column")
+    if not bool(importance.isfinite().all()) or bool((importance < 0).any()):
+        raise OptionError("importance has values that are negative, NaN or infinite; expected mean squares of inputs")
+    mean = importance.double().mean()
+    return torch.ones(num_columns) if mean == 0 else (importance.double() / mean).float()
+
+
+# --- candidates -------------------------------------------------------------------------------------------------------
+
+
+def _best_start(groups: Tensor, costs: Tensor, format: PackedFormat) -> tuple[Tensor, Tensor]:
+    """Try scales, each after one solution of least squares: the best scale and minimum, float32 (n, 1) each."""
+    scale = minimum = groups.new_zeros(len(groups), 1)
+    least = groups.new_full((len(groups), 1), torch.inf)
+    for start_scale, start_minimum in _starts(groups, format):
+        levels = _nearest_levels((groups - start_minimum) * _inverse(start_scale), format)
+        trial_scale, trial_minimum = _solve(groups, levels, costs, format)
+        error = _squares(groups - trial_scale * levels - trial_minimum, costs)
+        better = error < least
+        scale = torch.where(better, trial_scale, scale)
+        minimum = torch.where(better, trial_minimum, minimum)
+        least = torch.where(better, error, least)
+    return scale, minimum
+
+
+def _starts(groups: Tensor, format: PackedFormat) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield scales and minima, (n, 1) each, with which the levels reach about as far as the weights."""
+    reaches = _REACHES[_num_levels(format)]
+    if format.has_minimum:
+        low, high = groups.aminmax(dim=-1, keepdim=True)
+        for reach in reaches:
+            width = (high - low) / reach
+            yield width / 15, (low + high - width) / 2
+        return
+    largest, zero = _largest(groups), torch.zeros(())
+    # The end with the lowest level is the longer one. Uneven levels lie differently at each end: both are tried.
+    ends = (-format.zero,) if format.levels is None else (format.levels[0], format.levels[-1])
+    for end in ends:
+        for reach in reaches:
+            yield largest / (end * reach), zero
+
+
+def _solve(groups: Tensor, levels: Tensor, costs: Tensor, format: PackedFormat) -> tuple[Tensor, Tensor]:
+    """Return the scale and the minimum of the least error for given levels: (n, 1) each, 0 where nothing is told."""
+    if not format.has_minimum:
+        weighted = levels * costs
+        scale = _ratio((weighted * groups).sum(-1, keepdim=True), (weighted * levels).sum(-1, keepdim=True))
+        return scale, torch.zeros_like(scale)
+    total = costs.sum(-1, keepdim=True)
+    mean = _ratio((costs * groups).sum(-1, keepdim=True), total)
+    middle = _ratio((costs * levels).sum(-1, keepdim=True), total)
+    off_middle = levels - middle
+    weighted = off_middle * costs
+    scale = _ratio((weighted * (groups - mean)).sum(-1, keepdim=True), (weighted * off_middle).sum(-1, keepdim=True))
+    return scale, mean - scale * middle
+
+
+def _nearest_levels(scaled: Tensor, format: PackedFormat) -> Tensor:
+    """Return the level nearest to each value, float32."""
+    if format.levels is None:
+        return scaled.round_().clamp_(-format.zero, _num_levels(format) - 1 - format.zero)
+    nearest = torch.full_like(scaled, format.levels[0])
+    above = torch.empty_like(scaled)  # 0 or 1 in float: adding up steps is several times faster than bucketize
+    for i, middle in enumerate(_middles(format).tolist()):
+        nearest.add_(torch.gt(scaled, middle, out=above), alpha=format.levels[i + 1] - format.levels[i])
+    return nearest
+
+
+# --- small parts ------------------------------------------------------------------------------------------------------
+
+
+def _pieces(num_rows: int, num_columns: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows: whole stripes of tiles, as many as make a piece."""
+    step = max(1, _PIECE_WEIGHTS // (num_columns * TILE_ROWS)) * TILE_ROWS
+    for start in range(0, num_rows, step):
+        yield start, min(start + step, num_rows)
+
+
+def _pack(found: GroupFit, num_rows: int, format: PackedFormat) -> LinearPacked:
+    minimum = None if found.minimum is None else found.minimum.view(num_rows, -1)
+    return LinearPacked.from_codes(found.codes.view(num_rows, -1), found.scale.view(num_rows, -1), format, minimum)
+
+
+def _choose(better: Tensor, trial: GroupFit, other: GroupFit) -> GroupFit:
+    minimum = None
+    if trial.minimum is not None and other.minimum is not None:
+        minimum = torch.where(better, trial.minimum, other.minimum)
+    return GroupFit(
+        torch.where(better, trial.codes, other.codes), torch.where(better, trial.scale, other.scale), minimum
+    )
+
+
+def _error(groups: Tensor, costs: Tensor, found: GroupFit, format: PackedFormat) -> Tensor:
+    """Return the weighted squared error of each group, (n, 1)."""
+    values = format.values(found.codes) * found.scale.float()
+    return _squares(groups - (values if found.minimum is None else values + found.minimum.float()), costs)
+
+
+def _squares(difference: Tensor, costs: Tensor) -> Tensor:
+    return (difference * difference * costs).sum(-1, keepdim=True)
+
+
+def _largest(groups: Tensor) -> Tensor:
+    """Return the first weight of largest size in each group, with its sign: (n, 1)."""
+    return groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+
+
+def _inverse(scale: Tensor) -> Tensor:
+    return torch.where(scale == 0, 0.0, 1 / scale)
+
+
+def _ratio(above: Tensor, below: Tensor) -> Tensor:
+    return torch.where(below > 0, above / below, 0.0)
+
+
+def _num_levels(format: PackedFormat) -> int:
+    return 256 if format.name == "q8" else 16
+
+
+@cache
+def _middles(format: PackedFormat) -> Tensor:
+    """Return the borders between uneven levels: (15,)."""
+    assert format.levels is not None
+    levels = torch.tensor(format.levels, dtype=torch.float32)
+    return (levels[1:] + levels[:-1]) / 2

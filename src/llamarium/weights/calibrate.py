@@ -1,0 +1,124 @@
+"""What a text tells about a model's Linears: which inputs they see.
+
+A sample of a text goes through the model layer by layer, all windows through one layer before the next is read from
+disk. So memory is bounded by one layer in float32, its statistics, and the sample's hidden states; the model never is
+there as a whole. What a layer's Linears see is noted while the layer is still what the publisher made it; then its
+Linears are quantized, and the next layer gets what the quantized ones put out. Each layer is so fitted to the inputs
+that it will have, the errors of those before it included.
+
+Two things can be noted of inputs X (one row a token): the mean square of each column, which says what an error in that
+column costs (`fit`), or X^T X, which says so for pairs of columns (`gptq`).
+
+Source: the order of Frantar et al. 2022, "GPTQ", section 5, and of llama.cpp's importance matrix.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from llamarium.attention import CausalAttend
+from llamarium.errors import InputError
+from llamarium.model.llama import LlamaDecoderLayer
+from llamarium.model.rope import Rotary
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.pieces import encode_pieces
+
+LINEARS_BY_INPUT: Mapping[str, tuple[str, ...]] = {
+    "self_attn.q_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attn.o_proj": ("self_attn.o_proj",),
+    "mlp.gate_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.down_proj": ("mlp.down_proj",),
+}
+"""A layer's Linears that see the same input, by the first of them."""
+
+_BATCH_TOKENS = 2048  # that go through a layer at once: they bound the activations within it
+
+
+def sample_windows(tokenizer: Tokenizer, text: str, *, samples: int, context: int) -> Tensor:
+    """Cut a sample out of a text: whole windows, spread evenly over it.
+
+    Args:
+        tokenizer: BOS begins each window, where the vocabulary wants it.
+        text: Any text like those that the model is for.
+        samples: The most windows.
+        context: Tokens of a window.
+
+    Returns:
+        int64, (windows, context).
+
+    Raises:
+        TokenizerError: If the text cannot be encoded.
+        InputError: If it is shorter than one window.
+    """
+    bos = [tokenizer.special.bos] if tokenizer.special.add_bos and tokenizer.special.bos is not None else []
+    ids = list(chain.from_iterable(encode_pieces(tokenizer, text)))
+    width = context - len(bos)
+    num_windows = min(samples, len(ids) // width) if width > 0 else 0
+    if num_windows == 0:
+        raise InputError(
+            f"the text to calibrate with has {len(ids)} tokens; expected at least {max(width, 1)}, one window of "
+            f"{context}: give a longer text, or a smaller context"
+        )
+    gap = (len(ids) - width) // max(1, num_windows - 1)
+    starts = [i * gap for i in range(num_windows)]
+    return torch.tensor([bos + ids[start : start + width] for start in starts])
+
+
+class InputStatistics:
+    """What the Linears of one layer see.
+
+    Args:
+        wants_gram: Collect X^T X; else the mean square of each column.
+    """
+
+    def __init__(self, *, wants_gram: bool) -> None:
+        self._wants_gram = wants_gram
+        self._sums: dict[str, Tensor] = {}
+        self._num_tokens: dict[str, int] = {}
+
+    def watch(self, layer: nn.Module, hooks: ExitStack) -> None:
+        """Note every input of the layer's Linears until `hooks` is closed."""
+        for name in LINEARS_BY_INPUT:
+            handle = layer.get_submodule(name).register_forward_pre_hook(partial(self._note, name))
+            hooks.callback(handle.remove)
+
+    def of(self, name: str) -> Tensor:
+        """Return a Linear's statistics, float32: the mean of x x^T (in, in), or of x^2 (in,)."""
+        first = next(first for first, names in LINEARS_BY_INPUT.items() if name in names)
+        return self._sums[first] / self._num_tokens[first]
+
+    def _note(self, name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        x_MD = inputs[0].flatten(0, -2).float()
+        found = x_MD.T @ x_MD if self._wants_gram else x_MD.square().sum(0)
+        if name in self._sums:
+            self._sums[name] += found
+        else:
+            self._sums[name] = found
+        self._num_tokens[name] = self._num_tokens.get(name, 0) + len(x_MD)
+
+
+@torch.inference_mode()
+def run_layer(
+    layer: LlamaDecoderLayer, hidden_BTD: Tensor, rotary: Rotary, statistics: InputStatistics | None = None
+) -> Tensor:
+    """Return what a layer makes of a sample's hidden states, a few windows at a time.
+
+    Args:
+        layer: With any Linears.
+        hidden_BTD: float32, one row per window.
+        rotary: Of the positions 0 to T - 1.
+        statistics: Gets what the Linears see.
+    """
+    batch = max(1, _BATCH_TOKENS // hidden_BTD.shape[1])
+    out_BTD = torch.empty_like(hidden_BTD)
+    with ExitStack() as hooks:
+        if statistics is not None:
+            statistics.watch(layer, hooks)
+        for start in range(0, len(hidden_BTD), batch):
+            part = slice(start, start + batch)
+            out_BTD[part] = layer(hidden_BTD[part], rotary, CausalAttend())
+    return out_BTD
