@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import parser, report
 
+from common import parser, report
 from llamarium import Llama, load
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.packed import LinearPacked

@@ -15,10 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from llamarium.api import fit_tokenizer
 from llamarium.attention import CausalAttend
 from llamarium.errors import OptionError, TokenizerError, UnsupportedTokenizerError, escape
 from llamarium.inspect.divergence import compare
+from llamarium.inspect.tokens import check_count
 from llamarium.model import LlamaForCausalLM
+from llamarium.quant.fit import FITTED_FORMATS
 from llamarium.quant.packed import FORMATS
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokens import find_tokenizer
@@ -39,6 +42,7 @@ SAMPLES, CONTEXT = 64, 512
 """Windows to calibrate with, and their tokens."""
 
 _DEFAULT_HEAD = "q8"
+_MOST_SAMPLES = 100_000
 _COMPARED_TOKENS = 4096  # on which "auto" compares heads; more would cost minutes with 128,256 words
 
 
@@ -76,7 +80,7 @@ def quantize(
     method: QuantizeMethod | None = None,
     calibration: str | None = None,
     samples: int = SAMPLES,
-    context: int = CONTEXT,
+    context: int | None = None,
     requantize: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Quantized:
@@ -92,7 +96,7 @@ def quantize(
             is one, else "fit".
         calibration: A text like those that the model is for; a few hundred kB are enough.
         samples: Windows of it that are used.
-        context: Tokens of a window.
+        context: Tokens of a window; None is 512, or the model's whole context where that is shorter.
         requantize: Allow a model that is quantized already, at the price of both errors.
         progress: Called with (weights done, weights in all).
 
@@ -106,11 +110,10 @@ def quantize(
     path = resolve(model)
     checkpoint = open_checkpoint(path)
     tokenizer = _tokenizer(path, needed=calibration is not None)
-    windows_BT = None
+    windows_BT, num_compared = None, 0
     if calibration is not None and tokenizer is not None:
-        context = _check_context(checkpoint, context)
-        windows_BT = sample_windows(tokenizer, calibration, samples=samples, context=context)
-    num_compared = max(1, _COMPARED_TOKENS // context) if head == AUTO else 0
+        windows_BT = _sample(checkpoint, tokenizer, calibration, samples, context)
+        num_compared = max(1, _COMPARED_TOKENS // windows_BT.shape[1]) if head == AUTO else 0
     with atomic_folder(Path(out), replace=False) as folder:
         recipe = Recipe(type, method, requantize)
         quantizer = Quantizer(checkpoint, recipe, windows_BT, progress=progress, num_compared=num_compared)
@@ -121,7 +124,7 @@ def quantize(
         weights = quantizer.weights(head)
         said = {"matrices": type, "head": head, "method": method}
         if windows_BT is not None:
-            said |= {"samples": str(len(windows_BT)), "context": str(context)}
+            said |= {"samples": str(len(windows_BT)), "context": str(windows_BT.shape[1])}
         save_packed(
             weights,
             checkpoint.config,
@@ -148,8 +151,7 @@ def choose_head(quantizer: Quantizer, windows_BT: Tensor) -> tuple[str, dict[str
         The smallest type with which the divergence is at most `HEAD_SHARE` more than with a head that stays as it is,
         else the one with the least; and the divergence of each that was tried, nats per token.
     """
-    types = [name for name in ("q4", "q4_codebook", "q4_min", "q8")]
-    types = sorted(types, key=lambda name: bits_per_weight(FORMATS[name]))
+    types = sorted(FITTED_FORMATS, key=lambda name: bits_per_weight(FORMATS[name]))
     reference_BTD = quantizer.reference()
     original = quantizer.model(None)
     kl: dict[str | None, float] = {None: _mean_kl(original, windows_BT, original, reference_BTD)}
@@ -186,8 +188,14 @@ def _check_options(type: str, head: str, method: str, calibration: str | None) -
         )
 
 
-def _check_context(checkpoint: Checkpoint, context: int) -> int:
-    return min(context, checkpoint.config.max_position_embeddings)
+def _sample(checkpoint: Checkpoint, tokenizer: Tokenizer, text: str, samples: int, context: int | None) -> Tensor:
+    """Cut the windows to calibrate with, (B, T)."""
+    limit = checkpoint.config.max_position_embeddings
+    check_count(samples, "samples", _MOST_SAMPLES)
+    context = min(CONTEXT, limit) if context is None else context
+    check_count(context, "context", limit)
+    fit_tokenizer(tokenizer, checkpoint.config, checkpoint.path)
+    return sample_windows(tokenizer, text, samples=samples, context=context)
 
 
 def _tokenizer(path: Path, *, needed: bool) -> Tokenizer | None:

@@ -1,4 +1,4 @@
-"""Scales fitted to the error, and GPTQ: never worse than rounding to nearest, exact where they can be, refused where not."""
+"""Scales fitted to the error, and GPTQ: never worse than rounding to nearest, exact where they can be."""
 
 import pytest
 import torch

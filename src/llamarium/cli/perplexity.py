@@ -128,9 +128,8 @@ def _view(found: "Perplexity", compared: "Divergence | None" = None) -> "Table":
 def _add_compared(shown: "Table", found: "Divergence") -> None:
     other = found.against.perplexity
     share = found.model.perplexity / other - 1
-    shown.add_row(
-        "the other model's", f"{other:,.4f} (this one's is {abs(share):.2%} {'above' if share > 0 else 'below'})"
-    )
+    where = "above" if share > 0 else "below"
+    shown.add_row("the other model's", f"{other:,.4f} (this one's is {abs(share):.2%} {where})")
     shown.add_row("KL(other || this), nats / token", f"{found.kl:.6f} ± {found.kl_error:.6f}")
     shown.add_row("99 % of tokens are below", f"{found.kl_percentile:.6f}")
     shown.add_row("same token most probable", f"{found.same_top:.2%} of tokens")

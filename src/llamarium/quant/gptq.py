@@ -4,9 +4,10 @@ What counts in a Linear is its output. With inputs X (one row a token), a quanti
 
     |X (W - Q)^T|^2 = sum over rows of (w - q) G (w - q)^T,        G = X^T X
 
-so an error in one column can be balanced by others whose inputs go along with it. Columns are rounded from the first to the
-last; after each, the columns that are still free are moved to where the sum above is least given what is fixed. That
-move is a row of U, the upper Cholesky factor of G's inverse: with e = (w_j - q_j) / U_jj, the free columns lose e * U_j.
+so an error in one column can be balanced by others whose inputs go along with it. Columns are rounded from the first to
+the last; after each, the columns that are still free are moved to where the sum above is least given what is fixed.
+That move is a row of U, the upper Cholesky factor of G's inverse: with e = (w_j - q_j) / U_jj, the free columns lose
+e * U_j.
 
 A group's scale is fitted when its first column's turn comes, on the weights as the moves have left them, with costs
 1 / U_jj^2: what an error in column j costs after the later columns have done their part.

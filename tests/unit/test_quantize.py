@@ -1,0 +1,343 @@
+"""Quantizing a model on disk: layer by layer with a text, into a folder that loads, and compared with the original."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import llamarium
+from llamarium.attention import CausalAttend
+from llamarium.cli.main import main
+from llamarium.errors import InputError, OptionError, OutputError
+from llamarium.inspect import divergence as divergence_module
+from llamarium.inspect.divergence import kl_of_rows
+from llamarium.quant.fit import fit
+from llamarium.quant.gptq import output_error
+from llamarium.quant.packed import FORMATS, LinearPacked
+from llamarium.quantization import HEAD_SHARE, choose_head
+from llamarium.train.bpe import train_bpe
+from llamarium.weights.calibrate import LINEARS_BY_INPUT, InputStatistics, run_layer, sample_windows
+from llamarium.weights.open import open_checkpoint
+from llamarium.weights.quantize import METHODS, Quantizer, Recipe
+
+TEXT = "".join(f"{i} men went to mow, went to mow a meadow; {i * i % 97} and {i % 7} came.\n" for i in range(200))
+LAYERS = ("q4", "q4_min", "q4_codebook", "q8")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train_bpe([TEXT], 280)
+
+
+@pytest.fixture
+def folder(model_files: Callable[..., Any], tokenizer: Any) -> Path:
+    """A random model with sharper weights than the fixture's, so that its predictions are not all alike."""
+    files = model_files(
+        dtype=torch.float32,
+        vocab_size=tokenizer.vocab_size,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_ids,
+        max_position_embeddings=256,
+        hidden_size=64,
+        intermediate_size=128,
+        head_dim=8,
+    )
+    files.weights = {key: weight * 4 if weight.ndim == 2 else 1 + weight for key, weight in files.weights.items()}
+    folder: Path = files.huggingface()
+    tokenizer.save(folder)
+    return folder
+
+
+@pytest.fixture
+def windows_BT(tokenizer: Any) -> Tensor:
+    return sample_windows(tokenizer, TEXT, samples=16, context=64)
+
+
+def quantizer(folder: Path, method: Any, windows_BT: Tensor | None, type: str = "q4", **options: Any) -> Quantizer:
+    return Quantizer(open_checkpoint(folder), Recipe(type, method), windows_BT, **options)
+
+
+# --- the sample -------------------------------------------------------------------------------------------------------
+
+
+def test_windows_are_spread_over_the_text_and_begin_with_bos(tokenizer: Any):
+    ids = tokenizer.encode(TEXT, add_special_tokens=False)
+    found = sample_windows(tokenizer, TEXT, samples=5, context=32)
+    assert found.shape == (5, 32) and set(found[:, 0].tolist()) == {tokenizer.bos_token_id}
+    assert found[0, 1:].tolist() == ids[:31]
+    assert len(ids) - 31 - 4 < (len(ids) - 31) // 4 * 4 <= len(ids) - 31
+    start = (len(ids) - 31) // 4 * 4
+    assert found[-1, 1:].tolist() == ids[start : start + 31]
+    assert len(sample_windows(tokenizer, TEXT, samples=10**6, context=32)) == len(ids) // 31
+
+
+def test_a_text_of_less_than_a_window_is_refused(tokenizer: Any):
+    with pytest.raises(InputError, match="has 1 tokens; expected at least 31"):
+        sample_windows(tokenizer, "a", samples=5, context=32)
+
+
+def test_what_linears_see_is_what_the_whole_model_gives_them(folder: Path, windows_BT: Tensor):
+    """Statistics of the second layer, collected layer by layer, against hooks on the loaded model."""
+    llama = llamarium.load(folder, dtype="float32", device="cpu")
+    seen: dict[str, list[Tensor]] = {name: [] for name in LINEARS_BY_INPUT}
+    layer: Any = llama.model.model.layers[1]
+    for name, inputs in seen.items():
+        layer.get_submodule(name).register_forward_pre_hook(lambda _, x, inputs=inputs: inputs.append(x[0]))
+    with torch.no_grad():
+        llama.model(windows_BT)
+    positions_1T = torch.arange(windows_BT.shape[1]).unsqueeze(0)
+    trunk = llama.model.model
+    rotary = trunk.rotary_emb(positions_1T, torch.float32)
+    with torch.no_grad():
+        first_BTD = run_layer(trunk.layers[0], trunk.embed_tokens(windows_BT), rotary)  # pyright: ignore
+        for wants_gram in (False, True):
+            statistics = InputStatistics(wants_gram=wants_gram)
+            run_layer(trunk.layers[1], first_BTD, rotary, statistics)  # pyright: ignore
+            for first, names in LINEARS_BY_INPUT.items():
+                x_MD = seen[first][0].flatten(0, 1)
+                expected = x_MD.T @ x_MD / len(x_MD) if wants_gram else x_MD.square().mean(0)
+                for name in names:
+                    torch.testing.assert_close(statistics.of(name), expected, rtol=1e-4, atol=1e-5)
+
+
+# --- the methods ------------------------------------------------------------------------------------------------------
+
+
+def total_output_error(folder: Path, made: Quantizer, windows_BT: Tensor) -> float:
+    """The share of the Linears' outputs that is wrong on the sample, each Linear by itself, the mean of all."""
+    original = llamarium.load(folder, dtype="float32", device="cpu").model
+    grams: dict[str, Tensor] = {}
+
+    def note(name: str, x_BTD: Tensor) -> None:
+        grams[name] = x_BTD.flatten(0, 1).T @ x_BTD.flatten(0, 1)
+
+    model = made.model(None)
+    names = [name for name, module in model.named_modules() if isinstance(module, LinearPacked)]
+    for name in names:
+        original.get_submodule(name).register_forward_pre_hook(lambda _, x, name=name: note(name, x[0]))
+    with torch.no_grad():
+        original(windows_BT)
+    errors = [
+        output_error(original.get_submodule(name).weight, model.get_submodule(name), grams[name])  # pyright: ignore
+        for name in names
+    ]
+    assert len(errors) == 14
+    return sum(errors) / len(errors)
+
+
+def test_each_method_is_better_than_the_one_before(folder: Path, windows_BT: Tensor):
+    errors = [total_output_error(folder, quantizer(folder, method, windows_BT), windows_BT) for method in METHODS]
+    nearest, fitted, weighted, fed_back = errors
+    assert fed_back < 0.9 * weighted < weighted < fitted < 0.95 * nearest
+
+
+def test_a_layer_is_fitted_to_what_the_quantized_ones_before_it_put_out(folder: Path, windows_BT: Tensor):
+    model = quantizer(folder, "importance", windows_BT).model(None)
+    seen: list[Tensor] = []
+    layer: Any = model.model.layers[1]
+    layer.self_attn.q_proj.register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+    positions_1T = torch.arange(windows_BT.shape[1]).unsqueeze(0)
+    with torch.no_grad():
+        model.model(windows_BT, positions_1T, CausalAttend())
+    weight = open_checkpoint(folder).read("model.layers.1.self_attn.q_proj.weight")
+    expected = fit(weight, FORMATS["q4"], importance=seen[0].square().mean(dim=(0, 1)))
+    same = (expected.weight == layer.self_attn.q_proj.weight).float().mean()
+    assert same > 0.99  # sums in another order may move a scale's last bit
+    original = llamarium.load(folder, dtype="float32", device="cpu").model
+    original.model.layers[1].self_attn.q_proj.register_forward_pre_hook(lambda _, x: seen.append(x[0]))  # pyright: ignore
+    with torch.no_grad():
+        original(windows_BT)
+    other = fit(weight, FORMATS["q4"], importance=seen[1].square().mean(dim=(0, 1)))
+    assert (other.weight == layer.self_attn.q_proj.weight).float().mean() < same
+
+
+def test_layers_are_made_when_they_are_read_and_kept_no_longer(folder: Path):
+    made = quantizer(folder, "fit", None)
+    weights = {weight.key: weight for weight in made.weights("q8")}
+    assert list(weights)[-1] == "model.embed_tokens.weight"
+    kept: Any = made._packed  # pyright: ignore[reportPrivateUsage]
+    for key in [key for key in weights if "layers.0" in key and "_proj" in key]:
+        assert isinstance(weights[key].read(), LinearPacked)
+    assert not kept
+    weights["model.layers.1.mlp.down_proj.weight"].read()
+    assert len(kept) == 6
+
+
+@pytest.mark.parametrize("type", LAYERS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_folder_holds_what_was_measured(
+    folder: Path, windows_BT: Tensor, tmp_path: Path, type: str, tied: bool, model_files: Callable[..., Any]
+):
+    if not tied:
+        folder = model_files(tie_word_embeddings=False, hidden_size=64, intermediate_size=128, head_dim=8).huggingface()
+    made = llamarium.quantize(folder, tmp_path / "out", type=type, method="nearest")
+    assert (made.type, made.head, made.method) == (type, "q8", "nearest")
+    loaded = llamarium.load(tmp_path / "out", device="cpu")
+    expected = quantizer(folder, "nearest", None, type).model("q8")
+    ids_BT = windows_BT % 256
+    with torch.no_grad():
+        logits_BTV, expected_BTV = loaded.model(ids_BT).float(), expected(ids_BT)
+    assert (logits_BTV - expected_BTV).norm() < 0.1 * expected_BTV.norm()  # bfloat16, against float32
+    for name, module in expected.named_modules():
+        if isinstance(module, LinearPacked):
+            assert torch.equal(loaded.model.get_submodule(name).weight, module.weight), name  # pyright: ignore
+
+
+# --- the head ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_head_is_the_smallest_type_that_adds_little(folder: Path, windows_BT: Tensor, monkeypatch: Any):
+    made = quantizer(folder, "fit", windows_BT, num_compared=4)
+    name, kl = choose_head(made, windows_BT[:4])
+    limit = (1 + HEAD_SHARE) * kl[None]
+    assert kl[name] <= limit or name == "q8"
+    assert all(value > limit for other, value in kl.items() if other not in (None, name))
+    monkeypatch.setattr("llamarium.quantization.HEAD_SHARE", 1000.0)
+    assert choose_head(made, windows_BT[:4])[0] == "q4"
+    monkeypatch.setattr("llamarium.quantization.HEAD_SHARE", -1.0)
+    worst = choose_head(made, windows_BT[:4])
+    assert worst[0] == min(LAYERS, key=lambda name: worst[1][name])
+
+
+def test_its_measure_is_the_divergence_from_the_original(folder: Path, windows_BT: Tensor):
+    made = quantizer(folder, "fit", windows_BT, num_compared=4)
+    _, kl = choose_head(made, windows_BT[:4])
+    original, model = llamarium.load(folder, dtype="float32", device="cpu").model, made.model(None)
+    with torch.no_grad():
+        p_MV, q_MV = (m(windows_BT[:4]).flatten(0, 1).log_softmax(-1) for m in (original, model))
+    assert kl[None] == pytest.approx(float((p_MV.exp() * (p_MV - q_MV)).sum(-1).mean()), rel=1e-4)
+
+
+# --- divergence -------------------------------------------------------------------------------------------------------
+
+
+def test_kl_is_its_definition():
+    p, q = [0.5, 0.25, 0.25, 0.0], [0.25, 0.25, 0.5, 0.0]
+    expected = 0.5 * torch.log(torch.tensor(2.0)) + 0.25 * torch.log(torch.tensor(0.5))
+    assert kl_of_rows(torch.tensor([p]).log(), torch.tensor([q]).log()).item() == pytest.approx(float(expected))
+    assert kl_of_rows(torch.tensor([p]).log(), torch.tensor([p]).log()).item() == 0.0
+    assert kl_of_rows(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[1.0, 0.0]]).log()).item() == float("inf")
+
+
+def test_divergence_against_a_loop_over_tokens(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Every number by hand, in float64, from whole logits; chunks of rows change nothing."""
+    llamarium.quantize(folder, tmp_path / "out", type="q4", method="nearest")
+    model = llamarium.load(tmp_path / "out", dequantize="load", dtype="float32", device="cpu")
+    against = llamarium.load(folder, dtype="float32", device="cpu")
+    text = TEXT[:150]
+    ids_1T = torch.tensor([against.tokenizer.encode(text)])
+    with torch.no_grad():
+        p_TV, q_TV = (m.model(ids_1T)[0, :-1].double().log_softmax(-1) for m in (against, model))
+    rows = zip(p_TV.tolist(), q_TV.tolist(), strict=True)
+    kl = [sum(math.exp(a) * (a - b) for a, b in zip(p_V, q_V, strict=True)) for p_V, q_V in rows]
+    found = model.divergence(text, against=against)
+    mean = sum(kl) / len(kl)
+    assert found.kl == pytest.approx(mean, rel=1e-4) and mean > 1e-3
+    deviation = (sum((value - mean) ** 2 for value in kl) / (len(kl) - 1)) ** 0.5
+    assert found.kl_error == pytest.approx(deviation / len(kl) ** 0.5, rel=1e-4)
+    assert found.kl_percentile == pytest.approx(sorted(kl)[-(-99 * len(kl) // 100) - 1], rel=1e-4)
+    assert found.same_top == pytest.approx(float((p_TV.argmax(-1) == q_TV.argmax(-1)).double().mean()))
+    assert found.model.perplexity == pytest.approx(model.perplexity(text).perplexity, rel=1e-5)
+    assert found.against.perplexity == pytest.approx(against.perplexity(text).perplexity, rel=1e-5)
+    monkeypatch.setattr(divergence_module, "CHUNK_BYTES", 4 * 4 * against.config.vocab_size)
+    assert model.divergence(text, against=against).kl == pytest.approx(found.kl, rel=1e-5)
+    windowed = model.divergence(text, against=against, context=16, stride=8)
+    assert windowed.model.num_tokens == len(kl) and windowed.kl != found.kl
+
+
+def test_other_vocabularies_are_refused(folder: Path, model_files: Callable[..., Any], tokenizer: Any):
+    llama = llamarium.load(folder, device="cpu")
+    other = llamarium.load("shakespeare-char", device="cpu")
+    with pytest.raises(InputError, match="different vocabularies and cannot be compared: 280 and 65 tokens"):
+        llama.divergence(TEXT, against=other)
+    words = train_bpe([TEXT.upper()], 280)
+    files = model_files(
+        vocab_size=280, bos_token_id=words.bos_token_id, eos_token_id=words.eos_token_ids, max_position_embeddings=256
+    )
+    path = files.huggingface()
+    words.save(path)
+    with pytest.raises(InputError, match=r"token \d+ is "):
+        llama.divergence(TEXT, against=llamarium.load(path, device="cpu"))
+
+
+# --- the shell --------------------------------------------------------------------------------------------------------
+
+
+def test_from_the_shell(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file, out = tmp_path / "text.txt", tmp_path / "out"
+    file.write_text(TEXT)
+    words = ["quantize", "-m", str(folder), "--out", str(out), "--calibration", str(file), "--context", "64"]
+    assert main([*words, "--samples", "8", "--type", "q4", "--json"]) == 0
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert (found["type"], found["method"], found["path"]) == ("q4", "gptq", str(out))
+    assert found["head"] in LAYERS and f"wrote {out}" in shown.err and "perplexity FILE" in shown.err
+    num_bits = {"q4": 4.5, "q4_codebook": 4.5, "q4_min": 5, "q8": 8.5}
+    table, layers = 280 * 64, found["num_weights"] - 280 * 64
+    bits = 4.5 * layers + num_bits[found["head"]] * table
+    assert found["bits_per_weight"] == pytest.approx(bits / (layers + table))
+    words = ["perplexity", str(file), "-m", str(out), "--against", str(folder), "--device", "cpu", "--context", "64"]
+    assert main([*words, "--json"]) == 0
+    compared = json.loads(capsys.readouterr().out)
+    assert compared["against"] == str(folder) and 0 < compared["kl"] < compared["kl_percentile_99"]
+    assert main(words) == 0
+    assert "KL(other || this)" in capsys.readouterr().out
+    assert main(["quantize", "-m", str(folder), "--out", str(out)]) == 1
+    assert "is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--method", "gptq"], "--method gptq looks at a text"),
+        (["--head", "auto"], "--head auto is measured on a text"),
+        (["--samples", "4"], "--samples is for --calibration"),
+        (["--type", "q5"], "invalid choice"),
+    ],
+)
+def test_options_that_do_not_fit_together(options: list[str], what: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["quantize", "-m", "nothing", "--out", "nowhere", *options]) == 2
+    assert what in capsys.readouterr().err
+
+
+def test_options_without_effect_are_refused(folder: Path, tmp_path: Path):
+    with pytest.raises(OptionError, match="has no effect with method fit and head q8"):
+        llamarium.quantize(folder, tmp_path / "out", method="fit", head="q8", calibration=TEXT)
+    with pytest.raises(OptionError, match="method importance looks at a text"):
+        llamarium.quantize(folder, tmp_path / "out", method="importance")
+    for wrong, what in (({"type": "q5"}, "type is"), ({"head": "q3"}, "head is"), ({"method": "awq"}, "method is")):
+        with pytest.raises(OptionError, match=what):
+            llamarium.quantize(folder, tmp_path / "out", **wrong)  # pyright: ignore
+    with pytest.raises(InputError, match="samples is 0"):
+        llamarium.quantize(folder, tmp_path / "out", calibration=TEXT, samples=0)
+    with pytest.raises(InputError, match="context is 257"):
+        llamarium.quantize(folder, tmp_path / "out", calibration=TEXT, context=257)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_quantized_is_quantized_again_only_when_asked(model_files: Callable[..., Any], tmp_path: Path):
+    path = model_files(tie_word_embeddings=True).gguf_file("Q4_0")
+    with pytest.raises(OptionError, match=r"is quantized already \(Q4_0\), and rounding again adds its error"):
+        llamarium.quantize(path, tmp_path / "out")
+    assert llamarium.quantize(path, tmp_path / "out", requantize=True).bits_per_weight > 5
+    with pytest.raises(OutputError, match="is there already"):
+        llamarium.quantize(path, tmp_path / "out", requantize=True)
+
+
+def test_a_matrix_that_does_not_fit_is_named_before_anything_is_done(model_files: Callable[..., Any], tmp_path: Path):
+    folder = model_files(hidden_size=48, head_dim=6).huggingface()
+    with pytest.raises(OptionError, match=r"embed_tokens\.weight has 48 columns; .* a multiple of 32"):
+        llamarium.quantize(folder, tmp_path / "out")
+
+
+def test_bad_weights_are_named(model_files: Callable[..., Any], tmp_path: Path):
+    files = model_files()
+    files.weights["model.layers.1.mlp.up_proj.weight"][3, 4] = float("nan")
+    with pytest.raises(llamarium.LlamariumError, match=r"layers\.1\.mlp\.up_proj\.weight: 1 weights are NaN"):
+        llamarium.quantize(files.huggingface(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
