@@ -274,32 +274,22 @@ class Llama:
 
         return perplexity_of_text(self.model, self.tokenizer, text, context=context, stride=stride, progress=progress)
 
-    def divergence(
-        self,
-        text: str,
-        *,
-        against: "Llama",
-        context: int | None = None,
-        stride: int | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> "Divergence":
-        """Measure how far the model's predictions are from another's: mean KL, its percentile, top-1 agreement.
+    def divergence(self, text: str, *, against: "Llama", **options: Any) -> "Divergence":
+        """Measure how far the predictions are from another model's: mean KL, its percentile, top-1 agreement.
 
         Args:
-            text: See `perplexity`, as for all but `against`.
+            text: As in `perplexity`.
             against: A model with the same vocabulary: the unquantized one, say, in float32.
-            context: Tokens of a window.
-            stride: Tokens from one window to the next.
-            progress: Called with (tokens done, tokens in all).
+            **options: context, stride, progress; as in `perplexity`.
 
         Raises:
             InputError: If the vocabularies differ, and as `perplexity`.
         """
         from llamarium.inspect.divergence import check_same_vocabulary, divergence_of_text
 
-        models, tokenizers = (self.model, against.model), (self.tokenizer, against.tokenizer)
-        check_same_vocabulary((self.name, against.name), models, tokenizers)
-        return divergence_of_text(*models, self.tokenizer, text, context=context, stride=stride, progress=progress)
+        models = self.model, against.model
+        check_same_vocabulary((self.name, against.name), models, (self.tokenizer, against.tokenizer))
+        return divergence_of_text(*models, self.tokenizer, text, **options)
 
     def next_tokens(self, text: str, k: int = 10, steps: int = 1) -> "list[NextStep]":
         """Return the auto-regressive loop as data: the `k` best candidates and the choice, `steps` times."""

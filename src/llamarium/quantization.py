@@ -22,7 +22,7 @@ from llamarium.inspect.divergence import compare
 from llamarium.inspect.tokens import check_count
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.fit import FITTED_FORMATS
-from llamarium.quant.packed import FORMATS
+from llamarium.quant.tiles import FORMATS
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokens import find_tokenizer
 from llamarium.weights.builtin import recommended

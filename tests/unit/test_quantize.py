@@ -18,7 +18,8 @@ from llamarium.inspect import divergence as divergence_module
 from llamarium.inspect.divergence import kl_of_rows
 from llamarium.quant.fit import fit
 from llamarium.quant.gptq import output_error
-from llamarium.quant.packed import FORMATS, LinearPacked
+from llamarium.quant.packed import LinearPacked
+from llamarium.quant.tiles import FORMATS
 from llamarium.quantization import HEAD_SHARE, choose_head
 from llamarium.train.bpe import train_bpe
 from llamarium.weights.calibrate import LINEARS_BY_INPUT, InputStatistics, run_layer, sample_windows

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from llamarium.errors import CheckpointError, OptionError
 from llamarium.quant.ggml_encode import step_above_minimum, step_around_zero, step_both_sides
-from llamarium.quant.packed import GROUP, TILE_ROWS, LinearPacked, PackedFormat
+from llamarium.quant.packed import LinearPacked
+from llamarium.quant.tiles import GROUP, TILE_ROWS, PackedFormat
 
 FITTED_FORMATS = ("q4", "q4_min", "q4_codebook", "q8")
 """The formats that are made here, by name."""

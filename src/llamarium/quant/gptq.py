@@ -23,7 +23,8 @@ from torch import Tensor
 
 from llamarium.errors import OptionError
 from llamarium.quant.fit import check_format, check_values, fit_groups, nearest_codes
-from llamarium.quant.packed import GROUP, LinearPacked, PackedFormat
+from llamarium.quant.packed import LinearPacked
+from llamarium.quant.tiles import GROUP, PackedFormat
 
 DAMPING = 0.01
 """What is added to G's diagonal, as a share of its mean; the paper's 1 %."""

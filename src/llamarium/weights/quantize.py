@@ -28,7 +28,8 @@ from llamarium.model.llama import LlamaDecoderLayer
 from llamarium.model.rope import Rotary
 from llamarium.quant.fit import FITTED_FORMATS, fit
 from llamarium.quant.gptq import gptq
-from llamarium.quant.packed import FORMATS, GROUP, TILE_ROWS, EmbeddingPacked, LinearPacked, PackedFormat
+from llamarium.quant.packed import EmbeddingPacked, LinearPacked
+from llamarium.quant.tiles import FORMATS, GROUP, TILE_ROWS, PackedFormat
 from llamarium.weights.calibrate import LINEARS_BY_INPUT, InputStatistics, run_layer
 from llamarium.weights.checkpoint import EMBEDDING, HEAD, Checkpoint
 from llamarium.weights.packed_folder import PackedWeight
