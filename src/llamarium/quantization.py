@@ -75,7 +75,7 @@ def quantize(
     model: str | Path,
     out: str | Path,
     *,
-    type: str = "q4_min",
+    type: str = "q4_codebook",
     head: str | None = None,
     method: QuantizeMethod | None = None,
     calibration: str | None = None,

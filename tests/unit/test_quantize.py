@@ -325,7 +325,7 @@ def test_what_is_quantized_is_quantized_again_only_when_asked(model_files: Calla
     path = model_files(tie_word_embeddings=True).gguf_file("Q4_0")
     with pytest.raises(OptionError, match=r"is quantized already \(Q4_0\), and rounding again adds its error"):
         llamarium.quantize(path, tmp_path / "out")
-    assert llamarium.quantize(path, tmp_path / "out", requantize=True).bits_per_weight > 5
+    assert llamarium.quantize(path, tmp_path / "out", requantize=True).bits_per_weight > 4.5
     with pytest.raises(OutputError, match="is there already"):
         llamarium.quantize(path, tmp_path / "out", requantize=True)
 

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to make")
     parser.add_argument(
         "--type",
-        default="q4_min",
+        default="q4_codebook",
         choices=_TYPES,
         help="of the layers; bits per weight: q4 4.5, q4_codebook 4.5, q4_min 5, q8 8.5 (default: %(default)s)",
     )

@@ -36,7 +36,7 @@ FITTED_FORMATS = ("q4", "q4_min", "q4_codebook", "q8")
 # Weights that are worked on at a time: their float32 copies stay in a core's cache.
 _PIECE_WEIGHTS = 2**16
 # Scales that are tried, as multiples of the range that the levels span: below 1 the range reaches beyond the largest
-# weight, above 1 it cuts it off. More of them gain less than a thousandth on normally distributed weights.
+# weight, above 1 it cuts it off. More of them gain less than a hundredth on normally distributed weights.
 _REACHES = {16: tuple(0.75 + 0.05 * i for i in range(9)), 256: (0.98, 0.99, 1.0, 1.01)}
 _ROUNDS = 3  # of nearest levels and least squares, from the best of those
 _FLOAT16_MAX = 65504.0
