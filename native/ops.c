@@ -4,10 +4,9 @@
  * thread that lost its core for a while holds nobody up; which thread computes a piece does not change its result. Between
  * two stages stands a barrier.
  */
-#include <math.h>
 #include <stdlib.h>
 
-#include "ops.h"
+#include "numbers.h"
 #include "pool.h"
 #include LM_PRODUCTS /* tile_product for this set */
 
@@ -20,40 +19,6 @@
 
 static inline int stripes_of(const lm_matrix *w) { return (w->rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS; }
 static inline int min_int(int a, int b) { return a < b ? a : b; }
-
-/* --- numbers ---------------------------------------------------------------------------------------------------- */
-
-/* Sixteen numbers at once, whatever the processor's registers hold; the compiler cuts them as it must. */
-typedef float wide __attribute__((vector_size(64)));
-typedef int32_t wide_ints __attribute__((vector_size(64)));
-
-/* Where `mask` is all ones a, where it is 0 b. */
-static inline wide select_wide(wide_ints mask, wide a, wide b) {
-    return (wide)((mask & (wide_ints)a) | (~mask & (wide_ints)b));
-}
-
-/* e^x for x <= 0, within 2e-7 of it; NaN stays NaN. */
-static inline wide exp_below_zero(wide given) {
-    const wide least = (wide){0} - 87.0f;
-    const wide x = select_wide(given > least, given, least);
-    const wide n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* rounded to a whole number */
-    const wide r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    wide y = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1.0f;
-    const wide power = (wide)((__builtin_convertvector(n, wide_ints) + 127) << 23);
-    return y * power + (given - given);
-}
-
-static inline wide silu(wide x) {
-    const wide zero = {0}, e = exp_below_zero(select_wide(x < zero, x, -x));
-    return x * select_wide(x < zero, e, zero + 1) / (e + 1);
-}
-
-static inline float exp_of(float x) { return exp_below_zero((wide){x})[0]; }
 
 /* --- inputs ----------------------------------------------------------------------------------------------------- */
 
@@ -97,10 +62,6 @@ static inline void put_group(const float *group, inputs in, size_t place) {
     if (in.blocks != NULL) quantize_group(group, &in.blocks[place]);
 }
 
-static inline float number_at(int dtype, const void *from, size_t place) {
-    return dtype == LM_FLOAT32 ? ((const float *)from)[place] : from_bf16(((const uint16_t *)from)[place]);
-}
-
 /* This thread's share of (num_rows, cols): x, normalised by `norm` of `model` if there is one, as inputs. */
 static void prepare_inputs(lm_team team, const float *x, int num_rows, int cols, const lm_model *model, const void *norm, inputs in) {
     const int groups = cols / LM_GROUP, pieces = num_rows * groups;
@@ -130,40 +91,62 @@ static void prepare_inputs(lm_team team, const float *x, int num_rows, int cols,
 
 /* --- products --------------------------------------------------------------------------------------------------- */
 
-/* out (num_rows, 16), from BF16 weights as the file has them. */
-static void bf16_product(const lm_matrix *w, int stripe, const float *x, int num_rows, float *out) {
-    const int cols = w->cols, rows = min_int(LM_TILE_ROWS, w->rows - stripe * LM_TILE_ROWS);
-    for (int r = 0; r < rows; r++) {
-        const uint16_t *weights = (const uint16_t *)w->data + (size_t)(stripe * LM_TILE_ROWS + r) * cols;
+/* Four rows of BF16 weights times x, side by side as in tile_product.h. */
+static inline quad bf16_rows(const uint16_t *weights, size_t stride, int cols, const float *x) {
+    lanes totals[4] = {{0}};
+    for (int i = 0; i < cols; i += LANES)
+        for (int k = 0; k < 4; k++) totals[k] += load_lanes(LM_BFLOAT16, weights, k * stride + i) * load_lanes(LM_FLOAT32, x, i);
+    return sums_of(totals);
+}
+
+/* As `tile_product`, from BF16 weights as the file has them. */
+static void bf16_product(const lm_matrix *w, int stripe, int num_stripes, const float *x, int num_rows, float *out, int stride) {
+    const int first = stripe * LM_TILE_ROWS, end = first + num_stripes * LM_TILE_ROWS;
+    for (int r = first; r < end; r += 4)
         for (int m = 0; m < num_rows; m++) {
-            const float *row = x + (size_t)m * cols;
-            float total = 0;
-#pragma omp simd reduction(+ : total)
-            for (int i = 0; i < cols; i++) total += from_bf16(weights[i]) * row[i];
-            out[m * LM_TILE_ROWS + r] = total;
+            const uint16_t *weights = (const uint16_t *)w->data + (size_t)r * w->cols;
+            const float *row = x + (size_t)m * w->cols;
+            quad sums = {0};
+            if (r + 4 <= w->rows)
+                sums = bf16_rows(weights, w->cols, w->cols, row);
+            else
+                for (int k = 0; r + k < w->rows; k++) sums[k] = bf16_rows(weights + (size_t)k * w->cols, 0, w->cols, row)[0];
+            const int in_stripes = r - first;
+            memcpy(out + in_stripes / LM_TILE_ROWS * stride + m * LM_TILE_ROWS + in_stripes % LM_TILE_ROWS, &sums, sizeof sums);
         }
-    }
-    for (int r = rows; r < LM_TILE_ROWS; r++)
-        for (int m = 0; m < num_rows; m++) out[m * LM_TILE_ROWS + r] = 0;
 }
 
-static inline void stripe_product(const lm_matrix *w, int stripe, inputs in, int first, int num_rows, float *out) {
+#define STRIPES_AT_ONCE 4
+#define STRIDE (ROWS_IN_CACHE * LM_TILE_ROWS) /* from a stripe's results to the next's */
+
+/* A matrix's stripes as pieces: first most of them, four at a time, then the rest, two at a time, so that all threads end at
+ * about the same time. */
+typedef struct {
+    int large, small;
+} cut;
+
+static inline cut cut_of(const lm_matrix *w, lm_team team) {
+    const int large = stripes_of(w) * 3 / 4 / (STRIPES_AT_ONCE * team.count) * team.count;
+    return (cut){large, (stripes_of(w) - large * STRIPES_AT_ONCE + 1) / 2};
+}
+
+typedef struct {
+    int stripe, count;
+} piece;
+
+static inline piece large_piece(int number) { return (piece){number * STRIPES_AT_ONCE, STRIPES_AT_ONCE}; }
+
+static inline piece small_piece(const lm_matrix *w, cut c, int number) {
+    const int stripe = c.large * STRIPES_AT_ONCE + 2 * number;
+    return (piece){stripe, min_int(2, stripes_of(w) - stripe)};
+}
+
+/* Results of a piece for `num_rows` rows of tokens from `m` on, at most ROWS_IN_CACHE. */
+static inline void stripes_product(const lm_matrix *w, piece at, inputs in, int m, int num_rows, float *out) {
     if (w->kind == LM_BF16)
-        bf16_product(w, stripe, in.floats + (size_t)first * w->cols, num_rows, out);
+        bf16_product(w, at.stripe, at.count, in.floats + (size_t)m * w->cols, num_rows, out, STRIDE);
     else
-        tile_product(w, stripe, in.blocks + (size_t)first * (w->cols / LM_GROUP), num_rows, out);
-}
-
-/* How many stripes of 16 rows a thread takes at a time: few enough that all threads end at about the same time. An even
- * number, so that a piece is made of whole groups of 32. */
-static inline int stripes_at_once(int stripes, lm_team team) {
-    const int share = stripes / (16 * team.count) / 2 * 2;
-    return share < 2 ? 2 : share > 8 ? 8 : share;
-}
-
-static inline int pieces_of(const lm_matrix *w, lm_team team) {
-    const int at_once = stripes_at_once(stripes_of(w), team);
-    return (stripes_of(w) + at_once - 1) / at_once;
+        tile_product(w, at.stripe, at.count, in.blocks + (size_t)m * (w->cols / LM_GROUP), num_rows, out, STRIDE);
 }
 
 /* Rows of tokens `m` to `m + rows` of one stripe, written to y (num_rows, stride), or added to it. */
@@ -178,51 +161,58 @@ static inline void write_stripe(const float *out, int stripe, const lm_matrix *w
 /* Several matrices of the same inputs as one: y[i] (num_rows, strides[i]) is written, or added to. */
 static void products(lm_team team, atomic_int *next, const lm_matrix *const *w, int count, inputs in, int num_rows,
                      float *const *y, const int *strides, int add) {
-    float out[ROWS_IN_CACHE * LM_TILE_ROWS];
-    int pieces = 0;
-    for (int i = 0; i < count; i++) pieces += pieces_of(w[i], team);
-    for (int piece; (piece = lm_next(next)) < pieces;) {
-        int i = 0;
-        for (; piece >= pieces_of(w[i], team); i++) piece -= pieces_of(w[i], team);
-        const int at_once = stripes_at_once(stripes_of(w[i]), team);
-        const int end = min_int(stripes_of(w[i]), (piece + 1) * at_once);
-        for (int stripe = piece * at_once; stripe < end; stripe++)
-            for (int m = 0; m < num_rows; m += ROWS_IN_CACHE) {
-                const int rows = min_int(ROWS_IN_CACHE, num_rows - m);
-                stripe_product(w[i], stripe, in, m, rows, out);
-                write_stripe(out, stripe, w[i], m, rows, y[i], strides[i], add);
-            }
+    _Alignas(64) float out[STRIPES_AT_ONCE * STRIDE];
+    int large = 0, small = 0;
+    for (int i = 0; i < count; i++) {
+        large += cut_of(w[i], team).large;
+        small += cut_of(w[i], team).small;
+    }
+    for (int number; (number = lm_next(next)) < large + small;) {
+        const int is_large = number < large;
+        int i = 0, left = is_large ? number : number - large;
+        for (;; i++) {
+            const int pieces = is_large ? cut_of(w[i], team).large : cut_of(w[i], team).small;
+            if (left < pieces) break;
+            left -= pieces;
+        }
+        const piece at = is_large ? large_piece(left) : small_piece(w[i], cut_of(w[i], team), left);
+        for (int m = 0; m < num_rows; m += ROWS_IN_CACHE) {
+            const int rows = min_int(ROWS_IN_CACHE, num_rows - m);
+            stripes_product(w[i], at, in, m, rows, out);
+            for (int k = 0; k < at.count; k++)
+                write_stripe(out + k * STRIDE, at.stripe + k, w[i], m, rows, y[i], strides[i], add);
+        }
     }
 }
 
-/* silu(gate) * up, as inputs of the next product: both products, and what is made of them, in one stage. */
+/* silu(gate) * up of a group of 32, as inputs of the next product. */
+static void put_gated(const float *gate, const float *up, int row, inputs gated, size_t place) {
+    _Alignas(64) float group[LM_GROUP];
+    for (int half = 0; half < 2; half++) {
+        wide g, u;
+        memcpy(&g, gate + half * STRIDE + row * LM_TILE_ROWS, sizeof g);
+        memcpy(&u, up + half * STRIDE + row * LM_TILE_ROWS, sizeof u);
+        g = silu(g) * u;
+        memcpy(group + half * LM_TILE_ROWS, &g, sizeof g);
+    }
+    put_group(group, gated, place);
+}
+
+/* Both products of a gated layer, and what is made of them, in one stage: two stripes of each are a group of 32. */
 static void gated_products(lm_team team, atomic_int *next, const lm_layer *layer, inputs in, int num_rows, inputs gated) {
-    float gate[2 * ROWS_IN_CACHE * LM_TILE_ROWS], up[ROWS_IN_CACHE * LM_TILE_ROWS];
-    const int stripes = stripes_of(&layer->gate), at_once = stripes_at_once(stripes, team), cols = layer->gate.rows;
-    for (int piece; (piece = lm_next(next)) * at_once < stripes;) {
-        const int end = min_int(stripes, (piece + 1) * at_once);
-        for (int stripe = piece * at_once; stripe < end; stripe += 2)
-            for (int m = 0; m < num_rows; m += ROWS_IN_CACHE) {
-                const int rows = min_int(ROWS_IN_CACHE, num_rows - m);
-                for (int half = 0; half < 2; half++) { /* of a group of 32 */
-                    float *here = gate + half * ROWS_IN_CACHE * LM_TILE_ROWS;
-                    stripe_product(&layer->gate, stripe + half, in, m, rows, here);
-                    stripe_product(&layer->up, stripe + half, in, m, rows, up);
-                    for (int i = 0; i < rows * LM_TILE_ROWS; i += LM_TILE_ROWS) {
-                        wide g, u;
-                        memcpy(&g, here + i, sizeof g);
-                        memcpy(&u, up + i, sizeof u);
-                        g = silu(g) * u;
-                        memcpy(here + i, &g, sizeof g);
-                    }
-                }
-                for (int k = 0; k < rows; k++) {
-                    float group[LM_GROUP];
-                    memcpy(group, gate + k * LM_TILE_ROWS, LM_TILE_ROWS * sizeof(float));
-                    memcpy(group + LM_TILE_ROWS, gate + (ROWS_IN_CACHE + k) * LM_TILE_ROWS, LM_TILE_ROWS * sizeof(float));
-                    put_group(group, gated, (size_t)(m + k) * (cols / LM_GROUP) + stripe / 2);
-                }
-            }
+    _Alignas(64) float gate[STRIPES_AT_ONCE * STRIDE], up[STRIPES_AT_ONCE * STRIDE];
+    const cut c = cut_of(&layer->gate, team);
+    const int groups = layer->gate.rows / LM_GROUP;
+    for (int number; (number = lm_next(next)) < c.large + c.small;) {
+        const piece at = number < c.large ? large_piece(number) : small_piece(&layer->gate, c, number - c.large);
+        for (int m = 0; m < num_rows; m += ROWS_IN_CACHE) {
+            const int rows = min_int(ROWS_IN_CACHE, num_rows - m);
+            stripes_product(&layer->gate, at, in, m, rows, gate);
+            stripes_product(&layer->up, at, in, m, rows, up);
+            for (int k = 0; k < rows; k++)
+                for (int i = 0; i < at.count; i += 2)
+                    put_gated(gate + i * STRIDE, up + i * STRIDE, k, gated, (size_t)(m + k) * groups + (at.stripe + i) / 2);
+        }
     }
 }
 

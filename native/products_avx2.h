@@ -17,18 +17,20 @@ INLINE __m256i four(const int8_t *q) {
     return _mm256_set1_epi32(bits);
 }
 
-/* 8 of a tile's 16 rows (`half` 0 or 1) times `rows` rows of groups. */
-INLINE void half_tile_rows(
-    const lm_matrix *w, const uint8_t *tiles, int groups, int half, const lm_block *x, const int kind, const int rows,
-    float *out) {
-    const size_t size = tile_bytes(kind);
+INLINE __m256 sums_at(const span *s, int m, int half) {
+    return s->begins ? _mm256_setzero_ps() : _mm256_loadu_ps(s->out + m * LM_TILE_ROWS + 8 * half);
+}
+
+/* 8 of the tiles' 16 rows (`half` 0 or 1) times `rows` rows of groups. */
+INLINE void half_tile_rows(const span *s, int half, const int kind, const int rows) {
+    const uint8_t *tiles = s->tiles;
     const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), middle = _mm256_set1_epi8(-128);
     const __m256i book = kind == LM_Q4_CODEBOOK
-        ? _mm256_xor_si256(middle, _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)w->codebook))) : middle;
+        ? _mm256_xor_si256(middle, _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)s->w->codebook))) : middle;
     const int narrow = kind == LM_Q4 || kind == LM_Q4_MIN, zero = kind == LM_Q4 ? 8 : 0;
     __m256 total[ROWS_AT_ONCE];
-    for (int m = 0; m < rows; m++) total[m] = _mm256_setzero_ps();
-    for (int g = 0; g < groups; g++, tiles += size) {
+    for (int m = 0; m < rows; m++) total[m] = sums_at(s, m, half);
+    for (int g = 0; g < s->count; g++, tiles += tile_bytes(kind)) {
         __m256i codes[8]; /* of columns 4j to 4j + 3; signed, but for those of 4 bits */
         for (int j = 0; j < (kind == LM_Q8 ? 8 : 4); j++) {
             const __m256i bytes = _mm256_loadu_si256((const __m256i *)(tiles + 64 * j + 32 * half));
@@ -49,7 +51,7 @@ INLINE void half_tile_rows(
         const __m256 minimum = kind == LM_Q4_MIN
             ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(halves + 32))) : _mm256_setzero_ps();
         for (int m = 0; m < rows; m++) {
-            const lm_block *block = &x[(size_t)m * groups + g];
+            const lm_block *block = &s->x[(size_t)m * s->groups + g];
             __m256i sum = _mm256_setzero_si256();
             for (int j = 0; j < 8; j++) {
                 const __m256i input = four(block->q + 4 * j);
@@ -67,13 +69,12 @@ INLINE void half_tile_rows(
                 total[m] = _mm256_fmadd_ps(minimum, _mm256_set1_ps((float)block->sum * block->scale), total[m]);
         }
     }
-    for (int m = 0; m < rows; m++) _mm256_storeu_ps(out + m * LM_TILE_ROWS + 8 * half, total[m]);
+    for (int m = 0; m < rows; m++) _mm256_storeu_ps(s->out + m * LM_TILE_ROWS + 8 * half, total[m]);
 }
 
-INLINE void tile_rows(
-    const lm_matrix *w, const uint8_t *tiles, int groups, const lm_block *x, const int kind, const int rows, float *out) {
-    half_tile_rows(w, tiles, groups, 0, x, kind, rows, out);
-    half_tile_rows(w, tiles, groups, 1, x, kind, rows, out);
+INLINE void tile_rows(const span *s, const int kind, const int rows) {
+    half_tile_rows(s, 0, kind, rows);
+    half_tile_rows(s, 1, kind, rows);
 }
 
 /* codes[j], j < 8: columns 4j to 4j + 3 of a group of the K formats; 8 rows. */
@@ -155,17 +156,17 @@ INLINE void half_super_rows(const uint8_t *tile, const small_integers *small, in
 }
 
 /* As `tile_rows`, for the K formats. */
-INLINE void super_rows(
-    const lm_matrix *w, const uint8_t *tile, int groups, const lm_block *x, const int kind, const int rows, float *out) {
-    (void)w; /* has no codebook */
+INLINE void super_rows(const span *s, const int kind, const int rows) {
+    const uint8_t *tile = s->tiles;
     __m256 total[2][ROWS_AT_ONCE];
-    for (int m = 0; m < rows; m++) total[0][m] = total[1][m] = _mm256_setzero_ps();
-    for (int first = 0; first < groups; first += 8, tile += tile_bytes(kind)) {
+    for (int m = 0; m < rows; m++)
+        for (int half = 0; half < 2; half++) total[half][m] = sums_at(s, m, half);
+    for (int first = 0; first < 8 * s->count; first += 8, tile += tile_bytes(kind)) {
         const small_integers small = unpack_integers(tile); /* Q6_K has others, and leaves these alone */
-        for (int half = 0; half < 2; half++) half_super_rows(tile, &small, half, groups, x + first, kind, rows, total[half]);
+        for (int half = 0; half < 2; half++) half_super_rows(tile, &small, half, s->groups, s->x + first, kind, rows, total[half]);
     }
     for (int m = 0; m < rows; m++)
-        for (int half = 0; half < 2; half++) _mm256_storeu_ps(out + m * LM_TILE_ROWS + 8 * half, total[half][m]);
+        for (int half = 0; half < 2; half++) _mm256_storeu_ps(s->out + m * LM_TILE_ROWS + 8 * half, total[half][m]);
 }
 
 #include "tile_product.h"

@@ -62,24 +62,27 @@ INLINE __m512 add_group(__m512 total, __m512i sum, factors f, const lm_block *bl
     return total;
 }
 
-INLINE void tile_rows(
-    const lm_matrix *w, const uint8_t *tiles, int groups, const lm_block *x, const int kind, const int rows, float *out) {
-    const size_t size = tile_bytes(kind);
-    const __m512i book = codebook_of(w, kind);
+INLINE __m512 sums_at(const span *s, int m) {
+    return s->begins ? _mm512_setzero_ps() : _mm512_loadu_ps(s->out + m * LM_TILE_ROWS);
+}
+
+INLINE void tile_rows(const span *s, const int kind, const int rows) {
+    const uint8_t *tiles = s->tiles;
+    const __m512i book = codebook_of(s->w, kind);
     __m512 total[ROWS_AT_ONCE];
-    for (int m = 0; m < rows; m++) total[m] = _mm512_setzero_ps();
-    for (int g = 0; g < groups; g++, tiles += size) {
+    for (int m = 0; m < rows; m++) total[m] = sums_at(s, m);
+    for (int g = 0; g < s->count; g++, tiles += tile_bytes(kind)) {
         __m512i codes[8];
         load_codes(tiles, kind, book, codes);
         const factors f = load_factors(tiles, kind);
         for (int m = 0; m < rows; m++) {
-            const lm_block *block = &x[(size_t)m * groups + g];
+            const lm_block *block = &s->x[(size_t)m * s->groups + g];
             __m512i sum = _mm512_set1_epi32(-zero_of(kind) * block->sum);
             for (int j = 0; j < 8; j++) sum = _mm512_dpbusd_epi32(sum, codes[j], four(block->q + 4 * j));
             total[m] = add_group(total[m], sum, f, block, kind);
         }
     }
-    for (int m = 0; m < rows; m++) _mm512_storeu_ps(out + m * LM_TILE_ROWS, total[m]);
+    for (int m = 0; m < rows; m++) _mm512_storeu_ps(s->out + m * LM_TILE_ROWS, total[m]);
 }
 
 /* codes[j], j < 8: columns 4j to 4j + 3 of a group of the K formats. */
@@ -123,12 +126,11 @@ INLINE __m512 halves_at(const uint8_t *from) {
 }
 
 /* As `tile_rows`, for the K formats. */
-INLINE void super_rows(
-    const lm_matrix *w, const uint8_t *tile, int groups, const lm_block *x, const int kind, const int rows, float *out) {
-    (void)w; /* has no codebook */
+INLINE void super_rows(const span *s, const int kind, const int rows) {
+    const uint8_t *tile = s->tiles;
     __m512 total[ROWS_AT_ONCE];
-    for (int m = 0; m < rows; m++) total[m] = _mm512_setzero_ps();
-    for (int first = 0; first < groups; first += 8, tile += tile_bytes(kind)) {
+    for (int m = 0; m < rows; m++) total[m] = sums_at(s, m);
+    for (int first = 0; first < 8 * s->count; first += 8, tile += tile_bytes(kind)) {
         const small_integers small = unpack_integers(tile); /* Q6_K has others, and leaves these alone */
         const uint8_t *from = tile + head_bytes(kind);
         __m512 part[ROWS_AT_ONCE];
@@ -140,7 +142,7 @@ INLINE void super_rows(
             const __m512 scale = small_floats(scales, kind);
             const __m512 right_scale = kind == LM_Q6_K ? small_floats(scales + 16, kind) : scale;
             for (int m = 0; m < rows; m++) {
-                const lm_block *block = &x[(size_t)m * groups + first + g];
+                const lm_block *block = &s->x[(size_t)m * s->groups + first + g];
                 const __m512 value = super_value(codes, block, kind, scale, right_scale);
                 part[m] = _mm512_fmadd_ps(value, _mm512_set1_ps(block->scale), part[m]);
             }
@@ -150,14 +152,14 @@ INLINE void super_rows(
             if (kind == LM_Q6_K) continue;
             __m512 offset = _mm512_setzero_ps();
             for (int g = 0; g < 8; g++) {
-                const lm_block *block = &x[(size_t)m * groups + first + g];
+                const lm_block *block = &s->x[(size_t)m * s->groups + first + g];
                 const __m512 sum = _mm512_set1_ps((float)block->sum * block->scale);
                 offset = _mm512_fmadd_ps(small_floats(small.minimum + 16 * g, kind), sum, offset);
             }
             total[m] = _mm512_fnmadd_ps(halves_at(tile + 32), offset, total[m]);
         }
     }
-    for (int m = 0; m < rows; m++) _mm512_storeu_ps(out + m * LM_TILE_ROWS, total[m]);
+    for (int m = 0; m < rows; m++) _mm512_storeu_ps(s->out + m * LM_TILE_ROWS, total[m]);
 }
 
 #include "tile_product.h"

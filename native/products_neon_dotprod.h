@@ -48,19 +48,22 @@ INLINE float32x4_t add_group(float32x4_t total, int32x4_t sum, const uint8_t *ti
     return total;
 }
 
-INLINE void tile_rows(
-    const lm_matrix *w, const uint8_t *tiles, int groups, const lm_block *x, const int kind, const int rows, float *out) {
-    const size_t size = tile_bytes(kind);
-    const uint8x16_t book = codebook_of(w, kind);
+INLINE float32x4_t sums_at(const span *s, int m, int i) {
+    return s->begins ? vdupq_n_f32(0) : vld1q_f32(s->out + m * LM_TILE_ROWS + 4 * i);
+}
+
+INLINE void tile_rows(const span *s, const int kind, const int rows) {
+    const uint8_t *tiles = s->tiles;
+    const uint8x16_t book = codebook_of(s->w, kind);
     float32x4_t total[ROWS_AT_ONCE][4];
     for (int m = 0; m < rows; m++)
-        for (int i = 0; i < 4; i++) total[m][i] = vdupq_n_f32(0);
-    for (int g = 0; g < groups; g++, tiles += size) {
+        for (int i = 0; i < 4; i++) total[m][i] = sums_at(s, m, i);
+    for (int g = 0; g < s->count; g++, tiles += tile_bytes(kind)) {
         for (int i = 0; i < 4; i++) {
             int8x16_t codes[8];
             load_codes(tiles, i, kind, book, codes);
             for (int m = 0; m < rows; m++) {
-                const lm_block *block = &x[(size_t)m * groups + g];
+                const lm_block *block = &s->x[(size_t)m * s->groups + g];
                 const int8x16_t left = vld1q_s8(block->q), right = vld1q_s8(block->q + 16);
                 int32x4_t sum = vdupq_n_s32(start_of(block, kind));
                 sum = vdotq_laneq_s32(sum, codes[0], left, 0);
@@ -76,7 +79,7 @@ INLINE void tile_rows(
         }
     }
     for (int m = 0; m < rows; m++)
-        for (int i = 0; i < 4; i++) vst1q_f32(out + m * LM_TILE_ROWS + 4 * i, total[m][i]);
+        for (int i = 0; i < 4; i++) vst1q_f32(s->out + m * LM_TILE_ROWS + 4 * i, total[m][i]);
 }
 
 /* codes[j], j < 8: columns 4j to 4j + 3 of rows 4i to 4i + 3 of a group of the K formats. */
@@ -148,18 +151,17 @@ INLINE void quarter_super_rows(const uint8_t *tile, const small_integers *small,
 }
 
 /* As `tile_rows`, for the K formats. */
-INLINE void super_rows(
-    const lm_matrix *w, const uint8_t *tile, int groups, const lm_block *x, const int kind, const int rows, float *out) {
-    (void)w; /* has no codebook */
+INLINE void super_rows(const span *s, const int kind, const int rows) {
+    const uint8_t *tile = s->tiles;
     float32x4_t total[4][ROWS_AT_ONCE];
     for (int i = 0; i < 4; i++)
-        for (int m = 0; m < rows; m++) total[i][m] = vdupq_n_f32(0);
-    for (int first = 0; first < groups; first += 8, tile += tile_bytes(kind)) {
+        for (int m = 0; m < rows; m++) total[i][m] = sums_at(s, m, i);
+    for (int first = 0; first < 8 * s->count; first += 8, tile += tile_bytes(kind)) {
         const small_integers small = unpack_integers(tile); /* Q6_K has others, and leaves these alone */
-        for (int i = 0; i < 4; i++) quarter_super_rows(tile, &small, i, groups, x + first, kind, rows, total[i]);
+        for (int i = 0; i < 4; i++) quarter_super_rows(tile, &small, i, s->groups, s->x + first, kind, rows, total[i]);
     }
     for (int m = 0; m < rows; m++)
-        for (int i = 0; i < 4; i++) vst1q_f32(out + m * LM_TILE_ROWS + 4 * i, total[i][m]);
+        for (int i = 0; i < 4; i++) vst1q_f32(s->out + m * LM_TILE_ROWS + 4 * i, total[i][m]);
 }
 
 #include "tile_product.h"

@@ -27,15 +27,17 @@ static float super_product(const lm_matrix *w, const uint8_t *tile, int row, con
     return w->kind == LM_Q6_K ? product : product - half_at(tile + 32, row) * offset;
 }
 
-/* out (num_rows, 16): 16 rows of the matrix times `num_rows` rows of groups. */
-static void tile_product(const lm_matrix *w, int stripe, const lm_block *x, int num_rows, float *out) {
+/* Stripe i of `num_stripes` from `stripe` on: out + i * stride (num_rows, 16) = its 16 rows times `num_rows` rows of inputs. */
+static void tile_product(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, float *out, int stride) {
     const int groups = w->cols / LM_GROUP, num_tiles = tiles_of(w);
-    for (int m = 0; m < num_rows; m++, x += groups)
-        for (int r = 0; r < LM_TILE_ROWS; r++) {
-            const uint8_t *tile = stripe_at(w, stripe);
-            float total = 0;
-            for (int i = 0; i < num_tiles; i++, tile += tile_bytes(w->kind))
-                total += is_super(w->kind) ? super_product(w, tile, r, x + 8 * i) : group_product(w, tile, r, x + i);
-            out[m * LM_TILE_ROWS + r] = total;
-        }
+    for (int i = 0; i < num_stripes; i++)
+        for (int m = 0; m < num_rows; m++)
+            for (int r = 0; r < LM_TILE_ROWS; r++) {
+                const uint8_t *tile = stripe_at(w, stripe + i);
+                const lm_block *row = x + (size_t)m * groups;
+                float total = 0;
+                for (int t = 0; t < num_tiles; t++, tile += tile_bytes(w->kind))
+                    total += is_super(w->kind) ? super_product(w, tile, r, row + 8 * t) : group_product(w, tile, r, row + t);
+                out[i * stride + m * LM_TILE_ROWS + r] = total;
+            }
 }

@@ -1,34 +1,66 @@
-/* A stripe's product, made of a set's own `tile_rows` and, for the K formats, `super_rows`: included at the end of a file
- * that defines them and ROWS_AT_ONCE. */
+/* The product of some stripes, made of a set's own `tile_rows` and, for the K formats, `super_rows`: included at the end of a
+ * file that defines them and ROWS_AT_ONCE.
+ *
+ * For a few rows of inputs, what a product costs is reading its weights. A core asks memory for more lines at a time where they
+ * lie in several pages: four stripes read side by side come a quarter faster than one after the other. So a few tiles of each
+ * stripe take turns; the sums of a row are added up in the same order all the same.
+ */
 
+#define TURN_BYTES 1024       /* of a stripe's tiles, at least, in one turn */
+#define ROWS_THAT_TAKE_TURNS 16 /* more of them wait for arithmetic, not for memory */
+
+/* `rows` rows of inputs; these and the kind are constants to the compiler, so that the sums stay in registers. */
+INLINE void some_rows(const lm_matrix *w, int stripe, int num_stripes, int count, const lm_block *x, const int kind,
+                      const int rows, float *out, int stride) {
+    const int num_tiles = tiles_of(w), groups = w->cols / LM_GROUP;
+    for (int first = 0; first < num_tiles; first += count)
+        for (int i = 0; i < num_stripes; i++) {
+            const span s = {
+                .w = w,
+                .tiles = stripe_at(w, stripe + i) + (size_t)first * tile_bytes(kind),
+                .count = num_tiles - first < count ? num_tiles - first : count,
+                .begins = first == 0,
+                .x = x + first * tile_cols(kind) / LM_GROUP,
+                .groups = groups,
+                .out = out + (size_t)i * stride,
+            };
+            if (is_super(kind))
+                super_rows(&s, kind, rows);
+            else
+                tile_rows(&s, kind, rows);
+        }
+}
+
+INLINE void product_of_kind(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, const int kind,
+                            float *out, int stride) {
+    const int take_turns = num_stripes > 1 && num_rows <= ROWS_THAT_TAKE_TURNS;
+    const int count = take_turns ? (TURN_BYTES + (int)tile_bytes(kind) - 1) / (int)tile_bytes(kind) : tiles_of(w);
+    const size_t groups = w->cols / LM_GROUP;
+    int m = 0;
+#define ROWS(NUMBER)                      \
+    for (; m + NUMBER <= num_rows; m += NUMBER) \
+    some_rows(w, stripe, num_stripes, count, x + m * groups, kind, NUMBER, out + m * LM_TILE_ROWS, stride)
 #if ROWS_AT_ONCE >= 8
-#define EIGHT_ROWS(SOME_ROWS, KIND)                                                        \
-    for (; num_rows >= 8; num_rows -= 8, x += 8 * (size_t)groups, out += 8 * LM_TILE_ROWS) \
-        SOME_ROWS(w, tiles, groups, x, KIND, 8, out);
-#else
-#define EIGHT_ROWS(SOME_ROWS, KIND)
+    ROWS(8);
 #endif
+    ROWS(4);
+    ROWS(2);
+    ROWS(1);
+#undef ROWS
+}
 
-/* Kind and rows are constants to the compiler, so that the sums stay in registers. */
-#define CASES(SOME_ROWS, KIND)                                                             \
-    EIGHT_ROWS(SOME_ROWS, KIND)                                                            \
-    for (; num_rows >= 4; num_rows -= 4, x += 4 * (size_t)groups, out += 4 * LM_TILE_ROWS) \
-        SOME_ROWS(w, tiles, groups, x, KIND, 4, out);                                      \
-    for (; num_rows >= 1; num_rows -= 1, x += groups, out += LM_TILE_ROWS)                 \
-        SOME_ROWS(w, tiles, groups, x, KIND, 1, out);                                      \
-    break
-
-/* out (num_rows, 16): 16 rows of the matrix times `num_rows` rows of groups. */
-static void tile_product(const lm_matrix *w, int stripe, const lm_block *x, int num_rows, float *out) {
-    const int groups = w->cols / LM_GROUP;
-    const uint8_t *tiles = stripe_at(w, stripe);
+/* Stripe i of `num_stripes` from `stripe` on: out + i * stride (num_rows, 16) = its 16 rows times `num_rows` rows of inputs. */
+static void tile_product(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, float *out, int stride) {
+#define CASE(KIND) \
+    case KIND: product_of_kind(w, stripe, num_stripes, x, num_rows, KIND, out, stride); break
     switch (w->kind) {
-    case LM_Q8: CASES(tile_rows, LM_Q8);
-    case LM_Q4: CASES(tile_rows, LM_Q4);
-    case LM_Q4_MIN: CASES(tile_rows, LM_Q4_MIN);
-    case LM_Q4_CODEBOOK: CASES(tile_rows, LM_Q4_CODEBOOK);
-    case LM_Q4_K: CASES(super_rows, LM_Q4_K);
-    case LM_Q5_K: CASES(super_rows, LM_Q5_K);
-    case LM_Q6_K: CASES(super_rows, LM_Q6_K);
+        CASE(LM_Q8);
+        CASE(LM_Q4);
+        CASE(LM_Q4_MIN);
+        CASE(LM_Q4_CODEBOOK);
+        CASE(LM_Q4_K);
+        CASE(LM_Q5_K);
+        CASE(LM_Q6_K);
     }
+#undef CASE
 }

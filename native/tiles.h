@@ -62,6 +62,16 @@ static inline const uint8_t *stripe_at(const lm_matrix *w, int64_t stripe) {
     return (const uint8_t *)w->data + (size_t)stripe * (size_t)tiles_of(w) * tile_bytes(w->kind);
 }
 
+/* Some tiles of a stripe that follow each other, what they are multiplied with, and where the sums are. */
+typedef struct {
+    const lm_matrix *w;
+    const uint8_t *tiles;
+    int count, begins; /* how many; whether they are the stripe's first: then `out` is written, else added to */
+    const lm_block *x; /* the first tile's inputs, (rows, groups) */
+    int groups;
+    float *out; /* (rows, 16) */
+} span;
+
 static inline float half_at(const uint8_t *halves, int row) {
     uint16_t bits;
     memcpy(&bits, halves + 2 * row, 2);

@@ -1,0 +1,114 @@
+/* Several numbers at once: sixteen, whatever the processor's registers hold (the compiler cuts them as it must), or as many
+ * as they do hold. */
+#include <math.h>
+
+#include "tiles.h"
+#if defined __AVX2__
+#include <immintrin.h>
+#endif
+
+typedef float wide __attribute__((vector_size(64)));
+typedef int32_t wide_ints __attribute__((vector_size(64)));
+
+/* Where `mask` is all ones a, where it is 0 b. */
+static inline wide select_wide(wide_ints mask, wide a, wide b) {
+    return (wide)((mask & (wide_ints)a) | (~mask & (wide_ints)b));
+}
+
+/* e^x for x <= 0, within 2e-7 of it; NaN stays NaN. */
+static inline wide exp_below_zero(wide given) {
+    const wide least = (wide){0} - 87.0f;
+    const wide x = select_wide(given > least, given, least);
+    const wide n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* rounded to a whole number */
+    const wide r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    wide y = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    const wide power = (wide)((__builtin_convertvector(n, wide_ints) + 127) << 23);
+    return y * power + (given - given);
+}
+
+static inline wide silu(wide x) {
+    const wide zero = {0}, e = exp_below_zero(select_wide(x < zero, x, -x));
+    return x * select_wide(x < zero, e, zero + 1) / (e + 1);
+}
+
+static inline float exp_of(float x) { return exp_below_zero((wide){x})[0]; }
+
+static inline float number_at(int dtype, const void *from, size_t place) {
+    return dtype == LM_FLOAT32 ? ((const float *)from)[place] : from_bf16(((const uint16_t *)from)[place]);
+}
+
+/* As many numbers as a register holds. What is kept is made numbers by its own instructions where there are some:
+ * compilers get there in twice as many. */
+#if defined __AVX512F__
+#define LANES 16
+#elif defined __AVX2__
+#define LANES 8
+#else
+#define LANES 4
+#endif
+typedef float lanes __attribute__((vector_size(4 * LANES)));
+typedef uint32_t lane_bits __attribute__((vector_size(4 * LANES)));
+typedef float quad __attribute__((vector_size(16)));
+typedef int32_t quad_ints __attribute__((vector_size(16)));
+
+#if defined __AVX512F__
+static inline lanes load_halves(const void *from) {
+    return (lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from)), 16);
+}
+static inline lanes load_bytes(const void *from) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from))); }
+#elif defined __AVX2__
+static inline lanes load_halves(const void *from) {
+    return (lanes)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(from)), 16);
+}
+static inline lanes load_bytes(const void *from) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from))); }
+#else
+static inline lanes load_halves(const void *from) {
+    uint16_t __attribute__((vector_size(2 * LANES))) halves;
+    memcpy(&halves, from, sizeof halves);
+    return (lanes)(__builtin_convertvector(halves, lane_bits) << 16);
+}
+static inline lanes load_bytes(const void *from) {
+    const int8_t *codes = from;
+    return (lanes){codes[0], codes[1], codes[2], codes[3]};
+}
+#endif
+
+static inline lanes load_lanes(int dtype, const void *from, size_t place) {
+    if (dtype == LM_INT8) return load_bytes((const int8_t *)from + place);
+    if (dtype == LM_BFLOAT16) return load_halves((const uint16_t *)from + place);
+    lanes values;
+    memcpy(&values, (const float *)from + place, sizeof values);
+    return values;
+}
+
+#if defined __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (quad_ints){__VA_ARGS__})
+#endif
+
+/* Where `mask` is all ones a, where it is 0 b. */
+static inline quad select_quad(quad_ints mask, quad a, quad b) {
+    return (quad)((mask & (quad_ints)a) | (~mask & (quad_ints)b));
+}
+
+static inline quad fold_lanes(lanes values) {
+    quad parts[LANES / 4];
+    memcpy(parts, &values, sizeof parts);
+    for (int count = LANES / 8; count > 0; count /= 2)
+        for (int i = 0; i < count; i++) parts[i] += parts[i + count];
+    return parts[0];
+}
+
+/* The sums over each of four. */
+static inline quad sums_of(const lanes *values) {
+    const quad a = fold_lanes(values[0]), b = fold_lanes(values[1]), c = fold_lanes(values[2]), d = fold_lanes(values[3]);
+    const quad ab = SHUFFLE(a, b, 0, 4, 1, 5) + SHUFFLE(a, b, 2, 6, 3, 7);
+    const quad cd = SHUFFLE(c, d, 0, 4, 1, 5) + SHUFFLE(c, d, 2, 6, 3, 7);
+    return SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
+}
