@@ -117,28 +117,38 @@ static void bf16_product(const lm_matrix *w, int stripe, int num_stripes, const 
 }
 
 #define STRIPES_AT_ONCE 4
+#define BYTES_ANNOUNCED 1024
 #define STRIDE (ROWS_IN_CACHE * LM_TILE_ROWS) /* from a stripe's results to the next's */
 
-/* A matrix's stripes as pieces: first most of them, four at a time, then the rest, two at a time, so that all threads end at
- * about the same time. */
+/* Some stripes of one of a stage's matrices; `count` is 0 when no piece is left. */
 typedef struct {
-    int large, small;
-} cut;
-
-static inline cut cut_of(const lm_matrix *w, lm_team team) {
-    const int large = stripes_of(w) * 3 / 4 / (STRIPES_AT_ONCE * team.count) * team.count;
-    return (cut){large, (stripes_of(w) - large * STRIPES_AT_ONCE + 1) / 2};
-}
-
-typedef struct {
-    int stripe, count;
+    int matrix, stripe, count;
 } piece;
 
-static inline piece large_piece(int number) { return (piece){number * STRIPES_AT_ONCE, STRIPES_AT_ONCE}; }
+/* Of some matrices first most stripes, four at a time, then the rest, two at a time, so that all threads end at about the same
+ * time. */
+static piece piece_of(const lm_matrix *const *w, int num_matrices, lm_team team, int number) {
+    for (int is_rest = 0; is_rest < 2; is_rest++)
+        for (int i = 0; i < num_matrices; i++) {
+            const int large = stripes_of(w[i]) * 3 / 4 / (STRIPES_AT_ONCE * team.count) * team.count;
+            const int first = is_rest ? large * STRIPES_AT_ONCE : 0, size = is_rest ? 2 : STRIPES_AT_ONCE;
+            const int pieces = is_rest ? (stripes_of(w[i]) - first + 1) / 2 : large;
+            if (number < pieces) {
+                const int stripe = first + number * size;
+                return (piece){i, stripe, min_int(size, stripes_of(w[i]) - stripe)};
+            }
+            number -= pieces;
+        }
+    return (piece){0, 0, 0};
+}
 
-static inline piece small_piece(const lm_matrix *w, cut c, int number) {
-    const int stripe = c.large * STRIPES_AT_ONCE + 2 * number;
-    return (piece){stripe, min_int(2, stripes_of(w) - stripe)};
+/* Ask memory for where a piece begins; what follows is asked for on the way. */
+static inline void announce(const lm_matrix *w, piece at) {
+    if (w->kind == LM_BF16) return; /* its rows are long enough for the processor's own prefetching */
+    const size_t size = (size_t)tiles_of(w) * tile_bytes(w->kind);
+    for (int i = 0; i < at.count; i++)
+        for (size_t place = 0; place < size && place < BYTES_ANNOUNCED; place += 64)
+            __builtin_prefetch(stripe_at(w, at.stripe + i) + place);
 }
 
 /* Results of a piece for `num_rows` rows of tokens from `m` on, at most ROWS_IN_CACHE. */
@@ -162,20 +172,11 @@ static inline void write_stripe(const float *out, int stripe, const lm_matrix *w
 static void products(lm_team team, atomic_int *next, const lm_matrix *const *w, int count, inputs in, int num_rows,
                      float *const *y, const int *strides, int add) {
     _Alignas(64) float out[STRIPES_AT_ONCE * STRIDE];
-    int large = 0, small = 0;
-    for (int i = 0; i < count; i++) {
-        large += cut_of(w[i], team).large;
-        small += cut_of(w[i], team).small;
-    }
-    for (int number; (number = lm_next(next)) < large + small;) {
-        const int is_large = number < large;
-        int i = 0, left = is_large ? number : number - large;
-        for (;; i++) {
-            const int pieces = is_large ? cut_of(w[i], team).large : cut_of(w[i], team).small;
-            if (left < pieces) break;
-            left -= pieces;
-        }
-        const piece at = is_large ? large_piece(left) : small_piece(w[i], cut_of(w[i], team), left);
+    piece at = piece_of(w, count, team, lm_next(next));
+    for (piece coming; at.count > 0; at = coming) {
+        coming = piece_of(w, count, team, lm_next(next));
+        announce(w[coming.matrix], coming);
+        const int i = at.matrix;
         for (int m = 0; m < num_rows; m += ROWS_IN_CACHE) {
             const int rows = min_int(ROWS_IN_CACHE, num_rows - m);
             stripes_product(w[i], at, in, m, rows, out);
@@ -201,10 +202,13 @@ static void put_gated(const float *gate, const float *up, int row, inputs gated,
 /* Both products of a gated layer, and what is made of them, in one stage: two stripes of each are a group of 32. */
 static void gated_products(lm_team team, atomic_int *next, const lm_layer *layer, inputs in, int num_rows, inputs gated) {
     _Alignas(64) float gate[STRIPES_AT_ONCE * STRIDE], up[STRIPES_AT_ONCE * STRIDE];
-    const cut c = cut_of(&layer->gate, team);
+    const lm_matrix *const w[] = {&layer->gate};
     const int groups = layer->gate.rows / LM_GROUP;
-    for (int number; (number = lm_next(next)) < c.large + c.small;) {
-        const piece at = number < c.large ? large_piece(number) : small_piece(&layer->gate, c, number - c.large);
+    piece at = piece_of(w, 1, team, lm_next(next));
+    for (piece coming; at.count > 0; at = coming) {
+        coming = piece_of(w, 1, team, lm_next(next));
+        announce(&layer->gate, coming);
+        announce(&layer->up, at);
         for (int m = 0; m < num_rows; m += ROWS_IN_CACHE) {
             const int rows = min_int(ROWS_IN_CACHE, num_rows - m);
             stripes_product(&layer->gate, at, in, m, rows, gate);
