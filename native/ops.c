@@ -49,6 +49,7 @@ static inline void quantize_group(const float *x, lm_block *block) {
     block->scale = scale + poison;
     block->first = (int16_t)sums[0];
     block->sum = (int16_t)(sums[0] + sums[1]);
+    block->total = (float)block->sum * block->scale;
 }
 
 /* One stage's inputs, as the matrices want them. */
@@ -116,8 +117,9 @@ static void bf16_product(const lm_matrix *w, int stripe, int num_stripes, const 
         }
 }
 
-#define STRIPES_AT_ONCE 4
-#define BYTES_ANNOUNCED 1024
+#define STRIPES_AT_ONCE 8
+#define STRIPES_OF_THE_REST 4
+#define BYTES_ANNOUNCED 1280
 #define STRIDE (ROWS_IN_CACHE * LM_TILE_ROWS) /* from a stripe's results to the next's */
 
 /* Some stripes of one of a stage's matrices; `count` is 0 when no piece is left. */
@@ -125,14 +127,14 @@ typedef struct {
     int matrix, stripe, count;
 } piece;
 
-/* Of some matrices first most stripes, four at a time, then the rest, two at a time, so that all threads end at about the same
+/* Of some matrices first most stripes, eight at a time, then the rest, four at a time, so that all threads end at about the same
  * time. */
 static piece piece_of(const lm_matrix *const *w, int num_matrices, lm_team team, int number) {
     for (int is_rest = 0; is_rest < 2; is_rest++)
         for (int i = 0; i < num_matrices; i++) {
             const int large = stripes_of(w[i]) * 3 / 4 / (STRIPES_AT_ONCE * team.count) * team.count;
-            const int first = is_rest ? large * STRIPES_AT_ONCE : 0, size = is_rest ? 2 : STRIPES_AT_ONCE;
-            const int pieces = is_rest ? (stripes_of(w[i]) - first + 1) / 2 : large;
+            const int first = is_rest ? large * STRIPES_AT_ONCE : 0, size = is_rest ? STRIPES_OF_THE_REST : STRIPES_AT_ONCE;
+            const int pieces = is_rest ? (stripes_of(w[i]) - first + size - 1) / size : large;
             if (number < pieces) {
                 const int stripe = first + number * size;
                 return (piece){i, stripe, min_int(size, stripes_of(w[i]) - stripe)};
@@ -199,7 +201,7 @@ static void put_gated(const float *gate, const float *up, int row, inputs gated,
     put_group(group, gated, place);
 }
 
-/* Both products of a gated layer, and what is made of them, in one stage: two stripes of each are a group of 32. */
+/* Both products of a gated layer, and what is made of them, in one stage: two stripes of each make a group of 32. */
 static void gated_products(lm_team team, atomic_int *next, const lm_layer *layer, inputs in, int num_rows, inputs gated) {
     _Alignas(64) float gate[STRIPES_AT_ONCE * STRIDE], up[STRIPES_AT_ONCE * STRIDE];
     const lm_matrix *const w[] = {&layer->gate};

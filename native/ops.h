@@ -8,6 +8,7 @@
 typedef struct {
     int8_t q[LM_GROUP];
     float scale;
+    float total;        /* of the inputs: scale * sum */
     int16_t sum, first; /* of q, and of its first half */
 } lm_block;
 

@@ -29,7 +29,7 @@ INLINE void load_codes(const uint8_t *tile, const int kind, __m512i book, __m512
     const __m512i nibble = _mm512_set1_epi8(15);
     for (int j = 0; j < (kind == LM_Q8 ? 8 : 4); j++) {
         __m512i bytes = _mm512_loadu_si512(tile + 64 * j);
-        _mm_prefetch((const char *)tile + 64 * j + 2048, _MM_HINT_T0);
+        _mm_prefetch((const char *)tile + 64 * j + 1280, _MM_HINT_T0);
         if (kind == LM_Q8) {
             codes[j] = bytes;
             continue;
@@ -58,7 +58,7 @@ INLINE factors load_factors(const uint8_t *tile, const int kind) {
 INLINE __m512 add_group(__m512 total, __m512i sum, factors f, const lm_block *block, const int kind) {
     const __m512 both = _mm512_mul_ps(f.scale, _mm512_set1_ps(block->scale));
     total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), both, total);
-    if (kind == LM_Q4_MIN) total = _mm512_fmadd_ps(f.minimum, _mm512_set1_ps((float)block->sum * block->scale), total);
+    if (kind == LM_Q4_MIN) total = _mm512_fmadd_ps(f.minimum, _mm512_set1_ps(block->total), total);
     return total;
 }
 
@@ -153,7 +153,7 @@ INLINE void super_rows(const span *s, const int kind, const int rows) {
             __m512 offset = _mm512_setzero_ps();
             for (int g = 0; g < 8; g++) {
                 const lm_block *block = &s->x[(size_t)m * s->groups + first + g];
-                const __m512 sum = _mm512_set1_ps((float)block->sum * block->scale);
+                const __m512 sum = _mm512_set1_ps(block->total);
                 offset = _mm512_fmadd_ps(small_floats(small.minimum + 16 * g, kind), sum, offset);
             }
             total[m] = _mm512_fnmadd_ps(halves_at(tile + 32), offset, total[m]);

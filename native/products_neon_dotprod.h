@@ -44,7 +44,7 @@ INLINE int32_t start_of(const lm_block *block, const int kind) { return kind == 
 INLINE float32x4_t add_group(float32x4_t total, int32x4_t sum, const uint8_t *tile, int i, const lm_block *block, const int kind) {
     const uint8_t *halves = tile + (kind == LM_Q8 ? 512 : 256) + 8 * i;
     total = vfmaq_f32(total, vcvtq_f32_s32(sum), vmulq_n_f32(four_halves(halves), block->scale));
-    if (kind == LM_Q4_MIN) total = vfmaq_n_f32(total, four_halves(halves + 32), (float)block->sum * block->scale);
+    if (kind == LM_Q4_MIN) total = vfmaq_n_f32(total, four_halves(halves + 32), block->total);
     return total;
 }
 
@@ -144,7 +144,7 @@ INLINE void quarter_super_rows(const uint8_t *tile, const small_integers *small,
         float32x4_t offset = vdupq_n_f32(0);
         for (int g = 0; g < 8; g++) {
             const lm_block *block = &x[(size_t)m * groups + g];
-            offset = vfmaq_n_f32(offset, small_floats(small->minimum + 16 * g + 4 * i, kind), (float)block->sum * block->scale);
+            offset = vfmaq_n_f32(offset, small_floats(small->minimum + 16 * g + 4 * i, kind), block->total);
         }
         total[m] = vfmsq_f32(total[m], four_halves(tile + 32 + 8 * i), offset);
     }
