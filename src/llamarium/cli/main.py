@@ -53,7 +53,7 @@ COMMANDS: Mapping[str, str] = {
     "quantize": "write a model in 4 or 8 bits, laid out for CPUs",
     "export": "write a model as a Hugging Face folder or a GGUF file",
     "train-tokenizer": "learn a vocabulary from texts",
-    "bench": "measure how fast a model is here, and how near to the machine's limit",
+    "bench": "measure how fast a model is on this machine",
 }
 
 
