@@ -54,6 +54,7 @@ def load(
     quantize: Method | None = None,
     dequantize: Dequantize = "auto",
     kv_cache_dtype: KVCacheDtype = "auto",
+    deterministic: bool = False,
     strict: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> "Llama":
@@ -69,6 +70,8 @@ def load(
             kernels (unless dtype is float32 or float16), and unpacks the others.
         kv_cache_dtype: What generation and dialogs keep keys and values in: "auto" is the model's dtype, "int8" about
             half of bfloat16's memory.
+        deterministic: Give a request the same bits alone, in any batch, with any chunking and on any number of threads.
+            Packed weights do so anyway; for bfloat16 the C kernels then take long prompts too, where PyTorch is faster.
         strict: Refuse weights that are NaN or infinite, instead of warning.
         progress: Called with (bytes read, bytes in all).
 
@@ -79,6 +82,7 @@ def load(
     _check_choice("quantize", quantize, (None, *QUANTIZED_LINEARS))
     _check_choice("dequantize", dequantize, get_args(Dequantize))
     _check_choice("kv_cache_dtype", kv_cache_dtype, get_args(KVCacheDtype))
+    _check_choice("deterministic", deterministic, (True, False))
     _check_choice("strict", strict, (True, False))
     options = LoadOptions(
         dtype=None if dtype == "auto" else DTYPES[dtype],
@@ -86,6 +90,7 @@ def load(
         quantize=quantize,
         dequantize=dequantize,
         strict=strict,
+        deterministic=deterministic,
     )
     path = resolve(model)
     checkpoint = open_checkpoint(path)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llamarium.attention import CachedAttend
 from llamarium.config import RopeScaling
-from llamarium.errors import OptionError
+from llamarium.errors import InputError, OptionError
 from llamarium.generate import decode_one, new_cache, prefill
 from llamarium.inspect.trace import trace
 from llamarium.kernels import native, threads
@@ -36,7 +36,7 @@ from llamarium.quant.packed import (
 )
 from llamarium.quant.swap import swap_linears
 from llamarium.weights import native as plans
-from llamarium.weights.native import NativeLlamaModel, use_kernels
+from llamarium.weights.native import NativeLlamaModel, make_deterministic, use_kernels
 
 GROUPED = [name for name, format in FORMATS.items() if not format.is_super]  # the K formats have tests of their own
 SHAPES = [(16, 32, 1), (1, 32, 2), (65, 96, 3), (33, 64, 13), (160, 576, 9), (48, 2048, 17)]
@@ -256,6 +256,33 @@ def test_a_pass_over_bfloat16_weights_equals_the_modules_in_float32(kernels: str
         expected = decode_one(exact, expected_cache, [11 + position], [position])
     assert passes == [1] * 4
     torch.testing.assert_close(found.float(), expected, rtol=0, atol=2e-2 * float(expected.std()))
+
+
+@torch.no_grad()
+def test_a_deterministic_model_has_the_same_bits_in_any_batch_and_chunk(passes: list[int]) -> None:
+    _, model = both(None, torch.bfloat16)
+    assert make_deterministic(model)
+    ids = torch.arange(24).view(1, -1) % 90
+
+    def last(chunk: int, others: int) -> Tensor:
+        cache = new_cache(model, 1 + others, 32)
+        return prefill(model, cache, [ids[0].tolist(), *([[3] * 24] * others)], chunk=chunk)[0]
+
+    expected = last(24, 0)
+    assert all(torch.equal(last(chunk, others), expected) for chunk, others in ((24, 3), (1, 0), (5, 2)))
+    assert torch.equal(copy.deepcopy(model)(ids.expand(5, -1))[4, -1], expected), "a copy stays so"
+    assert passes[0] == 24, "PyTorch took a prompt"
+
+
+def test_a_deterministic_model_refuses_what_the_kernels_do_not_take() -> None:
+    _, model = both(None, torch.bfloat16)
+    assert make_deterministic(model) and not make_deterministic(build(None, torch.float32, 32))
+    ids = torch.tensor([[1, 2, 3]])
+    with pytest.raises(InputError, match="load the model without deterministic"):
+        model(ids)  # with a gradient
+    model.model.layers[0].register_forward_hook(lambda *_: None)
+    with torch.no_grad(), pytest.raises(InputError, match="load the model without deterministic"):
+        model(ids)
 
 
 @torch.no_grad()

@@ -42,6 +42,11 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="put this LoRA adapter on the model, which is the base that it names unless -m names another",
     )
+    group.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="the same bits alone, in any batch and on any number of threads (CPU; bfloat16's prompts take longer)",
+    )
     add_loading(group)
 
 
@@ -137,6 +142,7 @@ def load_base(args: argparse.Namespace, *, falls_back: bool = True) -> "Llama":
             quantize=args.quantize,
             dequantize=args.dequantize,
             kv_cache_dtype=getattr(args, "kv_cache_dtype", "auto"),  # only where tokens are generated
+            deterministic=getattr(args, "deterministic", False),  # only where passes are run
             strict=args.strict,
             progress=progress,
         )

@@ -26,7 +26,7 @@ from llamarium.quant.packed import FORMATS, GGML_FORMATS, GROUP, EmbeddingPacked
 from llamarium.quant.swap import QUANTIZED_LINEARS, Method
 from llamarium.weights.checkpoint import EMBEDDING, HEAD, Checkpoint, TensorEntry, list_some
 from llamarium.weights.fuse import join_projections
-from llamarium.weights.native import unfit_linears, use_kernels
+from llamarium.weights.native import make_deterministic, unfit_linears, use_kernels
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 STORED_FLOATS: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
@@ -48,6 +48,8 @@ class LoadOptions:
         strict: Refuse weights that are not finite instead of warning.
         join: On a CPU, put weights in the order of the kernels and give the model a plan (`weights/native.py`), or
             join small projections (`weights/fuse.py`); a model that is to be trained has its weights apart and plain.
+        deterministic: Let the C kernels take every pass, also those that PyTorch would take sooner, so that a request's
+            bits are the same alone, in any batch, with any chunking and on any number of threads.
     """
 
     dtype: torch.dtype | None = None
@@ -56,6 +58,7 @@ class LoadOptions:
     dequantize: Dequantize = "auto"
     strict: bool = False
     join: bool = True
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,12 @@ def load_model(
             _warn_of_shapes(checkpoint, model)
         if options.join and not use_kernels(model):
             join_projections(model)
+    if options.deterministic and not make_deterministic(model):
+        raise OptionError(
+            f"{escape(checkpoint.path)}: deterministic needs weights that the C kernels multiply (packed, or bfloat16) "
+            f"on the CPU; this model is in {str(dtype).removeprefix('torch.')} on {options.device.type}, with "
+            f"{native.kernels() or 'PyTorch'} as kernels (`llamarium doctor`)"
+        )
     return model.eval().requires_grad_(False), tuple(loader.sources)
 
 

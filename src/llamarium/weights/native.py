@@ -22,10 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from llamarium.attention import Attend, CachedAttend, CausalAttend, KVCache
+from llamarium.errors import InputError
 from llamarium.kernels import native
 from llamarium.kernels.threads import one_torch_thread
 from llamarium.model import LlamaForCausalLM, LlamaModel, LlamaRMSNorm
 from llamarium.quant.base import QuantizedLinear
+from llamarium.quant.half import KernelLinear
 from llamarium.quant.packed import GROUP, LinearPacked
 
 # Tokens that are computed at once, and bytes of what attention knows of each chunk of 256 slots: they bound the memory
@@ -58,8 +60,8 @@ class Plan:
         watched = [*_children(trunk), *((tensors, "weight", tensors["weight"]) for tensors in weighted)]
         self._owners, self._names, self._owned = zip(*watched, strict=True)
         self._hooks = list(_hooks(trunk))
-        linears = _linears(trunk)
-        self.max_rows = None if all(isinstance(linear, LinearPacked) for linear in linears) else _MAX_ROWS_UNPACKED
+        takes_all = getattr(trunk, "deterministic", False) or all(isinstance(m, LinearPacked) for m in _linears(trunk))
+        self.max_rows = None if takes_all else _MAX_ROWS_UNPACKED
         self._frequencies = trunk.rotary_emb.frequencies(torch.device("cpu"))
         self._layers = (native.Layer * len(trunk.layers))(*map(self._layer, trunk.layers))
         self._model = native.Model(
@@ -127,18 +129,32 @@ class Plan:
 
 
 class NativeLlamaModel(LlamaModel):
-    """A `LlamaModel` whose passes over a cache are run by a plan."""
+    """A `LlamaModel` whose passes over a cache are run by a plan.
+
+    Attributes:
+        plan: None in a copy, until its first pass.
+        deterministic: Whether the plan takes all passes, and those that it cannot take are refused.
+    """
 
     plan: Plan | None
+    deterministic: bool = False
 
     def forward(self, ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> Tensor:
-        """Return the normalised hidden states (B, T, D)."""
+        """Return the normalised hidden states (B, T, D).
+
+        Raises:
+            InputError: If the model is to be deterministic, and this pass is one for the modules.
+        """
         if self.plan is None and _can_run(self):  # a copy, which has come without
             self.plan = Plan(self)
-        if self.plan is None or not self.plan.serves(ids_BT):
-            return super().forward(ids_BT, positions_BT, attend)
-        cached = self._cached(ids_BT, positions_BT, attend)
-        if cached is None:
+        serves = self.plan is not None and self.plan.serves(ids_BT)
+        cached = self._cached(ids_BT, positions_BT, attend) if serves else None
+        if self.plan is None or cached is None:
+            if self.deterministic:
+                raise InputError(
+                    "this pass has an adapter, a hook, a gradient, a recorder or packed rows, which the C kernels do "
+                    "not take; load the model without deterministic"
+                )
             return super().forward(ids_BT, positions_BT, attend)
         with one_torch_thread():
             x_BTD = self.embed_tokens(ids_BT)
@@ -178,6 +194,24 @@ def use_kernels(model: LlamaForCausalLM) -> bool:
     plan = Plan(trunk)
     trunk.__class__ = NativeLlamaModel
     cast(NativeLlamaModel, trunk).plan = plan
+    return True
+
+
+def make_deterministic(model: LlamaForCausalLM) -> bool:
+    """Let the kernels take every pass of a model with a plan, and its head, in place.
+
+    Returns:
+        Whether they can; each row's bits are then those that it has alone.
+    """
+    trunk, head = model.model, cast(nn.Module, model.lm_head)
+    if not isinstance(trunk, NativeLlamaModel) or not _can_multiply(head):
+        return False
+    if isinstance(head, nn.Linear):
+        kernel = KernelLinear(head.in_features, head.out_features, device="meta")
+        kernel.weight = head.weight
+        model.lm_head = kernel
+    trunk.deterministic = True
+    trunk.plan = Plan(trunk)
     return True
 
 
