@@ -1,7 +1,6 @@
-/* Attention over the cache: what queries see in at most CHUNK slots, and how chunks are put together.
- *
- * Included by ops.c after its numbers, and compiled with it once for each set of instructions.
- */
+/* Attention over the cache: what queries see in at most CHUNK slots, and how chunks are put together. */
+#include "numbers.h"
+
 #define CHUNK 256 /* slots of the cache that one piece of attention looks at */
 
 static inline void rotate(float *head, const float *turn, int half) {
@@ -16,20 +15,9 @@ static inline void rotate(float *head, const float *turn, int half) {
 /* Round a key or value to 8 bits; returns its scale. NaN and infinities make that NaN. Each step is one operation that
  * IEEE rounds, so that `to_codes` in attention/cached.py gives the same codes. */
 static inline float to_codes(const float *values, int head_dim, int8_t *codes) {
-    float largest = 0, poison = 0;
-#pragma omp simd reduction(max : largest) reduction(+ : poison)
-    for (int i = 0; i < head_dim; i++) {
-        const float size = fabsf(values[i]);
-        largest = size > largest ? size : largest;
-        poison += values[i] * 0.0f;
-    }
-    const float scale = largest / 127 + poison;
-    for (int i = 0; i < head_dim; i++) {
-        float wanted = scale > 0 ? values[i] / scale : 0;
-        wanted = wanted < 127 ? wanted : 127; /* beyond it where the scale is subnormal, and itself rounded */
-        wanted = wanted > -127 ? wanted : -127;
-        codes[i] = (int8_t)((wanted + 12582912.0f) - 12582912.0f);
-    }
+    float poison;
+    const float scale = largest_size(values, head_dim, &poison) / 127 + poison;
+    for (int i = 0; i < head_dim; i++) codes[i] = (int8_t)nearest_code(scale > 0 ? values[i] / scale : 0);
     return scale;
 }
 
@@ -60,7 +48,6 @@ static inline part *part_at(float *parts, size_t index, int head_dim) {
 }
 
 #define HEADS_AT_ONCE 4 /* that share each key and value that is loaded */
-#define INLINE static inline __attribute__((always_inline))
 
 /* At most CHUNK slots of one kv head. */
 typedef struct {

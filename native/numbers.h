@@ -1,5 +1,8 @@
 /* Several numbers at once: sixteen, whatever the processor's registers hold (the compiler cuts them as it must), or as many
  * as they do hold. */
+#ifndef LLAMARIUM_NUMBERS_H
+#define LLAMARIUM_NUMBERS_H
+
 #include <math.h>
 
 #include "tiles.h"
@@ -37,6 +40,26 @@ static inline wide silu(wide x) {
 }
 
 static inline float exp_of(float x) { return exp_below_zero((wide){x})[0]; }
+
+/* The largest of some numbers without their signs; `poison` is NaN if one of them is NaN or infinite, else 0. */
+INLINE float largest_size(const float *x, int count, float *poison) {
+    float largest = 0, bad = 0;
+#pragma omp simd reduction(max : largest) reduction(+ : bad)
+    for (int i = 0; i < count; i++) {
+        const float size = fabsf(x[i]);
+        largest = size > largest ? size : largest;
+        bad += x[i] * 0.0f;
+    }
+    *poison = bad;
+    return largest;
+}
+
+/* The nearest whole number, ties to even, from -127 to 127: a scale that is subnormal, and itself rounded, asks for more. */
+static inline float nearest_code(float wanted) {
+    wanted = wanted < 127 ? wanted : 127;
+    wanted = wanted > -127 ? wanted : -127;
+    return (wanted + 12582912.0f) - 12582912.0f;
+}
 
 static inline float number_at(int dtype, const void *from, size_t place) {
     return dtype == LM_FLOAT32 ? ((const float *)from)[place] : from_bf16(((const uint16_t *)from)[place]);
@@ -112,3 +135,5 @@ static inline quad sums_of(const lanes *values) {
     const quad cd = SHUFFLE(c, d, 0, 4, 1, 5) + SHUFFLE(c, d, 2, 6, 3, 7);
     return SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
 }
+
+#endif

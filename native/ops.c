@@ -6,223 +6,14 @@
  */
 #include <stdlib.h>
 
-#include "numbers.h"
-#include "pool.h"
-#include LM_PRODUCTS /* tile_product for this set */
+#include "attention.h"
+#include "products.h"
 
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 
-#define ROWS_IN_CACHE 64   /* rows of tokens whose inputs stay in the cache beside a stripe */
-#define FEW_ROWS 4         /* of tokens, which each thread normalises for itself */
+#define FEW_ROWS 4 /* of tokens, which each thread normalises for itself */
 #define MAX_STAGES 8
-
-static inline int stripes_of(const lm_matrix *w) { return (w->rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS; }
-static inline int min_int(int a, int b) { return a < b ? a : b; }
-
-/* --- inputs ----------------------------------------------------------------------------------------------------- */
-
-/* Round a group of 32 numbers to 8 bits each. NaN and infinities make the scale NaN, and with it every result. */
-static inline void quantize_group(const float *x, lm_block *block) {
-    float largest = 0, poison = 0;
-#pragma omp simd reduction(max : largest) reduction(+ : poison)
-    for (int i = 0; i < LM_GROUP; i++) {
-        const float size = fabsf(x[i]);
-        largest = size > largest ? size : largest;
-        poison += x[i] * 0.0f;
-    }
-    const float scale = largest / 127, inverse = largest > 0 ? 127 / largest : 0;
-    int32_t sums[2];
-    for (int half = 0; half < 2; half++) {
-        int32_t sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int i = half * LM_GROUP / 2; i < (half + 1) * LM_GROUP / 2; i++) {
-            float wanted = x[i] * inverse;
-            wanted = wanted < 127 ? wanted : 127;
-            wanted = wanted > -127 ? wanted : -127;
-            const int32_t q = (int32_t)((wanted + 12582912.0f) - 12582912.0f);
-            block->q[i] = (int8_t)q;
-            sum += q;
-        }
-        sums[half] = sum;
-    }
-    block->scale = scale + poison;
-    block->first = (int16_t)sums[0];
-    block->sum = (int16_t)(sums[0] + sums[1]);
-    block->total = (float)block->sum * block->scale;
-}
-
-/* One stage's inputs, as the matrices want them. */
-typedef struct {
-    lm_block *blocks; /* (num_rows, cols / 32), for packed matrices */
-    float *floats;    /* (num_rows, cols), for BF16 */
-} inputs;
-
-static inline void put_group(const float *group, inputs in, size_t place) {
-    if (in.floats != NULL) memcpy(in.floats + place * LM_GROUP, group, LM_GROUP * sizeof(float));
-    if (in.blocks != NULL) quantize_group(group, &in.blocks[place]);
-}
-
-/* This thread's share of (num_rows, cols): x, normalised by `norm` of `model` if there is one, as inputs. */
-static void prepare_inputs(lm_team team, const float *x, int num_rows, int cols, const lm_model *model, const void *norm, inputs in) {
-    const int groups = cols / LM_GROUP, pieces = num_rows * groups;
-    const int first = (int)((int64_t)pieces * team.index / team.count);
-    const int end = (int)((int64_t)pieces * (team.index + 1) / team.count);
-    float factor = 1;
-    for (int piece = first, row = -1; piece < end; piece++) {
-        if (piece / groups != row) {
-            row = piece / groups;
-            if (norm != NULL) {
-                float squares = 0;
-                const float *all = x + (size_t)row * cols;
-#pragma omp simd reduction(+ : squares)
-                for (int i = 0; i < cols; i++) squares += all[i] * all[i];
-                factor = 1 / sqrtf(squares / cols + model->norm_eps);
-            }
-        }
-        const size_t place = (size_t)row * cols + (piece % groups) * LM_GROUP;
-        float group[LM_GROUP];
-        memcpy(group, x + place, sizeof group);
-        if (norm != NULL)
-            for (int i = 0; i < LM_GROUP; i++)
-                group[i] *= factor * number_at(model->norm_dtype, norm, (size_t)(piece % groups) * LM_GROUP + i);
-        put_group(group, in, piece);
-    }
-}
-
-/* --- products --------------------------------------------------------------------------------------------------- */
-
-/* Four rows of BF16 weights times x, side by side as in tile_product.h. */
-static inline quad bf16_rows(const uint16_t *weights, size_t stride, int cols, const float *x) {
-    lanes totals[4] = {{0}};
-    for (int i = 0; i < cols; i += LANES)
-        for (int k = 0; k < 4; k++) totals[k] += load_lanes(LM_BFLOAT16, weights, k * stride + i) * load_lanes(LM_FLOAT32, x, i);
-    return sums_of(totals);
-}
-
-/* As `tile_product`, from BF16 weights as the file has them. */
-static void bf16_product(const lm_matrix *w, int stripe, int num_stripes, const float *x, int num_rows, float *out, int stride) {
-    const int first = stripe * LM_TILE_ROWS, end = first + num_stripes * LM_TILE_ROWS;
-    for (int r = first; r < end; r += 4)
-        for (int m = 0; m < num_rows; m++) {
-            const uint16_t *weights = (const uint16_t *)w->data + (size_t)r * w->cols;
-            const float *row = x + (size_t)m * w->cols;
-            quad sums = {0};
-            if (r + 4 <= w->rows)
-                sums = bf16_rows(weights, w->cols, w->cols, row);
-            else
-                for (int k = 0; r + k < w->rows; k++) sums[k] = bf16_rows(weights + (size_t)k * w->cols, 0, w->cols, row)[0];
-            const int in_stripes = r - first;
-            memcpy(out + in_stripes / LM_TILE_ROWS * stride + m * LM_TILE_ROWS + in_stripes % LM_TILE_ROWS, &sums, sizeof sums);
-        }
-}
-
-#define STRIPES_AT_ONCE 8
-#define STRIPES_OF_THE_REST 4
-#define BYTES_ANNOUNCED 1280
-#define STRIDE (ROWS_IN_CACHE * LM_TILE_ROWS) /* from a stripe's results to the next's */
-
-/* Some stripes of one of a stage's matrices; `count` is 0 when no piece is left. */
-typedef struct {
-    int matrix, stripe, count;
-} piece;
-
-/* Of some matrices first most stripes, eight at a time, then the rest, four at a time, so that all threads end at about the same
- * time. */
-static piece piece_of(const lm_matrix *const *w, int num_matrices, lm_team team, int number) {
-    for (int is_rest = 0; is_rest < 2; is_rest++)
-        for (int i = 0; i < num_matrices; i++) {
-            const int large = stripes_of(w[i]) * 3 / 4 / (STRIPES_AT_ONCE * team.count) * team.count;
-            const int first = is_rest ? large * STRIPES_AT_ONCE : 0, size = is_rest ? STRIPES_OF_THE_REST : STRIPES_AT_ONCE;
-            const int pieces = is_rest ? (stripes_of(w[i]) - first + size - 1) / size : large;
-            if (number < pieces) {
-                const int stripe = first + number * size;
-                return (piece){i, stripe, min_int(size, stripes_of(w[i]) - stripe)};
-            }
-            number -= pieces;
-        }
-    return (piece){0, 0, 0};
-}
-
-/* Ask memory for where a piece begins; what follows is asked for on the way. */
-static inline void announce(const lm_matrix *w, piece at) {
-    if (w->kind == LM_BF16) return; /* its rows are long enough for the processor's own prefetching */
-    const size_t size = (size_t)tiles_of(w) * tile_bytes(w->kind);
-    for (int i = 0; i < at.count; i++)
-        for (size_t place = 0; place < size && place < BYTES_ANNOUNCED; place += 64)
-            __builtin_prefetch(stripe_at(w, at.stripe + i) + place);
-}
-
-/* Results of a piece for `num_rows` rows of tokens from `m` on, at most ROWS_IN_CACHE. */
-static inline void stripes_product(const lm_matrix *w, piece at, inputs in, int m, int num_rows, float *out) {
-    if (w->kind == LM_BF16)
-        bf16_product(w, at.stripe, at.count, in.floats + (size_t)m * w->cols, num_rows, out, STRIDE);
-    else
-        tile_product(w, at.stripe, at.count, in.blocks + (size_t)m * (w->cols / LM_GROUP), num_rows, out, STRIDE);
-}
-
-/* Rows of tokens `m` to `m + rows` of one stripe, written to y (num_rows, stride), or added to it. */
-static inline void write_stripe(const float *out, int stripe, const lm_matrix *w, int m, int rows, float *y, int stride, int add) {
-    const int width = min_int(LM_TILE_ROWS, w->rows - stripe * LM_TILE_ROWS);
-    for (int k = 0; k < rows; k++) {
-        float *to = y + (size_t)(m + k) * stride + stripe * LM_TILE_ROWS;
-        for (int r = 0; r < width; r++) to[r] = out[k * LM_TILE_ROWS + r] + (add ? to[r] : 0);
-    }
-}
-
-/* Several matrices of the same inputs as one: y[i] (num_rows, strides[i]) is written, or added to. */
-static void products(lm_team team, atomic_int *next, const lm_matrix *const *w, int count, inputs in, int num_rows,
-                     float *const *y, const int *strides, int add) {
-    _Alignas(64) float out[STRIPES_AT_ONCE * STRIDE];
-    piece at = piece_of(w, count, team, lm_next(next));
-    for (piece coming; at.count > 0; at = coming) {
-        coming = piece_of(w, count, team, lm_next(next));
-        announce(w[coming.matrix], coming);
-        const int i = at.matrix;
-        for (int m = 0; m < num_rows; m += ROWS_IN_CACHE) {
-            const int rows = min_int(ROWS_IN_CACHE, num_rows - m);
-            stripes_product(w[i], at, in, m, rows, out);
-            for (int k = 0; k < at.count; k++)
-                write_stripe(out + k * STRIDE, at.stripe + k, w[i], m, rows, y[i], strides[i], add);
-        }
-    }
-}
-
-/* silu(gate) * up of a group of 32, as inputs of the next product. */
-static void put_gated(const float *gate, const float *up, int row, inputs gated, size_t place) {
-    _Alignas(64) float group[LM_GROUP];
-    for (int half = 0; half < 2; half++) {
-        wide g, u;
-        memcpy(&g, gate + half * STRIDE + row * LM_TILE_ROWS, sizeof g);
-        memcpy(&u, up + half * STRIDE + row * LM_TILE_ROWS, sizeof u);
-        g = silu(g) * u;
-        memcpy(group + half * LM_TILE_ROWS, &g, sizeof g);
-    }
-    put_group(group, gated, place);
-}
-
-/* Both products of a gated layer, and what is made of them, in one stage: two stripes of each make a group of 32. */
-static void gated_products(lm_team team, atomic_int *next, const lm_layer *layer, inputs in, int num_rows, inputs gated) {
-    _Alignas(64) float gate[STRIPES_AT_ONCE * STRIDE], up[STRIPES_AT_ONCE * STRIDE];
-    const lm_matrix *const w[] = {&layer->gate};
-    const int groups = layer->gate.rows / LM_GROUP;
-    piece at = piece_of(w, 1, team, lm_next(next));
-    for (piece coming; at.count > 0; at = coming) {
-        coming = piece_of(w, 1, team, lm_next(next));
-        announce(&layer->gate, coming);
-        announce(&layer->up, at);
-        for (int m = 0; m < num_rows; m += ROWS_IN_CACHE) {
-            const int rows = min_int(ROWS_IN_CACHE, num_rows - m);
-            stripes_product(&layer->gate, at, in, m, rows, gate);
-            stripes_product(&layer->up, at, in, m, rows, up);
-            for (int k = 0; k < rows; k++)
-                for (int i = 0; i < at.count; i += 2)
-                    put_gated(gate + i * STRIDE, up + i * STRIDE, k, gated, (size_t)(m + k) * groups + (at.stripe + i) / 2);
-        }
-    }
-}
-
-#include "attention.h"
 
 #ifndef LEAVE_JOB /* what a set has to give back on each thread when a job ends */
 #define LEAVE_JOB() ((void)0)
@@ -399,10 +190,8 @@ static void run_pass(void *context, lm_team team) {
     turn_angles(p, team); /* needed after the first barrier */
     for (int layer = 0; layer < model->num_layers; layer++) run_layer(p, team, layer);
     for (int row = team.index; row < p->num_rows; row += team.count) {
-        float *x = p->hidden + (size_t)row * model->hidden, squares = 0;
-#pragma omp simd reduction(+ : squares)
-        for (int i = 0; i < model->hidden; i++) squares += x[i] * x[i];
-        const float factor = 1 / sqrtf(squares / model->hidden + model->norm_eps);
+        float *x = p->hidden + (size_t)row * model->hidden;
+        const float factor = norm_factor(model, x);
         for (int i = 0; i < model->hidden; i++) x[i] *= factor * number_at(model->norm_dtype, model->final_norm, i);
     }
     LEAVE_JOB();

@@ -113,22 +113,4 @@ INLINE int many_rows_product(const lm_matrix *w, const uint8_t *tiles, const lm_
     return num_rows;
 }
 
-/* As many rows of one stripe's product as there can be; returns how many. */
-static int many_rows(const lm_matrix *w, int stripe, const lm_block *x, int num_rows, float *out) {
-    const uint8_t *tiles = stripe_at(w, stripe);
-    switch (w->kind) {
-    case LM_Q8: return many_rows_product(w, tiles, x, num_rows, LM_Q8, out);
-    case LM_Q4: return many_rows_product(w, tiles, x, num_rows, LM_Q4, out);
-    case LM_Q4_MIN: return many_rows_product(w, tiles, x, num_rows, LM_Q4_MIN, out);
-    case LM_Q4_CODEBOOK: return many_rows_product(w, tiles, x, num_rows, LM_Q4_CODEBOOK, out);
-    default: return 0; /* the K formats have tiles of another order */
-    }
-}
-
-/* As in tile_product.h. */
-static void tile_product(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, float *out, int stride) {
-    int done = 0;
-    for (int i = 0; i < num_stripes; i++) done = many_rows(w, stripe + i, x, num_rows, out + (size_t)i * stride);
-    x += (size_t)done * (w->cols / LM_GROUP);
-    few_rows_product(w, stripe, num_stripes, x, num_rows - done, out + done * LM_TILE_ROWS, stride);
-}
+#include "many_rows.h"

@@ -34,7 +34,7 @@ INLINE void half_tile_rows(const span *s, int half, const int kind, const int ro
         __m256i codes[8]; /* of columns 4j to 4j + 3; signed, but for those of 4 bits */
         for (int j = 0; j < (kind == LM_Q8 ? 8 : 4); j++) {
             const __m256i bytes = _mm256_loadu_si256((const __m256i *)(tiles + 64 * j + 32 * half));
-            _mm_prefetch((const char *)tiles + 64 * j + 1280, _MM_HINT_T0);
+            _mm_prefetch((const char *)tiles + 64 * j + BYTES_AHEAD, _MM_HINT_T0);
             if (kind == LM_Q8) {
                 codes[j] = _mm256_xor_si256(bytes, middle);
                 continue;
@@ -82,7 +82,7 @@ INLINE void super_codes(const uint8_t *from, const int kind, __m256i codes[8]) {
     const __m256i nibble = _mm256_set1_epi8(15), fifth = _mm256_set1_epi8(16), both = _mm256_set1_epi8(48);
     for (int j = 0; j < 4; j++) {
         const __m256i bytes = _mm256_loadu_si256((const __m256i *)(from + 64 * j));
-        _mm_prefetch((const char *)from + 64 * j + 1280, _MM_HINT_T0);
+        _mm_prefetch((const char *)from + 64 * j + BYTES_AHEAD, _MM_HINT_T0);
         codes[j] = _mm256_and_si256(bytes, nibble);
         codes[j + 4] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
     }

@@ -29,7 +29,7 @@ INLINE void load_codes(const uint8_t *tile, const int kind, __m512i book, __m512
     const __m512i nibble = _mm512_set1_epi8(15);
     for (int j = 0; j < (kind == LM_Q8 ? 8 : 4); j++) {
         __m512i bytes = _mm512_loadu_si512(tile + 64 * j);
-        _mm_prefetch((const char *)tile + 64 * j + 1280, _MM_HINT_T0);
+        _mm_prefetch((const char *)tile + 64 * j + BYTES_AHEAD, _MM_HINT_T0);
         if (kind == LM_Q8) {
             codes[j] = bytes;
             continue;

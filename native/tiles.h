@@ -9,6 +9,8 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+#define BYTES_AHEAD 1280 /* how far before they are multiplied weights are asked for */
+
 static inline float from_bf16(uint16_t bits) {
     uint32_t wide = (uint32_t)bits << 16;
     float value;

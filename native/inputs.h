@@ -1,0 +1,65 @@
+/* What products take: rows of tokens, normalised if they are hidden states, and rounded to 8 bits in groups of 32. */
+#include "numbers.h"
+#include "pool.h"
+
+/* Round a group of 32 numbers to 8 bits each. NaN and infinities make the scale NaN, and with it every result. */
+static inline void quantize_group(const float *x, lm_block *block) {
+    float poison;
+    const float largest = largest_size(x, LM_GROUP, &poison);
+    const float scale = largest / 127, inverse = largest > 0 ? 127 / largest : 0;
+    int32_t sums[2];
+    for (int half = 0; half < 2; half++) {
+        int32_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int i = half * LM_GROUP / 2; i < (half + 1) * LM_GROUP / 2; i++) {
+            const int32_t q = (int32_t)nearest_code(x[i] * inverse);
+            block->q[i] = (int8_t)q;
+            sum += q;
+        }
+        sums[half] = sum;
+    }
+    block->scale = scale + poison;
+    block->first = (int16_t)sums[0];
+    block->sum = (int16_t)(sums[0] + sums[1]);
+    block->total = (float)block->sum * block->scale;
+}
+
+/* What RMSNorm multiplies a row of hidden states with, its weights apart. */
+static inline float norm_factor(const lm_model *model, const float *row) {
+    float squares = 0;
+#pragma omp simd reduction(+ : squares)
+    for (int i = 0; i < model->hidden; i++) squares += row[i] * row[i];
+    return 1 / sqrtf(squares / model->hidden + model->norm_eps);
+}
+
+/* One stage's inputs, as the matrices want them. */
+typedef struct {
+    lm_block *blocks; /* (num_rows, cols / 32), for packed matrices */
+    float *floats;    /* (num_rows, cols), for BF16 */
+} inputs;
+
+static inline void put_group(const float *group, inputs in, size_t place) {
+    if (in.floats != NULL) memcpy(in.floats + place * LM_GROUP, group, LM_GROUP * sizeof(float));
+    if (in.blocks != NULL) quantize_group(group, &in.blocks[place]);
+}
+
+/* This thread's share of (num_rows, cols): x, normalised by `norm` of `model` if there is one, as inputs. */
+static void prepare_inputs(lm_team team, const float *x, int num_rows, int cols, const lm_model *model, const void *norm, inputs in) {
+    const int groups = cols / LM_GROUP, pieces = num_rows * groups;
+    const int first = (int)((int64_t)pieces * team.index / team.count);
+    const int end = (int)((int64_t)pieces * (team.index + 1) / team.count);
+    float factor = 1;
+    for (int piece = first, row = -1; piece < end; piece++) {
+        if (piece / groups != row) {
+            row = piece / groups;
+            if (norm != NULL) factor = norm_factor(model, x + (size_t)row * cols);
+        }
+        const size_t place = (size_t)row * cols + (piece % groups) * LM_GROUP;
+        float group[LM_GROUP];
+        memcpy(group, x + place, sizeof group);
+        if (norm != NULL)
+            for (int i = 0; i < LM_GROUP; i++)
+                group[i] *= factor * number_at(model->norm_dtype, norm, (size_t)(piece % groups) * LM_GROUP + i);
+        put_group(group, in, piece);
+    }
+}

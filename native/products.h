@@ -1,0 +1,136 @@
+/* The products of one stage: a thread takes some stripes of a matrix at a time, and a set's `tile_product` multiplies them. */
+#include "inputs.h"
+#include LM_PRODUCTS /* tile_product of this set */
+
+#define ROWS_IN_CACHE 64 /* rows of tokens whose inputs stay in the cache beside a stripe */
+#define STRIPES_AT_ONCE 8
+#define STRIPES_OF_THE_REST 4
+#define STRIDE (ROWS_IN_CACHE * LM_TILE_ROWS) /* from a stripe's results to the next's */
+
+static inline int stripes_of(const lm_matrix *w) { return (w->rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS; }
+static inline int min_int(int a, int b) { return a < b ? a : b; }
+
+/* Four rows of BF16 weights times x, side by side as in tile_product.h. */
+static inline quad bf16_rows(const uint16_t *weights, size_t stride, int cols, const float *x) {
+    lanes totals[4] = {{0}};
+    for (int i = 0; i < cols; i += LANES)
+        for (int k = 0; k < 4; k++) totals[k] += load_lanes(LM_BFLOAT16, weights, k * stride + i) * load_lanes(LM_FLOAT32, x, i);
+    return sums_of(totals);
+}
+
+/* As `tile_product`, from BF16 weights as the file has them. */
+static void bf16_product(const lm_matrix *w, int stripe, int num_stripes, const float *x, int num_rows, float *out, int stride) {
+    const int first = stripe * LM_TILE_ROWS, end = first + num_stripes * LM_TILE_ROWS;
+    for (int r = first; r < end; r += 4)
+        for (int m = 0; m < num_rows; m++) {
+            const uint16_t *weights = (const uint16_t *)w->data + (size_t)r * w->cols;
+            const float *row = x + (size_t)m * w->cols;
+            quad sums = {0};
+            if (r + 4 <= w->rows)
+                sums = bf16_rows(weights, w->cols, w->cols, row);
+            else
+                for (int k = 0; r + k < w->rows; k++) sums[k] = bf16_rows(weights + (size_t)k * w->cols, 0, w->cols, row)[0];
+            const int in_stripes = r - first;
+            memcpy(out + in_stripes / LM_TILE_ROWS * stride + m * LM_TILE_ROWS + in_stripes % LM_TILE_ROWS, &sums, sizeof sums);
+        }
+}
+
+/* Some stripes of one of a stage's matrices; `count` is 0 when no piece is left. */
+typedef struct {
+    int matrix, stripe, count;
+} piece;
+
+/* Of some matrices first most stripes, eight at a time, then the rest, four at a time, so that all threads end at about the same
+ * time. */
+static piece piece_of(const lm_matrix *const *w, int num_matrices, lm_team team, int number) {
+    for (int is_rest = 0; is_rest < 2; is_rest++)
+        for (int i = 0; i < num_matrices; i++) {
+            const int large = stripes_of(w[i]) * 3 / 4 / (STRIPES_AT_ONCE * team.count) * team.count;
+            const int first = is_rest ? large * STRIPES_AT_ONCE : 0, size = is_rest ? STRIPES_OF_THE_REST : STRIPES_AT_ONCE;
+            const int pieces = is_rest ? (stripes_of(w[i]) - first + size - 1) / size : large;
+            if (number < pieces) {
+                const int stripe = first + number * size;
+                return (piece){i, stripe, min_int(size, stripes_of(w[i]) - stripe)};
+            }
+            number -= pieces;
+        }
+    return (piece){0, 0, 0};
+}
+
+/* Ask memory for where a piece begins; what follows is asked for on the way. */
+static inline void announce(const lm_matrix *w, piece at) {
+    if (w->kind == LM_BF16) return; /* its rows are long enough for the processor's own prefetching */
+    const size_t size = (size_t)tiles_of(w) * tile_bytes(w->kind);
+    for (int i = 0; i < at.count; i++)
+        for (size_t place = 0; place < size && place < BYTES_AHEAD; place += 64)
+            __builtin_prefetch(stripe_at(w, at.stripe + i) + place);
+}
+
+/* Results of a piece for `num_rows` rows of tokens from `m` on, at most ROWS_IN_CACHE. */
+static inline void stripes_product(const lm_matrix *w, piece at, inputs in, int m, int num_rows, float *out) {
+    if (w->kind == LM_BF16)
+        bf16_product(w, at.stripe, at.count, in.floats + (size_t)m * w->cols, num_rows, out, STRIDE);
+    else
+        tile_product(w, at.stripe, at.count, in.blocks + (size_t)m * (w->cols / LM_GROUP), num_rows, out, STRIDE);
+}
+
+/* Rows of tokens `m` to `m + rows` of one stripe, written to y (num_rows, stride), or added to it. */
+static inline void write_stripe(const float *out, int stripe, const lm_matrix *w, int m, int rows, float *y, int stride, int add) {
+    const int width = min_int(LM_TILE_ROWS, w->rows - stripe * LM_TILE_ROWS);
+    for (int k = 0; k < rows; k++) {
+        float *to = y + (size_t)(m + k) * stride + stripe * LM_TILE_ROWS;
+        for (int r = 0; r < width; r++) to[r] = out[k * LM_TILE_ROWS + r] + (add ? to[r] : 0);
+    }
+}
+
+/* Several matrices of the same inputs as one: y[i] (num_rows, strides[i]) is written, or added to. */
+static void products(lm_team team, atomic_int *next, const lm_matrix *const *w, int count, inputs in, int num_rows,
+                     float *const *y, const int *strides, int add) {
+    _Alignas(64) float out[STRIPES_AT_ONCE * STRIDE];
+    piece at = piece_of(w, count, team, lm_next(next));
+    for (piece coming; at.count > 0; at = coming) {
+        coming = piece_of(w, count, team, lm_next(next));
+        announce(w[coming.matrix], coming);
+        const int i = at.matrix;
+        for (int m = 0; m < num_rows; m += ROWS_IN_CACHE) {
+            const int rows = min_int(ROWS_IN_CACHE, num_rows - m);
+            stripes_product(w[i], at, in, m, rows, out);
+            for (int k = 0; k < at.count; k++)
+                write_stripe(out + k * STRIDE, at.stripe + k, w[i], m, rows, y[i], strides[i], add);
+        }
+    }
+}
+
+/* silu(gate) * up of a group of 32, as inputs of the next product. */
+static void put_gated(const float *gate, const float *up, int row, inputs gated, size_t place) {
+    _Alignas(64) float group[LM_GROUP];
+    for (int half = 0; half < 2; half++) {
+        wide g, u;
+        memcpy(&g, gate + half * STRIDE + row * LM_TILE_ROWS, sizeof g);
+        memcpy(&u, up + half * STRIDE + row * LM_TILE_ROWS, sizeof u);
+        g = silu(g) * u;
+        memcpy(group + half * LM_TILE_ROWS, &g, sizeof g);
+    }
+    put_group(group, gated, place);
+}
+
+/* Both products of a gated layer, and what is made of them, in one stage: two stripes of each make a group of 32. */
+static void gated_products(lm_team team, atomic_int *next, const lm_layer *layer, inputs in, int num_rows, inputs gated) {
+    _Alignas(64) float gate[STRIPES_AT_ONCE * STRIDE], up[STRIPES_AT_ONCE * STRIDE];
+    const lm_matrix *const w[] = {&layer->gate};
+    const int groups = layer->gate.rows / LM_GROUP;
+    piece at = piece_of(w, 1, team, lm_next(next));
+    for (piece coming; at.count > 0; at = coming) {
+        coming = piece_of(w, 1, team, lm_next(next));
+        announce(&layer->gate, coming);
+        announce(&layer->up, at);
+        for (int m = 0; m < num_rows; m += ROWS_IN_CACHE) {
+            const int rows = min_int(ROWS_IN_CACHE, num_rows - m);
+            stripes_product(&layer->gate, at, in, m, rows, gate);
+            stripes_product(&layer->up, at, in, m, rows, up);
+            for (int k = 0; k < rows; k++)
+                for (int i = 0; i < at.count; i += 2)
+                    put_gated(gate + i * STRIDE, up + i * STRIDE, k, gated, (size_t)(m + k) * groups + (at.stripe + i) / 2);
+        }
+    }
+}
