@@ -11,9 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llamarium.api import Conversation, Llama, load
+    from llamarium.api import Llama, load
     from llamarium.completion import Completion, Generation, Piece
     from llamarium.config import ModelConfig, RopeScaling
+    from llamarium.conversation import Conversation
     from llamarium.errors import LlamariumError
     from llamarium.model import LlamaForCausalLM
     from llamarium.presets import PRESETS, preset
@@ -27,7 +28,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Completion": "completion",
-    "Conversation": "api",
+    "Conversation": "conversation",
     "Generation": "completion",
     "Llama": "api",
     "LlamaForCausalLM": "model",

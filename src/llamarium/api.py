@@ -10,8 +10,8 @@ import torch
 
 from llamarium.completion import Completion, Generation, Piece, row_texts
 from llamarium.config import ModelConfig
+from llamarium.conversation import Conversation
 from llamarium.errors import (
-    CheckpointError,
     InputError,
     OptionError,
     SamplingError,
@@ -25,7 +25,7 @@ from llamarium.quant.swap import QUANTIZED_LINEARS, Method
 from llamarium.sampling import SamplingParams
 from llamarium.speculate import PromptLookup
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokens import find_tokenizer
+from llamarium.tokens import find_tokenizer, fit_tokenizer
 from llamarium.weights.builtin import recommended
 from llamarium.weights.gguf import GGUFCheckpoint
 from llamarium.weights.hub import resolve
@@ -66,8 +66,8 @@ def load(
         device: "cpu", "cuda", "cuda:1", "mps"; "auto" is a GPU where there is one.
         quantize: Quantize the Linears while loading: "nf4", "int8" or "int4".
         dequantize: For files that are quantized already: "load" unpacks once, "use" keeps them packed in memory and
-            unpacks for every use; "auto" keeps NF4 and packed folders packed, lays GGUF's blocks of 32 out for the CPU
-            kernels (unless dtype is float32 or float16), and unpacks the others.
+            unpacks for every use; "auto" keeps NF4 and packed folders packed, lays out for the CPU kernels what they
+            multiply of GGUF's formats (unless dtype is float32 or float16), and unpacks the others.
         kv_cache_dtype: What generation and dialogs keep keys and values in: "auto" is the model's dtype, "int8" about
             half of bfloat16's memory.
         deterministic: Give a request the same bits alone, in any batch, with any chunking and on any number of threads.
@@ -104,20 +104,6 @@ def load(
     module, sources = load_model(checkpoint, options, progress)
     generation_config = checkpoint.generation_config or recommended(path)
     return Llama(str(model), module, tokenizer, sources, generation_config, why_none, kv_cache_dtype)
-
-
-def fit_tokenizer(tokenizer: Tokenizer, config: ModelConfig, path: Path) -> None:
-    """Give a model's tokenizer the ids that the model has besides.
-
-    Raises:
-        CheckpointError: If the tokenizer has more ids than the model has rows.
-    """
-    if tokenizer.vocab_size > config.vocab_size:
-        raise CheckpointError(
-            f"{path}: the tokenizer has {tokenizer.vocab_size} ids and the model {config.vocab_size} rows; "
-            "they do not belong together"
-        )
-    tokenizer.allow_unused_ids(config.vocab_size)
 
 
 def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
@@ -235,13 +221,21 @@ class Llama:
         ids = self.tokenizer.chat(messages)
         return self._complete([ids], self.chat_params(**options), new_text=True, lookup=lookup)[0]
 
-    def stream_chat(self, messages: Sequence[Message], **options: Any) -> Iterator[Piece]:
-        """Answer a dialog piece by piece; options as in `chat`, without `n`."""
+    def stream_chat(
+        self, messages: Sequence[Message], *, prefix: PrefixCache | None = None, **options: Any
+    ) -> Iterator[Piece]:
+        """Answer a dialog piece by piece; options as in `chat`, without `n`.
+
+        Args:
+            messages: The dialog.
+            prefix: Keeps keys and values from one turn to the next; `conversation` has one.
+            **options: As in `chat`.
+        """
         lookup = _pop_prompt_lookup(options)
         ids = self.tokenizer.chat(messages)
-        return self._stream(ids, self.chat_params(**options), new_text=True, lookup=lookup)
+        return self._stream(ids, self.chat_params(**options), new_text=True, prefix=prefix, lookup=lookup)
 
-    def conversation(self, system: str | None = None) -> "Conversation":
+    def conversation(self, system: str | None = None) -> Conversation:
         """Begin a dialog of several turns, whose keys and values are kept from turn to turn."""
         return Conversation(self, system)
 
@@ -425,45 +419,6 @@ class Llama:
             yield piece
             if piece.finish_reason is not None:
                 return
-
-
-class Conversation:
-    """A dialog of several turns.
-
-    Attributes:
-        messages: What has been said, as {"role", "content"}; change it freely between turns.
-    """
-
-    def __init__(self, llama: Llama, system: str | None = None) -> None:
-        self.llama = llama
-        self.messages: list[dict[str, str]] = []
-        if system is not None:
-            self.messages.append({"role": "system", "content": system})
-        self._prefix = PrefixCache(llama.model, llama.kv_cache_dtype)
-
-    def say(self, text: str, **options: Any) -> Iterator[Piece]:
-        """Say something and stream the answer; both are in `messages` when the stream ends or is closed.
-
-        Options are those of `Llama.chat`.
-
-        An answer that is interrupted stays as far as it got. If the dialog cannot be answered (it has outgrown the
-        context, say), what was said is taken back.
-        """
-        lookup = _pop_prompt_lookup(options)
-        params = self.llama.chat_params(**options)
-        ids = self.llama.tokenizer.chat([*self.messages, {"role": "user", "content": text}])
-        answer: list[str] = []
-        pieces = self.llama._stream(  # pyright: ignore[reportPrivateUsage]
-            ids, params, new_text=True, prefix=self._prefix, lookup=lookup
-        )
-        try:
-            for piece in pieces:
-                answer.append(piece.text)
-                yield piece
-        finally:
-            if answer:
-                self.messages.append({"role": "user", "content": text})
-                self.messages.append({"role": "assistant", "content": "".join(answer)})
 
 
 def _pop_use_cache(options: dict[str, Any]) -> bool:

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from llamarium.api import fit_tokenizer
 from llamarium.attention import CausalAttend
 from llamarium.errors import OptionError, TokenizerError, UnsupportedTokenizerError, escape
 from llamarium.inspect.divergence import compare
@@ -24,14 +23,14 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.quant.fit import FITTED_FORMATS
 from llamarium.quant.tiles import FORMATS
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokens import find_tokenizer
+from llamarium.tokens import find_tokenizer, fit_tokenizer
 from llamarium.weights.builtin import recommended
 from llamarium.weights.calibrate import sample_windows
 from llamarium.weights.checkpoint import Checkpoint
 from llamarium.weights.hub import resolve
 from llamarium.weights.open import open_checkpoint
 from llamarium.weights.packed_folder import save_packed
-from llamarium.weights.quantize import CALIBRATED, QuantizeMethod, Quantizer, Recipe, bits_per_weight, check_type
+from llamarium.weights.quantize import CALIBRATED, QuantizeMethod, Quantizer, Recipe, check_type
 from llamarium.weights.save import atomic_folder
 
 AUTO = "auto"
@@ -135,7 +134,7 @@ def quantize(
         )
     formats = [(math.prod(weight.shape), weight.format) for weight in weights if weight.format is not None]
     num_weights = sum(count for count, _ in formats)
-    num_bits = sum(count * bits_per_weight(FORMATS[name]) for count, name in formats)
+    num_bits = sum(count * FORMATS[name].bits_per_weight for count, name in formats)
     num_bytes = sum(file.stat().st_size for file in Path(out).iterdir())
     return Quantized(Path(out), type, head, method, num_weights, num_bytes, num_bits / num_weights, kl)
 
@@ -151,7 +150,7 @@ def choose_head(quantizer: Quantizer, windows_BT: Tensor) -> tuple[str, dict[str
         The smallest type with which the divergence is at most `HEAD_SHARE` more than with a head that stays as it is,
         else the one with the least; and the divergence of each that was tried, nats per token.
     """
-    types = sorted(FITTED_FORMATS, key=lambda name: bits_per_weight(FORMATS[name]))
+    types = sorted(FITTED_FORMATS, key=lambda name: FORMATS[name].bits_per_weight)
     reference_BTD = quantizer.reference()
     original = quantizer.model(None)
     kl: dict[str | None, float] = {None: _mean_kl(original, windows_BT, original, reference_BTD)}

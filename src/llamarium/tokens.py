@@ -1,10 +1,11 @@
-"""Finding a model's tokenizer, without torch: what `llamarium tokenize` and `load_tokenizer` use."""
+"""Finding a model's tokenizer without torch: what `llamarium tokenize` and `load_tokenizer` use."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llamarium.errors import TokenizerError
+from llamarium.config import ModelConfig
+from llamarium.errors import CheckpointError, TokenizerError
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.weights.gguf_file import read_gguf
 from llamarium.weights.hub import resolve
@@ -50,6 +51,20 @@ def find_tokenizer(path: Path, metadata: Mapping[str, Any] | None = None) -> Tok
     from llamarium.tokenizer.load import load_tokenizer_file
 
     return load_tokenizer_file(path)
+
+
+def fit_tokenizer(tokenizer: Tokenizer, config: ModelConfig, path: Path) -> None:
+    """Give a model's tokenizer the ids that the model has besides.
+
+    Raises:
+        CheckpointError: If the tokenizer has more ids than the model has rows.
+    """
+    if tokenizer.vocab_size > config.vocab_size:
+        raise CheckpointError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size} ids and the model {config.vocab_size} rows; "
+            "they do not belong together"
+        )
+    tokenizer.allow_unused_ids(config.vocab_size)
 
 
 def _gguf_of(path: Path) -> Path | None:

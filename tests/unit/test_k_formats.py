@@ -78,6 +78,13 @@ def with_halves(type_name: str, values: list[float]) -> LinearPacked:
 # --- the layout -------------------------------------------------------------------------------------------------------
 
 
+def test_bits_per_weight_contain_the_scales() -> None:
+    found = {name: round(format.bits_per_weight, 4) for name, format in FORMATS.items()}
+    assert found == {
+        "q8": 8.5, "q4": 4.5, "q4_min": 5.0, "q4_codebook": 4.5, "q4_k": 4.5, "q5_k": 5.5, "q6_k": 6.5625,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("type_name", K_FORMATS)
 @pytest.mark.parametrize("rows", [1, 16, 40])
 def test_packing_loses_nothing(type_name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,8 @@ from llamarium.cli.output import Stopwatch, emit, note, write_text
 from llamarium.errors import ContextLengthError, InputError, LlamariumError, OutputError, escape
 
 if TYPE_CHECKING:
-    from llamarium.api import Conversation, Llama
+    from llamarium.api import Llama
+    from llamarium.conversation import Conversation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

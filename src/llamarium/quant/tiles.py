@@ -24,7 +24,7 @@ small integers that it is multiplied with. There a tile is 256 columns, eight gr
 The 6-bit integers lie in three times 64 bytes (group, row), group < 4: the low four bits of the scales, of groups g and
 4 + g; those of the minima; and from the lowest bit the high two of scale g, scale 4 + g, minimum g, minimum 4 + g.
 
-`native/tiles.h` says the same in C.
+`native/llamarium.h` says the same to C.
 """
 
 from dataclasses import dataclass
@@ -82,6 +82,11 @@ class PackedFormat:
         """Bytes of a tile."""
         groups_bytes = self.columns // GROUP * self.code_bytes
         return groups_bytes + (self.head_bytes if self.is_super else self.half_bytes)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """What a weight takes, its share of the scales included."""
+        return 8 * self.tile_bytes / (TILE_ROWS * self.columns)
 
     def values(self, codes: Tensor) -> Tensor:
         """Return what codes (uint8) stand for before the scale, float32."""

@@ -24,7 +24,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from llamarium.api import Llama, fit_tokenizer
+from llamarium.api import Llama
 from llamarium.config import ModelConfig, read_json_object
 from llamarium.errors import (
     CheckpointError,
@@ -37,7 +37,7 @@ from llamarium.errors import (
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.norm import LlamaRMSNorm
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokens import find_tokenizer
+from llamarium.tokens import find_tokenizer, fit_tokenizer
 from llamarium.train.checkpoint import checkpoints
 from llamarium.train.lora import LoRAConfig, apply_lora, lora_linears, target_names
 from llamarium.weights.builtin import BUILTINS

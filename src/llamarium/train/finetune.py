@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from llamarium.api import choose_device, fit_tokenizer
+from llamarium.api import choose_device
 from llamarium.errors import TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat import with_format
-from llamarium.tokens import find_tokenizer
+from llamarium.tokens import find_tokenizer, fit_tokenizer
 from llamarium.train.adapters import PREFIX, WEIGHTS, adapter_metadata, read_metadata, save_adapter, with_answer_ends
 from llamarium.train.config import FinetuneConfig
 from llamarium.train.dialogs import DialogRows

@@ -1,6 +1,6 @@
 """A packed folder: weights on disk in the order in which a CPU uses them, looked at in place.
 
-It is a Hugging Face folder whose matrices are tiles (`quant/packed.py` draws them). Loading one converts nothing and
+It is a Hugging Face folder whose matrices are tiles (`quant/tiles.py` draws them). Loading one converts nothing and
 copies nothing: the file is mapped, a Linear's weight is a view of it, and the pages are those of the system's cache, so
 that every process on the machine shares them.
 

@@ -29,7 +29,7 @@ from llamarium.model.rope import Rotary
 from llamarium.quant.fit import FITTED_FORMATS, fit
 from llamarium.quant.gptq import gptq
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked
-from llamarium.quant.tiles import FORMATS, GROUP, TILE_ROWS, PackedFormat
+from llamarium.quant.tiles import FORMATS, GROUP
 from llamarium.weights.calibrate import LINEARS_BY_INPUT, InputStatistics, run_layer
 from llamarium.weights.checkpoint import EMBEDDING, HEAD, Checkpoint
 from llamarium.weights.packed_folder import PackedWeight
@@ -273,11 +273,6 @@ def check_type(name: str, value: object) -> None:
     """
     if value not in FITTED_FORMATS:
         raise OptionError(f"{name} is {show_value(value)}; expected one of {', '.join(FITTED_FORMATS)}")
-
-
-def bits_per_weight(format: PackedFormat) -> float:
-    """Return what a weight of a format costs, its share of the scales included."""
-    return 8 * format.tile_bytes / (TILE_ROWS * GROUP)
 
 
 def _empty_model(checkpoint: Checkpoint) -> LlamaForCausalLM:
