@@ -81,13 +81,14 @@ def quantize(
     samples: int = SAMPLES,
     context: int | None = None,
     requantize: bool = False,
+    force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Quantized:
     """Quantize a model and write it as a packed folder, which `load` takes.
 
     Args:
         model: As for `load`: a name, a folder, a file.
-        out: The folder to make; there must be none.
+        out: The folder to make; there must be none, but for `force`.
         type: Of the layers' Linears: "q4", "q4_min", "q4_codebook" or "q8".
         head: Of the head and the embedding: a type; "auto" chooses by measurement, which needs a `calibration`; None
             is "auto" where there is one, else "q8".
@@ -97,6 +98,7 @@ def quantize(
         samples: Windows of it that are used.
         context: Tokens of a window; None is 512, or the model's whole context where that is shorter.
         requantize: Allow a model that is quantized already, at the price of both errors.
+        force: Replace a model's folder that is there.
         progress: Called with (weights done, weights in all).
 
     Raises:
@@ -113,7 +115,7 @@ def quantize(
     if calibration is not None and tokenizer is not None:
         windows_BT = _sample(checkpoint, tokenizer, calibration, samples, context)
         num_compared = max(1, _COMPARED_TOKENS // windows_BT.shape[1]) if head == AUTO else 0
-    with atomic_folder(Path(out), replace=False) as folder:
+    with atomic_folder(Path(out), replace=force) as folder:
         recipe = Recipe(type, method, requantize)
         quantizer = Quantizer(checkpoint, recipe, windows_BT, progress=progress, num_compared=num_compared)
         kl: dict[str | None, float] = {}

@@ -13,7 +13,7 @@ from torch import Tensor
 import llamarium
 from llamarium.attention import CausalAttend
 from llamarium.cli.main import main
-from llamarium.errors import InputError, OptionError, OutputError
+from llamarium.errors import CheckpointError, InputError, OptionError, OutputError
 from llamarium.inspect import divergence as divergence_module
 from llamarium.inspect.divergence import kl_of_rows
 from llamarium.quant.fit import fit
@@ -342,3 +342,27 @@ def test_bad_weights_are_named(model_files: Callable[..., Any], tmp_path: Path):
     with pytest.raises(llamarium.LlamariumError, match=r"layers\.1\.mlp\.up_proj\.weight: 1 weights are NaN"):
         llamarium.quantize(files.huggingface(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_bad_norms_are_named_and_nothing_is_written(model_files: Callable[..., Any], tmp_path: Path):
+    files = model_files(hidden_size=64, intermediate_size=128, head_dim=8)
+    files.weights["model.norm.weight"][3] = math.nan
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight: 1 weights are NaN or infinite"):
+        llamarium.quantize(files.huggingface(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_there_is_replaced_when_asked(folder: Path, tmp_path: Path):
+    for type in ("q8", "q4"):
+        assert main(["quantize", "-m", str(folder), "--out", str(tmp_path / "out"), "--type", type, "--force"]) == 0
+    assert {"q4", "q8"} == {entry.dtype for entry in open_checkpoint(tmp_path / "out").entries.values()} - {
+        "BF16",
+        "F32",
+    }
+
+
+def test_a_packed_folder_without_its_weights_says_so(folder: Path, tmp_path: Path):
+    made = llamarium.quantize(folder, tmp_path / "out", method="nearest")
+    (made.path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is missing"):
+        open_checkpoint(made.path)

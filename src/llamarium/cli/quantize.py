@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="take a model that is quantized already; its errors stay, and new ones are added to them",
     )
+    parser.add_argument("--force", action="store_true", help="replace a model that is there")
     add_threads(parser)
     add_json(parser)
 
@@ -92,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
             method=args.method,
             calibration=text,
             requantize=args.requantize,
+            force=args.force,
             progress=progress,
             **given,
         )

@@ -54,6 +54,8 @@ def _open_folder(path: Path) -> Checkpoint:
     if len(ggufs) > 1:
         raise ModelNotFoundError(f"{escape(path)}: holds {list_some(ggufs)}; name one of them")
     if "config.json" in names:
+        if is_packed_folder(path):
+            raise CheckpointError(f"{escape(path)}: model.safetensors is missing; copy the packed folder anew, whole")
         return HuggingFaceCheckpoint(path)  # whose error says what is missing
     shown = f"holds {list_some(names)}" if names else "is empty"
     raise ModelNotFoundError(

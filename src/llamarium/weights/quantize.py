@@ -69,6 +69,7 @@ class Quantizer:
         num_compared: The first so many windows also go through the model as it was (`reference`).
 
     Raises:
+        CheckpointError: If a norm's weights are NaN or infinite.
         OptionError: If the recipe names no type or method, does not fit the checkpoint, or lacks its sample.
     """
 
@@ -90,6 +91,7 @@ class Quantizer:
         self._num_layers_done = 0
         self._packed: dict[str, LinearPacked] = {}
         self._scaffold = _empty_model(checkpoint)
+        _check_norms(checkpoint)
         self._hidden_BTD: Tensor | None = None
         self._reference_BTD: Tensor | None = None
         if windows_BT is not None:
@@ -273,6 +275,14 @@ def check_type(name: str, value: object) -> None:
     """
     if value not in FITTED_FORMATS:
         raise OptionError(f"{name} is {show_value(value)}; expected one of {', '.join(FITTED_FORMATS)}")
+
+
+def _check_norms(checkpoint: Checkpoint) -> None:
+    """Look at what is not quantized, which is small, before anything is done with it."""
+    for key, entry in checkpoint.entries.items():
+        if len(entry.shape) == 1 and (num_bad := int((~checkpoint.read(key).isfinite()).sum())):
+            where = f"{escape(checkpoint.path)}: {key}"
+            raise CheckpointError(f"{where}: {num_bad} weights are NaN or infinite; mend the model")
 
 
 def _empty_model(checkpoint: Checkpoint) -> LlamaForCausalLM:
