@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM as TransformersLlama
 
 import llamarium
 from llamarium.cli.main import main
-from llamarium.errors import InputError
+from llamarium.errors import InputError, LlamariumError
 from llamarium.inspect import score as score_module
 from llamarium.inspect.perplexity import windows
 from llamarium.tokenizer import pieces as pieces_module
@@ -160,6 +160,16 @@ def test_progress_ends_at_all_tokens(llama: llamarium.Llama):
 def test_windows_that_cannot_be_are_refused(llama: llamarium.Llama, options: dict[str, Any], what: str):
     with pytest.raises(InputError, match=what):
         llama.perplexity(TEXT, **options)
+
+
+def test_damaged_weights_are_an_error_and_no_number(llama: llamarium.Llama, folder: Path):
+    whole = llamarium.load(folder, dtype="float32", device="cpu")
+    with torch.no_grad():
+        llama.model.model.norm.weight[0] = float("nan")
+    with pytest.raises(LlamariumError, match="the model says NaN of this text"):
+        llama.perplexity(TEXT)
+    with pytest.raises(LlamariumError, match="measured against says NaN"):
+        whole.divergence(TEXT, against=llama)
 
 
 def test_from_the_shell(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], llama: llamarium.Llama):

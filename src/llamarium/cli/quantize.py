@@ -111,7 +111,7 @@ def _say(made: "Quantized") -> None:
     note(
         f"wrote {made.path}: {made.num_weights:,} weights in {made.bits_per_weight:.2f} bits each ({made.type}, head "
         f"{made.head}, method {made.method}), {size(made.num_bytes)}\n"
-        f"run it:     llamarium chat -m {made.path}\n"
+        f'run it:     llamarium generate -m {made.path} "Once upon a time"\n'
         f"measure it: llamarium perplexity FILE -m {made.path} --against ORIGINAL"
     )
 

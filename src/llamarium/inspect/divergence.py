@@ -24,7 +24,7 @@ from torch import Tensor
 
 from llamarium.attention import CausalAttend
 from llamarium.errors import InputError, TokenizerError, escape
-from llamarium.inspect.perplexity import Perplexity, Window, check_window, scored_ids, windows
+from llamarium.inspect.perplexity import Perplexity, Window, check_number, check_window, scored_ids, windows
 from llamarium.inspect.score import CHUNK_BYTES
 from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer
@@ -101,6 +101,7 @@ def divergence_of_text(
     Raises:
         TokenizerError: If the text cannot be encoded.
         InputError: If it has no token to score, or `context` or `stride` is out of range for one of the models.
+        LlamariumError: If a model's logits are NaN.
     """
     context, stride = check_window(model, context, stride)
     check_window(against, context, stride)
@@ -115,6 +116,8 @@ def divergence_of_text(
         num_windows += 1
         if progress is not None:
             progress(window.end, len(ids))
+    check_number(nats, "the model")
+    check_number(nats_against, "the model that it is measured against")
     rest = (len(ids) - 1, len(text.encode()), context, stride, num_windows, bos)
     return _sum_up(Perplexity(nats, *rest), Perplexity(nats_against, *rest), found)
 

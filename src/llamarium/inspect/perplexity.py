@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from llamarium.attention import CausalAttend
-from llamarium.errors import InputError
+from llamarium.errors import InputError, LlamariumError
 from llamarium.inspect.score import e_to_the, scored_tokens
 from llamarium.inspect.tokens import check_count
 from llamarium.model import LlamaForCausalLM
@@ -135,6 +135,7 @@ def perplexity_of_text(
     Raises:
         TokenizerError: If the text cannot be encoded.
         InputError: If it has no token to score, or `context` or `stride` is out of range.
+        LlamariumError: If the model's logits are NaN.
     """
     context, stride = check_window(model, context, stride)
     ids, bos = scored_ids(tokenizer, text)
@@ -145,7 +146,21 @@ def perplexity_of_text(
         num_windows += 1
         if progress is not None:
             progress(window.end, len(ids))
-    return Perplexity(math.fsum(sums), len(ids) - 1, len(text.encode()), context, stride, num_windows, bos)
+    nats = check_number(math.fsum(sums), "the model")
+    return Perplexity(nats, len(ids) - 1, len(text.encode()), context, stride, num_windows, bos)
+
+
+def check_number(nats: float, who: str) -> float:
+    """Return `nats`.
+
+    Raises:
+        LlamariumError: If it is NaN, as damaged weights make it.
+    """
+    if math.isnan(nats):
+        raise LlamariumError(
+            f"{who} says NaN of this text, so nothing can be measured; its weights may be damaged (strict loading says)"
+        )
+    return nats
 
 
 def scored_ids(tokenizer: Tokenizer, text: str) -> tuple[list[int], bool]:

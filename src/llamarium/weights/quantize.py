@@ -258,7 +258,7 @@ def check_recipe(checkpoint: Checkpoint, recipe: Recipe) -> None:
     if quantized and not recipe.requantize:
         raise OptionError(
             f"{where}: is quantized already ({', '.join(quantized)}), and rounding again adds its error to that one; "
-            "quantize the original model, or ask to requantize"
+            "quantize the original model, or give --requantize (requantize=True)"
         )
     for key, entry in checkpoint.entries.items():
         if len(entry.shape) == 2 and entry.shape[1] % GROUP:
