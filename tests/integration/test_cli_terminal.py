@@ -52,6 +52,11 @@ class Session:
     def send(self, keys: bytes) -> None:
         os.write(self.terminal, keys)
 
+    def interrupt(self) -> None:
+        """Press Ctrl-C where a line is being typed."""
+        time.sleep(0.3)  # Python's readline loses a signal that comes between what it shows and its wait for keys
+        self.send(CTRL_C)
+
     def end(self) -> tuple[int, str]:
         """Wait for the end; returns exit code and the rest of the output."""
         deadline = time.monotonic() + PATIENCE_S
@@ -103,13 +108,12 @@ def test_a_dialog_at_the_terminal(session: type[Session], smollm2_path: Path, tm
     chat.wait_for("[stopped]")
     chat.wait_for("> ")
 
-    time.sleep(0.3)  # Python's readline loses a signal that comes between its prompt and its wait for keys
-    chat.send(CTRL_C)
+    chat.interrupt()
     chat.wait_for("To leave: Ctrl-D or /quit")
     chat.wait_for("> ")
     chat.send(b"half a li")
     chat.wait_for("half a li")
-    chat.send(CTRL_C)
+    chat.interrupt()
     assert "To leave" not in chat.wait_for("> ")
 
     chat.send(b"/nonsense\r")
