@@ -1,6 +1,5 @@
 """Keys and values in 8 bits: the rounding, the cache, the pass in C against the one in PyTorch, and the option."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -119,24 +118,6 @@ def test_a_key_that_is_not_finite_poisons_its_row_and_no_other() -> None:
 
 
 # --- the pass in C ----------------------------------------------------------------------------------------------------
-
-
-def available() -> list[str]:
-    lib = native.library()
-    assert lib is not None, "the suite wants the kernels: a C compiler, and `make native`"
-    found = [name for name in native.KERNELS if lib.lm_use_kernels(name.encode()) == 0]
-    lib.lm_use_kernels(None)
-    return found
-
-
-@pytest.fixture(params=available())
-def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each set of kernels that this machine has."""
-    lib = native.library()
-    assert lib is not None
-    lib.lm_use_kernels(request.param.encode())
-    yield request.param
-    lib.lm_use_kernels(None)
 
 
 def config_of(head_dim: int, heads: int, kv_heads: int, layers: int) -> ModelConfig:

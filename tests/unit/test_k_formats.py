@@ -1,6 +1,6 @@
 """GGUF's K formats in the kernels: nothing is lost in packing, and the products are the definition's."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,24 +35,6 @@ from llamarium.weights.packed_folder import PackedWeight, save_packed
 K_FORMATS = [name for name, packed in GGML_FORMATS.items() if FORMATS[packed].is_super]
 HALVES_AT = {"Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
 """Where a block's halves are, in bytes from its start."""
-
-
-def available() -> list[str]:
-    lib = native.library()
-    assert lib is not None, "the suite wants the kernels: a C compiler, and `make native`"
-    found = [name for name in native.KERNELS if lib.lm_use_kernels(name.encode()) == 0]
-    lib.lm_use_kernels(None)
-    return found
-
-
-@pytest.fixture(params=available())
-def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each set of kernels that this machine has."""
-    lib = native.library()
-    assert lib is not None
-    lib.lm_use_kernels(request.param.encode())
-    yield request.param
-    lib.lm_use_kernels(None)
 
 
 def random_blocks(type_name: str, rows: int, columns: int, seed: int = 0) -> Tensor:

@@ -3,7 +3,7 @@
 import copy
 import pickle
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -40,24 +40,6 @@ from llamarium.weights.native import NativeLlamaModel, make_deterministic, use_k
 
 GROUPED = [name for name, format in FORMATS.items() if not format.is_super]  # the K formats have tests of their own
 SHAPES = [(16, 32, 1), (1, 32, 2), (65, 96, 3), (33, 64, 13), (160, 576, 9), (48, 2048, 17)]
-
-
-def available() -> list[str]:
-    lib = native.library()
-    assert lib is not None, "the suite wants the kernels: a C compiler, and `make native`"
-    found = [name for name in native.KERNELS if lib.lm_use_kernels(name.encode()) == 0]
-    lib.lm_use_kernels(None)
-    return found
-
-
-@pytest.fixture(params=available())
-def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each set of kernels that this machine has."""
-    lib = native.library()
-    assert lib is not None
-    lib.lm_use_kernels(request.param.encode())
-    yield request.param
-    lib.lm_use_kernels(None)
 
 
 def random_linear(name: str, rows: int, columns: int, seed: int = 0, extreme: bool = False) -> LinearPacked:
