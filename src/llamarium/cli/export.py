@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import UsageError, add_json
+from llamarium.cli.options import UsageError, add_json, add_source
 from llamarium.cli.output import emit, note
 
 if TYPE_CHECKING:
@@ -27,13 +27,7 @@ _BLOCKS = ("Q8_0", "Q4_0", "Q4_1")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "-m",
-        "--model",
-        required=True,
-        metavar="NAME",
-        help="a built-in name, a folder, a .gguf file, or org/name on the Hugging Face hub",
-    )
+    add_source(parser)
     parser.add_argument("--format", required=True, choices=("hf", "gguf"), help="a Hugging Face folder, or a GGUF file")
     parser.add_argument("--out", required=True, metavar="PATH", help="the folder, or the file (its name ends in .gguf)")
     parser.add_argument(

@@ -78,6 +78,17 @@ def add_threads(group: "argparse._ActionsContainer") -> None:  # pyright: ignore
     group.add_argument("--threads", type=_threads, metavar="N", help="CPU threads (default: torch's choice)")
 
 
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Add the model that a command makes another one of; it has to be named."""
+    parser.add_argument(
+        "-m",
+        "--model",
+        required=True,
+        metavar="NAME",
+        help="a built-in name, a folder, a .gguf file, or org/name on the Hugging Face hub",
+    )
+
+
 def add_kv_cache(parser: argparse.ArgumentParser) -> None:
     """Add what keys and values are kept in, for commands that keep them; `load_base` heeds it."""
     parser.add_argument(

@@ -16,7 +16,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import UsageError, add_json, add_threads, interrupts_held, positive, set_threads
+from llamarium.cli.options import UsageError, add_json, add_source, add_threads, interrupts_held, positive, set_threads
 from llamarium.cli.output import emit, note, percent, write_text
 from llamarium.inspect.tables import size
 
@@ -29,13 +29,7 @@ _METHODS = ("nearest", "fit", "importance", "gptq")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "-m",
-        "--model",
-        required=True,
-        metavar="NAME",
-        help="a built-in name, a folder, a .gguf file, or org/name on the Hugging Face hub",
-    )
+    add_source(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to make")
     parser.add_argument(
         "--type",
