@@ -102,10 +102,12 @@ static inline void weigh(quad *scores, int slots, quad *largest, quad *sum) {
     *sum = (parts[0] + parts[2]) + (parts[1] + parts[3]);
 }
 
+#define MIXED_AT_ONCE (LANES == 16 ? 4 : 2) /* registers of a value: AVX-512 has twice as many */
+
 /* out[h] (head_dim) from element `i` on, `count` registers of it: the sum over slots of value times weights[s][h]. */
 INLINE void mix_lanes(const int dtype, const int heads, const int count, const stretch *at, int i, const quad *weights,
                       part *const *out) {
-    lanes sums[HEADS_AT_ONCE][2] = {{{0}}};
+    lanes sums[HEADS_AT_ONCE][MIXED_AT_ONCE] = {{{0}}};
     for (int s = 0; s < at->slots; s++)
         for (int j = 0; j < count; j++) {
             const lanes value = load_lanes(dtype, at->v, at->place + (size_t)s * at->head_dim + i + j * LANES);
@@ -116,7 +118,8 @@ INLINE void mix_lanes(const int dtype, const int heads, const int count, const s
 
 INLINE void mix_slots(const int dtype, const int heads, const stretch *at, const quad *weights, part *const *out) {
     int i = 0;
-    for (; i + 2 * LANES <= at->head_dim; i += 2 * LANES) mix_lanes(dtype, heads, 2, at, i, weights, out);
+    for (; i + MIXED_AT_ONCE * LANES <= at->head_dim; i += MIXED_AT_ONCE * LANES)
+        mix_lanes(dtype, heads, MIXED_AT_ONCE, at, i, weights, out);
     for (; i + LANES <= at->head_dim; i += LANES) mix_lanes(dtype, heads, 1, at, i, weights, out);
     for (; i < at->head_dim; i++)
         for (int h = 0; h < heads; h++) {
@@ -127,10 +130,9 @@ INLINE void mix_slots(const int dtype, const int heads, const stretch *at, const
         }
 }
 
-/* What some query heads of one kv head see in a stretch. */
-INLINE void attend_heads(const int dtype, const int heads, const stretch *at, const float *q, part *const *out) {
-    quad scores[CHUNK], largest, sum;
-    score_slots(dtype, heads, at, q, scores);
+/* What query heads with these scores see in a stretch. */
+INLINE void mix_scores(const int dtype, const int heads, const stretch *at, quad *scores, part *const *out) {
+    quad largest, sum;
     weigh(scores, at->slots, &largest, &sum);
     for (int h = 0; h < heads; h++) {
         out[h]->largest = largest[h];
@@ -141,11 +143,116 @@ INLINE void attend_heads(const int dtype, const int heads, const stretch *at, co
     mix_slots(dtype, heads, at, scores, out);
 }
 
-static void attend_stretch(int dtype, int heads, const stretch *at, const float *q, part *const *out) {
-#define ATTEND(DTYPE, HEADS)                    \
-    if (dtype == DTYPE && heads == HEADS) {     \
-        attend_heads(DTYPE, HEADS, at, q, out); \
-        return;                                 \
+/* --- many rows of one sequence ---------------------------------------------------------------------------------- */
+
+#define ROWS_OF_RUN 32
+
+/* Rows of tokens that follow each other in one sequence; each sees one slot more than the row before it. */
+typedef struct {
+    const float *q;              /* of the first row's first head */
+    size_t stride;               /* to the next row's */
+    int count, visible;          /* rows; slots from the stretch's first on that the last row sees, be it more than CHUNK */
+    part *(*out)[HEADS_AT_ONCE]; /* of each row and head */
+    float *scratch;              /* run_scratch(head_dim) numbers */
+} row_run;
+
+/* Numbers for the scores of a run and for LANES keys. */
+static inline size_t run_scratch(int head_dim) { return ROWS_OF_RUN * CHUNK * 4 + (size_t)head_dim * LANES; }
+
+/* turned (head_dim, LANES): the keys of LANES slots from `slot` on. Behind the last slot it is repeated. */
+INLINE void turn_keys(const int dtype, const stretch *at, int slot, float *turned) {
+    for (int s = 0; s < LANES; s += 4) {
+        size_t places[4];
+        for (int j = 0; j < 4; j++)
+            places[j] = at->place + (size_t)(slot + s + j < at->slots ? slot + s + j : at->slots - 1) * at->head_dim;
+        int i = 0;
+        for (; i + 4 <= at->head_dim; i += 4) {
+            quad values[4];
+            for (int j = 0; j < 4; j++) values[j] = load_quad(dtype, at->k, places[j] + i);
+            const quad a = SHUFFLE(values[0], values[1], 0, 4, 1, 5), b = SHUFFLE(values[0], values[1], 2, 6, 3, 7);
+            const quad c = SHUFFLE(values[2], values[3], 0, 4, 1, 5), d = SHUFFLE(values[2], values[3], 2, 6, 3, 7);
+            const quad columns[4] = {SHUFFLE(a, c, 0, 1, 4, 5), SHUFFLE(a, c, 2, 3, 6, 7), SHUFFLE(b, d, 0, 1, 4, 5),
+                                     SHUFFLE(b, d, 2, 3, 6, 7)};
+            for (int j = 0; j < 4; j++) memcpy(turned + (size_t)(i + j) * LANES + s, &columns[j], sizeof(quad));
+        }
+        for (; i < at->head_dim; i++)
+            for (int j = 0; j < 4; j++) turned[(size_t)i * LANES + s + j] = kept_at(dtype, at->k, places[j] + i);
+    }
+}
+
+/* scores (LANES) of as many slots and each head. A register holds slots here and numbers of a key in `score_slots`; what are
+ * lanes there are added up in the same order. */
+INLINE void score_turned(const int heads, int head_dim, const float *turned, const float *q, lanes scores[HEADS_AT_ONCE]) {
+    enum { PARTS = LANES / 4 };
+    const int whole = head_dim / LANES * LANES;
+    lanes sums[4][HEADS_AT_ONCE];
+#pragma GCC unroll 4
+    for (int lane = 0; lane < 4; lane++) {
+        lanes own[PARTS][HEADS_AT_ONCE] = {{{0}}};
+        for (int i = lane; i < whole; i += LANES)
+            for (int j = 0; j < PARTS; j++) {
+                lanes key;
+                memcpy(&key, turned + (size_t)(i + 4 * j) * LANES, sizeof key);
+                for (int h = 0; h < heads; h++) own[j][h] += key * q[(size_t)h * head_dim + i + 4 * j];
+            }
+        for (int i = whole; lane == 0 && i < head_dim; i++) {
+            lanes key;
+            memcpy(&key, turned + (size_t)i * LANES, sizeof key);
+            for (int h = 0; h < heads; h++) own[0][h] += key * q[(size_t)h * head_dim + i];
+        }
+        for (int h = 0; h < heads; h++) { /* written out, since compilers keep `own` in memory for the sake of a loop */
+            const lanes left = PARTS == 4 ? own[0][h] + own[PARTS / 2][h] : own[0][h];
+            const lanes right = PARTS == 4 ? own[PARTS / 4][h] + own[PARTS - 1][h] : own[PARTS - 1][h];
+            sums[lane][h] = PARTS == 1 ? left : left + right;
+        }
+    }
+    for (int h = 0; h < heads; h++) scores[h] = (sums[0][h] + sums[2][h]) + (sums[1][h] + sums[3][h]);
+}
+
+/* What the rows' heads see in a stretch: the same as of each row alone, to the bit. */
+INLINE void attend_run(const int dtype, const int heads, const stretch *at, const row_run *rows) {
+    const int head_dim = at->head_dim;
+    quad(*scores)[CHUNK] = (quad(*)[CHUNK])rows->scratch;
+    float *turned = (float *)(scores + ROWS_OF_RUN);
+    for (int slot = 0; slot < at->slots; slot += LANES) {
+        turn_keys(dtype, at, slot, turned);
+        lanes scale = {0};
+        if (dtype == LM_INT8)
+            for (int s = 0; s < LANES && slot + s < at->slots; s++) scale[s] = at->k_scales[at->place / head_dim + slot + s];
+        for (int m = 0; m < rows->count; m++) {
+            if (slot >= rows->visible - (rows->count - 1 - m)) continue;
+            lanes own[HEADS_AT_ONCE] = {{0}};
+            score_turned(heads, head_dim, turned, rows->q + m * rows->stride, own);
+            for (int h = 0; h < heads && dtype == LM_INT8; h++) own[h] *= scale;
+            for (int s = 0; s < LANES; s++) scores[m][slot + s] = (quad){own[0][s], own[1][s], own[2][s], own[3][s]};
+        }
+    }
+    for (int m = 0; m < rows->count; m++) {
+        stretch seen = *at;
+        seen.slots = rows->visible - (rows->count - 1 - m);
+        if (seen.slots > at->slots) seen.slots = at->slots;
+        if (seen.slots > 0) mix_scores(dtype, heads, &seen, scores[m], rows->out[m]);
+    }
+}
+
+/* --- for any number of heads and any cache ------------------------------------------------------------------------ */
+
+INLINE void attend_heads(const int dtype, const int heads, const stretch *at, const row_run *rows) {
+    if (rows->count > 1) {
+        attend_run(dtype, heads, at, rows);
+        return;
+    }
+    quad scores[CHUNK];
+    score_slots(dtype, heads, at, rows->q, scores);
+    mix_scores(dtype, heads, at, scores, rows->out[0]);
+}
+
+/* What `heads` query heads of one kv head see in a stretch, for each of some rows. */
+static void attend_stretch(int dtype, int heads, const stretch *at, const row_run *rows) {
+#define ATTEND(DTYPE, HEADS)                  \
+    if (dtype == DTYPE && heads == HEADS) {   \
+        attend_heads(DTYPE, HEADS, at, rows); \
+        return;                               \
     }
 #define ATTEND_ANY(DTYPE) ATTEND(DTYPE, 4) ATTEND(DTYPE, 3) ATTEND(DTYPE, 2) ATTEND(DTYPE, 1)
     ATTEND_ANY(LM_BFLOAT16) ATTEND_ANY(LM_FLOAT32) ATTEND_ANY(LM_INT8)

@@ -4,23 +4,26 @@
 
 /* Round a group of 32 numbers to 8 bits each. NaN and infinities make the scale NaN, and with it every result. */
 static inline void quantize_group(const float *x, lm_block *block) {
-    float poison;
-    const float largest = largest_size(x, LM_GROUP, &poison);
-    const float scale = largest / 127, inverse = largest > 0 ? 127 / largest : 0;
-    int32_t sums[2];
-    for (int half = 0; half < 2; half++) {
-        int32_t sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int i = half * LM_GROUP / 2; i < (half + 1) * LM_GROUP / 2; i++) {
-            const int32_t q = (int32_t)nearest_code(x[i] * inverse);
-            block->q[i] = (int8_t)q;
-            sum += q;
-        }
-        sums[half] = sum;
+    enum { COUNT = LM_GROUP / LANES };
+    lanes values[COUNT];
+    memcpy(values, x, sizeof values);
+    lane_ints sizes = {0}, sums[2] = {{0}}, codes[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        const lane_ints size = (lane_ints)values[i] & 0x7fffffff; /* floats without signs are ordered as their bits are */
+        sizes = select_ints(size > sizes, size, sizes);
     }
-    block->scale = scale + poison;
-    block->first = (int16_t)sums[0];
-    block->sum = (int16_t)(sums[0] + sums[1]);
+    const float largest = float_of(largest_of(sizes)), inverse = largest > 0 ? 127 / largest : 0;
+    for (int i = 0; i < COUNT; i++) {
+        codes[i] = nearest_codes(values[i] * inverse);
+        sums[i / (COUNT / 2)] += codes[i];
+    }
+    int32_t all[LM_GROUP];
+    memcpy(all, codes, sizeof all);
+    for (int i = 0; i < LM_GROUP; i++) block->q[i] = (int8_t)all[i];
+    const int32_t first = sum_of(sums[0]);
+    block->scale = largest < INFINITY ? largest / 127 : NAN;
+    block->first = (int16_t)first;
+    block->sum = (int16_t)(first + sum_of(sums[1]));
     block->total = (float)block->sum * block->scale;
 }
 

@@ -75,6 +75,7 @@ static inline float number_at(int dtype, const void *from, size_t place) {
 #define LANES 4
 #endif
 typedef float lanes __attribute__((vector_size(4 * LANES)));
+typedef int32_t lane_ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t lane_bits __attribute__((vector_size(4 * LANES)));
 typedef float quad __attribute__((vector_size(16)));
 typedef int32_t quad_ints __attribute__((vector_size(16)));
@@ -109,6 +110,21 @@ static inline lanes load_lanes(int dtype, const void *from, size_t place) {
     return values;
 }
 
+static inline quad load_quad(int dtype, const void *from, size_t place) {
+    quad values;
+    if (dtype == LM_INT8) {
+        const int8_t *codes = (const int8_t *)from + place;
+        values = (quad){codes[0], codes[1], codes[2], codes[3]};
+    } else if (dtype == LM_BFLOAT16) {
+        uint16_t __attribute__((vector_size(8))) halves;
+        memcpy(&halves, (const uint16_t *)from + place, sizeof halves);
+        values = (quad)(__builtin_convertvector(halves, quad_ints) << 16);
+    } else {
+        memcpy(&values, (const float *)from + place, sizeof values);
+    }
+    return values;
+}
+
 #if defined __clang__
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
@@ -120,6 +136,36 @@ static inline quad select_quad(quad_ints mask, quad a, quad b) {
     return (quad)((mask & (quad_ints)a) | (~mask & (quad_ints)b));
 }
 
+static inline lane_ints select_ints(lane_ints mask, lane_ints a, lane_ints b) { return (mask & a) | (~mask & b); }
+
+static inline int32_t largest_of(lane_ints values) {
+    quad_ints parts[LANES / 4];
+    memcpy(parts, &values, sizeof parts);
+    for (int count = LANES / 8; count > 0; count /= 2)
+        for (int i = 0; i < count; i++) {
+            const quad_ints mask = parts[i] > parts[i + count];
+            parts[i] = (mask & parts[i]) | (~mask & parts[i + count]);
+        }
+    const int32_t a = parts[0][0] > parts[0][2] ? parts[0][0] : parts[0][2];
+    const int32_t b = parts[0][1] > parts[0][3] ? parts[0][1] : parts[0][3];
+    return a > b ? a : b;
+}
+
+static inline int32_t sum_of(lane_ints values) {
+    quad_ints parts[LANES / 4];
+    memcpy(parts, &values, sizeof parts);
+    for (int count = LANES / 8; count > 0; count /= 2)
+        for (int i = 0; i < count; i++) parts[i] += parts[i + count];
+    return (parts[0][0] + parts[0][2]) + (parts[0][1] + parts[0][3]);
+}
+
+/* `nearest_code` of each, as whole numbers: the low bits of the sum. */
+static inline lane_ints nearest_codes(lanes wanted) {
+    const lanes most = (lanes){0} + 127.0f;
+    wanted = (lanes)select_ints(wanted < most, (lane_ints)wanted, (lane_ints)most);
+    wanted = (lanes)select_ints(wanted > -most, (lane_ints)wanted, (lane_ints)-most);
+    return (lane_ints)(wanted + 12582912.0f) - 0x4b400000;
+}
 static inline quad fold_lanes(lanes values) {
     quad parts[LANES / 4];
     memcpy(parts, &values, sizeof parts);

@@ -29,6 +29,8 @@ typedef struct {
     float *hidden, *qkv, *turns, *parts;
     int apart;       /* whether no two rows are of the same sequence */
     float *turned;   /* each thread's queries, (HEADS_AT_ONCE, head_dim) */
+    int *runs, num_runs; /* first rows of what attention takes together, and behind the last one num_rows */
+    float *scratch;  /* each thread's, for a run of several rows */
     float *attended; /* NULL where heads are made of whole groups */
     inputs *normed;  /* of each thread for a few rows, else one for all */
     inputs mixed, gated;
@@ -99,18 +101,20 @@ static void turn_and_store_stage(const pass *p, lm_team team, int layer) {
     }
 }
 
-/* One piece is one row, one kv head with its query heads, and one chunk of slots. Where no row sees what another one is
- * about to store, a piece turns its own queries, and the row's last one stores its key and value: one stage instead of two. */
+/* One piece is one row, or some that follow each other in one sequence, one kv head with its query heads, and one chunk of
+ * slots. Where no row sees what another one is about to store, a piece turns its own queries, and the row's last one stores its
+ * key and value: one stage instead of two. */
 static void attend_stage(const pass *p, lm_team team, atomic_int *next, int layer) {
     const lm_model *model = p->model;
     const lm_cache *cache = p->cache;
     const int head_dim = model->head_dim, heads = model->num_heads, kv_heads = model->num_kv_heads;
     const int group = heads / kv_heads, all = heads + 2 * kv_heads;
-    const int pieces = p->num_rows * kv_heads * p->num_chunks;
+    const int pieces = p->num_runs * kv_heads * p->num_chunks;
     float *turned = p->turned + (size_t)team.index * HEADS_AT_ONCE * head_dim;
     for (int piece; (piece = lm_next(next)) < pieces;) {
-        const int row = piece / (kv_heads * p->num_chunks), kv = piece / p->num_chunks % kv_heads;
-        const int chunk = piece % p->num_chunks, begin = chunk * CHUNK, visible = p->places[row].position + 1;
+        const int run = piece / (kv_heads * p->num_chunks), kv = piece / p->num_chunks % kv_heads;
+        const int row = p->runs[run], count = p->runs[run + 1] - row;
+        const int chunk = piece % p->num_chunks, begin = chunk * CHUNK, visible = p->places[row + count - 1].position + 1;
         if (begin >= visible) continue;
         const int has_scales = cache->dtype == LM_INT8;
         const stretch at = {
@@ -124,15 +128,23 @@ static void attend_stage(const pass *p, lm_team team, atomic_int *next, int laye
         };
         if (p->apart && begin + at.slots == visible) store_slot(p, layer, row, kv);
         for (int first = kv * group; first < (kv + 1) * group; first += HEADS_AT_ONCE) {
-            const int count = min_int(HEADS_AT_ONCE, (kv + 1) * group - first);
+            const int own = min_int(HEADS_AT_ONCE, (kv + 1) * group - first);
             const float *q = p->qkv + ((size_t)row * all + first) * head_dim;
-            part *out[HEADS_AT_ONCE];
-            for (int h = 0; h < count; h++) {
-                out[h] = part_at(p->parts, ((size_t)row * heads + first + h) * p->num_chunks + chunk, head_dim);
-                if (p->apart) turn_query(p, row, q + (size_t)h * head_dim, turned + (size_t)h * head_dim);
-            }
-            attend_stretch(cache->dtype, count, &at, p->apart ? turned : q, out);
-            for (int h = 0; h < count && p->num_chunks == 1; h++) fold_head(p, row, first + h);
+            part *out[ROWS_OF_RUN][HEADS_AT_ONCE];
+            for (int m = 0; m < count; m++)
+                for (int h = 0; h < own; h++)
+                    out[m][h] = part_at(p->parts, ((size_t)(row + m) * heads + first + h) * p->num_chunks + chunk, head_dim);
+            for (int h = 0; h < own && p->apart; h++) turn_query(p, row, q + (size_t)h * head_dim, turned + (size_t)h * head_dim);
+            attend_stretch(cache->dtype, own, &at, &(row_run){
+                .q = p->apart ? turned : q,
+                .stride = (size_t)all * head_dim,
+                .count = count,
+                .visible = visible - begin,
+                .out = out,
+                .scratch = p->scratch + team.index * run_scratch(head_dim),
+            });
+            for (int m = 0; m < count && p->num_chunks == 1; m++)
+                for (int h = 0; h < own; h++) fold_head(p, row + m, first + h);
         }
     }
 }
@@ -247,6 +259,8 @@ static void lay_out(pass *p, arena *a, forms wanted, int num_threads) {
         if (a->memory != NULL) normed[i] = own;
     }
     p->normed = normed;
+    p->runs = take(a, (rows + 1) * sizeof(int));
+    p->scratch = take(a, num_threads * run_scratch(head_dim) * sizeof(float));
 }
 
 /* Whether each row is of another sequence, as when several answers are continued by a token each. */
@@ -254,6 +268,20 @@ static int are_apart(const lm_place *places, int num_rows) {
     for (int i = 1; i < num_rows; i++)
         if (places[i].cache_row <= places[i - 1].cache_row) return 0;
     return 1;
+}
+
+/* Cut the rows into runs of one sequence. A few rows of one share too little to be put together. */
+static void find_runs(pass *p) {
+    p->num_runs = 0;
+    for (int row = 0, end; row < p->num_rows; row = end) {
+        const lm_place *first = &p->places[row];
+        for (end = row + 1; end < p->num_rows && p->places[end].cache_row == first->cache_row &&
+                            p->places[end].position == first->position + end - row;)
+            end++;
+        const int size = end - row < ROWS_OF_RUN / 4 ? 1 : ROWS_OF_RUN;
+        for (int start = row; start < end; start += size) p->runs[p->num_runs++] = start;
+    }
+    p->runs[p->num_runs] = p->num_rows;
 }
 
 static int forward(const lm_model *model, const lm_cache *cache, const lm_place *places, int32_t num_rows, float *hidden) {
@@ -270,6 +298,7 @@ static int forward(const lm_model *model, const lm_cache *cache, const lm_place 
     if (!failed) {
         a.used = 0;
         lay_out(&p, &a, wanted, num_threads);
+        find_runs(&p);
         memset(p.counters, 0, (size_t)model->num_layers * MAX_STAGES * sizeof(atomic_int));
         lm_parallel(run_pass, &p);
         free(a.memory);

@@ -5,7 +5,7 @@
 #define ROWS_IN_CACHE 64 /* rows of tokens whose inputs stay in the cache beside a stripe */
 #define STRIPES_AT_ONCE 8
 #define STRIPES_OF_THE_REST 4
-#define STRIDE (ROWS_IN_CACHE * LM_TILE_ROWS) /* from a stripe's results to the next's */
+#define STRIDE ((ROWS_IN_CACHE + 4) * LM_TILE_ROWS) /* from a stripe's results to the next's, not at the same place of a page */
 
 static inline int stripes_of(const lm_matrix *w) { return (w->rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS; }
 static inline int min_int(int a, int b) { return a < b ? a : b; }

@@ -162,4 +162,73 @@ INLINE void super_rows(const span *s, const int kind, const int rows) {
     for (int m = 0; m < rows; m++) _mm512_storeu_ps(s->out + m * LM_TILE_ROWS, total[m]);
 }
 
+/* --- many rows --------------------------------------------------------------------------------------------------- */
+
+#define ROWS_FOR_BLOCKS 12 /* from so many on it pays to unpack weights first */
+#define BLOCK_STRIPES 4
+#define BLOCK_ROWS 4
+#define BLOCK_TILES 4 /* of a stripe are unpacked at a time: the first cache holds them and the sums of 64 rows */
+
+typedef struct {
+    __m512i codes[8];
+    factors f;
+} unpacked;
+
+/* One group of `rows` rows of inputs times a tile of each of `stripes` stripes: added to each one's out (rows, 16), which
+ * `begins`. The sums stay in registers; an input serves all stripes, and a code all rows. */
+INLINE void block_product(const unpacked (*tile)[BLOCK_TILES], const lm_block *x, size_t groups, int begins, const int kind,
+                          const int stripes, const int rows, float *out, int stride) {
+    __m512i sum[BLOCK_STRIPES][BLOCK_ROWS];
+    for (int m = 0; m < rows; m++)
+        for (int i = 0; i < stripes; i++) sum[i][m] = _mm512_set1_epi32(-zero_of(kind) * x[m * groups].sum);
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++)
+        for (int m = 0; m < rows; m++) {
+            const __m512i input = four(x[m * groups].q + 4 * j);
+            for (int i = 0; i < stripes; i++) sum[i][m] = _mm512_dpbusd_epi32(sum[i][m], tile[i]->codes[j], input);
+        }
+    for (int i = 0; i < stripes; i++)
+        for (int m = 0; m < rows; m++) {
+            float *to = out + i * stride + m * LM_TILE_ROWS;
+            const __m512 total = begins ? _mm512_setzero_ps() : _mm512_loadu_ps(to);
+            _mm512_storeu_ps(to, add_group(total, sum[i][m], tile[i]->f, &x[m * groups], kind));
+        }
+}
+
+/* `stripes` stripes times all rows, a few tiles of each at a time. */
+INLINE void blocks(const lm_matrix *w, int stripe, const lm_block *x, int num_rows, const int kind, const int stripes, float *out,
+                   int stride) {
+    unpacked tiles[BLOCK_STRIPES][BLOCK_TILES];
+    const __m512i book = codebook_of(w, kind);
+    const int groups = tiles_of(w);
+    for (int first = 0; first < groups; first += BLOCK_TILES) {
+        const int end = first + BLOCK_TILES < groups ? first + BLOCK_TILES : groups;
+        for (int i = 0; i < stripes; i++)
+            for (int g = first; g < end; g++) {
+                const uint8_t *tile = stripe_at(w, stripe + i) + g * tile_bytes(kind);
+                load_codes(tile, kind, book, tiles[i][g - first].codes);
+                tiles[i][g - first].f = load_factors(tile, kind);
+            }
+        for (int g = first; g < end; g++) {
+            const unpacked(*tile)[BLOCK_TILES] = (const unpacked(*)[BLOCK_TILES]) & tiles[0][g - first];
+            int m = 0;
+#define ROWS(NUMBER)                            \
+    for (; m + NUMBER <= num_rows; m += NUMBER) \
+    block_product(tile, x + (size_t)m * groups + g, groups, g == 0, kind, stripes, NUMBER, out + m * LM_TILE_ROWS, stride)
+            ROWS(BLOCK_ROWS);
+            ROWS(1);
+#undef ROWS
+        }
+    }
+}
+
+/* As in tile_product.h, of the formats whose groups have one scale. */
+INLINE void blocked_product(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, const int kind,
+                            float *out, int stride) {
+    int i = 0;
+    for (; i + BLOCK_STRIPES <= num_stripes; i += BLOCK_STRIPES)
+        blocks(w, stripe + i, x, num_rows, kind, BLOCK_STRIPES, out + i * stride, stride);
+    for (; i < num_stripes; i++) blocks(w, stripe + i, x, num_rows, kind, 1, out + i * stride, stride);
+}
+
 #include "tile_product.h"

@@ -32,6 +32,9 @@ INLINE void some_rows(const lm_matrix *w, int stripe, int num_stripes, int count
 
 INLINE void product_of_kind(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, const int kind,
                             float *out, int stride) {
+#ifdef ROWS_FOR_BLOCKS
+    if (!is_super(kind) && num_rows >= ROWS_FOR_BLOCKS) return blocked_product(w, stripe, num_stripes, x, num_rows, kind, out, stride);
+#endif
     const int take_turns = num_stripes > 1 && num_rows <= ROWS_THAT_TAKE_TURNS;
     const int count = take_turns ? 1 : tiles_of(w);
     const size_t groups = w->cols / LM_GROUP;

@@ -11,12 +11,13 @@
 
 #define BYTES_AHEAD 1280 /* how far before they are multiplied weights are asked for */
 
-static inline float from_bf16(uint16_t bits) {
-    uint32_t wide = (uint32_t)bits << 16;
+static inline float float_of(uint32_t bits) {
     float value;
-    memcpy(&value, &wide, 4);
+    memcpy(&value, &bits, 4);
     return value;
 }
+
+static inline float from_bf16(uint16_t bits) { return float_of((uint32_t)bits << 16); }
 
 static inline uint16_t to_bf16(float value) { /* to nearest, ties to even; NaN stays NaN */
     uint32_t bits;

@@ -285,6 +285,33 @@ def test_tokens_have_the_same_logits_cached_chunked_batched_and_on_any_number_of
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 32), (6, 3, 16), (3, 1, 64), (4, 1, 72), (5, 1, 32)])
+def test_rows_that_are_taken_together_see_what_each_sees_alone(
+    kernels: str, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    config = replace(
+        CONFIG, num_hidden_layers=1, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim
+    )
+    model = init_weights(LlamaForCausalLM(config), seed=1).requires_grad_(False)
+    swap_linears(model, lambda _, linear: pack_ggml(quantize(linear.weight, "Q8_0"), "Q8_0"), skip=())
+    model.to(torch.bfloat16 if dtype == torch.bfloat16 else torch.float32).eval()
+    assert use_kernels(model)
+    ids = torch.randint(300, (1, 301), generator=torch.Generator().manual_seed(3))
+
+    def run(chunk: int) -> Tensor:
+        cache = new_cache(model, 1, 301, "int8" if dtype == torch.int8 else "auto")
+        parts: list[Tensor] = []
+        for first, part in zip(range(0, 301, chunk), ids.split(chunk, dim=1), strict=True):
+            attend = CachedAttend(cache, [first], part.shape[1])
+            parts.append(model.model(part, attend.positions_BT, attend))
+        return torch.cat(parts, dim=1)
+
+    alone = run(1)  # 8 rows of a sequence are the fewest that are taken together, 32 the most
+    assert all(torch.equal(run(chunk), alone) for chunk in (8, 45, 301))
+
+
+@torch.no_grad()
 def test_without_a_cache_a_causal_pass_is_the_same(passes: list[int]) -> None:
     modules, planned = both("Q8_0")
     ids = torch.randint(300, (2, 40))
