@@ -286,7 +286,9 @@ def test_tokens_have_the_same_logits_cached_chunked_batched_and_on_any_number_of
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 32), (6, 3, 16), (3, 1, 64), (4, 1, 72), (5, 1, 32)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(4, 4, 32), (6, 3, 16), (3, 1, 64), (4, 1, 72), (5, 1, 32)]
+)
 def test_rows_that_are_taken_together_see_what_each_sees_alone(
     kernels: str, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> None:
