@@ -104,3 +104,7 @@ int lm_product(const lm_matrix *w, const float *x, int32_t num_rows, float *y) {
 int lm_lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *out) {
     return ops()->lookup(w, rows, num_rows, out);
 }
+
+int lm_choose(const float *logits, int32_t num_rows, int32_t count, const lm_choice *how, int32_t *ids) {
+    return ops()->choose(logits, num_rows, count, how, ids);
+}

@@ -93,14 +93,27 @@ LM_EXPORT int lm_product(const lm_matrix *w, const float *x, int32_t num_rows, f
 /* out (num_rows, w.cols): some rows of a packed matrix, as an embedding looks them up. */
 LM_EXPORT int lm_lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *out);
 
+/* How a token is chosen from its logits. */
+typedef struct {
+    float temperature; /* 0: the largest logit, the first of equals */
+    float min_p;
+    int32_t top_k;     /* 0: all */
+    double top_p, uniform; /* a number from [0, 1) for the draw */
+} lm_choice;
+
+enum { LM_NO_ID = -1, LM_NO_ID_FOR_MEMORY = -2 };
+
+/* ids (num_rows): a token for each row of logits (num_rows, count); LM_NO_ID where they are NaN or have no finite maximum. */
+LM_EXPORT int lm_choose(const float *logits, int32_t num_rows, int32_t count, const lm_choice *how, int32_t *ids);
+
 /* Nanoseconds in which all threads read this memory once, as fast as they can: its whole blocks of 32 KiB. */
 LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 
-/* Nanoseconds that passes and products have taken in this process so far. */
+/* Nanoseconds that passes, products and choices have taken in this process so far. */
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 5
+#define LM_INTERFACE 6
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "amx", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "attention.h"
+#include "choose.h"
 #include "products.h"
 
 #define JOIN_(a, b) a##b
@@ -351,4 +352,31 @@ static int product(const lm_matrix *w, const float *x, int32_t num_rows, float *
     return LM_OK;
 }
 
-const lm_ops JOIN(lm_ops_, LM_ISA) = {NAME, forward, product, lookup};
+/* --- the choice of tokens ---------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const float *logits;
+    int num_rows, count;
+    const lm_choice *how;
+    int32_t *ids;
+    atomic_int next;
+} choices;
+
+static void run_choices(void *context, lm_team team) {
+    choices *c = context;
+    (void)team;
+    for (int row; (row = lm_next(&c->next)) < c->num_rows;)
+        c->ids[row] = choose(c->logits + (size_t)row * c->count, c->count, c->how[row]);
+}
+
+static int choose_rows(const float *logits, int32_t num_rows, int32_t count, const lm_choice *how, int32_t *ids) {
+    choices c = {.logits = logits, .num_rows = num_rows, .count = count, .how = how, .ids = ids};
+    lm_enter();
+    lm_parallel(run_choices, &c);
+    lm_leave();
+    for (int row = 0; row < num_rows; row++)
+        if (ids[row] == LM_NO_ID_FOR_MEMORY) return LM_NO_MEMORY;
+    return LM_OK;
+}
+
+const lm_ops JOIN(lm_ops_, LM_ISA) = {NAME, forward, product, lookup, choose_rows};

@@ -30,12 +30,14 @@ import secrets
 import struct
 from collections.abc import Sequence
 from contextlib import nullcontext
+from ctypes import Array
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from llamarium.errors import LlamariumError, SamplingError
+from llamarium.kernels import native
 from llamarium.kernels.threads import one_torch_thread
 from llamarium.sampling_params import SamplingParams
 
@@ -133,13 +135,23 @@ class Sampler:
     def _sample(self, logits_BV: Tensor) -> Sampled:
         raw_BV = logits_BV.float()
         adjusted_BV = self._adjusted(raw_BV)
+        ids_B = self._choose(adjusted_BV) if self._choices is None else self._choose_in_c(adjusted_BV, self._choices)
+        self._remember(ids_B)
+        return self._report(raw_BV, ids_B)
+
+    def _choose_in_c(self, adjusted_BV: Tensor, choices: "Array[native.Choice]") -> Tensor:
+        """Steps 4 to 9 in C, which looks at few of the logits: for a vocabulary of 128,256, in a tenth of the time."""
+        for i in self._drawn_rows:
+            choices[i].uniform = _uniform(self.seeds[i], self._steps[i])
+        return native.choose(adjusted_BV.contiguous(), choices)
+
+    def _choose(self, adjusted_BV: Tensor) -> Tensor:
+        """Steps 4 to 9: (B,), -1 for a row that is NaN or has no finite maximum."""
         max_B1, greedy_B1 = adjusted_BV.max(-1, keepdim=True)  # the first of equals, so the lowest id; NaN stays NaN
         ids_B = greedy_B1[:, 0]
         if self._drawn.numel():
             ids_B = ids_B.index_copy(0, self._drawn, self._draw(self._kept(adjusted_BV, max_B1)))
-        ids_B = torch.where(max_B1[:, 0].isfinite(), ids_B, -1)
-        self._remember(ids_B)
-        return self._report(raw_BV, ids_B)
+        return torch.where(max_B1[:, 0].isfinite(), ids_B, -1)
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> None:
@@ -175,6 +187,10 @@ class Sampler:
         self._any_top_p = any(p.top_p < 1 for p in drawn)
         self._min_p_R1 = self._column([p.min_p for p in drawn])
         self._any_min_p = any(p.min_p > 0 for p in drawn)
+        self._choices = None
+        if self._device.type == "cpu" and native.library() is not None:
+            rows = [native.Choice(p.temperature, p.min_p, p.top_k, p.top_p, 0.0) for p in params]
+            self._choices = (native.Choice * len(rows))(*rows)
         self._num_top = max((-1 if p.logprobs is None else p.logprobs for p in params), default=-1)
 
     def _adjusted(self, logits_BV: Tensor) -> Tensor:

@@ -260,11 +260,14 @@ static void check_products(const char *set) {
 enum { LAYERS = 2, HIDDEN = 64, INTERMEDIATE = 96, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 16, VOCAB = 77, SLOTS = 600 };
 enum { CACHE_ROWS = 2, CACHE_SIZE = CACHE_ROWS * KV_HEADS * SLOTS * HEAD_DIM };
 
-/* Three calls: a prompt; rows of two sequences at the edges of 256 slots; one token. */
+/* A prompt; rows of two sequences at the edges of 256 slots; one token; enough rows to be taken together, over such an edge
+ * and at the end of the cache. */
 static const lm_place PLACES[] = {
-    {1, 0}, {1, 1}, {1, 2}, {1, 3}, {1, 4}, {0, 255}, {1, 5}, {0, 256}, {1, 599}, {0, 511}, {0, 512}, {1, 6}};
-static const int CALLS[] = {5, 6, 1};
-enum { ROWS = 12 };
+    {1, 0},   {1, 1},   {1, 2},   {1, 3},   {1, 4},   {0, 255}, {1, 5},   {0, 256}, {1, 599}, {0, 511},
+    {0, 512}, {1, 6},   {0, 251}, {0, 252}, {0, 253}, {0, 254}, {0, 255}, {0, 256}, {0, 257}, {0, 258},
+    {1, 591}, {1, 592}, {1, 593}, {1, 594}, {1, 595}, {1, 596}, {1, 597}, {1, 598}, {1, 599}};
+static const int CALLS[] = {5, 6, 1, 17};
+enum { ROWS = 29 };
 
 typedef struct {
     lm_layer layers[LAYERS];
@@ -370,6 +373,52 @@ static void check_forward(const char *set, int kind, int dtype) {
     free_tiny(&t);
 }
 
+/* --- choices ---------------------------------------------------------------------------------------------------- */
+
+/* Greedy choices are those of a plain loop; draws are the same for every set and any number of threads, and only what the
+ * filters leave is drawn. */
+static void check_choices(const char *set) {
+    enum { MANY = 6 };
+    const int counts[] = {1, 15, 64, 65, 1000, 20011};
+    for (int i = 0; i < LENGTH(counts); i++) {
+        const int count = counts[i];
+        snprintf(doing, sizeof doing, "%s, choices among %d", set, count);
+        float *logits = random_floats((size_t)MANY * count);
+        for (int j = 0; j < MANY * count; j++) logits[j] = roundf(logits[j] * 99) / 9; /* with many equals */
+        for (int j = 0; j + 1 < count; j += 3) logits[j] = -INFINITY;
+        const lm_choice how[MANY] = {{0, 0, 0, 1, 0},      {0.7f, 0, 0, 1, 0.3},   {1, 0, 7, 1, 0.999},
+                                     {1, 0, 0, 0.4, 0.5}, {2, 0.5f, 0, 1, 0.01}, {1, 0.1f, 3000, 0.9, 1 - 0x1p-53}};
+        int32_t *expected = ARRAY(int32_t, MANY), *ids = ARRAY(int32_t, MANY);
+        for (int threads = 1; threads <= 3; threads++) {
+            lm_set_threads(threads);
+            use("portable");
+            if (lm_choose(logits, MANY, count, how, expected) != LM_OK) fail("no memory");
+            use(set);
+            if (lm_choose(logits, MANY, count, how, ids) != LM_OK) fail("no memory");
+            expect_same(ids, expected, MANY * sizeof *ids, "other choices");
+        }
+        int best = 0;
+        for (int j = 0; j < count; j++) best = logits[j] > logits[best] ? j : best;
+        if (ids[0] != best) fail("that is not the first of the largest");
+        for (int row = 0; row < MANY; row++) {
+            int larger = 0;
+            const float *own = logits + (size_t)row * count;
+            if (ids[row] < 0 || ids[row] >= count) fail("no token");
+            for (int j = 0; j < count; j++) larger += own[j] > own[ids[row]];
+            if (how[row].top_k > 0 && larger >= how[row].top_k) fail("a token outside of top-k");
+        }
+        const float bad[] = {NAN, INFINITY};
+        for (int j = 0; j < LENGTH(bad); j++) {
+            logits[count - 1] = bad[j];
+            lm_choose(logits, 1, count, &how[j], ids);
+            if (ids[0] != LM_NO_ID) fail("a choice without a finite maximum");
+        }
+        free(logits);
+        free(expected);
+        free(ids);
+    }
+}
+
 /* --- the pool --------------------------------------------------------------------------------------------------- */
 
 static lm_matrix shared_matrix;
@@ -433,6 +482,7 @@ static void check_clocks(void) {
 static void check_set(const char *set) {
     worst = 0;
     check_products(set);
+    check_choices(set);
     const float products = worst;
     worst = 0;
     check_forward(set, LM_BF16, LM_BFLOAT16);

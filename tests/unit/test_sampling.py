@@ -10,10 +10,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from llamarium.errors import LlamariumError, SamplingError
-from llamarium.sampling import Sampler, SamplingParams
+from llamarium.errors import LlamariumError, MemoryBudgetError, SamplingError
+from llamarium.kernels import native
+from llamarium.sampling import Sampler, SamplingParams, _uniform
 
 NAN, INF = math.nan, math.inf
+
+
+@pytest.fixture(autouse=True, params=["C", "PyTorch"])
+def way(request, monkeypatch):
+    """Both ways to choose: that of a CPU with the kernels, and that of every other device."""
+    if request.param == "PyTorch":
+        monkeypatch.setattr(native, "library", lambda: None)
+    return request.param
 
 
 def sampler(*params, prompts=None, vocab_size=8, **options):
@@ -392,3 +401,66 @@ def test_every_part_of_a_large_vocabulary_is_drawn_as_often_as_it_should():
     ids = torch.cat([rows.sample(logits).token_ids for _ in range(16)]).double()
     assert abs(ids.mean() / 2**17 - 0.5) < 4 * math.sqrt(1 / 12 / 512)
     assert ids.unique().numel() > 500
+
+
+# --- the choice in C --------------------------------------------------------------------------------------------------
+
+FILTERS = [
+    {},
+    {"top_k": 1},
+    {"top_k": 40},
+    {"top_p": 0.9},
+    {"top_p": 1e-9},
+    {"min_p": 0.05},
+    {"top_k": 3000, "top_p": 0.7},
+    {"top_p": 0.95, "min_p": 0.01},
+    {"top_k": 50, "top_p": 0.8, "min_p": 0.1, "temperature": 0.3},
+    {"temperature": 40.0, "top_p": 0.9},  # nearly flat: the nucleus is most of the vocabulary
+    {"temperature": 40.0, "min_p": 0.8},
+    {"temperature": 1e-4, "top_p": 0.9},
+]
+
+
+def kept_by_definition(logits_V, params):
+    """The filters in float64, by whole sorted rows: probabilities, 0 for what is out."""
+    scaled = (logits_V.double() - logits_V.double().max()) / params.temperature
+    if 0 < params.top_k < len(scaled):
+        scaled[scaled < scaled.topk(params.top_k).values[-1]] = -INF
+    probs = scaled.softmax(0)
+    if params.top_p < 1:
+        ordered = probs.sort(descending=True).values
+        probs[probs < ordered[int((ordered.cumsum(0) < params.top_p).sum())]] = 0
+    if params.min_p > 0:
+        probs[probs < params.min_p * probs.max()] = 0
+    return probs
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+@pytest.mark.parametrize("vocab_size", [3, 64, 1001, 49152])
+def test_draws_are_those_of_the_definition(way, filters, vocab_size):
+    generator = torch.Generator().manual_seed(vocab_size)
+    for number, params in enumerate(SamplingParams(**{"temperature": 0.8, **filters}, seed=seed) for seed in range(4)):
+        logits_1V = torch.randn(1, vocab_size, generator=generator) * 3
+        logits_1V[0, ::5] = -INF
+        mass = kept_by_definition(logits_1V[0], params).cumsum(0)
+        row = sampler(params, vocab_size=vocab_size)
+        for step in range(5):
+            target = _uniform(number, step) * mass[-1]
+            found = row.sample(logits_1V).ids()[0]
+            before = mass[found - 1] if found else 0.0
+            assert before - 1e-5 <= target <= mass[found] + 1e-5  # rounding moves the edges
+            assert mass[found] > before, "that token was out"
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 1.0}], ids=str)
+def test_equals_stay_together(filters):
+    logits = [1.0, 5.0, 5.0, 0.0, 5.0, 5.0] * 60  # more equals than a filter asks for
+    found = draws(SamplingParams(temperature=1.0, seed=1, **filters), logits, 400)
+    assert {logits[i] for i in found} == {5.0} and len(set(found)) > 150
+
+
+def test_c_finds_no_memory(monkeypatch, way):
+    if way == "C":
+        monkeypatch.setattr(native.library(), "lm_choose", lambda *_: 1)
+        with pytest.raises(MemoryBudgetError):
+            draws(SamplingParams(), [1.0, 2.0], 1)

@@ -12,7 +12,7 @@ import functools
 import os
 import warnings
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from itertools import chain
 from pathlib import Path
@@ -23,7 +23,7 @@ from torch import Tensor
 from llamarium.errors import MemoryBudgetError, OptionError, show_value
 from llamarium.kernels.threads import num_threads
 
-INTERFACE = 5
+INTERFACE = 6
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -79,6 +79,14 @@ class Cache(Structure):
         ("dtype", c_int32), ("row_stride", c_int64), ("head_stride", c_int64),
         ("k", POINTER(c_void_p)), ("v", POINTER(c_void_p)),
         ("k_scales", POINTER(c_void_p)), ("v_scales", POINTER(c_void_p)),
+    )  # fmt: skip
+
+
+class Choice(Structure):
+    """`lm_choice`."""
+
+    _fields_ = (
+        ("temperature", c_float), ("min_p", c_float), ("top_k", c_int32), ("top_p", c_double), ("uniform", c_double),
     )  # fmt: skip
 
 
@@ -138,6 +146,7 @@ def _open() -> ctypes.CDLL | None:
     found.lm_forward.argtypes = [POINTER(Model), POINTER(Cache), c_void_p, c_int32, c_void_p]
     found.lm_lookup.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
     found.lm_product.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
+    found.lm_choose.argtypes = [c_void_p, c_int32, c_int32, POINTER(Choice), c_void_p]
     found.lm_read_ns.argtypes = [c_void_p, c_int64]
     found.lm_read_ns.restype = found.lm_busy_ns.restype = c_int64
     return found
@@ -187,6 +196,17 @@ def lookup(matrix: Matrix, rows: Tensor) -> Tensor:
     if _ready().lm_lookup(matrix, rows.data_ptr(), rows.numel(), out.data_ptr()):
         raise IndexError(f"ids span {int(rows.min())}..{int(rows.max())}; expected 0..{matrix.rows - 1}")
     return out
+
+
+def choose(logits_BV: Tensor, choices: "ctypes.Array[Choice]") -> Tensor:
+    """Choose a token for each row of logits, contiguous and float32: (B,) int64, -1 where there is no finite maximum.
+
+    Raises:
+        MemoryBudgetError: If there is no memory for the candidates.
+    """
+    ids = (c_int32 * len(choices))()
+    _check(_ready().lm_choose(logits_BV.data_ptr(), len(choices), logits_BV.shape[1], choices, ids))
+    return torch.tensor(ids[:])
 
 
 def read_ns(data: Tensor) -> int:

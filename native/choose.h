@@ -1,0 +1,262 @@
+/* The choice of a token from its logits: the largest, or one that is drawn after temperature, top-k, top-p and min-p, in the
+ * order of sampling.py.
+ *
+ * A vocabulary is large, and what a filter leaves of it small. So logits are looked at in blocks, of which the largest is
+ * known: no fewer than k logits reach the k-th largest of those, and the blocks that stay below it are not looked at again.
+ */
+#include <stdlib.h>
+
+#include "numbers.h"
+
+#define CHOICE_BLOCK 64
+#define FEW_CANDIDATES 256 /* hold the nucleus of most rows */
+
+typedef struct {
+    const float *logits;
+    int count, num_blocks;
+    float largest, temperature;
+    float *block_largest; /* (num_blocks) */
+} logit_row;
+
+static inline int block_end(const logit_row *row, int block) {
+    const int end = (block + 1) * CHOICE_BLOCK;
+    return end < row->count ? end : row->count;
+}
+
+/* Sixteen of `count` numbers from `first` on; -infinity behind their end. */
+static inline wide sixteen_at(const float *x, int count, int first) {
+    wide found = (wide){0} - INFINITY;
+    if (count - first >= 16)
+        memcpy(&found, x + first, sizeof found);
+    else
+        memcpy(&found, x + first, (count - first) * sizeof(float));
+    return found;
+}
+
+static inline wide logits_at(const logit_row *row, int first) { return sixteen_at(row->logits, row->count, first); }
+
+/* e^((logit - largest) / temperature); less than e^-87 is 0. */
+static inline wide weights_of(const logit_row *row, wide logits) {
+    const wide zero = {0}, scaled = (logits - row->largest) / row->temperature;
+    return select_wide(scaled > zero - 87.0f, exp_below_zero(select_wide(scaled > zero - 87.0f, scaled, zero)), zero);
+}
+
+/* Fill in `block_largest` and `largest`; returns whether there is a finite maximum and no NaN. */
+static int find_largest(logit_row *row) {
+    wide_ints is_nan = {0};
+    row->largest = -INFINITY;
+    for (int block = 0; block < row->num_blocks; block++) {
+        wide most = (wide){0} - INFINITY;
+        for (int i = block * CHOICE_BLOCK; i < block_end(row, block); i += 16) {
+            const wide here = logits_at(row, i);
+            is_nan |= here != here;
+            most = select_wide(here > most, here, most);
+        }
+        float largest = most[0];
+        for (int i = 1; i < 16; i++) largest = most[i] > largest ? most[i] : largest;
+        row->block_largest[block] = largest;
+        row->largest = largest > row->largest ? largest : row->largest;
+    }
+    for (int i = 0; i < 16; i++)
+        if (is_nan[i]) return 0;
+    return row->largest > -INFINITY && row->largest < INFINITY;
+}
+
+/* The first of the largest. */
+static int first_largest(const logit_row *row) {
+    int block = 0;
+    while (row->block_largest[block] < row->largest) block++;
+    int i = block * CHOICE_BLOCK;
+    while (row->logits[i] < row->largest) i++;
+    return i;
+}
+
+static float block_mass(const logit_row *row, int block) {
+    wide sums = {0};
+    for (int i = block * CHOICE_BLOCK; i < block_end(row, block); i += 16) sums += weights_of(row, logits_at(row, i));
+    quad parts[4];
+    memcpy(parts, &sums, sizeof parts);
+    const quad sum = (parts[0] + parts[2]) + (parts[1] + parts[3]);
+    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+}
+
+typedef struct {
+    int before, after; /* up to `before` numbers are no smaller than what is between, from `after` on no larger */
+} span_of_equals;
+
+/* Hoare's partition of x[first] to x[last] around one of them, larger ones first. */
+static span_of_equals split(float *x, int first, int last) {
+    const float pivot = x[first + (last - first) / 2];
+    int i = first, j = last;
+    while (i <= j) {
+        while (x[i] > pivot) i++;
+        while (x[j] < pivot) j--;
+        if (i <= j) {
+            const float kept = x[i];
+            x[i++] = x[j];
+            x[j--] = kept;
+        }
+    }
+    return (span_of_equals){j, i};
+}
+
+/* The k-th largest of some numbers, which change places. */
+static float kth_largest(float *x, int count, int k) {
+    int first = 0, last = count - 1;
+    while (first < last) {
+        const span_of_equals at = split(x, first, last);
+        if (k - 1 <= at.before)
+            last = at.before;
+        else if (k - 1 >= at.after)
+            first = at.after;
+        else
+            break;
+    }
+    return x[k - 1];
+}
+
+/* The largest number that is among those which, added up from the largest on, reach `mass`; they change places. */
+static float nucleus_floor(float *x, int count, double mass) {
+    int first = 0, last = count - 1;
+    while (first < last) {
+        double left = 0, middle = 0;
+        const span_of_equals at = split(x, first, last);
+        for (int i = first; i <= at.before; i++) left += x[i];
+        for (int i = at.before + 1; i < at.after; i++) middle += x[i];
+        if (left >= mass) {
+            last = at.before;
+        } else if (left + middle >= mass) {
+            return x[at.before + 1];
+        } else {
+            mass -= left + middle;
+            first = at.after;
+        }
+    }
+    return x[first < count ? first : count - 1];
+}
+
+/* The largest logits of a row, in the order of ids. */
+typedef struct {
+    int count, is_all;
+    int32_t *ids;
+    float *logits, *weights, *scratch;
+} candidates;
+
+/* At least `wanted` of the largest with all of their equals; returns whether there is memory for them. */
+static int find_candidates(const logit_row *row, int wanted, candidates *found) {
+    float least = -INFINITY;
+    const size_t most = row->count > row->num_blocks ? row->count : row->num_blocks;
+    char *memory = malloc(most * (sizeof(int32_t) + 3 * sizeof(float)));
+    if (memory == NULL) return 0;
+    *found = (candidates){.ids = (int32_t *)memory, .logits = (float *)memory + most, .weights = (float *)memory + 2 * most,
+                          .scratch = (float *)memory + 3 * most};
+    if (wanted < row->num_blocks) {
+        memcpy(found->scratch, row->block_largest, row->num_blocks * sizeof(float));
+        least = kth_largest(found->scratch, row->num_blocks, wanted);
+    }
+    int count = 0;
+    for (int block = 0; block < row->num_blocks; block++) {
+        if (row->block_largest[block] < least) continue;
+        for (int i = block * CHOICE_BLOCK; i < block_end(row, block); i++) {
+            found->ids[count] = i;
+            found->logits[count] = row->logits[i];
+            count += row->logits[i] >= least;
+        }
+    }
+    found->count = count;
+    found->is_all = count == row->count;
+    return 1;
+}
+
+static void weigh_candidates(const logit_row *row, const candidates *found) {
+    for (int i = 0; i < found->count; i += 16) {
+        const wide weights = weights_of(row, sixteen_at(found->logits, found->count, i));
+        memcpy(found->weights + i, &weights, (found->count - i < 16 ? found->count - i : 16) * sizeof(float));
+    }
+}
+
+/* Set the weights of those that the filters take out to 0; returns whether all that they leave is here. */
+static int filter(const logit_row *row, const lm_choice *how, const candidates *found) {
+    const int count = found->count;
+    float *scratch = found->scratch, *weights = found->weights;
+    weigh_candidates(row, found);
+    if (how->top_k > 0) {
+        memcpy(scratch, found->logits, count * sizeof(float));
+        const float least = kth_largest(scratch, count, how->top_k);
+        for (int i = 0; i < count; i++) weights[i] = found->logits[i] >= least ? weights[i] : 0;
+    }
+    const int has_all = found->is_all || how->top_k > 0;
+    double here = 0, total = 0;
+    for (int i = 0; i < count; i++) here += weights[i];
+    if (how->top_p < 1) {
+        for (int block = 0; block < row->num_blocks && !has_all; block++) total += block_mass(row, block);
+        const double mass = how->top_p * (has_all ? here : total);
+        if (!has_all && here < mass) return 0;
+        memcpy(scratch, weights, count * sizeof(float));
+        const float least = nucleus_floor(scratch, count, mass);
+        for (int i = 0; i < count; i++) weights[i] = weights[i] >= least ? weights[i] : 0;
+    }
+    float least = 1;
+    for (int i = 0; i < count; i++) {
+        least = weights[i] < least ? weights[i] : least;
+        weights[i] = weights[i] >= how->min_p ? weights[i] : 0;
+    }
+    return has_all || how->top_p < 1 || least < how->min_p;
+}
+
+/* The first token whose cumulated mass exceeds the target, of weights in the order of ids. */
+static int draw_filtered(const logit_row *row, const lm_choice *how) {
+    const int few = how->top_k > 0 ? how->top_k : FEW_CANDIDATES;
+    candidates found;
+    if (!find_candidates(row, few, &found)) return LM_NO_ID_FOR_MEMORY;
+    if (!filter(row, how, &found)) {
+        free(found.ids);
+        if (!find_candidates(row, row->count, &found)) return LM_NO_ID_FOR_MEMORY;
+        filter(row, how, &found);
+    }
+    double total = 0, mass = 0;
+    for (int i = 0; i < found.count; i++) total += found.weights[i];
+    int chosen = LM_NO_ID;
+    for (int i = 0; i < found.count && mass <= how->uniform * total; i++) {
+        mass += found.weights[i];
+        if (found.weights[i] > 0) chosen = found.ids[i];
+    }
+    free(found.ids);
+    return chosen;
+}
+
+static int draw_any(const logit_row *row, const lm_choice *how) {
+    double total = 0, mass = 0;
+    for (int block = 0; block < row->num_blocks; block++) total += block_mass(row, block);
+    const double target = how->uniform * total;
+    int block = 0, last_block = 0;
+    for (; block < row->num_blocks; block++) {
+        const float own = block_mass(row, block);
+        if (own > 0) last_block = block;
+        if (mass + own > target) break;
+        mass += own;
+    }
+    if (block == row->num_blocks) block = last_block;
+    int chosen = LM_NO_ID;
+    for (int i = block * CHOICE_BLOCK; i < block_end(row, block) && (chosen == LM_NO_ID || mass <= target); i++) {
+        const float weight = weights_of(row, (wide){0} + row->logits[i])[0];
+        mass += weight;
+        if (weight > 0) chosen = i;
+    }
+    return chosen;
+}
+
+static int choose(const float *logits, int count, lm_choice how) {
+    if (how.top_k >= count) how.top_k = 0;
+    const int num_blocks = (count + CHOICE_BLOCK - 1) / CHOICE_BLOCK;
+    logit_row row = {.logits = logits, .count = count, .num_blocks = num_blocks, .temperature = how.temperature,
+                     .block_largest = malloc(num_blocks * sizeof(float))};
+    if (row.block_largest == NULL) return LM_NO_ID_FOR_MEMORY;
+    int chosen = LM_NO_ID;
+    if (find_largest(&row)) {
+        const int has_filter = how.top_k > 0 || how.top_p < 1 || how.min_p > 0;
+        chosen = how.temperature <= 0 ? first_largest(&row) : has_filter ? draw_filtered(&row, &how) : draw_any(&row, &how);
+    }
+    free(row.block_largest);
+    return chosen;
+}
