@@ -1,9 +1,10 @@
-/* Which kernels this machine can run. */
+/* Which kernels this machine can run, and what is made of them. */
 #include <stdatomic.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "ops.h"
+#include "tiles.h"
 
 #if defined(__x86_64__)
 #ifdef LM_HAS_AVX2
@@ -107,4 +108,23 @@ int lm_lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *
 
 int lm_choose(const float *logits, int32_t num_rows, int32_t count, const lm_choice *how, int32_t *ids) {
     return ops()->choose(logits, num_rows, count, how, ids);
+}
+
+static void round_to(int32_t dtype, float *x, size_t count) {
+    for (size_t i = 0; i < count && dtype == LM_BFLOAT16; i++) x[i] = from_bf16(to_bf16(x[i]));
+}
+
+int lm_step(const lm_model *model, const lm_cache *cache, const lm_place *places, const int64_t *ids, int32_t num_rows,
+            const lm_matrix *table, const lm_matrix *head, int32_t dtype, float *logits) {
+    const size_t size = (size_t)num_rows * model->hidden;
+    float *hidden = malloc(size * sizeof(float));
+    if (hidden == NULL) return LM_NO_MEMORY;
+    int code = lm_lookup(table, ids, num_rows, hidden);
+    round_to(dtype, hidden, size);
+    if (code == LM_OK) code = lm_forward(model, cache, places, num_rows, hidden);
+    round_to(dtype, hidden, size);
+    if (code == LM_OK) code = lm_product(head, hidden, num_rows, logits);
+    if (code == LM_OK) round_to(dtype, logits, (size_t)num_rows * head->rows);
+    free(hidden);
+    return code;
 }

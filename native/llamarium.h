@@ -93,6 +93,11 @@ LM_EXPORT int lm_product(const lm_matrix *w, const float *x, int32_t num_rows, f
 /* out (num_rows, w.cols): some rows of a packed matrix, as an embedding looks them up. */
 LM_EXPORT int lm_lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *out);
 
+/* A step of decoding, from tokens to logits (num_rows, head.rows): `lm_lookup`, `lm_forward` and `lm_product`, where what goes
+ * from one to the next, and the logits, are rounded to `dtype`, LM_FLOAT32 or LM_BFLOAT16. */
+LM_EXPORT int lm_step(const lm_model *model, const lm_cache *cache, const lm_place *places, const int64_t *ids, int32_t num_rows,
+                      const lm_matrix *table, const lm_matrix *head, int32_t dtype, float *logits);
+
 /* How a token is chosen from its logits. */
 typedef struct {
     float temperature; /* 0: the largest logit, the first of equals */

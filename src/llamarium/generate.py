@@ -115,7 +115,7 @@ def decode_one(model: LlamaForCausalLM, cache: KVCache, ids: Sequence[int], posi
     """Run one new token a row, keep its key and value, and return the logits of the next (B, V)."""
     attend = CachedAttend(cache, positions, num_tokens=1)
     ids_B1 = torch.tensor(ids, device=attend.positions_BT.device).unsqueeze(1)
-    return model.logits(model.model(ids_B1, attend.positions_BT, attend)[:, 0])
+    return model.next_logits(ids_B1, attend.positions_BT, attend)
 
 
 @torch.inference_mode()

@@ -284,6 +284,50 @@ def test_tokens_have_the_same_logits_cached_chunked_batched_and_on_any_number_of
         assert torch.equal(last(chunk, count, others), expected)
 
 
+def packed_whole(dtype: torch.dtype) -> LlamaForCausalLM:
+    """A model whose embedding and head are packed too, as one from a GGUF file is."""
+    _, model = both("Q4_0", dtype)
+    model.lm_head = random_linear("q8", CONFIG.vocab_size, CONFIG.hidden_size)
+    model.model.embed_tokens = EmbeddingPacked(model.lm_head, dtype)
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_step_in_one_call_has_the_bits_of_its_parts(
+    kernels: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, steps = packed_whole(dtype), list[int]()
+    true = native.step
+    monkeypatch.setattr(native, "step", lambda *args: steps.append(len(args[2])) or true(*args))
+    logits = []
+    for is_one_call in (True, False):
+        cache = new_cache(model, 2, 40)
+        prefill(model, cache, [[1, 2, 3], [4, 5, 6, 7, 8]])
+        attend = CachedAttend(cache, [3, 5], 1)
+        run = type(model).next_logits if is_one_call else LlamaForCausalLM.next_logits
+        logits.append(run(model, torch.tensor([[7], [8]]), attend.positions_BT, attend).float())
+    assert torch.equal(*logits) and steps == [2]
+    with pytest.raises(IndexError, match="ids span 300"):
+        decode_one(model, cache, [300, 300], [4, 6])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["", "lm_head", "model", "model.embed_tokens", "model.layers.1.mlp"])
+def test_a_step_in_one_call_skips_no_hook_and_no_other_module(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = packed_whole(torch.float32), list[str]()
+    cache = new_cache(model, 1, 40)
+    expected = decode_one(model, cache, [5], [0])
+    copied = copy.deepcopy(model)
+    assert torch.equal(decode_one(copied, new_cache(copied, 1, 40), [5], [0]), expected)
+    if name:
+        model.get_submodule(name).register_forward_hook(lambda *_: seen.append(name))
+    else:
+        model.lm_head = torch.nn.Linear(CONFIG.hidden_size, CONFIG.vocab_size, bias=False)
+    monkeypatch.setattr(native, "step", lambda *_: pytest.fail("the hook, or the other head, was passed over"))
+    assert decode_one(model, cache, [5], [0]).shape == expected.shape and seen == ([name] if name else [])
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ INTERFACE = 6
 VARIABLE = "LLAMARIUM_KERNELS"
 KERNELS = ("amx", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod", "portable")
 _OFF = "torch"
+_NO_SUCH_ROW = 2
 _FILE = Path(__file__).with_name("_native.so")
 
 
@@ -146,6 +147,18 @@ def _open() -> ctypes.CDLL | None:
     found.lm_forward.argtypes = [POINTER(Model), POINTER(Cache), c_void_p, c_int32, c_void_p]
     found.lm_lookup.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
     found.lm_product.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
+    step = [
+        POINTER(Model),
+        POINTER(Cache),
+        c_void_p,
+        c_void_p,
+        c_int32,
+        POINTER(Matrix),
+        POINTER(Matrix),
+        c_int32,
+        c_void_p,
+    ]
+    found.lm_step.argtypes = step
     found.lm_choose.argtypes = [c_void_p, c_int32, c_int32, POINTER(Choice), c_void_p]
     found.lm_read_ns.argtypes = [c_void_p, c_int64]
     found.lm_read_ns.restype = found.lm_busy_ns.restype = c_int64
@@ -182,8 +195,41 @@ def forward(model: Model, cache: Cache, places: Sequence[tuple[int, int]], hidde
     Raises:
         MemoryBudgetError: If there is no memory for what lies between the layers.
     """
-    numbers = (c_int32 * (2 * len(places)))(*chain.from_iterable(places))
-    _check(_ready().lm_forward(model, cache, numbers, len(places), hidden_MD.data_ptr()))
+    _check(_ready().lm_forward(model, cache, _numbers(places), len(places), hidden_MD.data_ptr()))
+
+
+def step(
+    model: Model,
+    cache: Cache,
+    places: Sequence[tuple[int, int]],
+    ids: Tensor,
+    table: Matrix,
+    head: Matrix,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Run one token a row, from ids, int64 (B, 1), to logits, float32 (B, V).
+
+    Args:
+        model: The weights.
+        cache: Where keys and values are kept.
+        places: Each token's row and slot of the cache.
+        ids: The tokens.
+        table: What they are looked up in.
+        head: The head's weight.
+        dtype: What embeddings, hidden states and logits are rounded to, one of `DTYPES`.
+
+    Raises:
+        IndexError: If there is no such token.
+        MemoryBudgetError: If there is no memory for what lies between the layers.
+    """
+    logits = torch.empty(len(places), head.rows)
+    code = _ready().lm_step(
+        model, cache, _numbers(places), ids.data_ptr(), len(places), table, head, DTYPES[dtype], logits.data_ptr()
+    )
+    if code == _NO_SUCH_ROW:
+        raise _no_such_row(ids, table)
+    _check(code)
+    return logits
 
 
 def lookup(matrix: Matrix, rows: Tensor) -> Tensor:
@@ -194,7 +240,7 @@ def lookup(matrix: Matrix, rows: Tensor) -> Tensor:
     """
     out = torch.empty(*rows.shape, matrix.cols)
     if _ready().lm_lookup(matrix, rows.data_ptr(), rows.numel(), out.data_ptr()):
-        raise IndexError(f"ids span {int(rows.min())}..{int(rows.max())}; expected 0..{matrix.rows - 1}")
+        raise _no_such_row(rows, matrix)
     return out
 
 
@@ -229,6 +275,14 @@ def _ready() -> ctypes.CDLL:
     assert lib is not None
     lib.lm_set_threads(num_threads())
     return lib
+
+
+def _numbers(places: Sequence[tuple[int, int]]) -> "ctypes.Array[c_int32]":
+    return (c_int32 * (2 * len(places)))(*chain.from_iterable(places))
+
+
+def _no_such_row(rows: Tensor, matrix: Matrix) -> IndexError:
+    return IndexError(f"ids span {int(rows.min())}..{int(rows.max())}; expected 0..{matrix.rows - 1}")
 
 
 def _check(code: int) -> None:

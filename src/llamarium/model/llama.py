@@ -111,6 +111,10 @@ class LlamaForCausalLM(nn.Module):
         """Project normalised hidden states (..., D) onto the vocabulary: (..., V)."""
         return self.lm_head(hidden)
 
+    def next_logits(self, ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> Tensor:
+        """Return the logits of what follows each row's last token, (B, V)."""
+        return self.logits(self.model(ids_BT, positions_BT, attend)[:, -1])
+
     def tie_weights(self) -> None:
         """Make the head's weight the embedding's own Parameter, if the config says so."""
         if self.config.tie_word_embeddings:

@@ -28,7 +28,7 @@ from llamarium.kernels.threads import one_torch_thread
 from llamarium.model import LlamaForCausalLM, LlamaModel, LlamaRMSNorm
 from llamarium.quant.base import QuantizedLinear
 from llamarium.quant.half import KernelLinear
-from llamarium.quant.packed import GROUP, LinearPacked
+from llamarium.quant.packed import GROUP, EmbeddingPacked, LinearPacked
 
 # Tokens that are computed at once, and bytes of what attention knows of each chunk of 256 slots: they bound the memory
 # between the layers; the result does not depend on them.
@@ -96,12 +96,23 @@ class Plan:
 
     def run(self, hidden_MD: Tensor, attend: CachedAttend) -> None:
         """Run embedded tokens through the trunk, in place: float32, (B * T, D), row after row."""
-        cache = self._cache(attend.cache)
-        places = [(row, start + i) for row, start in enumerate(attend.starts) for i in range(attend.num_tokens)]
-        row_bytes = 4 * self._model.num_heads * (self._model.head_dim + 2) * (attend.end // _CHUNK_SLOTS + 1)
-        num_rows = max(1, min(_MAX_ROWS, _MAX_PARTS_BYTES // row_bytes))
+        cache, places, num_rows = self._cache(attend.cache), _places(attend), self._rows_at_once(attend)
         for start, part_MD in zip(range(0, len(hidden_MD), num_rows), hidden_MD.split(num_rows), strict=True):
             native.forward(self._model, cache, places[start : start + num_rows], part_MD)
+
+    def step(self, ids_B1: Tensor, attend: CachedAttend, table: EmbeddingPacked, head: LinearPacked) -> Tensor | None:
+        """Run one token a row, from ids to logits, float32 (B, V), as the modules would round them.
+
+        None if those are too many rows for one call.
+        """
+        if len(ids_B1) > self._rows_at_once(attend):
+            return None
+        cache, places = self._cache(attend.cache), _places(attend)
+        return native.step(self._model, cache, places, ids_B1, table.linear.matrix, head.matrix, table.dtype)
+
+    def _rows_at_once(self, attend: CachedAttend) -> int:
+        row_bytes = 4 * self._model.num_heads * (self._model.head_dim + 2) * (attend.end // _CHUNK_SLOTS + 1)
+        return max(1, min(_MAX_ROWS, _MAX_PARTS_BYTES // row_bytes))
 
     def _layer(self, layer: nn.Module) -> native.Layer:
         norms = ("input_layernorm", "post_attention_layernorm")
@@ -186,6 +197,39 @@ class NativeLlamaModel(LlamaModel):
         return "LlamaModel"  # the module tree that people know
 
 
+class NativeLlamaForCausalLM(LlamaForCausalLM):
+    """A `LlamaForCausalLM` that decodes in one call of C, where its embedding and its head are packed too.
+
+    Between two calls of C a step touches as little as it can: what it touches has left the caches since the last one.
+    """
+
+    def next_logits(self, ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> Tensor:
+        """Return the logits of what follows each row's last token, (B, V); float32 from C."""
+        trunk, head = self.model, cast(nn.Module, self.lm_head)
+        table = cast(nn.Module, trunk.embed_tokens)
+        plan = trunk.plan if isinstance(trunk, NativeLlamaModel) else None
+        if (
+            plan is not None
+            and type(table) is EmbeddingPacked
+            and type(head) is LinearPacked
+            and type(attend) is CachedAttend
+            and ids_BT.shape[1] == 1
+            and ids_BT.dtype is torch.int64
+            and table.dtype in native.DTYPES
+            and attend.cache.k[0].dtype in native.CACHE_DTYPES
+            and head.uses_kernels
+            and not any((*_hooks_of(table), *_hooks_of(head), *_hooks_of(trunk)))
+            and plan.serves(ids_BT)
+        ):
+            logits_BV = plan.step(ids_BT, attend, table, head)
+            if logits_BV is not None:
+                return logits_BV
+        return super().next_logits(ids_BT, positions_BT, attend)
+
+    def _get_name(self) -> str:
+        return "LlamaForCausalLM"
+
+
 def use_kernels(model: LlamaForCausalLM) -> bool:
     """Give a model on the CPU a plan, in place, if the C kernels are there and can multiply all of its Linears."""
     trunk = model.model
@@ -194,6 +238,8 @@ def use_kernels(model: LlamaForCausalLM) -> bool:
     plan = Plan(trunk)
     trunk.__class__ = NativeLlamaModel
     cast(NativeLlamaModel, trunk).plan = plan
+    if type(model) is LlamaForCausalLM:
+        model.__class__ = NativeLlamaForCausalLM
     return True
 
 
@@ -271,6 +317,11 @@ def _can_multiply(linear: nn.Module) -> bool:
 # The dicts of nn.Module are private, and asked a hundred times faster than its attributes; a plan looks at each pass.
 
 
+def _places(attend: CachedAttend) -> list[tuple[int, int]]:
+    """Return each token's row and slot of the cache."""
+    return [(row, start + i) for row, start in enumerate(attend.starts) for i in range(attend.num_tokens)]
+
+
 def _linears(trunk: LlamaModel) -> list[nn.Module]:
     return [layer.get_submodule(name) for layer in trunk.layers for name in _LINEARS.values()]
 
@@ -289,8 +340,11 @@ def _children(trunk: LlamaModel) -> Iterator[tuple[dict[str, nn.Module | None], 
 
 def _hooks(trunk: LlamaModel) -> Iterator[Mapping[int, object]]:
     for module in (trunk.norm, trunk.rotary_emb, *trunk.layers.modules()):
-        yield module._forward_hooks  # pyright: ignore[reportPrivateUsage]
-        yield module._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]
+        yield from _hooks_of(module)
+
+
+def _hooks_of(module: nn.Module) -> tuple[Mapping[int, object], Mapping[int, object]]:
+    return module._forward_hooks, module._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]
 
 
 def _tensors(module: nn.Module) -> Mapping[str, Tensor]:
