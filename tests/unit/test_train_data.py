@@ -188,7 +188,7 @@ def test_folders_without_data_and_names_without_files(tmp_path: Path):
     refused(tmp_path, "nothing to read", "no files at all")
     (tmp_path / "a.png").write_bytes(b"x")
     refused(tmp_path, "nothing to read", "1 .png", ".jsonl")
-    refused(tmp_path / "none.txt", "no data called", "none.txt", "org/name")
+    refused(Path("none.txt"), "no data called", "none.txt", "org/name")
     refused("", "no data called")
     refused("a\x1b[2Jb", "no data called")
     os.mkfifo(tmp_path / "pipe")

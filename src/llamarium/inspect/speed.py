@@ -164,7 +164,7 @@ def weight_bytes(model: LlamaForCausalLM) -> int:
 
 
 def runs_in_kernels(model: LlamaForCausalLM, num_rows: int) -> bool:
-    """Whether the kernels read each weight of the layers once a step."""
+    """Whether the kernels run the layers of a pass of `num_rows` tokens, and so read each of their weights once."""
     trunk = model.model
     if not isinstance(trunk, NativeLlamaModel) or trunk.plan is None:
         return False
@@ -205,7 +205,9 @@ def run_round(
     came = [_now() for event in events if event.row == 0]
     (start, start_busy), (stop, stop_busy) = (came[0], came[-1]) if work.num_new else (begin, came[0])
     num_steps = max(1, work.num_new)
-    return Round((stop - start) / num_steps, (stop_busy - start_busy) / num_steps, memory_bytes_per_s)
+    in_kernels = runs_in_kernels(model, work.num_rows if work.num_new else work.num_rows * work.num_prompt)
+    kernel_seconds = (stop_busy - start_busy) / num_steps if in_kernels else 0.0
+    return Round((stop - start) / num_steps, kernel_seconds, memory_bytes_per_s)
 
 
 def _now() -> tuple[float, float]:
