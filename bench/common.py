@@ -77,12 +77,21 @@ def report(name: str, options: argparse.Namespace, rows: list[dict[str, Any]], r
     print("  ".join(key.ljust(width) for key, width in widths.items()))
     for row in rows:
         print("  ".join(_show(row.get(key)).ljust(width) for key, width in widths.items()))
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k != "save"}
+    settings = {k: _without_folders(v) for k, v in vars(options).items() if k != "save"}
     line = json.dumps({"benchmark": name, "options": settings, "results": results, "environment": environment()})
     if options.save:
         (ROOT / "bench" / "results").mkdir(exist_ok=True)
         (ROOT / "bench" / "results" / f"{name}.json").write_text(line + "\n")
     print(line)
+
+
+def _without_folders(value: Any) -> Any:
+    """Name files and programs without where they lie on this machine."""
+    if isinstance(value, (list, tuple)):
+        return [_without_folders(each) for each in value]
+    if not isinstance(value, (str, Path)):
+        return value
+    return " ".join(Path(word).name if Path(word).is_absolute() else word for word in str(value).split(" "))
 
 
 def _show(value: Any) -> str:

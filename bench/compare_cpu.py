@@ -18,7 +18,8 @@ Each program is asked for tokens/s of a prompt of `--prompt-tokens` from an empt
 `--depth` others; with `--streams`, of that many answers at once in sum. All have the same number of threads. Every step
 of decoding reads every weight once; what memory can deliver is measured in the same rounds.
 
-`LLAMARIUM_KERNELS=avx2` holds our side to AVX2, to be compared with a llama.cpp that was built for it.
+Each program warms up with a prompt and a token before each round. `LLAMARIUM_KERNELS=avx2` holds our side to AVX2, to be
+compared with a llama.cpp that was built for it.
 """
 
 import argparse
@@ -45,6 +46,7 @@ Side = Callable[[], dict[str, float]]
 def ours(llama: llamarium.Llama, options: argparse.Namespace, memory: torch.Tensor) -> dict[str, float]:
     """Return our tokens/s, through the loop that users run, and the share of the memory's speed."""
     prompt, step = Work(num_prompt=options.prompt_tokens), Work(num_prompt=options.depth, num_new=options.new_tokens)
+    run_round(llama.model, Work(num_prompt=options.prompt_tokens, num_new=1))  # as llama-bench warms up
     found = {"prefill": options.prompt_tokens / run_round(llama.model, prompt).seconds}
     readable = memory_speed(memory) if native.library() else 0.0
     seconds = run_round(llama.model, step).seconds
@@ -115,6 +117,7 @@ def openvino_side(options: argparse.Namespace, path: Path) -> Side:
         return json.loads(answers.readline())
 
     def run() -> dict[str, float]:
+        ask(options.prompt_tokens, 1)  # to warm up
         first, _ = ask(options.prompt_tokens, 0)
         _, each = ask(options.depth, options.new_tokens)
         return {"prefill": options.prompt_tokens / first, "decode": 1 / each}
@@ -144,6 +147,7 @@ def transformers_side(options: argparse.Namespace) -> Side:
         return [clock.times[0], *clock.times[2:]]
 
     def run() -> dict[str, float]:
+        times(options.prompt_tokens, 1)  # to warm up
         start, end = times(options.prompt_tokens, 0)
         _, first, *_, last = times(options.depth, options.new_tokens)
         return {"prefill": options.prompt_tokens / (end - start), "decode": options.new_tokens / (last - first)}
