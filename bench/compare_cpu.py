@@ -18,8 +18,8 @@ Each program is asked for tokens/s of a prompt of `--prompt-tokens` from an empt
 `--depth` others; with `--streams`, of that many answers at once in sum. All have the same number of threads. Every step
 of decoding reads every weight once; what memory can deliver is measured in the same rounds.
 
-Each program warms up with a prompt and a token before each round. `LLAMARIUM_KERNELS=avx2` holds our side to AVX2, for a
-comparison with a llama.cpp that was built for it.
+Each program warms up with a prompt and a token before each round. `LLAMARIUM_KERNELS=avx2` holds us to AVX2, to be
+compared with a llama.cpp that was built so.
 """
 
 import argparse
