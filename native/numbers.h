@@ -166,6 +166,7 @@ static inline lane_ints nearest_codes(lanes wanted) {
     wanted = (lanes)select_ints(wanted > -most, (lane_ints)wanted, (lane_ints)-most);
     return (lane_ints)(wanted + 12582912.0f) - 0x4b400000;
 }
+
 static inline quad fold_lanes(lanes values) {
     quad parts[LANES / 4];
     memcpy(parts, &values, sizeof parts);

@@ -127,6 +127,9 @@ class Sampler:
 
         Args:
             logits_BV: The model's logits, shape (B, V), any float dtype; not changed.
+
+        Raises:
+            MemoryBudgetError: If there is no memory for the candidates.
         """
         assert logits_BV.shape == (len(self.params), self._vocab_size)
         with one_torch_thread() if logits_BV.numel() <= _SMALL else nullcontext():
@@ -181,7 +184,7 @@ class Sampler:
         self._drawn_rows = [i for i, p in enumerate(params) if p.temperature > 0]
         self._drawn = self._ids(self._drawn_rows)
         self._temperature_R1 = self._column([p.temperature for p in drawn])
-        top_k = [p.top_k if 0 < p.top_k < self._vocab_size else 0 for p in drawn]
+        top_k = [self._few(p.top_k) for p in drawn]
         self._top_k_R1, self._max_top_k = self._ids(top_k)[:, None], max(top_k, default=0)
         self._top_p_R1 = self._column([p.top_p for p in drawn], self._wide)
         self._any_top_p = any(p.top_p < 1 for p in drawn)
@@ -189,9 +192,13 @@ class Sampler:
         self._any_min_p = any(p.min_p > 0 for p in drawn)
         self._choices = None
         if self._device.type == "cpu" and native.library() is not None:
-            rows = [native.Choice(p.temperature, p.min_p, p.top_k, p.top_p, 0.0) for p in params]
+            rows = [native.Choice(p.temperature, p.min_p, self._few(p.top_k), p.top_p, 0.0) for p in params]
             self._choices = (native.Choice * len(rows))(*rows)
         self._num_top = max((-1 if p.logprobs is None else p.logprobs for p in params), default=-1)
+
+    def _few(self, top_k: int) -> int:
+        """Return top_k, or 0 where it keeps the whole vocabulary."""
+        return top_k if top_k < self._vocab_size else 0
 
     def _adjusted(self, logits_BV: Tensor) -> Tensor:
         """Steps 1 to 3: bias and penalties; the same tensor where no row has any."""

@@ -4,6 +4,7 @@ import copy
 import pickle
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -306,7 +307,8 @@ def test_a_step_in_one_call_has_the_bits_of_its_parts(
         prefill(model, cache, [[1, 2, 3], [4, 5, 6, 7, 8]])
         attend = CachedAttend(cache, [3, 5], 1)
         run = type(model).next_logits if is_one_call else LlamaForCausalLM.next_logits
-        logits.append(run(model, torch.tensor([[7], [8]]), attend.positions_BT, attend).float())
+        last_B1 = torch.tensor([[0, 7], [0, 8]])[:, 1:]  # not contiguous
+        logits.append(run(model, last_B1, attend.positions_BT, attend).float())
     assert torch.equal(*logits) and steps == [2]
     with pytest.raises(IndexError, match="ids span 300"):
         decode_one(model, cache, [300, 300], [4, 6])
@@ -320,12 +322,29 @@ def test_a_step_in_one_call_skips_no_hook_and_no_other_module(name: str, monkeyp
     expected = decode_one(model, cache, [5], [0])
     copied = copy.deepcopy(model)
     assert torch.equal(decode_one(copied, new_cache(copied, 1, 40), [5], [0]), expected)
+    monkeypatch.setattr(native, "step", lambda *_: pytest.fail("a hook, or another module, was passed over"))
     if name:
         model.get_submodule(name).register_forward_hook(lambda *_: seen.append(name))
     else:
         model.lm_head = torch.nn.Linear(CONFIG.hidden_size, CONFIG.vocab_size, bias=False)
-    monkeypatch.setattr(native, "step", lambda *_: pytest.fail("the hook, or the other head, was passed over"))
     assert decode_one(model, cache, [5], [0]).shape == expected.shape and seen == ([name] if name else [])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["lm_head", "embed_tokens"])
+def test_what_was_moved_to_another_device_is_not_read_by_the_kernels(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = packed_whole(torch.float32)
+    cache, read = new_cache(model, 1, 40), list[str]()
+    model.lm_head = copy.deepcopy(model.lm_head)  # not the embedding's own weight
+    (model if name == "lm_head" else model.model).get_submodule(name).to("meta")
+    matrix = {"lm_head": "product", "embed_tokens": "lookup"}[name]
+    for function in ("step", matrix):
+        monkeypatch.setattr(native, function, lambda *_, function=function: read.append(function))
+    with suppress(RuntimeError, NotImplementedError):  # PyTorch's, of two devices
+        decode_one(model, cache, [5], [0])
+    assert read == []
 
 
 @torch.no_grad()

@@ -437,7 +437,7 @@ def kept_by_definition(logits_V, params):
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 @pytest.mark.parametrize("vocab_size", [3, 64, 1001, 49152])
-def test_draws_are_those_of_the_definition(way, filters, vocab_size):
+def test_draws_are_those_of_the_definition(filters, vocab_size):
     generator = torch.Generator().manual_seed(vocab_size)
     for number, params in enumerate(SamplingParams(**{"temperature": 0.8, **filters}, seed=seed) for seed in range(4)):
         logits_1V = torch.randn(1, vocab_size, generator=generator) * 3
@@ -459,8 +459,14 @@ def test_equals_stay_together(filters):
     assert {logits[i] for i in found} == {5.0} and len(set(found)) > 150
 
 
-def test_c_finds_no_memory(monkeypatch, way):
-    if way == "C":
-        monkeypatch.setattr(native.library(), "lm_choose", lambda *_: 1)
-        with pytest.raises(MemoryBudgetError):
-            draws(SamplingParams(), [1.0, 2.0], 1)
+@pytest.mark.parametrize("top_k", [4, 2**31, 2**32 + 1])
+def test_a_top_k_beyond_the_vocabulary_keeps_all(top_k):
+    found = draws(SamplingParams(temperature=1.0, top_k=top_k, seed=1), [1.0, 1.1, 1.2, 1.3], 60)
+    assert set(found) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("way", ["C"], indirect=True)
+def test_c_finds_no_memory(monkeypatch):
+    monkeypatch.setattr(native.library(), "lm_choose", lambda *_: 1)
+    with pytest.raises(MemoryBudgetError):
+        draws(SamplingParams(), [1.0, 2.0], 1)

@@ -147,18 +147,10 @@ def _open() -> ctypes.CDLL | None:
     found.lm_forward.argtypes = [POINTER(Model), POINTER(Cache), c_void_p, c_int32, c_void_p]
     found.lm_lookup.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
     found.lm_product.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
-    step = [
-        POINTER(Model),
-        POINTER(Cache),
-        c_void_p,
-        c_void_p,
-        c_int32,
-        POINTER(Matrix),
-        POINTER(Matrix),
-        c_int32,
-        c_void_p,
-    ]
-    found.lm_step.argtypes = step
+    found.lm_step.argtypes = [
+        POINTER(Model), POINTER(Cache), c_void_p, c_void_p, c_int32, POINTER(Matrix), POINTER(Matrix),
+        c_int32, c_void_p,
+    ]  # fmt: skip
     found.lm_choose.argtypes = [c_void_p, c_int32, c_int32, POINTER(Choice), c_void_p]
     found.lm_read_ns.argtypes = [c_void_p, c_int64]
     found.lm_read_ns.restype = found.lm_busy_ns.restype = c_int64
@@ -222,7 +214,7 @@ def step(
         IndexError: If there is no such token.
         MemoryBudgetError: If there is no memory for what lies between the layers.
     """
-    logits = torch.empty(len(places), head.rows)
+    logits, ids = torch.empty(len(places), head.rows), ids.contiguous()
     code = _ready().lm_step(
         model, cache, _numbers(places), ids.data_ptr(), len(places), table, head, DTYPES[dtype], logits.data_ptr()
     )

@@ -103,7 +103,8 @@ class LinearPacked(QuantizedLinear):
         `uses_kernels`, and where a gradient is wanted, the weight is unpacked instead.
         """
         wants_grad = torch.is_grad_enabled() and x.requires_grad
-        if wants_grad or not self.uses_kernels or x.device.type != "cpu" or native.library() is None:
+        is_here = x.device.type == self.weight.device.type == "cpu"
+        if wants_grad or not self.uses_kernels or not is_here or native.library() is None:
             return super().forward(x)
         with one_torch_thread():
             rows = x.reshape(-1, self.in_features).float().contiguous()
@@ -155,7 +156,8 @@ class EmbeddingPacked(QuantizedEmbedding):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Look up integer ids (...): vectors (..., embedding_dim)."""
-        if ids.device.type != "cpu" or ids.dtype is not torch.int64 or native.library() is None:
+        is_here = ids.device.type == self.weight.device.type == "cpu"
+        if not is_here or ids.dtype is not torch.int64 or native.library() is None:
             return self.linear.dequantize_at(ids.flatten(), self.dtype).view(*ids.shape, self.embedding_dim)
         return native.lookup(self.linear.matrix, ids.contiguous()).to(self.dtype)
 

@@ -158,7 +158,8 @@ class NativeLlamaModel(LlamaModel):
         """
         if self.plan is None and _can_run(self):  # a copy, which has come without
             self.plan = Plan(self)
-        serves = self.plan is not None and self.plan.serves(ids_BT)
+        is_here = self.embed_tokens.weight.device.type == "cpu"
+        serves = self.plan is not None and is_here and self.plan.serves(ids_BT)
         cached = self._cached(ids_BT, positions_BT, attend) if serves else None
         if self.plan is None or cached is None:
             if self.deterministic:
@@ -218,6 +219,7 @@ class NativeLlamaForCausalLM(LlamaForCausalLM):
             and table.dtype in native.DTYPES
             and attend.cache.k[0].dtype in native.CACHE_DTYPES
             and head.uses_kernels
+            and head.weight.device.type == table.weight.device.type == "cpu"
             and not any((*_hooks_of(table), *_hooks_of(head), *_hooks_of(trunk)))
             and plan.serves(ids_BT)
         ):
