@@ -2,8 +2,6 @@
 #include "inputs.h"
 #include LM_PRODUCTS /* tile_product of this set */
 
-#define ROWS_IN_CACHE 64 /* rows of tokens whose inputs stay in the cache beside a stripe */
-#define STRIPES_AT_ONCE 8
 #define STRIPES_OF_THE_REST 4
 #define STRIDE ((ROWS_IN_CACHE + 4) * LM_TILE_ROWS) /* from a stripe's results to the next's, not at the same place of a page */
 
@@ -14,7 +12,7 @@ static inline int min_int(int a, int b) { return a < b ? a : b; }
 static inline quad bf16_rows(const uint16_t *weights, size_t stride, int cols, const float *x) {
     lanes totals[4] = {{0}};
     for (int i = 0; i < cols; i += LANES)
-        for (int k = 0; k < 4; k++) totals[k] += load_lanes(LM_BFLOAT16, weights, k * stride + i) * load_lanes(LM_FLOAT32, x, i);
+        for (int k = 0; k < 4; k++) __builtin_prefetch(weights + (k+4) * stride + i), totals[k] += load_lanes(LM_BFLOAT16, weights, k * stride + i) * load_lanes(LM_FLOAT32, x, i);
     return sums_of(totals);
 }
 

@@ -17,64 +17,58 @@ INLINE __m256i four(const int8_t *q) {
     return _mm256_set1_epi32(bits);
 }
 
-INLINE __m256 sums_at(const span *s, int m, int half) {
-    return s->begins ? _mm256_setzero_ps() : _mm256_loadu_ps(s->out + m * LM_TILE_ROWS + 8 * half);
-}
+INLINE __m256 sums_at(const turn *t, const float *out) { return t->begins ? _mm256_setzero_ps() : _mm256_loadu_ps(out); }
 
-/* 8 of the tiles' 16 rows (`half` 0 or 1) times `rows` rows of groups. */
-INLINE void half_tile_rows(const span *s, int half, const int kind, const int rows) {
-    const uint8_t *tiles = s->tiles;
+/* 8 of a tile's 16 rows (`half` 0 or 1) times `rows` rows of inputs. */
+INLINE void half_tile_rows(const turn *t, const uint8_t *tile, int half, float *out, const int kind, const int rows) {
     const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), middle = _mm256_set1_epi8(-128);
     const __m256i book = kind == LM_Q4_CODEBOOK
-        ? _mm256_xor_si256(middle, _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)s->w->codebook))) : middle;
+        ? _mm256_xor_si256(middle, _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)t->w->codebook))) : middle;
     const int narrow = kind == LM_Q4 || kind == LM_Q4_MIN, zero = kind == LM_Q4 ? 8 : 0;
-    __m256 total[ROWS_AT_ONCE];
-    for (int m = 0; m < rows; m++) total[m] = sums_at(s, m, half);
-    for (int g = 0; g < s->count; g++, tiles += tile_bytes(kind)) {
-        __m256i codes[8]; /* of columns 4j to 4j + 3; signed, but for those of 4 bits */
-        for (int j = 0; j < (kind == LM_Q8 ? 8 : 4); j++) {
-            const __m256i bytes = _mm256_loadu_si256((const __m256i *)(tiles + 64 * j + 32 * half));
-            _mm_prefetch((const char *)tiles + 64 * j + BYTES_AHEAD, _MM_HINT_T0);
-            if (kind == LM_Q8) {
-                codes[j] = _mm256_xor_si256(bytes, middle);
-                continue;
-            }
-            codes[j] = _mm256_and_si256(bytes, nibble);
-            codes[j + 4] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
-            if (kind == LM_Q4_CODEBOOK) {
-                codes[j] = _mm256_shuffle_epi8(book, codes[j]);
-                codes[j + 4] = _mm256_shuffle_epi8(book, codes[j + 4]);
-            }
+    __m256i codes[8]; /* of columns 4j to 4j + 3; signed, but for those of 4 bits */
+    for (int j = 0; j < (kind == LM_Q8 ? 8 : 4); j++) {
+        const __m256i bytes = _mm256_loadu_si256((const __m256i *)(tile + 64 * j + 32 * half));
+        if (half == 0) _mm_prefetch((const char *)tile + 64 * j + BYTES_AHEAD, _MM_HINT_T0);
+        if (kind == LM_Q8) {
+            codes[j] = _mm256_xor_si256(bytes, middle);
+            continue;
         }
-        const uint8_t *halves = tiles + (kind == LM_Q8 ? 512 : 256) + 16 * half;
-        const __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)halves));
-        const __m256 minimum = kind == LM_Q4_MIN
-            ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(halves + 32))) : _mm256_setzero_ps();
-        for (int m = 0; m < rows; m++) {
-            const lm_block *block = &s->x[(size_t)m * s->groups + g];
-            __m256i sum = _mm256_setzero_si256();
-            for (int j = 0; j < 8; j++) {
-                const __m256i input = four(block->q + 4 * j);
-                if (narrow)
-                    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes[j], input));
-                else
-                    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(ones, _mm256_maddubs_epi16(
-                        _mm256_abs_epi8(codes[j]), _mm256_sign_epi8(input, codes[j]))));
-            }
-            if (narrow) sum = _mm256_madd_epi16(ones, sum);
-            if (zero) sum = _mm256_sub_epi32(sum, _mm256_set1_epi32(zero * block->sum));
-            const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(block->scale));
-            total[m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), both, total[m]);
-            if (kind == LM_Q4_MIN)
-                total[m] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(block->total), total[m]);
+        codes[j] = _mm256_and_si256(bytes, nibble);
+        codes[j + 4] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
+        if (kind == LM_Q4_CODEBOOK) {
+            codes[j] = _mm256_shuffle_epi8(book, codes[j]);
+            codes[j + 4] = _mm256_shuffle_epi8(book, codes[j + 4]);
         }
     }
-    for (int m = 0; m < rows; m++) _mm256_storeu_ps(s->out + m * LM_TILE_ROWS + 8 * half, total[m]);
+    const uint8_t *halves = tile + code_bytes(kind) + 16 * half;
+    if (half == 0) _mm_prefetch((const char *)halves + BYTES_AHEAD, _MM_HINT_T0);
+    const __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)halves));
+    const __m256 minimum = kind == LM_Q4_MIN
+        ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(halves + 32))) : _mm256_setzero_ps();
+    for (int m = 0; m < rows; m++, out += LM_TILE_ROWS) {
+        const lm_block *block = &t->x[(size_t)m * t->groups];
+        __m256i sum = _mm256_setzero_si256();
+        for (int j = 0; j < 8; j++) {
+            const __m256i input = four(block->q + 4 * j);
+            if (narrow)
+                sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes[j], input));
+            else
+                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(ones, _mm256_maddubs_epi16(
+                    _mm256_abs_epi8(codes[j]), _mm256_sign_epi8(input, codes[j]))));
+        }
+        if (narrow) sum = _mm256_madd_epi16(ones, sum);
+        if (zero) sum = _mm256_sub_epi32(sum, _mm256_set1_epi32(zero * block->sum));
+        const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(block->scale));
+        __m256 total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), both, sums_at(t, out + 8 * half));
+        if (kind == LM_Q4_MIN) total = _mm256_fmadd_ps(minimum, _mm256_set1_ps(block->total), total);
+        _mm256_storeu_ps(out + 8 * half, total);
+    }
 }
 
-INLINE void tile_rows(const span *s, const int kind, const int rows) {
-    half_tile_rows(s, 0, kind, rows);
-    half_tile_rows(s, 1, kind, rows);
+INLINE void tile_rows(const turn *t, const int kind, const int rows) {
+    const uint8_t *tile = t->tiles;
+    for (int i = 0; i < t->count; i++, tile += t->step)
+        for (int half = 0; half < 2; half++) half_tile_rows(t, tile, half, t->out + i * t->stride, kind, rows);
 }
 
 /* codes[j], j < 8: columns 4j to 4j + 3 of a group of the K formats; 8 rows. */
@@ -124,49 +118,52 @@ INLINE __m256 halves_at(const uint8_t *from) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
 }
 
-/* Add 8 of a tile's 16 rows (`half` 0 or 1) times `rows` rows of eight groups to `total`. */
-INLINE void half_super_rows(const uint8_t *tile, const small_integers *small, int half, int groups, const lm_block *x,
-                            const int kind, const int rows, __m256 *total) {
-    const uint8_t *from = tile + head_bytes(kind) + 32 * half;
-    const uint8_t *scales = (kind == LM_Q6_K ? tile + 32 : small->scale) + 8 * half;
-    __m256 part[ROWS_AT_ONCE];
-    for (int m = 0; m < rows; m++) part[m] = _mm256_setzero_ps();
-    for (int g = 0; g < 8; g++, from += code_bytes(kind), scales += kind == LM_Q6_K ? 32 : 16) {
-        __m256i codes[8];
-        super_codes(from, kind, codes);
-        const __m256 scale = small_floats(scales, kind);
-        const __m256 right_scale = kind == LM_Q6_K ? small_floats(scales + 16, kind) : scale;
-        for (int m = 0; m < rows; m++) {
-            const lm_block *block = &x[(size_t)m * groups + g];
-            const __m256 value = super_value(codes, block, kind, scale, right_scale);
-            part[m] = _mm256_fmadd_ps(value, _mm256_set1_ps(block->scale), part[m]);
-        }
-    }
+/* Group `g` of 8 of a tile's 16 rows, for the K formats: added to `parts`, of `rows` rows of inputs. */
+INLINE void half_super_group(const turn *t, const uint8_t *tile, const small_integers *small, int g, int half, __m256 *parts,
+                             const int kind, const int rows) {
+    const uint8_t *scales = (kind == LM_Q6_K ? tile + 32 + 32 * g : small->scale + 16 * g) + 8 * half;
+    const __m256 scale = small_floats(scales, kind), right_scale = kind == LM_Q6_K ? small_floats(scales + 16, kind) : scale;
+    __m256i codes[8];
+    super_codes(tile + head_bytes(kind) + g * code_bytes(kind) + 32 * half, kind, codes);
     for (int m = 0; m < rows; m++) {
-        total[m] = _mm256_fmadd_ps(halves_at(tile + 16 * half), part[m], total[m]);
-        if (kind == LM_Q6_K) continue;
-        __m256 offset = _mm256_setzero_ps();
-        for (int g = 0; g < 8; g++) {
-            const lm_block *block = &x[(size_t)m * groups + g];
-            const __m256 sum = _mm256_set1_ps(block->total);
-            offset = _mm256_fmadd_ps(small_floats(small->minimum + 16 * g + 8 * half, kind), sum, offset);
-        }
-        total[m] = _mm256_fnmadd_ps(halves_at(tile + 32 + 16 * half), offset, total[m]);
+        const lm_block *block = &t->x[(size_t)m * t->groups + g];
+        const __m256 value = super_value(codes, block, kind, scale, right_scale);
+        parts[m] = _mm256_fmadd_ps(value, _mm256_set1_ps(block->scale), parts[m]);
     }
 }
 
-/* As `tile_rows`, for the K formats. */
-INLINE void super_rows(const span *s, const int kind, const int rows) {
-    const uint8_t *tile = s->tiles;
-    __m256 total[2][ROWS_AT_ONCE];
-    for (int m = 0; m < rows; m++)
-        for (int half = 0; half < 2; half++) total[half][m] = sums_at(s, m, half);
-    for (int first = 0; first < 8 * s->count; first += 8, tile += tile_bytes(kind)) {
-        const small_integers small = unpack_integers(tile); /* Q6_K has others, and leaves these alone */
-        for (int half = 0; half < 2; half++) half_super_rows(tile, &small, half, s->groups, s->x + first, kind, rows, total[half]);
+/* The total of 8 of a tile's 16 rows and that of 256 more columns, of which `part` is all but the scale and the minima. */
+INLINE __m256 add_super(
+    __m256 total, __m256 part, const uint8_t *tile, const small_integers *small, int half, const lm_block *x, const int kind) {
+    total = _mm256_fmadd_ps(halves_at(tile + 16 * half), part, total);
+    if (kind == LM_Q6_K) return total;
+    __m256 offset = _mm256_setzero_ps();
+    for (int g = 0; g < 8; g++)
+        offset = _mm256_fmadd_ps(small_floats(small->minimum + 16 * g + 8 * half, kind), _mm256_set1_ps(x[g].total), offset);
+    return _mm256_fnmadd_ps(halves_at(tile + 32 + 16 * half), offset, total);
+}
+
+/* As `tile_rows`, for the K formats; the stripes take turns group by group here too. */
+INLINE void super_rows(const turn *t, const int kind, const int rows) {
+    small_integers small[STRIPES_AT_ONCE]; /* Q6_K has others, and leaves these alone */
+    __m256 parts[STRIPES_AT_ONCE][2][ROWS_AT_ONCE] = {0};
+    for (int i = 0; i < t->count; i++) {
+        const uint8_t *tile = t->tiles + i * t->step;
+        for (size_t at = 0; at < head_bytes(kind); at += 64) _mm_prefetch((const char *)tile + at + BYTES_AHEAD, _MM_HINT_T0);
+        if (kind != LM_Q6_K) small[i] = unpack_integers(tile);
     }
-    for (int m = 0; m < rows; m++)
-        for (int half = 0; half < 2; half++) _mm256_storeu_ps(s->out + m * LM_TILE_ROWS + 8 * half, total[half][m]);
+    for (int g = 0; g < 8; g++)
+        for (int i = 0; i < t->count; i++)
+            for (int half = 0; half < 2; half++)
+                half_super_group(t, t->tiles + i * t->step, &small[i], g, half, parts[i][half], kind, rows);
+    for (int i = 0; i < t->count; i++)
+        for (int m = 0; m < rows; m++)
+            for (int half = 0; half < 2; half++) {
+                float *out = t->out + i * t->stride + m * LM_TILE_ROWS + 8 * half;
+                const lm_block *x = &t->x[(size_t)m * t->groups];
+                const __m256 part = parts[i][half][m];
+                _mm256_storeu_ps(out, add_super(sums_at(t, out), part, t->tiles + i * t->step, &small[i], half, x, kind));
+            }
 }
 
 #include "tile_product.h"

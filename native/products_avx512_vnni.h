@@ -22,7 +22,15 @@ INLINE __m512i codebook_of(const lm_matrix *w, const int kind) {
 }
 
 /* What stands for 0 in a tile's codes. */
-INLINE int zero_of(const int kind) { return kind == LM_Q4 ? 8 : kind == LM_Q4_MIN ? 0 : 128; }
+INLINE int zero_of(const int kind) {
+    return kind == LM_Q4 ? 8 : kind == LM_Q6_K ? 32 : kind == LM_Q4_MIN || kind == LM_Q4_K || kind == LM_Q5_K ? 0 : 128;
+}
+
+/* What sums of codes times inputs start from. Q6_K has two for a group, `half` 0 and 1, since each half has a scale. */
+INLINE __m512i start_of(const lm_block *block, const int kind, const int half) {
+    const int sum = kind != LM_Q6_K ? block->sum : half == 0 ? block->first : block->sum - block->first;
+    return _mm512_set1_epi32(-zero_of(kind) * sum);
+}
 
 /* codes[j] holds columns 4j to 4j + 3 of a tile's 16 rows, in 8 bits each. */
 INLINE void load_codes(const uint8_t *tile, const int kind, __m512i book, __m512i codes[8]) {
@@ -44,45 +52,50 @@ INLINE void load_codes(const uint8_t *tile, const int kind, __m512i book, __m512
 }
 
 typedef struct {
-    __m512 scale, minimum;
+    __m512 scale, other; /* `other` is the minimum, or Q6_K's scale of a group's second half */
 } factors;
 
+INLINE __m512 halves_at(const uint8_t *from) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from)); }
+
 INLINE factors load_factors(const uint8_t *tile, const int kind) {
-    const uint8_t *halves = tile + (kind == LM_Q8 ? 512 : 256);
-    const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)halves));
-    return (factors){scale, kind == LM_Q4_MIN ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(halves + 32)))
-                                              : _mm512_setzero_ps()};
+    const uint8_t *halves = tile + code_bytes(kind);
+    _mm_prefetch((const char *)halves + BYTES_AHEAD, _MM_HINT_T0);
+    return (factors){halves_at(halves), kind == LM_Q4_MIN ? halves_at(halves + 32) : _mm512_setzero_ps()};
 }
 
 /* The total of 16 rows and that of one more group, whose codes' products add up to `sum`. */
 INLINE __m512 add_group(__m512 total, __m512i sum, factors f, const lm_block *block, const int kind) {
     const __m512 both = _mm512_mul_ps(f.scale, _mm512_set1_ps(block->scale));
     total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), both, total);
-    if (kind == LM_Q4_MIN) total = _mm512_fmadd_ps(f.minimum, _mm512_set1_ps(block->total), total);
+    if (kind == LM_Q4_MIN) total = _mm512_fmadd_ps(f.other, _mm512_set1_ps(block->total), total);
     return total;
 }
 
-INLINE __m512 sums_at(const span *s, int m) {
-    return s->begins ? _mm512_setzero_ps() : _mm512_loadu_ps(s->out + m * LM_TILE_ROWS);
-}
+INLINE __m512 sums_at(const turn *t, const float *out) { return t->begins ? _mm512_setzero_ps() : _mm512_loadu_ps(out); }
 
-INLINE void tile_rows(const span *s, const int kind, const int rows) {
-    const uint8_t *tiles = s->tiles;
-    const __m512i book = codebook_of(s->w, kind);
-    __m512 total[ROWS_AT_ONCE];
-    for (int m = 0; m < rows; m++) total[m] = sums_at(s, m);
-    for (int g = 0; g < s->count; g++, tiles += tile_bytes(kind)) {
+/* The inputs of a few rows stay in registers, for all stripes. */
+INLINE void tile_rows(const turn *t, const int kind, const int rows) {
+    const int stay = rows <= 2;
+    const uint8_t *tile = t->tiles;
+    const __m512i book = codebook_of(t->w, kind);
+    __m512i inputs[2][8], starts[ROWS_AT_ONCE];
+    for (int m = 0; m < rows; m++) {
+        const lm_block *block = &t->x[(size_t)m * t->groups];
+        starts[m] = start_of(block, kind, 0);
+        for (int j = 0; j < 8 && stay; j++) inputs[m][j] = four(block->q + 4 * j);
+    }
+    for (int i = 0; i < t->count; i++, tile += t->step) {
         __m512i codes[8];
-        load_codes(tiles, kind, book, codes);
-        const factors f = load_factors(tiles, kind);
+        load_codes(tile, kind, book, codes);
+        const factors f = load_factors(tile, kind);
         for (int m = 0; m < rows; m++) {
-            const lm_block *block = &s->x[(size_t)m * s->groups + g];
-            __m512i sum = _mm512_set1_epi32(-zero_of(kind) * block->sum);
-            for (int j = 0; j < 8; j++) sum = _mm512_dpbusd_epi32(sum, codes[j], four(block->q + 4 * j));
-            total[m] = add_group(total[m], sum, f, block, kind);
+            const lm_block *block = &t->x[(size_t)m * t->groups];
+            float *out = t->out + i * t->stride + m * LM_TILE_ROWS;
+            __m512i sum = starts[m];
+            for (int j = 0; j < 8; j++) sum = _mm512_dpbusd_epi32(sum, codes[j], stay ? inputs[m][j] : four(block->q + 4 * j));
+            _mm512_storeu_ps(out, add_group(sums_at(t, out), sum, f, block, kind));
         }
     }
-    for (int m = 0; m < rows; m++) _mm512_storeu_ps(s->out + m * LM_TILE_ROWS, total[m]);
 }
 
 /* codes[j], j < 8: columns 4j to 4j + 3 of a group of the K formats. */
@@ -90,6 +103,7 @@ INLINE void super_codes(const uint8_t *from, const int kind, __m512i codes[8]) {
     const __m512i fifth = _mm512_set1_epi8(16), both = _mm512_set1_epi8(48);
     load_codes(from, LM_Q4, _mm512_setzero_si512(), codes); /* the low four bits */
     if (kind == LM_Q4_K) return;
+    for (size_t at = 256; at < code_bytes(kind); at += 64) _mm_prefetch((const char *)from + at + BYTES_AHEAD, _MM_HINT_T0);
     for (int j = 0; j < 8; j++) {
         const __m512i bytes = _mm512_loadu_si512(from + 256 + (kind == LM_Q6_K ? j / 4 * 64 : 0));
         const int shift = kind == LM_Q6_K ? 2 * (j % 4) : j; /* where bit 4 of the code lies */
@@ -98,68 +112,68 @@ INLINE void super_codes(const uint8_t *from, const int kind, __m512i codes[8]) {
     }
 }
 
-/* sum + the products of half a group's codes and inputs. */
-INLINE __m512i half_group(__m512i sum, const __m512i *codes, const int8_t *q) {
-    for (int j = 0; j < 4; j++) sum = _mm512_dpbusd_epi32(sum, codes[j], four(q + 4 * j));
-    return sum;
-}
-
-/* A group's product before the float16 scale and the inputs': a whole number below 2^24, as floats hold them. */
-INLINE __m512 super_value(
-    const __m512i codes[8], const lm_block *block, const int kind, __m512 scale, __m512 right_scale) {
-    if (kind != LM_Q6_K) {
-        const __m512i left = half_group(_mm512_setzero_si512(), codes, block->q);
-        return _mm512_mul_ps(_mm512_cvtepi32_ps(half_group(left, codes + 4, block->q + 16)), scale);
-    }
-    const __m512i left = half_group(_mm512_set1_epi32(-32 * block->first), codes, block->q);
-    const __m512i right = half_group(_mm512_set1_epi32(-32 * (block->sum - block->first)), codes + 4, block->q + 16);
-    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(left), scale, _mm512_mul_ps(_mm512_cvtepi32_ps(right), right_scale));
-}
-
 INLINE __m512 small_floats(const uint8_t *from, const int kind) {
     const __m128i bytes = _mm_loadu_si128((const __m128i *)from);
     return _mm512_cvtepi32_ps(kind == LM_Q6_K ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
 }
 
-INLINE __m512 halves_at(const uint8_t *from) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+/* A group of a tile of the K formats; Q6_K leaves `small` alone. */
+INLINE factors super_factors(const uint8_t *tile, const small_integers *small, int g, const int kind) {
+    if (kind == LM_Q6_K) return (factors){small_floats(tile + 32 + 32 * g, kind), small_floats(tile + 48 + 32 * g, kind)};
+    return (factors){small_floats(small->scale + 16 * g, kind), _mm512_setzero_ps()};
 }
 
-/* As `tile_rows`, for the K formats. */
-INLINE void super_rows(const span *s, const int kind, const int rows) {
-    const uint8_t *tile = s->tiles;
-    __m512 total[ROWS_AT_ONCE];
-    for (int m = 0; m < rows; m++) total[m] = sums_at(s, m);
-    for (int first = 0; first < 8 * s->count; first += 8, tile += tile_bytes(kind)) {
-        const small_integers small = unpack_integers(tile); /* Q6_K has others, and leaves these alone */
-        const uint8_t *from = tile + head_bytes(kind);
-        __m512 part[ROWS_AT_ONCE];
-        for (int m = 0; m < rows; m++) part[m] = _mm512_setzero_ps();
-        for (int g = 0; g < 8; g++, from += code_bytes(kind)) {
-            __m512i codes[8];
-            super_codes(from, kind, codes);
-            const uint8_t *scales = kind == LM_Q6_K ? tile + 32 + 32 * g : small.scale + 16 * g;
-            const __m512 scale = small_floats(scales, kind);
-            const __m512 right_scale = kind == LM_Q6_K ? small_floats(scales + 16, kind) : scale;
-            for (int m = 0; m < rows; m++) {
-                const lm_block *block = &s->x[(size_t)m * s->groups + first + g];
-                const __m512 value = super_value(codes, block, kind, scale, right_scale);
-                part[m] = _mm512_fmadd_ps(value, _mm512_set1_ps(block->scale), part[m]);
-            }
-        }
-        for (int m = 0; m < rows; m++) {
-            total[m] = _mm512_fmadd_ps(halves_at(tile), part[m], total[m]);
-            if (kind == LM_Q6_K) continue;
-            __m512 offset = _mm512_setzero_ps();
-            for (int g = 0; g < 8; g++) {
-                const lm_block *block = &s->x[(size_t)m * s->groups + first + g];
-                const __m512 sum = _mm512_set1_ps(block->total);
-                offset = _mm512_fmadd_ps(small_floats(small.minimum + 16 * g, kind), sum, offset);
-            }
-            total[m] = _mm512_fnmadd_ps(halves_at(tile + 32), offset, total[m]);
-        }
+/* The part of 256 columns and one more group of it, whose codes' products add up to `sum`, and for Q6_K `second`. The product before
+ * the float16 scale and the inputs' is a whole number below 2^24, as floats hold them. */
+INLINE __m512 add_super_group(__m512 part, __m512i sum, __m512i second, factors f, const lm_block *block, const int kind) {
+    __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), f.scale);
+    if (kind == LM_Q6_K) value = _mm512_fmadd_ps(_mm512_cvtepi32_ps(second), f.other, value);
+    return _mm512_fmadd_ps(value, _mm512_set1_ps(block->scale), part);
+}
+
+/* The total of 16 rows and that of 256 more columns, of which `part` is all but the scale and the minima. */
+INLINE __m512 add_super(__m512 total, __m512 part, const uint8_t *tile, const small_integers *small, const lm_block *x, const int kind) {
+    total = _mm512_fmadd_ps(halves_at(tile), part, total);
+    if (kind == LM_Q6_K) return total;
+    __m512 offset = _mm512_setzero_ps();
+    for (int g = 0; g < 8; g++)
+        offset = _mm512_fmadd_ps(small_floats(small->minimum + 16 * g, kind), _mm512_set1_ps(x[g].total), offset);
+    return _mm512_fnmadd_ps(halves_at(tile + 32), offset, total);
+}
+
+/* As `tile_rows`, for the K formats; the stripes take turns group by group here too. */
+INLINE void super_rows(const turn *t, const int kind, const int rows) {
+    small_integers small[STRIPES_AT_ONCE];
+    __m512 parts[STRIPES_AT_ONCE][ROWS_AT_ONCE];
+    for (int i = 0; i < t->count; i++) {
+        const uint8_t *tile = t->tiles + i * t->step;
+        for (size_t at = 0; at < head_bytes(kind); at += 64) _mm_prefetch((const char *)tile + at + BYTES_AHEAD, _MM_HINT_T0);
+        if (kind != LM_Q6_K) small[i] = unpack_integers(tile);
+        for (int m = 0; m < rows; m++) parts[i][m] = _mm512_setzero_ps();
     }
-    for (int m = 0; m < rows; m++) _mm512_storeu_ps(s->out + m * LM_TILE_ROWS, total[m]);
+    for (int g = 0; g < 8; g++)
+        for (int i = 0; i < t->count; i++) {
+            const uint8_t *tile = t->tiles + i * t->step;
+            const factors f = super_factors(tile, &small[i], g, kind);
+            __m512i codes[8];
+            super_codes(tile + head_bytes(kind) + g * code_bytes(kind), kind, codes);
+            for (int m = 0; m < rows; m++) {
+                const lm_block *block = &t->x[(size_t)m * t->groups + g];
+                __m512i left = start_of(block, kind, 0), right = kind == LM_Q6_K ? start_of(block, kind, 1) : _mm512_setzero_si512();
+                for (int j = 0; j < 4; j++) {
+                    left = _mm512_dpbusd_epi32(left, codes[j], four(block->q + 4 * j));
+                    right = _mm512_dpbusd_epi32(right, codes[j + 4], four(block->q + 4 * j + 16));
+                }
+                if (kind != LM_Q6_K) left = _mm512_add_epi32(left, right);
+                parts[i][m] = add_super_group(parts[i][m], left, right, f, block, kind);
+            }
+        }
+    for (int i = 0; i < t->count; i++)
+        for (int m = 0; m < rows; m++) {
+            float *out = t->out + i * t->stride + m * LM_TILE_ROWS;
+            const lm_block *x = &t->x[(size_t)m * t->groups];
+            _mm512_storeu_ps(out, add_super(sums_at(t, out), parts[i][m], t->tiles + i * t->step, &small[i], x, kind));
+        }
 }
 
 /* --- many rows --------------------------------------------------------------------------------------------------- */
@@ -167,62 +181,95 @@ INLINE void super_rows(const span *s, const int kind, const int rows) {
 #define ROWS_FOR_BLOCKS 12 /* from so many on it pays to unpack weights first */
 #define BLOCK_STRIPES 4
 #define BLOCK_ROWS 4
-#define BLOCK_TILES 4 /* of a stripe are unpacked at a time: the first cache holds them and the sums of 64 rows */
+#define BLOCK_GROUPS 4 /* of a stripe are unpacked at a time: the first cache holds them and the sums of 64 rows */
 
 typedef struct {
     __m512i codes[8];
     factors f;
 } unpacked;
 
-/* One group of `rows` rows of inputs times a tile of each of `stripes` stripes: added to each one's out (rows, 16), which
- * `begins`. The sums stay in registers; an input serves all stripes, and a code all rows. */
-INLINE void block_product(const unpacked (*tile)[BLOCK_TILES], const lm_block *x, size_t groups, int begins, const int kind,
+/* One group of `rows` rows of inputs times that of each of `stripes` stripes: added to each one's out (rows, 16), which `begins`.
+ * The sums stay in registers; an input serves all stripes, and a code all rows. */
+INLINE void block_product(const unpacked (*group)[BLOCK_GROUPS], const lm_block *x, size_t groups, int begins, const int kind,
                           const int stripes, const int rows, float *out, int stride) {
-    __m512i sum[BLOCK_STRIPES][BLOCK_ROWS];
-    for (int m = 0; m < rows; m++)
-        for (int i = 0; i < stripes; i++) sum[i][m] = _mm512_set1_epi32(-zero_of(kind) * x[m * groups].sum);
+    __m512i sum[2][BLOCK_STRIPES][BLOCK_ROWS]; /* the second ones are Q6_K's */
+    for (int half = 0; half < (kind == LM_Q6_K ? 2 : 1); half++)
+        for (int m = 0; m < rows; m++)
+            for (int i = 0; i < stripes; i++) sum[half][i][m] = start_of(&x[m * groups], kind, half);
 #pragma GCC unroll 8
     for (int j = 0; j < 8; j++)
         for (int m = 0; m < rows; m++) {
+            const int half = kind == LM_Q6_K ? j / 4 : 0;
             const __m512i input = four(x[m * groups].q + 4 * j);
-            for (int i = 0; i < stripes; i++) sum[i][m] = _mm512_dpbusd_epi32(sum[i][m], tile[i]->codes[j], input);
+            for (int i = 0; i < stripes; i++) sum[half][i][m] = _mm512_dpbusd_epi32(sum[half][i][m], group[i]->codes[j], input);
         }
     for (int i = 0; i < stripes; i++)
         for (int m = 0; m < rows; m++) {
             float *to = out + i * stride + m * LM_TILE_ROWS;
-            const __m512 total = begins ? _mm512_setzero_ps() : _mm512_loadu_ps(to);
-            _mm512_storeu_ps(to, add_group(total, sum[i][m], tile[i]->f, &x[m * groups], kind));
+            __m512 total = begins ? _mm512_setzero_ps() : _mm512_loadu_ps(to);
+            if (is_super(kind))
+                total = add_super_group(total, sum[0][i][m], sum[1][i][m], group[i]->f, &x[m * groups], kind);
+            else
+                total = add_group(total, sum[0][i][m], group[i]->f, &x[m * groups], kind);
+            _mm512_storeu_ps(to, total);
         }
 }
 
-/* `stripes` stripes times all rows, a few tiles of each at a time. */
+/* As above, with all rows. */
+INLINE void block_rows(const unpacked (*group)[BLOCK_GROUPS], const lm_block *x, size_t groups, int begins, const int kind,
+                       const int stripes, int num_rows, float *out, int stride) {
+    int m = 0;
+#define ROWS(NUMBER)                                for (; m + NUMBER <= num_rows; m += NUMBER)     block_product(group, x + m * groups, groups, begins, kind, stripes, NUMBER, out + m * LM_TILE_ROWS, stride)
+    if (kind != LM_Q6_K) ROWS(BLOCK_ROWS); /* its two sums take twice as many registers */
+    ROWS(2);
+    ROWS(1);
+#undef ROWS
+}
+
+/* `stripes` stripes times all rows, a few groups of each at a time. */
 INLINE void blocks(const lm_matrix *w, int stripe, const lm_block *x, int num_rows, const int kind, const int stripes, float *out,
                    int stride) {
-    unpacked tiles[BLOCK_STRIPES][BLOCK_TILES];
+    unpacked ready[BLOCK_STRIPES][BLOCK_GROUPS];
+    small_integers small[BLOCK_STRIPES];
+    float parts[BLOCK_STRIPES][ROWS_IN_CACHE * LM_TILE_ROWS];
     const __m512i book = codebook_of(w, kind);
-    const int groups = tiles_of(w);
-    for (int first = 0; first < groups; first += BLOCK_TILES) {
-        const int end = first + BLOCK_TILES < groups ? first + BLOCK_TILES : groups;
+    const int groups = w->cols / LM_GROUP, of_tile = tile_cols(kind) / LM_GROUP;
+    const size_t size = tile_bytes(kind), step = groups / of_tile * size;
+    const uint8_t *tiles = (const uint8_t *)w->data + stripe * step;
+    for (int first = 0; first < groups; first += BLOCK_GROUPS) {
+        const int end = first + BLOCK_GROUPS < groups ? first + BLOCK_GROUPS : groups;
         for (int i = 0; i < stripes; i++)
             for (int g = first; g < end; g++) {
-                const uint8_t *tile = stripe_at(w, stripe + i) + g * tile_bytes(kind);
-                load_codes(tile, kind, book, tiles[i][g - first].codes);
-                tiles[i][g - first].f = load_factors(tile, kind);
+                const uint8_t *tile = tiles + i * step + g / of_tile * size;
+                if (is_super(kind)) {
+                    if (g % 8 == 0 && kind != LM_Q6_K) small[i] = unpack_integers(tile);
+                    super_codes(tile + head_bytes(kind) + g % 8 * code_bytes(kind), kind, ready[i][g - first].codes);
+                    ready[i][g - first].f = super_factors(tile, &small[i], g % 8, kind);
+                } else {
+                    load_codes(tile, kind, book, ready[i][g - first].codes);
+                    ready[i][g - first].f = load_factors(tile, kind);
+                }
             }
         for (int g = first; g < end; g++) {
-            const unpacked(*tile)[BLOCK_TILES] = (const unpacked(*)[BLOCK_TILES]) & tiles[0][g - first];
-            int m = 0;
-#define ROWS(NUMBER)                            \
-    for (; m + NUMBER <= num_rows; m += NUMBER) \
-    block_product(tile, x + (size_t)m * groups + g, groups, g == 0, kind, stripes, NUMBER, out + m * LM_TILE_ROWS, stride)
-            ROWS(BLOCK_ROWS);
-            ROWS(1);
-#undef ROWS
+            const unpacked(*group)[BLOCK_GROUPS] = (const unpacked(*)[BLOCK_GROUPS]) & ready[0][g - first];
+            if (is_super(kind))
+                block_rows(group, x + g, groups, g % 8 == 0, kind, stripes, num_rows, parts[0], ROWS_IN_CACHE * LM_TILE_ROWS);
+            else
+                block_rows(group, x + g, groups, g == 0, kind, stripes, num_rows, out, stride);
         }
+        if (is_super(kind) && end % 8 == 0)
+            for (int i = 0; i < stripes; i++)
+                for (int m = 0; m < num_rows; m++) {
+                    float *to = out + i * stride + m * LM_TILE_ROWS;
+                    const __m512 total = end == 8 ? _mm512_setzero_ps() : _mm512_loadu_ps(to);
+                    const lm_block *row = x + (size_t)m * groups + end - 8;
+                    const __m512 part = _mm512_loadu_ps(&parts[i][m * LM_TILE_ROWS]);
+                    _mm512_storeu_ps(to, add_super(total, part, tiles + i * step + (end / 8 - 1) * size, &small[i], row, kind));
+                }
     }
 }
 
-/* As in tile_product.h, of the formats whose groups have one scale. */
+/* As in tile_product.h. */
 INLINE void blocked_product(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, const int kind,
                             float *out, int stride) {
     int i = 0;

@@ -37,6 +37,15 @@ INLINE void load_codes(const uint8_t *tile, int i, const int kind, uint8x16_t bo
     }
 }
 
+/* sum + the products of half a group's codes and inputs. */
+INLINE int32x4_t half_group(int32x4_t sum, const int8x16_t *codes, const int8_t *q) {
+    const int8x16_t inputs = vld1q_s8(q);
+    sum = vdotq_laneq_s32(sum, codes[0], inputs, 0);
+    sum = vdotq_laneq_s32(sum, codes[1], inputs, 1);
+    sum = vdotq_laneq_s32(sum, codes[2], inputs, 2);
+    return vdotq_laneq_s32(sum, codes[3], inputs, 3);
+}
+
 /* Where the sum of the codes' products starts. */
 INLINE int32_t start_of(const lm_block *block, const int kind) { return kind == LM_Q4 ? -8 * block->sum : 0; }
 
@@ -48,38 +57,22 @@ INLINE float32x4_t add_group(float32x4_t total, int32x4_t sum, const uint8_t *ti
     return total;
 }
 
-INLINE float32x4_t sums_at(const span *s, int m, int i) {
-    return s->begins ? vdupq_n_f32(0) : vld1q_f32(s->out + m * LM_TILE_ROWS + 4 * i);
-}
+INLINE float32x4_t sums_at(const turn *t, const float *out) { return t->begins ? vdupq_n_f32(0) : vld1q_f32(out); }
 
-INLINE void tile_rows(const span *s, const int kind, const int rows) {
-    const uint8_t *tiles = s->tiles;
-    const uint8x16_t book = codebook_of(s->w, kind);
-    float32x4_t total[ROWS_AT_ONCE][4];
-    for (int m = 0; m < rows; m++)
-        for (int i = 0; i < 4; i++) total[m][i] = sums_at(s, m, i);
-    for (int g = 0; g < s->count; g++, tiles += tile_bytes(kind)) {
+INLINE void tile_rows(const turn *t, const int kind, const int rows) {
+    const uint8_t *tile = t->tiles;
+    const uint8x16_t book = codebook_of(t->w, kind);
+    for (int k = 0; k < t->count; k++, tile += t->step)
         for (int i = 0; i < 4; i++) {
             int8x16_t codes[8];
-            load_codes(tiles, i, kind, book, codes);
+            load_codes(tile, i, kind, book, codes);
             for (int m = 0; m < rows; m++) {
-                const lm_block *block = &s->x[(size_t)m * s->groups + g];
-                const int8x16_t left = vld1q_s8(block->q), right = vld1q_s8(block->q + 16);
-                int32x4_t sum = vdupq_n_s32(start_of(block, kind));
-                sum = vdotq_laneq_s32(sum, codes[0], left, 0);
-                sum = vdotq_laneq_s32(sum, codes[1], left, 1);
-                sum = vdotq_laneq_s32(sum, codes[2], left, 2);
-                sum = vdotq_laneq_s32(sum, codes[3], left, 3);
-                sum = vdotq_laneq_s32(sum, codes[4], right, 0);
-                sum = vdotq_laneq_s32(sum, codes[5], right, 1);
-                sum = vdotq_laneq_s32(sum, codes[6], right, 2);
-                sum = vdotq_laneq_s32(sum, codes[7], right, 3);
-                total[m][i] = add_group(total[m][i], sum, tiles, i, block, kind);
+                const lm_block *block = &t->x[(size_t)m * t->groups];
+                float *out = t->out + k * t->stride + m * LM_TILE_ROWS + 4 * i;
+                const int32x4_t left = half_group(vdupq_n_s32(start_of(block, kind)), codes, block->q);
+                vst1q_f32(out, add_group(sums_at(t, out), half_group(left, codes + 4, block->q + 16), tile, i, block, kind));
             }
         }
-    }
-    for (int m = 0; m < rows; m++)
-        for (int i = 0; i < 4; i++) vst1q_f32(s->out + m * LM_TILE_ROWS + 4 * i, total[m][i]);
 }
 
 /* codes[j], j < 8: columns 4j to 4j + 3 of rows 4i to 4i + 3 of a group of the K formats. */
@@ -93,15 +86,6 @@ INLINE void super_codes(const uint8_t *from, int i, const int kind, int8x16_t co
         const uint8x16_t placed = vshlq_u8(bytes, vdupq_n_s8((int8_t)(4 - shift)));
         codes[j] = vorrq_s8(codes[j], vreinterpretq_s8_u8(vandq_u8(placed, high)));
     }
-}
-
-/* sum + the products of half a group's codes and inputs. */
-INLINE int32x4_t half_group(int32x4_t sum, const int8x16_t *codes, const int8_t *q) {
-    const int8x16_t inputs = vld1q_s8(q);
-    sum = vdotq_laneq_s32(sum, codes[0], inputs, 0);
-    sum = vdotq_laneq_s32(sum, codes[1], inputs, 1);
-    sum = vdotq_laneq_s32(sum, codes[2], inputs, 2);
-    return vdotq_laneq_s32(sum, codes[3], inputs, 3);
 }
 
 /* A group's product before the float16 scale and the inputs': a whole number below 2^24, as floats hold them. */
@@ -122,9 +106,9 @@ INLINE float32x4_t small_floats(const uint8_t *from, const int kind) {
                            : vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(bytes))));
 }
 
-/* Add rows 4i to 4i + 3 of a tile times `rows` rows of eight groups to `total`. */
-INLINE void quarter_super_rows(const uint8_t *tile, const small_integers *small, int i, int groups, const lm_block *x,
-                               const int kind, const int rows, float32x4_t *total) {
+/* As `tile_rows`, rows 4i to 4i + 3 of one tile of the K formats. */
+INLINE void quarter_super_rows(const turn *t, const uint8_t *tile, const small_integers *small, int i, float *out, const int kind,
+                               const int rows) {
     const uint8_t *from = tile + head_bytes(kind), *scales = (kind == LM_Q6_K ? tile + 32 : small->scale) + 4 * i;
     float32x4_t part[ROWS_AT_ONCE];
     for (int m = 0; m < rows; m++) part[m] = vdupq_n_f32(0);
@@ -134,34 +118,26 @@ INLINE void quarter_super_rows(const uint8_t *tile, const small_integers *small,
         const float32x4_t scale = small_floats(scales, kind);
         const float32x4_t right_scale = kind == LM_Q6_K ? small_floats(scales + 16, kind) : scale;
         for (int m = 0; m < rows; m++) {
-            const lm_block *block = &x[(size_t)m * groups + g];
+            const lm_block *block = &t->x[(size_t)m * t->groups + g];
             part[m] = vfmaq_n_f32(part[m], super_value(codes, block, kind, scale, right_scale), block->scale);
         }
     }
-    for (int m = 0; m < rows; m++) {
-        total[m] = vfmaq_f32(total[m], four_halves(tile + 8 * i), part[m]);
-        if (kind == LM_Q6_K) continue;
-        float32x4_t offset = vdupq_n_f32(0);
-        for (int g = 0; g < 8; g++) {
-            const lm_block *block = &x[(size_t)m * groups + g];
-            offset = vfmaq_n_f32(offset, small_floats(small->minimum + 16 * g + 4 * i, kind), block->total);
-        }
-        total[m] = vfmsq_f32(total[m], four_halves(tile + 32 + 8 * i), offset);
+    for (int m = 0; m < rows; m++, out += LM_TILE_ROWS) {
+        float32x4_t total = vfmaq_f32(sums_at(t, out), four_halves(tile + 8 * i), part[m]), offset = vdupq_n_f32(0);
+        for (int g = 0; g < 8 && kind != LM_Q6_K; g++)
+            offset = vfmaq_n_f32(offset, small_floats(small->minimum + 16 * g + 4 * i, kind), t->x[(size_t)m * t->groups + g].total);
+        if (kind != LM_Q6_K) total = vfmsq_f32(total, four_halves(tile + 32 + 8 * i), offset);
+        vst1q_f32(out, total);
     }
 }
 
 /* As `tile_rows`, for the K formats. */
-INLINE void super_rows(const span *s, const int kind, const int rows) {
-    const uint8_t *tile = s->tiles;
-    float32x4_t total[4][ROWS_AT_ONCE];
-    for (int i = 0; i < 4; i++)
-        for (int m = 0; m < rows; m++) total[i][m] = sums_at(s, m, i);
-    for (int first = 0; first < 8 * s->count; first += 8, tile += tile_bytes(kind)) {
+INLINE void super_rows(const turn *t, const int kind, const int rows) {
+    const uint8_t *tile = t->tiles;
+    for (int k = 0; k < t->count; k++, tile += t->step) {
         const small_integers small = unpack_integers(tile); /* Q6_K has others, and leaves these alone */
-        for (int i = 0; i < 4; i++) quarter_super_rows(tile, &small, i, s->groups, s->x + first, kind, rows, total[i]);
+        for (int i = 0; i < 4; i++) quarter_super_rows(t, tile, &small, i, t->out + k * t->stride + 4 * i, kind, rows);
     }
-    for (int m = 0; m < rows; m++)
-        for (int i = 0; i < 4; i++) vst1q_f32(s->out + m * LM_TILE_ROWS + 4 * i, total[i][m]);
 }
 
 #include "tile_product.h"

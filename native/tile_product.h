@@ -6,42 +6,40 @@
  * turns, tile by tile; the sums of a row are added up in the same order all the same.
  */
 
-#define ROWS_THAT_TAKE_TURNS 16 /* more of them wait for arithmetic, not for memory */
-
-/* `rows` rows of inputs; these and the kind are constants to the compiler, so that the sums stay in registers. */
-INLINE void some_rows(const lm_matrix *w, int stripe, int num_stripes, int count, const lm_block *x, const int kind,
-                      const int rows, float *out, int stride) {
-    const int num_tiles = tiles_of(w), groups = w->cols / LM_GROUP;
-    for (int first = 0; first < num_tiles; first += count)
-        for (int i = 0; i < num_stripes; i++) {
-            const span s = {
-                .w = w,
-                .tiles = stripe_at(w, stripe + i) + (size_t)first * tile_bytes(kind),
-                .count = num_tiles - first < count ? num_tiles - first : count,
-                .begins = first == 0,
-                .x = x + first * tile_cols(kind) / LM_GROUP,
-                .groups = groups,
-                .out = out + (size_t)i * stride,
-            };
-            if (is_super(kind))
-                super_rows(&s, kind, rows);
-            else
-                tile_rows(&s, kind, rows);
-        }
+/* `rows` rows of inputs; these and the kind are constants to the compiler. */
+INLINE void some_rows(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, const int kind, const int rows,
+                      float *out, int stride) {
+    const int num_tiles = w->cols / tile_cols(kind);
+    const size_t size = tile_bytes(kind), step = num_tiles * size;
+    for (int i = 0; i < num_tiles; i++) {
+        const turn t = {
+            .w = w,
+            .tiles = (const uint8_t *)w->data + stripe * step + i * size,
+            .step = step,
+            .count = num_stripes,
+            .begins = i == 0,
+            .x = x + i * (tile_cols(kind) / LM_GROUP),
+            .groups = w->cols / LM_GROUP,
+            .out = out,
+            .stride = stride,
+        };
+        if (is_super(kind))
+            super_rows(&t, kind, rows);
+        else
+            tile_rows(&t, kind, rows);
+    }
 }
 
 INLINE void product_of_kind(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, const int kind,
                             float *out, int stride) {
 #ifdef ROWS_FOR_BLOCKS
-    if (!is_super(kind) && num_rows >= ROWS_FOR_BLOCKS) return blocked_product(w, stripe, num_stripes, x, num_rows, kind, out, stride);
+    if (num_rows >= ROWS_FOR_BLOCKS) return blocked_product(w, stripe, num_stripes, x, num_rows, kind, out, stride);
 #endif
-    const int take_turns = num_stripes > 1 && num_rows <= ROWS_THAT_TAKE_TURNS;
-    const int count = take_turns ? 1 : tiles_of(w);
     const size_t groups = w->cols / LM_GROUP;
     int m = 0;
 #define ROWS(NUMBER)                      \
     for (; m + NUMBER <= num_rows; m += NUMBER) \
-    some_rows(w, stripe, num_stripes, count, x + m * groups, kind, NUMBER, out + m * LM_TILE_ROWS, stride)
+    some_rows(w, stripe, num_stripes, x + m * groups, kind, NUMBER, out + m * LM_TILE_ROWS, stride)
 #if ROWS_AT_ONCE >= 8
     ROWS(8);
 #endif

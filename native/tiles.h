@@ -9,7 +9,9 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-#define BYTES_AHEAD 1280 /* how far before they are multiplied weights are asked for */
+#define BYTES_AHEAD 1280  /* how far before they are multiplied weights are asked for */
+#define STRIPES_AT_ONCE 8 /* a thread takes them */
+#define ROWS_IN_CACHE 64  /* rows of tokens whose inputs stay in the cache beside a stripe: no product takes more at once */
 
 static inline float float_of(uint32_t bits) {
     float value;
@@ -65,15 +67,17 @@ static inline const uint8_t *stripe_at(const lm_matrix *w, int64_t stripe) {
     return (const uint8_t *)w->data + (size_t)stripe * (size_t)tiles_of(w) * tile_bytes(w->kind);
 }
 
-/* Some tiles of a stripe that follow each other, what they are multiplied with, and where the sums are. */
+/* A tile of each of some stripes that follow each other, what they are multiplied with, and where the sums are. */
 typedef struct {
     const lm_matrix *w;
-    const uint8_t *tiles;
-    int count, begins; /* how many; whether they are the stripe's first: then `out` is written, else added to */
-    const lm_block *x; /* the first tile's inputs, (rows, groups) */
+    const uint8_t *tiles; /* the first one */
+    size_t step;          /* bytes from one to the next */
+    int count, begins;    /* how many; whether they are the stripes' first: then `out` is written, else added to */
+    const lm_block *x;    /* the tiles' inputs, (rows, groups) */
     int groups;
-    float *out; /* (rows, 16) */
-} span;
+    float *out; /* (count, stride), of each (rows, 16) */
+    int stride;
+} turn;
 
 static inline float half_at(const uint8_t *halves, int row) {
     uint16_t bits;
