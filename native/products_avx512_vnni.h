@@ -73,29 +73,44 @@ INLINE __m512 add_group(__m512 total, __m512i sum, factors f, const lm_block *bl
 
 INLINE __m512 sums_at(const turn *t, const float *out) { return t->begins ? _mm512_setzero_ps() : _mm512_loadu_ps(out); }
 
-/* The inputs of a few rows stay in registers, for all stripes. */
-INLINE void tile_rows(const turn *t, const int kind, const int rows) {
-    const int stay = rows <= 2;
-    const uint8_t *tile = t->tiles;
+/* The tiles of `count` stripes, at most 2, from stripe i on. What is made of the inputs of all rows before: where their sums start,
+ * and themselves four by four, or NULL where those are too many for the registers. */
+INLINE void few_tiles(const turn *t, int i, const int count, const __m512i *starts, const __m512i (*inputs)[8], const int kind,
+                      const int rows) {
     const __m512i book = codebook_of(t->w, kind);
-    __m512i inputs[2][8], starts[ROWS_AT_ONCE];
+    __m512i codes[2][8];
+    factors f[2];
+    for (int k = 0; k < count; k++) {
+        const uint8_t *tile = t->tiles + (i + k) * t->step;
+        load_codes(tile, kind, book, codes[k]);
+        f[k] = load_factors(tile, kind);
+    }
+    for (int m = 0; m < rows; m++) {
+        const lm_block *block = &t->x[(size_t)m * t->groups];
+        __m512i sum[2];
+        for (int k = 0; k < count; k++) sum[k] = starts[m];
+        for (int j = 0; j < 8; j++) {
+            const __m512i input = inputs != NULL ? inputs[m][j] : four(block->q + 4 * j);
+            for (int k = 0; k < count; k++) sum[k] = _mm512_dpbusd_epi32(sum[k], codes[k][j], input);
+        }
+        for (int k = 0; k < count; k++) {
+            float *out = t->out + (i + k) * t->stride + m * LM_TILE_ROWS;
+            _mm512_storeu_ps(out, add_group(sums_at(t, out), sum[k], f[k], block, kind));
+        }
+    }
+}
+
+INLINE void tile_rows(const turn *t, const int kind, const int rows) {
+    const int stay = rows <= 2, pairs = rows == 8 && kind != LM_Q8; /* whose codes are loaded as often as inputs are */
+    __m512i starts[ROWS_AT_ONCE], inputs[2][8];
     for (int m = 0; m < rows; m++) {
         const lm_block *block = &t->x[(size_t)m * t->groups];
         starts[m] = start_of(block, kind, 0);
         for (int j = 0; j < 8 && stay; j++) inputs[m][j] = four(block->q + 4 * j);
     }
-    for (int i = 0; i < t->count; i++, tile += t->step) {
-        __m512i codes[8];
-        load_codes(tile, kind, book, codes);
-        const factors f = load_factors(tile, kind);
-        for (int m = 0; m < rows; m++) {
-            const lm_block *block = &t->x[(size_t)m * t->groups];
-            float *out = t->out + i * t->stride + m * LM_TILE_ROWS;
-            __m512i sum = starts[m];
-            for (int j = 0; j < 8; j++) sum = _mm512_dpbusd_epi32(sum, codes[j], stay ? inputs[m][j] : four(block->q + 4 * j));
-            _mm512_storeu_ps(out, add_group(sums_at(t, out), sum, f, block, kind));
-        }
-    }
+    int i = 0;
+    for (; pairs && i + 2 <= t->count; i += 2) few_tiles(t, i, 2, starts, NULL, kind, rows);
+    for (; i < t->count; i++) few_tiles(t, i, 1, starts, stay ? inputs : NULL, kind, rows);
 }
 
 /* codes[j], j < 8: columns 4j to 4j + 3 of a group of the K formats. */
