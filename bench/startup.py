@@ -1,24 +1,23 @@
 """Start-up: from the shell to something on the screen.
 
-    python bench/startup.py
+    python bench/startup.py [--model FILE.gguf]
 
-`--help` and `import llamarium` import no torch. The first token of the built-in model is measured from the start of the
-process to the first byte on stdout, against `import torch` alone, in turn.
+`--help` and `import llamarium` import no torch. The first token of a model, the built-in one if none is named, is
+measured from the start of the process to the first byte on stdout, against `import torch` alone, in turn. Modules are
+compiled to bytecode before, as they are when pip installs a package.
 """
 
+import compileall
 import subprocess
 import sys
 import time
+from functools import partial
+from pathlib import Path
 
 import common
+import llamarium
 
-COMMANDS = {
-    "first token": [sys.executable, "-m", "llamarium", "generate", "Once upon a time", "-n", "1", "--temperature", "0"],
-    "import torch": [sys.executable, "-c", "import torch; print(1)"],
-    "llamarium --help": [sys.executable, "-m", "llamarium", "--help"],
-    "import llamarium": [sys.executable, "-c", "import llamarium; print(1)"],
-    "python": [sys.executable, "-c", "print(1)"],
-}
+PROGRAM = [sys.executable, "-m", "llamarium"]
 
 
 def first_byte(command: list[str]) -> dict[str, float]:
@@ -34,13 +33,24 @@ def first_byte(command: list[str]) -> dict[str, float]:
 
 def main() -> None:
     """Measure and report."""
-    options = common.parser(__doc__).parse_args()
-    found = common.alternate(
-        options.rounds, {name: lambda command=command: first_byte(command) for name, command in COMMANDS.items()}
-    )
-    rows = [{"command": name, "seconds": found[name]["seconds"]} for name in COMMANDS]
-    rows.append({"command": "first token / import torch", "seconds": found["first token / import torch"]["seconds"]})
-    common.report("startup", options, rows, found)
+    parser = common.parser(__doc__)
+    parser.add_argument("--model", help="a model of which the first token is asked for")
+    options = parser.parse_args()
+    compileall.compile_dir(Path(llamarium.__file__).parent, quiet=1)
+    model = ["-m", options.model] if options.model else []
+    commands = {
+        "first token": [*PROGRAM, "generate", "Once upon a time", "-n", "1", "--temperature", "0", *model],
+        "import torch": [sys.executable, "-c", "import torch; print(1)"],
+        "llamarium --help": [*PROGRAM, "--help"],
+        "import llamarium": [sys.executable, "-c", "import llamarium; print(1)"],
+        "python": [sys.executable, "-c", "print(1)"],
+    }
+    found = common.alternate(options.rounds, {name: partial(first_byte, command) for name, command in commands.items()})
+    found["first token, beyond import torch"] = {
+        "seconds": found["first token"]["seconds"] - found["import torch"]["seconds"]
+    }
+    rows = [{"command": name, "seconds": result["seconds"]} for name, result in found.items()]
+    common.report("startup" + (f"-{Path(options.model).stem}" if model else ""), options, rows, found)
 
 
 if __name__ == "__main__":

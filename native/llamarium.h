@@ -111,6 +111,10 @@ enum { LM_NO_ID = -1, LM_NO_ID_FOR_MEMORY = -2 };
 /* ids (num_rows): a token for each row of logits (num_rows, count); LM_NO_ID where they are NaN or have no finite maximum. */
 LM_EXPORT int lm_choose(const float *logits, int32_t num_rows, int32_t count, const lm_choice *how, int32_t *ids);
 
+/* Put a matrix of GGUF's blocks, (rows, cols / 32 or 256 of them), into tiles of the same format: Q8_0 into Q8, Q4_0 into Q4, Q4_1
+ * into Q4_MIN, IQ4_NL into Q4_CODEBOOK, and the K formats. Nothing is lost. */
+LM_EXPORT void lm_pack(int32_t kind, int32_t rows, int32_t cols, const uint8_t *blocks, uint8_t *tiles);
+
 /* Nanoseconds in which all threads read this memory once, as fast as they can: its whole blocks of 32 KiB. */
 LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 
@@ -118,7 +122,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 6
+#define LM_INTERFACE 7
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "amx", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */

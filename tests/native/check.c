@@ -468,6 +468,37 @@ static void check_pool(int can_fork) {
     free(shared_y);
 }
 
+/* Packing touches no byte past its blocks and tiles, gives the same on any number of threads, and zeros past the last row. */
+static void check_packing(void) {
+    const int shapes[][2] = {{1, 256}, {16, 512}, {150, 256}};
+    for (int kind = LM_Q8; kind < LENGTH(KINDS); kind++)
+        for (int i = 0; i < LENGTH(shapes); i++) {
+            const int rows = shapes[i][0], cols = shapes[i][1];
+            snprintf(doing, sizeof doing, "packing %d x %d of %s", rows, cols, KINDS[kind]);
+            const size_t stripes = (rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS, row_bytes = cols / tile_cols(kind) * tile_bytes(kind) / LM_TILE_ROWS;
+            const size_t bytes = stripes * LM_TILE_ROWS * row_bytes;
+            uint8_t *blocks = ARRAY(uint8_t, rows * row_bytes), *one = ARRAY(uint8_t, bytes), *three = ARRAY(uint8_t, bytes);
+            for (size_t j = 0; j < rows * row_bytes; j++) blocks[j] = (uint8_t)random_bits();
+            memset(three, 0xff, bytes);
+            lm_set_threads(1);
+            lm_pack(kind, rows, cols, blocks, one);
+            lm_set_threads(3);
+            lm_pack(kind, rows, cols, blocks, three);
+            expect_same(three, one, bytes, "other tiles on three threads");
+            const lm_matrix w = {kind, rows, cols, three, kind == LM_Q4_CODEBOOK ? codebook : NULL};
+            float *values = ARRAY(float, cols);
+            for (size_t row = rows; row < stripes * LM_TILE_ROWS; row++) {
+                unpack_row(&w, row / LM_TILE_ROWS, row % LM_TILE_ROWS, values);
+                for (int j = 0; j < cols; j++)
+                    if (values[j] != 0) fail("rows that there are not are not zero");
+            }
+            free(blocks);
+            free(one);
+            free(three);
+            free(values);
+        }
+}
+
 /* Reading touches no byte past the end, and its time is counted. */
 static void check_clocks(void) {
     snprintf(doing, sizeof doing, "reading memory");
@@ -500,6 +531,7 @@ int main(int argc, char **argv) {
     const int only_names = strcmp(option, "--list") == 0, is_set = *option != 0 && *option != '-';
     if (!only_names && !is_set) {
         check_clocks();
+        check_packing();
         check_pool(strcmp(option, "--no-fork") != 0);
     }
     for (int i = 0; i < LENGTH(SETS); i++) {

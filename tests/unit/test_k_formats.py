@@ -69,15 +69,26 @@ def test_bits_per_weight_contain_the_scales() -> None:
 
 @pytest.mark.parametrize("type_name", K_FORMATS)
 @pytest.mark.parametrize("rows", [1, 16, 40])
-def test_packing_loses_nothing(type_name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("piece", [None, 2**20, 1], ids=["C", "PyTorch", "PyTorch in pieces"])
+def test_packing_loses_nothing(type_name: str, rows: int, piece: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if piece is not None:
+        monkeypatch.setattr("llamarium.quant.packed._PIECE_WEIGHTS", piece)
+        monkeypatch.setattr(native, "library", lambda: None)
     blocks = random_blocks(type_name, rows, 512)
     expected = dequantize(blocks, type_name)
-    for piece in (2**20, 1):
-        monkeypatch.setattr("llamarium.quant.packed._PIECE_WEIGHTS", piece)
-        linear = pack_ggml(blocks, type_name)
-        assert torch.equal(linear.dequantize(), expected) and linear.in_features == 512
-        assert torch.equal(linear.dequantize_rows(rows // 2, rows, torch.float32), expected[rows // 2 :])
+    linear = pack_ggml(blocks, type_name)
+    assert torch.equal(linear.dequantize(), expected) and linear.in_features == 512
+    assert torch.equal(linear.dequantize_rows(rows // 2, rows, torch.float32), expected[rows // 2 :])
     assert linear.weight.numel() == -(-rows // 16) * 16 * blocks.shape[1], "no byte more than in the file"
+
+
+@pytest.mark.parametrize("type_name", GGML_FORMATS)
+@pytest.mark.parametrize("rows", [1, 16, 300])
+def test_c_packs_what_pytorch_does(type_name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = torch.randint(256, (block_format(type_name).row_bytes(768), rows), dtype=torch.uint8).T
+    found = pack_ggml(blocks, type_name).weight  # of blocks that do not lie one after the other
+    monkeypatch.setattr(native, "library", lambda: None)
+    assert torch.equal(found, pack_ggml(blocks, type_name).weight)
 
 
 def test_every_code_and_integer_has_its_place() -> None:

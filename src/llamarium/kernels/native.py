@@ -23,7 +23,7 @@ from torch import Tensor
 from llamarium.errors import MemoryBudgetError, OptionError, show_value
 from llamarium.kernels.threads import num_threads
 
-INTERFACE = 6
+INTERFACE = 7
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -152,6 +152,8 @@ def _open() -> ctypes.CDLL | None:
         c_int32, c_void_p,
     ]  # fmt: skip
     found.lm_choose.argtypes = [c_void_p, c_int32, c_int32, POINTER(Choice), c_void_p]
+    found.lm_pack.argtypes = [c_int32, c_int32, c_int32, c_void_p, c_void_p]
+    found.lm_pack.restype = None
     found.lm_read_ns.argtypes = [c_void_p, c_int64]
     found.lm_read_ns.restype = found.lm_busy_ns.restype = c_int64
     return found
@@ -245,6 +247,12 @@ def choose(logits_BV: Tensor, choices: "ctypes.Array[Choice]") -> Tensor:
     ids = (c_int32 * len(choices))()
     _check(_ready().lm_choose(logits_BV.data_ptr(), len(choices), logits_BV.shape[1], choices, ids))
     return torch.tensor(ids[:])
+
+
+def pack(kind: Kind, num_columns: int, blocks: Tensor, tiles: Tensor) -> None:
+    """Put GGUF's blocks, uint8 (rows, bytes of a row), into tiles (stripes, tiles, tile_bytes) of the same format."""
+    blocks = blocks.contiguous()
+    _ready().lm_pack(kind, len(blocks), num_columns, blocks.data_ptr(), tiles.data_ptr())
 
 
 def read_ns(data: Tensor) -> int:

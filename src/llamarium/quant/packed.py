@@ -206,6 +206,9 @@ def pack_ggml(weight: Tensor, type_name: str) -> LinearPacked:
     num_columns = block_format(type_name).num_columns(weight.shape[1])
     shape = (-(-len(weight) // TILE_ROWS), num_columns // format.columns, format.tile_bytes)
     tiles = torch.empty(shape, dtype=torch.uint8, device=weight.device)
+    if weight.device.type == "cpu" and native.library() is not None:
+        native.pack(format.kind, num_columns, weight, tiles)
+        return LinearPacked(tiles, len(weight), format)
     num_stripes = max(1, _PIECE_WEIGHTS // (TILE_ROWS * num_columns))
     for start in range(0, len(tiles), num_stripes):
         piece = weight[start * TILE_ROWS : (start + num_stripes) * TILE_ROWS]
