@@ -57,27 +57,58 @@ typedef struct {
     int head_dim, slots;
 } stretch;
 
-/* scores[s][h] = q[h] (head_dim) times the key of slot s; `heads` is a constant, so that the sums stay in registers. */
-INLINE void score_slots(const int dtype, const int heads, const stretch *at, const float *q, quad *scores) {
-    const int head_dim = at->head_dim;
-    const float *scales = dtype == LM_INT8 ? at->k_scales + at->place / head_dim : NULL;
-    size_t place = at->place;
-    for (int s = 0; s < at->slots; s++, place += head_dim) {
-        lanes sums[HEADS_AT_ONCE] = {{0}};
-        int i = 0;
-        for (; i + LANES <= head_dim; i += LANES) {
-            const lanes key = load_lanes(dtype, at->k, place + i);
-            for (int h = 0; h < heads; h++) {
-                lanes other;
-                memcpy(&other, q + (size_t)h * head_dim + i, sizeof other);
-                sums[h] += key * other;
-            }
-        }
-        for (; i < head_dim; i++)
-            for (int h = 0; h < heads; h++) sums[h][0] += kept_at(dtype, at->k, place + i) * q[(size_t)h * head_dim + i];
-        scores[s] = sums_of(sums);
-        if (dtype == LM_INT8) scores[s] *= scales[s];
+/* The sums over each of `count` times four, in order. */
+INLINE void put_sums(const lanes *values, const int count, quad *out) {
+#if LANES == 16
+    if (count == 4) {
+        const lanes sums = sums_of_16(values);
+        memcpy(out, &sums, sizeof sums);
+        return;
     }
+#endif
+    for (int s = 0; s < count; s++) out[s] = sums_of(values + s * HEADS_AT_ONCE);
+}
+
+/* Ask memory for some slots' values, which are read once all keys of the stretch are. */
+INLINE void announce_values(const int dtype, const int count, const stretch *at, int slot) {
+    const size_t size = dtype == LM_FLOAT32 ? 4 : dtype == LM_BFLOAT16 ? 2 : 1;
+    const char *first = (const char *)at->v + (at->place + (size_t)slot * at->head_dim) * size;
+    for (size_t byte = 0; byte < count * at->head_dim * size; byte += 64) __builtin_prefetch(first + byte);
+}
+
+#define SLOTS_AT_ONCE (LANES == 16 ? 4 : 1) /* are scored, as far as there are registers for their sums */
+
+/* scores[s][h] = q[h] (head_dim) times the key of slot s, for `count` slots from `slot` on; it and `heads` are constants, so that
+ * the sums stay in registers. */
+INLINE void score_some(const int dtype, const int heads, const int count, const stretch *at, int slot, const float *q, quad *scores) {
+    const int head_dim = at->head_dim;
+    const size_t place = at->place + (size_t)slot * head_dim;
+    lanes sums[SLOTS_AT_ONCE * HEADS_AT_ONCE] = {{0}};
+    int i = 0;
+    for (; i + LANES <= head_dim; i += LANES) {
+        lanes keys[SLOTS_AT_ONCE];
+        for (int s = 0; s < count; s++) keys[s] = load_lanes(dtype, at->k, place + (size_t)s * head_dim + i);
+        for (int h = 0; h < heads; h++) {
+            lanes other;
+            memcpy(&other, q + (size_t)h * head_dim + i, sizeof other);
+            for (int s = 0; s < count; s++) sums[s * HEADS_AT_ONCE + h] += keys[s] * other;
+        }
+    }
+    for (; i < head_dim; i++)
+        for (int s = 0; s < count; s++)
+            for (int h = 0; h < heads; h++)
+                sums[s * HEADS_AT_ONCE + h][0] += kept_at(dtype, at->k, place + (size_t)s * head_dim + i) * q[(size_t)h * head_dim + i];
+    put_sums(sums, count, scores + slot);
+    for (int s = 0; s < count && dtype == LM_INT8; s++) scores[slot + s] *= at->k_scales[place / head_dim + s];
+}
+
+INLINE void score_slots(const int dtype, const int heads, const stretch *at, const float *q, quad *scores) {
+    int slot = 0;
+    for (; slot + SLOTS_AT_ONCE <= at->slots; slot += SLOTS_AT_ONCE) {
+        announce_values(dtype, SLOTS_AT_ONCE, at, slot);
+        score_some(dtype, heads, SLOTS_AT_ONCE, at, slot, q, scores);
+    }
+    for (; slot < at->slots; slot++) score_some(dtype, heads, 1, at, slot, q, scores);
 }
 
 /* The softmax of four heads' scores, which become its weights. */

@@ -120,10 +120,14 @@ int lm_step(const lm_model *model, const lm_cache *cache, const lm_place *places
     float *hidden = malloc(size * sizeof(float));
     if (hidden == NULL) return LM_NO_MEMORY;
     int code = lm_lookup(table, ids, num_rows, hidden);
-    round_to(dtype, hidden, size);
-    if (code == LM_OK) code = lm_forward(model, cache, places, num_rows, hidden);
-    round_to(dtype, hidden, size);
-    if (code == LM_OK) code = lm_product(head, hidden, num_rows, logits);
+    if (code == LM_OK) {
+        round_to(dtype, hidden, size);
+        code = lm_forward(model, cache, places, num_rows, hidden);
+    }
+    if (code == LM_OK) {
+        round_to(dtype, hidden, size);
+        code = lm_product(head, hidden, num_rows, logits);
+    }
     if (code == LM_OK) round_to(dtype, logits, (size_t)num_rows * head->rows);
     free(hidden);
     return code;

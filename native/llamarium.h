@@ -103,7 +103,8 @@ typedef struct {
     float temperature; /* 0: the largest logit, the first of equals */
     float min_p;
     int32_t top_k;     /* 0: all */
-    double top_p, uniform; /* a number from [0, 1) for the draw */
+    double top_p;      /* 1: all */
+    double uniform;    /* from [0, 1): which of those that are left */
 } lm_choice;
 
 enum { LM_NO_ID = -1, LM_NO_ID_FOR_MEMORY = -2 };
@@ -118,7 +119,7 @@ LM_EXPORT void lm_pack(int32_t kind, int32_t rows, int32_t cols, const uint8_t *
 /* Nanoseconds in which all threads read this memory once, as fast as they can: its whole blocks of 32 KiB. */
 LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 
-/* Nanoseconds that passes, products and choices have taken in this process so far. */
+/* Nanoseconds that passes, products, choices, packing and reading have taken in this process so far. */
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */

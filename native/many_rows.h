@@ -15,9 +15,9 @@ static int many_rows(const lm_matrix *w, int stripe, const lm_block *x, int num_
 }
 
 /* As in tile_product.h. */
-static void tile_product(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, float *out, int stride) {
+static void tile_product(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, float *out) {
     int done = 0;
-    for (int i = 0; i < num_stripes; i++) done = many_rows(w, stripe + i, x, num_rows, out + (size_t)i * stride);
+    for (int i = 0; i < num_stripes; i++) done = many_rows(w, stripe + i, x, num_rows, out + (size_t)i * STRIDE);
     x += (size_t)done * (w->cols / LM_GROUP);
-    few_rows_product(w, stripe, num_stripes, x, num_rows - done, out + done * LM_TILE_ROWS, stride);
+    few_rows_product(w, stripe, num_stripes, x, num_rows - done, out + done * LM_TILE_ROWS);
 }

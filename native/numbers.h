@@ -183,4 +183,21 @@ static inline quad sums_of(const lanes *values) {
     return SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
 }
 
+#if LANES == 16
+/* The sums over each of sixteen, added up in the same order as `sums_of` does. Each step puts halves beside each other and adds
+ * them: of registers, then of their quarters. */
+static inline lanes sums_of_16(const lanes *v) {
+    __m512 four[4]; /* one of each four that are four apart: their quads */
+    for (int h = 0; h < 4; h++) {
+        const __m512 a = (__m512)v[h], b = (__m512)v[4 + h], c = (__m512)v[8 + h], d = (__m512)v[12 + h];
+        const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+        const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+        four[h] = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    }
+    const __m512 left = _mm512_add_ps(_mm512_shuffle_ps(four[0], four[1], 0x44), _mm512_shuffle_ps(four[0], four[1], 0xee));
+    const __m512 right = _mm512_add_ps(_mm512_shuffle_ps(four[2], four[3], 0x44), _mm512_shuffle_ps(four[2], four[3], 0xee));
+    return (lanes)_mm512_add_ps(_mm512_shuffle_ps(left, right, 0x88), _mm512_shuffle_ps(left, right, 0xdd));
+}
+#endif
+
 #endif

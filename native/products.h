@@ -3,21 +3,25 @@
 #include LM_PRODUCTS /* tile_product of this set */
 
 #define STRIPES_OF_THE_REST 4
-#define STRIDE ((ROWS_IN_CACHE + 4) * LM_TILE_ROWS) /* from a stripe's results to the next's, not at the same place of a page */
 
 static inline int stripes_of(const lm_matrix *w) { return (w->rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS; }
 static inline int min_int(int a, int b) { return a < b ? a : b; }
 
-/* Four rows of BF16 weights times x, side by side as in tile_product.h. */
-static inline quad bf16_rows(const uint16_t *weights, size_t stride, int cols, const float *x) {
+/* Four rows of BF16 weights times x, side by side as in tile_product.h. Where they are the first to be multiplied so, the next four
+ * are asked for meanwhile: a row is often a page, in which the processor's own prefetching begins anew. */
+INLINE quad bf16_rows(const uint16_t *weights, size_t stride, int cols, const float *x, const int are_first) {
     lanes totals[4] = {{0}};
-    for (int i = 0; i < cols; i += LANES)
-        for (int k = 0; k < 4; k++) __builtin_prefetch(weights + (k+4) * stride + i), totals[k] += load_lanes(LM_BFLOAT16, weights, k * stride + i) * load_lanes(LM_FLOAT32, x, i);
+    for (int i = 0; i < cols; i += 32)
+        for (int k = 0; k < 4; k++) {
+            if (are_first) __builtin_prefetch(weights + (k + 4) * stride + i);
+            for (int j = i; j < i + 32; j += LANES)
+                totals[k] += load_lanes(LM_BFLOAT16, weights, k * stride + j) * load_lanes(LM_FLOAT32, x, j);
+        }
     return sums_of(totals);
 }
 
 /* As `tile_product`, from BF16 weights as the file has them. */
-static void bf16_product(const lm_matrix *w, int stripe, int num_stripes, const float *x, int num_rows, float *out, int stride) {
+static void bf16_product(const lm_matrix *w, int stripe, int num_stripes, const float *x, int num_rows, float *out) {
     const int first = stripe * LM_TILE_ROWS, end = first + num_stripes * LM_TILE_ROWS;
     for (int r = first; r < end; r += 4)
         for (int m = 0; m < num_rows; m++) {
@@ -25,11 +29,11 @@ static void bf16_product(const lm_matrix *w, int stripe, int num_stripes, const 
             const float *row = x + (size_t)m * w->cols;
             quad sums = {0};
             if (r + 4 <= w->rows)
-                sums = bf16_rows(weights, w->cols, w->cols, row);
+                sums = m == 0 ? bf16_rows(weights, w->cols, w->cols, row, 1) : bf16_rows(weights, w->cols, w->cols, row, 0);
             else
-                for (int k = 0; r + k < w->rows; k++) sums[k] = bf16_rows(weights + (size_t)k * w->cols, 0, w->cols, row)[0];
+                for (int k = 0; r + k < w->rows; k++) sums[k] = bf16_rows(weights + (size_t)k * w->cols, 0, w->cols, row, 0)[0];
             const int in_stripes = r - first;
-            memcpy(out + in_stripes / LM_TILE_ROWS * stride + m * LM_TILE_ROWS + in_stripes % LM_TILE_ROWS, &sums, sizeof sums);
+            memcpy(out + in_stripes / LM_TILE_ROWS * STRIDE + m * LM_TILE_ROWS + in_stripes % LM_TILE_ROWS, &sums, sizeof sums);
         }
 }
 
@@ -57,7 +61,7 @@ static piece piece_of(const lm_matrix *const *w, int num_matrices, lm_team team,
 
 /* Ask memory for where a piece begins; what follows is asked for on the way. */
 static inline void announce(const lm_matrix *w, piece at) {
-    if (w->kind == LM_BF16) return; /* its rows are long enough for the processor's own prefetching */
+    if (w->kind == LM_BF16) return; /* `bf16_rows` asks itself */
     const size_t size = (size_t)tiles_of(w) * tile_bytes(w->kind);
     for (int i = 0; i < at.count; i++)
         for (size_t place = 0; place < size && place < BYTES_AHEAD; place += 64)
@@ -67,12 +71,12 @@ static inline void announce(const lm_matrix *w, piece at) {
 /* Results of a piece for `num_rows` rows of tokens from `m` on, at most ROWS_IN_CACHE. */
 static inline void stripes_product(const lm_matrix *w, piece at, inputs in, int m, int num_rows, float *out) {
     if (w->kind == LM_BF16)
-        bf16_product(w, at.stripe, at.count, in.floats + (size_t)m * w->cols, num_rows, out, STRIDE);
+        bf16_product(w, at.stripe, at.count, in.floats + (size_t)m * w->cols, num_rows, out);
     else
-        tile_product(w, at.stripe, at.count, in.blocks + (size_t)m * (w->cols / LM_GROUP), num_rows, out, STRIDE);
+        tile_product(w, at.stripe, at.count, in.blocks + (size_t)m * (w->cols / LM_GROUP), num_rows, out);
 }
 
-/* Rows of tokens `m` to `m + rows` of one stripe, written to y (num_rows, stride), or added to it. */
+/* Rows of tokens `m` to `m + rows` of one stripe, written to y (num_rows), or added to it. */
 static inline void write_stripe(const float *out, int stripe, const lm_matrix *w, int m, int rows, float *y, int stride, int add) {
     const int width = min_int(LM_TILE_ROWS, w->rows - stripe * LM_TILE_ROWS);
     for (int k = 0; k < rows; k++) {

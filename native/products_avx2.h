@@ -17,10 +17,10 @@ INLINE __m256i four(const int8_t *q) {
     return _mm256_set1_epi32(bits);
 }
 
-INLINE __m256 sums_at(const turn *t, const float *out) { return t->begins ? _mm256_setzero_ps() : _mm256_loadu_ps(out); }
+INLINE __m256 sums_at(const tile_column *t, const float *out) { return t->begins ? _mm256_setzero_ps() : _mm256_loadu_ps(out); }
 
 /* 8 of a tile's 16 rows (`half` 0 or 1) times `rows` rows of inputs. */
-INLINE void half_tile_rows(const turn *t, const uint8_t *tile, int half, float *out, const int kind, const int rows) {
+INLINE void half_tile_rows(const tile_column *t, const uint8_t *tile, int half, float *out, const int kind, const int rows) {
     const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), middle = _mm256_set1_epi8(-128);
     const __m256i book = kind == LM_Q4_CODEBOOK
         ? _mm256_xor_si256(middle, _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)t->w->codebook))) : middle;
@@ -65,10 +65,10 @@ INLINE void half_tile_rows(const turn *t, const uint8_t *tile, int half, float *
     }
 }
 
-INLINE void tile_rows(const turn *t, const int kind, const int rows) {
+INLINE void tile_rows(const tile_column *t, const int kind, const int rows) {
     const uint8_t *tile = t->tiles;
     for (int i = 0; i < t->count; i++, tile += t->step)
-        for (int half = 0; half < 2; half++) half_tile_rows(t, tile, half, t->out + i * t->stride, kind, rows);
+        for (int half = 0; half < 2; half++) half_tile_rows(t, tile, half, t->out + i * STRIDE, kind, rows);
 }
 
 /* codes[j], j < 8: columns 4j to 4j + 3 of a group of the K formats; 8 rows. */
@@ -76,7 +76,6 @@ INLINE void super_codes(const uint8_t *from, const int kind, __m256i codes[8]) {
     const __m256i nibble = _mm256_set1_epi8(15), fifth = _mm256_set1_epi8(16), both = _mm256_set1_epi8(48);
     for (int j = 0; j < 4; j++) {
         const __m256i bytes = _mm256_loadu_si256((const __m256i *)(from + 64 * j));
-        _mm_prefetch((const char *)from + 64 * j + BYTES_AHEAD, _MM_HINT_T0);
         codes[j] = _mm256_and_si256(bytes, nibble);
         codes[j + 4] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
     }
@@ -119,12 +118,14 @@ INLINE __m256 halves_at(const uint8_t *from) {
 }
 
 /* Group `g` of 8 of a tile's 16 rows, for the K formats: added to `parts`, of `rows` rows of inputs. */
-INLINE void half_super_group(const turn *t, const uint8_t *tile, const small_integers *small, int g, int half, __m256 *parts,
+INLINE void half_super_group(const tile_column *t, const uint8_t *tile, const small_integers *small, int g, int half, __m256 *parts,
                              const int kind, const int rows) {
     const uint8_t *scales = (kind == LM_Q6_K ? tile + 32 + 32 * g : small->scale + 16 * g) + 8 * half;
     const __m256 scale = small_floats(scales, kind), right_scale = kind == LM_Q6_K ? small_floats(scales + 16, kind) : scale;
+    const uint8_t *from = tile + head_bytes(kind) + g * code_bytes(kind);
+    for (size_t at = 0; at < code_bytes(kind) && half == 0; at += 64) _mm_prefetch((const char *)from + at + BYTES_AHEAD, _MM_HINT_T0);
     __m256i codes[8];
-    super_codes(tile + head_bytes(kind) + g * code_bytes(kind) + 32 * half, kind, codes);
+    super_codes(from + 32 * half, kind, codes);
     for (int m = 0; m < rows; m++) {
         const lm_block *block = &t->x[(size_t)m * t->groups + g];
         const __m256 value = super_value(codes, block, kind, scale, right_scale);
@@ -144,13 +145,15 @@ INLINE __m256 add_super(
 }
 
 /* As `tile_rows`, for the K formats; the stripes take turns group by group here too. */
-INLINE void super_rows(const turn *t, const int kind, const int rows) {
+INLINE void super_rows(const tile_column *t, const int kind, const int rows) {
     small_integers small[STRIPES_AT_ONCE]; /* Q6_K has others, and leaves these alone */
-    __m256 parts[STRIPES_AT_ONCE][2][ROWS_AT_ONCE] = {0};
+    __m256 parts[STRIPES_AT_ONCE][2][ROWS_AT_ONCE];
     for (int i = 0; i < t->count; i++) {
         const uint8_t *tile = t->tiles + i * t->step;
         for (size_t at = 0; at < head_bytes(kind); at += 64) _mm_prefetch((const char *)tile + at + BYTES_AHEAD, _MM_HINT_T0);
         if (kind != LM_Q6_K) small[i] = unpack_integers(tile);
+        for (int half = 0; half < 2; half++)
+            for (int m = 0; m < rows; m++) parts[i][half][m] = _mm256_setzero_ps();
     }
     for (int g = 0; g < 8; g++)
         for (int i = 0; i < t->count; i++)
@@ -159,7 +162,7 @@ INLINE void super_rows(const turn *t, const int kind, const int rows) {
     for (int i = 0; i < t->count; i++)
         for (int m = 0; m < rows; m++)
             for (int half = 0; half < 2; half++) {
-                float *out = t->out + i * t->stride + m * LM_TILE_ROWS + 8 * half;
+                float *out = t->out + i * STRIDE + m * LM_TILE_ROWS + 8 * half;
                 const lm_block *x = &t->x[(size_t)m * t->groups];
                 const __m256 part = parts[i][half][m];
                 _mm256_storeu_ps(out, add_super(sums_at(t, out), part, t->tiles + i * t->step, &small[i], half, x, kind));

@@ -71,11 +71,11 @@ INLINE __m512 add_group(__m512 total, __m512i sum, factors f, const lm_block *bl
     return total;
 }
 
-INLINE __m512 sums_at(const turn *t, const float *out) { return t->begins ? _mm512_setzero_ps() : _mm512_loadu_ps(out); }
+INLINE __m512 sums_at(const tile_column *t, const float *out) { return t->begins ? _mm512_setzero_ps() : _mm512_loadu_ps(out); }
 
 /* The tiles of `count` stripes, at most 2, from stripe i on. What is made of the inputs of all rows before: where their sums start,
  * and themselves four by four, or NULL where those are too many for the registers. */
-INLINE void few_tiles(const turn *t, int i, const int count, const __m512i *starts, const __m512i (*inputs)[8], const int kind,
+INLINE void one_or_two_tiles(const tile_column *t, int i, const int count, const __m512i *starts, __m512i (*inputs)[8], const int kind,
                       const int rows) {
     const __m512i book = codebook_of(t->w, kind);
     __m512i codes[2][8];
@@ -94,14 +94,14 @@ INLINE void few_tiles(const turn *t, int i, const int count, const __m512i *star
             for (int k = 0; k < count; k++) sum[k] = _mm512_dpbusd_epi32(sum[k], codes[k][j], input);
         }
         for (int k = 0; k < count; k++) {
-            float *out = t->out + (i + k) * t->stride + m * LM_TILE_ROWS;
+            float *out = t->out + (i + k) * STRIDE + m * LM_TILE_ROWS;
             _mm512_storeu_ps(out, add_group(sums_at(t, out), sum[k], f[k], block, kind));
         }
     }
 }
 
-INLINE void tile_rows(const turn *t, const int kind, const int rows) {
-    const int stay = rows <= 2, pairs = rows == 8 && kind != LM_Q8; /* whose codes are loaded as often as inputs are */
+INLINE void tile_rows(const tile_column *t, const int kind, const int rows) {
+    const int stay = rows <= 2, pairs = rows == 8 && kind != LM_Q8; /* Q8's codes, loaded as they are, gain nothing */
     __m512i starts[ROWS_AT_ONCE], inputs[2][8];
     for (int m = 0; m < rows; m++) {
         const lm_block *block = &t->x[(size_t)m * t->groups];
@@ -109,8 +109,8 @@ INLINE void tile_rows(const turn *t, const int kind, const int rows) {
         for (int j = 0; j < 8 && stay; j++) inputs[m][j] = four(block->q + 4 * j);
     }
     int i = 0;
-    for (; pairs && i + 2 <= t->count; i += 2) few_tiles(t, i, 2, starts, NULL, kind, rows);
-    for (; i < t->count; i++) few_tiles(t, i, 1, starts, stay ? inputs : NULL, kind, rows);
+    for (; pairs && i + 2 <= t->count; i += 2) one_or_two_tiles(t, i, 2, starts, NULL, kind, rows);
+    for (; i < t->count; i++) one_or_two_tiles(t, i, 1, starts, stay ? inputs : NULL, kind, rows);
 }
 
 /* codes[j], j < 8: columns 4j to 4j + 3 of a group of the K formats. */
@@ -157,7 +157,7 @@ INLINE __m512 add_super(__m512 total, __m512 part, const uint8_t *tile, const sm
 }
 
 /* As `tile_rows`, for the K formats; the stripes take turns group by group here too. */
-INLINE void super_rows(const turn *t, const int kind, const int rows) {
+INLINE void super_rows(const tile_column *t, const int kind, const int rows) {
     small_integers small[STRIPES_AT_ONCE];
     __m512 parts[STRIPES_AT_ONCE][ROWS_AT_ONCE];
     for (int i = 0; i < t->count; i++) {
@@ -185,7 +185,7 @@ INLINE void super_rows(const turn *t, const int kind, const int rows) {
         }
     for (int i = 0; i < t->count; i++)
         for (int m = 0; m < rows; m++) {
-            float *out = t->out + i * t->stride + m * LM_TILE_ROWS;
+            float *out = t->out + i * STRIDE + m * LM_TILE_ROWS;
             const lm_block *x = &t->x[(size_t)m * t->groups];
             _mm512_storeu_ps(out, add_super(sums_at(t, out), parts[i][m], t->tiles + i * t->step, &small[i], x, kind));
         }
@@ -196,7 +196,9 @@ INLINE void super_rows(const turn *t, const int kind, const int rows) {
 #define ROWS_FOR_BLOCKS 12 /* from so many on it pays to unpack weights first */
 #define BLOCK_STRIPES 4
 #define BLOCK_ROWS 4
-#define BLOCK_GROUPS 4 /* of a stripe are unpacked at a time: the first cache holds them and the sums of 64 rows */
+#define BLOCK_GROUPS 4 /* of a stripe are unpacked at a time: the first cache holds them beside the sums of 64 rows */
+
+_Static_assert(LM_SUPER / LM_GROUP % BLOCK_GROUPS == 0, "a tile of the K formats is whole blocks");
 
 typedef struct {
     __m512i codes[8];
@@ -205,8 +207,8 @@ typedef struct {
 
 /* One group of `rows` rows of inputs times that of each of `stripes` stripes: added to each one's out (rows, 16), which `begins`.
  * The sums stay in registers; an input serves all stripes, and a code all rows. */
-INLINE void block_product(const unpacked (*group)[BLOCK_GROUPS], const lm_block *x, size_t groups, int begins, const int kind,
-                          const int stripes, const int rows, float *out, int stride) {
+INLINE void block_product(const unpacked *group, const lm_block *x, size_t groups, int begins, const int kind, const int stripes,
+                          const int rows, float *out) {
     __m512i sum[2][BLOCK_STRIPES][BLOCK_ROWS]; /* the second ones are Q6_K's */
     for (int half = 0; half < (kind == LM_Q6_K ? 2 : 1); half++)
         for (int m = 0; m < rows; m++)
@@ -216,81 +218,97 @@ INLINE void block_product(const unpacked (*group)[BLOCK_GROUPS], const lm_block 
         for (int m = 0; m < rows; m++) {
             const int half = kind == LM_Q6_K ? j / 4 : 0;
             const __m512i input = four(x[m * groups].q + 4 * j);
-            for (int i = 0; i < stripes; i++) sum[half][i][m] = _mm512_dpbusd_epi32(sum[half][i][m], group[i]->codes[j], input);
+            for (int i = 0; i < stripes; i++) sum[half][i][m] = _mm512_dpbusd_epi32(sum[half][i][m], group[i].codes[j], input);
         }
     for (int i = 0; i < stripes; i++)
         for (int m = 0; m < rows; m++) {
-            float *to = out + i * stride + m * LM_TILE_ROWS;
+            float *to = out + i * STRIDE + m * LM_TILE_ROWS;
             __m512 total = begins ? _mm512_setzero_ps() : _mm512_loadu_ps(to);
             if (is_super(kind))
-                total = add_super_group(total, sum[0][i][m], sum[1][i][m], group[i]->f, &x[m * groups], kind);
+                total = add_super_group(total, sum[0][i][m], sum[1][i][m], group[i].f, &x[m * groups], kind);
             else
-                total = add_group(total, sum[0][i][m], group[i]->f, &x[m * groups], kind);
+                total = add_group(total, sum[0][i][m], group[i].f, &x[m * groups], kind);
             _mm512_storeu_ps(to, total);
         }
 }
 
 /* As above, with all rows. */
-INLINE void block_rows(const unpacked (*group)[BLOCK_GROUPS], const lm_block *x, size_t groups, int begins, const int kind,
-                       const int stripes, int num_rows, float *out, int stride) {
+INLINE void block_rows(const unpacked *group, const lm_block *x, size_t groups, int begins, const int kind, const int stripes,
+                       int num_rows, float *out) {
     int m = 0;
-#define ROWS(NUMBER)                                for (; m + NUMBER <= num_rows; m += NUMBER)     block_product(group, x + m * groups, groups, begins, kind, stripes, NUMBER, out + m * LM_TILE_ROWS, stride)
+#define ROWS(NUMBER)                            \
+    for (; m + NUMBER <= num_rows; m += NUMBER) \
+    block_product(group, x + m * groups, groups, begins, kind, stripes, NUMBER, out + m * LM_TILE_ROWS)
     if (kind != LM_Q6_K) ROWS(BLOCK_ROWS); /* its two sums take twice as many registers */
     ROWS(2);
     ROWS(1);
 #undef ROWS
 }
 
-/* `stripes` stripes times all rows, a few groups of each at a time. */
-INLINE void blocks(const lm_matrix *w, int stripe, const lm_block *x, int num_rows, const int kind, const int stripes, float *out,
-                   int stride) {
-    unpacked ready[BLOCK_STRIPES][BLOCK_GROUPS];
-    small_integers small[BLOCK_STRIPES];
-    float parts[BLOCK_STRIPES][ROWS_IN_CACHE * LM_TILE_ROWS];
-    const __m512i book = codebook_of(w, kind);
-    const int groups = w->cols / LM_GROUP, of_tile = tile_cols(kind) / LM_GROUP;
-    const size_t size = tile_bytes(kind), step = groups / of_tile * size;
-    const uint8_t *tiles = (const uint8_t *)w->data + stripe * step;
-    for (int first = 0; first < groups; first += BLOCK_GROUPS) {
-        const int end = first + BLOCK_GROUPS < groups ? first + BLOCK_GROUPS : groups;
-        for (int i = 0; i < stripes; i++)
-            for (int g = first; g < end; g++) {
-                const uint8_t *tile = tiles + i * step + g / of_tile * size;
-                if (is_super(kind)) {
-                    if (g % 8 == 0 && kind != LM_Q6_K) small[i] = unpack_integers(tile);
-                    super_codes(tile + head_bytes(kind) + g % 8 * code_bytes(kind), kind, ready[i][g - first].codes);
-                    ready[i][g - first].f = super_factors(tile, &small[i], g % 8, kind);
-                } else {
-                    load_codes(tile, kind, book, ready[i][g - first].codes);
-                    ready[i][g - first].f = load_factors(tile, kind);
-                }
-            }
-        for (int g = first; g < end; g++) {
-            const unpacked(*group)[BLOCK_GROUPS] = (const unpacked(*)[BLOCK_GROUPS]) & ready[0][g - first];
-            if (is_super(kind))
-                block_rows(group, x + g, groups, g % 8 == 0, kind, stripes, num_rows, parts[0], ROWS_IN_CACHE * LM_TILE_ROWS);
-            else
-                block_rows(group, x + g, groups, g == 0, kind, stripes, num_rows, out, stride);
+/* Some stripes that are multiplied in blocks. */
+typedef struct {
+    const lm_matrix *w;
+    const uint8_t *tiles; /* of the first stripe */
+    size_t step;          /* bytes from one stripe to the next */
+    const lm_block *x;    /* (num_rows, groups) */
+    int num_rows, groups;
+} block_stripes;
+
+/* Group `g` of each of `stripes` stripes; the K formats' integers are unpacked with the first one of a tile. */
+INLINE void unpack_groups(const block_stripes *s, int g, const int kind, const int stripes, unpacked *to, small_integers *small) {
+    const int of_tile = tile_cols(kind) / LM_GROUP;
+    for (int i = 0; i < stripes; i++) {
+        const uint8_t *tile = s->tiles + i * s->step + g / of_tile * tile_bytes(kind);
+        if (is_super(kind)) {
+            if (g % of_tile == 0 && kind != LM_Q6_K) small[i] = unpack_integers(tile);
+            super_codes(tile + head_bytes(kind) + g % of_tile * code_bytes(kind), kind, to[i].codes);
+            to[i].f = super_factors(tile, &small[i], g % of_tile, kind);
+        } else {
+            load_codes(tile, kind, codebook_of(s->w, kind), to[i].codes);
+            to[i].f = load_factors(tile, kind);
         }
-        if (is_super(kind) && end % 8 == 0)
-            for (int i = 0; i < stripes; i++)
-                for (int m = 0; m < num_rows; m++) {
-                    float *to = out + i * stride + m * LM_TILE_ROWS;
-                    const __m512 total = end == 8 ? _mm512_setzero_ps() : _mm512_loadu_ps(to);
-                    const lm_block *row = x + (size_t)m * groups + end - 8;
-                    const __m512 part = _mm512_loadu_ps(&parts[i][m * LM_TILE_ROWS]);
-                    _mm512_storeu_ps(to, add_super(total, part, tiles + i * step + (end / 8 - 1) * size, &small[i], row, kind));
-                }
+    }
+}
+
+/* Tile `t` of each stripe, whose products but for the scale and the minima are in `parts`, added to out. */
+INLINE void add_parts(const block_stripes *s, int t, const int kind, const int stripes, const small_integers *small,
+                      const float *parts, float *out) {
+    for (int i = 0; i < stripes; i++)
+        for (int m = 0; m < s->num_rows; m++) {
+            const size_t at = i * STRIDE + m * LM_TILE_ROWS;
+            const __m512 total = t == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(out + at);
+            const lm_block *x = s->x + (size_t)m * s->groups + t * (LM_SUPER / LM_GROUP);
+            const uint8_t *tile = s->tiles + i * s->step + t * tile_bytes(kind);
+            _mm512_storeu_ps(out + at, add_super(total, _mm512_loadu_ps(parts + at), tile, &small[i], x, kind));
+        }
+}
+
+/* `stripes` stripes times all rows, a few groups of each at a time. */
+INLINE void blocks(const block_stripes *s, const int kind, const int stripes, float *out) {
+    unpacked ready[BLOCK_GROUPS][BLOCK_STRIPES];
+    small_integers small[BLOCK_STRIPES];
+    float parts[BLOCK_STRIPES * STRIDE]; /* of the K formats */
+    const int of_tile = tile_cols(kind) / LM_GROUP;
+    for (int first = 0; first < s->groups; first += BLOCK_GROUPS) {
+        const int end = first + BLOCK_GROUPS < s->groups ? first + BLOCK_GROUPS : s->groups;
+        for (int g = first; g < end; g++) unpack_groups(s, g, kind, stripes, ready[g - first], small);
+        for (int g = first; g < end; g++) {
+            const int begins = is_super(kind) ? g % of_tile == 0 : g == 0;
+            block_rows(ready[g - first], s->x + g, s->groups, begins, kind, stripes, s->num_rows, is_super(kind) ? parts : out);
+        }
+        if (is_super(kind) && end % of_tile == 0) add_parts(s, end / of_tile - 1, kind, stripes, small, parts, out);
     }
 }
 
 /* As in tile_product.h. */
 INLINE void blocked_product(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, const int kind,
-                            float *out, int stride) {
+                            float *out) {
+    const size_t step = w->cols / tile_cols(kind) * tile_bytes(kind);
+    block_stripes s = {w, (const uint8_t *)w->data + stripe * step, step, x, num_rows, w->cols / LM_GROUP};
     int i = 0;
-    for (; i + BLOCK_STRIPES <= num_stripes; i += BLOCK_STRIPES)
-        blocks(w, stripe + i, x, num_rows, kind, BLOCK_STRIPES, out + i * stride, stride);
-    for (; i < num_stripes; i++) blocks(w, stripe + i, x, num_rows, kind, 1, out + i * stride, stride);
+    for (; i + BLOCK_STRIPES <= num_stripes; i += BLOCK_STRIPES, s.tiles += BLOCK_STRIPES * step)
+        blocks(&s, kind, BLOCK_STRIPES, out + i * STRIDE);
+    for (; i < num_stripes; i++, s.tiles += step) blocks(&s, kind, 1, out + i * STRIDE);
 }
 
 #include "tile_product.h"

@@ -57,9 +57,9 @@ INLINE float32x4_t add_group(float32x4_t total, int32x4_t sum, const uint8_t *ti
     return total;
 }
 
-INLINE float32x4_t sums_at(const turn *t, const float *out) { return t->begins ? vdupq_n_f32(0) : vld1q_f32(out); }
+INLINE float32x4_t sums_at(const tile_column *t, const float *out) { return t->begins ? vdupq_n_f32(0) : vld1q_f32(out); }
 
-INLINE void tile_rows(const turn *t, const int kind, const int rows) {
+INLINE void tile_rows(const tile_column *t, const int kind, const int rows) {
     const uint8_t *tile = t->tiles;
     const uint8x16_t book = codebook_of(t->w, kind);
     for (int k = 0; k < t->count; k++, tile += t->step)
@@ -68,7 +68,7 @@ INLINE void tile_rows(const turn *t, const int kind, const int rows) {
             load_codes(tile, i, kind, book, codes);
             for (int m = 0; m < rows; m++) {
                 const lm_block *block = &t->x[(size_t)m * t->groups];
-                float *out = t->out + k * t->stride + m * LM_TILE_ROWS + 4 * i;
+                float *out = t->out + k * STRIDE + m * LM_TILE_ROWS + 4 * i;
                 const int32x4_t left = half_group(vdupq_n_s32(start_of(block, kind)), codes, block->q);
                 vst1q_f32(out, add_group(sums_at(t, out), half_group(left, codes + 4, block->q + 16), tile, i, block, kind));
             }
@@ -107,7 +107,7 @@ INLINE float32x4_t small_floats(const uint8_t *from, const int kind) {
 }
 
 /* As `tile_rows`, rows 4i to 4i + 3 of one tile of the K formats. */
-INLINE void quarter_super_rows(const turn *t, const uint8_t *tile, const small_integers *small, int i, float *out, const int kind,
+INLINE void quarter_super_rows(const tile_column *t, const uint8_t *tile, const small_integers *small, int i, float *out, const int kind,
                                const int rows) {
     const uint8_t *from = tile + head_bytes(kind), *scales = (kind == LM_Q6_K ? tile + 32 : small->scale) + 4 * i;
     float32x4_t part[ROWS_AT_ONCE];
@@ -132,11 +132,11 @@ INLINE void quarter_super_rows(const turn *t, const uint8_t *tile, const small_i
 }
 
 /* As `tile_rows`, for the K formats. */
-INLINE void super_rows(const turn *t, const int kind, const int rows) {
+INLINE void super_rows(const tile_column *t, const int kind, const int rows) {
     const uint8_t *tile = t->tiles;
     for (int k = 0; k < t->count; k++, tile += t->step) {
         const small_integers small = unpack_integers(tile); /* Q6_K has others, and leaves these alone */
-        for (int i = 0; i < 4; i++) quarter_super_rows(t, tile, &small, i, t->out + k * t->stride + 4 * i, kind, rows);
+        for (int i = 0; i < 4; i++) quarter_super_rows(t, tile, &small, i, t->out + k * STRIDE + 4 * i, kind, rows);
     }
 }
 

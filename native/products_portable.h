@@ -27,8 +27,8 @@ static float super_product(const lm_matrix *w, const uint8_t *tile, int row, con
     return w->kind == LM_Q6_K ? product : product - half_at(tile + 32, row) * offset;
 }
 
-/* Stripe i of `num_stripes` from `stripe` on: out + i * stride (num_rows, 16) = its 16 rows times `num_rows` rows of inputs. */
-static void tile_product(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, float *out, int stride) {
+/* Stripe i of `num_stripes` from `stripe` on: out + i * STRIDE (num_rows, 16) = its 16 rows times `num_rows` rows of inputs. */
+static void tile_product(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, float *out) {
     const int groups = w->cols / LM_GROUP, num_tiles = tiles_of(w);
     for (int i = 0; i < num_stripes; i++)
         for (int m = 0; m < num_rows; m++)
@@ -38,6 +38,6 @@ static void tile_product(const lm_matrix *w, int stripe, int num_stripes, const 
                 float total = 0;
                 for (int t = 0; t < num_tiles; t++, tile += tile_bytes(w->kind))
                     total += is_super(w->kind) ? super_product(w, tile, r, row + 8 * t) : group_product(w, tile, r, row + t);
-                out[i * stride + m * LM_TILE_ROWS + r] = total;
+                out[i * STRIDE + m * LM_TILE_ROWS + r] = total;
             }
 }

@@ -7,12 +7,11 @@
  */
 
 /* `rows` rows of inputs; these and the kind are constants to the compiler. */
-INLINE void some_rows(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, const int kind, const int rows,
-                      float *out, int stride) {
+INLINE void some_rows(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, const int kind, const int rows, float *out) {
     const int num_tiles = w->cols / tile_cols(kind);
     const size_t size = tile_bytes(kind), step = num_tiles * size;
     for (int i = 0; i < num_tiles; i++) {
-        const turn t = {
+        const tile_column t = {
             .w = w,
             .tiles = (const uint8_t *)w->data + stripe * step + i * size,
             .step = step,
@@ -21,7 +20,6 @@ INLINE void some_rows(const lm_matrix *w, int stripe, int num_stripes, const lm_
             .x = x + i * (tile_cols(kind) / LM_GROUP),
             .groups = w->cols / LM_GROUP,
             .out = out,
-            .stride = stride,
         };
         if (is_super(kind))
             super_rows(&t, kind, rows);
@@ -30,16 +28,15 @@ INLINE void some_rows(const lm_matrix *w, int stripe, int num_stripes, const lm_
     }
 }
 
-INLINE void product_of_kind(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, const int kind,
-                            float *out, int stride) {
+INLINE void product_of_kind(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, const int kind, float *out) {
 #ifdef ROWS_FOR_BLOCKS
-    if (num_rows >= ROWS_FOR_BLOCKS) return blocked_product(w, stripe, num_stripes, x, num_rows, kind, out, stride);
+    if (num_rows >= ROWS_FOR_BLOCKS) return blocked_product(w, stripe, num_stripes, x, num_rows, kind, out);
 #endif
     const size_t groups = w->cols / LM_GROUP;
     int m = 0;
 #define ROWS(NUMBER)                      \
     for (; m + NUMBER <= num_rows; m += NUMBER) \
-    some_rows(w, stripe, num_stripes, x + m * groups, kind, NUMBER, out + m * LM_TILE_ROWS, stride)
+    some_rows(w, stripe, num_stripes, x + m * groups, kind, NUMBER, out + m * LM_TILE_ROWS)
 #if ROWS_AT_ONCE >= 8
     ROWS(8);
 #endif
@@ -49,10 +46,10 @@ INLINE void product_of_kind(const lm_matrix *w, int stripe, int num_stripes, con
 #undef ROWS
 }
 
-/* Stripe i of `num_stripes` from `stripe` on: out + i * stride (num_rows, 16) = its 16 rows times `num_rows` rows of inputs. */
-static void tile_product(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, float *out, int stride) {
+/* Stripe i of `num_stripes` from `stripe` on: out + i * STRIDE (num_rows, 16) = its 16 rows times `num_rows` rows of inputs. */
+static void tile_product(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, float *out) {
 #define CASE(KIND) \
-    case KIND: product_of_kind(w, stripe, num_stripes, x, num_rows, KIND, out, stride); break
+    case KIND: product_of_kind(w, stripe, num_stripes, x, num_rows, KIND, out); break
     switch (w->kind) {
         CASE(LM_Q8);
         CASE(LM_Q4);

@@ -9,9 +9,10 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-#define BYTES_AHEAD 1280  /* how far before they are multiplied weights are asked for */
-#define STRIPES_AT_ONCE 8 /* a thread takes them */
+#define BYTES_AHEAD 1280  /* how far before they are multiplied weights are asked for: docs/decisions/0011 */
+#define STRIPES_AT_ONCE 8 /* a thread takes at most: docs/decisions/0009 */
 #define ROWS_IN_CACHE 64  /* rows of tokens whose inputs stay in the cache beside a stripe: no product takes more at once */
+#define STRIDE ((ROWS_IN_CACHE + 4) * LM_TILE_ROWS) /* from a stripe's results to the next's, not at the same place of a page */
 
 static inline float float_of(uint32_t bits) {
     float value;
@@ -72,12 +73,12 @@ typedef struct {
     const lm_matrix *w;
     const uint8_t *tiles; /* the first one */
     size_t step;          /* bytes from one to the next */
-    int count, begins;    /* how many; whether they are the stripes' first: then `out` is written, else added to */
+    int count;
+    int begins;           /* whether they are the stripes' first: then `out` is written, else added to */
     const lm_block *x;    /* the tiles' inputs, (rows, groups) */
     int groups;
-    float *out; /* (count, stride), of each (rows, 16) */
-    int stride;
-} turn;
+    float *out;           /* (count, STRIDE), of each stripe (rows, 16) */
+} tile_column;
 
 static inline float half_at(const uint8_t *halves, int row) {
     uint16_t bits;
