@@ -3,7 +3,7 @@
     python bench/choose.py [--vocab-size 128256]
 
 Each way chooses from the same logits, in turn; a figure is the median of the rounds' mean of 20 choices. Logits are
-normal with a spread of 3, as a model's are about, and with one of 0.5 where a half of the vocabulary stays.
+normal with a spread of 3, as a model's are about, and of 0.5, where half of the vocabulary stays.
 """
 
 import time

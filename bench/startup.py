@@ -23,11 +23,13 @@ PROGRAM = [sys.executable, "-m", "llamarium"]
 def first_byte(command: list[str]) -> dict[str, float]:
     """Return seconds from the start of the process to its first byte of output."""
     begin = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        process.stdout.read(1)
+        first = process.stdout.read(1)
         seconds = time.perf_counter() - begin
         process.stdout.read()
+    if not first or process.returncode:
+        raise SystemExit(f"{command} failed, or printed nothing")
     return {"seconds": seconds}
 
 
@@ -46,10 +48,11 @@ def main() -> None:
         "python": [sys.executable, "-c", "print(1)"],
     }
     found = common.alternate(options.rounds, {name: partial(first_byte, command) for name, command in commands.items()})
-    found["first token, beyond import torch"] = {
-        "seconds": found["first token"]["seconds"] - found["import torch"]["seconds"]
-    }
-    rows = [{"command": name, "seconds": result["seconds"]} for name, result in found.items()]
+    beyond = found["first token"]["seconds"] - found["import torch"]["seconds"]
+    found["first token, beyond import torch"] = {"seconds": beyond}
+    rows = [
+        {"command": name, "seconds": found[name]["seconds"]} for name in (*commands, "first token, beyond import torch")
+    ]
     common.report("startup" + (f"-{Path(options.model).stem}" if model else ""), options, rows, found)
 
 

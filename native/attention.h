@@ -80,7 +80,8 @@ INLINE void announce_values(const int dtype, const int count, const stretch *at,
 
 /* scores[s][h] = q[h] (head_dim) times the key of slot s, for `count` slots from `slot` on; it and `heads` are constants, so that
  * the sums stay in registers. */
-INLINE void score_some(const int dtype, const int heads, const int count, const stretch *at, int slot, const float *q, quad *scores) {
+INLINE void score_some(const int dtype, const int heads, const int count, const stretch *at, int slot, const float *q,
+                       quad *scores) {
     const int head_dim = at->head_dim;
     const size_t place = at->place + (size_t)slot * head_dim;
     lanes sums[SLOTS_AT_ONCE * HEADS_AT_ONCE] = {{0}};
@@ -95,9 +96,10 @@ INLINE void score_some(const int dtype, const int heads, const int count, const 
         }
     }
     for (; i < head_dim; i++)
-        for (int s = 0; s < count; s++)
-            for (int h = 0; h < heads; h++)
-                sums[s * HEADS_AT_ONCE + h][0] += kept_at(dtype, at->k, place + (size_t)s * head_dim + i) * q[(size_t)h * head_dim + i];
+        for (int s = 0; s < count; s++) {
+            const float key = kept_at(dtype, at->k, place + (size_t)s * head_dim + i);
+            for (int h = 0; h < heads; h++) sums[s * HEADS_AT_ONCE + h][0] += key * q[(size_t)h * head_dim + i];
+        }
     put_sums(sums, count, scores + slot);
     for (int s = 0; s < count && dtype == LM_INT8; s++) scores[slot + s] *= at->k_scales[place / head_dim + s];
 }

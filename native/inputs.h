@@ -47,7 +47,8 @@ static inline void put_group(const float *group, inputs in, size_t place) {
 }
 
 /* This thread's share of (num_rows, cols): x, normalised by `norm` of `model` if there is one, as inputs. */
-static void prepare_inputs(lm_team team, const float *x, int num_rows, int cols, const lm_model *model, const void *norm, inputs in) {
+static void prepare_inputs(
+    lm_team team, const float *x, int num_rows, int cols, const lm_model *model, const void *norm, inputs in) {
     const int groups = cols / LM_GROUP, pieces = num_rows * groups;
     const int first = (int)((int64_t)pieces * team.index / team.count);
     const int end = (int)((int64_t)pieces * (team.index + 1) / team.count);

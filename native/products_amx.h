@@ -59,7 +59,8 @@ INLINE void multiply(const lm_block *x, size_t stride, const int8_t *codes, cons
 #undef MULTIPLY
 }
 
-INLINE void add_sums(__m512 *total, const int32_t *sums, const uint8_t *tile, const lm_block *x, int groups, const int kind, const int rows) {
+INLINE void add_sums(
+    __m512 *total, const int32_t *sums, const uint8_t *tile, const lm_block *x, int groups, const int kind, const int rows) {
     const factors f = load_factors(tile, kind);
 #pragma GCC unroll 16
     for (int m = 0; m < rows; m++)
@@ -96,7 +97,8 @@ INLINE void widen(const lm_matrix *w, const uint8_t *tiles, int count, const int
 }
 
 /* As many rows as there are multiples of 8; returns how many that were. */
-INLINE int many_rows_product(const lm_matrix *w, const uint8_t *tiles, const lm_block *x, int num_rows, const int kind, float *out) {
+INLINE int many_rows_product(
+    const lm_matrix *w, const uint8_t *tiles, const lm_block *x, int num_rows, const int kind, float *out) {
     _Alignas(64) int8_t codes[GROUPS_AT_ONCE * 512];
     const int groups = w->cols / LM_GROUP;
     num_rows = num_rows / 8 * 8;
@@ -107,8 +109,9 @@ INLINE int many_rows_product(const lm_matrix *w, const uint8_t *tiles, const lm_
         widen(w, tiles, count, kind, codes);
         for (int m = 0; m + 16 <= num_rows; m += 16)
             add_tiles(codes, tiles, count, x + (size_t)m * groups, groups, g == 0, kind, 16, out + m * LM_TILE_ROWS);
+        const int last = num_rows - 8;
         if (num_rows % 16)
-            add_tiles(codes, tiles, count, x + (size_t)(num_rows - 8) * groups, groups, g == 0, kind, 8, out + (num_rows - 8) * LM_TILE_ROWS);
+            add_tiles(codes, tiles, count, x + (size_t)last * groups, groups, g == 0, kind, 8, out + last * LM_TILE_ROWS);
     }
     return num_rows;
 }

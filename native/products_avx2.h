@@ -123,7 +123,8 @@ INLINE void half_super_group(const tile_column *t, const uint8_t *tile, const sm
     const uint8_t *scales = (kind == LM_Q6_K ? tile + 32 + 32 * g : small->scale + 16 * g) + 8 * half;
     const __m256 scale = small_floats(scales, kind), right_scale = kind == LM_Q6_K ? small_floats(scales + 16, kind) : scale;
     const uint8_t *from = tile + head_bytes(kind) + g * code_bytes(kind);
-    for (size_t at = 0; at < code_bytes(kind) && half == 0; at += 64) _mm_prefetch((const char *)from + at + BYTES_AHEAD, _MM_HINT_T0);
+    for (size_t at = 0; at < code_bytes(kind) && half == 0; at += 64)
+        _mm_prefetch((const char *)from + at + BYTES_AHEAD, _MM_HINT_T0);
     __m256i codes[8];
     super_codes(from + 32 * half, kind, codes);
     for (int m = 0; m < rows; m++) {

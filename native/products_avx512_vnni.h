@@ -75,8 +75,8 @@ INLINE __m512 sums_at(const tile_column *t, const float *out) { return t->begins
 
 /* The tiles of `count` stripes, at most 2, from stripe i on. What is made of the inputs of all rows before: where their sums start,
  * and themselves four by four, or NULL where those are too many for the registers. */
-INLINE void one_or_two_tiles(const tile_column *t, int i, const int count, const __m512i *starts, __m512i (*inputs)[8], const int kind,
-                      const int rows) {
+INLINE void one_or_two_tiles(const tile_column *t, int i, const int count, const __m512i *starts, __m512i (*inputs)[8],
+                             const int kind, const int rows) {
     const __m512i book = codebook_of(t->w, kind);
     __m512i codes[2][8];
     factors f[2];
@@ -138,8 +138,8 @@ INLINE factors super_factors(const uint8_t *tile, const small_integers *small, i
     return (factors){small_floats(small->scale + 16 * g, kind), _mm512_setzero_ps()};
 }
 
-/* The part of 256 columns and one more group of it, whose codes' products add up to `sum`, and for Q6_K `second`. The product before
- * the float16 scale and the inputs' is a whole number below 2^24, as floats hold them. */
+/* The part of 256 columns and one more group of it, whose codes' products add up to `sum`, and for Q6_K `second`. The product
+ * before the float16 scale and the inputs' is a whole number below 2^24, as floats hold them. */
 INLINE __m512 add_super_group(__m512 part, __m512i sum, __m512i second, factors f, const lm_block *block, const int kind) {
     __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), f.scale);
     if (kind == LM_Q6_K) value = _mm512_fmadd_ps(_mm512_cvtepi32_ps(second), f.other, value);
@@ -147,7 +147,8 @@ INLINE __m512 add_super_group(__m512 part, __m512i sum, __m512i second, factors 
 }
 
 /* The total of 16 rows and that of 256 more columns, of which `part` is all but the scale and the minima. */
-INLINE __m512 add_super(__m512 total, __m512 part, const uint8_t *tile, const small_integers *small, const lm_block *x, const int kind) {
+INLINE __m512 add_super(
+    __m512 total, __m512 part, const uint8_t *tile, const small_integers *small, const lm_block *x, const int kind) {
     total = _mm512_fmadd_ps(halves_at(tile), part, total);
     if (kind == LM_Q6_K) return total;
     __m512 offset = _mm512_setzero_ps();
@@ -174,7 +175,8 @@ INLINE void super_rows(const tile_column *t, const int kind, const int rows) {
             super_codes(tile + head_bytes(kind) + g * code_bytes(kind), kind, codes);
             for (int m = 0; m < rows; m++) {
                 const lm_block *block = &t->x[(size_t)m * t->groups + g];
-                __m512i left = start_of(block, kind, 0), right = kind == LM_Q6_K ? start_of(block, kind, 1) : _mm512_setzero_si512();
+                __m512i left = start_of(block, kind, 0);
+                __m512i right = kind == LM_Q6_K ? start_of(block, kind, 1) : _mm512_setzero_si512();
                 for (int j = 0; j < 4; j++) {
                     left = _mm512_dpbusd_epi32(left, codes[j], four(block->q + 4 * j));
                     right = _mm512_dpbusd_epi32(right, codes[j + 4], four(block->q + 4 * j + 16));

@@ -107,8 +107,8 @@ INLINE float32x4_t small_floats(const uint8_t *from, const int kind) {
 }
 
 /* As `tile_rows`, rows 4i to 4i + 3 of one tile of the K formats. */
-INLINE void quarter_super_rows(const tile_column *t, const uint8_t *tile, const small_integers *small, int i, float *out, const int kind,
-                               const int rows) {
+INLINE void quarter_super_rows(const tile_column *t, const uint8_t *tile, const small_integers *small, int i, float *out,
+                               const int kind, const int rows) {
     const uint8_t *from = tile + head_bytes(kind), *scales = (kind == LM_Q6_K ? tile + 32 : small->scale) + 4 * i;
     float32x4_t part[ROWS_AT_ONCE];
     for (int m = 0; m < rows; m++) part[m] = vdupq_n_f32(0);
@@ -124,8 +124,9 @@ INLINE void quarter_super_rows(const tile_column *t, const uint8_t *tile, const 
     }
     for (int m = 0; m < rows; m++, out += LM_TILE_ROWS) {
         float32x4_t total = vfmaq_f32(sums_at(t, out), four_halves(tile + 8 * i), part[m]), offset = vdupq_n_f32(0);
+        const lm_block *x = &t->x[(size_t)m * t->groups];
         for (int g = 0; g < 8 && kind != LM_Q6_K; g++)
-            offset = vfmaq_n_f32(offset, small_floats(small->minimum + 16 * g + 4 * i, kind), t->x[(size_t)m * t->groups + g].total);
+            offset = vfmaq_n_f32(offset, small_floats(small->minimum + 16 * g + 4 * i, kind), x[g].total);
         if (kind != LM_Q6_K) total = vfmsq_f32(total, four_halves(tile + 32 + 8 * i), offset);
         vst1q_f32(out, total);
     }

@@ -51,7 +51,8 @@ INLINE void paired_rows(
 }
 
 /* As many rows as there are pairs of; returns how many that were. */
-INLINE int many_rows_product(const lm_matrix *w, const uint8_t *tiles, const lm_block *x, int num_rows, const int kind, float *out) {
+INLINE int many_rows_product(
+    const lm_matrix *w, const uint8_t *tiles, const lm_block *x, int num_rows, const int kind, float *out) {
     const int groups = w->cols / LM_GROUP;
     int m = 0;
     for (; m + 8 <= num_rows; m += 8) paired_rows(w, tiles, groups, x + (size_t)m * groups, kind, 8, out + m * LM_TILE_ROWS);

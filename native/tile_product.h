@@ -1,13 +1,16 @@
 /* The product of some stripes, made of a set's own `tile_rows` and, for the K formats, `super_rows`: included at the end of a
- * file that defines them and ROWS_AT_ONCE.
+ * file that defines them and ROWS_AT_ONCE. A set that defines ROWS_FOR_BLOCKS has a `blocked_product` for so many rows of
+ * inputs and more.
  *
  * For a few rows of inputs, what a product costs is reading its weights. A core asks memory for more lines at a time where they
  * lie in several pages: eight stripes read side by side come a third faster than one after the other. So the stripes take
- * turns, tile by tile; the sums of a row are added up in the same order all the same.
+ * turns, tile by tile, and with x86's K formats, whose tiles are 2 KB, group by group; the sums of a row are added up in the
+ * same order all the same.
  */
 
 /* `rows` rows of inputs; these and the kind are constants to the compiler. */
-INLINE void some_rows(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, const int kind, const int rows, float *out) {
+INLINE void some_rows(
+    const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, const int kind, const int rows, float *out) {
     const int num_tiles = w->cols / tile_cols(kind);
     const size_t size = tile_bytes(kind), step = num_tiles * size;
     for (int i = 0; i < num_tiles; i++) {
@@ -28,7 +31,8 @@ INLINE void some_rows(const lm_matrix *w, int stripe, int num_stripes, const lm_
     }
 }
 
-INLINE void product_of_kind(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, const int kind, float *out) {
+INLINE void product_of_kind(
+    const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, const int kind, float *out) {
 #ifdef ROWS_FOR_BLOCKS
     if (num_rows >= ROWS_FOR_BLOCKS) return blocked_product(w, stripe, num_stripes, x, num_rows, kind, out);
 #endif

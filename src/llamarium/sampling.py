@@ -143,7 +143,7 @@ class Sampler:
         return self._report(raw_BV, ids_B)
 
     def _choose_in_c(self, adjusted_BV: Tensor, choices: "Array[native.Choice]") -> Tensor:
-        """Steps 4 to 9 in C, which looks at few of the logits: for a vocabulary of 128,256, in a tenth of the time."""
+        """Steps 4 to 9 in C, which looks at few of the logits: for a large vocabulary in a fraction of the time."""
         for i in self._drawn_rows:
             choices[i].uniform = _uniform(self.seeds[i], self._steps[i])
         return native.choose(adjusted_BV.contiguous(), choices)

@@ -58,7 +58,7 @@ INSTRUCTIONS = {  # what a set's code must contain, and what it must not
 
 def check_instructions(objdump: str, objects: list[Path]) -> set[str]:
     """Look at each set's object; return which sets there were."""
-    sets = {path.stem: path for path in objects if path.stem not in ("pool", "dispatch", "bandwidth", "pack")}
+    sets = {path.stem: path for path in objects if path.stem in INSTRUCTIONS}
     for name, path in sets.items():
         wanted, forbidden = INSTRUCTIONS[name]
         code = run(objdump, "-d", "--no-show-raw-insn", path).replace("\t", " ")

@@ -208,12 +208,17 @@ def pack_ggml(weight: Tensor, type_name: str) -> LinearPacked:
     tiles = torch.empty(shape, dtype=torch.uint8, device=weight.device)
     if weight.device.type == "cpu" and native.library() is not None:
         native.pack(format.kind, num_columns, weight, tiles)
-        return LinearPacked(tiles, len(weight), format)
+    else:
+        _pack_in_pieces(weight, type_name, format, tiles)
+    return LinearPacked(tiles, len(weight), format)
+
+
+def _pack_in_pieces(weight: Tensor, type_name: str, format: PackedFormat, tiles: Tensor) -> None:
+    num_columns = tiles.shape[1] * format.columns
     num_stripes = max(1, _PIECE_WEIGHTS // (TILE_ROWS * num_columns))
     for start in range(0, len(tiles), num_stripes):
         piece = weight[start * TILE_ROWS : (start + num_stripes) * TILE_ROWS]
         tiles[start : start + num_stripes] = _ggml_tiles(piece, type_name, format)
-    return LinearPacked(tiles, len(weight), format)
 
 
 def _ggml_tiles(weight: Tensor, type_name: str, format: PackedFormat) -> Tensor:

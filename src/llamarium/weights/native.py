@@ -32,8 +32,8 @@ from llamarium.quant.packed import GROUP, EmbeddingPacked, LinearPacked
 
 # Tokens that are computed at once, and bytes of what attention knows of each chunk of 256 slots: they bound the memory
 # between the layers; the result does not depend on them.
-_MAX_ROWS, _CHUNK_SLOTS, _MAX_PARTS_BYTES = 256, 256, 2**26
-# Weights that are not packed are multiplied token by token in C; from this many on, PyTorch's product is faster.
+_MAX_ROWS, _CHUNK_SLOTS, _MAX_PARTS_BYTES = 256, 256, 2**28
+# Weights that are not packed are multiplied token by token in C; beyond this many, PyTorch's product is faster.
 _MAX_ROWS_UNPACKED = 4
 
 _LINEARS = {
