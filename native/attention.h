@@ -118,7 +118,8 @@ static inline void weigh(quad *scores, int slots, quad *largest, quad *sum) {
     const quad none = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
     quad most = none;
     for (int s = 0; s < slots; s++) most = select_quad(scores[s] > most, scores[s], most);
-    for (int s = slots; s % 4; s++) scores[s] = most - 200; /* e^-87 is nothing beside the largest's 1 */
+    const quad size = (quad)((quad_ints)most & 0x7fffffff); /* beside huge scores 200 alone is nothing */
+    for (int s = slots; s % 4; s++) scores[s] = most - 200 - size * 1e-3f; /* e^-87 is nothing beside the largest's 1 */
     const quad repeated[4] = {most, most, most, most};
     wide largest_wide, sums = {0};
     memcpy(&largest_wide, repeated, sizeof repeated);

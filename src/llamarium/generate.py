@@ -180,7 +180,8 @@ def generate_tokens(
         lookup: Guess tokens ahead (`speculate.py`): the same events, in less time where the text repeats itself.
 
     Raises:
-        InputError: For an empty prompt or an id outside the vocabulary; for a `prefix` with several rows or no cache.
+        InputError: For an empty prompt or an id outside the vocabulary; for a `prefix` with several rows,
+            without the cache, or of another model.
         ContextLengthError: If a prompt leaves no room in the context.
         OptionError: For `lookup` without the cache, or with a model whose tokens it might change.
     """
@@ -189,6 +190,8 @@ def generate_tokens(
         raise OptionError("prompt_lookup runs its guesses over the cache; leave it out, or use_cache=False")
     if prefix is not None and (not use_cache or len(prompts) != 1 or params[0].n != 1):
         raise InputError("a prefix serves one prompt with one answer and use_cache=True")
+    if prefix is not None and prefix.model is not model:
+        raise InputError("the prefix is of another model; expected one that was made with this model")
     live = _rows(model.config, prompts, params, stop_ids)
     sampler = Sampler([row.params for row in live], [row.ids for row in live], model.config.vocab_size, model.device)
     cache, logits_BV = _begin(model, prompts, live, use_cache=use_cache, kv_cache_dtype=kv_cache_dtype, prefix=prefix)

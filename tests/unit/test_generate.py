@@ -1,5 +1,6 @@
 """The loop: the same request gives the same tokens alone, batched, cached, chunked or continued; and its ends."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -193,6 +194,8 @@ def test_a_prefix_serves_one_answer(model: LlamaForCausalLM) -> None:
     for prompts, options in (([ids, ids], {}), ([ids], {"use_cache": False})):
         with pytest.raises(InputError, match="a prefix serves one prompt"):
             run(model, prompts, [GREEDY] * len(prompts), prefix=PrefixCache(model), **options)
+    with pytest.raises(InputError, match="the prefix is of another model"):
+        run(model, [ids], [GREEDY], prefix=PrefixCache(copy.deepcopy(model)))
 
 
 def test_a_dialogs_cache_never_outgrows_the_context(model: LlamaForCausalLM) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from llamarium.attention import CachedAttend
 from llamarium.config import RopeScaling
@@ -328,6 +328,66 @@ def test_a_step_in_one_call_skips_no_hook_and_no_other_module(name: str, monkeyp
     else:
         model.lm_head = torch.nn.Linear(CONFIG.hidden_size, CONFIG.vocab_size, bias=False)
     assert decode_one(model, cache, [5], [0]).shape == expected.shape and seen == ([name] if name else [])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_cache_or_tokens_that_do_not_fit_are_refused(whole: bool) -> None:
+    model = packed_whole(torch.float32) if whole else LlamaForCausalLM(CONFIG)
+    if not whole:
+        model = init_weights(model, seed=3).bfloat16().eval()
+        assert use_kernels(model)
+    other = replace(CONFIG, num_hidden_layers=1)
+    with pytest.raises(InputError, match=r"the cache has 1 layers of \d+ heads of \d+; expected 3 layers"):
+        decode_one(model, new_cache(LlamaForCausalLM(other).to(model.model.norm.weight.dtype), 1, 8), [1], [0])
+    for rows, num_tokens in ((1, 5), (4, 1)):
+        attend = CachedAttend(new_cache(model, rows, 8), [0] * rows, num_tokens)
+        for run in (model, model.next_logits):
+            with pytest.raises(InputError, match=f"ids are 1 rows of 1; expected {rows} of {num_tokens}"):
+                run(torch.tensor([[1]]), torch.tensor([[0]]), attend)
+
+
+@torch.no_grad()
+def test_positions_of_ones_own_and_hooks_for_all_modules_go_through_the_modules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = packed_whole(torch.float32)
+    ids, seen = torch.tensor([[1, 2, 3]]), list[nn.Module]()
+    attends = [CachedAttend(new_cache(model, 1, 8), [0], 3) for _ in range(3)]
+    expected = model(ids, attend=attends[0])
+    monkeypatch.setattr(native, "forward", lambda *_: pytest.fail("the kernels know other positions"))
+    assert not torch.allclose(model(ids, torch.tensor([[0, 2, 5]]), attends[1]), expected)
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
+    try:
+        model(ids, attend=attends[2])
+    finally:
+        handle.remove()
+    assert model.model.layers[1] in seen
+
+
+@torch.no_grad()
+def test_a_layer_more_is_noticed() -> None:
+    model = packed_whole(torch.float32)
+    ids = torch.tensor([[1, 2, 3]])
+    before = model(ids)
+    model.model.layers.append(copy.deepcopy(model.model.layers[1]))
+    for changed in (model, copy.deepcopy(model)):
+        assert not torch.allclose(changed(ids), before)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 5, 7, 9])
+def test_huge_scores_are_weighed_alone(kernels: str, num_tokens: int) -> None:
+    model = init_weights(LlamaForCausalLM(CONFIG), seed=3).bfloat16().eval()
+    for layer in model.model.layers:
+        for name in ("q_proj", "k_proj"):
+            layer.self_attn.get_submodule(name).get_parameter("weight").fill_(1e6)  # all slots score alike
+    ids = torch.tensor([[7] * num_tokens])
+    attends = [CachedAttend(new_cache(model, 1, 16), [0], num_tokens) for _ in range(2)]
+    expected = model(ids, attend=attends[0]).float()
+    assert use_kernels(model)
+    found = model(ids, attend=attends[1]).float()
+    assert (found - expected).norm() / expected.norm() < 0.02
 
 
 @torch.no_grad()

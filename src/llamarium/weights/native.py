@@ -8,7 +8,7 @@ this.
 
 The plan serves passes over a `KVCache` on the CPU, and plain causal ones, without gradients. Everything else (a trace,
 training, packed rows) goes through the modules; and so does everything once a module of the plan has been replaced,
-moved or cast, or carries a hook.
+moved or cast, or carries a hook. Only a `forward` that is set on a module itself passes unseen: use a hook.
 
 Residual stream and activations are float32 here, where the modules round to the model's dtype after each operation.
 """
@@ -20,6 +20,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    _global_forward_hooks,  # pyright: ignore[reportPrivateUsage]
+    _global_forward_pre_hooks,  # pyright: ignore[reportPrivateUsage]
+)
 
 from llamarium.attention import Attend, CachedAttend, CausalAttend, KVCache
 from llamarium.errors import InputError
@@ -60,6 +64,7 @@ class Plan:
         watched = [*_children(trunk), *((tensors, "weight", tensors["weight"]) for tensors in weighted)]
         self._owners, self._names, self._owned = zip(*watched, strict=True)
         self._hooks = list(_hooks(trunk))
+        self._trunk_layers = trunk.layers
         takes_all = getattr(trunk, "deterministic", False) or all(isinstance(m, LinearPacked) for m in _linears(trunk))
         self.max_rows = None if takes_all else _MAX_ROWS_UNPACKED
         self._frequencies = trunk.rotary_emb.frequencies(torch.device("cpu"))
@@ -86,12 +91,13 @@ class Plan:
         return type(None), ()
 
     def _is_intact(self) -> bool:
-        """Whether every module and weight is still what and where it was, without a hook."""
+        """Whether every module and weight is still what and where it was, without a hook, and no layer more."""
         # Maps of C functions over 700 things take 30 microseconds, where a generator expression takes twice that.
         return (
             all(map(operator.is_, map(dict[str, object].get, self._owners, self._names), self._owned))
             and list(map(Tensor.data_ptr, self._weights)) == self._addresses
             and not any(self._hooks)
+            and len(self._trunk_layers) == self._model.num_layers
         )
 
     def run(self, hidden_MD: Tensor, attend: CachedAttend) -> None:
@@ -131,6 +137,13 @@ class Plan:
         known = self._caches.get(cache)
         if known is None or known[0] is not cache.k:
             _, kv_heads, slots, head_dim = cache.k[0].shape
+            found = (len(cache.k), kv_heads, head_dim)
+            expected = (self._model.num_layers, self._model.num_kv_heads, self._model.head_dim)
+            if found != expected:
+                raise InputError(
+                    f"the cache has {found[0]} layers of {found[1]} heads of {found[2]}; expected {expected[0]} layers "
+                    f"of {expected[1]} heads of {expected[2]}, as the model has"
+                )
             described = native.Cache(
                 native.CACHE_DTYPES[cache.k[0].dtype], kv_heads * slots * head_dim, slots * head_dim,
                 *map(native.pointers, (cache.k, cache.v, cache.k_scales, cache.v_scales)),
@@ -164,8 +177,8 @@ class NativeLlamaModel(LlamaModel):
         if self.plan is None or cached is None:
             if self.deterministic:
                 raise InputError(
-                    "this pass has an adapter, a hook, a gradient, a recorder or packed rows, which the C kernels do "
-                    "not take; load the model without deterministic"
+                    "this pass has an adapter, a hook, a gradient, a recorder or packed rows, or the model was "
+                    "changed, moved or cast, which the C kernels do not take; load the model without deterministic"
                 )
             return super().forward(ids_BT, positions_BT, attend)
         with one_torch_thread():
@@ -177,7 +190,8 @@ class NativeLlamaModel(LlamaModel):
     def _cached(self, ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> CachedAttend | None:
         """Return the attend if it keeps its keys, one that keeps them for this pass if it is causal, else None."""
         if type(attend) is CachedAttend:
-            return attend if attend.cache.k[0].dtype in native.CACHE_DTYPES else None
+            is_known = attend.cache.k[0].dtype in native.CACHE_DTYPES and _stands_there(ids_BT, positions_BT, attend)
+            return attend if is_known else None
         if type(attend) is not CausalAttend or attend.segments_BT is not None or attend.bidirectional:
             return None
         batch, num_tokens = ids_BT.shape
@@ -196,6 +210,18 @@ class NativeLlamaModel(LlamaModel):
 
     def _get_name(self) -> str:
         return "LlamaModel"  # the module tree that people know
+
+
+def _stands_there(ids_BT: Tensor, positions_BT: Tensor, attend: CachedAttend) -> bool:
+    """Whether tokens stand where the attend puts them.
+
+    Raises:
+        InputError: If they are not as many as it was made for.
+    """
+    if ids_BT.shape != attend.positions_BT.shape:
+        (rows, tokens), (own_rows, own_tokens) = ids_BT.shape, attend.positions_BT.shape
+        raise InputError(f"ids are {rows} rows of {tokens}; expected {own_rows} of {own_tokens}, as the attend has")
+    return positions_BT is attend.positions_BT or torch.equal(positions_BT, attend.positions_BT)
 
 
 class NativeLlamaForCausalLM(LlamaForCausalLM):
@@ -221,6 +247,7 @@ class NativeLlamaForCausalLM(LlamaForCausalLM):
             and head.uses_kernels
             and head.weight.device.type == table.weight.device.type == "cpu"
             and not any((*_hooks_of(table), *_hooks_of(head), *_hooks_of(trunk)))
+            and _stands_there(ids_BT, positions_BT, attend)
             and plan.serves(ids_BT)
         ):
             logits_BV = plan.step(ids_BT, attend, table, head)
@@ -296,7 +323,9 @@ def unfit_linears(model: LlamaForCausalLM) -> list[str]:
 
 
 def _can_run(trunk: LlamaModel) -> bool:
-    """Whether the kernels can multiply every Linear of the layers."""
+    """Whether there are as many layers as a cache has, and the kernels can multiply all of their Linears."""
+    if len(trunk.layers) != trunk.rotary_emb.config.num_hidden_layers:
+        return False
     norms = [module.weight for module in trunk.modules() if isinstance(module, LlamaRMSNorm)]
     if any(weight.device.type != "cpu" or weight.dtype is not norms[0].dtype for weight in norms):
         return False
@@ -341,6 +370,7 @@ def _children(trunk: LlamaModel) -> Iterator[tuple[dict[str, nn.Module | None], 
 
 
 def _hooks(trunk: LlamaModel) -> Iterator[Mapping[int, object]]:
+    yield from (_global_forward_hooks, _global_forward_pre_hooks)
     for module in (trunk.norm, trunk.rotary_emb, *trunk.layers.modules()):
         yield from _hooks_of(module)
 
