@@ -40,7 +40,7 @@ static inline float kept_at(int dtype, const void *from, size_t place) {
 /* A softmax over some slots: the largest score, the sum of e^(score - largest), and the values weighted so. */
 typedef struct {
     float largest, sum;
-    float mixture[]; /* (head_dim) */
+    float mixture[]; /* (head_dim), in the order of `load_pair` */
 } part;
 
 static inline part *part_at(float *parts, size_t index, int head_dim) {
@@ -69,55 +69,67 @@ INLINE void put_sums(const lanes *values, const int count, quad *out) {
     for (int s = 0; s < count; s++) out[s] = sums_of(values + s * HEADS_AT_ONCE);
 }
 
-/* Ask memory for some slots' values, which are read once all keys of the stretch are. */
-INLINE void announce_values(const int dtype, const int count, const stretch *at, int slot) {
+/* Ask memory for a slot's value, which is read after the stretch's last key: into the second cache, since the first one is too
+ * small for both. */
+INLINE void announce_value(const int dtype, const stretch *at, int slot) {
     const size_t size = dtype == LM_FLOAT32 ? 4 : dtype == LM_BFLOAT16 ? 2 : 1;
-    const char *first = (const char *)at->v + (at->place + (size_t)slot * at->head_dim) * size;
-    for (size_t byte = 0; byte < count * at->head_dim * size; byte += 64) __builtin_prefetch(first + byte);
+    const char *value = (const char *)at->v + (at->place + (size_t)slot * at->head_dim) * size;
+    for (size_t byte = 0; byte < at->head_dim * size; byte += 64) __builtin_prefetch(value + byte, 0, 2);
 }
 
 #define SLOTS_AT_ONCE (LANES == 16 ? 4 : 1) /* are scored, as far as there are registers for their sums */
 
-/* scores[s][h] = q[h] (head_dim) times the key of slot s, for `count` slots from `slot` on; it and `heads` are constants, so that
- * the sums stay in registers. */
-INLINE void score_some(const int dtype, const int heads, const int count, const stretch *at, int slot, const float *q,
+/* scores[s][h] = q[h] (head_dim) times the key of slot s, for `count` slots from `slot` on that are so far `apart`; count and
+ * `heads` are constants, so that the sums stay in registers. */
+INLINE void score_some(const int dtype, const int heads, const int count, const stretch *at, int slot, int apart, const float *q,
                        quad *scores) {
     const int head_dim = at->head_dim;
-    const size_t place = at->place + (size_t)slot * head_dim;
+    const size_t place = at->place + (size_t)slot * head_dim, step = (size_t)apart * head_dim;
     lanes sums[SLOTS_AT_ONCE * HEADS_AT_ONCE] = {{0}};
     int i = 0;
-    for (; i + LANES <= head_dim; i += LANES) {
-        lanes keys[SLOTS_AT_ONCE];
-        for (int s = 0; s < count; s++) keys[s] = load_lanes(dtype, at->k, place + (size_t)s * head_dim + i);
-        for (int h = 0; h < heads; h++) {
-            lanes other;
-            memcpy(&other, q + (size_t)h * head_dim + i, sizeof other);
-            for (int s = 0; s < count; s++) sums[s * HEADS_AT_ONCE + h] += keys[s] * other;
-        }
+    for (; i + PAIR <= head_dim; i += PAIR) {
+        lanes keys[SLOTS_AT_ONCE][2];
+        for (int s = 0; s < count; s++) load_pair(dtype, at->k, place + s * step + i, keys[s]);
+        for (int j = 0; j < 2; j++)
+            for (int h = 0; h < heads; h++) {
+                const lanes other = load_floats(q + (size_t)h * head_dim + i + j * LANES);
+                for (int s = 0; s < count; s++) sums[s * HEADS_AT_ONCE + h] += keys[s][j] * other;
+            }
     }
     for (; i < head_dim; i++)
         for (int s = 0; s < count; s++) {
-            const float key = kept_at(dtype, at->k, place + (size_t)s * head_dim + i);
+            const float key = kept_at(dtype, at->k, place + s * step + i);
             for (int h = 0; h < heads; h++) sums[s * HEADS_AT_ONCE + h][0] += key * q[(size_t)h * head_dim + i];
         }
-    put_sums(sums, count, scores + slot);
-    for (int s = 0; s < count && dtype == LM_INT8; s++) scores[slot + s] *= at->k_scales[place / head_dim + s];
+    quad found[SLOTS_AT_ONCE];
+    put_sums(sums, count, found);
+    for (int s = 0; s < count; s++)
+        scores[slot + s * apart] = dtype == LM_INT8 ? found[s] * at->k_scales[place / head_dim + s * apart] : found[s];
 }
 
+/* Four slots far from each other at a time, since a core reads several pages side by side faster (docs/decisions/0009). */
 INLINE void score_slots(const int dtype, const int heads, const stretch *at, const float *q, quad *scores) {
-    int slot = 0;
-    for (; slot + SLOTS_AT_ONCE <= at->slots; slot += SLOTS_AT_ONCE) {
-        announce_values(dtype, SLOTS_AT_ONCE, at, slot);
-        score_some(dtype, heads, SLOTS_AT_ONCE, at, slot, q, scores);
+    const int quarter = at->slots / 4;
+    for (int slot = 0; slot < quarter; slot++) {
+        for (int s = 0; s < 4; s++) announce_value(dtype, at, slot + s * quarter);
+        for (int s = 0; s < 4; s += SLOTS_AT_ONCE)
+            score_some(dtype, heads, SLOTS_AT_ONCE, at, slot + s * quarter, quarter, q, scores);
     }
-    for (; slot < at->slots; slot++) score_some(dtype, heads, 1, at, slot, q, scores);
+    for (int slot = 4 * quarter; slot < at->slots; slot++) score_some(dtype, heads, 1, at, slot, 0, q, scores);
 }
 
 /* The softmax of four heads' scores, which become its weights. */
 static inline void weigh(quad *scores, int slots, quad *largest, quad *sum) {
-    const quad none = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-    quad most = none;
-    for (int s = 0; s < slots; s++) most = select_quad(scores[s] > most, scores[s], most);
+    wide most_of_four = (wide){0} - INFINITY;
+    for (int s = 0; s + 4 <= slots; s += 4) {
+        wide here;
+        memcpy(&here, scores + s, sizeof here);
+        most_of_four = select_wide(here > most_of_four, here, most_of_four);
+    }
+    quad found[4], most = (quad){0} - INFINITY;
+    memcpy(found, &most_of_four, sizeof found);
+    for (int i = 0; i < 4; i++) most = select_quad(found[i] > most, found[i], most);
+    for (int s = slots / 4 * 4; s < slots; s++) most = select_quad(scores[s] > most, scores[s], most);
     const quad size = (quad)((quad_ints)most & 0x7fffffff); /* beside huge scores 200 alone is nothing */
     for (int s = slots; s % 4; s++) scores[s] = most - 200 - size * 1e-3f; /* e^-87 is nothing beside the largest's 1 */
     const quad repeated[4] = {most, most, most, most};
@@ -136,25 +148,29 @@ static inline void weigh(quad *scores, int slots, quad *largest, quad *sum) {
     *sum = (parts[0] + parts[2]) + (parts[1] + parts[3]);
 }
 
-#define MIXED_AT_ONCE (LANES == 16 ? 4 : 2) /* registers of a value: AVX-512 has twice as many */
+#define PAIRS_AT_ONCE (LANES == 16 ? 2 : 1) /* of a value: AVX-512 has twice as many registers */
 
-/* out[h] (head_dim) from element `i` on, `count` registers of it: the sum over slots of value times weights[s][h]. */
-INLINE void mix_lanes(const int dtype, const int heads, const int count, const stretch *at, int i, const quad *weights,
+/* out[h] (head_dim) from element `i` on, `count` pairs of it: the sum over slots of value times weights[s][h]. */
+INLINE void mix_pairs(const int dtype, const int heads, const int count, const stretch *at, int i, const quad *weights,
                       part *const *out) {
-    lanes sums[HEADS_AT_ONCE][MIXED_AT_ONCE] = {{{0}}};
+    lanes sums[HEADS_AT_ONCE][2 * PAIRS_AT_ONCE] = {{{0}}};
     for (int s = 0; s < at->slots; s++)
-        for (int j = 0; j < count; j++) {
-            const lanes value = load_lanes(dtype, at->v, at->place + (size_t)s * at->head_dim + i + j * LANES);
-            for (int h = 0; h < heads; h++) sums[h][j] += value * weights[s][h];
+        for (int j = 0; j < 2 * count; j += 2) {
+            lanes value[2];
+            load_pair(dtype, at->v, at->place + (size_t)s * at->head_dim + i + j * LANES, value);
+            for (int h = 0; h < heads; h++) {
+                sums[h][j] += value[0] * weights[s][h];
+                sums[h][j + 1] += value[1] * weights[s][h];
+            }
         }
-    for (int h = 0; h < heads; h++) memcpy(out[h]->mixture + i, sums[h], count * sizeof(lanes));
+    for (int h = 0; h < heads; h++) memcpy(out[h]->mixture + i, sums[h], count * PAIR * sizeof(float));
 }
 
 INLINE void mix_slots(const int dtype, const int heads, const stretch *at, const quad *weights, part *const *out) {
     int i = 0;
-    for (; i + MIXED_AT_ONCE * LANES <= at->head_dim; i += MIXED_AT_ONCE * LANES)
-        mix_lanes(dtype, heads, MIXED_AT_ONCE, at, i, weights, out);
-    for (; i + LANES <= at->head_dim; i += LANES) mix_lanes(dtype, heads, 1, at, i, weights, out);
+    for (; i + PAIRS_AT_ONCE * PAIR <= at->head_dim; i += PAIRS_AT_ONCE * PAIR)
+        mix_pairs(dtype, heads, PAIRS_AT_ONCE, at, i, weights, out);
+    for (; i + PAIR <= at->head_dim; i += PAIR) mix_pairs(dtype, heads, 1, at, i, weights, out);
     for (; i < at->head_dim; i++)
         for (int h = 0; h < heads; h++) {
             float sum = 0;
@@ -183,7 +199,7 @@ INLINE void mix_scores(const int dtype, const int heads, const stretch *at, quad
 
 /* Rows of tokens that follow each other in one sequence; each sees one slot more than the row before it. */
 typedef struct {
-    const float *q;              /* of the first row's first head */
+    const float *q;              /* of the first row's first head, in the order of `load_pair` */
     size_t stride;               /* to the next row's */
     int count, visible;          /* rows; slots from the stretch's first on that the last row sees, be it more than CHUNK */
     part *(*out)[HEADS_AT_ONCE]; /* of each row and head */
@@ -193,7 +209,8 @@ typedef struct {
 /* Numbers for the scores of a run and for LANES keys. */
 static inline size_t run_scratch(int head_dim) { return ROWS_OF_RUN * CHUNK * 4 + (size_t)head_dim * LANES; }
 
-/* turned (head_dim, LANES): the keys of LANES slots from `slot` on. Behind the last slot it is repeated. */
+/* turned (head_dim, LANES): the keys of LANES slots from `slot` on, in the order of `load_pair`. Behind the last slot it is
+ * repeated. */
 INLINE void turn_keys(const int dtype, const stretch *at, int slot, float *turned) {
     for (int s = 0; s < LANES; s += 4) {
         size_t places[4];
@@ -207,7 +224,10 @@ INLINE void turn_keys(const int dtype, const stretch *at, int slot, float *turne
             const quad c = SHUFFLE(values[2], values[3], 0, 4, 1, 5), d = SHUFFLE(values[2], values[3], 2, 6, 3, 7);
             const quad columns[4] = {SHUFFLE(a, c, 0, 1, 4, 5), SHUFFLE(a, c, 2, 3, 6, 7), SHUFFLE(b, d, 0, 1, 4, 5),
                                      SHUFFLE(b, d, 2, 3, 6, 7)};
-            for (int j = 0; j < 4; j++) memcpy(turned + (size_t)(i + j) * LANES + s, &columns[j], sizeof(quad));
+            for (int j = 0; j < 4; j++) {
+                const int place = place_in_pairs(dtype, i + j, at->head_dim);
+                memcpy(turned + (size_t)place * LANES + s, &columns[j], sizeof(quad));
+            }
         }
         for (; i < at->head_dim; i++)
             for (int j = 0; j < 4; j++) turned[(size_t)i * LANES + s + j] = kept_at(dtype, at->k, places[j] + i);
@@ -218,7 +238,7 @@ INLINE void turn_keys(const int dtype, const stretch *at, int slot, float *turne
  * lanes there are added up in the same order. */
 INLINE void score_turned(const int heads, int head_dim, const float *turned, const float *q, lanes scores[HEADS_AT_ONCE]) {
     enum { PARTS = LANES / 4 };
-    const int whole = head_dim / LANES * LANES;
+    const int whole = head_dim / PAIR * PAIR;
     lanes sums[4][HEADS_AT_ONCE];
 #pragma GCC unroll 4
     for (int lane = 0; lane < 4; lane++) {

@@ -38,11 +38,14 @@ static inline float norm_factor(const lm_model *model, const float *row) {
 /* One stage's inputs, as the matrices want them. */
 typedef struct {
     lm_block *blocks; /* (num_rows, cols / 32), for packed matrices */
-    float *floats;    /* (num_rows, cols), for BF16 */
+    float *floats;    /* (num_rows, cols), for BF16, in the order of `load_pair` */
 } inputs;
 
 static inline void put_group(const float *group, inputs in, size_t place) {
-    if (in.floats != NULL) memcpy(in.floats + place * LM_GROUP, group, LM_GROUP * sizeof(float));
+    if (in.floats != NULL) {
+        memcpy(in.floats + place * LM_GROUP, group, LM_GROUP * sizeof(float));
+        pair_up(in.floats + place * LM_GROUP, LM_GROUP);
+    }
     if (in.blocks != NULL) quantize_group(group, &in.blocks[place]);
 }
 

@@ -65,8 +65,7 @@ static inline float number_at(int dtype, const void *from, size_t place) {
     return dtype == LM_FLOAT32 ? ((const float *)from)[place] : from_bf16(((const uint16_t *)from)[place]);
 }
 
-/* As many numbers as a register holds. What is kept is made numbers by its own instructions where there are some:
- * compilers get there in twice as many. */
+/* As many numbers as a register holds. */
 #if defined __AVX512F__
 #define LANES 16
 #elif defined __AVX2__
@@ -80,34 +79,71 @@ typedef uint32_t lane_bits __attribute__((vector_size(4 * LANES)));
 typedef float quad __attribute__((vector_size(16)));
 typedef int32_t quad_ints __attribute__((vector_size(16)));
 
+/* Compilers make floats of bytes in twice as many instructions. */
 #if defined __AVX512F__
-static inline lanes load_halves(const void *from) {
-    return (lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from)), 16);
-}
 static inline lanes load_bytes(const void *from) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from))); }
 #elif defined __AVX2__
-static inline lanes load_halves(const void *from) {
-    return (lanes)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(from)), 16);
-}
 static inline lanes load_bytes(const void *from) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from))); }
 #else
-static inline lanes load_halves(const void *from) {
-    uint16_t __attribute__((vector_size(2 * LANES))) halves;
-    memcpy(&halves, from, sizeof halves);
-    return (lanes)(__builtin_convertvector(halves, lane_bits) << 16);
-}
 static inline lanes load_bytes(const void *from) {
     const int8_t *codes = from;
     return (lanes){codes[0], codes[1], codes[2], codes[3]};
 }
 #endif
 
-static inline lanes load_lanes(int dtype, const void *from, size_t place) {
-    if (dtype == LM_INT8) return load_bytes((const int8_t *)from + place);
-    if (dtype == LM_BFLOAT16) return load_halves((const uint16_t *)from + place);
+static inline lanes load_floats(const float *from) {
     lanes values;
-    memcpy(&values, (const float *)from + place, sizeof values);
+    memcpy(&values, from, sizeof values);
     return values;
+}
+
+/* --- pairs ------------------------------------------------------------------------------------------------------- */
+
+/* Two registers' numbers are loaded at a time. A word of memory holds two of LM_BFLOAT16, and each becomes a float by one mask or
+ * shift: the first register gets those at even places, the second those at odd ones. What they are multiplied with, or what
+ * becomes of them, lies in that order too; a rest of less than PAIR numbers lies as it is. */
+#define PAIR (2 * LANES)
+
+INLINE void load_pair(const int dtype, const void *from, size_t place, lanes values[2]) {
+    if (dtype == LM_BFLOAT16) {
+        lane_bits words;
+        memcpy(&words, (const uint16_t *)from + place, sizeof words);
+        values[0] = (lanes)(words << 16);
+        values[1] = (lanes)(words & 0xffff0000);
+        return;
+    }
+    for (int i = 0; i < 2; i++)
+        values[i] = dtype == LM_INT8 ? load_bytes((const int8_t *)from + place + i * LANES)
+                                     : load_floats((const float *)from + place + i * LANES);
+}
+
+/* Where `load_pair` puts number `i` of `count`. */
+static inline int place_in_pairs(int dtype, int i, int count) {
+    if (dtype != LM_BFLOAT16 || i >= count / PAIR * PAIR) return i;
+    return i / PAIR * PAIR + i % 2 * LANES + i % PAIR / 2;
+}
+
+/* Put numbers into the order in which `load_pair` has those of bfloat16, or back. */
+static inline void pair_up(float *values, int count) {
+    for (; count >= PAIR; values += PAIR, count -= PAIR) {
+        float given[PAIR];
+        memcpy(given, values, sizeof given);
+        for (int i = 0; i < LANES; i++) {
+            values[i] = given[2 * i];
+            values[LANES + i] = given[2 * i + 1];
+        }
+    }
+}
+
+static inline void undo_pairs(float *values, int count) {
+    for (; count >= PAIR; values += PAIR, count -= PAIR) {
+        float given[PAIR];
+        memcpy(given, values, sizeof given);
+        for (int i = 0; i < LANES; i++) {
+            values[2 * i] = given[i];
+            values[2 * i + 1] = given[LANES + i];
+        }
+    }
 }
 
 static inline quad load_quad(int dtype, const void *from, size_t place) {

@@ -53,13 +53,14 @@ static inline size_t slots_of(const pass *p, int row, int kv) {
     return (size_t)p->places[row].cache_row * p->cache->row_stride + (size_t)kv * p->cache->head_stride;
 }
 
-/* Rotate and scale a query head. */
+/* Rotate and scale a query head, and put it into the order in which the cache's keys are loaded. */
 static __attribute__((noinline)) void turn_query(const pass *p, int row, const float *from, float *to) {
     const int head_dim = p->model->head_dim;
     const float scale = 1 / sqrtf((float)head_dim);
     if (to != from) memcpy(to, from, head_dim * sizeof(float));
     rotate(to, p->turns + (size_t)row * head_dim, head_dim / 2);
     for (int i = 0; i < head_dim; i++) to[i] *= scale;
+    if (p->cache->dtype == LM_BFLOAT16) pair_up(to, head_dim);
 }
 
 /* Rotate a row's key and put it into the cache beside its value. */
@@ -83,6 +84,7 @@ static void fold_head(const pass *p, int row, int head) {
     for (int chunk = 1; chunk * CHUNK < visible; chunk++)
         fold(known, part_at(p->parts, piece * p->num_chunks + chunk, head_dim), head_dim);
     for (int i = 0; i < head_dim; i++) known->mixture[i] /= known->sum;
+    if (p->cache->dtype == LM_BFLOAT16) undo_pairs(known->mixture, head_dim);
     if (p->attended != NULL)
         memcpy(p->attended + piece * head_dim, known->mixture, head_dim * sizeof(float));
     else

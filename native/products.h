@@ -7,15 +7,20 @@
 static inline int stripes_of(const lm_matrix *w) { return (w->rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS; }
 static inline int min_int(int a, int b) { return a < b ? a : b; }
 
-/* Four rows of BF16 weights times x, side by side as in tile_product.h. Where they are the first to be multiplied so, the next four
- * are asked for meanwhile: a row is often a page, in which the processor's own prefetching begins anew. */
+/* Four rows of BF16 weights times x, in the order of `load_pair`, side by side as in tile_product.h. Where they are the first to
+ * be multiplied so, the next four are asked for meanwhile: a row is often a page, in which the processor's own prefetching begins
+ * anew. */
 INLINE quad bf16_rows(const uint16_t *weights, size_t stride, int cols, const float *x, const int are_first) {
     lanes totals[4] = {{0}};
     for (int i = 0; i < cols; i += 32)
         for (int k = 0; k < 4; k++) {
             if (are_first) __builtin_prefetch(weights + (k + 4) * stride + i);
-            for (int j = i; j < i + 32; j += LANES)
-                totals[k] += load_lanes(LM_BFLOAT16, weights, k * stride + j) * load_lanes(LM_FLOAT32, x, j);
+            for (int j = i; j < i + 32; j += PAIR) {
+                lanes values[2];
+                load_pair(LM_BFLOAT16, weights, k * stride + j, values);
+                totals[k] += values[0] * load_floats(x + j);
+                totals[k] += values[1] * load_floats(x + j + LANES);
+            }
         }
     return sums_of(totals);
 }
