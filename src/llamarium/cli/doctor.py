@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from llamarium.cli.options import add_json, interrupts_held
+from llamarium.cli.options import add_json, importing_torch
 from llamarium.cli.output import emit, show, status
 from llamarium.errors import LlamariumError, escape
 from llamarium.inspect.tables import size, table
@@ -102,7 +102,7 @@ def _machine() -> Iterator[Check]:
 
 def _torch() -> Iterator[Check]:
     try:
-        with interrupts_held():
+        with importing_torch():
             import torch
     except ImportError as error:
         yield Check("build", f"cannot be imported: {error}; install torch again", ok=False)

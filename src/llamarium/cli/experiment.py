@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llamarium.cli.options import add_json, interrupts_held, set_threads
+from llamarium.cli.options import add_json, importing_torch, set_threads
 from llamarium.cli.output import emit, note
 from llamarium.cli.settings import add_report_to, add_settings, given_settings, named_folder, settings_file
 from llamarium.train.config import PretrainConfig
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     config = ExperimentConfig.resolve(
         settings_file(args, out / "experiment.toml"), given_settings(args, ExperimentConfig)
     )
-    with interrupts_held():
+    with importing_torch():
         from llamarium.cli.training import watching
         from llamarium.train.experiments import run_experiment
         from llamarium.train.trackers import trackers

@@ -12,7 +12,7 @@ says is learned; --preview shows which tokens those are, and trains nothing.
 
 import argparse
 
-from llamarium.cli.options import UsageError, add_json, interrupts_held
+from llamarium.cli.options import UsageError, add_json, importing_torch
 from llamarium.cli.output import show
 from llamarium.cli.settings import add_run, add_settings, given_settings, settings_file
 from llamarium.train.config import FinetuneConfig
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     if args.preview and args.json:
         raise UsageError("argument --json: not allowed with --preview, which is for people")
     config = FinetuneConfig.resolve(settings_file(args), given_settings(args, FinetuneConfig))
-    with interrupts_held():
+    with importing_torch():
         from llamarium.cli.training import follow
         from llamarium.train.finetune import prepare
     if args.preview:

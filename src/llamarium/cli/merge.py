@@ -13,7 +13,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import add_json, add_loading, interrupts_held, load_base, name_base
+from llamarium.cli.options import add_json, add_loading, importing_torch, load_base, name_base
 from llamarium.cli.output import emit, note, status, warn, write_text
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merge, check and save."""
-    with interrupts_held():
+    with importing_torch():
         from llamarium.train.adapters import with_tokenizer_of
         from llamarium.train.merge import merge_adapter
         from llamarium.weights.save import atomic_folder, save_model

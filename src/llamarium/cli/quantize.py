@@ -16,7 +16,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import UsageError, add_json, add_source, add_threads, interrupts_held, positive, set_threads
+from llamarium.cli.options import UsageError, add_json, add_source, add_threads, importing_torch, positive, set_threads
 from llamarium.cli.output import emit, note, percent, write_text
 from llamarium.inspect.tables import size
 
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
     text = None if args.calibration is None else read_file(args.calibration)
     with percent(f"quantizing {args.model}") as progress:
-        with interrupts_held():
+        with importing_torch():
             from llamarium.quantization import quantize
 
         set_threads(args.threads)

@@ -9,7 +9,7 @@ Several runs are compared on one plot.
 import argparse
 from pathlib import Path
 
-from llamarium.cli.options import UsageError, interrupts_held
+from llamarium.cli.options import UsageError, importing_torch
 from llamarium.cli.output import write_text
 
 
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("argument --out: several runs need it, and one has its page in its folder")
     if len({path.name for path in runs}) < len(runs):
         raise UsageError("the runs' folders need different names: they name the curves")
-    with interrupts_held():
+    with importing_torch():
         from llamarium.train.report import compare, write_report
     if len(runs) == 1:
         page = write_report(runs[0])

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import DEFAULT_MODEL, QUANTIZATIONS, interrupts_held
+from llamarium.cli.options import DEFAULT_MODEL, QUANTIZATIONS, importing_torch
 from llamarium.errors import ModelNotFoundError, escape
 from llamarium.presets import PRESETS
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build the model on the meta device and print it."""
-    with interrupts_held():
+    with importing_torch():
         import torch
 
         from llamarium.model import LlamaForCausalLM

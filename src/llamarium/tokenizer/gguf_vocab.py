@@ -53,7 +53,7 @@ def from_gguf_metadata(metadata: Mapping[str, Any], source: str) -> Tokenizer:
             special=special.ids,
             cutter=cutter(),
             whole_pieces=whole_pieces,
-            plain=tuple(token for token, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED and token),
+            plain=tuple(tokens[i] for i in _of_kind(types, _USER_DEFINED) if tokens[i]),
         ),
         source,
     )
@@ -83,17 +83,17 @@ def _merges(metadata: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
     """Read the merges, each "left right". A printed token holds no space, so there is exactly one."""
     merges = _list(metadata, "merges", str, source)
     pairs = [tuple(merge.split(" ")) for merge in merges]
-    for i, pair in enumerate(pairs):
-        if len(pair) != 2 or not pair[0] or not pair[1]:
-            found = show_value(merges[i])
-            raise TokenizerError(f"{source}: {_KEY}merges[{i}] is {found}; expected two tokens and a space between")
+    if set(map(len, pairs)) - {2} or not all(map(all, pairs)):
+        i = next(i for i, pair in enumerate(pairs) if len(pair) != 2 or not all(pair))
+        found = show_value(merges[i])
+        raise TokenizerError(f"{source}: {_KEY}merges[{i}] is {found}; expected two tokens and a space between")
     return pairs
 
 
 def _special_tokens(
     metadata: Mapping[str, Any], tokens: list[str], types: list[int], bos_default: bool, source: str
 ) -> SpecialTokens:
-    ids = {token: i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind == _CONTROL and token}
+    ids = {tokens[i]: i for i in _of_kind(types, _CONTROL) if tokens[i]}
     named = {name: _token_id(metadata, name, len(tokens), source) for name in ("bos", "eos", "padding", "eot", "eom")}
     ids |= {tokens[i]: i for i in named.values() if i is not None}
     add_bos = metadata.get(_KEY + "add_bos_token", bos_default)
@@ -111,6 +111,10 @@ def _special_tokens(
         pad=named["padding"],
         add_bos=add_bos,
     )
+
+
+def _of_kind(types: list[int], kind: int) -> list[int]:
+    return [i for i, other in enumerate(types) if other == kind]
 
 
 def _token_id(metadata: Mapping[str, Any], name: str, count: int, source: str) -> int | None:
