@@ -258,8 +258,11 @@ static void check_products(const char *set) {
 
 /* --- forward passes --------------------------------------------------------------------------------------------- */
 
-enum { LAYERS = 2, HIDDEN = 64, INTERMEDIATE = 96, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 16, VOCAB = 77, SLOTS = 600 };
-enum { CACHE_ROWS = 2, CACHE_SIZE = CACHE_ROWS * KV_HEADS * SLOTS * HEAD_DIM };
+enum { LAYERS = 2, HIDDEN = 64, INTERMEDIATE = 96, HEADS = 4, KV_HEADS = 2, VOCAB = 77, SLOTS = 600 };
+enum { CACHE_ROWS = 2, CACHE_HEADS = CACHE_ROWS * KV_HEADS * SLOTS, MOST_HEAD_DIM = 72 };
+
+/* By the cache's dtype: two registers and a rest, four and a rest, and whole groups. */
+static const int HEAD_DIMS[] = {40, MOST_HEAD_DIM, 64};
 
 /* A prompt; rows of two sequences at the edges of 256 slots; one token; enough rows to be taken together, over such an edge
  * and at the end of the cache. */
@@ -277,11 +280,11 @@ typedef struct {
     lm_model model;
 } tiny;
 
-static void make_tiny(tiny *t, int kind) {
-    const int q = HEADS * HEAD_DIM, kv = KV_HEADS * HEAD_DIM;
+static void make_tiny(tiny *t, int kind, int head_dim) {
+    const int q = HEADS * head_dim, kv = KV_HEADS * head_dim;
     t->norm = random_floats(HIDDEN);
-    t->frequencies = ARRAY(float, HEAD_DIM / 2);
-    for (int i = 0; i < HEAD_DIM / 2; i++) t->frequencies[i] = powf(500000, -2.0f * i / HEAD_DIM);
+    t->frequencies = ARRAY(float, head_dim / 2);
+    for (int i = 0; i < head_dim / 2; i++) t->frequencies[i] = powf(500000, -2.0f * i / head_dim);
     for (int i = 0; i < LAYERS; i++)
         t->layers[i] = (lm_layer){
             .attention_norm = t->norm,
@@ -296,7 +299,8 @@ static void make_tiny(tiny *t, int kind) {
         };
     t->head = random_matrix(kind, VOCAB, HIDDEN, RANDOM_CODES);
     t->embedded = random_floats(ROWS * HIDDEN);
-    t->model = (lm_model){LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, 1e-5f, LM_FLOAT32, t->frequencies, t->norm, t->layers};
+    t->model = (lm_model){LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, head_dim,
+                          1e-5f, LM_FLOAT32, t->frequencies, t->norm, t->layers};
 }
 
 static void free_tiny(tiny *t) {
@@ -311,44 +315,62 @@ static void free_tiny(tiny *t) {
     free(t->embedded);
 }
 
-/* logits (ROWS, VOCAB) of all calls over a cache that begins with `filled` everywhere. */
-static void run_tiny(const tiny *t, int dtype, const float *filled, int one_by_one, float *logits) {
-    const size_t item = dtype == LM_FLOAT32 ? 4 : dtype == LM_BFLOAT16 ? 2 : 1;
-    void *k[LAYERS], *v[LAYERS], **both[] = {k, v};
-    float *k_scales[LAYERS], *v_scales[LAYERS], **scales[] = {k_scales, v_scales};
+typedef struct {
+    void *k[LAYERS], *v[LAYERS];
+    float *k_scales[LAYERS], *v_scales[LAYERS];
+    lm_cache cache;
+} tiny_cache;
+
+/* A cache that begins with `filled` everywhere. */
+static void make_cache(tiny_cache *c, int dtype, int head_dim, const float *filled) {
+    const size_t item = dtype == LM_FLOAT32 ? 4 : dtype == LM_BFLOAT16 ? 2 : 1, count = (size_t)CACHE_HEADS * head_dim;
+    void **both[] = {c->k, c->v};
+    float **scales[] = {c->k_scales, c->v_scales};
     for (int i = 0; i < 2 * LAYERS; i++) {
-        char *memory = both[i / LAYERS][i % LAYERS] = ARRAY(char, CACHE_SIZE * item);
-        for (size_t j = 0; j < CACHE_SIZE; j++) {
-            const float value = filled[(j + (size_t)i * 7919) % CACHE_SIZE];
+        char *memory = both[i / LAYERS][i % LAYERS] = ARRAY(char, count * item);
+        for (size_t j = 0; j < count; j++) {
+            const float value = filled[(j + (size_t)i * 7919) % count];
             const uint16_t half = to_bf16(value);
             const int8_t code = (int8_t)(value * 127);
             memcpy(memory + j * item, item == 4 ? (const void *)&value : item == 2 ? (const void *)&half : &code, item);
         }
-        float *scale = scales[i / LAYERS][i % LAYERS] = ARRAY(float, CACHE_SIZE / HEAD_DIM);
-        for (int j = 0; j < CACHE_SIZE / HEAD_DIM; j++) scale[j] = (filled[j] + 1) / 127;
+        float *scale = scales[i / LAYERS][i % LAYERS] = ARRAY(float, CACHE_HEADS);
+        for (int j = 0; j < CACHE_HEADS; j++) scale[j] = (filled[j] + 1) / 127;
     }
-    const lm_cache cache = {dtype, KV_HEADS * SLOTS * HEAD_DIM, SLOTS * HEAD_DIM, k, v, k_scales, v_scales};
+    c->cache = (lm_cache){dtype, KV_HEADS * SLOTS * head_dim, SLOTS * head_dim, c->k, c->v, c->k_scales, c->v_scales};
+}
+
+static void free_cache(tiny_cache *c) {
+    for (int i = 0; i < LAYERS; i++) {
+        free(c->k[i]);
+        free(c->v[i]);
+        free(c->k_scales[i]);
+        free(c->v_scales[i]);
+    }
+}
+
+/* logits (ROWS, VOCAB) of all calls. */
+static void run_tiny(const tiny *t, int dtype, const float *filled, int one_by_one, float *logits) {
+    tiny_cache c;
+    make_cache(&c, dtype, t->model.head_dim, filled);
     for (int call = 0, row = 0; row < ROWS; call++) {
         const int rows = one_by_one ? 1 : CALLS[call];
         float *hidden = ARRAY(float, rows * HIDDEN);
         memcpy(hidden, t->embedded + row * HIDDEN, (size_t)rows * HIDDEN * sizeof(float));
-        if (lm_forward(&t->model, &cache, PLACES + row, rows, hidden) != LM_OK) fail("no memory");
+        if (lm_forward(&t->model, &c.cache, PLACES + row, rows, hidden) != LM_OK) fail("no memory");
         multiply(&t->head, hidden, rows, logits + row * VOCAB);
         free(hidden);
         row += rows;
     }
-    for (int i = 0; i < 2 * LAYERS; i++) {
-        free(both[i / LAYERS][i % LAYERS]);
-        free(scales[i / LAYERS][i % LAYERS]);
-    }
+    free_cache(&c);
 }
 
 static void check_forward(const char *set, int kind, int dtype) {
     static float expected[ROWS * VOCAB], logits[ROWS * VOCAB], again[ROWS * VOCAB];
     snprintf(doing, sizeof doing, "%s, a model in %s, %s cache", set, KINDS[kind], DTYPES[dtype]);
     tiny t;
-    make_tiny(&t, kind);
-    float *filled = random_floats(CACHE_SIZE);
+    make_tiny(&t, kind, HEAD_DIMS[dtype]);
+    float *filled = random_floats((size_t)CACHE_HEADS * HEAD_DIMS[dtype]);
     lm_set_threads(1);
     use("portable");
     run_tiny(&t, dtype, filled, 0, expected);
@@ -370,6 +392,40 @@ static void check_forward(const char *set, int kind, int dtype) {
         run_tiny(&t, dtype, filled, 0, again);
         expect_same(again, logits, sizeof logits, "other results with more threads");
     }
+    free(filled);
+    free_tiny(&t);
+}
+
+static void round_all(float *x, size_t count) {
+    for (size_t i = 0; i < count; i++) x[i] = from_bf16(to_bf16(x[i]));
+}
+
+/* A step is a lookup, a pass and a product, rounded between them; and a token that there is not touches nothing. */
+static void check_step(const char *set, int kind) {
+    enum { STEPS = 2 };
+    static const lm_place places[STEPS] = {{0, 255}, {1, SLOTS - 1}};
+    const int64_t ids[STEPS] = {3, VOCAB - 1}, wrong[STEPS] = {3, VOCAB};
+    static float hidden[STEPS * HIDDEN], expected[STEPS * VOCAB], logits[STEPS * VOCAB];
+    snprintf(doing, sizeof doing, "%s, a step in %s", set, KINDS[kind]);
+    tiny t;
+    tiny_cache caches[2];
+    make_tiny(&t, kind, MOST_HEAD_DIM);
+    float *filled = random_floats((size_t)CACHE_HEADS * MOST_HEAD_DIM);
+    for (int i = 0; i < 2; i++) make_cache(&caches[i], LM_BFLOAT16, MOST_HEAD_DIM, filled);
+    use(set);
+    if (lm_lookup(&t.head, ids, STEPS, hidden) != LM_OK) fail("no such row");
+    round_all(hidden, STEPS * HIDDEN);
+    if (lm_forward(&t.model, &caches[0].cache, places, STEPS, hidden) != LM_OK) fail("no memory");
+    round_all(hidden, STEPS * HIDDEN);
+    multiply(&t.head, hidden, STEPS, expected);
+    round_all(expected, STEPS * VOCAB);
+
+    lm_cache *cache = &caches[1].cache;
+    if (lm_step(&t.model, cache, places, wrong, STEPS, &t.head, &t.head, LM_BFLOAT16, logits) != LM_NO_SUCH_ROW)
+        fail("a token past the last one is taken");
+    if (lm_step(&t.model, cache, places, ids, STEPS, &t.head, &t.head, LM_BFLOAT16, logits) != LM_OK) fail("no memory");
+    expect_same(logits, expected, sizeof logits, "other logits than of its parts");
+    for (int i = 0; i < 2; i++) free_cache(&caches[i]);
     free(filled);
     free_tiny(&t);
 }
@@ -476,7 +532,8 @@ static void check_packing(void) {
         for (int i = 0; i < LENGTH(shapes); i++) {
             const int rows = shapes[i][0], cols = shapes[i][1];
             snprintf(doing, sizeof doing, "packing %d x %d of %s", rows, cols, KINDS[kind]);
-            const size_t stripes = (rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS, row_bytes = cols / tile_cols(kind) * tile_bytes(kind) / LM_TILE_ROWS;
+            const size_t stripes = (rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS;
+            const size_t row_bytes = cols / tile_cols(kind) * tile_bytes(kind) / LM_TILE_ROWS;
             const size_t bytes = stripes * LM_TILE_ROWS * row_bytes;
             uint8_t *blocks = ARRAY(uint8_t, rows * row_bytes), *one = ARRAY(uint8_t, bytes), *three = ARRAY(uint8_t, bytes);
             for (size_t j = 0; j < rows * row_bytes; j++) blocks[j] = (uint8_t)random_bits();
@@ -521,6 +578,7 @@ static void check_set(const char *set) {
     check_forward(set, LM_BF16, LM_INT8);
     check_forward(set, LM_Q4, LM_INT8);
     for (int kind = 0; !is_super(kind); kind++) check_forward(set, kind, kind % 2); /* the model is small */
+    check_step(set, LM_Q4);
     printf("%s: products within %.1e, models within %.1e\n", set, products, worst);
 #ifdef LM_EMULATE_AMX
     if (strcmp(set, "amx") == 0) printf("%d products of tiles were emulated\n", amx_num_products());

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import gc
 import io
 import signal
 import sys
@@ -136,6 +137,19 @@ def test_ctrl_c_during_an_import_comes_after_it() -> None:
         done.append("the rest")
     assert done == ["the rest"]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_collector_rests_during_the_first_import_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    with options.importing_torch():
+        assert gc.isenabled(), "torch is here already"
+    assert not frozen
+    monkeypatch.delitem(sys.modules, "torch")
+    with pytest.raises(ImportError), options.importing_torch():
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled() and frozen == [True]
 
 
 def test_text_by_itself_or_as_an_option() -> None:

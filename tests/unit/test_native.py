@@ -3,6 +3,7 @@
 import copy
 import pickle
 import platform
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -575,3 +576,13 @@ def test_the_kernels_have_torchs_threads_and_torch_one_between_them(monkeypatch:
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_threads_sleep_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear, x = random_linear("q4", 64, 96), torch.randn(1, 96)
+    monkeypatch.setattr(native, "num_threads", lambda: 3)
+    native.product(linear.matrix, x)
+    time.sleep(0.05)  # they wait for the next call for 3 ms
+    before = time.process_time()
+    time.sleep(0.4)
+    assert time.process_time() - before < 0.1
