@@ -20,7 +20,7 @@ import llamarium
 PROGRAM = [sys.executable, "-m", "llamarium"]
 
 
-def first_byte(command: list[str]) -> dict[str, float]:
+def first_byte(command: list[str]) -> float:
     """Return seconds from the start of the process to its first byte of output."""
     begin = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
@@ -30,7 +30,13 @@ def first_byte(command: list[str]) -> dict[str, float]:
         process.stdout.read()
     if not first or process.returncode:
         raise SystemExit(f"{command} failed, or printed nothing")
-    return {"seconds": seconds}
+    return seconds
+
+
+def one_round(commands: dict[str, list[str]]) -> dict[str, float]:
+    """Run each command once, one after the other; the difference is of two that are neighbours in time."""
+    seconds = {name: first_byte(command) for name, command in commands.items()}
+    return seconds | {"first token, beyond import torch": seconds["first token"] - seconds["import torch"]}
 
 
 def main() -> None:
@@ -47,12 +53,8 @@ def main() -> None:
         "import llamarium": [sys.executable, "-c", "import llamarium; print(1)"],
         "python": [sys.executable, "-c", "print(1)"],
     }
-    found = common.alternate(options.rounds, {name: partial(first_byte, command) for name, command in commands.items()})
-    beyond = found["first token"]["seconds"] - found["import torch"]["seconds"]
-    found["first token, beyond import torch"] = {"seconds": beyond}
-    rows = [
-        {"command": name, "seconds": found[name]["seconds"]} for name in (*commands, "first token, beyond import torch")
-    ]
+    found = common.alternate(options.rounds, {"seconds": partial(one_round, commands)})
+    rows = [{"what": name, "seconds": seconds} for name, seconds in found["seconds"].items()]
     common.report("startup" + (f"-{Path(options.model).stem}" if model else ""), options, rows, found)
 
 
