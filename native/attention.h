@@ -79,12 +79,12 @@ INLINE void announce_value(const int dtype, const stretch *at, int slot) {
 
 #define SLOTS_AT_ONCE (LANES == 16 ? 4 : 1) /* are scored, as far as there are registers for their sums */
 
-/* scores[s][h] = q[h] (head_dim) times the key of slot s, for `count` slots from `slot` on that are so far `apart`; count and
- * `heads` are constants, so that the sums stay in registers. */
-INLINE void score_some(const int dtype, const int heads, const int count, const stretch *at, int slot, int apart, const float *q,
-                       quad *scores) {
+/* scores[s][h] = q[h] (head_dim) times the key of slot s, for `count` slots from `slot` on, each `distance` after the last one;
+ * `count` and `heads` are constants, so that the sums stay in registers. */
+INLINE void score_some(const int dtype, const int heads, const int count, const stretch *at, int slot, int distance,
+                       const float *q, quad *scores) {
     const int head_dim = at->head_dim;
-    const size_t place = at->place + (size_t)slot * head_dim, step = (size_t)apart * head_dim;
+    const size_t place = at->place + (size_t)slot * head_dim, step = (size_t)distance * head_dim;
     lanes sums[SLOTS_AT_ONCE * HEADS_AT_ONCE] = {{0}};
     int i = 0;
     for (; i + PAIR <= head_dim; i += PAIR) {
@@ -96,6 +96,11 @@ INLINE void score_some(const int dtype, const int heads, const int count, const 
                 for (int s = 0; s < count; s++) sums[s * HEADS_AT_ONCE + h] += keys[s][j] * other;
             }
     }
+    for (; i + LANES <= head_dim; i += LANES)
+        for (int s = 0; s < count; s++) {
+            const lanes key = load_lanes(dtype, at->k, place + s * step + i);
+            for (int h = 0; h < heads; h++) sums[s * HEADS_AT_ONCE + h] += key * load_floats(q + (size_t)h * head_dim + i);
+        }
     for (; i < head_dim; i++)
         for (int s = 0; s < count; s++) {
             const float key = kept_at(dtype, at->k, place + s * step + i);
@@ -104,7 +109,7 @@ INLINE void score_some(const int dtype, const int heads, const int count, const 
     quad found[SLOTS_AT_ONCE];
     put_sums(sums, count, found);
     for (int s = 0; s < count; s++)
-        scores[slot + s * apart] = dtype == LM_INT8 ? found[s] * at->k_scales[place / head_dim + s * apart] : found[s];
+        scores[slot + s * distance] = dtype == LM_INT8 ? found[s] * at->k_scales[place / head_dim + s * distance] : found[s];
 }
 
 /* Four slots far from each other at a time, since a core reads several pages side by side faster (docs/decisions/0009). */
@@ -166,11 +171,22 @@ INLINE void mix_pairs(const int dtype, const int heads, const int count, const s
     for (int h = 0; h < heads; h++) memcpy(out[h]->mixture + i, sums[h], count * PAIR * sizeof(float));
 }
 
+/* The same of one register of it, behind all pairs. */
+INLINE void mix_lanes(const int dtype, const int heads, const stretch *at, int i, const quad *weights, part *const *out) {
+    lanes sums[HEADS_AT_ONCE] = {{0}};
+    for (int s = 0; s < at->slots; s++) {
+        const lanes value = load_lanes(dtype, at->v, at->place + (size_t)s * at->head_dim + i);
+        for (int h = 0; h < heads; h++) sums[h] += value * weights[s][h];
+    }
+    for (int h = 0; h < heads; h++) memcpy(out[h]->mixture + i, &sums[h], sizeof(lanes));
+}
+
 INLINE void mix_slots(const int dtype, const int heads, const stretch *at, const quad *weights, part *const *out) {
     int i = 0;
     for (; i + PAIRS_AT_ONCE * PAIR <= at->head_dim; i += PAIRS_AT_ONCE * PAIR)
         mix_pairs(dtype, heads, PAIRS_AT_ONCE, at, i, weights, out);
     for (; i + PAIR <= at->head_dim; i += PAIR) mix_pairs(dtype, heads, 1, at, i, weights, out);
+    for (; i + LANES <= at->head_dim; i += LANES) mix_lanes(dtype, heads, at, i, weights, out);
     for (; i < at->head_dim; i++)
         for (int h = 0; h < heads; h++) {
             float sum = 0;
@@ -238,7 +254,7 @@ INLINE void turn_keys(const int dtype, const stretch *at, int slot, float *turne
  * lanes there are added up in the same order. */
 INLINE void score_turned(const int heads, int head_dim, const float *turned, const float *q, lanes scores[HEADS_AT_ONCE]) {
     enum { PARTS = LANES / 4 };
-    const int whole = head_dim / PAIR * PAIR;
+    const int whole = head_dim / LANES * LANES;
     lanes sums[4][HEADS_AT_ONCE];
 #pragma GCC unroll 4
     for (int lane = 0; lane < 4; lane++) {

@@ -44,7 +44,7 @@ typedef struct {
 static inline void put_group(const float *group, inputs in, size_t place) {
     if (in.floats != NULL) {
         memcpy(in.floats + place * LM_GROUP, group, LM_GROUP * sizeof(float));
-        pair_up(in.floats + place * LM_GROUP, LM_GROUP);
+        into_pairs(LM_BFLOAT16, in.floats + place * LM_GROUP, LM_GROUP);
     }
     if (in.blocks != NULL) quantize_group(group, &in.blocks[place]);
 }

@@ -103,6 +103,7 @@ static inline lanes load_floats(const float *from) {
  * shift: the first register gets those at even places, the second those at odd ones. What they are multiplied with, or what
  * becomes of them, lies in that order too; a rest of less than PAIR numbers lies as it is. */
 #define PAIR (2 * LANES)
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a word's low half is the number at the even place");
 
 INLINE void load_pair(const int dtype, const void *from, size_t place, lanes values[2]) {
     if (dtype == LM_BFLOAT16) {
@@ -117,15 +118,24 @@ INLINE void load_pair(const int dtype, const void *from, size_t place, lanes val
                                      : load_floats((const float *)from + place + i * LANES);
 }
 
+/* A register of a rest, as it lies. */
+INLINE lanes load_lanes(const int dtype, const void *from, size_t place) {
+    if (dtype == LM_INT8) return load_bytes((const int8_t *)from + place);
+    if (dtype == LM_FLOAT32) return load_floats((const float *)from + place);
+    uint16_t __attribute__((vector_size(2 * LANES))) halves;
+    memcpy(&halves, (const uint16_t *)from + place, sizeof halves);
+    return (lanes)(__builtin_convertvector(halves, lane_bits) << 16);
+}
+
 /* Where `load_pair` puts number `i` of `count`. */
 static inline int place_in_pairs(int dtype, int i, int count) {
     if (dtype != LM_BFLOAT16 || i >= count / PAIR * PAIR) return i;
     return i / PAIR * PAIR + i % 2 * LANES + i % PAIR / 2;
 }
 
-/* Put numbers into the order in which `load_pair` has those of bfloat16, or back. */
-static inline void pair_up(float *values, int count) {
-    for (; count >= PAIR; values += PAIR, count -= PAIR) {
+/* Put what is multiplied with numbers of `dtype` into the order in which `load_pair` has them. */
+static inline void into_pairs(int dtype, float *values, int count) {
+    for (; dtype == LM_BFLOAT16 && count >= PAIR; values += PAIR, count -= PAIR) {
         float given[PAIR];
         memcpy(given, values, sizeof given);
         for (int i = 0; i < LANES; i++) {
@@ -135,8 +145,9 @@ static inline void pair_up(float *values, int count) {
     }
 }
 
-static inline void undo_pairs(float *values, int count) {
-    for (; count >= PAIR; values += PAIR, count -= PAIR) {
+/* Put what has become of such numbers back into their own order. */
+static inline void out_of_pairs(int dtype, float *values, int count) {
+    for (; dtype == LM_BFLOAT16 && count >= PAIR; values += PAIR, count -= PAIR) {
         float given[PAIR];
         memcpy(given, values, sizeof given);
         for (int i = 0; i < LANES; i++) {

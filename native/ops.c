@@ -60,7 +60,7 @@ static __attribute__((noinline)) void turn_query(const pass *p, int row, const f
     if (to != from) memcpy(to, from, head_dim * sizeof(float));
     rotate(to, p->turns + (size_t)row * head_dim, head_dim / 2);
     for (int i = 0; i < head_dim; i++) to[i] *= scale;
-    if (p->cache->dtype == LM_BFLOAT16) pair_up(to, head_dim);
+    into_pairs(p->cache->dtype, to, head_dim);
 }
 
 /* Rotate a row's key and put it into the cache beside its value. */
@@ -84,7 +84,7 @@ static void fold_head(const pass *p, int row, int head) {
     for (int chunk = 1; chunk * CHUNK < visible; chunk++)
         fold(known, part_at(p->parts, piece * p->num_chunks + chunk, head_dim), head_dim);
     for (int i = 0; i < head_dim; i++) known->mixture[i] /= known->sum;
-    if (p->cache->dtype == LM_BFLOAT16) undo_pairs(known->mixture, head_dim);
+    out_of_pairs(p->cache->dtype, known->mixture, head_dim);
     if (p->attended != NULL)
         memcpy(p->attended + piece * head_dim, known->mixture, head_dim * sizeof(float));
     else
@@ -332,25 +332,23 @@ typedef struct {
 
 static void run_single(void *context, lm_team team) {
     single *s = context;
-    if (s->w->kind != LM_BF16) {
-        prepare_inputs(team, s->x, s->num_rows, s->w->cols, NULL, NULL, s->in);
-        lm_barrier(team);
-    }
+    prepare_inputs(team, s->x, s->num_rows, s->w->cols, NULL, NULL, s->in);
+    lm_barrier(team);
     products(team, &s->next, &s->w, 1, s->in, s->num_rows, (float *const[]){s->y}, &s->w->rows, 0);
     LEAVE_JOB();
 }
 
 static int product(const lm_matrix *w, const float *x, int32_t num_rows, float *y) {
-    single s = {.w = w, .x = x, .num_rows = num_rows, .y = y, .in = {NULL, (float *)x}};
-    if (w->kind != LM_BF16) {
-        const size_t bytes = (size_t)num_rows * (w->cols / LM_GROUP) * sizeof(lm_block);
-        if (posix_memalign((void **)&s.in.blocks, 64, bytes) != 0) return LM_NO_MEMORY;
-        s.in.floats = NULL;
-    }
+    const size_t groups = (size_t)num_rows * (w->cols / LM_GROUP);
+    const size_t group_bytes = w->kind == LM_BF16 ? LM_GROUP * sizeof(float) : sizeof(lm_block);
+    void *memory;
+    if (posix_memalign(&memory, 64, groups * group_bytes) != 0) return LM_NO_MEMORY;
+    const inputs in = w->kind == LM_BF16 ? (inputs){NULL, memory} : (inputs){memory, NULL};
+    single s = {.w = w, .x = x, .num_rows = num_rows, .y = y, .in = in};
     lm_enter();
     lm_parallel(run_single, &s);
     lm_leave();
-    free(s.in.blocks);
+    free(memory);
     return LM_OK;
 }
 

@@ -174,6 +174,26 @@ static void check_product(const char *set, int kind, int rows, int cols, int num
     free(again);
 }
 
+/* BF16, whose products all sets compile from one source, against sums of doubles. */
+static void check_bf16_product(const char *set) {
+    enum { WIDTH = 96, HEIGHT = 50, COUNT = 7 };
+    snprintf(doing, sizeof doing, "%s, bf16 against doubles", set);
+    const lm_matrix w = random_matrix(LM_BF16, HEIGHT, WIDTH, RANDOM_CODES);
+    float *x = random_floats(COUNT * WIDTH), expected[COUNT * HEIGHT], y[COUNT * HEIGHT];
+    for (int m = 0; m < COUNT; m++)
+        for (int r = 0; r < HEIGHT; r++) {
+            double sum = 0;
+            for (int c = 0; c < WIDTH; c++) sum += (double)from_bf16(((const uint16_t *)w.data)[r * WIDTH + c]) * x[m * WIDTH + c];
+            expected[m * HEIGHT + r] = (float)sum;
+        }
+    lm_set_threads(1);
+    use(set);
+    multiply(&w, x, COUNT, y);
+    expect_close(y, expected, COUNT * HEIGHT, 1e-5f);
+    free((void *)w.data);
+    free(x);
+}
+
 /* Every number of rows, up to two more than what a product takes at once, against one row by the twin. */
 static void check_row_counts(const char *set, int kind) {
     enum { MOST = 70, ROWS = 33 };
@@ -238,6 +258,7 @@ static void check_lookup(const char *set, int kind) {
 static void check_products(const char *set) {
     const int shapes[][2] = {{1, 1}, {16, 1}, {33, 2}, {77, 3}, {209, 1}}; /* rows, tiles of columns; 14 stripes: 8, 4 and 2 */
     const int counts[] = {1, 5, 14};
+    check_bf16_product(set);
     for (int kind = 0; kind < LENGTH(KINDS); kind++) {
         const int cols = tile_cols(kind);
         check_row_counts(set, kind);
@@ -259,10 +280,10 @@ static void check_products(const char *set) {
 /* --- forward passes --------------------------------------------------------------------------------------------- */
 
 enum { LAYERS = 2, HIDDEN = 64, INTERMEDIATE = 96, HEADS = 4, KV_HEADS = 2, VOCAB = 77, SLOTS = 600 };
-enum { CACHE_ROWS = 2, CACHE_HEADS = CACHE_ROWS * KV_HEADS * SLOTS, MOST_HEAD_DIM = 72 };
+enum { CACHE_ROWS = 2, CACHE_HEADS = CACHE_ROWS * KV_HEADS * SLOTS, MOST_HEAD_DIM = 80 };
 
-/* By the cache's dtype: two registers and a rest, four and a rest, and whole groups. */
-static const int HEAD_DIMS[] = {40, MOST_HEAD_DIM, 64};
+/* Whole groups of 32, as most models have; with AVX-512 four registers and a rest of eight; four, one more, and no rest. */
+static const int HEAD_DIMS[] = {64, 72, MOST_HEAD_DIM};
 
 /* A prompt; rows of two sequences at the edges of 256 slots; one token; enough rows to be taken together, over such an edge
  * and at the end of the cache. */
@@ -365,12 +386,12 @@ static void run_tiny(const tiny *t, int dtype, const float *filled, int one_by_o
     free_cache(&c);
 }
 
-static void check_forward(const char *set, int kind, int dtype) {
+static void check_forward(const char *set, int kind, int dtype, int head_dim) {
     static float expected[ROWS * VOCAB], logits[ROWS * VOCAB], again[ROWS * VOCAB];
-    snprintf(doing, sizeof doing, "%s, a model in %s, %s cache", set, KINDS[kind], DTYPES[dtype]);
+    snprintf(doing, sizeof doing, "%s, a model in %s, heads of %d, %s cache", set, KINDS[kind], head_dim, DTYPES[dtype]);
     tiny t;
-    make_tiny(&t, kind, HEAD_DIMS[dtype]);
-    float *filled = random_floats((size_t)CACHE_HEADS * HEAD_DIMS[dtype]);
+    make_tiny(&t, kind, head_dim);
+    float *filled = random_floats((size_t)CACHE_HEADS * head_dim);
     lm_set_threads(1);
     use("portable");
     run_tiny(&t, dtype, filled, 0, expected);
@@ -403,7 +424,7 @@ static void round_all(float *x, size_t count) {
 /* A step is a lookup, a pass and a product, rounded between them; and a token that there is not touches nothing. */
 static void check_step(const char *set, int kind) {
     enum { STEPS = 2 };
-    static const lm_place places[STEPS] = {{0, 255}, {1, SLOTS - 1}};
+    static const lm_place places[STEPS] = {{0, 255}, {1, SLOTS - 1}}, others[STEPS] = {{0, 7}, {1, 8}};
     const int64_t ids[STEPS] = {3, VOCAB - 1}, wrong[STEPS] = {3, VOCAB};
     static float hidden[STEPS * HIDDEN], expected[STEPS * VOCAB], logits[STEPS * VOCAB];
     snprintf(doing, sizeof doing, "%s, a step in %s", set, KINDS[kind]);
@@ -421,7 +442,7 @@ static void check_step(const char *set, int kind) {
     round_all(expected, STEPS * VOCAB);
 
     lm_cache *cache = &caches[1].cache;
-    if (lm_step(&t.model, cache, places, wrong, STEPS, &t.head, &t.head, LM_BFLOAT16, logits) != LM_NO_SUCH_ROW)
+    if (lm_step(&t.model, cache, others, wrong, STEPS, &t.head, &t.head, LM_BFLOAT16, logits) != LM_NO_SUCH_ROW)
         fail("a token past the last one is taken");
     if (lm_step(&t.model, cache, places, ids, STEPS, &t.head, &t.head, LM_BFLOAT16, logits) != LM_OK) fail("no memory");
     expect_same(logits, expected, sizeof logits, "other logits than of its parts");
@@ -574,10 +595,10 @@ static void check_set(const char *set) {
     check_choices(set);
     const float products = worst;
     worst = 0;
-    check_forward(set, LM_BF16, LM_BFLOAT16);
-    check_forward(set, LM_BF16, LM_INT8);
-    check_forward(set, LM_Q4, LM_INT8);
-    for (int kind = 0; !is_super(kind); kind++) check_forward(set, kind, kind % 2); /* the model is small */
+    check_forward(set, LM_BF16, LM_BFLOAT16, 64);
+    check_forward(set, LM_BF16, LM_INT8, 72);
+    check_forward(set, LM_Q4, LM_INT8, 64);
+    for (int kind = 0; !is_super(kind); kind++) check_forward(set, kind, kind % 2, HEAD_DIMS[kind % 3]); /* the model is small */
     check_step(set, LM_Q4);
     printf("%s: products within %.1e, models within %.1e\n", set, products, worst);
 #ifdef LM_EMULATE_AMX

@@ -100,6 +100,14 @@ def test_product_equals_its_definition(kernels: str, name: str, extreme: bool) -
         torch.testing.assert_close(native.product(linear.matrix, x), expected, rtol=1e-5, atol=1e-5 * largest)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 48, 65])
+def test_a_product_of_bfloat16_equals_torchs(kernels: str, rows: int) -> None:
+    weight, x = torch.randn(rows, 96).bfloat16(), torch.randn(70, 96)
+    matrix = native.Matrix(native.Kind.BF16, rows, 96, weight.data_ptr(), None)
+    for count in (1, 3, 70):
+        torch.testing.assert_close(native.product(matrix, x[:count]), x[:count] @ weight.float().T, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", GROUPED)
 def test_a_row_is_the_same_alone_among_others_and_on_any_number_of_threads(
     kernels: str, name: str, monkeypatch: pytest.MonkeyPatch
@@ -247,6 +255,9 @@ def test_a_deterministic_model_has_the_same_bits_in_any_batch_and_chunk(passes: 
     _, model = both(None, torch.bfloat16)
     assert make_deterministic(model)
     ids = torch.arange(24).view(1, -1) % 90
+    exact = build(None, torch.bfloat16).float()(ids)
+    torch.testing.assert_close(model(ids).float(), exact, rtol=0, atol=4e-2 * float(exact.std()))
+    passes.clear()
 
     def last(chunk: int, others: int) -> Tensor:
         cache = new_cache(model, 1 + others, 32)
@@ -411,7 +422,7 @@ def test_what_was_moved_to_another_device_is_not_read_by_the_kernels(
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim"), [(4, 4, 32), (6, 3, 16), (3, 1, 64), (4, 1, 72), (5, 1, 32)]
+    ("heads", "kv_heads", "head_dim"), [(4, 4, 32), (6, 3, 16), (3, 1, 64), (4, 1, 72), (5, 1, 32), (2, 1, 48)]
 )
 def test_rows_that_are_taken_together_see_what_each_sees_alone(
     kernels: str, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
