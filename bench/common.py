@@ -12,7 +12,7 @@ import platform
 import statistics
 import subprocess
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,18 @@ def environment() -> dict[str, Any]:
         "isa": [f for f in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16") if f" {f}" in flags],
         "memory_gib": memory,
         "python": platform.python_version(),
-        **{name: version(name) for name in ("llamarium", "torch", "transformers", "tokenizers")},
+        **{name: _version(name) for name in ("llamarium", "torch", "transformers", "tokenizers")},
         "commit": _git("rev-parse", "--short", "HEAD"),
         "clean": not _git("status", "--porcelain", "--", "src"),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a benchmark that does not need it runs without
+        return None
 
 
 def report(name: str, options: argparse.Namespace, rows: list[dict[str, Any]], results: dict[str, Any]) -> None:

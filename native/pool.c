@@ -19,7 +19,7 @@
 #endif
 
 #define MAX_THREADS 1024
-#define SPINS 2000 /* about 0.1 ms */
+#define SPINS 2000 /* 0.1 ms on Intel's processors since Skylake, less on others */
 #define PATIENCE_IN_A_JOB_NS 10000000
 #define PATIENCE_BETWEEN_JOBS_NS 3000000
 

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import UsageError, add_json, add_source
+from llamarium.cli.options import UsageError, add_json, add_source, importing_torch
 from llamarium.cli.output import emit, note
 
 if TYPE_CHECKING:
@@ -82,10 +82,11 @@ def _tokenizer(path: Path) -> "Tokenizer":
 
 def _stored_dtype(args: argparse.Namespace, checkpoint: "Checkpoint") -> "torch.dtype | None":
     """Return what the weights are read as: None, as they are stored, or float32 where blocks are to be unpacked."""
-    import torch
+    with importing_torch():
+        import torch
 
-    from llamarium.errors import OptionError
-    from llamarium.weights.storage import FLOAT_DTYPES
+        from llamarium.errors import OptionError
+        from llamarium.weights.storage import FLOAT_DTYPES
 
     packed = sorted({entry.dtype for entry in checkpoint.entries.values()} - FLOAT_DTYPES.keys())
     if args.type is None and packed:

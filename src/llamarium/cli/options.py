@@ -180,8 +180,8 @@ def importing_torch() -> Generator[None]:
     """Import torch in the body, safely and without delay.
 
     Ctrl-C is held back, since the import would swallow it or be left half done. The garbage collector rests: it would
-    look through the half million objects that the import makes again and again, a tenth of its time, and find none to
-    free. It leaves them alone later, too.
+    look through the quarter of a million objects that the import makes again and again, a tenth of its time, and find
+    few to free. Nor does it look at them later (`gc.freeze`).
 
     Raises:
         KeyboardInterrupt: At the end, if it came.

@@ -83,7 +83,7 @@ def _merges(metadata: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
     """Read the merges, each "left right". A printed token holds no space, so there is exactly one."""
     merges = _list(metadata, "merges", str, source)
     pairs = [tuple(merge.split(" ")) for merge in merges]
-    if set(map(len, pairs)) - {2} or not all(map(all, pairs)):
+    if set(map(len, pairs)) - {2} or not all(map(all, pairs)):  # a loop over 280,000 of them takes long
         i = next(i for i, pair in enumerate(pairs) if len(pair) != 2 or not all(pair))
         found = show_value(merges[i])
         raise TokenizerError(f"{source}: {_KEY}merges[{i}] is {found}; expected two tokens and a space between")

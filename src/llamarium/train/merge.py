@@ -70,10 +70,12 @@ def merge_adapter(model: LlamaForCausalLM, folder: Path, *, check_base: bool = T
     report = MergeReport(kept, _distance(adapted, base), _distance(merged, adapted), _TOLERANCES[model.dtype])
     dtype = str(model.dtype).removeprefix("torch.")
     noise = report.tolerance / 4  # what computing alone moves, twice
-    if not report.difference <= min(report.tolerance, max(noise, report.effect / 2)):
+    most = min(report.tolerance, max(noise, report.effect / 2))
+    if not report.difference <= most:
         raise TrainingError(
-            f"{escape(folder)}: the merged model's logits are {report.difference:.2%} away from the adapter's; "
-            f"expected at most {report.tolerance:.2%} in {dtype}; merge in float32"
+            f"{escape(folder)}: the merged model's logits are {report.difference:.2%} away from the adapter's, which "
+            f"itself moves them by {report.effect:.2%}; expected at most {most:.2%} in {dtype}; merge in float32 "
+            "(--dtype float32)"
         )
     if kept < _FULLY_KEPT:
         lost = (
