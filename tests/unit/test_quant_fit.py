@@ -129,7 +129,8 @@ def test_gptq_has_less_error_in_its_outputs_than_fitted_scales(name: str):
     found = output_error(weight, gptq(weight, gram, FORMATS[name]), gram)
     best = output_error(weight, fit(weight, FORMATS[name], importance=gram.diagonal()), gram)
     assert found < 0.6 * best < output_error(weight, fit(weight, FORMATS[name], search=False), gram)
-    assert output_error(weight, gptq(weight, gram * 7, FORMATS[name]), gram) == pytest.approx(found, rel=1e-3)
+    scaled = gptq(weight, gram * 4, FORMATS[name])  # 4 and its root change no number's rounding
+    assert output_error(weight, scaled, gram) == pytest.approx(found, rel=1e-3)
 
 
 def test_the_output_error_is_that_of_the_outputs():
