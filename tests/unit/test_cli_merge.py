@@ -126,6 +126,19 @@ def test_a_merge_that_computes_something_else_is_an_error(
         merge_adapter(llamarium.load(base, device="cpu").model, adapter)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "bound"),
+    [("bfloat16", r"5.00% in bfloat16; merge in float32 \(--dtype float32\)"), ("float32", r"in float32")],
+)
+def test_a_refusal_says_the_bound_that_was_applied(
+    base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch, dtype: Any, bound: str
+) -> None:
+    distances = iter((0.01, 0.5))  # what the adapter moves, and what the merge does
+    monkeypatch.setattr("llamarium.train.merge._distance", lambda *_: next(distances))
+    with pytest.raises(TrainingError, match=rf"50\.00% away .* by 1\.00%; expected at most .*{bound}$"):
+        merge_adapter(llamarium.load(base, device="cpu", dtype=dtype).model, adapter)
+
+
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 def test_a_merge_that_does_nothing_is_an_error_however_little_was_learned(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -72,10 +72,10 @@ def merge_adapter(model: LlamaForCausalLM, folder: Path, *, check_base: bool = T
     noise = report.tolerance / 4  # what computing alone moves, twice
     most = min(report.tolerance, max(noise, report.effect / 2))
     if not report.difference <= most:
+        advice = "" if model.dtype is torch.float32 else "; merge in float32 (--dtype float32)"
         raise TrainingError(
             f"{escape(folder)}: the merged model's logits are {report.difference:.2%} away from the adapter's, which "
-            f"itself moves them by {report.effect:.2%}; expected at most {most:.2%} in {dtype}; merge in float32 "
-            "(--dtype float32)"
+            f"itself moves them by {report.effect:.2%}; expected at most {most:.2%} in {dtype}{advice}"
         )
     if kept < _FULLY_KEPT:
         lost = (
