@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import common
+from llamarium.generation.sampler import Sampler, SamplingParams
 from llamarium.kernels import native
-from llamarium.sampling import Sampler, SamplingParams
 
 NUM_CHOICES = 20
 CASES: dict[str, tuple[float, dict[str, Any]]] = {

@@ -36,9 +36,9 @@ import torch
 
 import common
 import llamarium
+from llamarium.hub.resolve import resolve
 from llamarium.inspect.speed import Work, memory_speed, run_round, some_memory, step_bytes
 from llamarium.kernels import native
-from llamarium.weights.hub import resolve
 
 Side = Callable[[], dict[str, float]]
 

@@ -12,9 +12,9 @@ import time
 import torch
 
 import common
-from llamarium.generate import generate_tokens
+from llamarium.generation.loop import generate_tokens
+from llamarium.generation.sampler import SamplingParams
 from llamarium.model import LlamaForCausalLM
-from llamarium.sampling import SamplingParams
 from peers import load_ours, load_theirs, token_ids
 
 

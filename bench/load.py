@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import common
-from llamarium.weights.builtin import fetch
+from llamarium.hub.builtin import fetch
 from make_weights import make
 
 CHILD = """

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 import llamarium
+from llamarium.hub.builtin import fetch
 from llamarium.model import LlamaForCausalLM
-from llamarium.weights.builtin import fetch
 from make_weights import make
 
 

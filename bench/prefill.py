@@ -12,7 +12,7 @@ import time
 import torch
 
 import common
-from llamarium.generate import new_cache, prefill
+from llamarium.generation.loop import new_cache, prefill
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import flops
 from peers import load_ours, load_theirs, token_ids

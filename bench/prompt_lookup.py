@@ -15,11 +15,11 @@ import torch
 
 import common
 import llamarium
-from llamarium.generate import generate_tokens
-from llamarium.sampling import SamplingParams
+from llamarium.generation.loop import generate_tokens
+from llamarium.generation.sampler import SamplingParams
 
 TASKS = {"repeat": 0.0, "prose": 0.0, "prose, drawn": 1.0}
-SOURCE = (common.ROOT / "src" / "llamarium" / "tokens.py").read_text()
+SOURCE = (common.ROOT / "src" / "llamarium" / "checkpoints/tokenizers.py").read_text()
 PROSE = (common.ROOT / "docs" / "architecture.md").read_text()
 
 

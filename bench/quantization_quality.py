@@ -21,13 +21,13 @@ import torch
 
 from common import parser, report
 from llamarium import Llama, load
+from llamarium.checkpoints.open import open_checkpoint
+from llamarium.hub.resolve import resolve
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.packed import LinearPacked
-from llamarium.quantization import choose_head
-from llamarium.weights.calibrate import sample_windows
-from llamarium.weights.hub import resolve
-from llamarium.weights.open import open_checkpoint
-from llamarium.weights.quantize import METHODS, Quantizer, Recipe
+from llamarium.quantization.calibrate import sample_windows
+from llamarium.quantization.quantize import choose_head
+from llamarium.quantization.quantizer import METHODS, Quantizer, Recipe
 
 _CALIBRATED_SHARE = 0.9
 

@@ -26,7 +26,7 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import count_parameters, flops
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.train.batch import Batch
+from llamarium.train.data.batch import Batch
 from llamarium.train.optim import make_optimizers
 from llamarium.train.step import causal_trunk, train_step
 

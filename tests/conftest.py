@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import llamarium
+from llamarium.checkpoints.checkpoint import expected_shapes
 from llamarium.config import ModelConfig, RopeScaling
-from llamarium.weights.builtin import fetch
-from llamarium.weights.checkpoint import expected_shapes
+from llamarium.hub.builtin import fetch
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,38 +12,38 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llamarium.api import Llama, load
-    from llamarium.completion import Completion, Generation, Piece
+    from llamarium.checkpoints.tokenizers import load_tokenizer
     from llamarium.config import ModelConfig, RopeScaling
-    from llamarium.conversation import Conversation
     from llamarium.errors import LlamariumError
+    from llamarium.generation.completion import Completion, Generation, Piece
+    from llamarium.generation.conversation import Conversation
+    from llamarium.generation.params import SamplingParams
+    from llamarium.generation.speculate import PromptLookup
     from llamarium.model import LlamaForCausalLM
     from llamarium.presets import PRESETS, preset
-    from llamarium.quantization import quantize
-    from llamarium.sampling_params import SamplingParams
-    from llamarium.speculate import PromptLookup
+    from llamarium.quantization.quantize import quantize
     from llamarium.tokenizer.base import Tokenizer
-    from llamarium.tokens import load_tokenizer
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Completion": "completion",
-    "Conversation": "conversation",
-    "Generation": "completion",
+    "Completion": "generation.completion",
+    "Conversation": "generation.conversation",
+    "Generation": "generation.completion",
     "Llama": "api",
     "LlamaForCausalLM": "model",
     "LlamariumError": "errors",
     "ModelConfig": "config",
     "PRESETS": "presets",
-    "Piece": "completion",
-    "PromptLookup": "speculate",
+    "Piece": "generation.completion",
+    "PromptLookup": "generation.speculate",
     "RopeScaling": "config",
-    "SamplingParams": "sampling_params",
+    "SamplingParams": "generation.params",
     "Tokenizer": "tokenizer.base",
     "load": "api",
-    "load_tokenizer": "tokens",
+    "load_tokenizer": "checkpoints.tokenizers",
     "preset": "presets",
-    "quantize": "quantization",
+    "quantize": "quantization.quantize",
 }
 
 __all__ = [

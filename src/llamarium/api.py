@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import torch
 
-from llamarium.completion import Completion, Generation, Piece, row_texts
+from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
+from llamarium.checkpoints.load import DTYPES, Dequantize, LoadOptions, TensorSource, load_model
+from llamarium.checkpoints.open import open_checkpoint
+from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
 from llamarium.config import ModelConfig
-from llamarium.conversation import Conversation
 from llamarium.errors import (
     InputError,
     OptionError,
@@ -19,18 +21,16 @@ from llamarium.errors import (
     UnsupportedTokenizerError,
     show_value,
 )
-from llamarium.generate import KVCacheDtype, PrefixCache, generate_tokens
+from llamarium.generation.completion import Completion, Generation, Piece, row_texts
+from llamarium.generation.conversation import Conversation
+from llamarium.generation.loop import KVCacheDtype, PrefixCache, generate_tokens
+from llamarium.generation.sampler import SamplingParams
+from llamarium.generation.speculate import PromptLookup
+from llamarium.hub.builtin import recommended
+from llamarium.hub.resolve import resolve
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.swap import QUANTIZED_LINEARS, Method
-from llamarium.sampling import SamplingParams
-from llamarium.speculate import PromptLookup
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokens import find_tokenizer, fit_tokenizer
-from llamarium.weights.builtin import recommended
-from llamarium.weights.gguf import GGUFCheckpoint
-from llamarium.weights.hub import resolve
-from llamarium.weights.load import DTYPES, Dequantize, LoadOptions, TensorSource, load_model
-from llamarium.weights.open import open_checkpoint
 
 if TYPE_CHECKING:
     from llamarium.inspect.divergence import Divergence

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from llamarium.api import Llama, load
+from llamarium.checkpoints.tokenizers import load_tokenizer
 from llamarium.cli import chat
 from llamarium.cli.main import main
 from llamarium.inspect.speed import weight_bytes
@@ -20,7 +21,6 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import flops
 from llamarium.model.init import init_weights
 from llamarium.presets import PRESETS
-from llamarium.tokens import load_tokenizer
 
 STORY = ["Once upon a time", "--temperature", "0", "-n", "12"]
 
@@ -102,7 +102,7 @@ def test_no_cache_really_keeps_nothing(run: Callable[..., str], monkeypatch: pyt
     def fail(*_: object) -> None:
         raise AssertionError("a cache was made")
 
-    monkeypatch.setattr("llamarium.generate.new_cache", fail)
+    monkeypatch.setattr("llamarium.generation.loop.new_cache", fail)
     run("generate", *STORY, "--no-cache")
 
 
@@ -414,7 +414,7 @@ def test_bench_cache(
     assert anew["flops"] == sum(flops(llama.config, num_tokens) for num_tokens in (22, 23, 24, 25))
 
     monkeypatch.setattr(
-        "llamarium.generate.recompute",
+        "llamarium.generation.loop.recompute",
         lambda model, rows: llama.model.logits(llama.model.model.embed_tokens.weight[:1]),
     )
     assert main(["bench", "cache", "--lengths", "4"]) == 1

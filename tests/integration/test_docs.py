@@ -42,7 +42,7 @@ import torch
 
 import llamarium
 from llamarium.cli.main import main
-from llamarium.weights.hub import resolve
+from llamarium.hub.resolve import resolve
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/learn/*.md")), *sorted(ROOT.glob("docs/guides/*.md"))]

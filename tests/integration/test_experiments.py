@@ -21,8 +21,8 @@ from llamarium.model.init import init_weights
 from llamarium.presets import PRESETS
 from llamarium.train import experiments
 from llamarium.train.experiments import EXPERIMENTS, measure_peeking, without_norms, without_rope
-from llamarium.train.journal import read_journal
 from llamarium.train.pretrain import prepare
+from llamarium.train.report.journal import read_journal
 from llamarium.train.step import bidirectional_trunk
 
 WORDS = "the cat sat on a mat and so did every other cat that had come by".split()

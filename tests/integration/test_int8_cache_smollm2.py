@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 import llamarium
-from llamarium.generate import decode_one, new_cache, prefill
+from llamarium.generation.loop import decode_one, new_cache, prefill
 
 # Logits: the greedy token is the same where the best two are further apart. They come in bfloat16, in steps of 1/8.
 BOUND = 1.5

@@ -21,7 +21,7 @@ from transformers import LlamaForCausalLM as TransformersLlama
 
 import llamarium
 from llamarium.errors import ContextLengthError, InputError, OptionError
-from llamarium.train.bpe import train_bpe
+from llamarium.train.data.bpe import train_bpe
 
 TEXT = "".join(random.Random(7).choices("abc d\ne\u00e9", k=150)) + "\n"
 MAX_LENGTH = 24

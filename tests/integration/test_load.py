@@ -12,6 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import llamarium
+from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.errors import CheckpointError, OptionError, TokenizerError
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.ggml import EmbeddingGGML, LinearGGML
@@ -19,9 +20,8 @@ from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.packed import LinearPacked
+from llamarium.runtime.plan import NativeLlamaModel
 from llamarium.tokenizer.characters import CharacterTokenizer
-from llamarium.weights.gguf_file import read_gguf
-from llamarium.weights.native import NativeLlamaModel
 
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42], [9, 8, 7, 6, 5, 4, 3, 2]])
 POSITIONS = torch.tensor([[0, 1, 2, 100, 8193, 20000, 100000, 131071]])
@@ -186,7 +186,7 @@ def test_weights_that_are_not_finite(value: float, type_name: str | None, model_
 
 
 def _break_first_scale(path: Path) -> None:
-    from llamarium.weights.gguf_file import read_gguf
+    from llamarium.checkpoints.gguf.file import read_gguf
 
     tensor = read_gguf(path).tensors["blk.0.attn_k.weight"]
     content = bytearray(path.read_bytes())

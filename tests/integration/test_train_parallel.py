@@ -26,10 +26,10 @@ import llamarium
 from llamarium.cli.main import main
 from llamarium.errors import TrainingError
 from llamarium.train.config import PretrainConfig, RunConfig
-from llamarium.train.journal import read_journal
+from llamarium.train.distributed.process_group import gathered
 from llamarium.train.pretrain import prepare
+from llamarium.train.report.journal import read_journal
 from llamarium.train.run import run
-from llamarium.train.team import gathered
 
 SHAPE = (
     "--preset tiny --hidden-size 32 --intermediate-size 48 --num-hidden-layers 2 --num-attention-heads 4 "

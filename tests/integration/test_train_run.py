@@ -23,20 +23,20 @@ import llamarium
 from llamarium.cli.main import main
 from llamarium.cli.training import harmless, watching
 from llamarium.errors import CheckpointError, TrainingError
+from llamarium.io import file_sha256
 from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.characters import CharacterTokenizer
-from llamarium.train.batch import IGNORED, Batch
-from llamarium.train.bpe import train_bpe
-from llamarium.train.checkpoint import checkpoints, latest_checkpoint
 from llamarium.train.conduct import conduct
 from llamarium.train.config import FinetuneConfig, PretrainConfig
+from llamarium.train.data.batch import IGNORED, Batch
+from llamarium.train.data.bpe import train_bpe
 from llamarium.train.finetune import prepare as prepare_finetuning
-from llamarium.train.journal import read_journal
-from llamarium.train.lock import RunLock
 from llamarium.train.pretrain import prepare
+from llamarium.train.report.journal import read_journal
 from llamarium.train.run import Ending, Event, Setup, run
-from llamarium.train.signals import stop_signals
-from llamarium.weights.files import file_sha256
+from llamarium.train.state.checkpoint import checkpoints, latest_checkpoint
+from llamarium.train.state.lock import RunLock
+from llamarium.train.state.signals import stop_signals
 
 WORDS = "the cat sat on a mat and so did every other cat that had come by".split()
 
@@ -283,7 +283,7 @@ def test_a_disk_that_is_full_for_a_while_ends_no_run(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "open", full_open)
-    monkeypatch.setattr("llamarium.train.snapshots.write_safetensors", no_room)
+    monkeypatch.setattr("llamarium.train.state.snapshots.write_safetensors", no_room)
     with pytest.warns(UserWarning) as warned:
         assert go(config_of(text, steps=12, save_every=4), tmp_path / "run", fill).position.step == 12
     told = [str(w.message) for w in warned]

@@ -14,13 +14,13 @@ import torch
 import transformers
 
 import llamarium
+from llamarium.checkpoints.gguf.export import export_gguf
+from llamarium.checkpoints.huggingface.reader import HuggingFaceCheckpoint
+from llamarium.checkpoints.load import LoadOptions, load_model
+from llamarium.checkpoints.save import model_weights, save_model
 from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.train.bpe import train_bpe
-from llamarium.weights.gguf_export import export_gguf
-from llamarium.weights.huggingface import HuggingFaceCheckpoint
-from llamarium.weights.load import LoadOptions, load_model
-from llamarium.weights.save import model_weights, save_model
+from llamarium.train.data.bpe import train_bpe
 
 
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-3.1-8b", "llama-3.2-3b", "llama-2", "mqa"])

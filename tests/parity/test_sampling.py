@@ -17,7 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from llamarium.sampling import Sampler, SamplingParams, _uniform
+from llamarium.generation.sampler import Sampler, SamplingParams, _uniform
 
 V = 1000
 PROMPT = [1, 5, 5, 9, 700]

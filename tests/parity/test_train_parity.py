@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.train.batch import IGNORED, Batch
+from llamarium.train.data.batch import IGNORED, Batch
 from llamarium.train.optim import make_optimizers
 from llamarium.train.step import train_step
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamarium.errors import SamplingError
-from llamarium.sampling import Sampler, SamplingParams
+from llamarium.generation.sampler import Sampler, SamplingParams
 
 FEW = settings(max_examples=60, deadline=None)
 logit = st.one_of(

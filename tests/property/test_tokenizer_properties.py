@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.characters import CharacterTokenizer
 from llamarium.tokenizer.gguf_vocab import from_gguf_metadata
 from llamarium.tokenizer.load import load_tokenizer_file
 from llamarium.tokenizer.stops import StopStringFilter
-from llamarium.weights.gguf_file import read_gguf
 
 settings.register_profile(
     "tokenizer", deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]

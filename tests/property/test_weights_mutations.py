@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llamarium.checkpoints.checkpoint import Checkpoint, expected_shapes
+from llamarium.checkpoints.open import open_checkpoint
 from llamarium.errors import CheckpointError, LlamariumError
-from llamarium.weights.checkpoint import Checkpoint, expected_shapes
-from llamarium.weights.open import open_checkpoint
 
 SETTINGS = settings(
     deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
@@ -144,7 +144,7 @@ SCRIPT = """
 import json, resource, sys, time, warnings
 from pathlib import Path
 from llamarium.errors import LlamariumError
-from llamarium.weights.open import open_checkpoint
+from llamarium.checkpoints.open import open_checkpoint
 assert False, "run with -O"
 warnings.simplefilter("ignore")
 job = json.loads(Path(sys.argv[1]).read_text())

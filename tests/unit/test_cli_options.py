@@ -13,7 +13,7 @@ import pytest
 
 from llamarium.cli import options
 from llamarium.errors import DownloadError, InputError
-from llamarium.weights.packaged import packaged_path
+from llamarium.hub.packaged import packaged_path
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -103,7 +103,7 @@ def test_where_nothing_can_be_fetched_the_packaged_model_answers_unless_one_is_n
             raise DownloadError("smollm2-135m cannot be fetched: no network")
         return packaged_path(name)
 
-    monkeypatch.setattr("llamarium.weights.hub.resolve", resolve)
+    monkeypatch.setattr("llamarium.hub.resolve.resolve", resolve)
     llama = options.load_llama(parse())
     assert llama.name == "shakespeare-char" and llama.generate("ROMEO", max_tokens=3).text
     err = capsys.readouterr().err

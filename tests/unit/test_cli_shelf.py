@@ -8,13 +8,13 @@ import pytest
 
 from llamarium.cli.main import main
 from llamarium.errors import DownloadError
-from llamarium.weights.hub import CachedModel
+from llamarium.hub.resolve import CachedModel
 
 
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LLAMARIUM_CACHE", str(tmp_path))
-    monkeypatch.setattr("llamarium.weights.hub.cached_models", list)
+    monkeypatch.setattr("llamarium.hub.resolve.cached_models", list)
     return tmp_path
 
 
@@ -32,7 +32,7 @@ def test_models_lists_built_ins_and_the_hubs_cache(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("llamarium.weights.hub.cached_models", lambda: hub_models(empty_cache))
+    monkeypatch.setattr("llamarium.hub.resolve.cached_models", lambda: hub_models(empty_cache))
     assert main(["models"]) == 0
     out, err = capsys.readouterr()
     assert max(map(len, out.splitlines())) <= 80
@@ -74,7 +74,7 @@ def test_download_force_reaches_fetch(monkeypatch: pytest.MonkeyPatch, tmp_path:
         forced.append(force)
         return tmp_path
 
-    monkeypatch.setattr("llamarium.weights.builtin.fetch", fetch)
+    monkeypatch.setattr("llamarium.hub.builtin.fetch", fetch)
     assert main(["download", "llama3"]) == main(["download", "llama3", "--force"]) == 0
     assert forced == [False, True]
 
@@ -82,7 +82,7 @@ def test_download_force_reaches_fetch(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_download_from_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("llamarium.weights.hub.resolve", lambda name: tmp_path / name)
+    monkeypatch.setattr("llamarium.hub.resolve.resolve", lambda name: tmp_path / name)
     assert main(["download", "org/name"]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'org/name'}\n"
     assert main(["download", "org/name", "--force"]) == 1
@@ -93,7 +93,7 @@ def test_download_fails_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     def fetch(name: str, *, force: bool) -> Path:
         raise DownloadError("no network")
 
-    monkeypatch.setattr("llamarium.weights.builtin.fetch", fetch)
+    monkeypatch.setattr("llamarium.hub.builtin.fetch", fetch)
     assert main(["download", "smollm2-135m"]) == 1
     assert capsys.readouterr() == ("", "llamarium: error: no network\n")
 

@@ -102,7 +102,7 @@ def test_a_hub_name_needs_its_config_alone(
         asked.append((repo, file))
         return config
 
-    monkeypatch.setattr("llamarium.weights.hub_client.download_file", download)
+    monkeypatch.setattr("llamarium.hub.client.download_file", download)
     assert main(["tree", "org/name-1.0"]) == 0
     assert asked == [("org/name-1.0", "config.json")]
     assert "2 x LlamaDecoderLayer(" in capsys.readouterr().out

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.errors import ChatFormatError, TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
@@ -22,9 +23,8 @@ from llamarium.tokenizer.chat import ChatMLFormat, Llama3Format, with_format
 from llamarium.tokenizer.gguf_vocab import from_gguf_metadata
 from llamarium.tokenizer.load import load_tokenizer_file
 from llamarium.tokenizer.template import TemplateFormat
-from llamarium.train.batch import IGNORED, Batch
-from llamarium.train.dialogs import DialogRows, Example, preview, read_dialogs
-from llamarium.weights.gguf_file import read_gguf
+from llamarium.train.data.batch import IGNORED, Batch
+from llamarium.train.data.dialogs import DialogRows, Example, preview, read_dialogs
 
 DIALOG = [
     {"role": "system", "content": "Be brief."},

@@ -13,23 +13,24 @@ import pytest
 import torch
 
 import llamarium
+from llamarium.checkpoints.gguf.export import export_gguf, permute, rope_factors
+from llamarium.checkpoints.gguf.file import read_gguf
+from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
+from llamarium.checkpoints.huggingface.reader import HuggingFaceCheckpoint
+from llamarium.checkpoints.load import LoadOptions, load_model
+from llamarium.checkpoints.open import open_checkpoint
+from llamarium.checkpoints.save import Weight, model_weights, save_model
+from llamarium.checkpoints.storage import unpermute
 from llamarium.cli import export as command
 from llamarium.errors import CheckpointError, LlamariumError, OptionError, OutputError, UnsupportedTokenizerError
+from llamarium.io import atomic_folder
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.half import HalfLinear
 from llamarium.quant.swap import quantize_linears
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.characters import CharacterTokenizer
 from llamarium.tokenizer.load import load_tokenizer_file
-from llamarium.train.bpe import train_bpe
-from llamarium.weights.gguf import GGUFCheckpoint
-from llamarium.weights.gguf_export import export_gguf, permute, rope_factors
-from llamarium.weights.gguf_file import read_gguf
-from llamarium.weights.huggingface import HuggingFaceCheckpoint
-from llamarium.weights.load import LoadOptions, load_model
-from llamarium.weights.open import open_checkpoint
-from llamarium.weights.save import Weight, atomic_folder, model_weights, save_model
-from llamarium.weights.storage import unpermute
+from llamarium.train.data.bpe import train_bpe
 
 IDS = torch.arange(20).view(2, 10) * 37 % 256
 TEXTS = ["Once upon a time there was a llama, 1234 llamas. It's écrit: ça va?\n\n  Yes; yes!"] * 20

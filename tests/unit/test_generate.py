@@ -8,11 +8,19 @@ import torch
 
 from llamarium.attention import CausalAttend
 from llamarium.errors import ContextLengthError, InputError
-from llamarium.generate import PrefixCache, TokenEvent, decode_one, generate_tokens, new_cache, prefill, recompute
+from llamarium.generation.loop import (
+    PrefixCache,
+    TokenEvent,
+    decode_one,
+    generate_tokens,
+    new_cache,
+    prefill,
+    recompute,
+)
+from llamarium.generation.sampler import SamplingParams
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 

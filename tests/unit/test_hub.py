@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from llamarium.errors import ModelNotFoundError
-from llamarium.weights.builtin import BUILTINS
-from llamarium.weights.hub import resolve
+from llamarium.hub.builtin import BUILTINS
+from llamarium.hub.resolve import resolve
 
 CONFIG = json.dumps({"model_type": "llama"})
 REPOS = {
@@ -111,7 +111,7 @@ def hub():
 ASK = """
 import json, sys
 from llamarium.errors import LlamariumError
-from llamarium.weights.hub import cached_models, resolve
+from llamarium.hub.resolve import cached_models, resolve
 assert "huggingface_hub" not in sys.modules and "torch" not in sys.modules
 answers = {}
 for source in json.loads(sys.argv[1]):
@@ -260,14 +260,14 @@ def test_what_lies_on_disk_is_itself(tmp_path, monkeypatch):
     ],
 )
 def test_what_is_nowhere_is_explained_without_a_network(source, said, monkeypatch):
-    monkeypatch.setattr("llamarium.weights.hub.hub_client", None)
+    monkeypatch.setattr("llamarium.hub.resolve.hub_client", None)
     with pytest.raises(ModelNotFoundError) as caught:
         resolve(source)
     assert said in str(caught.value) and len(str(caught.value)) < 600
 
 
 def test_a_built_in_name_is_fetched(monkeypatch, tmp_path):
-    monkeypatch.setattr("llamarium.weights.hub.fetch", lambda name: tmp_path / name)
+    monkeypatch.setattr("llamarium.hub.resolve.fetch", lambda name: tmp_path / name)
     assert resolve("smollm2-135m") == tmp_path / "smollm2-135m"
     assert resolve("llama3", kind="tokenizer") == tmp_path / "llama3"
     assert resolve("smollm2-135m", kind="tokenizer") == tmp_path / "smollm2-135m"  # its tokenizer is inside

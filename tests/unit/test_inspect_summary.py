@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from llamarium.checkpoints.load import TensorSource
 from llamarium.inspect.summary import group_sources, summarize
 from llamarium.model import LlamaForCausalLM
 from llamarium.presets import preset
-from llamarium.weights.load import TensorSource
 
 
 def source(key: str, name: str, *, file: str = "a.gguf", held: str = "Q4_1", num_bytes: int = 10) -> TensorSource:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
+from llamarium.checkpoints.load import TensorSource
 from llamarium.inspect import tables, views
 from llamarium.inspect.neighbors import Neighbor, Neighbors, QueryWord
 from llamarium.inspect.next_tokens import NextStep
@@ -17,7 +18,6 @@ from llamarium.inspect.score import Score, TokenScore
 from llamarium.inspect.summary import summarize
 from llamarium.inspect.tokens import Candidate
 from llamarium.presets import PRESETS, preset
-from llamarium.weights.load import TensorSource
 
 
 def render(view: RenderableType) -> str:

@@ -12,7 +12,8 @@ from llamarium.attention.cached import to_codes
 from llamarium.cli.main import main
 from llamarium.config import ModelConfig
 from llamarium.errors import MemoryBudgetError, OptionError
-from llamarium.generate import PrefixCache, decode_one, generate_tokens, new_cache, prefill
+from llamarium.generation.loop import PrefixCache, decode_one, generate_tokens, new_cache, prefill
+from llamarium.generation.sampler import SamplingParams
 from llamarium.inspect.summary import summarize
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
@@ -21,8 +22,7 @@ from llamarium.presets import preset
 from llamarium.quant.ggml import quantize
 from llamarium.quant.packed import pack_ggml
 from llamarium.quant.swap import swap_linears
-from llamarium.sampling import SamplingParams
-from llamarium.weights.native import use_kernels
+from llamarium.runtime.plan import use_kernels
 
 NAN, INF = float("nan"), float("inf")
 

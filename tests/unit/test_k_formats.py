@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 import llamarium
-from llamarium.generate import decode_one, new_cache
+from llamarium.checkpoints.packed.folder import PackedWeight, save_packed
+from llamarium.generation.loop import decode_one, new_cache
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
@@ -29,8 +30,7 @@ from llamarium.quant.packed import (
     quantize_inputs,
 )
 from llamarium.quant.swap import swap_linears
-from llamarium.weights.native import NativeLlamaModel, use_kernels
-from llamarium.weights.packed_folder import PackedWeight, save_packed
+from llamarium.runtime.plan import NativeLlamaModel, use_kernels
 
 K_FORMATS = [name for name, packed in GGML_FORMATS.items() if FORMATS[packed].is_super]
 HALVES_AT = {"Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}

@@ -26,7 +26,8 @@ from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.swap import quantize_linears
-from llamarium.train.adapters import (
+from llamarium.runtime.fuse import join_projections
+from llamarium.train.adapters.files import (
     CONFIG,
     WEIGHTS,
     base_fingerprint,
@@ -35,16 +36,15 @@ from llamarium.train.adapters import (
     read_metadata,
     save_adapter,
 )
-from llamarium.train.checkpoint import checkpoint_folder, point_at
-from llamarium.train.lora import (
+from llamarium.train.adapters.lora import (
     ALL_PROJECTIONS,
     LoRAConfig,
     LoRALinear,
     apply_lora,
     lora_linears,
 )
-from llamarium.train.merge import merge_adapters
-from llamarium.weights.fuse import join_projections
+from llamarium.train.adapters.merge import merge_adapters
+from llamarium.train.state.checkpoint import checkpoint_folder, point_at
 
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42]])
 CLOSE = {"rtol": 1.3e-6, "atol": 1e-5}
@@ -139,7 +139,7 @@ def test_computes_and_learns_what_the_papers_say(kind: str, variant: str) -> Non
 def test_rows_are_unpacked_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     linear = LoRALinear(Linear4bit.from_weight(torch.randn(48, 64)), VARIANTS["dora"], torch.Generator())
     ((_, _, whole),) = linear.merged_rows()
-    monkeypatch.setattr("llamarium.train.lora._CHUNK_WEIGHTS", 64 * 10)
+    monkeypatch.setattr("llamarium.train.adapters.lora._CHUNK_WEIGHTS", 64 * 10)
     asked: list[int] = []
     true = Linear4bit.dequantize_rows
     monkeypatch.setattr(

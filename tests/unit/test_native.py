@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from llamarium.attention import CachedAttend
 from llamarium.config import RopeScaling
 from llamarium.errors import InputError, OptionError
-from llamarium.generate import decode_one, new_cache, prefill
+from llamarium.generation.loop import decode_one, new_cache, prefill
 from llamarium.inspect.trace import trace
 from llamarium.kernels import native, threads
 from llamarium.model import LlamaForCausalLM
@@ -37,8 +37,8 @@ from llamarium.quant.packed import (
     quantize_inputs,
 )
 from llamarium.quant.swap import swap_linears
-from llamarium.weights import native as plans
-from llamarium.weights.native import NativeLlamaModel, make_deterministic, use_kernels
+from llamarium.runtime import plan as plans
+from llamarium.runtime.plan import NativeLlamaModel, make_deterministic, use_kernels
 
 GROUPED = [name for name, format in FORMATS.items() if not format.is_super]  # the K formats have tests of their own
 SHAPES = [(16, 32, 1), (1, 32, 2), (65, 96, 3), (33, 64, 13), (160, 576, 9), (48, 2048, 17)]

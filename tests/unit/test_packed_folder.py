@@ -16,6 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import llamarium
+from llamarium.checkpoints.open import open_checkpoint
+from llamarium.checkpoints.packed import folder as packed_folder
+from llamarium.checkpoints.packed.folder import PackedWeight, save_packed
 from llamarium.config import ModelConfig
 from llamarium.errors import (
     CheckpointError,
@@ -30,10 +33,7 @@ from llamarium.kernels import native
 from llamarium.quant.ggml import quantize
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.packed import FORMATS, EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
-from llamarium.weights import packed_folder
-from llamarium.weights.native import NativeLlamaModel
-from llamarium.weights.open import open_checkpoint
-from llamarium.weights.packed_folder import PackedWeight, save_packed
+from llamarium.runtime.plan import NativeLlamaModel
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 EMBEDDING = "model.embed_tokens.weight"

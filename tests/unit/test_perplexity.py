@@ -21,7 +21,7 @@ from llamarium.errors import InputError, LlamariumError
 from llamarium.inspect import score as score_module
 from llamarium.inspect.perplexity import windows
 from llamarium.tokenizer import pieces as pieces_module
-from llamarium.train.bpe import train_bpe
+from llamarium.train.data.bpe import train_bpe
 
 TEXT = "".join(random.Random(7).choices("abc d\ne\u00e9", k=150)) + "\n"
 

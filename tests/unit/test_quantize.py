@@ -12,6 +12,7 @@ from torch import Tensor
 
 import llamarium
 from llamarium.attention import CausalAttend
+from llamarium.checkpoints.open import open_checkpoint
 from llamarium.cli.main import main
 from llamarium.errors import CheckpointError, InputError, OptionError, OutputError
 from llamarium.inspect import divergence as divergence_module
@@ -20,11 +21,10 @@ from llamarium.quant.fit import fit
 from llamarium.quant.gptq import output_error
 from llamarium.quant.packed import LinearPacked
 from llamarium.quant.tiles import FORMATS
-from llamarium.quantization import HEAD_SHARE, choose_head
-from llamarium.train.bpe import train_bpe
-from llamarium.weights.calibrate import LINEARS_BY_INPUT, InputStatistics, run_layer, sample_windows
-from llamarium.weights.open import open_checkpoint
-from llamarium.weights.quantize import METHODS, Quantizer, Recipe
+from llamarium.quantization.calibrate import LINEARS_BY_INPUT, InputStatistics, run_layer, sample_windows
+from llamarium.quantization.quantize import HEAD_SHARE, choose_head
+from llamarium.quantization.quantizer import METHODS, Quantizer, Recipe
+from llamarium.train.data.bpe import train_bpe
 
 TEXT = "".join(f"{i} men went to mow, went to mow a meadow; {i * i % 97} and {i % 7} came.\n" for i in range(200))
 LAYERS = ("q4", "q4_min", "q4_codebook", "q8")
@@ -198,9 +198,9 @@ def test_the_head_is_the_smallest_type_that_adds_little(folder: Path, windows_BT
     limit = (1 + HEAD_SHARE) * kl[None]
     assert kl[name] <= limit or name == "q8"
     assert all(value > limit for other, value in kl.items() if other not in (None, name))
-    monkeypatch.setattr("llamarium.quantization.HEAD_SHARE", 1000.0)
+    monkeypatch.setattr("llamarium.quantization.quantize.HEAD_SHARE", 1000.0)
     assert choose_head(made, windows_BT[:4])[0] == "q4"
-    monkeypatch.setattr("llamarium.quantization.HEAD_SHARE", -1.0)
+    monkeypatch.setattr("llamarium.quantization.quantize.HEAD_SHARE", -1.0)
     worst = choose_head(made, windows_BT[:4])
     assert worst[0] == min(LAYERS, key=lambda name: worst[1][name])
 

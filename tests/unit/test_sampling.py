@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from llamarium.errors import LlamariumError, MemoryBudgetError, SamplingError
+from llamarium.generation.sampler import Sampler, SamplingParams, _uniform
 from llamarium.kernels import native
-from llamarium.sampling import Sampler, SamplingParams, _uniform
 
 NAN, INF = math.nan, math.inf
 
@@ -99,7 +99,7 @@ def test_rows_share_everything_but_the_seed():
 
 
 def test_parameters_need_no_torch():
-    code = "import sys, llamarium.sampling_params; print('torch' in sys.modules)"
+    code = "import sys, llamarium.generation.params; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
@@ -346,7 +346,7 @@ def test_in_inference_mode_and_out_of_it():
 
 @pytest.mark.parametrize(("uniform", "chosen"), [(0.0, 1), (0.5, 2), (1 - 2**-53, 2)])
 def test_the_ends_of_the_uniform_numbers_never_draw_what_is_impossible(uniform, chosen, monkeypatch):
-    monkeypatch.setattr("llamarium.sampling._uniform", lambda seed, step: uniform)
+    monkeypatch.setattr("llamarium.generation.sampler._uniform", lambda seed, step: uniform)
     logits = torch.tensor([[-INF, 0.0, 0.0, -INF]])
     for wide in (torch.float64, torch.float32):  # float32 on devices without float64
         row = sampler(SamplingParams(top_p=0.999), vocab_size=4)

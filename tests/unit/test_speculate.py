@@ -11,16 +11,16 @@ import torch
 import llamarium
 from llamarium.cli.main import main
 from llamarium.errors import OptionError
-from llamarium.generate import PrefixCache, TokenEvent, generate_tokens
+from llamarium.generation.loop import PrefixCache, TokenEvent, generate_tokens
+from llamarium.generation.sampler import SamplingParams
+from llamarium.generation.speculate import NgramIndex, PromptLookup
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.quant.ggml import quantize
 from llamarium.quant.packed import LinearPacked, pack_ggml
 from llamarium.quant.swap import swap_linears
-from llamarium.sampling import SamplingParams
-from llamarium.speculate import NgramIndex, PromptLookup
-from llamarium.weights.native import use_kernels
+from llamarium.runtime.plan import use_kernels
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, logprobs=1)
 STRENGTH = 14.0  # of the circles

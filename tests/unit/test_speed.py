@@ -15,7 +15,7 @@ from llamarium.presets import preset
 from llamarium.quant.ggml import quantize
 from llamarium.quant.packed import pack_ggml
 from llamarium.quant.swap import swap_linears
-from llamarium.weights.native import use_kernels
+from llamarium.runtime.plan import use_kernels
 
 needs_kernels = pytest.mark.skipif(native.library() is None, reason="the C kernels are not built")
 

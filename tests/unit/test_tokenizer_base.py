@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.errors import TokenizerError
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.characters import CharacterTokenizer
 from llamarium.tokenizer.gguf_vocab import from_gguf_metadata
 from llamarium.tokenizer.load import load_tokenizer_file
-from llamarium.weights.gguf_file import read_gguf
 
 
 @pytest.fixture(scope="module")

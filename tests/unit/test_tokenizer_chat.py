@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.errors import ChatFormatError, TokenizerError
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.characters import CharacterTokenizer
@@ -14,7 +15,6 @@ from llamarium.tokenizer.chat import ChatMLFormat, Llama3Format
 from llamarium.tokenizer.gguf_vocab import from_gguf_metadata
 from llamarium.tokenizer.load import load_tokenizer_file
 from llamarium.tokenizer.template import MAX_TEMPLATE_CHARACTERS, TemplateFormat
-from llamarium.weights.gguf_file import read_gguf
 
 DIALOG = [
     {"role": "system", "content": "Be brief."},

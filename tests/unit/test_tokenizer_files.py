@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.errors import OutputError, TokenizerError
 from llamarium.tokenizer.characters import CharacterTokenizer
 from llamarium.tokenizer.gguf_vocab import from_gguf_metadata
 from llamarium.tokenizer.load import load_tokenizer_file
-from llamarium.weights.gguf_file import read_gguf
 
 BOS, EOS, PAD = "<|begin_of_text|>", "<|end_of_text|>", "<|pad|>"
 

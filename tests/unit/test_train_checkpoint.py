@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 import torch
 
+from llamarium.checkpoints.save import save_model
 from llamarium.config import ModelConfig
 from llamarium.errors import OutputError, TrainingError
+from llamarium.io import write_json
 from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.characters import CharacterTokenizer
-from llamarium.train.checkpoint import (
+from llamarium.train.state.checkpoint import (
     MANIFEST,
     checkpoint_step,
     latest_checkpoint,
@@ -27,9 +29,8 @@ from llamarium.train.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
 )
-from llamarium.train.lock import RunLock
-from llamarium.train.resume import load_resume, save_resume
-from llamarium.weights.save import save_model, write_json
+from llamarium.train.state.lock import RunLock
+from llamarium.train.state.resume import load_resume, save_resume
 
 TINY = ModelConfig(
     vocab_size=8,
@@ -452,7 +453,7 @@ def current_umask() -> int:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from llamarium.train.lock import RunLock
+from llamarium.train.state.lock import RunLock
 with RunLock(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(60)

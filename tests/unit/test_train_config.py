@@ -20,8 +20,8 @@ from llamarium.cli.settings import add_settings, given_settings
 from llamarium.errors import TrainingError
 from llamarium.tokenizer.characters import CharacterTokenizer
 from llamarium.train.config import FinetuneConfig, PretrainConfig, RunConfig
-from llamarium.train.journal import Journal, read_journal
 from llamarium.train.pretrain import prepare, resolve_model
+from llamarium.train.report.journal import Journal, read_journal
 
 KINDS = (PretrainConfig, FinetuneConfig)
 

@@ -22,19 +22,19 @@ from hypothesis import strategies as st
 
 import llamarium
 from llamarium.errors import DownloadError, OptionError, OutputError, TrainingError
+from llamarium.io import file_sha256
 from llamarium.tokenizer import pieces as pieces_module
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.characters import CharacterTokenizer
 from llamarium.tokenizer.pieces import encode_pieces
-from llamarium.train import corpus as corpus_module
-from llamarium.train import dialogs, sources
-from llamarium.train.batch import IGNORED, join
-from llamarium.train.bpe import train_bpe, train_characters
-from llamarium.train.corpus import Corpus, Learner, tokenize_corpus, tokenizer_fingerprint
-from llamarium.train.order import Cursor, Order
-from llamarium.train.packing import PackedRows
-from llamarium.train.sources import read_documents, source_stamp
-from llamarium.weights.files import file_sha256
+from llamarium.train.data import corpus as corpus_module
+from llamarium.train.data import dialogs, sources
+from llamarium.train.data.batch import IGNORED, join
+from llamarium.train.data.bpe import train_bpe, train_characters
+from llamarium.train.data.corpus import Corpus, Learner, tokenize_corpus, tokenizer_fingerprint
+from llamarium.train.data.order import Cursor, Order
+from llamarium.train.data.packing import PackedRows
+from llamarium.train.data.sources import read_documents, source_stamp
 
 LINES = "The cat sat on the mat.\nThe rat sat on the hat, 1234 times.\n\n  So it goes\n"
 

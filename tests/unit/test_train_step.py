@@ -17,7 +17,8 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.train import loss as loss_module
-from llamarium.train.batch import IGNORED, Batch
+from llamarium.train.data.batch import IGNORED, Batch
+from llamarium.train.data.order import Cursor, Order, derived_seed
 from llamarium.train.loss import cross_entropy_sum
 from llamarium.train.optim import (
     make_optimizers,
@@ -26,7 +27,6 @@ from llamarium.train.optim import (
     schedule,
     set_learning_rate,
 )
-from llamarium.train.order import Cursor, Order, derived_seed
 from llamarium.train.step import any_learned, bidirectional_trunk, checkpoint_layers, evaluate, train_step
 
 TINY = replace(preset("tiny"), vocab_size=50, hidden_size=32, intermediate_size=64, head_dim=8)

@@ -15,9 +15,9 @@ from llamarium.cli.main import Parser
 from llamarium.cli.options import UsageError
 from llamarium.errors import LlamariumError, OutputError, TokenizerError, TrainingError
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.train import bpe as bpe_module
-from llamarium.train.bpe import train_bpe, train_characters
-from llamarium.train.sources import read_documents
+from llamarium.train.data import bpe as bpe_module
+from llamarium.train.data.bpe import train_bpe, train_characters
+from llamarium.train.data.sources import read_documents
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 
@@ -210,8 +210,8 @@ def test_contradicting_options_are_a_usage_error(tmp_path: Path, capsys: pytest.
 def test_text_needs_no_torch():
     code = """
 import sys
-from llamarium.train.bpe import train_bpe
-from llamarium.train.sources import read_documents
+from llamarium.train.data.bpe import train_bpe
+from llamarium.train.data.sources import read_documents
 train_bpe(list(read_documents(None))[:3], 300)
 print(sorted({"torch", "numpy", "pyarrow", "datasets"} & set(sys.modules)))
 """

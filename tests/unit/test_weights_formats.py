@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from llamarium.checkpoints.checkpoint import Checkpoint, expected_shapes
+from llamarium.checkpoints.open import open_checkpoint
 from llamarium.config import ModelConfig
-from llamarium.weights.checkpoint import Checkpoint, expected_shapes
-from llamarium.weights.open import open_checkpoint
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 

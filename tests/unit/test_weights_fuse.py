@@ -10,8 +10,8 @@ from llamarium.inspect.trace import trace
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.weights import fuse
-from llamarium.weights.fuse import JoinedAttention, JoinedMLP, join_projections
+from llamarium.runtime import fuse
+from llamarium.runtime.fuse import JoinedAttention, JoinedMLP, join_projections
 
 TOKEN = torch.tensor([[7]])
 

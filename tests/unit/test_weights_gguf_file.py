@@ -12,9 +12,9 @@ import gguf
 import numpy as np
 import pytest
 
+from llamarium.checkpoints.gguf.file import read_gguf, write_gguf
 from llamarium.errors import CheckpointError, ModelNotFoundError, UnsupportedFormatError
 from llamarium.quant.ggml_formats import GGML_TYPES
-from llamarium.weights.gguf_file import read_gguf, write_gguf
 
 HEADER = struct.Struct("<4sIQQ")
 
@@ -254,7 +254,9 @@ def test_writing_checks_sizes_and_leaves_what_was_there(tmp_path):
 
 
 def test_reading_needs_no_torch():
-    code = "import sys, llamarium.weights.gguf_file; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    code = (
+        "import sys, llamarium.checkpoints.gguf.file; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

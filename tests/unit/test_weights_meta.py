@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 import torch
 
+from llamarium.checkpoints.meta import file as meta_file
+from llamarium.checkpoints.meta.config import meta_config
+from llamarium.checkpoints.open import open_checkpoint
 from llamarium.errors import (
     CheckpointError,
     ConfigError,
@@ -25,9 +28,6 @@ from llamarium.errors import (
     UnsupportedFormatError,
 )
 from llamarium.presets import preset
-from llamarium.weights import meta_file
-from llamarium.weights.meta_config import meta_config
-from llamarium.weights.open import open_checkpoint
 
 SHARD = "consolidated.00.pth"
 
@@ -122,7 +122,7 @@ def test_an_old_torch_is_refused(model_files, monkeypatch, version):
 def test_the_environment_cannot_switch_the_safety_off(model_files, tmp_path):
     folder, proof = model_files().meta(), tmp_path / "it ran"
     torch.save(Hostile(os.system, f"touch '{proof}'"), folder / SHARD)
-    code = "import sys, pathlib, llamarium.weights.open as o; o.open_checkpoint(pathlib.Path(sys.argv[1]))"
+    code = "import sys, pathlib, llamarium.checkpoints.open as o; o.open_checkpoint(pathlib.Path(sys.argv[1]))"
     env = {**os.environ, "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
     done = subprocess.run([sys.executable, "-c", code, str(folder)], env=env, capture_output=True, text=True)
     assert done.returncode == 1 and "CheckpointError" in done.stderr and not proof.exists()

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from llamarium.checkpoints.gguf.file import read_gguf, write_gguf
+from llamarium.checkpoints.open import open_checkpoint
 from llamarium.errors import CheckpointError, ConfigError, LlamariumError, ModelNotFoundError, UnsupportedFormatError
-from llamarium.weights.gguf_file import read_gguf, write_gguf
-from llamarium.weights.open import open_checkpoint
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 

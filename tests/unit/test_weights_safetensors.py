@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from llamarium.checkpoints.huggingface.safetensors_file import read_safetensors
 from llamarium.errors import CheckpointError, ModelNotFoundError, UnsupportedFormatError
-from llamarium.weights.safetensors_file import read_safetensors
 
 
 def build(table: Any, data: bytes = b"", length: int | None = None) -> bytes:

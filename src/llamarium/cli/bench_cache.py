@@ -78,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(llama: "Llama", prompt: Sequence[int], length: int, *, cache: bool) -> CacheRun:
     """Generate exactly `length` tokens greedily and count what that took."""
-    from llamarium.generate import generate_tokens
+    from llamarium.generation.loop import generate_tokens
+    from llamarium.generation.sampler import SamplingParams
     from llamarium.model.cost import kv_bytes_per_token
-    from llamarium.sampling import SamplingParams
 
     greedy = SamplingParams(temperature=0.0, max_tokens=length)
     start = time.perf_counter()

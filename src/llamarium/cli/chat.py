@@ -38,7 +38,7 @@ from llamarium.errors import ContextLengthError, InputError, LlamariumError, Out
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
-    from llamarium.conversation import Conversation
+    from llamarium.generation.conversation import Conversation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -213,7 +213,7 @@ def save_dialog(path: Path, model: str, messages: list[dict[str, str]], *, force
     Raises:
         OutputError: If the file exists and `force` is false, or it cannot be written.
     """
-    from llamarium.weights.files import atomic_file
+    from llamarium.io import atomic_file
 
     try:
         if path.exists() and not force:

@@ -146,7 +146,7 @@ def _native() -> Check:
 
 
 def _caches() -> Iterator[Check]:
-    from llamarium.weights.builtin import BUILTINS, cache_folder, is_cached
+    from llamarium.hub.builtin import BUILTINS, cache_folder, is_cached
 
     try:
         folder = cache_folder()

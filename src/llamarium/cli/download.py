@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Fetch it."""
     from llamarium.errors import OptionError
-    from llamarium.weights.builtin import BUILTINS, fetch
-    from llamarium.weights.hub import resolve
+    from llamarium.hub.builtin import BUILTINS, fetch
+    from llamarium.hub.resolve import resolve
 
     if args.name in BUILTINS:
         path = fetch(args.name, force=args.force)

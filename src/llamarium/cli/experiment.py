@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     with importing_torch():
         from llamarium.cli.training import watching
         from llamarium.train.experiments import run_experiment
-        from llamarium.train.trackers import trackers
+        from llamarium.train.report.trackers import trackers
 
     @contextmanager
     def watch(variant: str) -> "Generator[Emit]":

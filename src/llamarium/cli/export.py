@@ -18,8 +18,8 @@ from llamarium.cli.output import emit, note
 if TYPE_CHECKING:
     import torch
 
+    from llamarium.checkpoints.checkpoint import Checkpoint
     from llamarium.tokenizer.base import Tokenizer
-    from llamarium.weights.checkpoint import Checkpoint
 
 _FLOATS = ("F32", "F16", "BF16")
 _BLOCKS = ("Q8_0", "Q4_0", "Q4_1")
@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out)
     if args.format == "gguf" and out.suffix != ".gguf":
         raise UsageError("--out of a GGUF file ends in .gguf: readers go by the name")
-    from llamarium.weights.hub import resolve
-    from llamarium.weights.open import open_checkpoint
+    from llamarium.checkpoints.open import open_checkpoint
+    from llamarium.hub.resolve import resolve
 
     path = resolve(args.model)
     checkpoint = open_checkpoint(path)
@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tokenizer(path: Path) -> "Tokenizer":
+    from llamarium.checkpoints.tokenizers import find_tokenizer
     from llamarium.errors import OptionError, escape
-    from llamarium.tokens import find_tokenizer
 
     tokenizer = find_tokenizer(path)
     if tokenizer is None:
@@ -85,8 +85,8 @@ def _stored_dtype(args: argparse.Namespace, checkpoint: "Checkpoint") -> "torch.
     with importing_torch():
         import torch
 
+        from llamarium.checkpoints.storage import FLOAT_DTYPES
         from llamarium.errors import OptionError
-        from llamarium.weights.storage import FLOAT_DTYPES
 
     packed = sorted({entry.dtype for entry in checkpoint.entries.values()} - FLOAT_DTYPES.keys())
     if args.type is None and packed:
@@ -95,8 +95,9 @@ def _stored_dtype(args: argparse.Namespace, checkpoint: "Checkpoint") -> "torch.
 
 
 def _export_hf(args: argparse.Namespace, checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", out: Path) -> None:
-    from llamarium.weights.save import atomic_folder, checkpoint_weights, save_weights
-    from llamarium.weights.storage import FLOAT_DTYPES
+    from llamarium.checkpoints.save import checkpoint_weights, save_weights
+    from llamarium.checkpoints.storage import FLOAT_DTYPES
+    from llamarium.io import atomic_folder
 
     stored = _stored_dtype(args, checkpoint)
     weights = checkpoint_weights(checkpoint, stored if args.type is None else FLOAT_DTYPES[args.type])
@@ -111,10 +112,10 @@ def _export_hf(args: argparse.Namespace, checkpoint: "Checkpoint", tokenizer: "T
 
 
 def _export_gguf(args: argparse.Namespace, checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", out: Path) -> None:
+    from llamarium.checkpoints.checkpoint import EMBEDDING
+    from llamarium.checkpoints.gguf.export import export_gguf
+    from llamarium.checkpoints.save import checkpoint_weights
     from llamarium.errors import OutputError, escape
-    from llamarium.weights.checkpoint import EMBEDDING
-    from llamarium.weights.gguf_export import export_gguf
-    from llamarium.weights.save import checkpoint_weights
 
     if out.is_dir() or (out.exists() and not args.force):
         what = "is a folder; choose a file" if out.is_dir() else "is there already; --force replaces it"

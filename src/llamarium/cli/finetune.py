@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _preview(config: FinetuneConfig) -> int:
-    from llamarium.tokens import load_tokenizer
-    from llamarium.train.dialogs import preview
+    from llamarium.checkpoints.tokenizers import load_tokenizer
+    from llamarium.train.data.dialogs import preview
     from llamarium.train.finetune import check, read_rows, with_chat_format
 
     check(config)

@@ -31,7 +31,7 @@ from llamarium.cli.output import Stopwatch, emit, write_text
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
-    from llamarium.completion import Completion
+    from llamarium.generation.completion import Completion
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

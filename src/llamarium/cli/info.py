@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _is_mere_preset(name: str | None) -> bool:
-    from llamarium.weights.builtin import BUILTINS
+    from llamarium.hub.builtin import BUILTINS
 
     return name in PRESETS and name not in BUILTINS
 

@@ -40,9 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Merge, check and save."""
     with importing_torch():
-        from llamarium.train.adapters import with_tokenizer_of
-        from llamarium.train.merge import merge_adapter
-        from llamarium.weights.save import atomic_folder, save_model
+        from llamarium.checkpoints.save import save_model
+        from llamarium.io import atomic_folder
+        from llamarium.train.adapters.files import with_tokenizer_of
+        from llamarium.train.adapters.merge import merge_adapter
 
     name_base(args)
     _check_apart(args.out, args.adapter, args.model)

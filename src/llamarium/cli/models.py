@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _builtins() -> list[dict[str, Any]]:
-    from llamarium.weights.builtin import BUILTINS, cached_path, is_cached
-    from llamarium.weights.packaged import PACKAGED, packaged_path
+    from llamarium.hub.builtin import BUILTINS, cached_path, is_cached
+    from llamarium.hub.packaged import PACKAGED, packaged_path
 
     return [
         {
@@ -64,7 +64,7 @@ def _builtins() -> list[dict[str, Any]]:
 
 
 def _from_hub() -> list[dict[str, Any]]:
-    from llamarium.weights.hub import cached_models
+    from llamarium.hub.resolve import cached_models
 
     return [
         {

@@ -15,7 +15,7 @@ from llamarium.errors import DownloadError, InputError, OptionError, escape
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
-    from llamarium.speculate import PromptLookup
+    from llamarium.generation.speculate import PromptLookup
 
 DEFAULT_MODEL = "smollm2-135m"
 FALLBACK_MODEL = "shakespeare-char"
@@ -115,7 +115,7 @@ def load_llama(args: argparse.Namespace, *, falls_back: bool = True) -> "Llama":
         return load_base(args, falls_back=falls_back)
     name_base(args)
     llama = load_base(args)
-    from llamarium.train.adapters import load_adapter, with_tokenizer_of
+    from llamarium.train.adapters.files import load_adapter, with_tokenizer_of
 
     load_adapter(llama.model, args.adapter)
     return with_tokenizer_of(llama, args.adapter)
@@ -128,7 +128,7 @@ def name_base(args: argparse.Namespace) -> None:
         LlamariumError: If the adapter's config cannot be read, or names no base.
     """
     with importing_torch():
-        from llamarium.train.adapters import CONFIG, base_name
+        from llamarium.train.adapters.files import CONFIG, base_name
 
     args.model = args.model or base_name(args.adapter)
     if args.model is None:
@@ -164,7 +164,7 @@ def load_base(args: argparse.Namespace, *, falls_back: bool = True) -> "Llama":
 
 def _find(name: str | None, falls_back: bool) -> tuple[str, Path]:
     """Return a model's name and where it lies; where none is named and none can be fetched, the packaged one's."""
-    from llamarium.weights.hub import resolve
+    from llamarium.hub.resolve import resolve
 
     try:
         return name or DEFAULT_MODEL, resolve(name or DEFAULT_MODEL)
@@ -291,7 +291,7 @@ def prompt_lookup(args: argparse.Namespace) -> dict[str, Any]:
     """Return what `add_prompt_lookup`'s option means, by the API's name; the object counts what came of it."""
     if not args.prompt_lookup:
         return {}
-    from llamarium.speculate import PromptLookup
+    from llamarium.generation.speculate import PromptLookup
 
     return {"prompt_lookup": PromptLookup()}
 

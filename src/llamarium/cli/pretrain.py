@@ -19,8 +19,8 @@ from llamarium.cli.settings import add_run, add_settings, given_settings, settin
 from llamarium.train.config import PretrainConfig
 
 if TYPE_CHECKING:
+    from llamarium.train.distributed.process_group import Solo
     from llamarium.train.run import Setup
-    from llamarium.train.team import Solo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

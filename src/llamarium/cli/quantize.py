@@ -21,7 +21,7 @@ from llamarium.cli.output import emit, note, percent, write_text
 from llamarium.inspect.tables import size
 
 if TYPE_CHECKING:
-    from llamarium.quantization import Quantized
+    from llamarium.quantization.quantize import Quantized
 
 _TYPES = ("q4", "q4_min", "q4_codebook", "q8")
 _METHODS = ("nearest", "fit", "importance", "gptq")
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     text = None if args.calibration is None else read_file(args.calibration)
     with percent(f"quantizing {args.model}") as progress:
         with importing_torch():
-            from llamarium.quantization import quantize
+            from llamarium.quantization.quantize import quantize
 
         set_threads(args.threads)
         made = quantize(

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from llamarium.errors import escape
 from llamarium.train.config import RunConfig, kind_of
-from llamarium.train.trackers import TRACKERS
+from llamarium.train.report.trackers import TRACKERS
 
 
 def add_run(parser: argparse.ArgumentParser, folder: str) -> None:

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if args.ids and args.merges:
         raise UsageError("argument --merges: not allowed with argument --ids")
     text = require_text(args, "TEXT")
-    from llamarium.tokens import load_tokenizer
+    from llamarium.checkpoints.tokenizers import load_tokenizer
 
     tokenizer = load_tokenizer(args.model)
     if args.ids:

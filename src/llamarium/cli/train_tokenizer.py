@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Learn it, write it and say how short it makes texts."""
-    from llamarium.train.bpe import train_bpe, train_characters
-    from llamarium.train.sources import read_documents, source_name
+    from llamarium.train.data.bpe import train_bpe, train_characters
+    from llamarium.train.data.sources import read_documents, source_name
 
     prepare_target(args.out, force=args.force)
     name, sample = source_name(args.data), list[str]()

@@ -12,9 +12,9 @@ from llamarium.cli.output import emit, note, warn
 from llamarium.cli.training_view import view
 from llamarium.train.conduct import conduct
 from llamarium.train.config import RunConfig
+from llamarium.train.distributed.process_group import Solo, gathered
+from llamarium.train.report.trackers import trackers
 from llamarium.train.run import Emit, Ending, Event, Setup, run
-from llamarium.train.team import Solo, gathered
-from llamarium.train.trackers import trackers
 
 
 def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Solo], Setup]) -> int:
@@ -90,7 +90,7 @@ def _lead(config: RunConfig, args: argparse.Namespace, team: Solo, prepare: Call
             watch=watching(config.steps, tracking, json=args.json),
         )
     if args.report:
-        from llamarium.train.report import write_report
+        from llamarium.train.report.report import write_report
 
         note(f"report: {write_report(out)}")
     return ending

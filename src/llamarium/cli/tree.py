@@ -69,11 +69,11 @@ def read_config(name: str) -> "tuple[ModelConfig, tuple[str, ...] | None]":
         if path.suffix == ".json" and path.is_file():
             return _from_json(path)
     if _HUB_NAME.fullmatch(name) and not Path(name).exists():
-        from llamarium.weights.hub_client import download_file
+        from llamarium.hub.client import download_file
 
         return _from_json(download_file(name, "config.json"))
-    from llamarium.weights.hub import resolve
-    from llamarium.weights.open import open_checkpoint
+    from llamarium.checkpoints.open import open_checkpoint
+    from llamarium.hub.resolve import resolve
 
     try:
         path = resolve(name)
@@ -85,8 +85,8 @@ def read_config(name: str) -> "tuple[ModelConfig, tuple[str, ...] | None]":
 
 
 def _from_json(path: Path) -> "tuple[ModelConfig, tuple[str, ...] | None]":
+    from llamarium.checkpoints.huggingface.bnb import check_method
     from llamarium.config import ModelConfig, read_json_object
-    from llamarium.weights.bnb import check_method
 
     raw = read_json_object(path)
     config = ModelConfig.from_hf(raw, str(path))

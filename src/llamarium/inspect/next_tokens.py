@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamarium.errors import ContextLengthError
-from llamarium.generate import KVCacheDtype, decode_one, new_cache, prefill
+from llamarium.generation.loop import KVCacheDtype, decode_one, new_cache, prefill
 from llamarium.inspect.tokens import Candidate, as_row, check_count, name_candidates, top_candidates
 from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer

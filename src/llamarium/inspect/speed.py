@@ -16,11 +16,11 @@ import torch
 
 from llamarium.config import ModelConfig
 from llamarium.errors import ContextLengthError
-from llamarium.generate import KVCacheDtype, PrefixCache, generate_tokens, new_cache
+from llamarium.generation.loop import KVCacheDtype, PrefixCache, generate_tokens, new_cache
+from llamarium.generation.sampler import SamplingParams
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
-from llamarium.sampling import SamplingParams
-from llamarium.weights.native import NativeLlamaModel
+from llamarium.runtime.plan import NativeLlamaModel
 
 _READ_BYTES = 2**28  # far more than processors have caches
 _READS = 3

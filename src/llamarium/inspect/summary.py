@@ -14,13 +14,13 @@ import torch
 
 from llamarium.attention.cached import SCALE_BYTES
 from llamarium.config import ModelConfig
-from llamarium.generate import KVCacheDtype, kept_dtype
+from llamarium.generation.loop import KVCacheDtype, kept_dtype
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import ParameterCount, count_parameters, flops, kv_bytes_per_token
-from llamarium.weights.native import multiplied_by
+from llamarium.runtime.plan import multiplied_by
 
 if TYPE_CHECKING:
-    from llamarium.weights.load import TensorSource
+    from llamarium.checkpoints.load import TensorSource
 
 
 @dataclass(frozen=True, slots=True)

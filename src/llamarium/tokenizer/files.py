@@ -1,12 +1,12 @@
 """Reading and writing the small files around a vocabulary, with limits and whole-or-nothing writes."""
 
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamarium.errors import OutputError, TokenizerError, escape
+from llamarium.io import atomic_file
 
 if TYPE_CHECKING:
     import tokenizers
@@ -77,16 +77,8 @@ def write_text(path: Path, text: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("wb", dir=path.parent, delete=False) as file:
-            partial = Path(file.name)
-            try:
-                file.write(text.encode("utf-8", "backslashreplace"))  # half a surrogate pair as JSON's \udcff
-                file.close()
-                partial.chmod(0o644)
-                partial.replace(path)
-            except BaseException:
-                partial.unlink(missing_ok=True)
-                raise
+        with atomic_file(path) as file:
+            file.write(text.encode(errors="backslashreplace"))  # half a surrogate pair as JSON's \udcff
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
 

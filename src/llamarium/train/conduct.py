@@ -11,12 +11,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from llamarium.io import atomic_file, unwritable
 from llamarium.train.config import RunConfig
-from llamarium.train.journal import Journal
-from llamarium.train.lock import RunLock
+from llamarium.train.report.journal import Journal
 from llamarium.train.run import Emit, Ending, Event, Setup, check_start, run
-from llamarium.weights.files import atomic_file
-from llamarium.weights.save import unwritable
+from llamarium.train.state.lock import RunLock
 
 
 def conduct(

@@ -27,23 +27,24 @@ import torch
 from torch import Tensor, nn
 
 from llamarium.attention import CausalAttend, attend_eagerly
+from llamarium.checkpoints.huggingface.safetensors_file import read_safetensors
+from llamarium.checkpoints.save import SAFETENSORS_DTYPES, Weight, write_safetensors
+from llamarium.checkpoints.storage import TensorFile
 from llamarium.config import read_json_object
 from llamarium.errors import TrainingError, show_value
+from llamarium.io import write_json
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.norm import LlamaRMSNorm
 from llamarium.model.rope import Rotary
 from llamarium.presets import preset
-from llamarium.train.batch import Rows
 from llamarium.train.conduct import conduct, is_acceptance, save_settings
 from llamarium.train.config import PretrainConfig
-from llamarium.train.lock import RunLock
+from llamarium.train.data.batch import Rows
 from llamarium.train.pretrain import prepare
-from llamarium.train.report import compare, write_report
+from llamarium.train.report.report import compare, write_report
 from llamarium.train.run import Emit, Event, Setup
+from llamarium.train.state.lock import RunLock
 from llamarium.train.step import Trunk, bidirectional_trunk, causal_trunk, evaluate
-from llamarium.weights.safetensors_file import read_safetensors
-from llamarium.weights.save import SAFETENSORS_DTYPES, Weight, write_json, write_safetensors
-from llamarium.weights.storage import TensorFile
 
 Watch = Callable[[str], AbstractContextManager[Emit]]
 """From a variant's name to what shows its events."""

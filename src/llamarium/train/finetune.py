@@ -11,23 +11,30 @@ import torch
 from safetensors.torch import load_file
 
 from llamarium.api import choose_device
+from llamarium.checkpoints.checkpoint import Checkpoint
+from llamarium.checkpoints.load import DTYPES, STORED_FLOATS, Dequantize, LoadOptions, load_model
+from llamarium.checkpoints.open import open_checkpoint
+from llamarium.checkpoints.save import save_weights
+from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
 from llamarium.errors import TrainingError
+from llamarium.hub.resolve import resolve
 from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat import with_format
-from llamarium.tokens import find_tokenizer, fit_tokenizer
-from llamarium.train.adapters import PREFIX, WEIGHTS, adapter_metadata, read_metadata, save_adapter, with_answer_ends
+from llamarium.train.adapters.files import (
+    PREFIX,
+    WEIGHTS,
+    adapter_metadata,
+    read_metadata,
+    save_adapter,
+    with_answer_ends,
+)
+from llamarium.train.adapters.lora import LoRAConfig, apply_lora
 from llamarium.train.config import FinetuneConfig
-from llamarium.train.dialogs import DialogRows
-from llamarium.train.lora import LoRAConfig, apply_lora
+from llamarium.train.data.dialogs import DialogRows
+from llamarium.train.distributed.process_group import SOLO, Solo
 from llamarium.train.pretrain import restore_weights
 from llamarium.train.run import Setup
-from llamarium.train.team import SOLO, Solo
-from llamarium.weights.checkpoint import Checkpoint
-from llamarium.weights.hub import resolve
-from llamarium.weights.load import DTYPES, STORED_FLOATS, Dequantize, LoadOptions, load_model
-from llamarium.weights.open import open_checkpoint
-from llamarium.weights.save import save_weights
 
 
 def prepare(config: FinetuneConfig, team: Solo = SOLO) -> Setup:

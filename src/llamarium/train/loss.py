@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llamarium.train.batch import IGNORED
+from llamarium.train.data.batch import IGNORED
 
 # Logits that are held at a time, at least: 32 MiB of float32. Where the head is trained it is D / 2 rows: with their
 # log-probabilities they take what the head's gradient takes. On a GPU it is more: 512 rows, or D.

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from llamarium.checkpoints.checkpoint import list_some
 from llamarium.errors import TrainingError, escape
 from llamarium.train.config import OptimizerName, ScheduleName
-from llamarium.train.team import SOLO, Solo
-from llamarium.weights.checkpoint import list_some
+from llamarium.train.distributed.process_group import SOLO, Solo
 
 # What they remember of each parameter.
 _ADAMW_FIELDS = ("step", "exp_avg", "exp_avg_sq")

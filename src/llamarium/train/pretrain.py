@@ -13,21 +13,21 @@ from pathlib import Path
 import torch
 
 from llamarium.api import choose_device
+from llamarium.checkpoints.open import open_checkpoint
+from llamarium.checkpoints.save import save_weights
+from llamarium.checkpoints.tokenizers import load_tokenizer
 from llamarium.config import ModelConfig
 from llamarium.errors import ConfigError, TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokens import load_tokenizer
-from llamarium.train.bpe import train_bpe, train_characters
 from llamarium.train.config import PretrainConfig
-from llamarium.train.corpus import Learner, tokenize_corpus
-from llamarium.train.packing import PackedRows
+from llamarium.train.data.bpe import train_bpe, train_characters
+from llamarium.train.data.corpus import Learner, tokenize_corpus
+from llamarium.train.data.packing import PackedRows
+from llamarium.train.distributed.process_group import SOLO, Solo
 from llamarium.train.run import Setup
-from llamarium.train.team import SOLO, Solo
-from llamarium.weights.open import open_checkpoint
-from llamarium.weights.save import save_weights
 
 _CHANGES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",

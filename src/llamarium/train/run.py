@@ -27,24 +27,24 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import flops
 from llamarium.quant.base import QuantizedLinear
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.train.batch import Rows
-from llamarium.train.checkpoint import (
+from llamarium.train.config import RunConfig
+from llamarium.train.data.batch import Rows
+from llamarium.train.data.order import Order, derived_seed
+from llamarium.train.distributed.process_group import SOLO, Solo
+from llamarium.train.optim import make_optimizers, optimizer_tensors, restore_optimizers, schedule, set_learning_rate
+from llamarium.train.report.peak import peak_flops
+from llamarium.train.state.checkpoint import (
     checkpoint_folder,
     checkpoint_step,
     checkpoints,
     latest_checkpoint,
     save_checkpoint,
 )
-from llamarium.train.config import RunConfig
-from llamarium.train.optim import make_optimizers, optimizer_tensors, restore_optimizers, schedule, set_learning_rate
-from llamarium.train.order import Order, derived_seed
-from llamarium.train.peak import peak_flops
-from llamarium.train.position import Position, entry
-from llamarium.train.resume import load_resume, save_resume
-from llamarium.train.signals import stop_signals
-from llamarium.train.snapshots import save_snapshot, token_texts
+from llamarium.train.state.position import Position, entry
+from llamarium.train.state.resume import load_resume, save_resume
+from llamarium.train.state.signals import stop_signals
+from llamarium.train.state.snapshots import save_snapshot, token_texts
 from llamarium.train.step import StepResult, Trunk, any_learned, causal_trunk, checkpoint_layers, evaluate, train_step
-from llamarium.train.team import SOLO, Solo
 
 Event = Mapping[str, Any]
 Emit = Callable[[Event], None]

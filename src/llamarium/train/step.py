@@ -19,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 from llamarium.attention import CausalAttend
 from llamarium.model import LlamaForCausalLM
-from llamarium.train.batch import IGNORED, Batch, Rows
+from llamarium.train.data.batch import IGNORED, Batch, Rows
+from llamarium.train.distributed.process_group import SOLO, Solo
 from llamarium.train.loss import cross_entropy_sum
-from llamarium.train.team import SOLO, Solo
 
 Trunk = Callable[[LlamaForCausalLM, Batch], Tensor]
 """From a batch to its normalised hidden states, (B, T, D)."""

@@ -1,0 +1,206 @@
+"""A GGUF file's metadata as a `ModelConfig`.
+
+Two things need care. Numbers are float32, so 1e-5 comes back as 0.00000999999975: the shortest decimal that means the
+same float32 is taken. And the scaling of Llama 3.1's RoPE is not stored as its four parameters but as what they make,
+one divisor per frequency in the tensor `rope_freqs.weight`: the parameters are found again by trying the published
+ones and are taken only if they make exactly these divisors.
+
+Source: llama.cpp, `docs/gguf.md` (keys) and `convert_hf_to_gguf.py`, `generate_extra_tensors` (rope_freqs).
+"""
+
+import dataclasses
+import struct
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llamarium.checkpoints.gguf.file import GGUFFile
+from llamarium.config import ModelConfig, RopeScaling
+from llamarium.errors import CheckpointError, ConfigError, UnsupportedFormatError, escape, show_value
+from llamarium.model.rope import rope_frequencies
+
+ROPE_FREQS = "rope_freqs.weight"
+
+# Keys of `llama.*` that would change the mathematics, and the only values under which they do not.
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "rope.scaling.type": ("none",),
+    "rope.scale_linear": (1.0,),
+    "rope.scaling.factor": (1.0,),
+    "rope.scaling.attn_factor": (1.0,),
+    "attention.sliding_window": (0,),
+    "logit_scale": (0.0, 1.0),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "attention.causal": (True,),
+    "use_parallel_residual": (False,),
+}
+_READ = frozenset(
+    "context_length embedding_length block_count feed_forward_length vocab_size rope.freq_base rope.dimension_count "
+    "attention.head_count attention.head_count_kv attention.layer_norm_rms_epsilon attention.key_length "
+    "attention.value_length rope.scaling.original_context_length tensor_data_layout".split()
+)
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+def gguf_config(file: GGUFFile, rope_factors: Tensor | None) -> ModelConfig:
+    """Return the config of the Llama in `file`.
+
+    Args:
+        file: The header.
+        rope_factors: The values of `rope_freqs.weight`, (H/2,) float32, if there is such a tensor.
+
+    Raises:
+        UnsupportedFormatError: For another architecture, a split file, or a feature that is not read.
+        CheckpointError: For a missing key, a wrong type, or a contradiction.
+    """
+    source = escape(file.path)
+    _reject_unsupported(file.metadata, source)
+    try:
+        config = _plain_config(file, source)
+        if rope_factors is not None:
+            scaling = _find_scaling(config, rope_factors, file.metadata, source)
+            return dataclasses.replace(config, rope_scaling=scaling)
+    except ConfigError as error:
+        raise CheckpointError(f"{source}: {error}") from None
+    _warn_if_unscaled(config, source)
+    return config
+
+
+def _plain_config(file: GGUFFile, source: str) -> ModelConfig:
+    data = file.metadata
+    hidden = _integer(data, "llama.embedding_length", source)
+    heads = _integer(data, "llama.attention.head_count", source)
+    return ModelConfig(
+        vocab_size=_vocab_size(file, source),
+        hidden_size=hidden,
+        intermediate_size=_integer(data, "llama.feed_forward_length", source),
+        num_hidden_layers=_integer(data, "llama.block_count", source),
+        num_attention_heads=heads,
+        num_key_value_heads=_integer(data, "llama.attention.head_count_kv", source, default=heads),
+        head_dim=_head_dim(data, hidden, heads, source),
+        rms_norm_eps=_number(data, "llama.attention.layer_norm_rms_epsilon", source),
+        rope_theta=_number(data, "llama.rope.freq_base", source),
+        max_position_embeddings=_integer(data, "llama.context_length", source),
+        tie_word_embeddings="output.weight" not in file.tensors,
+        bos_token_id=_token_id(data, "bos_token_id", source),
+        eos_token_id=_end_ids(data, source),
+        pad_token_id=_token_id(data, "padding_token_id", source),
+    )
+
+
+def _reject_unsupported(data: Mapping[str, Any], source: str) -> None:
+    architecture = data.get("general.architecture")
+    if architecture != "llama":
+        raise UnsupportedFormatError(f'{source}: architecture {escape(architecture)!r}; supported is "llama" only')
+    if data.get("split.count", 1) not in (0, 1):
+        raise UnsupportedFormatError(
+            f"{source}: one of {escape(data['split.count'])} parts; join them with llama-gguf-split --merge"
+        )
+    for name, allowed in _FIXED.items():
+        value = data.get(f"llama.{name}", allowed[0])
+        if value not in allowed:
+            raise UnsupportedFormatError(f"{source}: llama.{name} is {escape(value)}; supported is {allowed[0]} only")
+    keys = (key.removeprefix("llama.") for key in data if key.startswith("llama."))
+    unknown = sorted(escape(key, 60) for key in keys if key not in _READ and key not in _FIXED)
+    if unknown:
+        warnings.warn(f"{source}: llama.* keys not known and not used: {', '.join(unknown[:10])}", stacklevel=4)
+
+
+def _vocab_size(file: GGUFFile, source: str) -> int:
+    """Rows of the embedding table; the metadata and the vocabulary must fit it."""
+    if "token_embd.weight" not in file.tensors:
+        raise CheckpointError(f"{source}: there is no token_embd.weight; this file holds no whole Llama")
+    rows = file.tensors["token_embd.weight"].shape[0]
+    said = _integer(file.metadata, "llama.vocab_size", source, default=rows)
+    tokens = file.metadata.get("tokenizer.ggml.tokens", [])
+    if said != rows:
+        raise CheckpointError(f"{source}: llama.vocab_size is {said}, token_embd.weight has {rows} rows")
+    if isinstance(tokens, list) and len(tokens) > rows:
+        raise CheckpointError(f"{source}: {len(tokens)} tokens, but token_embd.weight has {rows} rows")
+    return rows
+
+
+def _head_dim(data: Mapping[str, Any], hidden: int, heads: int, source: str) -> int:
+    """The width of a head; queries, keys, values and the rotation must agree on it."""
+    default = hidden // heads if heads and hidden % heads == 0 else None
+    head_dim = _integer(data, "llama.attention.key_length", source, default=default)
+    for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
+        value = _integer(data, key, source, default=head_dim)
+        if value != head_dim:
+            raise CheckpointError(f"{source}: {key} is {value}, but a head is {head_dim} wide; supported is equal only")
+    return head_dim
+
+
+def _find_scaling(config: ModelConfig, factors: Tensor, data: Mapping[str, Any], source: str) -> RopeScaling | None:
+    """Find the parameters that make these divisors of the plain frequencies."""
+    if factors.shape != (config.head_dim // 2,) or not factors.isfinite().all():
+        raise CheckpointError(
+            f"{source}: {ROPE_FREQS} has shape {tuple(factors.shape)}; expected {config.head_dim // 2} finite numbers"
+        )
+    if bool((factors == 1).all()):
+        return None
+    plain = rope_frequencies(config)
+    original = _integer(data, "llama.rope.scaling.original_context_length", source, default=8192)
+    for factor in {float(factors.max()), 8.0, 32.0}:
+        if factor < 1:
+            continue
+        scaling = RopeScaling(
+            factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=original
+        )
+        made = plain / rope_frequencies(dataclasses.replace(config, rope_scaling=scaling))
+        if torch.allclose(made, factors, rtol=2e-5, atol=0.0):  # float32 noise in the blend; the next factor is far
+            return scaling
+    raise UnsupportedFormatError(
+        f"{source}: the divisors in {ROPE_FREQS} are not those of Llama 3.1's scaling with low_freq_factor 1, "
+        f"high_freq_factor 4 and {original} original positions; use the model's safetensors, whose config has the "
+        "parameters"
+    )
+
+
+def _warn_if_unscaled(config: ModelConfig, source: str) -> None:
+    """Llama 3.1 files made before its scaling was understood have no divisors (llama.cpp issue 8650)."""
+    like_llama31 = config.vocab_size == 128256 and config.rope_theta == 500000.0
+    if like_llama31 and config.max_position_embeddings > 8192:
+        warnings.warn(
+            f"{source}: looks like Llama 3.1 or later but has no {ROPE_FREQS}, so RoPE is not scaled; a file "
+            "converted before that was supported is wrong on every text: convert it anew",
+            stacklevel=5,
+        )
+
+
+def _integer(data: Mapping[str, Any], key: str, source: str, default: int | None = None) -> int:
+    value = data.get(key, default)
+    if isinstance(value, list):
+        raise UnsupportedFormatError(f"{source}: {key} differs by layer; supported is one value for all")
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _bad(data, key, source, "a whole number")
+    return value
+
+
+def _number(data: Mapping[str, Any], key: str, source: str) -> float:
+    value = data.get(key)
+    if not isinstance(value, float):
+        raise _bad(data, key, source, "a float")
+    for digits in range(1, 10):
+        short = float(f"{value:.{digits}g}")
+        if struct.pack("<f", short) == struct.pack("<f", value):
+            return short
+    return value
+
+
+def _bad(data: Mapping[str, Any], key: str, source: str, expected: str) -> CheckpointError:
+    found = f"is {show_value(data[key])}" if key in data else "is missing"
+    return CheckpointError(f"{source}: metadata {key} {found}; expected {expected}")
+
+
+def _token_id(data: Mapping[str, Any], name: str, source: str) -> int | None:
+    key = f"tokenizer.ggml.{name}"
+    return _integer(data, key, source) if key in data else None
+
+
+def _end_ids(data: Mapping[str, Any], source: str) -> tuple[int, ...]:
+    ids = (_token_id(data, name, source) for name in _END_KEYS)
+    return tuple(dict.fromkeys(i for i in ids if i is not None))

@@ -1,0 +1,304 @@
+"""From a model to a GGUF file, which llama.cpp and everything built on it reads.
+
+Three things differ from a Hugging Face folder. Rows of q and k go into Meta's interleaved order, in which RoPE turns
+neighbours. The scaling of Llama 3.1's RoPE becomes the tensor `rope_freqs.weight`, one divisor per frequency. And the
+tokenizer becomes lists in the metadata, with the name of a pre-tokenizer that llama.cpp has built in.
+
+Types follow llama.cpp's own quantizer: norms stay F32, and the head of a model in 4 bits, where rounding shows most,
+gets Q8_0 (llama.cpp would take Q6_K). A matrix whose rows are no whole number of blocks stays F16.
+
+Source: llama.cpp, `convert_hf_to_gguf.py` (`LlamaModel`), `llama-quant.cpp` (`llama_tensor_get_type`).
+"""
+
+import json
+import math
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD
+from llamarium.checkpoints.gguf.config import ROPE_FREQS
+from llamarium.checkpoints.gguf.file import GGUFData, write_gguf
+from llamarium.checkpoints.gguf.reader import LAYER_NAMES, NAMES
+from llamarium.checkpoints.save import Weight, cast, check_tokenizer, tensor_bytes
+from llamarium.checkpoints.storage import FLOAT_DTYPES
+from llamarium.config import ModelConfig, RopeScaling
+from llamarium.errors import OptionError, UnsupportedTokenizerError, escape, show_value
+from llamarium.io import unwritable
+from llamarium.quant.ggml import block_format, quantize
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.files import read_json
+from llamarium.tokenizer.pipeline import llama3_cutter, smollm_cutter
+
+if TYPE_CHECKING:
+    from tokenizers.pre_tokenizers import PreTokenizer
+
+FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3}
+"""What can be written, with llama.cpp's number for a file of this type (`llama_ftype`)."""
+
+_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
+_END_TOKENS = {"eom_token_id": ("<|eom_id|>",), "eot_token_id": ("<|eot_id|>", "<|im_end|>")}
+_KEY = "tokenizer.ggml."
+
+
+def export_gguf(
+    path: Path,
+    weights: Sequence[Weight],
+    config: ModelConfig,
+    *,
+    type_name: str,
+    name: str,
+    tokenizer: Tokenizer | None = None,
+) -> None:
+    """Write a GGUF file; `path` is complete or untouched.
+
+    Args:
+        path: Replaced if it exists.
+        weights: Exactly those that `config` asks for (`model_weights`, `checkpoint_weights`).
+        config: The model's.
+        type_name: A key of `FILE_TYPES`.
+        name: The model's name, for people.
+        tokenizer: Goes into the file; without one the file has weights only.
+
+    Raises:
+        OptionError: For another type.
+        UnsupportedTokenizerError: If GGUF's readers could not encode as this tokenizer does.
+        CheckpointError: If a value does not fit the type, or the tokenizer is too large for the model.
+        OutputError: If the file cannot be written.
+    """
+    if type_name not in FILE_TYPES:
+        raise OptionError(f"type is {show_value(type_name)}; expected one of {', '.join(FILE_TYPES)}")
+    check_tokenizer(tokenizer, config)
+    metadata = _model_metadata(config, type_name, name)
+    metadata |= {_KEY + "model": "no_vocab"} if tokenizer is None else tokenizer_metadata(tokenizer, config)
+    metadata |= _end_ids(config, tokenizer)
+    tensors = {_gguf_name(weight.key): _tensor(weight, config, type_name) for weight in weights}
+    if config.rope_scaling is not None:
+        factors = rope_factors(config, config.rope_scaling)
+        tensors = {ROPE_FREQS: ("F32", tuple(factors.shape), factors.numpy().tobytes()), **tensors}
+    _warn_of_short_rows(tensors, type_name)
+    try:
+        write_gguf(path, metadata, tensors)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def tokenizer_metadata(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, Any]:
+    """Return a byte-level BPE tokenizer as GGUF's metadata.
+
+    Every such tokenizer can write itself as a `tokenizer.json`; the lists are taken from there.
+
+    Raises:
+        UnsupportedTokenizerError: For another kind, one whose pre-tokenizer or merge rule llama.cpp has under no
+            name that is known here, or one without an end token, for which llama.cpp would take token 11.
+    """
+    raw = _as_json(tokenizer)
+    model, added = raw["model"], raw["added_tokens"]
+    pre = _pre_tokenizer(raw, tokenizer)
+    if not tokenizer.eos_token_ids:
+        raise _refusal(tokenizer, "it has no end-of-text token, and llama.cpp would take token 11 for it")
+    tokens = [
+        f"[PAD{i}]" for i in range(config.vocab_size)
+    ]  # rows without a token, as llama.cpp's converter names them
+    kinds = [_UNUSED] * len(tokens)
+    special = set(tokenizer.special_tokens.values())
+    for token, i in model["vocab"].items():
+        tokens[i], kinds[i] = token, _NORMAL
+    for token in added:
+        tokens[token["id"]], kinds[token["id"]] = token["content"], _USER_DEFINED
+    for i in special:
+        kinds[i] = _CONTROL
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    metadata = {
+        _KEY + "model": "gpt2",
+        _KEY + "pre": pre,
+        _KEY + "tokens": tokens,
+        _KEY + "token_type": kinds,
+        _KEY + "merges": merges,
+        _KEY + "add_bos_token": tokenizer.special.add_bos,
+    }
+    template = tokenizer.chat_template
+    return metadata if template is None else metadata | {"tokenizer.chat_template": template}
+
+
+def rope_factors(config: ModelConfig, scaling: RopeScaling) -> Tensor:
+    """Return what each plain RoPE frequency is divided by: (H/2,) float32.
+
+    Source: llama.cpp, `convert_hf_to_gguf.py`, `LlamaModel.generate_extra_tensors`.
+    """
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    wavelengths = 2 * math.pi * config.rope_theta**exponents
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = (scaling.original_max_position_embeddings / wavelengths - low) / (high - low)
+    factors = 1 / ((1 - kept) / scaling.factor + kept)
+    return torch.where(kept <= 0, scaling.factor, torch.where(kept >= 1, 1.0, factors))
+
+
+def permute(rows: Tensor, num_heads: int) -> Tensor:
+    """Move q's or k's rows from the half-split order of RoPE pairs to the interleaved one: `unpermute` undone.
+
+    Source: llama.cpp, `convert_hf_to_gguf.py`, `LlamaModel.permute`.
+    """
+    num_rows, width = rows.shape
+    halves = rows.view(num_heads, 2, num_rows // num_heads // 2, width)
+    return halves.transpose(1, 2).reshape(num_rows, width)
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def _gguf_name(key: str) -> str:
+    if key in _NAME_OF_KEY:
+        return _NAME_OF_KEY[key]
+    _, _, layer, rest = key.split(".", 3)
+    return f"blk.{layer}.{_LAYER_NAME_OF_KEY[rest]}"
+
+
+_NAME_OF_KEY = {key: name for name, key in NAMES.items()}
+_LAYER_NAME_OF_KEY = {key: name for name, key in LAYER_NAMES.items()}
+
+
+def _tensor(weight: Weight, config: ModelConfig, type_name: str) -> tuple[str, tuple[int, ...], GGUFData]:
+    kind = _type_of(weight, config, type_name)
+    return kind, weight.shape, lambda: _encode(weight, config, kind)
+
+
+def _type_of(weight: Weight, config: ModelConfig, type_name: str) -> str:
+    if len(weight.shape) == 1:
+        return "F32"
+    is_head = weight.key == HEAD or (weight.key == EMBEDDING and config.tie_word_embeddings)
+    kind = "Q8_0" if is_head and type_name.startswith("Q4") else type_name
+    return "F16" if weight.shape[-1] % block_format(kind).block_size else kind
+
+
+def _encode(weight: Weight, config: ModelConfig, kind: str) -> memoryview:
+    values = weight.read()
+    if weight.key.endswith("q_proj.weight"):
+        values = permute(values, config.num_attention_heads)
+    elif weight.key.endswith("k_proj.weight"):
+        values = permute(values, config.num_key_value_heads)
+    if kind in FLOAT_DTYPES:
+        return tensor_bytes(cast(values, FLOAT_DTYPES[kind], weight.key))
+    cast(values, torch.float16, weight.key)  # which a block's scale is
+    return tensor_bytes(quantize(values, kind))
+
+
+def _warn_of_short_rows(tensors: Mapping[str, tuple[str, tuple[int, ...], GGUFData]], type_name: str) -> None:
+    short = [name for name, (kind, shape, _) in tensors.items() if kind == "F16" and len(shape) == 2]
+    if short and type_name != "F16":
+        warnings.warn(
+            f"{len(short)} matrices, such as {short[0]}, are written as F16: their rows are no whole number of "
+            f"{type_name}'s blocks of {block_format(type_name).block_size}",
+            stacklevel=3,
+        )
+
+
+# --- metadata ---------------------------------------------------------------------------------------------------------
+
+
+def _model_metadata(config: ModelConfig, type_name: str, name: str) -> dict[str, Any]:
+    fields = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "vocab_size": config.vocab_size,
+        "rope.freq_base": float(config.rope_theta),
+        "rope.dimension_count": config.head_dim,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+    }
+    if config.rope_scaling is not None:
+        fields["rope.scaling.original_context_length"] = config.rope_scaling.original_max_position_embeddings
+    general = {"architecture": "llama", "name": name, "file_type": FILE_TYPES[type_name], "quantization_version": 2}
+    return {f"general.{key}": value for key, value in general.items()} | {
+        f"llama.{key}": value for key, value in fields.items()
+    }
+
+
+def _end_ids(config: ModelConfig, tokenizer: Tokenizer | None) -> dict[str, int]:
+    """Return the ids of the begin, the ends and the padding; a reader takes up to three ends."""
+    bos, pad, ends, spelling = config.bos_token_id, config.pad_token_id, list(config.eos_token_id), dict[int, str]()
+    if tokenizer is not None:
+        bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else bos
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else pad
+        ends = ends or list(tokenizer.eos_token_ids)
+        spelling = {i: text for text, i in tokenizer.special_tokens.items()}
+    ids: dict[str, int | None] = {"bos_token_id": bos, "padding_token_id": pad, "eos_token_id": (*ends, None)[0]}
+    rest = ends[1:]
+    for name, spellings in _END_TOKENS.items():
+        ids[name] = next((i for i in rest if spelling.get(i) in spellings), None)
+    for name in _END_TOKENS:  # of unknown spelling: in the order that they have
+        free = [i for i in rest if i not in ids.values()]
+        if ids[name] is None and free:
+            ids[name] = free[0]
+    if lost := [i for i in ends if i not in ids.values()]:
+        warnings.warn(f"the ids {lost} end a text too, but a GGUF file names three; they are left out", stacklevel=3)
+    return {_KEY + name: i for name, i in ids.items() if i is not None}
+
+
+def _as_json(tokenizer: Tokenizer) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save(Path(folder))
+        path = Path(folder, "tokenizer.json")
+        if not path.exists():
+            raise _refusal(tokenizer, "it is no byte-level BPE (a GGUF file cannot say one token per character)")
+        return read_json(path)
+
+
+def _pre_tokenizer(raw: Mapping[str, Any], tokenizer: Tokenizer) -> str:
+    """Return llama.cpp's name for the rules by which texts are cut and merged."""
+    if (raw.get("decoder") or {}).get("type") != "ByteLevel":
+        raise _refusal(tokenizer, "it is no byte-level BPE")
+    if raw.get("normalizer") is not None:
+        raise _refusal(tokenizer, "it has a normalizer, which llama.cpp would not apply")
+    for name, cutter, whole_pieces in (("llama-bpe", llama3_cutter, True), ("smollm", smollm_cutter, False)):
+        if _rules(raw["pre_tokenizer"]) == _rules(_cutter_as_json(cutter())):
+            if bool(raw["model"].get("ignore_merges")) != whole_pieces and not _merges_make_all(raw["model"]):
+                raise _refusal(tokenizer, f"llama.cpp's {name} has the other ignore_merges, which matters here")
+            return name
+    raise _refusal(
+        tokenizer, "its pre-tokenizer is neither Llama 3's nor SmolLM's, so another reader would cut texts differently"
+    )
+
+
+def _merges_make_all(model: Mapping[str, Any]) -> bool:
+    """Whether merging makes each token out of its own characters; then taking it at once is the same."""
+    from tokenizers.models import BPE
+
+    merges: Any = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
+    bpe = BPE(vocab=model["vocab"], merges=merges, ignore_merges=False)
+    return all([part.id for part in bpe.tokenize(token)] == [i] for token, i in model["vocab"].items())
+
+
+def _cutter_as_json(cutter: "PreTokenizer") -> Any:
+    from tokenizers import Tokenizer as Inner
+    from tokenizers.models import BPE
+
+    inner = Inner(BPE())
+    inner.pre_tokenizer = cutter
+    return json.loads(inner.to_str())["pre_tokenizer"]
+
+
+def _rules(step: Any) -> list[Any]:
+    """Return a pre-tokenizer's steps without what has no effect on the pieces."""
+    if not isinstance(step, dict):
+        return []
+    if step.get("type") == "Sequence":
+        return [rule for part in step["pretokenizers"] for rule in _rules(part)]
+    return [{key: value for key, value in step.items() if key != "trim_offsets"}]
+
+
+def _refusal(tokenizer: Tokenizer, why: str) -> UnsupportedTokenizerError:
+    return UnsupportedTokenizerError(
+        f"{escape(tokenizer.source)}: this tokenizer cannot go into a GGUF file: {why}. Export in Hugging Face's "
+        "format, or the weights alone (--no-tokenizer)"
+    )

@@ -1,0 +1,117 @@
+"""A GGUF file as a `Checkpoint`: its names in Hugging Face's, its q and k rows moved to the half-split order.
+
+Source: llama.cpp, `gguf-py/gguf/tensor_mapping.py` (names) and `convert_hf_to_gguf.py`, `LlamaModel.permute`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD, FormatName, PackedTensor, TensorEntry, check_weights
+from llamarium.checkpoints.gguf.config import ROPE_FREQS, gguf_config
+from llamarium.checkpoints.gguf.file import GGUFFile, GGUFTensor, read_gguf
+from llamarium.checkpoints.storage import FLOAT_DTYPES, TensorFile, check_out, unpermute
+from llamarium.errors import CheckpointError, escape
+from llamarium.quant.ggml import dequantize
+
+NAMES = {"token_embd.weight": EMBEDDING, "output_norm.weight": "model.norm.weight", "output.weight": HEAD}
+LAYER_NAMES = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
+
+
+class GGUFCheckpoint:
+    """A Llama in a GGUF file.
+
+    Args:
+        path: The file.
+
+    Attributes:
+        metadata: The file's metadata, whose `tokenizer.*` keys make its tokenizer.
+
+    Raises:
+        CheckpointError: If the file is malformed, or its tensors and metadata disagree.
+        UnsupportedFormatError: If it holds something else than a Llama whose parts are all supported.
+    """
+
+    format: FormatName = "gguf"
+
+    def __init__(self, path: Path) -> None:
+        file = read_gguf(path)
+        self.path = path
+        self.metadata: Mapping[str, Any] = file.metadata
+        self.generation_config: Mapping[str, Any] = {}
+        self._tensors = file.tensors
+        self._file = TensorFile(path)
+        self.config = gguf_config(file, self._rope_factors(file))
+        tensors = (tensor for name, tensor in file.tensors.items() if name != ROPE_FREQS)
+        self.entries: Mapping[str, TensorEntry] = {e.key: e for e in map(self._entry, tensors)}
+        check_weights(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
+
+    def read(self, key: str, out: Tensor | None = None) -> Tensor:
+        """Return a weight's values; see `Checkpoint.read`."""
+        entry = self.entries[key]
+        check_out(out, key, entry.shape)
+        dtype = FLOAT_DTYPES.get(entry.dtype)
+        offset = self._tensors[entry.name].offset
+        if dtype is not None and not entry.permuted:
+            if out is not None:
+                return self._file.tensor_into(out, offset, dtype)
+            return self._file.tensor(offset, entry.shape, dtype)
+        values = self._rows(entry, copy=True)
+        if dtype is None and out is not None and out.is_contiguous():
+            dequantize(values, entry.dtype, out=out.view(len(values), -1))
+            return out
+        values = values.view(dtype) if dtype is not None else dequantize(values, entry.dtype)
+        values = values.view(entry.shape)
+        return values if out is None else out.copy_(values)
+
+    def packed(self, key: str) -> PackedTensor:
+        """Return a quantized weight's blocks, (rows, bytes of a row) uint8; see `Checkpoint.packed`."""
+        entry = self.entries[key]
+        if entry.dtype in FLOAT_DTYPES:
+            raise CheckpointError(f"{escape(self.path)}: {key} is {entry.dtype}, which is not packed; read it")
+        return PackedTensor(entry.dtype, entry.shape, self._rows(entry, copy=entry.permuted), {})
+
+    def _rows(self, entry: TensorEntry, *, copy: bool) -> Tensor:
+        """Return the stored bytes by row, rows in the half-split order."""
+        tensor = self._tensors[entry.name]
+        num_rows = entry.shape[0] if len(entry.shape) == 2 else 1
+        shape = (num_rows, tensor.num_bytes // num_rows)
+        rows = self._file.tensor(tensor.offset, shape, torch.uint8, copy=copy)
+        if not entry.permuted:
+            return rows
+        is_query = entry.key.endswith("q_proj.weight")
+        return unpermute(rows, self.config.num_attention_heads if is_query else self.config.num_key_value_heads)
+
+    def _rope_factors(self, file: GGUFFile) -> Tensor | None:
+        if ROPE_FREQS not in file.tensors:
+            return None
+        tensor = file.tensors[ROPE_FREQS]
+        if tensor.type_name != "F32":
+            raise CheckpointError(f"{escape(file.path)}: {ROPE_FREQS} is {tensor.type_name}; expected F32")
+        return self._file.tensor(tensor.offset, tensor.shape, torch.float32)
+
+    def _entry(self, tensor: GGUFTensor) -> TensorEntry:
+        key = _key(tensor.name)
+        permuted = key.endswith(("q_proj.weight", "k_proj.weight"))
+        return TensorEntry(key, tensor.shape, tensor.type_name, tensor.num_bytes, self.path, tensor.name, permuted)
+
+
+def _key(name: str) -> str:
+    """Return Hugging Face's key for a GGUF name; one that is not known is quoted, so that it cannot pass for a key."""
+    layer, idx, rest = (*name.split(".", 2), "", "")[:3]
+    if layer == "blk" and rest in LAYER_NAMES:
+        return f"model.layers.{idx}.{LAYER_NAMES[rest]}"
+    return NAMES.get(name, repr(name))

@@ -1,0 +1,110 @@
+"""Weights that bitsandbytes quantized to NF4, in a Hugging Face folder: six tensors where there was one.
+
+    X.weight                                 uint8, two 4-bit codes in a byte
+    X.weight.absmax                          the scale of each block of 64: float32, or 8-bit codes if they are
+                                             quantized once more ("double quantization")
+    X.weight.quant_map                       float32, the 16 values that codes stand for
+    X.weight.nested_absmax, .nested_quant_map    scales and values of the second quantization
+    X.weight.quant_state.bitsandbytes__nf4   JSON in uint8: shape, block sizes, dtype
+
+Source: bitsandbytes, `functional.py`, `QuantState.as_dict` and `from_dict`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from llamarium.checkpoints.checkpoint import PackedTensor
+from llamarium.checkpoints.huggingface.safetensors_file import SafetensorsTensor
+from llamarium.checkpoints.storage import FLOAT_DTYPES, TensorFile
+from llamarium.errors import UnsupportedFormatError, escape
+from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit
+from llamarium.quant.nf4_state import check_components
+
+_DTYPES = {**FLOAT_DTYPES, "U8": torch.uint8, "I8": torch.int8}
+
+Located = tuple[TensorFile, SafetensorsTensor]
+
+
+def check_method(raw: Any, source: Path) -> bool:
+    """Return whether a config's `quantization_config` asks for NF4.
+
+    Raises:
+        UnsupportedFormatError: For any other quantization, by name.
+    """
+    if raw is None:
+        return False
+    fields: Mapping[str, Any] = cast(Mapping[str, Any], raw) if isinstance(raw, dict) else {"quant_method": raw}
+    method, kind = fields.get("quant_method"), fields.get("bnb_4bit_quant_type")
+    if method == "bitsandbytes" and fields.get("load_in_4bit") is True and kind == "nf4":
+        return True
+    found = f"{method} {'8 bit' if fields.get('load_in_8bit') else kind or ''}".strip()
+    raise UnsupportedFormatError(
+        f"{escape(source)}: weights are quantized with {escape(found, 80)}; read are bitsandbytes nf4 and GGUF. "
+        "Take the model's unquantized weights and quantize on load"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NF4Group:
+    """One quantized weight.
+
+    Attributes:
+        source: File and weight, for messages.
+        shape: The logical shape, (out, in).
+        names: The components' names in the files, the codes' among them.
+        components: Views of the files by the names that `quant.nf4_state` uses: `weight`, `weight.absmax`, ...
+    """
+
+    source: str
+    shape: tuple[int, int]
+    names: tuple[str, ...]
+    components: Mapping[str, Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        """What all components take."""
+        return sum(part.numel() * part.element_size() for part in self.components.values())
+
+    def packed(self) -> PackedTensor:
+        """Return the components as they are stored."""
+        state = {name.removeprefix("weight."): part for name, part in self.components.items() if name != "weight"}
+        return PackedTensor("NF4", self.shape, self.components["weight"].view(-1, 1), state)
+
+    def dequantize(self) -> Tensor:
+        """Return the values, (out, in) float32."""
+        return Linear4bit.from_state(self.components, self.source).dequantize(torch.float32)
+
+
+def group_components(tensors: Mapping[str, Located]) -> dict[str, NF4Group]:
+    """Find the quantized weights among a checkpoint's tensors and check that each has its components.
+
+    Raises:
+        CheckpointError: For a component that is missing, not known, or of the wrong type or size.
+        UnsupportedFormatError: For FP4, bitsandbytes' other 4-bit code.
+    """
+    parts: dict[str, dict[str, str]] = {}
+    for name in tensors:
+        prefix, dot, part = name.partition(".weight.")
+        if dot:
+            parts.setdefault(f"{prefix}.weight", {})[f"weight.{part}"] = name
+    return {key: _group(key, tensors, names) for key, names in parts.items()}
+
+
+def _group(key: str, tensors: Mapping[str, Located], names: dict[str, str]) -> NF4Group:
+    file = tensors[next(iter(names.values()))][0]
+    source = f"{escape(file.path)}: {escape(key, 80)}"
+    names |= {"weight": key} if key in tensors else {}
+    components = {part: _view(*tensors[name]) for part, name in names.items()}
+    layout = check_components(components, NF4_LEVELS, source)
+    return NF4Group(source, layout.shape, tuple(names.values()), components)
+
+
+def _view(file: TensorFile, tensor: SafetensorsTensor) -> Tensor:
+    """Return a component's values in one row; those of a type that no component has, as bytes, to be refused."""
+    dtype = _DTYPES.get(tensor.dtype, torch.int8)
+    return file.tensor(tensor.offset, (tensor.num_bytes // dtype.itemsize,), dtype)

@@ -1,0 +1,164 @@
+"""A Hugging Face folder as a `Checkpoint`: `config.json` and safetensors, one file or several.
+
+Keys need no mapping: they are ours. With a `quantization_config` of bitsandbytes' NF4 the Linears lie in components
+(`checkpoints/huggingface/bnb.py`); any other quantization is refused by name.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from llamarium.checkpoints.checkpoint import (
+    EMBEDDING,
+    HEAD,
+    FormatName,
+    PackedTensor,
+    TensorEntry,
+    check_names,
+    check_weights,
+)
+from llamarium.checkpoints.huggingface.bnb import NF4Group, check_method, group_components
+from llamarium.checkpoints.huggingface.safetensors_file import HEADER_LIMIT_BYTES, SafetensorsTensor, read_safetensors
+from llamarium.checkpoints.storage import FLOAT_DTYPES, TensorFile, check_out, equal_by_pieces
+from llamarium.config import ModelConfig, read_json_object
+from llamarium.errors import CheckpointError, ModelNotFoundError, UnsupportedFormatError, escape
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+# Buffers that old versions of transformers saved: the frequencies of RoPE, which follow from the config.
+_IGNORED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+
+
+class HuggingFaceCheckpoint:
+    """A Llama in a Hugging Face folder.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        ConfigError: For a config that is malformed or not supported.
+        CheckpointError: If a file is malformed or missing, or weights and config disagree.
+        UnsupportedFormatError: For a quantization that is not read, or weights in another format.
+    """
+
+    format: FormatName = "huggingface"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        raw = read_json_object(path / "config.json", HEADER_LIMIT_BYTES)
+        self.config = ModelConfig.from_hf(raw, str(path / "config.json"))
+        quantized = check_method(raw.get("quantization_config"), path / "config.json")
+        generation = path / "generation_config.json"
+        self.generation_config: Mapping[str, Any] = (
+            read_json_object(generation, HEADER_LIMIT_BYTES) if generation.exists() else {}
+        )
+        self._files: dict[str, TensorFile] = {}
+        self._tensors: dict[str, tuple[TensorFile, SafetensorsTensor]] = {}
+        self._open(_shards(path))
+        self._drop_ignored()
+        self._groups: Mapping[str, NF4Group] = group_components(self._tensors) if quantized else {}
+        self.entries: Mapping[str, TensorEntry] = self._make_entries()
+        check_weights(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
+
+    def read(self, key: str, out: Tensor | None = None) -> Tensor:
+        """Return a weight's values; see `Checkpoint.read`."""
+        entry = self.entries[key]
+        check_out(out, key, entry.shape)
+        if key in self._groups:
+            values = self._groups[key].dequantize()
+            return values if out is None else out.copy_(values)
+        file, tensor = self._tensors[key]
+        dtype = FLOAT_DTYPES[entry.dtype]
+        if out is not None:
+            return file.tensor_into(out, tensor.offset, dtype)
+        return file.tensor(tensor.offset, tensor.shape, dtype)
+
+    def packed(self, key: str) -> PackedTensor:
+        """Return an NF4 weight's components; see `Checkpoint.packed`."""
+        entry = self.entries[key]
+        if key not in self._groups:
+            raise CheckpointError(f"{escape(self.path)}: {key} is {entry.dtype}, which is not packed; read it")
+        return self._groups[key].packed()
+
+    def _open(self, shards: Mapping[str, frozenset[str] | None]) -> None:
+        """Read every shard's table and hold it against what the index says is in it."""
+        for shard, promised in shards.items():
+            tensors = read_safetensors(self.path / shard)
+            if promised is not None:
+                check_names(self.path / shard, promised, tensors, f"what {INDEX} says")
+            self._files[shard] = TensorFile(self.path / shard)
+            self._tensors |= {name: (self._files[shard], tensor) for name, tensor in tensors.items()}
+
+    def _drop_ignored(self) -> None:
+        for name in [name for name in self._tensors if _IGNORED.fullmatch(name)]:
+            del self._tensors[name]
+        if self.config.tie_word_embeddings and HEAD in self._tensors and EMBEDDING in self._tensors:
+            self._check_tied_head()
+            del self._tensors[HEAD]
+
+    def _check_tied_head(self) -> None:
+        """A tied model may carry its head as a copy; a head of its own would be dropped without a word."""
+        head, embedding = (
+            file.tensor(tensor.offset, (tensor.num_bytes,), torch.uint8)
+            for file, tensor in (self._tensors[HEAD], self._tensors[EMBEDDING])
+        )
+        if not equal_by_pieces(head, embedding):
+            raise CheckpointError(
+                f"{escape(self.path)}: config.json says tie_word_embeddings true, but {HEAD} differs from {EMBEDDING}; "
+                f"set it to false to use that head, or remove {HEAD} from the weights"
+            )
+
+    def _make_entries(self) -> dict[str, TensorEntry]:
+        entries: dict[str, TensorEntry] = {}
+        parts = {name for group in self._groups.values() for name in group.names}
+        for name, (file, tensor) in self._tensors.items():
+            if name in self._groups:
+                group = self._groups[name]
+                entries[name] = TensorEntry(name, group.shape, "NF4", group.num_bytes, file.path, name)
+            elif name not in parts:
+                entries[name] = TensorEntry(name, tensor.shape, tensor.dtype, tensor.num_bytes, file.path, name)
+        self._check_dtypes(entries)
+        return entries
+
+    def _check_dtypes(self, entries: Mapping[str, TensorEntry]) -> None:
+        for entry in entries.values():
+            if entry.dtype not in FLOAT_DTYPES and entry.dtype != "NF4":
+                raise UnsupportedFormatError(
+                    f"{escape(entry.file)}: tensor {escape(entry.key, 80)} is {entry.dtype}; expected "
+                    f"{', '.join(FLOAT_DTYPES)}, or NF4 with a quantization_config in config.json"
+                )
+
+
+def _shards(path: Path) -> dict[str, frozenset[str] | None]:
+    """Return the safetensors files of a folder, each with the names that the index says are in it."""
+    if (path / SINGLE).exists() or (path / SINGLE).is_symlink():
+        return {SINGLE: None}
+    if (path / INDEX).exists():
+        return _read_index(path / INDEX)
+    adapter = (path / "adapter_config.json").exists()
+    pickled = sorted(p.name for p in path.glob("*.bin"))
+    found = "it is an adapter: give it with --adapter, or merge it (llamarium merge --adapter)"
+    why = found if adapter else "the folder holds no weights"
+    if pickled:
+        why = f"{escape(pickled[0], 80)} is a pickle, which can run code: convert it to safetensors"
+    raise ModelNotFoundError(f"{escape(path)}: no {SINGLE} and no {INDEX}; {why}")
+
+
+def _read_index(path: Path) -> dict[str, frozenset[str] | None]:
+    weight_map = read_json_object(path, HEADER_LIMIT_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{escape(path)}: weight_map is missing or empty; expected tensor names with their files")
+    names: dict[str, set[str]] = {}
+    for name, shard in cast(Mapping[str, Any], weight_map).items():
+        if not isinstance(shard, str) or Path(shard).name != shard or "\\" in shard or "\0" in shard:
+            raise CheckpointError(
+                f"{escape(path)}: tensor {escape(name, 80)} is in {escape(shard, 80)}; expected a file name without a "
+                "folder: a shard lies beside its index"
+            )
+        names.setdefault(shard, set()).add(name)
+    return {shard: frozenset(tensors) for shard, tensors in sorted(names.items())}

@@ -1,0 +1,151 @@
+"""Meta's `params.json` as a `ModelConfig`, and what it leaves out.
+
+`params.json` has no context length, no token ids and, for `use_scaled_rope`, no factor: Meta's code knew these by
+heart. Published models are recognised by their shape; for any other a `config.json` beside it is asked for, because a
+wrong factor is not seen until the answers are.
+
+Source: llama-models, `models/llama3/args.py` (fields) and `model.py` (`FeedForward`: intermediate size); the factors
+and contexts are those of the publishers' `config.json` files.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llamarium.checkpoints.huggingface.safetensors_file import HEADER_LIMIT_BYTES
+from llamarium.config import ModelConfig, RopeScaling, read_json_object
+from llamarium.errors import CheckpointError, ConfigError, escape
+
+# (dim, n_layers) of the models published with scaled RoPE, and the factor: 3.2 1B and 3B; 3.1 8B, 70B and 405B.
+_SCALING_FACTORS = {(2048, 16): 32.0, (3072, 28): 32.0, (4096, 32): 8.0, (8192, 80): 8.0, (16384, 126): 8.0}
+# (dim, n_layers) of Llama 2 7B, 13B and 70B, whose code had theta 10000 and a context of 4096 written into it.
+_LLAMA2 = frozenset({(4096, 32), (5120, 40), (8192, 80)})
+_LLAMA2_VOCAB, _LLAMA3_VOCAB = 32000, 128256
+
+_NOT_THE_MODEL = frozenset({"max_seq_len", "max_batch_size", "model_parallel_size"})
+_FIELDS = frozenset(
+    "dim n_layers n_heads n_kv_heads vocab_size ffn_dim_multiplier multiple_of norm_eps rope_theta "
+    "use_scaled_rope".split()
+)
+
+
+def meta_config(folder: Path, vocab_size: int, tied: bool) -> ModelConfig:
+    """Return the config of the Llama in `folder`.
+
+    Args:
+        folder: Holds `params.json`, and possibly `config.json`, which wins where params.json says nothing.
+        vocab_size: Rows of the embedding table.
+        tied: The head is missing, or is the embedding table.
+
+    Raises:
+        ConfigError: For a field that is missing, malformed or not supported.
+        CheckpointError: If params.json and config.json, or params.json and the weights, disagree.
+    """
+    path = folder / "params.json"
+    raw = read_json_object(path, HEADER_LIMIT_BYTES)
+    source = escape(path)
+    unknown = sorted(set(raw) - _FIELDS - _NOT_THE_MODEL)  # such as quantization_args and lora_args of 3.2's QLoRA
+    if unknown:
+        raise ConfigError(f"{source}: {escape(', '.join(unknown[:10]))} not supported; read are those of Llama 2 and 3")
+    said = _read_fields(raw, source)
+    if said["vocab_size"] not in (-1, vocab_size):
+        raise CheckpointError(f"{source}: vocab_size is {said['vocab_size']}, the embedding has {vocab_size} rows")
+    said |= {"vocab_size": vocab_size}
+    if (folder / "config.json").exists():
+        return _merge(folder / "config.json", said)
+    scaled = raw.get("use_scaled_rope", False)
+    if not isinstance(scaled, bool):
+        raise ConfigError(f"{source}: use_scaled_rope is {escape(scaled, 40)}; expected true or false")
+    fields: dict[str, Any] = {**said, "tie_word_embeddings": tied, **_left_out(said, scaled, source)}
+    try:
+        return ModelConfig(**fields)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+
+
+def _read_fields(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return what params.json says, under ModelConfig's names."""
+    dim, heads = _positive(raw, "dim", source), _positive(raw, "n_heads", source)
+    if dim % heads:
+        raise ConfigError(f"{source}: dim {dim} is no multiple of n_heads {heads}")
+    vocab_size = raw.get("vocab_size", -1)
+    if type(vocab_size) is not int:
+        raise ConfigError(f"{source}: vocab_size is {escape(vocab_size, 40)}; expected a whole number")
+    fields = {
+        "vocab_size": vocab_size,
+        "hidden_size": dim,
+        "intermediate_size": _intermediate_size(raw, dim, source),
+        "num_hidden_layers": _positive(raw, "n_layers", source),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads if raw.get("n_kv_heads") is None else _positive(raw, "n_kv_heads", source),
+        "head_dim": dim // heads,
+        "rms_norm_eps": _number(raw, "norm_eps", source),
+    }
+    return fields | ({"rope_theta": _number(raw, "rope_theta", source)} if raw.get("rope_theta") is not None else {})
+
+
+def _intermediate_size(raw: Mapping[str, Any], dim: int, source: str) -> int:
+    """The width of the SwiGLU: two thirds of 4 D, stretched, rounded up to a multiple."""
+    size = 8 * dim // 3
+    if raw.get("ffn_dim_multiplier") is not None:
+        size = int(_number(raw, "ffn_dim_multiplier", source) * size)
+    multiple = _positive(raw, "multiple_of", source)
+    return -(-size // multiple) * multiple
+
+
+def _left_out(said: Mapping[str, Any], scaled: bool, source: str) -> dict[str, Any]:
+    """Return what Meta's code knew by heart, for a published shape; anything else is refused."""
+    shape, vocab_size = (said["hidden_size"], said["num_hidden_layers"]), said["vocab_size"]
+    fields: dict[str, Any] = {"max_position_embeddings": 8192}
+    if scaled:
+        if shape not in _SCALING_FACTORS:
+            raise ConfigError(
+                f"{source}: use_scaled_rope is true without a factor, and no published Llama has dim {shape[0]} and "
+                f"n_layers {shape[1]}; put a config.json with rope_scaling beside it"
+            )
+        scaling = RopeScaling(
+            factor=_SCALING_FACTORS[shape],
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=8192,
+        )
+        fields = {"max_position_embeddings": 131072, "rope_scaling": scaling}
+    if "rope_theta" not in said:
+        if vocab_size != _LLAMA2_VOCAB or shape not in _LLAMA2 or scaled:
+            raise ConfigError(f"{source}: rope_theta is missing; put a config.json beside it that has it")
+        fields = {"rope_theta": 10000.0, "max_position_embeddings": 4096}
+    if vocab_size == _LLAMA3_VOCAB:
+        fields |= {"bos_token_id": 128000, "eos_token_id": (128001, 128008, 128009)}
+    if vocab_size == _LLAMA2_VOCAB:
+        fields |= {"bos_token_id": 1, "eos_token_id": (2,)}
+    return fields
+
+
+def _merge(path: Path, said: Mapping[str, Any]) -> ModelConfig:
+    """Read the config.json, which must agree with all that params.json says."""
+    config = ModelConfig.from_hf(read_json_object(path, HEADER_LIMIT_BYTES), str(path))
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    for name, value in said.items():
+        if fields[name] != value:
+            raise CheckpointError(
+                f"{escape(path)}: {name} is {fields[name]}, params.json beside it makes it {value}; "
+                "one of them belongs to another model"
+            )
+    return config
+
+
+def _positive(raw: Mapping[str, Any], name: str, source: str) -> int:
+    value = raw.get(name)
+    if type(value) is not int or not 0 < value < 2**31:
+        found = f"is {escape(value, 40)}" if name in raw else "is missing"
+        raise ConfigError(f"{source}: {name} {found}; expected a whole number of at least 1")
+    return value
+
+
+def _number(raw: Mapping[str, Any], name: str, source: str) -> float:
+    value: Any = raw.get(name)
+    if type(value) not in (int, float) or not 0 < value < 1e9:
+        found = f"is {escape(value, 40)}" if name in raw else "is missing"
+        raise ConfigError(f"{source}: {name} {found}; expected a number above 0")
+    return float(value)

@@ -1,0 +1,175 @@
+"""Meta's original folder as a `Checkpoint`: `params.json` and `consolidated.NN.pth`.
+
+Large models were trained on several GPUs, each with a slice of every matrix, and are published that way: one file per
+GPU. Slices are put together when a tensor is read. q and k have their rows in the interleaved order of RoPE pairs and
+are moved to the half-split order.
+
+Source: llama-models, `models/llama3/model.py` (which layer is cut how: Column-, RowParallelLinear,
+VocabParallelEmbedding) and transformers' `convert_llama_weights_to_hf.py`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llamarium.checkpoints.checkpoint import (
+    EMBEDDING,
+    HEAD,
+    FormatName,
+    PackedTensor,
+    TensorEntry,
+    check_names,
+    check_weights,
+    list_some,
+)
+from llamarium.checkpoints.meta.config import meta_config
+from llamarium.checkpoints.meta.file import read_meta_shard
+from llamarium.checkpoints.storage import FLOAT_DTYPES, check_out, equal_by_pieces, unpermute
+from llamarium.errors import CheckpointError, ModelNotFoundError, escape
+
+_NAMES = {"tok_embeddings.weight": EMBEDDING, "norm.weight": "model.norm.weight", "output.weight": HEAD}
+_LAYER_NAMES = {
+    "attention_norm.weight": "input_layernorm.weight",
+    "attention.wq.weight": "self_attn.q_proj.weight",
+    "attention.wk.weight": "self_attn.k_proj.weight",
+    "attention.wv.weight": "self_attn.v_proj.weight",
+    "attention.wo.weight": "self_attn.o_proj.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "feed_forward.w1.weight": "mlp.gate_proj.weight",
+    "feed_forward.w3.weight": "mlp.up_proj.weight",
+    "feed_forward.w2.weight": "mlp.down_proj.weight",
+}
+_ROW_PARALLEL = ("o_proj.weight", "down_proj.weight")  # cut along their inputs; norms are copied; all others along out
+_ROPE_TABLE = "rope.freqs"  # follows from the config; Meta's loader ignores it too
+
+
+class MetaCheckpoint:
+    """A Llama in Meta's original folder.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        ConfigError: For a params.json that is malformed, or leaves out what cannot be known.
+        CheckpointError: If a file is malformed or missing, or weights and params.json disagree.
+    """
+
+    format: FormatName = "meta"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.generation_config: Mapping[str, Any] = {}
+        files = _find_shards(path)
+        shards = [read_meta_shard(file) for file in files]
+        for file, shard in zip(files, shards, strict=True):
+            check_names(file, shards[0], shard, f"the tensors of {files[0].name}")
+        self._slices = {
+            _key(name): (name, [shard[name] for shard in shards]) for name in shards[0] if name != _ROPE_TABLE
+        }
+        self._check_num_shards(len(files))
+        self._vocab_on_rows = self._width(EMBEDDING) == self._width("model.norm.weight")  # Llama 2 cuts by features
+        head = self._slices.pop(HEAD, None)
+        tied = head is None or self._is_embedding(head[1])
+        self.config = meta_config(path, self._shape(EMBEDDING)[0], tied)
+        if head is not None and not self.config.tie_word_embeddings:
+            self._slices[HEAD] = head
+        elif not tied:
+            raise CheckpointError(
+                f"{escape(path)}: config.json says tie_word_embeddings true, but output.weight differs from "
+                "tok_embeddings.weight; set it to false to use that head"
+            )
+        self.entries: Mapping[str, TensorEntry] = {key: self._entry(key, files[0]) for key in self._slices}
+        check_weights(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
+
+    def read(self, key: str, out: Tensor | None = None) -> Tensor:
+        """Return a weight's values; see `Checkpoint.read`."""
+        entry = self.entries[key]
+        check_out(out, key, entry.shape)
+        slices, dim = self._slices[key][1], self._dim(key)
+        if out is not None and not entry.permuted and dim is not None:
+            for target, piece in zip(out.chunk(len(slices), dim), slices, strict=True):
+                target.copy_(piece)
+            return out
+        values = slices[0] if len(slices) == 1 or dim is None else torch.cat(slices, dim)
+        if entry.permuted:
+            is_query = key.endswith("q_proj.weight")
+            heads = self.config.num_attention_heads if is_query else self.config.num_key_value_heads
+            values = unpermute(values, heads)
+        return values if out is None else out.copy_(values)
+
+    def packed(self, key: str) -> PackedTensor:
+        """Refuse: nothing here is quantized; see `Checkpoint.packed`."""
+        raise CheckpointError(f"{escape(self.path)}: {key} is {self.entries[key].dtype}, which is not packed; read it")
+
+    def _dim(self, key: str) -> int | None:
+        """Return the dimension along which `key` is cut, or None where every shard has a copy."""
+        if key.endswith("norm.weight"):
+            return None
+        if key == EMBEDDING:
+            return 0 if self._vocab_on_rows else 1
+        return 1 if key.endswith(_ROW_PARALLEL) else 0
+
+    def _width(self, key: str) -> int:
+        """Return how wide a slice is: its last dimension."""
+        if key not in self._slices or not self._slices[key][1][0].ndim:
+            raise CheckpointError(f"{escape(self.path)}: {key} is missing; this is no whole Llama")
+        return self._slices[key][1][0].shape[-1]
+
+    def _check_num_shards(self, num_shards: int) -> None:
+        """Compare o_proj's width in one shard with the whole, a norm's length: the last shards may be missing."""
+        part, whole = self._width("model.layers.0.self_attn.o_proj.weight"), self._width("model.norm.weight")
+        if part and whole % part == 0 and whole // part > num_shards:
+            missing = [f"consolidated.{i:02d}.pth" for i in range(num_shards, whole // part)]
+            raise CheckpointError(f"{escape(self.path)}: {num_shards} shards; {list_some(missing)} is missing")
+
+    def _shape(self, key: str) -> tuple[int, ...]:
+        """Return the shape of a whole weight; its slices must be alike."""
+        name, slices = self._slices[key]
+        first, dim = slices[0], self._dim(key)
+        if any((s.shape, s.dtype) != (first.shape, first.dtype) for s in slices):
+            found = list_some(str((tuple(s.shape), s.dtype)) for s in slices)
+            raise CheckpointError(f"{escape(self.path)}: the slices of {escape(name, 80)} differ: {found}")
+        shape = list(first.shape)
+        if dim is None:
+            if not all(torch.equal(s, first) for s in slices):
+                raise CheckpointError(
+                    f"{escape(self.path)}: the shards disagree on {escape(name, 80)}; expected copies"
+                )
+        elif dim < len(shape):
+            shape[dim] *= len(slices)
+        return tuple(shape)
+
+    def _is_embedding(self, head: list[Tensor]) -> bool:
+        """Say whether a head is the embedding table once more, as in Llama 3.2 1B and 3B."""
+        pairs = zip(head, self._slices[EMBEDDING][1], strict=True)
+        return self._vocab_on_rows and all(equal_by_pieces(*pair) for pair in pairs)
+
+    def _entry(self, key: str, file: Path) -> TensorEntry:
+        name, slices = self._slices[key]
+        dtype = next(label for label, dtype in FLOAT_DTYPES.items() if dtype == slices[0].dtype)
+        num_bytes = sum(s.numel() * s.element_size() for s in slices)
+        permuted = key.endswith(("q_proj.weight", "k_proj.weight"))
+        return TensorEntry(key, self._shape(key), dtype, num_bytes, file, name, permuted)
+
+
+def _find_shards(path: Path) -> list[Path]:
+    """Return the shards in order; their numbers must run from 00 without a gap."""
+    if not (path / "params.json").exists():
+        raise ModelNotFoundError(f"{escape(path)}: consolidated.*.pth without params.json; Meta publishes both")
+    names = sorted(p.name for p in path.iterdir() if p.name.startswith("consolidated.") and p.name.endswith(".pth"))
+    expected = [f"consolidated.{i:02d}.pth" for i in range(len(names))]
+    if names != expected or not names:
+        missing = [name for name in expected if name not in names]
+        raise CheckpointError(f"{escape(path)}: shards are {list_some(names)}; {list_some(missing)} is missing")
+    return [path / name for name in names]
+
+
+def _key(name: str) -> str:
+    """Return Hugging Face's key for Meta's name; one that is not known is quoted, so that it cannot pass for a key."""
+    layers, idx, rest = (*name.split(".", 2), "", "")[:3]
+    if layers == "layers" and rest in _LAYER_NAMES:
+        return f"model.layers.{idx}.{_LAYER_NAMES[rest]}"
+    return _NAMES.get(name, repr(name))

@@ -1,0 +1,79 @@
+"""Finding a model's tokenizer without torch: what `llamarium tokenize` and `load_tokenizer` use."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llamarium.checkpoints.gguf.file import read_gguf
+from llamarium.config import ModelConfig
+from llamarium.errors import CheckpointError, TokenizerError
+from llamarium.hub.resolve import resolve
+from llamarium.tokenizer.base import Tokenizer
+
+_FILES = ("tokenizer.json", "tokenizer.model", "characters.json")
+
+
+def load_tokenizer(name: str | Path) -> Tokenizer:
+    """Load a tokenizer by itself.
+
+    Args:
+        name: A built-in ("llama3", "smollm2-135m"), a folder, a `tokenizer.json`, a `tokenizer.model`, a `.gguf`
+            file, or `org/name` on the Hugging Face hub.
+
+    Raises:
+        TokenizerError: If the files cannot be read, or there are none.
+        ModelNotFoundError: If there is nothing of that name.
+    """
+    path = resolve(name, kind="tokenizer")
+    tokenizer = find_tokenizer(path)
+    if tokenizer is None:
+        raise TokenizerError(f"{path}: no tokenizer; expected one of {', '.join(_FILES)}")
+    return tokenizer
+
+
+def find_tokenizer(path: Path, metadata: Mapping[str, Any] | None = None) -> Tokenizer | None:
+    """Return the tokenizer in a folder or file, or None if it holds none.
+
+    Args:
+        path: The folder or file.
+        metadata: Of the GGUF file that is there, from whoever has read it already: reading it takes a while.
+    """
+    if (gguf := _gguf_of(path)) is not None:
+        path = gguf
+        metadata = read_gguf(path).metadata if metadata is None else metadata
+        if "tokenizer.ggml.model" not in metadata:
+            return None
+        from llamarium.tokenizer.gguf_vocab import from_gguf_metadata
+
+        return from_gguf_metadata(metadata, str(path))
+    if path.is_dir() and not any((path / name).exists() for name in _FILES):
+        return None
+    from llamarium.tokenizer.load import load_tokenizer_file
+
+    return load_tokenizer_file(path)
+
+
+def fit_tokenizer(tokenizer: Tokenizer, config: ModelConfig, path: Path) -> None:
+    """Give a model's tokenizer the ids that the model has besides.
+
+    Raises:
+        CheckpointError: If the tokenizer has more ids than the model has rows.
+    """
+    if tokenizer.vocab_size > config.vocab_size:
+        raise CheckpointError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size} ids and the model {config.vocab_size} rows; "
+            "they do not belong together"
+        )
+    tokenizer.allow_unused_ids(config.vocab_size)
+
+
+def _gguf_of(path: Path) -> Path | None:
+    """Return the GGUF file that `path` is or, for a folder of nothing else, holds; by content, as weights are read."""
+    if path.is_dir():
+        inside = sorted(path.glob("*.gguf"))
+        alone = len(inside) == 1 and not any((path / name).exists() for name in (*_FILES, "config.json"))
+        return inside[0] if alone else None
+    if path.suffix in (".json", ".model") or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return path if file.read(4) == b"GGUF" else None

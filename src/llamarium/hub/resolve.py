@@ -1,0 +1,186 @@
+"""From what a person types to a path on disk.
+
+| typed                            | meaning                                                                       |
+|----------------------------------|-------------------------------------------------------------------------------|
+| `smollm2-135m`                   | a built-in, fetched when it is missing                                         |
+| `./folder`, `model.gguf`, ...    | what lies on disk                                                              |
+| `org/name`                       | a hub repository: its safetensors, else Meta's original files                  |
+| `org/name:file.gguf`             | one GGUF file of a hub repository, or `org/name:folder/file.gguf`                |
+
+The first that fits wins, so `org/name` is the folder of that name where there is one. Of a repository only config,
+tokenizer and weight files are downloaded: never code, never pickled `*.bin`.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from llamarium.config import read_json_object
+from llamarium.errors import ConfigError, ModelNotFoundError, escape
+from llamarium.hub import client as hub_client
+from llamarium.hub.builtin import BUILTINS, cached_path, fetch, is_cached
+from llamarium.hub.packaged import PACKAGED, packaged_path
+from llamarium.presets import PRESETS
+
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_REPO_FILE = re.compile(rf"(?P<repo>{_REPO.pattern}):(?P<file>[^:\\]+\.gguf)", re.ASCII)
+_FILE_SUFFIXES = (".gguf", ".safetensors", ".json", ".model", ".pth", ".bin", ".pt")
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "characters.json",
+    "tokenizer.model",
+)
+_CONFIG_FILES = ("config.json", "generation_config.json")
+_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
+_NOT_WANTED = ("*/*", "consolidated*.safetensors")  # folders, and a second copy in another naming
+_META_FILES = ("consolidated.*.pth", "params.json", "tokenizer.model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedModel:
+    """A model or tokenizer that needs no network.
+
+    Attributes:
+        name: What to type.
+        path: The file or folder.
+        num_bytes: Its size on disk.
+        where: "built-in" or "hub".
+    """
+
+    name: str
+    path: Path
+    num_bytes: int
+    where: Literal["built-in", "hub"]
+
+
+def resolve(source: str | Path, *, kind: Literal["model", "tokenizer"] = "model") -> Path:
+    """Return the file or folder that `source` names, downloading it when needed.
+
+    Args:
+        source: One of the forms of the table above.
+        kind: "tokenizer" downloads a repository's tokenizer files alone.
+
+    Raises:
+        ModelNotFoundError: If nothing fits, with near names.
+        GatedModelError: If the hub wants a licence accepted or a token.
+        DownloadError: If the network or the disk said no.
+    """
+    text = str(source)
+    if isinstance(source, str) and text in BUILTINS:
+        return _builtin(text, kind)
+    if isinstance(source, str) and text in PACKAGED:
+        return packaged_path(text)
+    if text and os.path.exists(path := os.path.expanduser(text)):  # noqa: PTH110, PTH111 - Path's raise on odd names
+        return Path(path)
+    if isinstance(source, str):
+        if match := _REPO_FILE.fullmatch(text):
+            return hub_client.download_file(match["repo"], match["file"])
+        if _REPO.fullmatch(text) and not text.endswith(_FILE_SUFFIXES):
+            return _tokenizer_folder(text) if kind == "tokenizer" else _model_folder(text)
+    raise ModelNotFoundError(_not_found(text, kind))
+
+
+def cached_models() -> list[CachedModel]:
+    """Return what needs no network: built-ins, and Llamas in the hub's cache, by name."""
+    builtins = [
+        CachedModel(name=name, path=cached_path(name), num_bytes=item.num_bytes, where="built-in")
+        for name, item in BUILTINS.items()
+        if is_cached(name)
+    ]
+    found = (model for repo, folder in hub_client.cached_snapshots() for model in _models_in(repo, folder))
+    builtins += [
+        CachedModel(name=name, path=packaged_path(name), num_bytes=_bytes_in(packaged_path(name)), where="built-in")
+        for name in PACKAGED
+    ]
+    return builtins + sorted(found, key=lambda model: model.name)
+
+
+def _builtin(name: str, kind: Literal["model", "tokenizer"]) -> Path:
+    if kind not in ("tokenizer", BUILTINS[name].kind):  # a model's file holds a tokenizer too
+        models = ", ".join(n for n, item in BUILTINS.items() if item.kind == "model")
+        raise ModelNotFoundError(f"{name} is a built-in tokenizer, not a model; built-in models: {models}")
+    return fetch(name)
+
+
+def _tokenizer_folder(repo: str) -> Path:
+    folder = hub_client.download_snapshot(repo, (*_TOKENIZER_FILES, *_CONFIG_FILES), ("*/*",))
+    if not _holds(folder, "tokenizer.json", "tokenizer.model", "characters.json"):
+        raise ModelNotFoundError(f"{repo} holds no tokenizer.json or tokenizer.model")
+    return folder
+
+
+def _model_folder(repo: str) -> Path:
+    """Download a repository's safetensors, else Meta's original files."""
+    names = (*_CONFIG_FILES, *_TOKENIZER_FILES, *_WEIGHT_FILES)
+    folder = hub_client.download_snapshot(repo, names, _NOT_WANTED)
+    if _holds(folder, "*.safetensors"):
+        return folder
+    folder = hub_client.download_snapshot(repo, (*_META_FILES, *(f"original/{name}" for name in _META_FILES)))
+    for candidate in (folder / "original", folder):
+        if _holds(candidate, "consolidated.*.pth"):
+            return candidate
+    raise ModelNotFoundError(_no_weights(repo))
+
+
+def _no_weights(repo: str) -> str:
+    files = hub_client.list_files(repo)
+    if ggufs := [name for name in files if name.endswith(".gguf")]:
+        shown = ", ".join(escape(name, 80) for name in ggufs[:10]) + (", …" if len(ggufs) > 10 else "")
+        return f"{repo} holds GGUF files: name one, as {repo}:{escape(ggufs[0], 80)}. There are: {shown}"
+    weights = [name for name in files if name.endswith((".bin", ".pt", ".onnx", ".h5", ".msgpack"))]
+    found = f"; it holds {', '.join(escape(name, 80) for name in weights[:3])}" if weights else ""
+    return f"{repo} holds no safetensors, GGUF or consolidated.*.pth file{found}"
+
+
+def _holds(folder: Path, *patterns: str) -> bool:
+    return any(next(folder.glob(pattern), None) is not None for pattern in patterns)
+
+
+def _not_found(text: str, kind: Literal["model", "tokenizer"]) -> str:
+    shown = escape(text) or "an empty name"
+    if text.endswith(_FILE_SUFFIXES) or text.startswith((".", "/", "~")) or "\\" in text:
+        hint = f"; for a GGUF file on the hub write {escape(text.rpartition('/')[0])}:FILE.gguf"
+        return f"no file or folder {shown}" + (hint if text.endswith(".gguf") and text.count("/") == 2 else "")
+    if text in PRESETS:
+        return (
+            f"{shown} is a preset: a shape without weights (for `llamarium tree` and `info`); give a folder, a .gguf "
+            "file, or the model's org/name on the Hugging Face hub"
+        )
+    names = [*(name for name, item in BUILTINS.items() if kind in ("tokenizer", item.kind)), *PACKAGED]
+    near = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
+    guess = f" Did you mean {near[0]}?" if near else ""
+    return (
+        f"no built-in {kind}, file or folder {shown}.{guess} Built-in: {', '.join(names)}; "
+        "from the Hugging Face hub: org/name, or org/name:file.gguf"
+    )
+
+
+def _models_in(repo: str, folder: Path) -> Iterator[CachedModel]:
+    """Yield what `resolve` would take from one snapshot of the hub's cache."""
+    for file in sorted(file for file in folder.rglob("*.gguf") if file.is_file()):
+        name = f"{repo}:{file.relative_to(folder).as_posix()}"
+        yield CachedModel(name=name, path=file, num_bytes=file.stat().st_size, where="hub")
+    meta = next((f for f in (folder / "original", folder) if _holds(f, "consolidated.*.pth")), None)
+    if _holds(folder, "*.safetensors") and _is_llama(folder / "config.json"):
+        yield CachedModel(name=repo, path=folder, num_bytes=_bytes_in(folder), where="hub")
+    elif meta is not None:
+        yield CachedModel(name=repo, path=meta, num_bytes=_bytes_in(meta), where="hub")
+
+
+def _is_llama(config: Path) -> bool:
+    try:
+        return read_json_object(config).get("model_type") == "llama"
+    except ConfigError:
+        return False
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())

@@ -1,0 +1,160 @@
+"""Opening files that came from outside, and writing files that are complete or absent."""
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from llamarium.errors import CheckpointError, ModelNotFoundError, OutputError, escape
+
+MODEL_FILES = (
+    "config.json generation_config.json model.safetensors model-*-of-*.safetensors model.safetensors.index.json "
+    "tokenizer.json tokenizer_config.json characters.json tokenizer.model special_tokens_map.json chat_template.jinja"
+).split()
+"""Patterns of the files of a model folder; the last three are written by others, and decide what is read."""
+
+
+def regular_size(path: Path) -> int:
+    """Return the size in bytes of the regular file at `path`; a symbolic link is followed, as the hub's cache needs.
+
+    Raises:
+        ModelNotFoundError: If nothing is there, or a link leads nowhere.
+        CheckpointError: If it cannot be looked at, or is a folder, a pipe or a device, which reading might block on.
+    """
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        link = " (a symbolic link that leads nowhere)" if path.is_symlink() else ""
+        raise ModelNotFoundError(f"{escape(path)}: no such file{link}") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{escape(path)}: cannot be opened: {escape(error)}") from None
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+        raise CheckpointError(f"{escape(path)}: is {kind}; expected a file")
+    return status.st_size
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, hex.
+
+    Raises:
+        OSError: If it cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Generator[BinaryIO]:
+    """Write `path` so that it is complete or untouched: a temporary file beside it, synced, then renamed over it.
+
+    Raises:
+        OSError: As the file system says; the temporary file is gone then and `path` is what it was.
+    """
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(temporary).chmod(0o666 & ~umask)  # mkstemp's 0600 is for secrets
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write one JSON object, synced; `path` is complete or untouched.
+
+    Raises:
+        OSError: If the file cannot be written.
+        ValueError: For a NaN or an infinity, which JSON lacks.
+    """
+    text = json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+    with atomic_file(path) as file:
+        file.write(text.encode(errors="backslashreplace"))  # half a surrogate pair as JSON's \udcff
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Sync all files below `folder`, then the folders, the innermost first."""
+    for parent, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            sync(Path(parent, name))
+        sync(Path(parent))
+
+
+@contextlib.contextmanager
+def atomic_folder(target: Path, *, replace: bool) -> Generator[Path]:
+    """Fill a folder so that it is complete or untouched: a temporary one beside it, synced, then renamed.
+
+    Args:
+        target: The folder.
+        replace: Allow that it is there, with nothing in it but files of a model.
+
+    Yields:
+        The folder to fill.
+
+    Raises:
+        OutputError: If `target` may not be replaced, or cannot be written.
+    """
+    if target.exists() or target.is_symlink():
+        check_replaceable(target, replace=replace)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
+            fresh, old = Path(temporary, "new"), Path(temporary, "old")
+            fresh.mkdir()
+            yield fresh
+            sync_tree(fresh)
+            if target.exists():
+                target.rename(old)
+            try:
+                fresh.rename(target)
+            except BaseException:
+                if old.exists():
+                    old.rename(target)
+                raise
+            sync(target.parent)
+    except OSError as error:
+        raise unwritable(target, error) from error
+
+
+def check_replaceable(folder: Path, *, replace: bool) -> None:
+    """Check that a folder which is there may be replaced by a model.
+
+    Raises:
+        OutputError: Without `replace`, or if something in it is no file of a model and would be lost.
+    """
+    if not replace:
+        raise OutputError(f"{escape(folder)}: is there already; --force replaces it")
+    if folder.is_symlink() or not folder.is_dir():
+        raise OutputError(f"{escape(folder)}: is no folder, so no model's folder takes its place; remove it first")
+    for path in sorted(folder.iterdir()):
+        if not path.is_file() or not any(path.match(pattern) for pattern in MODEL_FILES):
+            raise OutputError(
+                f"{escape(folder)}: holds {escape(path.name)}, which is no file of a model and would be lost; choose "
+                "another folder, or take it out"
+            )
+
+
+def unwritable(path: Path, error: OSError) -> OutputError:
+    """Say that something cannot be written, and why."""
+    where = f" ({escape(error.filename)})" if error.filename and str(error.filename) != str(path) else ""
+    return OutputError(f"{escape(path)}: cannot be written: {escape(error.strerror or error)}{where}")

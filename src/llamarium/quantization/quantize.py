@@ -1,0 +1,212 @@
+"""`quantize()`: from a model to a packed folder, which a CPU runs from where it lies.
+
+The layers' Linears get the type that is asked for. The head (and the embedding, which a tied model shares with it) is
+a matter of its own: it is large where the vocabulary is, all of it is read for each token, and what is rounded there
+goes straight into the probabilities. With "auto" its type is the smallest that does little more harm: on windows of
+the calibration text, the model's KL divergence from the original may be at most a tenth more than with a head that is
+not quantized at all.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from llamarium.attention import CausalAttend
+from llamarium.checkpoints.checkpoint import Checkpoint
+from llamarium.checkpoints.open import open_checkpoint
+from llamarium.checkpoints.packed.folder import save_packed
+from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
+from llamarium.errors import OptionError, TokenizerError, UnsupportedTokenizerError, escape
+from llamarium.hub.builtin import recommended
+from llamarium.hub.resolve import resolve
+from llamarium.inspect.divergence import compare
+from llamarium.inspect.tokens import check_count
+from llamarium.io import atomic_folder
+from llamarium.model import LlamaForCausalLM
+from llamarium.quant.fit import FITTED_FORMATS
+from llamarium.quant.tiles import FORMATS
+from llamarium.quantization.calibrate import sample_windows
+from llamarium.quantization.quantizer import CALIBRATED, QuantizeMethod, Quantizer, Recipe, check_type
+from llamarium.tokenizer.base import Tokenizer
+
+AUTO = "auto"
+HEAD_SHARE = 0.10
+"""How much of the KL divergence that the layers cost the head may add, for "auto"."""
+
+SAMPLES, CONTEXT = 64, 512
+"""Windows to calibrate with, and their tokens."""
+
+_DEFAULT_HEAD = "q8"
+_MOST_SAMPLES = 100_000
+_COMPARED_TOKENS = 4096  # on which "auto" compares heads; more would cost minutes with 128,256 words
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """What was made.
+
+    Attributes:
+        path: The folder.
+        type: Of the layers' Linears.
+        head: Type of the head and the embedding.
+        method: How the scales were found.
+        num_weights: In all matrices.
+        num_bytes: Of all files.
+        bits_per_weight: Of all matrices, scales included.
+        head_kl: With "auto": KL from the original, nats per token, by the head's type; None is a head that stays.
+    """
+
+    path: Path
+    type: str
+    head: str
+    method: str
+    num_weights: int
+    num_bytes: int
+    bits_per_weight: float
+    head_kl: dict[str | None, float]
+
+
+def quantize(
+    model: str | Path,
+    out: str | Path,
+    *,
+    type: str = "q4_codebook",
+    head: str | None = None,
+    method: QuantizeMethod | None = None,
+    calibration: str | None = None,
+    samples: int = SAMPLES,
+    context: int | None = None,
+    requantize: bool = False,
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Quantized:
+    """Quantize a model and write it as a packed folder, which `load` takes.
+
+    Args:
+        model: As for `load`: a name, a folder, a file.
+        out: The folder to make; there must be none, but for `force`.
+        type: Of the layers' Linears: "q4", "q4_min", "q4_codebook" or "q8".
+        head: Of the head and the embedding: a type; "auto" chooses by measurement, which needs a `calibration`; None
+            is "auto" where there is one, else "q8".
+        method: "nearest", "fit", "importance" or "gptq"; the last two need a `calibration`. None is "gptq" where there
+            is one, else "fit".
+        calibration: A text like those that the model is for; a few hundred kB are enough.
+        samples: Windows of it that are used.
+        context: Tokens of a window; None is 512, or the model's whole context where that is shorter.
+        requantize: Allow a model that is quantized already, at the price of both errors.
+        force: Replace a model's folder that is there.
+        progress: Called with (weights done, weights in all).
+
+    Raises:
+        LlamariumError: If the model cannot be read, the options do not fit together or the model, or the folder
+            cannot be written.
+    """
+    method = method or ("fit" if calibration is None else "gptq")
+    head = head or (_DEFAULT_HEAD if calibration is None else AUTO)
+    _check_options(type, head, method, calibration)
+    path = resolve(model)
+    checkpoint = open_checkpoint(path)
+    tokenizer = _tokenizer(path, needed=calibration is not None)
+    windows_BT, num_compared = None, 0
+    if calibration is not None and tokenizer is not None:
+        windows_BT = _sample(checkpoint, tokenizer, calibration, samples, context)
+        num_compared = max(1, _COMPARED_TOKENS // windows_BT.shape[1]) if head == AUTO else 0
+    with atomic_folder(Path(out), replace=force) as folder:
+        recipe = Recipe(type, method, requantize)
+        quantizer = Quantizer(checkpoint, recipe, windows_BT, progress=progress, num_compared=num_compared)
+        kl: dict[str | None, float] = {}
+        if head == AUTO:
+            assert windows_BT is not None
+            head, kl = choose_head(quantizer, windows_BT[:num_compared])
+        weights = quantizer.weights(head)
+        said = {"matrices": type, "head": head, "method": method}
+        if windows_BT is not None:
+            said |= {"samples": str(len(windows_BT)), "context": str(windows_BT.shape[1])}
+        save_packed(
+            weights,
+            checkpoint.config,
+            folder,
+            tokenizer=tokenizer,
+            generation_config=checkpoint.generation_config or recommended(path),
+            recipe=said,
+        )
+    formats = [(math.prod(weight.shape), weight.format) for weight in weights if weight.format is not None]
+    num_weights = sum(count for count, _ in formats)
+    num_bits = sum(count * FORMATS[name].bits_per_weight for count, name in formats)
+    num_bytes = sum(file.stat().st_size for file in Path(out).iterdir())
+    return Quantized(Path(out), type, head, method, num_weights, num_bytes, num_bits / num_weights, kl)
+
+
+def choose_head(quantizer: Quantizer, windows_BT: Tensor) -> tuple[str, dict[str | None, float]]:
+    """Choose the type of the head and the embedding by what it adds to the KL divergence.
+
+    Args:
+        quantizer: Made to compare these windows; its layers are quantized if they are not yet.
+        windows_BT: The windows.
+
+    Returns:
+        The smallest type with which the divergence is at most `HEAD_SHARE` more than with a head that stays as it is,
+        else the one with the least; and the divergence of each that was tried, nats per token.
+    """
+    types = sorted(FITTED_FORMATS, key=lambda name: FORMATS[name].bits_per_weight)
+    reference_BTD = quantizer.reference()
+    original = quantizer.model(None)
+    kl: dict[str | None, float] = {None: _mean_kl(original, windows_BT, original, reference_BTD)}
+    for name in types:
+        kl[name] = _mean_kl(quantizer.model(name), windows_BT, original, reference_BTD)
+        if kl[name] <= (1 + HEAD_SHARE) * kl[None]:
+            return name, kl
+    return min(types, key=lambda name: kl[name]), kl
+
+
+@torch.inference_mode()
+def _mean_kl(model: LlamaForCausalLM, windows_BT: Tensor, original: LlamaForCausalLM, reference_BTD: Tensor) -> float:
+    """Return the mean KL of a model from the original's hidden states under the original's head."""
+    total, count = 0.0, 0
+    positions_1T = torch.arange(windows_BT.shape[1]).unsqueeze(0)
+    for ids_T, reference_TD in zip(windows_BT, reference_BTD, strict=True):
+        hidden_TD = model.model(ids_T.unsqueeze(0), positions_1T, CausalAttend())[0]
+        for _, compared, *_ in compare(model, hidden_TD, original, reference_TD):
+            total, count = total + float(compared.kl_C.double().sum()), count + len(compared.kl_C)
+    return total / count
+
+
+def _check_options(type: str, head: str, method: str, calibration: str | None) -> None:
+    check_type("type", type)
+    if head != AUTO:
+        check_type("head", head)
+    if calibration is None and (method in CALIBRATED or head == AUTO):
+        what = f"method {method}" if method in CALIBRATED else "head auto"
+        raise OptionError(f"{what} looks at a text to calibrate with, and there is none; give one, or choose another")
+    if calibration is not None and method not in CALIBRATED and head != AUTO:
+        raise OptionError(
+            f"a text to calibrate with has no effect with method {method} and head {head}; leave it out, or choose "
+            f"method {' or '.join(CALIBRATED)}"
+        )
+
+
+def _sample(checkpoint: Checkpoint, tokenizer: Tokenizer, text: str, samples: int, context: int | None) -> Tensor:
+    """Cut the windows to calibrate with, (B, T)."""
+    limit = checkpoint.config.max_position_embeddings
+    check_count(samples, "samples", _MOST_SAMPLES)
+    context = min(CONTEXT, limit) if context is None else context
+    check_count(context, "context", limit)
+    fit_tokenizer(tokenizer, checkpoint.config, checkpoint.path)
+    return sample_windows(tokenizer, text, samples=samples, context=context)
+
+
+def _tokenizer(path: Path, *, needed: bool) -> Tokenizer | None:
+    """Return the model's tokenizer; None where it has none that is read, and nobody needs it."""
+    try:
+        tokenizer = find_tokenizer(path)
+    except UnsupportedTokenizerError:
+        if needed:
+            raise
+        return None
+    if tokenizer is None and needed:
+        raise TokenizerError(f"{escape(path)}: has no tokenizer, so no text can be read to calibrate with")
+    return tokenizer

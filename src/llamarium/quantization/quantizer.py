@@ -1,0 +1,296 @@
+"""From a model on disk to weights in packed formats, layer by layer.
+
+Four methods, each of them better and dearer than the one before:
+
+| method     | scales                                                      | needs a text |
+|------------|-------------------------------------------------------------|--------------|
+| nearest    | of the largest weight of a group; round to nearest          |              |
+| fit        | of the least squared error (`quant/fit.py`)                 |              |
+| importance | of the least error weighted by the inputs' mean squares     | yes          |
+| gptq       | as the columns before have left it (`quant/gptq.py`)        | yes          |
+
+A `Quantizer` takes one layer after the other: its weights are read in float32, its inputs looked at
+(`quantization/calibrate.py`), its Linears quantized and kept until somebody takes them to a file. The embedding and
+the head come last, since the head's inputs are known only then.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD, Checkpoint
+from llamarium.checkpoints.packed.folder import PackedWeight
+from llamarium.checkpoints.storage import FLOAT_DTYPES
+from llamarium.errors import CheckpointError, OptionError, escape, show_value
+from llamarium.model import LlamaForCausalLM
+from llamarium.model.llama import LlamaDecoderLayer
+from llamarium.model.rope import Rotary
+from llamarium.quant.fit import FITTED_FORMATS, fit
+from llamarium.quant.gptq import gptq
+from llamarium.quant.packed import EmbeddingPacked, LinearPacked
+from llamarium.quant.tiles import FORMATS, GROUP
+from llamarium.quantization.calibrate import LINEARS_BY_INPUT, InputStatistics, run_layer
+
+QuantizeMethod = Literal["nearest", "fit", "importance", "gptq"]
+METHODS: tuple[QuantizeMethod, ...] = ("nearest", "fit", "importance", "gptq")
+CALIBRATED: tuple[QuantizeMethod, ...] = ("importance", "gptq")
+"""The methods that look at a text."""
+
+_LINEARS = tuple(name for names in LINEARS_BY_INPUT.values() for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a model is quantized.
+
+    Attributes:
+        type: Of the layers' Linears, one of `FITTED_FORMATS`.
+        method: One of `METHODS`.
+        requantize: Take weights that are quantized already, unpacked.
+    """
+
+    type: str
+    method: QuantizeMethod
+    requantize: bool = False
+
+
+class Quantizer:
+    """Quantizes the model of a checkpoint.
+
+    Args:
+        checkpoint: Opened.
+        recipe: How.
+        windows_BT: int64, a sample of a text (`sample_windows`); needed by the methods in `CALIBRATED`.
+        progress: Called with (weights done, weights in all) after each matrix.
+        num_compared: The first so many windows also go through the model as it was (`reference`).
+
+    Raises:
+        CheckpointError: If a norm's weights are NaN or infinite.
+        OptionError: If the recipe names no type or method, does not fit the checkpoint, or lacks its sample.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        recipe: Recipe,
+        windows_BT: Tensor | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        num_compared: int = 0,
+    ) -> None:
+        check_recipe(checkpoint, recipe)
+        if recipe.method in CALIBRATED and windows_BT is None:
+            raise OptionError(f"method {recipe.method} looks at a text to calibrate with, and there is none; give one")
+        self.checkpoint, self.recipe = checkpoint, recipe
+        self._progress = progress
+        self._num_done = 0
+        self._num_layers_done = 0
+        self._packed: dict[str, LinearPacked] = {}
+        self._scaffold = _empty_model(checkpoint)
+        _check_norms(checkpoint)
+        self._hidden_BTD: Tensor | None = None
+        self._reference_BTD: Tensor | None = None
+        if windows_BT is not None:
+            self._hidden_BTD = checkpoint.read(EMBEDDING)[windows_BT].float()
+            self._reference_BTD = self._hidden_BTD[:num_compared].clone() if num_compared else None
+
+    def quantize_layers(self) -> None:
+        """Quantize all layers that are left, and keep them."""
+        while self._num_layers_done < self.checkpoint.config.num_hidden_layers:
+            self._next_layer()
+
+    def weights(self, head_type: str) -> list[PackedWeight]:
+        """Return what is written to a file; layers are quantized when the first of their Linears is read.
+
+        Args:
+            head_type: Of the head and the embedding.
+        """
+        entries = self.checkpoint.entries
+        found: list[PackedWeight] = []
+        for key in sorted(entries, key=lambda key: key in (EMBEDDING, HEAD)):  # these last, else in the model's order
+            shape = cast("tuple[int, int] | tuple[int]", entries[key].shape)
+            if len(shape) == 1:
+                found.append(PackedWeight(key, shape, None, lambda key=key: self.checkpoint.read(key)))
+            elif key in (EMBEDDING, HEAD):
+                read = lambda key=key: self.table(key, head_type)  # noqa: E731
+                found.append(PackedWeight(key, shape, head_type, read))
+            else:
+                found.append(PackedWeight(key, shape, self.recipe.type, lambda key=key: self._take(key)))
+        return found
+
+    def model(self, head_type: str | None) -> LlamaForCausalLM:
+        """Return the quantized model, in float32, to measure; its Linears are those that will be written.
+
+        Args:
+            head_type: Of the head and the embedding; None leaves them as they are.
+        """
+        self.quantize_layers()
+        model = _empty_model(self.checkpoint)
+        for key, packed in self._packed.items():
+            model.set_submodule(key.removesuffix(".weight"), packed)
+        for key, entry in self.checkpoint.entries.items():
+            if len(entry.shape) == 1:
+                _set(model, key, self.checkpoint.read(key).float())
+            elif key in (EMBEDDING, HEAD):
+                self._set_table(model, key, head_type)
+        return model.eval().requires_grad_(False)
+
+    def reference(self) -> Tensor:
+        """Return the model's own normalised hidden states of the windows to compare, (B, T, D) float32."""
+        self.quantize_layers()
+        assert self._reference_BTD is not None
+        return self._norm(self._reference_BTD)
+
+    def table(self, key: str, type_name: str) -> LinearPacked:
+        """Quantize the embedding or the head; a tied one serves as both, and is fitted to what a head sees."""
+        config = self.checkpoint.config
+        importance = None
+        if self.recipe.method in CALIBRATED and (key == HEAD or config.tie_word_embeddings):
+            self.quantize_layers()
+            assert self._hidden_BTD is not None
+            importance = self._norm(self._hidden_BTD).square().mean(dim=(0, 1))
+        weight = self._read(key)
+        packed = self._named(
+            key, lambda: fit(weight, FORMATS[type_name], importance=importance, search=self.recipe.method != "nearest")
+        )
+        self._count(weight)
+        return packed
+
+    def _set_table(self, model: LlamaForCausalLM, key: str, type_name: str | None) -> None:
+        tied = self.checkpoint.config.tie_word_embeddings
+        if type_name is None:
+            _set(model, key, self._read(key))
+            if tied:
+                model.tie_weights()
+            return
+        packed = self.table(key, type_name)
+        if key == EMBEDDING:
+            model.model.embed_tokens = cast(nn.Embedding, EmbeddingPacked(packed, torch.float32))
+        if key == HEAD or tied:
+            model.set_submodule("lm_head", packed)
+
+    def _take(self, key: str) -> LinearPacked:
+        while key not in self._packed:
+            self._next_layer()
+        return self._packed.pop(key)
+
+    def _next_layer(self) -> None:
+        """Look at what a layer's Linears see, quantize them, and pass on what they put out."""
+        index = self._num_layers_done
+        prefix = f"model.layers.{index}."
+        layer = cast(LlamaDecoderLayer, self._scaffold.model.layers[index])
+        for key in self.checkpoint.entries:
+            if key.startswith(prefix):
+                _set(layer, key.removeprefix(prefix), self._read(key))
+        statistics = self._look(layer)
+        for name in _LINEARS:
+            weight = layer.get_submodule(name).get_parameter("weight")
+            packed = self._quantize(f"{prefix}{name}.weight", weight, statistics and statistics.of(name))
+            self._packed[f"{prefix}{name}.weight"] = packed
+            layer.set_submodule(name, packed)
+            self._count(weight)
+        if self._hidden_BTD is not None:
+            self._hidden_BTD = run_layer(layer, self._hidden_BTD, self._rotary())
+        self._scaffold.model.layers[index] = nn.Identity()  # frees the layer's norms and gives up the Linears
+        self._num_layers_done += 1
+
+    def _look(self, layer: LlamaDecoderLayer) -> InputStatistics | None:
+        """Run the sample through a layer as it was, for its inputs and for those who compare."""
+        if self._reference_BTD is not None:
+            self._reference_BTD = run_layer(layer, self._reference_BTD, self._rotary())
+        if self._hidden_BTD is None or self.recipe.method not in CALIBRATED:
+            return None
+        statistics = InputStatistics(wants_gram=self.recipe.method == "gptq")
+        run_layer(layer, self._hidden_BTD, self._rotary(), statistics)
+        return statistics
+
+    def _rotary(self) -> Rotary:
+        assert self._hidden_BTD is not None
+        positions_1T = torch.arange(self._hidden_BTD.shape[1]).unsqueeze(0)
+        return self._scaffold.model.rotary_emb(positions_1T, torch.float32)
+
+    @torch.inference_mode()
+    def _norm(self, hidden_BTD: Tensor) -> Tensor:
+        """Apply the last norm."""
+        _set(self._scaffold, "model.norm.weight", self._read("model.norm.weight"))
+        return self._scaffold.model.norm(hidden_BTD)
+
+    def _quantize(self, key: str, weight: Tensor, statistics: Tensor | None) -> LinearPacked:
+        format = FORMATS[self.recipe.type]
+        if self.recipe.method == "gptq":
+            assert statistics is not None
+            return self._named(key, lambda: gptq(weight, statistics, format))
+        search = self.recipe.method != "nearest"
+        return self._named(key, lambda: fit(weight, format, importance=statistics, search=search))
+
+    def _named(self, key: str, make: Callable[[], LinearPacked]) -> LinearPacked:
+        """Make a packed weight; its errors say which it is."""
+        try:
+            return make()
+        except (CheckpointError, OptionError) as error:
+            raise type(error)(f"{escape(self.checkpoint.path)}: {key}: {error}") from None
+
+    def _read(self, key: str) -> Tensor:
+        return self.checkpoint.read(key).float()
+
+    def _count(self, weight: Tensor) -> None:
+        self._num_done += weight.numel()
+        if self._progress is not None:
+            total = sum(math.prod(entry.shape) for entry in self.checkpoint.entries.values() if len(entry.shape) == 2)
+            self._progress(min(self._num_done, total), total)
+
+
+def check_recipe(checkpoint: Checkpoint, recipe: Recipe) -> None:
+    """Check that a model can be quantized so.
+
+    Raises:
+        OptionError: If it cannot.
+    """
+    check_type("type", recipe.type)
+    if recipe.method not in METHODS:
+        raise OptionError(f"method is {show_value(recipe.method)}; expected one of {', '.join(METHODS)}")
+    where = escape(checkpoint.path)
+    quantized = sorted({entry.dtype for entry in checkpoint.entries.values() if entry.dtype not in FLOAT_DTYPES})
+    if quantized and not recipe.requantize:
+        raise OptionError(
+            f"{where}: is quantized already ({', '.join(quantized)}), and rounding again adds its error to that one; "
+            "quantize the original model, or give --requantize (requantize=True)"
+        )
+    for key, entry in checkpoint.entries.items():
+        if len(entry.shape) == 2 and entry.shape[1] % GROUP:
+            raise OptionError(
+                f"{where}: {key} has {entry.shape[1]} columns; the packed formats need a multiple of {GROUP}"
+            )
+
+
+def check_type(name: str, value: object) -> None:
+    """Check the name of a format that can be made.
+
+    Raises:
+        OptionError: If it is none.
+    """
+    if value not in FITTED_FORMATS:
+        raise OptionError(f"{name} is {show_value(value)}; expected one of {', '.join(FITTED_FORMATS)}")
+
+
+def _check_norms(checkpoint: Checkpoint) -> None:
+    """Look at what is not quantized, which is small, before anything is done with it."""
+    for key, entry in checkpoint.entries.items():
+        if len(entry.shape) == 1 and (num_bad := int((~checkpoint.read(key).isfinite()).sum())):
+            where = f"{escape(checkpoint.path)}: {key}"
+            raise CheckpointError(f"{where}: {num_bad} weights are NaN or infinite; mend the model")
+
+
+def _empty_model(checkpoint: Checkpoint) -> LlamaForCausalLM:
+    with torch.device("meta"):
+        return LlamaForCausalLM(checkpoint.config)
+
+
+def _set(module: nn.Module, key: str, values: Tensor) -> None:
+    """Put a parameter in place of an empty one."""
+    name, _, last = key.rpartition(".")
+    setattr(module.get_submodule(name), last, nn.Parameter(values, requires_grad=False))

@@ -1,0 +1,400 @@
+"""Adapters on disk, in PEFT's layout: what `peft`, vLLM, llama.cpp's converter and others take and give.
+
+    adapter_config.json         which Linears, rank, alpha, the base model's name
+    adapter_model.safetensors   base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight, ...
+    tokenizer.json, ...         the base's tokenizer with the dialog format that was trained
+
+An adapter says nothing without its base, and on another base of the same shape it fits and is noise. So a fingerprint
+of the base stands in the header of the safetensors file, where other readers pass over it, and is checked.
+
+PEFT knows many kinds of adapters. What is not computed here is refused by the name and value of its field; a field that
+is off (null, false, empty) does no harm, whether it is known or not.
+
+Source: peft, `utils/save_and_load.py`, `config.py`, `tuners/lora/config.py`.
+"""
+
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from llamarium.api import Llama
+from llamarium.checkpoints.checkpoint import check_names
+from llamarium.checkpoints.huggingface.safetensors_file import SafetensorsTensor, read_safetensors
+from llamarium.checkpoints.save import Weight, write_safetensors
+from llamarium.checkpoints.storage import FLOAT_DTYPES, TensorFile
+from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
+from llamarium.config import ModelConfig, read_json_object
+from llamarium.errors import (
+    CheckpointError,
+    ModelNotFoundError,
+    TrainingError,
+    UnsupportedFormatError,
+    escape,
+    show_value,
+)
+from llamarium.hub.builtin import BUILTINS
+from llamarium.io import sync, unwritable, write_json
+from llamarium.model import LlamaForCausalLM
+from llamarium.model.norm import LlamaRMSNorm
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.train.adapters.lora import LoRAConfig, apply_lora, lora_linears, target_names
+from llamarium.train.state.checkpoint import checkpoints
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+
+_PICKLE = "adapter_model.bin"
+PREFIX = "base_model.model."
+_FINGERPRINT = "llamarium_base"
+_BUILTIN = "llamarium_builtin"
+_FINGERPRINT_ROWS = 256
+
+# Fields that are read, and fields that say nothing about what an adapter computes.
+_READ = frozenset("r lora_alpha lora_dropout target_modules use_rslora use_dora base_model_name_or_path".split())
+_NEUTRAL = frozenset("peft_version inference_mode revision auto_mapping megatron_core qalora_group_size".split())
+# The values that other fields may have, apart from being off. Ways to begin that change the base are not among them.
+_ALLOWED: Mapping[str, tuple[object, ...]] = {
+    "peft_type": ("LORA",),
+    "task_type": ("CAUSAL_LM",),
+    "bias": ("none",),
+    "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),
+}
+
+
+def save_adapter(
+    model: LlamaForCausalLM,
+    folder: Path,
+    *,
+    base_model: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    whole: Callable[[Tensor], Tensor] | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> None:
+    """Write a model's adapters, in float32; each file is complete or untouched, the config last.
+
+    Args:
+        model: With adapters.
+        folder: Made if missing; an adapter that is there is written over.
+        base_model: The base's name, as `load` takes it; for whoever wants to know what the adapter belongs to.
+        metadata: What `adapter_metadata` returns of the model; for a base whose weights are not at hand any more.
+        whole: Returns all values of a tensor that several processes share.
+        tokenizer: Written beside the adapters, for whoever asks the model later.
+
+    Raises:
+        TrainingError: If the model has no adapters.
+        OutputError: If the folder cannot be written.
+    """
+    linears = dict(lora_linears(model))
+    if not linears:
+        raise TrainingError("the model has no LoRA adapters to save; apply_lora adds them")
+    config = next(iter(linears.values())).config
+    tensors = {key: parameter for key, parameter in model.named_parameters() if ".lora_" in key}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = [_weight(PREFIX + key, tensor, whole) for key, tensor in tensors.items()]
+        metadata = adapter_metadata(model, base_model) if metadata is None else metadata
+        write_safetensors(folder / WEIGHTS, weights, metadata)
+        if tokenizer is not None:
+            tokenizer.save(folder)
+        names = dict.fromkeys(name.rpartition(".")[2] for name in linears)  # not every reader knows "all-linear"
+        targets = [*names] if isinstance(config.target_modules, str) else [*config.target_modules]
+        write_json(folder / CONFIG, _to_peft(config, targets, _published(base_model)))
+        sync(folder)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+def adapter_metadata(model: LlamaForCausalLM, base_model: str | None = None) -> dict[str, str]:
+    """Return what stands in the header of an adapter's file: which base it belongs to."""
+    fingerprint = base_fingerprint(model)
+    named = {_BUILTIN: base_model} if base_model is not None and base_model in BUILTINS else {}
+    return {"format": "pt"} | ({} if fingerprint is None else {_FINGERPRINT: fingerprint}) | named
+
+
+def base_name(folder: Path) -> str | None:
+    """Return the name of an adapter's base, as `load` takes it, or None where none is named.
+
+    A built-in model's name is known here alone, so `adapter_config.json` has the repository that it was made from, and
+    the built-in's own name stands in the header of the tensors' file.
+
+    Raises:
+        LlamariumError: If the adapter's files cannot be read.
+    """
+    name = read_adapter_config(folder).get("base_model_name_or_path")
+    if any(item.origin == name for item in BUILTINS.values()):
+        builtin = read_metadata(folder).get(_BUILTIN, "")
+        if builtin in BUILTINS and BUILTINS[builtin].origin == name:
+            return builtin
+    return name
+
+
+def with_tokenizer_of(llama: Llama, folder: Path) -> Llama:
+    """Return a model with the tokenizer beside its adapter, if there is one: its dialogs are those that were learned.
+
+    Raises:
+        LlamariumError: If the tokenizer cannot be read, or has more ids than the model.
+    """
+    tokenizer = find_tokenizer(folder)
+    if tokenizer is None:
+        return llama
+    fit_tokenizer(tokenizer, llama.config, folder)
+    recommended = with_answer_ends(llama.generation_config, llama.config, tokenizer)
+    return Llama(llama.name, llama.model, tokenizer, llama.sources, recommended, kv_cache_dtype=llama.kv_cache_dtype)
+
+
+def with_answer_ends(recommended: Mapping[str, Any], config: ModelConfig, tokenizer: Tokenizer) -> Mapping[str, Any]:
+    """Return a generation config by which a model stops where its dialog format ends an answer.
+
+    Args:
+        recommended: The base's.
+        config: The model's, whose `eos_token_id` counts where `recommended` has none.
+        tokenizer: With the format that was learned.
+    """
+    given = recommended.get("eos_token_id", config.eos_token_id)
+    known = [given] if isinstance(given, int) else [*(given or ())]
+    ends = () if tokenizer.chat_format is None else tokenizer.chat_format.stop_ids
+    more = [i for i in ends if i not in known]
+    return {**recommended, "eos_token_id": [*known, *more]} if more else recommended
+
+
+def _weight(key: str, tensor: Tensor, whole: Callable[[Tensor], Tensor] | None) -> Weight:
+    def read() -> Tensor:
+        return (tensor if whole is None else whole(tensor)).float()
+
+    return Weight(key, tuple(tensor.shape), torch.float32, read)
+
+
+def load_adapter(
+    model: LlamaForCausalLM, folder: Path, *, trainable: bool = False, check_base: bool = True
+) -> LoRAConfig:
+    """Read an adapter and put it on its base, in place.
+
+    Args:
+        model: The base, without adapters; plain or quantized.
+        folder: With `adapter_config.json` and `adapter_model.safetensors`.
+        trainable: The adapters are to be trained further; otherwise they are frozen as the base is.
+        check_base: Refuse a base with another fingerprint than the one that the adapter names, if it names one.
+
+    Raises:
+        ModelNotFoundError: If there is no such folder or file.
+        ConfigError: If the config is no JSON object.
+        UnsupportedFormatError: For another kind of adapter, or a field that is not read, by name and value.
+        CheckpointError: If the adapter is malformed, or does not fit this base. The model is as it was then.
+        TrainingError: If the model has adapters already.
+    """
+    config = _from_peft(read_adapter_config(folder), folder)
+    try:
+        names = target_names(model, config)
+    except TrainingError as error:
+        if any(lora_linears(model)):
+            raise
+        raise CheckpointError(f"{escape(folder / CONFIG)}: {error}; it belongs to another base") from None
+    table = read_safetensors(folder / WEIGHTS)
+    _check_shapes(folder / WEIGHTS, _expected_shapes(model, names, config), table)
+    if check_base:
+        _check_fingerprint(model, folder)
+    tensors = _read_tensors(folder / WEIGHTS, table)
+    apply_lora(model, config, seed=None)
+    model.load_state_dict(tensors, strict=False)  # the names are checked already; the base's are not in it
+    if not trainable:
+        model.requires_grad_(False)
+    return config
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """Read `adapter_config.json` and check that everything it asks for is computed here.
+
+    Raises:
+        ModelNotFoundError: If there is no such folder or file.
+        ConfigError: If it cannot be read.
+        UnsupportedFormatError: For a field that is not supported, by name and value.
+        CheckpointError: If the base's name is no text.
+    """
+    _check_folder(folder)
+    path = folder / CONFIG
+    raw = read_json_object(path)
+    for name, value in raw.items():
+        is_off = value is None or value is False or value in ("", [], {})
+        fits = name in _READ or name in _NEUTRAL or is_off or _is_among(value, _ALLOWED.get(name, ()))
+        if not fits or (name == "peft_type" and is_off):
+            raise _unsupported(path, name, value)
+    if "peft_type" not in raw:
+        raise _unsupported(path, "peft_type", None)
+    base = raw.get("base_model_name_or_path")
+    if base is not None and not isinstance(base, str):
+        raise CheckpointError(f"{escape(path)}: base_model_name_or_path is {show_value(base)}; expected a name")
+    return raw
+
+
+def base_fingerprint(model: LlamaForCausalLM) -> str | None:
+    """Return SHA-256, hex, of what quantizing the Linears does not change: the norms, and some of the embedding's rows.
+
+    Values are taken as bfloat16, in which a model is the same whether it was loaded in bfloat16 or float32. In float16
+    small numbers have lost what bfloat16 keeps: there is no fingerprint then, and None is returned.
+    """
+    if model.dtype is torch.float16:
+        return None
+    digest = hashlib.sha256()
+    step = max(1, model.config.vocab_size // _FINGERPRINT_ROWS)
+    with torch.no_grad():
+        rows = model.model.embed_tokens(torch.arange(0, model.config.vocab_size, step, device=model.device))
+        norms = [module.weight for module in model.modules() if isinstance(module, LlamaRMSNorm)]
+        for values in (rows, *norms):
+            digest.update(values.to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+# --- the config -------------------------------------------------------------------------------------------------------
+
+
+def _published(name: str | None) -> str | None:
+    """Return a base's name as other programs find it: a repository of the hub, or a path that is not relative."""
+    if name is None:
+        return None
+    if name in BUILTINS:
+        return BUILTINS[name].origin or name
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's raises on odd names
+    return str(path.absolute()) if path.exists() else name
+
+
+def _to_peft(config: LoRAConfig, targets: list[str], base_model: str | None) -> dict[str, Any]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": config.r,
+        "lora_alpha": int(config.alpha) if float(config.alpha).is_integer() else config.alpha,
+        "lora_dropout": config.dropout,
+        "target_modules": targets,
+        "use_rslora": config.use_rslora,
+        "use_dora": config.use_dora,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+        "inference_mode": True,
+    }
+
+
+def _from_peft(raw: Mapping[str, Any], folder: Path) -> LoRAConfig:
+    path, targets = folder / CONFIG, raw.get("target_modules")
+    if isinstance(targets, str) and targets != "all-linear":  # a regular expression
+        raise UnsupportedFormatError(
+            f'{escape(path)}: target_modules is {show_value(targets)}; expected a list of names, or "all-linear"'
+        )
+    alpha = raw.get("lora_alpha")
+    if not isinstance(alpha, int | float):
+        raise CheckpointError(f"{escape(path)}: lora_alpha is {show_value(alpha)}; expected a number above 0")
+    try:
+        return LoRAConfig(
+            r=cast(int, raw.get("r")),
+            alpha=alpha,
+            dropout=raw.get("lora_dropout", 0.0),
+            target_modules=tuple(cast("list[str]", targets)) if isinstance(targets, list) else cast(str, targets),
+            use_rslora=raw.get("use_rslora", False),
+            use_dora=raw.get("use_dora", False),
+        )
+    except TrainingError as error:
+        raise CheckpointError(f"{escape(path)}: {error}") from None
+
+
+def _is_among(value: object, allowed: tuple[object, ...]) -> bool:
+    return any(value == one and type(value) is type(one) for one in allowed)
+
+
+def _unsupported(path: Path, name: str, value: object) -> UnsupportedFormatError:
+    allowed = ", ".join(map(show_value, _ALLOWED.get(name, ()))) or "nothing"
+    return UnsupportedFormatError(
+        f"{escape(path)}: {escape(name, 80)} is {show_value(value)}, which is not supported; expected {allowed}"
+    )
+
+
+# --- the tensors ------------------------------------------------------------------------------------------------------
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ModelNotFoundError(f"{escape(folder)}: no such folder; expected one with {CONFIG} and {WEIGHTS}")
+    if (folder / _PICKLE).exists() and not (folder / WEIGHTS).exists():
+        raise UnsupportedFormatError(
+            f"{escape(folder / _PICKLE)}: is a pickle, which could run anything; convert it to {WEIGHTS} where you "
+            "trust it"
+        )
+    if not (folder / CONFIG).exists():
+        best = folder / "best"
+        steps = [best] if best.exists() else checkpoints(folder)[-1:]
+        run = f"; it is a run's folder, and an adapter of it is {escape(steps[0])}" if steps else ""
+        raise ModelNotFoundError(f"{escape(folder)}: has no {CONFIG}{run}")
+
+
+def _expected_shapes(model: LlamaForCausalLM, names: list[str], config: LoRAConfig) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in names:
+        linear = cast(Any, model.get_submodule(name))
+        shapes[f"{PREFIX}{name}.lora_A.weight"] = (config.r, linear.in_features)
+        shapes[f"{PREFIX}{name}.lora_B.weight"] = (linear.out_features, config.r)
+        if config.use_dora:
+            shapes[f"{PREFIX}{name}.lora_magnitude_vector"] = (linear.out_features,)
+    return shapes
+
+
+def _check_shapes(path: Path, expected: Mapping[str, tuple[int, ...]], table: Mapping[str, SafetensorsTensor]) -> None:
+    check_names(path, expected, table, f"those that {CONFIG} and this base ask for")
+    for key, shape in expected.items():
+        if table[key].shape != shape:
+            raise CheckpointError(
+                f"{escape(path)}: {key} has shape {table[key].shape}; {CONFIG} and this base asks for {shape}"
+            )
+        if table[key].dtype not in FLOAT_DTYPES:
+            known = ", ".join(FLOAT_DTYPES)
+            raise UnsupportedFormatError(f"{escape(path)}: {key} has dtype {table[key].dtype}; expected {known}")
+
+
+def read_metadata(folder: Path) -> dict[str, str]:
+    """Return what stands in the header of an adapter's file, as `adapter_metadata` made it.
+
+    Raises:
+        LlamariumError: If the file cannot be read.
+    """
+    read_safetensors(folder / WEIGHTS)  # checks it
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        return file.metadata() or {}
+
+
+def _check_fingerprint(model: LlamaForCausalLM, folder: Path) -> None:
+    expected = read_metadata(folder).get(_FINGERPRINT)
+    if expected is None:
+        return
+    found = base_fingerprint(model)
+    if found is None:
+        warnings.warn(
+            "in float16 a base has no fingerprint: whether the adapter is its own is not checked", stacklevel=3
+        )
+    elif found != expected:
+        name = read_json_object(folder / CONFIG).get("base_model_name_or_path")
+        raise CheckpointError(
+            f"{escape(folder)}: the adapter was trained on another base ({show_value(name)}, fingerprint "
+            f"{escape(expected, 12)}; this one has {escape(found, 12)}); load that base"
+        )
+
+
+def _read_tensors(path: Path, table: Mapping[str, SafetensorsTensor]) -> dict[str, Tensor]:
+    """Read all tensors, float32, under the model's own keys.
+
+    Raises:
+        CheckpointError: If one is not finite.
+    """
+    file, tensors = TensorFile(path), dict[str, Tensor]()
+    for key, entry in table.items():
+        values = file.tensor(entry.offset, entry.shape, FLOAT_DTYPES[entry.dtype]).float()
+        if not values.isfinite().all():
+            raise CheckpointError(f"{escape(path)}: {key} has NaN or infinite values; the adapter is damaged")
+        tensors[key.removeprefix(PREFIX)] = values
+    return tensors

@@ -1,0 +1,189 @@
+"""Merging: the adapters' correction is added to the weights, and a plain model remains.
+
+A merged weight is rounded once more than the adapter's sum was. In bfloat16, which keeps eight bits, a correction much
+smaller than the weight it is added to vanishes, and with it what was learned. So three things are looked at: whether
+each merged matrix, before it is rounded, multiplies as its adapter does, in float32, where hardly any tolerance is
+needed; how much of the correction is left after rounding; and whether the merged model's logits are the adapter's.
+"""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from llamarium.errors import TrainingError, escape
+from llamarium.model import LlamaForCausalLM
+from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
+from llamarium.train.adapters.files import load_adapter
+from llamarium.train.adapters.lora import LoRALinear, meta_linear, rows_of
+
+# How far logits may be apart, as a share of their own length: several times what computing in these dtypes makes of a
+# model of 30 layers (3.7 % in bfloat16, 0.4 % in float16).
+_TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.04, torch.bfloat16: 0.2}
+_FULLY_KEPT, _MIN_KEPT = 0.9, 0.5
+_NUM_PROBES = 64
+_NUM_VECTORS = 8
+_PRODUCT_TOLERANCE = 1e-5  # of a single matrix, in float32; sums in another order make 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class MergeReport:
+    """What a merge did.
+
+    Attributes:
+        kept: The share of the correction that is in the merged weights: 1 but for rounding.
+        effect: How far the adapter moves the logits of a few random tokens, as a share of their length.
+        difference: How far the merged model's are from the adapter's.
+        tolerance: How far they may be.
+    """
+
+    kept: float
+    effect: float
+    difference: float
+    tolerance: float
+
+
+@torch.no_grad()
+def merge_adapter(model: LlamaForCausalLM, folder: Path, *, check_base: bool = True) -> MergeReport:
+    """Put an adapter on its base and merge it, in place, and hold the result against the adapter.
+
+    Warns if a tenth of the correction is lost in rounding, and refuses if half of it is.
+
+    Args:
+        model: The base, plain or quantized; plain afterwards, in its own dtype.
+        folder: The adapter's.
+        check_base: See `load_adapter`.
+
+    Raises:
+        LlamariumError: As `load_adapter`.
+        TrainingError: If the merged model computes something else than the adapter.
+    """
+    ids_1T = _probes(model)
+    base = model(ids_1T).float()
+    load_adapter(model, folder, check_base=check_base)
+    adapted = model(ids_1T).float()
+    kept = _merge(model, model.dtype)
+    merged = model(ids_1T).float()
+    report = MergeReport(kept, _distance(adapted, base), _distance(merged, adapted), _TOLERANCES[model.dtype])
+    dtype = str(model.dtype).removeprefix("torch.")
+    noise = report.tolerance / 4  # what computing alone moves, twice
+    most = min(report.tolerance, max(noise, report.effect / 2))
+    if not report.difference <= most:
+        advice = "" if model.dtype is torch.float32 else "; merge in float32 (--dtype float32)"
+        raise TrainingError(
+            f"{escape(folder)}: the merged model's logits are {report.difference:.2%} away from the adapter's, which "
+            f"itself moves them by {report.effect:.2%}; expected at most {most:.2%} in {dtype}{advice}"
+        )
+    if kept < _FULLY_KEPT:
+        lost = (
+            f"{escape(folder)}: only {kept:.0%} of what was learned is left in weights that are rounded to {dtype}; "
+            "merge in float32"
+        )
+        if kept < _MIN_KEPT:
+            raise TrainingError(lost)
+        warnings.warn(lost, stacklevel=2)
+    return report
+
+
+def _probes(model: LlamaForCausalLM) -> Tensor:
+    """Return random tokens, the same for every model of this vocabulary: (1, T)."""
+    count = min(_NUM_PROBES, model.config.max_position_embeddings)
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(model.config.vocab_size, (1, count), generator=generator).to(model.device)
+
+
+def _distance(logits: Tensor, reference: Tensor) -> float:
+    """Return the length of the difference as a share of the reference's, without what softmax does not see."""
+    centred = reference - reference.mean(dim=-1, keepdim=True)
+    difference = logits - reference
+    difference = difference - difference.mean(dim=-1, keepdim=True)
+    return (difference.norm() / centred.norm()).item()  # sync: once, at the end
+
+
+def merge_adapters(model: LlamaForCausalLM, dtype: torch.dtype | None = None) -> LlamaForCausalLM:
+    """Add the adapters to the weights and unpack what is packed, in place: a model of plain Linears remains.
+
+    Args:
+        model: With or without adapters.
+        dtype: Of the model afterwards; its own where left out. Sums are taken in float32.
+
+    Returns:
+        The same model, frozen.
+
+    Raises:
+        TrainingError: If a merged matrix multiplies otherwise than its adapter; what came before it is merged.
+    """
+    _merge(model, dtype or model.dtype)
+    return model
+
+
+@torch.no_grad()
+def _merge(model: LlamaForCausalLM, dtype: torch.dtype) -> float:
+    """Merge in place and return how much of the correction is kept."""
+    kinds = (LoRALinear, QuantizedLinear, QuantizedEmbedding)
+    # Names, not modules: a list of modules would keep every packed weight alive until the end.
+    names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
+    kept = whole = 0.0
+    for name in names:
+        if name.endswith(".base_layer"):  # goes with its adapter
+            continue
+        module = model.get_submodule(name)
+        if isinstance(module, LoRALinear):
+            _check_products(name, module)
+            weight, part, squares = _merged(module, dtype)
+            kept, whole = kept + part, whole + squares
+            model.set_submodule(name, _linear(weight))
+        elif isinstance(module, QuantizedEmbedding):
+            model.set_submodule(name, nn.Embedding.from_pretrained(module.dequantize(dtype)))
+        elif name == "lm_head" and model.config.tie_word_embeddings:
+            model.lm_head = meta_linear(model.config.hidden_size, model.config.vocab_size)  # until it is tied, below
+        else:
+            assert isinstance(module, QuantizedLinear)
+            model.set_submodule(name, _linear(module.dequantize(dtype)))
+    model.tie_weights()
+    model.to(dtype).requires_grad_(False).eval()
+    return kept / whole if whole else 1.0
+
+
+def _merged(linear: LoRALinear, dtype: torch.dtype) -> tuple[Tensor, float, float]:
+    """Return the merged weight; and of the correction c and what rounding makes of it, r, the sums of r c and c c."""
+    weight = torch.empty(linear.out_features, linear.in_features, dtype=dtype, device=linear.lora_A.weight.device)
+    kept = whole = 0.0
+    for start, stop, rows in linear.merged_rows():
+        base = rows_of(linear.base_layer, start, stop)
+        weight[start:stop] = rows
+        correction, rounded = rows - base, weight[start:stop].float() - base
+        kept += (rounded * correction).sum().item()  # sync: twice a chunk, once in the model's life
+        whole += correction.square().sum().item()
+    return weight, kept, whole
+
+
+def _check_products(name: str, linear: LoRALinear) -> None:
+    """Hold the merged matrix, before it is rounded, against the adapter's own way: by two thin products, in float32.
+
+    Raises:
+        TrainingError: If the two multiply a few random vectors to something else.
+    """
+    x = torch.randn(_NUM_VECTORS, linear.in_features, generator=torch.Generator().manual_seed(0))
+    x = x.to(linear.lora_A.weight.device)
+    chunks = ((F.linear(x, rows_of(linear.base_layer, i, j)), F.linear(x, rows)) for i, j, rows in linear.merged_rows())
+    base, merged = (torch.cat(parts, dim=1) for parts in zip(*chunks, strict=True))
+    low = F.linear(x, linear.lora_A.weight) * linear.config.scale
+    expected = base + F.linear(low, linear.lora_B.weight)
+    if linear.lora_magnitude_vector is not None:
+        expected *= linear.lora_magnitude_vector / linear.row_norms()
+    off, length = (merged - expected).norm().item(), expected.norm().item()  # sync: once a matrix
+    if not off <= _PRODUCT_TOLERANCE * length:
+        raise TrainingError(
+            f"{name}: products with the merged matrix are {off:.3g} away from the adapter's, of length {length:.3g}; "
+            f"expected at most {_PRODUCT_TOLERANCE:g} of it"
+        )
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    linear = meta_linear(weight.shape[1], weight.shape[0])
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    return linear

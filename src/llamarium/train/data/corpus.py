@@ -1,0 +1,369 @@
+"""A data set as one long stream of token ids on disk, read and tokenized once.
+
+The ids lie in a file that is mapped into memory, 2 bytes a token where the vocabulary has at most 65,536 tokens and 4
+where it has more; so a corpus may be larger than the memory, and a row of it costs one read. Beside them lie the places
+where documents begin, and the tokenizer where it was learned from the documents:
+
+    corpus-.../ids.bin       uint16 or int32 in the machine's order, document after document
+    corpus-.../starts.bin    int64, the first is 0
+    corpus-.../tokenizer/
+    corpus-.../corpus.json   what they were made from; their sizes, times and SHA-256
+
+Where a tokenizer puts a begin-of-text token, each document begins with one; where it has an end-of-text token, each
+document ends with it, so that a model learns to end. Characters have neither.
+
+The source is read once, into a file beside the corpus; from there the vocabulary is learned and the ids are written, so
+that the two fit even where the source changes meanwhile. After that nothing of it is read as long as its stamp is the
+same (`source_stamp`: sizes and times of files); where the stamp has moved it is read to see whether the documents have.
+
+The fingerprint is a SHA-256 over every document and the tokenizer. Files that change later change nothing in a run that
+has begun, and a run that is resumed with other data or another tokenizer sees another fingerprint.
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llamarium.checkpoints.tokenizers import load_tokenizer
+from llamarium.errors import OutputError, TokenizerError, TrainingError, escape, show_value
+from llamarium.io import file_sha256, sync, sync_tree, write_json
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.pieces import encode_pieces
+from llamarium.train.data.sources import read_documents, source_name, source_stamp
+
+Progress = Callable[[int, int], None]
+"""Called as `progress(num_documents, num_tokens)` with what has been read so far."""
+
+_Number = type[np.uint16 | np.int32 | np.int64]
+
+_FORMAT = "llamarium corpus 2"  # part of every fingerprint: other rules or another layout make another corpus
+_UNFINISHED = ".corpus-"
+_STALE_AFTER_S = 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """A tokenizer that is yet to be learned from the documents.
+
+    Attributes:
+        name: What decides it besides them, such as "bpe 4096".
+        learn: Makes it.
+    """
+
+    name: str
+    learn: Callable[[Iterable[str]], Tokenizer]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Corpus:
+    """A stream of token ids, and where its documents begin.
+
+    Attributes:
+        name: Where it came from, for messages.
+        ids: (num_tokens,) uint16 or int32; mapped from a file, of which only what is used is read.
+        starts: (num_documents,) int64; where documents begin, ascending; the first is 0.
+        tokenizer: What encoded it.
+        fingerprint: SHA-256, hex, of the documents, the tokenizer and which part of them this is.
+        about: The whole, of which this may be a part, in plain words: how many documents, bytes and tokens, and the
+            SHA-256 of text and tokenizer.
+    """
+
+    name: str
+    ids: Tensor
+    starts: Tensor
+    tokenizer: Tokenizer
+    fingerprint: str
+    about: Mapping[str, Any]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in all."""
+        return self.ids.numel()
+
+    @property
+    def num_documents(self) -> int:
+        """Documents, the first and last of which may be parts."""
+        return self.starts.numel()
+
+    def split(self, validation: float, *, at_least: int = 1) -> tuple["Corpus", "Corpus"]:
+        """Return the first part, to learn from, and the last, to measure with.
+
+        The cut is at a token, in the middle of a document if need be: of Tiny Shakespeare's 1,115,394 characters the
+        usual split keeps the first int(0.9 · n).
+
+        Args:
+            validation: The last part's share of the tokens, above 0 and below 1.
+            at_least: Tokens that each part must have.
+
+        Raises:
+            TrainingError: If the share is out of range, or a part would be shorter than `at_least`.
+        """
+        if not 0 < validation < 1:  # NaN is not, either
+            raise TrainingError(f"the validation share is {show_value(validation)}; expected above 0 and below 1")
+        cut = int(self.num_tokens * round(1 - validation, 12))  # 1 - 0.9 is 0.09999999999999998
+        for what, length in (("training", cut), ("validation", self.num_tokens - cut)):
+            if length < max(at_least, 1):
+                raise TrainingError(
+                    f"{self.name}: a validation share of {validation} of its {self.num_tokens} tokens leaves {length} "
+                    f"for {what}; expected at least {max(at_least, 1)}: use more data, another share or shorter rows"
+                )
+        return self._part(0, cut), self._part(cut, self.num_tokens)
+
+    def _part(self, first: int, end: int) -> "Corpus":
+        """Return the tokens from `first` to `end`; a document that began before counts from there."""
+        open_document = int(torch.searchsorted(self.starts, first, right=True)) - 1
+        next_part = int(torch.searchsorted(self.starts, end))
+        return replace(
+            self,
+            ids=self.ids[first:end],
+            starts=(self.starts[open_document:next_part] - first).clamp(min=0),
+            fingerprint=_sha256(f"{self.fingerprint} {first} {end}"),
+        )
+
+
+def tokenize_corpus(
+    source: str | None,
+    tokenizer: Tokenizer | Learner,
+    folder: Path,
+    *,
+    text_field: str = "text",
+    progress: Progress | None = None,
+) -> Corpus:
+    """Return a source as token ids, from the files in `folder` if they hold it already.
+
+    Several sources may share a folder. What is written is complete or absent. While the source is read, the folder
+    holds a copy of its text besides.
+
+    Args:
+        source: As for `read_documents`.
+        tokenizer: What encodes it, or how that is learned from it.
+        folder: Where the ids are kept; made if missing.
+        text_field: As for `read_documents`.
+        progress: Told how far it is, after each document and each million characters.
+
+    Raises:
+        TrainingError: If the source holds no text, what is no text, or what the tokenizer cannot encode.
+        DownloadError, OptionError: As `read_documents`.
+        OutputError: If the folder cannot be written.
+    """
+    name, folder = source_name(source), Path(folder)
+    try:
+        named = tokenizer.name if isinstance(tokenizer, Learner) else tokenizer_fingerprint(tokenizer)
+        recipe = {"format": _FORMAT, "text_field": text_field, "tokenizer": named}
+        stamp = source_stamp(source)
+        for inside in folder.glob("corpus-*"):
+            if (found := _kept(inside, recipe)) and found.get("stamp") == stamp:
+                return _map_corpus(inside, name, tokenizer)
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_stale(folder)
+        with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=folder, ignore_cleanup_errors=True) as temporary:
+            documents = _Spool(Path(temporary) / "documents", read_documents(source, text_field=text_field), progress)
+            inside = folder / f"corpus-{_sha256(f'{recipe} {documents.sha256}')[:16]}"
+            if found := _kept(inside, recipe):
+                write_json(inside / "corpus.json", {**found, "stamp": stamp})
+            else:
+                fresh = Path(temporary) / "fresh"
+                about = _make(fresh, documents, tokenizer, name, progress)
+                _publish(fresh, inside, {"recipe": recipe, "stamp": stamp, "about": about})
+        return _map_corpus(inside, name, tokenizer)
+    except OSError as error:
+        raise OutputError(
+            f"{escape(folder)}: the tokenized data cannot be kept here: {escape(error.strerror or error)}; expected a "
+            "folder that can be written, with room for the text and 2 to 4 bytes a token"
+        ) from error
+
+
+def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
+    """Return a SHA-256, hex, over everything that decides which ids a document becomes.
+
+    A tokenizer that is saved and read again has the same one; its chat template does not count.
+
+    Raises:
+        OutputError: If the folder for temporary files cannot be written.
+    """
+    with tempfile.TemporaryDirectory(prefix="llamarium-") as temporary:
+        tokenizer.save(Path(temporary))
+        vocabulary = b"".join(
+            path.read_bytes() for path in sorted(Path(temporary).iterdir()) if path.name != "tokenizer_config.json"
+        )
+    rules = (_before(tokenizer), _after(tokenizer), tokenizer.vocab_size)
+    return _sha256(f"{hashlib.sha256(vocabulary).hexdigest()} {rules}")
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+class _Spool:
+    """Documents on disk, as they were when their source was read: of each its length in bytes, 8 of them, and UTF-8.
+
+    Attributes:
+        sha256: Of the file, hex, and so of the documents, whatever kind of file they come from.
+        num_documents: How many there are.
+        num_bytes: Of their texts.
+    """
+
+    def __init__(self, path: Path, documents: Iterable[str], progress: Progress | None) -> None:
+        self._path = path
+        self.num_documents = self.num_bytes = 0
+        digest = hashlib.sha256()
+        with path.open("wb") as file:
+            for document in documents:
+                data = document.encode("utf-8")
+                for part in (len(data).to_bytes(8, "little"), data):
+                    digest.update(part)
+                    file.write(part)
+                self.num_documents += 1
+                self.num_bytes += len(data)
+                if progress is not None:
+                    progress(self.num_documents, 0)
+        self.sha256 = digest.hexdigest()
+
+    def __iter__(self) -> Iterator[str]:
+        with self._path.open("rb") as file:
+            while length := file.read(8):
+                yield file.read(int.from_bytes(length, "little")).decode("utf-8")
+
+
+def _make(
+    fresh: Path, documents: _Spool, tokenizer: Tokenizer | Learner, name: str, progress: Progress | None
+) -> dict[str, Any]:
+    """Write everything of a corpus but `corpus.json` into a new folder, and return what there is to say about it.
+
+    Raises:
+        TrainingError: If there is no document, or one that the tokenizer cannot encode.
+    """
+    if not documents.num_documents:
+        raise TrainingError(f"{name}: no text in it; expected at least one document that is not empty")
+    fresh.mkdir()
+    if isinstance(tokenizer, Learner):
+        tokenizer = tokenizer.learn(documents)
+        tokenizer.save(fresh / "tokenizer")
+    return {
+        "documents": documents.num_documents,
+        "bytes": documents.num_bytes,
+        "tokens": _write_ids(fresh, documents, tokenizer, name, progress),
+        "text": documents.sha256,
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+    }
+
+
+def _write_ids(
+    folder: Path, documents: Iterable[str], tokenizer: Tokenizer, name: str, progress: Progress | None
+) -> int:
+    """Write `ids.bin` and `starts.bin`, one document at a time, and return how many tokens there are."""
+    dtype = _ids_dtype(tokenizer)
+    starts, num_tokens = array("q"), 0
+    with (folder / "ids.bin").open("wb") as file:
+        for document in documents:
+            starts.append(num_tokens)
+            for ids in _document_ids(tokenizer, document, f"{name}: document {len(starts)}"):
+                file.write(np.asarray(ids, dtype).tobytes())
+                num_tokens += len(ids)
+                if progress is not None:
+                    progress(len(starts), num_tokens)
+    with (folder / "starts.bin").open("wb") as file:
+        starts.tofile(file)
+    return num_tokens
+
+
+def _document_ids(tokenizer: Tokenizer, document: str, where: str) -> Iterator[list[int]]:
+    """Encode a document between its begin- and end-of-text tokens.
+
+    Raises:
+        TrainingError: If the tokenizer cannot encode it.
+    """
+    yield _before(tokenizer)
+    try:
+        yield from encode_pieces(tokenizer, document)
+    except TokenizerError as error:
+        raise TrainingError(f"{where}: {error}") from error
+    yield _after(tokenizer)
+
+
+def _before(tokenizer: Tokenizer) -> list[int]:
+    """Return what stands before each document, by the tokenizer's own rule."""
+    return [tokenizer.special.bos] if tokenizer.special.add_bos and tokenizer.special.bos is not None else []
+
+
+def _after(tokenizer: Tokenizer) -> list[int]:
+    """Return what stands after each document; of several end-of-text tokens the main one."""
+    return list(tokenizer.eos_token_ids[:1])
+
+
+def _publish(fresh: Path, target: Path, description: dict[str, Any]) -> None:
+    """Describe a complete corpus and give it its name; one of that name that is damaged makes way."""
+    written = {path.relative_to(fresh).as_posix(): path for path in fresh.rglob("*") if path.is_file()}
+    files = {
+        name: (s := path.stat()) and [s.st_size, s.st_mtime_ns, file_sha256(path)] for name, path in written.items()
+    }
+    write_json(fresh / "corpus.json", {**description, "files": files})
+    sync_tree(fresh)
+    try:
+        fresh.rename(target)  # fails where one with files in it is there
+    except OSError:
+        if _kept(target, description["recipe"]):
+            return  # another process was faster, and may have mapped it
+        shutil.rmtree(target, ignore_errors=True)
+        fresh.rename(target)
+    sync(target.parent)
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove what a process that was killed has left; not what another may still be writing."""
+    for old in folder.glob(f"{_UNFINISHED}*"):
+        if old.stat().st_mtime < time.time() - _STALE_AFTER_S:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _kept(inside: Path, recipe: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return what `corpus.json` says, if a corpus of this recipe is there and is what was written; else None."""
+    try:
+        found: Any = json.loads((inside / "corpus.json").read_bytes())
+        intact = found["recipe"] == recipe and all(
+            _is_as_written(inside / name, *written) for name, written in found["files"].items()
+        )
+        return found if intact else None
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _is_as_written(path: Path, num_bytes: int, mtime_ns: int, sha256: str) -> bool:
+    """Compare a file's size, and its content where it is not the very file that was written."""
+    status = path.stat()
+    return status.st_size == num_bytes and (status.st_mtime_ns == mtime_ns or file_sha256(path) == sha256)
+
+
+def _map_corpus(inside: Path, name: str, tokenizer: Tokenizer | Learner) -> Corpus:
+    about = json.loads((inside / "corpus.json").read_bytes())["about"]
+    if isinstance(tokenizer, Learner):
+        tokenizer = load_tokenizer(inside / "tokenizer")
+    ids = _map(inside / "ids.bin", _ids_dtype(tokenizer))
+    fingerprint = _sha256(f"{_FORMAT} {about['text']} {about['tokenizer']}")
+    return Corpus(name, ids, _map(inside / "starts.bin", np.int64), tokenizer, fingerprint, about)
+
+
+def _map(path: Path, dtype: _Number) -> Tensor:
+    """Map a file of numbers; copied on write, so that nothing can write through the tensor into it."""
+    return torch.from_numpy(np.memmap(path, dtype, "c") if path.stat().st_size else np.empty(0, dtype))
+
+
+def _ids_dtype(tokenizer: Tokenizer) -> _Number:
+    return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -1,0 +1,98 @@
+"""Rows to pretrain on: the stream of a corpus cut into equal lengths, with nothing padded and nothing lost.
+
+    documents      "the_cat_sat", "a_dog_ran_off", "so_it_goes"
+    rows of 8      the_cat_  sata_dog  _ran_off  so_it_go      (here a character is a token)
+    segments       00000000  00011111  00000000  00000000      attention stays within a segment
+    positions      01234567  01201234  01234567  01234567      and counts from its first token
+    labels         he_cat_s  at._dog_  ran_off.  o_it_goe      the next token, but none across a border
+
+A row has T tokens to see and, for the last of them, one more to predict. Each epoch cuts at another offset, so that a
+token that was the first of a row, with nothing to look back to, has a past in the next epoch.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+
+from llamarium.errors import TrainingError
+from llamarium.train.data.batch import IGNORED, Batch
+from llamarium.train.data.corpus import Corpus
+from llamarium.train.data.order import derived_seed
+
+
+class PackedRows:
+    """The rows of a corpus, by epoch and index.
+
+    Attributes:
+        corpus: What is cut.
+        context: T, the tokens of a row.
+        fingerprint: SHA-256, hex, over the corpus, the context and the seed.
+        about: What the corpus says about itself.
+    """
+
+    def __init__(self, corpus: Corpus, context: int, seed: int | None) -> None:
+        """Cut a corpus into rows.
+
+        Args:
+            corpus: The stream of ids.
+            context: T, at least 1.
+            seed: What the offset of each epoch is drawn from. None cuts at the beginning in every epoch, so that a
+                validation loss is measured on the same rows each time.
+
+        Raises:
+            TrainingError: If the corpus is shorter than one row and the token after it, or has nothing to learn.
+        """
+        if context < 1:
+            raise TrainingError(f"a row of {context} tokens; expected a context of at least 1")
+        if corpus.num_tokens < context + 1:
+            raise TrainingError(
+                f"{corpus.name}: {corpus.num_tokens} tokens, fewer than one row: a context of {context} needs "
+                f"{context + 1}; use more data or a shorter context"
+            )
+        if corpus.num_tokens == corpus.num_documents:
+            raise TrainingError(
+                f"{corpus.name}: each of its {corpus.num_documents} documents is a single token, so no token follows "
+                "another and there is nothing to learn; join the texts into longer documents"
+            )
+        self.corpus = corpus
+        self.context = context
+        self._seed = seed
+        described = f"packed rows 1 {corpus.fingerprint} {context} {seed}"
+        self.fingerprint = hashlib.sha256(described.encode()).hexdigest()
+        self.about = corpus.about
+
+    def offset(self, epoch: int) -> int:
+        """Return where the first row of an epoch begins: below T, and so that there is at least one row."""
+        if self._seed is None:
+            return 0
+        generator = torch.Generator().manual_seed(derived_seed("offset", self._seed, epoch))
+        choices = min(self.context, self.corpus.num_tokens - self.context)
+        return int(torch.randint(choices, (), generator=generator))
+
+    def num_rows(self, epoch: int) -> int:
+        """Return how many whole rows an epoch has."""
+        return (self.corpus.num_tokens - self.offset(epoch) - 1) // self.context
+
+    def batch(self, epoch: int, indices: Sequence[int]) -> Batch:
+        """Return these rows of an epoch; the same arguments give the same tensors."""
+        first, context = self.offset(epoch), self.context
+        rows_B = torch.as_tensor(indices, dtype=torch.int64)
+        # Overlapping views of T + 1 tokens: a row's last label is the next row's first token.
+        tokens_BU = self.corpus.ids[first:].unfold(0, context + 1, context)[rows_B].long()
+        ids_BT, next_BT = tokens_BU[:, :-1].contiguous(), tokens_BU[:, 1:].contiguous()
+        if self.corpus.num_documents == 1:
+            return Batch(ids_BT, next_BT, torch.arange(context).repeat(len(indices), 1), None)
+
+        begins_B1 = (first + rows_B * context)[:, None]
+        places_BU = begins_B1 + torch.arange(context + 1)
+        documents_BU = torch.searchsorted(self.corpus.starts, places_BU, right=True) - 1
+        documents_BT = documents_BU[:, :-1]
+        segments_BT = documents_BT - documents_BT[:, :1]
+        starts_BT = self.corpus.starts[documents_BT].maximum(begins_B1)  # of what the row holds of the document
+        return Batch(
+            ids_BT,
+            next_BT.masked_fill(documents_BU[:, 1:] != documents_BT, IGNORED),
+            places_BU[:, :-1] - starts_BT,
+            segments_BT if segments_BT.any() else None,
+        )

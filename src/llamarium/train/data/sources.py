@@ -1,0 +1,365 @@
+"""Where documents come from: the reference manual in every Python, files and folders, data sets of the hub.
+
+| source              | documents                                                                          |
+|---------------------|------------------------------------------------------------------------------------|
+| None                | the Python manual's topics, as `help()` shows them (`pydoc_data.topics`)           |
+| `tiny-shakespeare`  | one: 40,000 lines of Shakespeare, fetched once (Karpathy 2015, char-rnn)           |
+| a file              | one: its text, in UTF-8                                                            |
+| a `.jsonl` file     | one a line: the text in one field                                                  |
+| a `.parquet` file   | one a row: the text in one column (needs `llamarium[train]`)                       |
+| a folder            | those of its `.txt`, `.md`, `.jsonl` and `.parquet` files, by name; not of runs    |
+| `org/name[:subset]` | one a row of a hub data set's `train` split, streamed (needs `llamarium[hub-data]`) |
+
+The first that fits wins, so `org/name` is the folder of that name where there is one. A document is a text that was
+written as one: what stands in another document never explains what stands in this one, and the rows keep them apart.
+Documents come one at a time and in the same order each time, so the memory has to hold one of them: a text file is one,
+and a text larger than that is better cut into several files or the lines of a `.jsonl`. What is no text is refused with
+its place (file and line, or file and row); nothing is repaired or passed over in silence.
+"""
+
+import hashlib
+import importlib
+import json
+import os
+import re
+import stat
+import urllib.request
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from llamarium.config import without_duplicates
+from llamarium.errors import DownloadError, LlamariumError, TrainingError, escape, show_value
+from llamarium.extras import optional
+from llamarium.hub.builtin import cache_folder
+from llamarium.hub.client import data_commit
+from llamarium.io import atomic_file
+
+TINY_SHAKESPEARE = "tiny-shakespeare"
+SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+SHAKESPEARE_BYTES = 1_115_394
+SHAKESPEARE_VARIABLE = "LLAMARIUM_TINY_SHAKESPEARE"
+
+SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
+"""The files of a folder that are read; a single file of any other name is read as text."""
+
+_HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<subset>[\w.-]+))?", re.ASCII)
+_NETWORK_TIMEOUT_S = 30
+_ROWS_AT_ONCE = 256  # of a parquet file: as few as its pages allow, since a row may hold a book
+
+
+def read_documents(source: str | None, *, text_field: str = "text") -> Iterator[str]:
+    """Return the documents of a source, in a fixed order, without the empty ones.
+
+    Args:
+        source: One of the forms of the table above.
+        text_field: The field or column that holds the text, where documents have several.
+
+    Raises:
+        TrainingError: If there is nothing of that name, or, while the documents are read, what is no text.
+        DownloadError: If Tiny Shakespeare is not on this machine and cannot be fetched.
+        OptionError: If the source needs a package that is not installed.
+    """
+    return (document for document in _find(source, text_field)[1]() if document)
+
+
+def source_stamp(source: str | None) -> str:
+    """Return what stays the same as long as a source does, without reading it.
+
+    It is a hash of the files' names, sizes and times of change, or of a hub data set's commit.
+
+    Raises:
+        TrainingError: If there is nothing of that name, or it cannot be looked at.
+    """
+    return hashlib.sha256(repr(_find(source)[0]()).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def source_name(source: str | None) -> str:
+    """Name a source in messages."""
+    return "the Python manual" if source is None else escape(source)
+
+
+def _find(source: str | None, text_field: str = "") -> tuple[Callable[[], object], Callable[[], Iterable[str]]]:
+    """Return what tells whether a source has changed, and what reads it."""
+    if source is None:
+        return _python_manual, _python_manual
+    if source == TINY_SHAKESPEARE:
+        return lambda: SHAKESPEARE_SHA256, lambda: [_decode(fetch_tiny_shakespeare().read_bytes(), TINY_SHAKESPEARE)]
+    if source and os.path.exists(path := os.path.expanduser(source)):  # noqa: PTH110, PTH111 - Path's raise on odd names
+        return partial(_stamp_path, Path(path)), partial(_read_path, Path(path), text_field)
+    if hub := _HUB_NAME.fullmatch(source):
+        return partial(_stamp_hub, hub["repo"], hub["subset"]), partial(
+            _read_hub, hub["repo"], hub["subset"], text_field
+        )
+    raise TrainingError(
+        f"no data called {show_value(source)}: no file or folder of that name, not {TINY_SHAKESPEARE!r}, and not "
+        "spelled like a hub data set (org/name or org/name:subset)"
+    )
+
+
+def _python_manual() -> list[str]:
+    try:
+        topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
+    except ImportError:
+        raise TrainingError(
+            "this Python comes without its manual (pydoc_data.topics), which is learned from where no data is named; "
+            "name a text file or folder"
+        ) from None
+    return [topics[name] for name in sorted(topics)]
+
+
+# --- Tiny Shakespeare -------------------------------------------------------------------------------------------------
+
+
+def fetch_tiny_shakespeare() -> Path:
+    """Return the pinned file: the one that `$LLAMARIUM_TINY_SHAKESPEARE` names, the cache's, or fetched into the cache.
+
+    Raises:
+        DownloadError: If it is not the pinned file, or cannot be fetched or kept; with what to do by hand.
+    """
+    if given := os.environ.get(SHAKESPEARE_VARIABLE):
+        return _given_shakespeare(Path(given))
+    target = cache_folder() / TINY_SHAKESPEARE / "input.txt"
+    try:
+        if target.is_file() and _is_pinned(target.read_bytes()):
+            return target
+        data = _download_shakespeare(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(target) as file:
+            file.write(data)
+    except OSError as error:
+        raise DownloadError(
+            f"{TINY_SHAKESPEARE}: cannot be kept in {escape(target.parent)}: {escape(error.strerror or error)}; set "
+            "LLAMARIUM_CACHE to a folder that can be written"
+        ) from None
+    return target
+
+
+def _given_shakespeare(path: Path) -> Path:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DownloadError(f"{SHAKESPEARE_VARIABLE}={escape(path)}: cannot be read: {error.strerror}") from None
+    if not _is_pinned(data):
+        raise DownloadError(f"{SHAKESPEARE_VARIABLE}={escape(path)}: {_not_pinned(data)}; unset it to fetch the file")
+    return path
+
+
+def _download_shakespeare(target: Path) -> bytes:
+    try:
+        # Proxies and certificates are those of the environment, as urllib reads them.
+        with urllib.request.urlopen(SHAKESPEARE_URL, timeout=_NETWORK_TIMEOUT_S) as response:
+            data: bytes = response.read(SHAKESPEARE_BYTES + 1)
+    except Exception as error:  # noqa: BLE001 - urllib, http.client, ssl and socket each have errors of their own
+        problem = f"{type(error).__name__}: {escape(error)}"
+    else:
+        if _is_pinned(data):
+            return data
+        problem = _not_pinned(data)
+    raise DownloadError(
+        f"{TINY_SHAKESPEARE} could not be fetched from {SHAKESPEARE_URL}: {problem}. Try again with a network, or get "
+        f"that file and put it as {escape(target)}, or set {SHAKESPEARE_VARIABLE} to where it lies"
+    )
+
+
+def _is_pinned(data: bytes) -> bool:
+    return hashlib.sha256(data).hexdigest() == SHAKESPEARE_SHA256
+
+
+def _not_pinned(data: bytes) -> str:
+    found = f"{len(data)} bytes, SHA-256 {hashlib.sha256(data).hexdigest()[:12]}…"
+    return f"not the pinned file: expected {SHAKESPEARE_BYTES} bytes, SHA-256 {SHAKESPEARE_SHA256[:12]}…, found {found}"
+
+
+# --- files and folders ------------------------------------------------------------------------------------------------
+
+
+def _stamp_path(path: Path) -> object:
+    try:
+        files = [(file, file.stat()) for file in (_files_of(path)[0] if path.is_dir() else [path])]
+        return os.path.realpath(path), [(os.path.relpath(f, path), s.st_size, s.st_mtime_ns) for f, s in files]
+    except OSError as error:
+        where = escape(error.filename or path)
+        raise TrainingError(f"{where}: cannot be read: {escape(error.strerror or error)}") from None
+
+
+def _read_path(path: Path, text_field: str) -> Iterator[str]:
+    files, left_out = _files_of(path) if path.is_dir() else ([path], "")
+    if left_out:
+        warnings.warn(f"{escape(path)}: left out {left_out}", stacklevel=2)
+    for file in files:
+        try:
+            yield from _read_file(file, text_field)
+        except OSError as error:
+            raise TrainingError(f"{escape(file)}: cannot be read: {escape(error.strerror or error)}") from None
+
+
+def _read_file(path: Path, text_field: str) -> Iterator[str]:
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise TrainingError(f"{escape(path)}: neither a file nor a folder; expected text, which can be read twice")
+    suffix = path.suffix.lower()
+    if suffix == ".jsonl":
+        yield from _read_jsonl(path, text_field)
+    elif suffix == ".parquet":
+        yield from _read_parquet(path, text_field)
+    else:
+        yield _decode(path.read_bytes(), escape(path))
+
+
+def _files_of(folder: Path) -> tuple[list[Path], str]:
+    """Return the readable files below `folder`, and how many others there are; hidden ones are passed over.
+
+    So are the folders of runs, whose journals are `.jsonl` files: a run may lie in the folder that it learns from.
+
+    Raises:
+        TrainingError: If there is none, a folder cannot be listed, or a link leads back into its own folders.
+    """
+
+    def refuse(error: OSError) -> None:
+        where = escape(error.filename or folder)
+        raise TrainingError(f"{where}: the folder cannot be read: {escape(error.strerror or error)}") from None
+
+    found: list[Path] = []
+    others: Counter[str] = Counter()
+    for parent, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
+        if _is_run(names):
+            others["run"] += 1
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in folders:
+            _refuse_loop(Path(parent, name), folder)
+        for path in (Path(parent, name) for name in names if not name.startswith(".")):
+            if path.suffix.lower() in SUFFIXES:
+                found.append(path)
+            else:
+                others[path.suffix or path.name] += 1
+    left_out = ", ".join(f"{count} {escape(kind)}" for kind, count in others.most_common(5))
+    if not found:
+        raise TrainingError(
+            f"{escape(folder)}: nothing to read in this folder; expected {', '.join(SUFFIXES)} files, found "
+            f"{left_out or 'no files at all'}"
+        )
+    found.sort(key=lambda path: path.relative_to(folder).as_posix())
+    return found, f"{others.total()} other files ({left_out})" if others else ""
+
+
+def _is_run(names: Collection[str]) -> bool:
+    return ".lock" in names or {"train.toml", "metrics.jsonl"} <= {*names}
+
+
+def _refuse_loop(path: Path, root: Path) -> None:
+    """Refuse a link to one of the folders that led to it: the walk would go around until the names grow too long."""
+    if not path.is_symlink():
+        return
+    target = os.path.realpath(path)
+    walked = [path.parent, *path.parent.parents]
+    if any(os.path.realpath(parent) == target for parent in walked[: len(path.relative_to(root).parts)]):
+        raise TrainingError(f"{escape(path)}: a link back to {escape(target)}, which holds it; remove the link")
+
+
+def _read_jsonl(path: Path, text_field: str) -> Iterator[str]:
+    name = escape(path)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _text_of_line(line, f"{name}:{number}", text_field)
+
+
+def _text_of_line(line: bytes, where: str, text_field: str) -> str:
+    try:
+        row: Any = json.loads(_decode(line, where), object_pairs_hook=without_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise TrainingError(f"{where}: no JSON: {escape(error)}; expected one object a line") from None
+    if not isinstance(row, dict):
+        raise TrainingError(f"{where}: {show_value(row)}; expected an object with the field {text_field!r}")
+    return _text_of_row(row, where, text_field)
+
+
+def _text_of_row(row: dict[str, Any], where: str, text_field: str) -> str:
+    """Return a row's text, or refuse the row with its place."""
+    if text_field not in row:
+        raise _missing_field(where, text_field, row)
+    text = row[text_field]
+    if not isinstance(text, str):
+        raise TrainingError(f"{where}: {text_field!r} is {show_value(text)}; expected a text")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        found = f"U+{ord(text[error.start]):04X} at character {error.start}"
+        raise TrainingError(
+            f"{where}: {text_field!r} holds half of a surrogate pair ({found}), which is no text"
+        ) from None
+    return text
+
+
+def _missing_field(where: str, text_field: str, fields: Iterable[str]) -> TrainingError:
+    names = escape(", ".join(map(repr, fields))) or "none"
+    return TrainingError(f"{where}: no field {text_field!r}; the fields are {names}: name the one that holds the text")
+
+
+def _decode(data: bytes, where: str) -> str:
+    """Decode a file's text exactly, but for a byte-order mark; what is no text is refused.
+
+    Raises:
+        TrainingError: For NUL bytes or what is no UTF-8.
+    """
+    problem, nul = "", data.find(b"\0")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        text, problem = "", f"no UTF-8 at byte {error.start} (0x{data[error.start]:02x})"
+    if nul >= 0:
+        problem = f"a NUL byte at byte {nul}"
+    if problem:
+        raise TrainingError(
+            f"{where}: {problem}; expected text in UTF-8 (convert text in another encoding with "
+            "`iconv -t UTF-8`; take other files away)"
+        )
+    return text
+
+
+# --- packages that are asked for when they are needed -----------------------------------------------------------------
+
+
+def _read_parquet(path: Path, text_field: str) -> Iterator[str]:
+    parquet = optional("pyarrow.parquet", "train", f"reading {escape(path)}")
+    name, number = escape(path), 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            names: list[str] = file.schema_arrow.names
+            if text_field not in names:
+                raise _missing_field(name, text_field, names)
+            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=[text_field]):
+                for text in batch.column(0).to_pylist():
+                    number += 1
+                    yield _text_of_row({text_field: text}, f"{name}: row {number}", text_field)
+    except ValueError as error:  # pyarrow's ArrowInvalid, and UnicodeDecodeError of a column that is no UTF-8
+        raise TrainingError(f"{name}: no parquet file that can be read: {escape(error)}") from None
+
+
+def _stamp_hub(repo: str, subset: str | None) -> object:
+    try:
+        return repo, subset, data_commit(repo)
+    except LlamariumError as error:
+        raise _hub_refused(repo, str(error)) from error
+
+
+def _read_hub(repo: str, subset: str | None, text_field: str) -> Iterator[str]:
+    """Stream the `train` split; datasets of version 4 and newer run no code of the repository."""
+    datasets = optional("datasets", "hub-data", f"reading {repo} from the hub")
+    try:
+        for number, row in enumerate(datasets.load_dataset(repo, subset, split="train", streaming=True), start=1):
+            yield _text_of_row(dict(row), f"{repo}: row {number}", text_field)
+    except TrainingError:
+        raise
+    except Exception as error:  # datasets' own, huggingface_hub's, the HTTP library's
+        raise _hub_refused(repo, f"{type(error).__name__}: {escape(error, 300)}") from error
+
+
+def _hub_refused(repo: str, why: str) -> TrainingError:
+    return TrainingError(f"{repo} could not be read from the hub, nor is there a file or folder of that name: {why}")

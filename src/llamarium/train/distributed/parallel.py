@@ -1,0 +1,336 @@
+"""One run on many devices: weights, gradients and optimizer state spread over processes that `torchrun` starts.
+
+The processes form a grid: `world / tensor_parallel` along "data", `tensor_parallel` along "tensor".
+
+- Along "data" weights are *sharded* (FSDP2): a process keeps a slice of every weight, of its gradient and of what the
+  optimizer remembers. Before a layer computes, its weights are gathered from all, and afterwards they are let go;
+  backwards, gradients are added up and each process gets the slice that is its own. Each computes with other rows.
+- Along "tensor" the matrices of a layer are *divided* (tensor parallelism): a process has some of the heads and some of
+  the SwiGLU's features, computes with those alone, and the results of o_proj and down_proj are added up. All of them
+  compute with the same rows.
+
+Both are done to the model from outside, with `DTensor`s, and the model's own code does not know. The group of weights
+that no layer has (embedding, final norm, head) is one unit, so a tied head stays the embedding's own Parameter.
+
+A step learns from the same rows as on one device, and its gradient is the same sum, divided by the same number of
+learned tokens: what differs is the order in which numbers are added.
+
+Files do not know how many processes there were. The first process writes checkpoints as a single one would, tensor by
+tensor: whenever it needs one, it tells the others which, and all gather it. Reading, each process takes its slice.
+
+Source: PyTorch, `torch.distributed.fsdp.fully_shard`, `torch.distributed.tensor.parallel`; Shoeybi et al. 2019,
+"Megatron-LM", for which matrix is divided by rows and which by columns.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from llamarium.checkpoints.save import Weight
+from llamarium.config import ModelConfig
+from llamarium.errors import TrainingError, escape
+from llamarium.model import LlamaForCausalLM
+from llamarium.train.adapters.lora import lora_linears
+from llamarium.train.config import RunConfig
+from llamarium.train.distributed.process_group import Solo
+
+T = TypeVar("T")
+
+_STEP_TIMEOUT = timedelta(minutes=10)  # within a step nobody has to wait long; who does not answer is gone
+_WORK_TIMEOUT = timedelta(
+    days=1
+)  # while the first process reads data or writes a checkpoint; a death is noticed at once
+_DONE, _FAILED = -1, -2
+
+
+@contextmanager
+def joined(config: RunConfig, size: int) -> Generator["Team"]:
+    """Meet the other processes, and part from them at the end.
+
+    Args:
+        config: `device` and `tensor_parallel` are read.
+        size: How many processes `torchrun` has started.
+
+    Raises:
+        TrainingError: If the processes cannot be arranged as the settings say, or one of them is lost on the way.
+    """
+    kind = _device_kind(config.device)
+    if config.compile:
+        raise TrainingError(
+            "compile is for one device: the shards of several are gathered where it cannot see; leave it out"
+        )
+    if size % config.tensor_parallel:
+        raise TrainingError(f"{size} processes cannot form groups of tensor_parallel {config.tensor_parallel}")
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # what "cuda" means from here on
+    # That a tensor of a grid is gathered along one side and then along the other is of no interest to a user.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timeout=_STEP_TIMEOUT)
+    try:
+        yield Team(
+            init_device_mesh(
+                kind, (size // config.tensor_parallel, config.tensor_parallel), mesh_dim_names=("data", "tensor")
+            )
+        )
+    except RuntimeError as error:
+        if not _is_loss(error):
+            raise
+        raise TrainingError(
+            f"another process of this run has ended, or does not answer; its own message says why "
+            f"({escape(str(error).splitlines()[0], 200)})"
+        ) from error
+    finally:
+        dist.destroy_process_group()
+
+
+class Team(Solo):
+    """This process among its fellows.
+
+    Args:
+        mesh: All processes, ("data", "tensor").
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.size, self.is_first = mesh.size(), dist.get_rank() == 0
+        self.parts, self.part = mesh["data"].size(), mesh["data"].get_local_rank()
+        self._mesh = mesh
+        patient = dist.new_group(backend="gloo", timeout=_WORK_TIMEOUT)
+        assert isinstance(patient, dist.ProcessGroup)
+        self._patient = patient
+        self._shared: list[Tensor] = []
+        self._root: nn.Module | None = None
+
+    def prepare(self, work: Callable[[], T]) -> T:
+        """See `Solo.prepare`.
+
+        Raises:
+            TrainingError: If another process cannot do it.
+        """
+        if not self.is_first and self._hear() == _FAILED:
+            raise _others_failed()
+        try:
+            made = work()
+        except BaseException:
+            if self.is_first:
+                self._say(_FAILED)
+            else:
+                self._count_failed(1)
+            raise
+        if self.is_first:
+            self._say(_DONE)
+        if self._count_failed(0):
+            raise _others_failed()
+        return made
+
+    def agree(self, what: str, value: str) -> None:
+        """See `Solo.agree`.
+
+        Raises:
+            TrainingError: If they have not.
+        """
+        mine = torch.tensor([*value.encode()[-1024:]], dtype=torch.int64)
+        length = torch.tensor([len(mine), -len(mine)])
+        dist.all_reduce(length, dist.ReduceOp.MAX)
+        same = length[0] == -length[1]
+        if same:
+            extremes = torch.stack((mine, -mine))
+            dist.all_reduce(extremes, dist.ReduceOp.MAX)
+            same = torch.equal(extremes[0], -extremes[1])
+        if not same:
+            raise TrainingError(
+                f"the processes see different {what}; here it is {escape(value, 100)}. The data and the run's folder "
+                "must be the same for all of them, on a file system that all nodes share"
+            )
+
+    def divide(self, model: LlamaForCausalLM) -> None:
+        """See `Solo.divide`.
+
+        Raises:
+            TrainingError: If heads or features cannot be divided evenly, or the model has adapters.
+        """
+        tensor, data = self._mesh["tensor"], self._mesh["data"]
+        if tensor.size() > 1:
+            _check_divisible(model, tensor.size())
+            for layer in model.model.layers:
+                parallelize_module(layer, tensor, _plan())
+        for layer in model.model.layers:
+            _shard(layer, data)
+        self._root = _shard(_Root(model), data)
+
+    def forward(self, work: Callable[[], Tensor]) -> Tensor:
+        """See `Solo.forward`."""
+        assert self._root is not None, "divide comes first"
+        found: Tensor = self._root(work)
+        if not torch.is_grad_enabled():  # nothing comes backwards that would let go of the embedding and the head
+            _as_sharded(self._root).reshard()
+        return found
+
+    def add(self, *numbers: float) -> list[float]:
+        """See `Solo.add`."""
+        total = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(total)
+        return (total / self._mesh["tensor"].size()).tolist()
+
+    @torch.no_grad()
+    def settle(self, parameters: Sequence[Tensor], clip: float) -> float:
+        """See `Solo.settle`."""
+        tensor = self._mesh["tensor"]
+        local: list[Tensor] = []
+        squares = torch.zeros((), dtype=torch.float64, device=self._mesh.device_type)
+        for parameter in parameters:
+            gradient = parameter.grad
+            assert isinstance(gradient, DTensor)
+            local.append(gradient.to_local())
+            if gradient.device_mesh.ndim == 1 and tensor.size() > 1:
+                # All along "tensor" computed the same; on a GPU the last bits may differ, and copies would drift apart.
+                dist.all_reduce(local[-1], group=tensor.get_group())
+                local[-1] /= tensor.size()
+            length = torch.linalg.vector_norm(local[-1], dtype=torch.float64)
+            squares += length.square() * (_num_slices(gradient) / self.size)
+        total = squares.cpu()  # sync: decides whether to update
+        dist.all_reduce(total)
+        norm = float(total.sqrt())
+        if norm > clip:
+            torch._foreach_mul_(local, clip / (norm + 1e-6))  # pyright: ignore - as clip_grad_norm_ does
+        return norm
+
+    def stopping(self, signals: list[int]) -> Sequence[int]:
+        """See `Solo.stopping`."""
+        came = torch.tensor(signals[0] if signals else 0)
+        dist.all_reduce(came, dist.ReduceOp.MAX)
+        return [int(came)] if came else []
+
+    def lead(self, work: Callable[[], object], tensors: Iterable[Tensor]) -> None:
+        """See `Solo.lead`.
+
+        Raises:
+            TrainingError: On the others, if the first process has failed.
+        """
+        self._shared = list(tensors)
+        if self.is_first:
+            try:
+                work()
+            except BaseException:
+                self._say(_FAILED)
+                raise
+            self._say(_DONE)
+        else:
+            while (heard := self._hear()) >= 0:
+                _gather(self._shared[heard])
+            if heard == _FAILED:
+                raise _others_failed()
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """See `Solo.whole`; only within `lead`, and only what it was given."""
+        if isinstance(tensor, DTensor):
+            self._say(next(i for i, shared in enumerate(self._shared) if shared is tensor))
+        return _gather(tensor)
+
+    def weights(self, model: LlamaForCausalLM) -> list[Weight]:
+        """See `Solo.weights`."""
+
+        def weight(key: str, parameter: Tensor) -> Weight:
+            return Weight(key, tuple(parameter.shape), parameter.dtype, lambda: self.whole(parameter))
+
+        return [weight(key, parameter) for key, parameter in model.named_parameters()]
+
+    def place(self, values: Tensor, like: Tensor) -> Tensor:
+        """See `Solo.place`."""
+        values = values.to(like.device)
+        if not isinstance(like, DTensor):
+            return values
+        mesh = like.device_mesh
+        copies = DTensor.from_local(values, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        return copies.redistribute(mesh, like.placements)
+
+    def _say(self, number: int) -> None:
+        dist.broadcast(torch.tensor(number), 0, self._patient)
+
+    def _hear(self) -> int:
+        number = torch.tensor(0)
+        dist.broadcast(number, 0, self._patient)
+        return int(number)
+
+    def _count_failed(self, mine: int) -> int:
+        count = torch.tensor(mine)
+        dist.all_reduce(count, group=self._patient)
+        return int(count)
+
+
+class _Root(nn.Module):
+    """The whole of a model as something that is called: FSDP gathers what no layer has when its root is called."""
+
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, work: Callable[[], Tensor]) -> Tensor:
+        return work()
+
+
+def _shard(module: nn.Module, data: DeviceMesh) -> nn.Module:
+    """Shard the weights of a module that no unit inside it has; gradients are added up, not averaged."""
+    unit = _as_sharded(fully_shard(module, mesh=data))
+    unit.set_force_sum_reduction_for_comms(True)
+    unit.set_gradient_divide_factor(1.0)
+    return module
+
+
+def _as_sharded(module: object) -> FSDPModule:
+    assert isinstance(module, FSDPModule)
+    return module
+
+
+def _plan() -> dict[str, ParallelStyle]:
+    """Divide the first products of each block by output features, which are heads, and the last by input features."""
+    first = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"]
+    last = ["self_attn.o_proj", "mlp.down_proj"]
+    return {**{name: ColwiseParallel() for name in first}, **{name: RowwiseParallel() for name in last}}
+
+
+def _check_divisible(model: LlamaForCausalLM, parts: int) -> None:
+    if any(lora_linears(model)):
+        raise TrainingError("adapters are not divided: tensor_parallel must be 1; all processes then share the data")
+    config: ModelConfig = model.config
+    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        if getattr(config, name) % parts:
+            raise TrainingError(f"tensor_parallel is {parts}, and {name} {getattr(config, name)} is no multiple of it")
+
+
+def _num_slices(tensor: DTensor) -> int:
+    """Return how many processes hold different parts of a tensor."""
+    sizes = [tensor.device_mesh.size(i) for i, where in enumerate(tensor.placements) if not where.is_replicate()]
+    return torch.Size(sizes).numel()
+
+
+def _gather(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor
+
+
+def _device_kind(name: str) -> str:
+    kind = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    if kind not in ("cpu", "cuda"):
+        raise TrainingError(f"device is {escape(name)}; expected auto, cpu or cuda: each process takes its own device")
+    return kind
+
+
+def _is_loss(error: RuntimeError) -> bool:
+    """Tell whether an error is that of a lost connection; Gloo's have no class of their own."""
+    return isinstance(error, dist.DistError) or any(
+        word in str(error) for word in ("gloo", "Connection closed", "Timed out")
+    )
+
+
+def _others_failed() -> TrainingError:
+    return TrainingError("another process of this run has failed; its own message says why")

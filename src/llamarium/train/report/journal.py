@@ -1,0 +1,117 @@
+"""`metrics.jsonl`: everything that happened in a run, one event a line, written at once.
+
+A run that is resumed goes on from a checkpoint, and what came after that never happened: it is cut off, so that the
+file is always the history of the weights that there are.
+
+No run ends, and none is kept from going on, for its journal: what cannot be written while it runs waits until it can,
+and lines that cannot be read are left out when it is resumed. Both are told once.
+"""
+
+import json
+import math
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from llamarium.checkpoints.checkpoint import list_some
+from llamarium.errors import TrainingError, escape
+from llamarium.io import atomic_file, unwritable
+from llamarium.train.run import Event
+
+NAME = "metrics.jsonl"
+
+
+class Journal:
+    """Appends events to a run's `metrics.jsonl`.
+
+    Args:
+        run: The run's folder.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.path = run / NAME
+        self._waiting = b""
+
+    def __call__(self, event: Event) -> None:
+        """Write one event; a "start" empties the file first, and a "resume" cuts it to the step it goes on from.
+
+        Raises:
+            OutputError: If these two cannot be written.
+            TrainingError: If there is a file that cannot be read at all.
+        """
+        if event["event"] == "start":
+            self._rewrite([event])
+        elif event["event"] == "resume":
+            self._rewrite([*_history(self.path, event["step"]), event])
+        else:
+            self._append(_line(event))
+
+    def _rewrite(self, events: Iterable[Event]) -> None:
+        try:
+            with atomic_file(self.path) as file:
+                file.writelines(map(_line, events))
+        except OSError as error:
+            raise unwritable(self.path, error) from None
+
+    def _append(self, line: bytes) -> None:
+        late, self._waiting = self._waiting, self._waiting + line
+        try:
+            with self.path.open("ab", buffering=0) as file:
+                while self._waiting:  # of what a full disk takes half, the other half is next
+                    self._waiting = self._waiting[file.write(self._waiting) :]
+        except OSError as error:
+            if not late:
+                warnings.warn(f"{unwritable(self.path, error)}; the run goes on, and it is tried again", stacklevel=3)
+
+
+def read_journal(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield a run's events; none where there is no file. A last line that was cut off is left out.
+
+    Raises:
+        TrainingError: If the file cannot be read, or a line is no event.
+    """
+    for number, line in enumerate(_lines(path), start=1):
+        yield _event(line, f"{escape(path)}:{number}")
+
+
+def _history(path: Path, step: int) -> list[dict[str, Any]]:
+    """Return the events up to a step, without the ends of earlier calls and what cannot be read."""
+    kept: list[dict[str, Any]] = []
+    damaged: list[str] = []
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            event = _event(line, "")
+            if event["step"] <= step and event["event"] != "end":
+                kept.append(event)
+        except (TrainingError, TypeError):  # no event, or its step is no number
+            damaged.append(str(number))
+    if damaged:
+        found = f"lines {list_some(damaged)} are no events of a run, and are left out from now on"
+        warnings.warn(f"{escape(path)}: {found}", stacklevel=4)
+    return kept
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the complete lines; what follows the last line end was not finished."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise TrainingError(f"{escape(path)}: cannot be read: {escape(error.strerror or error)}") from None
+
+
+def _event(line: str, where: str) -> dict[str, Any]:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        raise TrainingError(f"{where}: is no JSON; expected the events of a run") from None
+    if not isinstance(event, dict) or "event" not in event or "step" not in event:
+        raise TrainingError(f"{where}: is no event of a run")
+    return cast(dict[str, Any], event)
+
+
+def _line(event: Event) -> bytes:
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in event.items()}
+    return json.dumps(finite, allow_nan=False).encode() + b"\n"

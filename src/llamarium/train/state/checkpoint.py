@@ -1,0 +1,241 @@
+"""Checkpoints that survive being killed at any moment.
+
+    run/.lock                           held by the process that trains (`RunLock`)
+    run/best                            a link to the checkpoint of the lowest validation loss (`point_at`)
+    run/step-00000500/                  a Hugging Face folder, and
+        resume/optimizer.safetensors    what else the next step depends on (`save_resume`)
+        resume/state.json
+        manifest.json                   SHA-256 and size of every other file
+
+A checkpoint is written into `run/.saving-...`. Every file and folder of it is synced, then the manifest is, and only
+then is the folder renamed to its name: whatever has that name is complete. The rename is synced before anything older
+is deleted, so at every moment there is a complete checkpoint if there ever was one. What is to be deleted is renamed
+first (`.old-...`), so that a deletion cut short leaves no damaged checkpoint behind.
+
+A rename keeps its promise against a killed process; against a disk that returns other bytes than it was given there is
+the manifest, which is verified before a run resumes.
+
+Source: the order of syncs is that of POSIX's rename (2) and fsync (2): a file's content and its name in the folder are
+made durable by two different calls.
+"""
+
+import os
+import re
+import shutil
+import stat
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from llamarium.checkpoints.checkpoint import list_some
+from llamarium.config import read_json_object
+from llamarium.errors import LlamariumError, OutputError, TrainingError, escape
+from llamarium.io import file_sha256, sync, sync_tree, unwritable, write_json
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"(?:step|\.old)-([0-9]{8,18})")
+_SAVING, _OLD = ".saving-", ".old-"
+_MAX_MANIFEST_BYTES = 2**20
+
+
+def checkpoint_folder(run: Path, step: int) -> Path:
+    """Return where the checkpoint of a step lies, or would lie."""
+    return run / f"step-{step:08d}"
+
+
+def checkpoint_step(folder: Path) -> int:
+    """Return the step in a checkpoint's name.
+
+    Raises:
+        TrainingError: If it is no checkpoint's name.
+    """
+    match = _NAME.fullmatch(folder.name)
+    if match is None:
+        raise TrainingError(f"{escape(folder)}: is no checkpoint of a run; expected a folder called step-00000500")
+    return int(match[1])
+
+
+def save_checkpoint(
+    run: Path, step: int, write: Callable[[Path], None], *, keep: int = 2, best: int | None = None
+) -> Path:
+    """Save a checkpoint, then delete those that are no longer wanted. The caller holds the `RunLock`.
+
+    Args:
+        run: The run's folder.
+        step: Names the checkpoint; one of the same step is replaced.
+        write: Fills the folder that it is given; need not sync.
+        keep: How many to keep up to this step, this one included. Later ones, of which a run that was set back has
+            some, are left alone.
+        best: A step that is kept besides; `run/best` points at it before what it pointed at may be deleted.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        OutputError: If something cannot be written. What was there before is untouched.
+        LlamariumError: What `write` raises.
+    """
+    assert keep >= 1
+    final, saving = checkpoint_folder(run, step), run / f"{_SAVING}{step:08d}"
+    try:
+        for leftover in run.glob(f"{_SAVING}*"):  # of a process that was killed
+            shutil.rmtree(leftover)
+        try:
+            saving.mkdir(parents=True)
+            write(saving)
+            _seal(saving)
+            _put(saving, final)
+        except BaseException:  # a full disk has its space back
+            shutil.rmtree(saving, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise OutputError(f"{unwritable(final, error)}; the checkpoints before it are as they were") from error
+    if best is not None:
+        point_at(run, "best", best)
+    try:
+        _prune(run, step, keep, best)
+    except OSError as error:  # nothing is lost by it
+        warnings.warn(f"{escape(run)}: an old checkpoint cannot be deleted: {escape(error)}", stacklevel=2)
+    return final
+
+
+def point_at(run: Path, name: str, step: int) -> None:
+    """Let `run/<name>` stand for a step's checkpoint: a link that is never missing once it is there.
+
+    Where links cannot be made it is left out, with a warning: the checkpoint is found by its step.
+    """
+    link, fresh = run / name, run / f".{name}-link"
+    try:
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(checkpoint_folder(run, step).name, target_is_directory=True)
+        fresh.replace(link)
+        sync(run)
+    except OSError as error:
+        warnings.warn(f"{escape(link)}: the link cannot be made: {escape(error)}", stacklevel=2)
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Return the folders with a checkpoint's name, the oldest first; of one step, `.old-...` before `step-...`.
+
+    Raises:
+        TrainingError: If the folder cannot be read.
+    """
+    try:
+        folders = [path for path in run.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise TrainingError(f"{escape(run)}: cannot be read: {escape(error)}") from None
+    return sorted(folders, key=lambda path: (checkpoint_step(path), path.name.startswith("step-")))
+
+
+def latest_checkpoint(run: Path) -> Path | None:
+    """Return the newest checkpoint that verifies, or None where there is none.
+
+    Warns (UserWarning) of every damaged one that it passes over.
+
+    Raises:
+        TrainingError: If there are checkpoints and all are damaged, or the folder cannot be read.
+    """
+    damaged: list[str] = []
+    for folder in reversed(checkpoints(run)):
+        try:
+            verify_checkpoint(folder)
+        except TrainingError as error:
+            if not folder.name.startswith(_OLD):  # those are half deleted as a rule
+                warnings.warn(f"passed over: {error}", stacklevel=2)
+                damaged.append(folder.name)
+            continue
+        return folder
+    if damaged:
+        raise TrainingError(
+            f"{escape(run)}: no checkpoint is whole; damaged are {list_some(damaged)}. Restore one of them, or begin a "
+            "new run in another folder"
+        )
+    return None
+
+
+def verify_checkpoint(folder: Path) -> None:
+    """Check a checkpoint's files against its manifest.
+
+    Files whose names begin with a dot, as file managers leave them, are not looked at.
+
+    Raises:
+        TrainingError: Naming the first file that is missing, additional or not what was written.
+    """
+    try:
+        promised = _read_manifest(folder)
+        found = set(_files(folder)) - {MANIFEST}
+        for name in sorted(found ^ promised.keys()):
+            how = "is missing" if name in promised else f"is not in {MANIFEST}; take it out"
+            raise TrainingError(f"{escape(folder)}: {escape(name)} {how}")
+        for name, (size, digest) in promised.items():
+            if (actual := (folder / name).stat().st_size) != size:
+                raise TrainingError(f"{escape(folder)}: {escape(name)} has {actual} bytes; {size} were written")
+            if file_sha256(folder / name) != digest:
+                raise TrainingError(f"{escape(folder)}: {escape(name)} is damaged: its SHA-256 is another")
+    except OSError as error:
+        raise TrainingError(f"{escape(folder)}: cannot be read: {escape(error)}") from None
+
+
+# --- steps of a save --------------------------------------------------------------------------------------------------
+
+
+def _seal(folder: Path) -> None:
+    """Sync everything in `folder`, and write its manifest last."""
+    sync_tree(folder)
+    sizes = {name: (folder / name).stat().st_size for name in _files(folder)}
+    files = {name: {"bytes": size, "sha256": file_sha256(folder / name)} for name, size in sizes.items()}
+    write_json(folder / MANIFEST, {"format": 1, "files": files})
+    sync(folder)
+
+
+def _put(saving: Path, final: Path) -> None:
+    """Give a sealed folder its name; what had that name is kept as `.old-...` until it is pruned."""
+    old = _old_name(final)
+    if replaces := final.exists():
+        if old.exists():
+            shutil.rmtree(old)
+        final.rename(old)
+    try:
+        saving.rename(final)
+    except BaseException:
+        if replaces:
+            old.rename(final)
+        raise
+    sync(final.parent)
+
+
+def _old_name(folder: Path) -> Path:
+    return folder.with_name(folder.name.replace("step-", _OLD))
+
+
+def _prune(run: Path, step: int, keep: int, best: int | None) -> None:
+    """Delete what is not wanted, oldest first; the checkpoint of `step` is on the disk by now."""
+    past = [folder for folder in checkpoints(run) if checkpoint_step(folder) < step and folder.name[0] != "."]
+    for folder in past[: max(0, len(past) - (keep - 1))]:
+        if checkpoint_step(folder) != best:
+            folder.rename(_old_name(folder))
+    for folder in run.glob(f"{_OLD}*"):
+        shutil.rmtree(folder)
+
+
+def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise TrainingError(f"{escape(folder)}: there is no {MANIFEST}; the checkpoint is not whole")
+    try:
+        files = read_json_object(path, _MAX_MANIFEST_BYTES)["files"]
+        return {str(name): (int(row["bytes"]), str(row["sha256"])) for name, row in files.items()}
+    except (LlamariumError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise TrainingError(f"{escape(path)}: is damaged: {escape(error)}") from None
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """Yield the regular files below `folder` by their path within it; not those of hidden names."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in sorted(names):
+            path = Path(parent, name)
+            if not name.startswith(".") and stat.S_ISREG(path.lstat().st_mode):
+                yield path.relative_to(folder).as_posix()

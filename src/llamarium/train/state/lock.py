@@ -1,0 +1,70 @@
+"""A lock on a run's folder, so that two runs cannot write each other's checkpoints."""
+
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from llamarium.errors import TrainingError, escape
+from llamarium.io import unwritable
+
+
+class RunLock:
+    """Only one process trains in a folder; a context manager.
+
+    The lock is the kernel's (`flock`) and dies with the process, so a run that was killed leaves nothing to clean up.
+
+    Args:
+        run: The run's folder; made if missing.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> "RunLock":
+        """Take the lock.
+
+        Raises:
+            TrainingError: If another process holds it, which is named, or the file system knows no locks.
+            OutputError: If the folder cannot be written.
+        """
+        path = self.run / ".lock"
+        try:
+            self.run.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)  # no link's target is written
+        except OSError as error:
+            raise unwritable(self.run, error) from error
+        try:
+            self._lock(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give it back."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 200).decode("utf-8", "replace").strip() or "not named"
+            raise TrainingError(
+                f"{escape(self.run)}: another run is training in this folder (process {escape(holder)}); wait for it, "
+                "end it, or choose another folder"
+            ) from None
+        except OSError as error:
+            raise TrainingError(
+                f"{escape(self.run)}: the file system cannot lock the folder ({escape(error.strerror or error)}), so a "
+                "second run could not be kept out of it; choose a folder on another one"
+            ) from None
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        except OSError as error:
+            raise unwritable(self.run, error) from error

@@ -1,0 +1,87 @@
+"""What a run needs to go on, beside its weights: tensors as safetensors, all else as JSON. Nothing in it can run."""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from llamarium.checkpoints.huggingface.safetensors_file import read_safetensors
+from llamarium.checkpoints.save import SAFETENSORS_DTYPES, Weight, write_safetensors
+from llamarium.checkpoints.storage import TensorFile
+from llamarium.config import read_json_object
+from llamarium.errors import LlamariumError, TrainingError, escape
+from llamarium.io import sync, unwritable, write_json
+
+_RESUME = "resume"
+_MAX_STATE_BYTES = 64 * 2**20
+
+
+def save_resume(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    whole: Callable[[Tensor], Tensor] | None = None,
+) -> None:
+    """Write what a run needs to go on, beside its weights: `resume/optimizer.safetensors` and `resume/state.json`.
+
+    Args:
+        folder: The checkpoint's.
+        tensors: The optimizer's and the random generators' states; any shape.
+        state: Plain JSON: dicts with str keys, lists, numbers that are finite, str, bool and None.
+        whole: Returns all values of a tensor that several processes share.
+
+    Raises:
+        TrainingError: If `state` would not come back from JSON as it is.
+        OutputError: If a file cannot be written.
+    """
+    try:
+        plain = json.loads(json.dumps(state, allow_nan=False)) == state
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TrainingError(f"{escape(folder)}: the run's state cannot be saved as JSON: {escape(error)}") from None
+    if not plain:
+        raise TrainingError(f"{escape(folder)}: the run's state changes in JSON; expected lists and str keys")
+    try:
+        (folder / _RESUME).mkdir(parents=True, exist_ok=True)
+        weights = [Weight(k, tuple(t.shape), t.dtype, partial(whole or _same, t)) for k, t in tensors.items()]
+        write_safetensors(folder / _RESUME / "optimizer.safetensors", weights)
+        write_json(folder / _RESUME / "state.json", state)
+        sync(folder / _RESUME)
+    except OSError as error:
+        raise unwritable(folder / _RESUME, error) from error
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def load_resume(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `save_resume` wrote.
+
+    Raises:
+        TrainingError: If it is missing or malformed.
+    """
+    if not (folder / _RESUME).is_dir():
+        raise TrainingError(
+            f"{escape(folder)}: has no folder {_RESUME}, so no run can go on from it; it can be the model that a new "
+            "run begins with"
+        )
+    path = folder / _RESUME / "optimizer.safetensors"
+    try:
+        state = read_json_object(folder / _RESUME / "state.json", _MAX_STATE_BYTES)
+        table, file = read_safetensors(path), TensorFile(path)
+        unknown = [t.dtype for t in table.values() if t.dtype not in SAFETENSORS_DTYPES]
+        if unknown:
+            raise TrainingError(f"{escape(path)}: dtype {unknown[0]}; expected {', '.join(SAFETENSORS_DTYPES)}")
+        tensors = {
+            name: file.tensor(t.offset, t.shape, SAFETENSORS_DTYPES[t.dtype], copy=True) for name, t in table.items()
+        }
+    except OSError as error:
+        raise TrainingError(f"{escape(path)}: cannot be read: {escape(error)}") from None
+    except TrainingError:
+        raise
+    except LlamariumError as error:
+        raise TrainingError(str(error)) from None
+    return tensors, state
