@@ -107,7 +107,9 @@ def test_no_cache_really_keeps_nothing(run: Callable[..., str], monkeypatch: pyt
 
 
 def test_generate_several_answers_as_json(run: Callable[..., str], llama: Llama) -> None:
-    lines = run("generate", "Hello", "--n", "2", "-n", "5", "--seed", "3", "--logprobs", "2", "--json").splitlines()
+    lines = run(
+        "generate", "Hello", "--num-answers", "2", "-n", "5", "--seed", "3", "--logprobs", "2", "--json"
+    ).splitlines()
     answers = [json.loads(line) for line in lines]
     expected = llama.generate("Hello", n=2, max_tokens=5, seed=3)
     assert [answer["text"] for answer in answers] == [completion.text for completion in expected.completions]
@@ -119,7 +121,9 @@ def test_generate_several_answers_as_json(run: Callable[..., str], llama: Llama)
 
 def test_generate_several_answers_as_text(run: Callable[..., str], llama: Llama) -> None:
     first, second = llama.generate("Hello", n=2, max_tokens=5, seed=3).completions
-    assert run("generate", "Hello", "--n", "2", "-n", "5", "--seed", "3") == f"{first.text}\n\n{second.text}\n"
+    assert (
+        run("generate", "Hello", "--num-answers", "2", "-n", "5", "--seed", "3") == f"{first.text}\n\n{second.text}\n"
+    )
 
 
 def test_generate_reports_what_gives_the_same_text_again(
@@ -155,7 +159,7 @@ def test_generate_with_a_greedy_model_warns_of_nothing(
         (["generate", "a", "--temperature", "warm"], 2, "invalid float value"),
         (["generate", "a", "--temperature", "-1"], 1, "temperature is -1.0; expected"),
         (["generate", "a", "--temperature", "nan"], 1, "temperature is nan"),
-        (["generate", "a", "--n", "2", "--temperature", "0"], 1, "greedy answers are all equal"),
+        (["generate", "a", "--num-answers", "2", "--temperature", "0"], 1, "greedy answers are all equal"),
         (["generate", ""], 1, "no tokens"),
         (["generate", "a " * 300], 1, "context holds 256"),
         (["next", "a", "-k", "0"], 1, "k is 0"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from llamarium.cli import main as cli
-from llamarium.cli.options import UsageError
+from llamarium.cli.options import OLD_OPTIONS, UsageError
 from llamarium.errors import CheckpointError
 
 
@@ -259,3 +259,37 @@ def test_a_text_without_quotation_marks_is_explained(
 ) -> None:
     assert command(lambda args: 0, "Once", "upon", "a", "time") == 2
     assert "A text of several words stands in quotation marks" in capsys.readouterr().err
+
+
+def test_help_of_a_command_can_be_asked_for_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, same in ((["help"], ["--help"]), (["help", "generate"], ["generate", "--help"])):
+        assert (cli.main(words), cli.main(same)) == (0, 0)
+        out = capsys.readouterr().out
+        assert out[: len(out) // 2] == out[len(out) // 2 :]
+    assert cli.main(["help", "genrate"]) == 2
+    assert "did you mean generate?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["generate", "--n", "3", "Hello"], ["generate", "Hello", "--n=3"]])
+def test_an_option_s_old_name_is_refused_with_the_new_one(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == 2
+    assert "error: --n is called --num-answers now" in capsys.readouterr().err
+
+
+def test_every_new_name_is_an_option_of_some_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in cli.COMMANDS:
+        assert cli.main([name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    for old, new in OLD_OPTIONS.items():
+        assert f"{new} " in shown and f" {old} " not in shown
+
+
+@pytest.mark.parametrize("name", ["train-tokenizer", "pretrain", "finetune"])
+def test_data_that_stands_by_itself_is_shown_its_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([name, "a b.txt"]) == 2
+    assert f"named with --data: llamarium {name} --data 'a b.txt' (" in capsys.readouterr().err
+
+
+def test_a_tokenizer_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train-tokenizer"]) == 2
+    assert "argument --out: has to be given" in capsys.readouterr().err

@@ -11,21 +11,25 @@ from typing import Any
 
 import pytest
 
-from llamarium.cli import options
+from llamarium.api import CHAT_MAX_TOKENS
+from llamarium.cli import options, sampling
+from llamarium.cli import text as text_option
+from llamarium.cli.main import main
 from llamarium.errors import DownloadError, InputError
+from llamarium.generation.params import SamplingParams
 from llamarium.hub.packaged import packaged_path
 
 
 def parse(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(exit_on_error=False)
-    options.add_text(parser, "PROMPT", "the text")
-    options.add_sampling(parser)
+    text_option.add_text(parser, "PROMPT", "the text")
+    sampling.add_sampling(parser)
     options.add_model(parser)
     return parser.parse_args(words)
 
 
 def test_nothing_given_leaves_everything_to_the_model() -> None:
-    assert options.sampling(parse()) == {}
+    assert sampling.sampling(parse()) == {}
 
 
 def test_every_sampling_option_reaches_the_api_by_its_name() -> None:
@@ -34,7 +38,7 @@ def test_every_sampling_option_reaches_the_api_by_its_name() -> None:
         "--frequency-penalty -0.3 --logit-bias 5=-100 --logit-bias 6=2.5 --seed 0 --stop a --stop b --stop-id 2 "
         "--stop-id 3"
     )
-    given = options.sampling(parse(*words.split()))
+    given = sampling.sampling(parse(*words.split()))
     assert given == {
         "max_new_tokens": 7,
         "temperature": 0.5,
@@ -52,12 +56,12 @@ def test_every_sampling_option_reaches_the_api_by_its_name() -> None:
 
 
 def test_zero_is_given_too() -> None:
-    assert options.sampling(parse("--temperature", "0", "--seed", "0")) == {"temperature": 0.0, "seed": 0}
+    assert sampling.sampling(parse("--temperature", "0", "--seed", "0")) == {"temperature": 0.0, "seed": 0}
 
 
 def test_one_token_with_two_biases() -> None:
     with pytest.raises(options.UsageError, match="twice"):
-        options.sampling(parse("--logit-bias", "5=1", "--logit-bias", "5=2"))
+        sampling.sampling(parse("--logit-bias", "5=1", "--logit-bias", "5=2"))
 
 
 @pytest.mark.parametrize("text", ["5", "5=", "=1", "a=1", "5=b", "5:1"])
@@ -153,14 +157,14 @@ def test_the_collector_rests_during_the_first_import_only(monkeypatch: pytest.Mo
 
 
 def test_text_by_itself_or_as_an_option() -> None:
-    assert options.read_text(parse("hello")) == "hello"
-    assert options.read_text(parse("-p", "hello")) == "hello"
-    assert options.read_text(parse()) is None
+    assert text_option.read_text(parse("hello")) == "hello"
+    assert text_option.read_text(parse("-p", "hello")) == "hello"
+    assert text_option.read_text(parse()) is None
     with pytest.raises(options.UsageError, match="given twice"):
-        options.read_text(parse("hello", "-p", ""))
+        text_option.read_text(parse("hello", "-p", ""))
     with pytest.raises(options.UsageError, match="no PROMPT"):
-        options.require_text(parse(), "PROMPT")
-    assert options.require_text(parse(""), "PROMPT") == ""
+        text_option.require_text(parse(), "PROMPT")
+    assert text_option.require_text(parse(""), "PROMPT") == ""
 
 
 @pytest.mark.parametrize(
@@ -168,13 +172,13 @@ def test_text_by_itself_or_as_an_option() -> None:
 )
 def test_text_from_standard_input(given: bytes, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given), encoding="ascii"))
-    assert options.read_text(parse("-")) == text
+    assert text_option.read_text(parse("-")) == text
 
 
 def test_standard_input_that_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff")))
     with pytest.raises(InputError, match="byte 2 is 0xff"):
-        options.read_text(parse("-p", "-"))
+        text_option.read_text(parse("-p", "-"))
 
 
 def test_lists() -> None:
@@ -188,3 +192,11 @@ def test_numbers_that_are_none_are_named_without_a_functions_name() -> None:
     for parse_one in (options.positive, options._threads):
         with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number, found 'two'"):
             parse_one("two")
+
+
+@pytest.mark.parametrize(("words", "limit"), [(["generate"], SamplingParams().max_tokens), (["chat"], CHAT_MAX_TOKENS)])
+def test_help_says_the_default_length_of_an_answer(
+    words: list[str], limit: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--help"]) == 0
+    assert f"tokens of an answer at most (default: {limit:,})" in " ".join(capsys.readouterr().out.split())

@@ -460,10 +460,10 @@ def test_files_that_are_refused(adapter: Path, tmp_path: Path) -> None:
 def test_a_runs_folder_is_told_from_its_adapters(tmp_path: Path) -> None:
     for step in (1, 2):
         checkpoint_folder(tmp_path, step).mkdir()
-    with pytest.raises(ModelNotFoundError, match=r"is a run's folder, and an adapter of it is .*/step-00000002$"):
+    with pytest.raises(ModelNotFoundError, match=r"folder of a training run; name .*/step-00000002 \(the newest"):
         base_name(tmp_path)
     point_at(tmp_path, "best", 1)
-    with pytest.raises(ModelNotFoundError, match=r"is a run's folder, and an adapter of it is .*/best$"):
+    with pytest.raises(ModelNotFoundError, match=r"folder of a training run; name .*/best \(the lowest"):
         base_name(tmp_path)
 
 

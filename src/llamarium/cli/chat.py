@@ -18,22 +18,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from llamarium.cli.options import (
-    UsageError,
-    add_json,
-    add_kv_cache,
-    add_model,
-    add_prompt_lookup,
-    add_sampling,
-    add_stats,
-    add_text,
-    load_llama,
-    lookup_details,
-    prompt_lookup,
-    read_text,
-    sampling,
-)
+from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, add_stats, load_llama
 from llamarium.cli.output import Stopwatch, emit, note, write_text
+from llamarium.cli.sampling import add_prompt_lookup, add_sampling, lookup_details, prompt_lookup, sampling
+from llamarium.cli.text import add_text, read_text
 from llamarium.errors import ContextLengthError, InputError, LlamariumError, OutputError, escape
 
 if TYPE_CHECKING:
@@ -48,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prompt_lookup(parser)
     add_json(parser)
     add_stats(parser)
-    add_sampling(parser)
+    add_sampling(parser, max_tokens=1024)
     add_model(parser)
     add_kv_cache(parser)
 

@@ -4,30 +4,17 @@ The text appears as it grows. Its end: a stop token of the model, a --stop
 text, or --max-tokens.
 
   llamarium generate "Once upon a time" -n 50 --temperature 0
-  llamarium generate "The capital of France is" --n 3 --seed 1 --json
+  llamarium generate "The capital of France is" -n 30 --num-answers 3 --seed 1
   cat story.txt | llamarium generate - --min-p 0.05 --prompt-lookup
 """
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from llamarium.cli.options import (
-    UsageError,
-    add_json,
-    add_kv_cache,
-    add_model,
-    add_prompt_lookup,
-    add_sampling,
-    add_stats,
-    add_text,
-    load_llama,
-    lookup_details,
-    positive,
-    prompt_lookup,
-    require_text,
-    sampling,
-)
+from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, add_stats, load_llama, positive
 from llamarium.cli.output import Stopwatch, emit, write_text
+from llamarium.cli.sampling import add_prompt_lookup, add_sampling, lookup_details, prompt_lookup, sampling
+from llamarium.cli.text import add_text, require_text
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -37,7 +24,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_text(parser, "PROMPT", "the text to continue")
-    parser.add_argument("--n", type=positive, default=1, metavar="N", help="so many answers (default: %(default)s)")
+    parser.add_argument(
+        "--num-answers", type=positive, default=1, metavar="N", help="answers to the prompt (default: %(default)s)"
+    )
     parser.add_argument(
         "--logprobs", type=int, metavar="K", help="with --json: each token's log-probability, and the K best ones'"
     )
@@ -58,14 +47,14 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("argument --logprobs: needs --json (`llamarium next` shows candidates as a table)")
     if args.no_cache and args.kv_cache_dtype != "auto":
         raise UsageError("argument --kv-cache-dtype: there is no cache with --no-cache; give one of them")
-    options = sampling(args) | {"n": args.n, "logprobs": args.logprobs}
+    options = sampling(args) | {"n": args.num_answers, "logprobs": args.logprobs}
     prompt = require_text(args, "PROMPT")
     llama = load_llama(args)
     params = llama.sampling_params(**options)
     if params.temperature > 0:  # greedy needs no seed, and would say that it has no effect
         options["seed"] = params.seed
     options |= {"use_cache": not args.no_cache} | prompt_lookup(args)
-    if args.json or args.n > 1:
+    if args.json or args.num_answers > 1:
         _at_once(llama, prompt, options, args)
     else:
         _streamed(llama, prompt, options, args)

@@ -2,7 +2,8 @@
 module, bytes by type, FLOPs and KV bytes per token; and where each weight came
 from: file, tensor, type, whether its rows were permuted, whether it is tied.
 
-Of a preset there is the configuration alone, and nothing is loaded.
+A preset is a published shape without weights: nothing is loaded, and what
+follows from the shape is shown, its costs too.
 
   llamarium info
   llamarium info ./my-model --quantize nf4
@@ -12,7 +13,7 @@ Of a preset there is the configuration alone, and nothing is loaded.
 import argparse
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import DEFAULT_MODEL, UsageError, add_json, add_kv_cache, add_loading, load_base
+from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_loading, add_name, load_base, named
 from llamarium.cli.output import emit, show
 from llamarium.presets import PRESETS
 
@@ -24,17 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_json(parser)
     group = parser.add_argument_group("model")
-    group.add_argument("name", nargs="?", metavar="NAME", help="the same as -m, or a preset: " + ", ".join(PRESETS))
-    group.add_argument("-m", "--model", metavar="NAME", help=f"what -m takes elsewhere (default: {DEFAULT_MODEL})")
+    add_name(group, "or a preset")
     add_loading(group)
     add_kv_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Load the model, or take a preset, and print its summary."""
-    if args.name is not None and args.model is not None:
-        raise UsageError("the model is given twice, by itself and with -m/--model")
-    args.model = args.name or args.model
+    args.model = named(args)
     summary = _of_preset(args) if _is_mere_preset(args.model) else _of_model(args)
     if args.json:
         emit(summary.to_dict())

@@ -16,6 +16,7 @@ import argparse
 import difflib
 import importlib
 import os
+import shlex
 import sys
 import traceback
 import warnings
@@ -24,7 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
-from llamarium.cli.options import UsageError
+from llamarium.cli.options import OLD_OPTIONS, UsageError
 from llamarium.cli.output import end_line, note, warn
 from llamarium.errors import LlamariumError, escape
 
@@ -123,6 +124,8 @@ def _exit_code(words: list[str]) -> int:
 
 def _dispatch(words: list[str]) -> int:
     """Parse the command line with the chosen command's options and run it."""
+    if "help" in words[:1]:
+        words = [*words[1:2], "--help"]
     name = next((word for word in words if not word.startswith("-")), None)
     command = _command(name) if name is not None and name in COMMANDS else None
     parser, chosen = _parsers(name, command)
@@ -146,11 +149,17 @@ def _dispatch(words: list[str]) -> int:
 
 def _about_extra(word: str, parser: argparse.ArgumentParser) -> str:
     """Say what may be meant by a word that no option takes."""
-    if not word.startswith("-"):
-        return f"what is {word!r}? A text of several words stands in quotation marks"
     options = [option for action in parser._actions for option in action.option_strings]  # pyright: ignore[reportPrivateUsage]
+    if not word.startswith("-"):
+        if "--data" in options:
+            usage = f"{parser.prog} --data {shlex.quote(word)}"
+            return f"what is {word!r}? What is to be learned is named with --data: {usage}"
+        return f"what is {word!r}? A text of several words stands in quotation marks"
+    word = word.partition("=")[0]
+    if OLD_OPTIONS.get(word) in options:
+        return f"{word} is called {OLD_OPTIONS[word]} now"
     longer = [option for option in options if option.startswith(word)]
-    near = longer or difflib.get_close_matches(word.partition("=")[0], options, n=1)
+    near = longer or difflib.get_close_matches(word, options, n=1)
     return f"no option {word}" + (f"; did you mean {near[0]}?" if near else "")
 
 
@@ -161,7 +170,7 @@ def _parsers(name: str | None, command: Command | None) -> tuple[Parser, Parser]
         prog="llamarium",
         usage="%(prog)s [-h] [--version] [--debug] COMMAND ...",
         description="The Llama 3 system in Python: read it, run it, look inside it.",
-        epilog=f"commands:\n{listing}\n\n`llamarium COMMAND --help` explains a command. To begin: llamarium chat",
+        epilog=f"commands:\n{listing}\n\n`llamarium help COMMAND` explains a command. To begin: llamarium chat",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -7,8 +7,9 @@ probabilities, the best one appended, and again.
 
 import argparse
 
-from llamarium.cli.options import add_json, add_kv_cache, add_model, add_text, load_llama, require_text
+from llamarium.cli.options import add_json, add_kv_cache, add_model, load_llama
 from llamarium.cli.output import emit, show
+from llamarium.cli.text import add_text, require_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,17 +5,17 @@ import gc
 import signal
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llamarium.cli.output import percent, warn
-from llamarium.errors import DownloadError, InputError, OptionError, escape
+from llamarium.errors import DownloadError, OptionError, escape
+from llamarium.presets import PRESETS
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
-    from llamarium.generation.speculate import PromptLookup
 
 DEFAULT_MODEL = "smollm2-135m"
 FALLBACK_MODEL = "shakespeare-char"
@@ -26,6 +26,11 @@ _MAX_THREADS = 1024  # more than the cores of any machine; far more, and the sys
 class UsageError(Exception):
     """The command line contradicts itself in a way that argparse cannot express; ends as a usage error."""
 
+
+OLD_OPTIONS: Mapping[str, str] = {
+    "--n": "--num-answers",
+}
+"""Spellings that an earlier version had, and what they are called now; they are refused with the new name."""
 
 _MODEL_HELP = (
     "a built-in name, a folder, a .gguf file, org/name or org/name:file.gguf on the Hugging Face hub "
@@ -49,6 +54,28 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help="the same bits alone, in any batch and on any number of threads (CPU; bfloat16's prompts take longer)",
     )
     add_loading(group)
+
+
+def add_name(group: "argparse._ActionsContainer", more: str) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Add a model that may stand by itself or after `-m`; `named` reads it.
+
+    Args:
+        group: A parser or a group of one.
+        more: What the command takes besides; the presets' names follow.
+    """
+    group.add_argument("name", nargs="?", metavar="NAME", help=f"what -m takes, {more}: {', '.join(PRESETS)}")
+    group.add_argument("-m", "--model", metavar="NAME", help=_MODEL_HELP)
+
+
+def named(args: argparse.Namespace) -> str | None:
+    """Return the name that `add_name`'s options give, or None.
+
+    Raises:
+        UsageError: If it was given twice.
+    """
+    if args.name is not None and args.model is not None:
+        raise UsageError("the model is given twice, by itself and with -m/--model")
+    return args.name if args.model is None else args.model
 
 
 def add_loading(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage] - parser or group
@@ -226,125 +253,6 @@ def set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """Add what decides how tokens are chosen and when an answer ends."""
-    group = parser.add_argument_group("sampling (what is left out is the model's own default)")
-    group.add_argument("-n", "--max-tokens", type=int, metavar="N", help="new tokens at most")
-    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy; below 1 sharper, above 1 flatter")
-    group.add_argument("--top-k", type=int, metavar="K", help="the K most probable tokens only; 0 is off")
-    group.add_argument("--top-p", type=float, metavar="P", help="the smallest set with a probability of P in sum")
-    group.add_argument("--min-p", type=float, metavar="P", help="tokens of at least P times the best one's probability")
-    group.add_argument("--repetition-penalty", type=float, metavar="R", help="above 1: less of what was there before")
-    group.add_argument("--presence-penalty", type=float, metavar="X", help="subtracted once from tokens that were said")
-    group.add_argument("--frequency-penalty", type=float, metavar="X", help="subtracted as often as they were said")
-    group.add_argument(
-        "--logit-bias", type=_bias, action="append", metavar="ID=BIAS", help="added to a token's logit (repeatable)"
-    )
-    group.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
-    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text (repeatable)")
-    group.add_argument("--stop-id", type=int, action="append", metavar="ID", help="end at this token (repeatable)")
-
-
-_SAME_NAME = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-)
-
-
-def sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what was given of `add_sampling`'s options, by the API's names.
-
-    Raises:
-        UsageError: If one token has two biases.
-    """
-    given = {name: value for name in _SAME_NAME if (value := getattr(args, name)) is not None}
-    if args.max_tokens is not None:
-        given["max_new_tokens"] = args.max_tokens
-    if args.stop is not None:
-        given["stop"] = tuple(args.stop)
-    if args.stop_id is not None:
-        given["stop_token_ids"] = tuple(args.stop_id)
-    if args.logit_bias is not None:
-        given["logit_bias"] = dict(args.logit_bias)
-        if len(given["logit_bias"]) < len(args.logit_bias):
-            raise UsageError("argument --logit-bias: the same token is given twice")
-    return given
-
-
-def add_prompt_lookup(parser: argparse.ArgumentParser) -> None:
-    """Add `--prompt-lookup`."""
-    parser.add_argument(
-        "--prompt-lookup",
-        action="store_true",
-        help="guess tokens from what was said before, and check several in one pass: the same text, sooner where it "
-        "repeats the prompt or itself",
-    )
-
-
-def prompt_lookup(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what `add_prompt_lookup`'s option means, by the API's name; the object counts what came of it."""
-    if not args.prompt_lookup:
-        return {}
-    from llamarium.generation.speculate import PromptLookup
-
-    return {"prompt_lookup": PromptLookup()}
-
-
-def lookup_details(options: dict[str, Any]) -> list[str]:
-    """Say what came of `prompt_lookup`, for a person."""
-    lookup: PromptLookup | None = options.get("prompt_lookup")
-    return [] if lookup is None else [f"{lookup.accepted} of {lookup.drafted} guesses right in {lookup.passes} passes"]
-
-
-def add_text(parser: argparse.ArgumentParser, name: str, what: str, *, required: bool = True) -> None:
-    """Add a text that may stand by itself or after `-p`; `read_text` reads it."""
-    parser.add_argument("text", nargs="?", metavar=name, help=f"{what}; - reads it from standard input")
-    parser.add_argument(
-        "-p", "--prompt", metavar=name, help=f"the same, as an option{'' if required else ' (or none)'}"
-    )
-
-
-def read_text(args: argparse.Namespace) -> str | None:
-    """Return the text that was given, or None.
-
-    Of standard input one newline at the end is left out: `echo` adds it, and to a model it means something.
-
-    Raises:
-        UsageError: If it was given twice.
-        InputError: If standard input is no UTF-8.
-    """
-    if args.text is not None and args.prompt is not None:
-        raise UsageError("the text is given twice, by itself and with -p/--prompt")
-    text: str | None = args.prompt if args.text is None else args.text
-    if text != "-":
-        return text
-    try:
-        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"standard input is no UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
-        ) from None
-
-
-def require_text(args: argparse.Namespace, name: str) -> str:
-    """Return the text that was given.
-
-    Raises:
-        UsageError: If it was not given, or twice.
-        InputError: If standard input is no UTF-8.
-    """
-    text = read_text(args)
-    if text is None:
-        raise UsageError(f"no {name}; give it in quotation marks, or - to read it from standard input")
-    return text
-
-
 def add_stats(parser: argparse.ArgumentParser) -> None:
     """Add `--stats` and `--no-stats`; None leaves it to whether stderr is a terminal."""
     parser.add_argument(
@@ -379,14 +287,6 @@ def _whole_number(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r}") from None
-
-
-def _bias(text: str) -> tuple[int, float]:
-    token_id, equals, bias = text.partition("=")
-    try:
-        return int(token_id), float(bias if equals else "")
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected ID=BIAS, as in 50256=-100, found {text!r}") from None
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:

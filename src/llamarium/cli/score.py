@@ -7,8 +7,9 @@ light of those before it, their sum (the product of the chain), and perplexity.
 
 import argparse
 
-from llamarium.cli.options import add_json, add_model, add_text, load_llama, require_text
+from llamarium.cli.options import add_json, add_model, load_llama
 from llamarium.cli.output import emit, show
+from llamarium.cli.text import add_text, require_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

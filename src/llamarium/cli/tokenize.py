@@ -12,8 +12,9 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import DEFAULT_MODEL, UsageError, add_json, add_text, require_text
+from llamarium.cli.options import DEFAULT_MODEL, UsageError, add_json
 from llamarium.cli.output import emit, show
+from llamarium.cli.text import add_text, require_text
 from llamarium.errors import escape
 from llamarium.inspect.tables import table
 

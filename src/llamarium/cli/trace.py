@@ -11,8 +11,9 @@ to the logits. --json prints the numbers themselves; restrict them first.
 import argparse
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import add_json, add_model, add_text, load_llama, names, require_text, whole_numbers
+from llamarium.cli.options import add_json, add_model, load_llama, names, whole_numbers
 from llamarium.cli.output import emit, show
+from llamarium.cli.text import add_text, require_text
 from llamarium.inspect.tables import table
 
 if TYPE_CHECKING:

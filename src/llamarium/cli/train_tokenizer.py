@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import add_json, positive
+from llamarium.cli.options import UsageError, add_json, positive
 from llamarium.cli.output import emit, status, write_text
 from llamarium.train.config import DATA_HELP
 
@@ -35,13 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--vocab-size", type=positive, metavar="N", help=f"tokens, of bytes and merges (default: {_DEFAULT_VOCAB})"
     )
     kind.add_argument("--characters", action="store_true", help="one token for each character, and no merges")
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the files go")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the files go; has to be given")
     parser.add_argument("--force", action="store_true", help="replace a tokenizer that is there")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Learn it, write it and say how short it makes texts."""
+    if args.out is None:  # argparse would ask for it before it says what is wrong with the rest
+        raise UsageError("argument --out: has to be given, the folder for the tokenizer's files")
     from llamarium.train.data.bpe import train_bpe, train_characters
     from llamarium.train.data.sources import read_documents, source_name
 

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import DEFAULT_MODEL, QUANTIZATIONS, importing_torch
+from llamarium.cli.options import DEFAULT_MODEL, QUANTIZATIONS, add_name, importing_torch, named
 from llamarium.errors import ModelNotFoundError, escape
 from llamarium.presets import PRESETS
 
@@ -26,26 +26,20 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?<!\.gguf)", re.ASCII)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "model",
-        nargs="?",
-        default=DEFAULT_MODEL,
-        metavar="NAME",
-        help=f"a preset, a config.json, or what -m takes elsewhere (default: {DEFAULT_MODEL}); "
-        f"presets: {', '.join(PRESETS)}",
-    )
+    add_name(parser, "a config.json, or a preset")
     parser.add_argument("--quantize", choices=QUANTIZATIONS, help="show it with its Linears quantized")
 
 
 def run(args: argparse.Namespace) -> int:
     """Build the model on the meta device and print it."""
+    name = named(args) or DEFAULT_MODEL
     with importing_torch():
         import torch
 
         from llamarium.model import LlamaForCausalLM
         from llamarium.quant.swap import quantize_linears
 
-    config, stored = (PRESETS[args.model], None) if args.model in PRESETS else read_config(args.model)
+    config, stored = (PRESETS[name], None) if name in PRESETS else read_config(name)
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     if args.quantize is not None:  # from the values of an NF4 file too, as `load` does it

@@ -23,6 +23,7 @@ from llamarium.config import read_json_object
 from llamarium.errors import ConfigError, ModelNotFoundError, escape
 from llamarium.hub import client as hub_client
 from llamarium.hub.builtin import BUILTINS, cached_path, fetch, is_cached
+from llamarium.hub.folders import what_to_name
 from llamarium.hub.packaged import PACKAGED, packaged_path
 from llamarium.presets import PRESETS
 
@@ -78,7 +79,10 @@ def resolve(source: str | Path, *, kind: Literal["model", "tokenizer"] = "model"
         return _builtin(text, kind)
     if isinstance(source, str) and text in PACKAGED:
         return packaged_path(text)
-    if text and os.path.exists(path := os.path.expanduser(text)):  # noqa: PTH110, PTH111 - Path's raise on odd names
+    path = os.path.expanduser(text)  # noqa: PTH111 - Path's raises on odd names
+    if kind == "model" and text and (advice := what_to_name(Path(path))) is not None:
+        raise ModelNotFoundError(advice)
+    if text and os.path.exists(path):  # noqa: PTH110 - Path's raises on odd names
         return Path(path)
     if isinstance(source, str):
         if match := _REPO_FILE.fullmatch(text):
@@ -105,7 +109,7 @@ def cached_models() -> list[CachedModel]:
 
 def _builtin(name: str, kind: Literal["model", "tokenizer"]) -> Path:
     if kind not in ("tokenizer", BUILTINS[name].kind):  # a model's file holds a tokenizer too
-        models = ", ".join(n for n, item in BUILTINS.items() if item.kind == "model")
+        models = ", ".join([*(n for n, item in BUILTINS.items() if item.kind == "model"), *PACKAGED])
         raise ModelNotFoundError(f"{name} is a built-in tokenizer, not a model; built-in models: {models}")
     return fetch(name)
 

@@ -40,12 +40,12 @@ from llamarium.errors import (
     show_value,
 )
 from llamarium.hub.builtin import BUILTINS
+from llamarium.hub.folders import what_to_name
 from llamarium.io import sync, unwritable, write_json
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.norm import LlamaRMSNorm
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.adapters.lora import LoRAConfig, apply_lora, lora_linears, target_names
-from llamarium.train.state.checkpoint import checkpoints
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -320,6 +320,8 @@ def _unsupported(path: Path, name: str, value: object) -> UnsupportedFormatError
 
 
 def _check_folder(folder: Path) -> None:
+    if (advice := what_to_name(folder, adapter=True)) is not None:
+        raise ModelNotFoundError(advice)
     if not folder.is_dir():
         raise ModelNotFoundError(f"{escape(folder)}: no such folder; expected one with {CONFIG} and {WEIGHTS}")
     if (folder / _PICKLE).exists() and not (folder / WEIGHTS).exists():
@@ -328,10 +330,7 @@ def _check_folder(folder: Path) -> None:
             "trust it"
         )
     if not (folder / CONFIG).exists():
-        best = folder / "best"
-        steps = [best] if best.exists() else checkpoints(folder)[-1:]
-        run = f"; it is a run's folder, and an adapter of it is {escape(steps[0])}" if steps else ""
-        raise ModelNotFoundError(f"{escape(folder)}: has no {CONFIG}{run}")
+        raise ModelNotFoundError(f"{escape(folder)}: has no {CONFIG}")
 
 
 def _expected_shapes(model: LlamaForCausalLM, names: list[str], config: LoRAConfig) -> dict[str, tuple[int, ...]]:

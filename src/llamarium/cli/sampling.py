@@ -1,0 +1,139 @@
+"""How tokens are chosen, as options that several commands share, and what is made of them."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from llamarium.cli.options import UsageError
+
+if TYPE_CHECKING:
+    from llamarium.generation.speculate import PromptLookup
+
+
+def add_sampling(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None:
+    """Add what decides how tokens are chosen and when an answer ends.
+
+    Args:
+        parser: Gets the options.
+        max_tokens: What help calls the default of `--max-tokens`.
+    """
+    group = parser.add_argument_group(
+        "sampling (what is left out is what the model's generation_config.json says, else the default named here)"
+    )
+    group.add_argument(
+        "-n", "--max-tokens", type=int, metavar="N", help=f"tokens of an answer at most (default: {max_tokens:,})"
+    )
+    add_choosing(group)
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text (repeatable)")
+    group.add_argument("--stop-id", type=int, action="append", metavar="ID", help="end at this token (repeatable)")
+
+
+def add_choosing(group: "argparse._ActionsContainer", temperature: str = "1") -> None:  # pyright: ignore[reportPrivateUsage]
+    """Add what decides which token is chosen.
+
+    Args:
+        group: A parser or a group of one.
+        temperature: What help calls the default.
+    """
+    group.add_argument(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help=f"0 is greedy; below 1 sharper, above 1 flatter (default: {temperature})",
+    )
+    group.add_argument("--top-k", type=int, metavar="K", help="the K most probable tokens only (default: 0, off)")
+    group.add_argument(
+        "--top-p", type=float, metavar="P", help="the smallest set with a probability of P in sum (default: 1, off)"
+    )
+    group.add_argument(
+        "--min-p", type=float, metavar="P", help="tokens of at least P times the best one's probability (default: 0)"
+    )
+    group.add_argument(
+        "--repetition-penalty", type=float, metavar="R", help="above 1: less of what was there before (default: 1)"
+    )
+    group.add_argument(
+        "--presence-penalty", type=float, metavar="X", help="subtracted once from tokens that were said (default: 0)"
+    )
+    group.add_argument(
+        "--frequency-penalty", type=float, metavar="X", help="subtracted as often as they were said (default: 0)"
+    )
+    group.add_argument(
+        "--logit-bias", type=_bias, action="append", metavar="ID=BIAS", help="added to a token's logit (repeatable)"
+    )
+    group.add_argument(
+        "--seed", type=int, metavar="S", help="the same seed gives the same text (default: another each time)"
+    )
+
+
+_SAME_NAME = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
+
+
+def sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what was given of `add_sampling`'s options, by the API's names.
+
+    Raises:
+        UsageError: If one token has two biases.
+    """
+    given = choosing(args)
+    if args.max_tokens is not None:
+        given["max_new_tokens"] = args.max_tokens
+    if args.stop is not None:
+        given["stop"] = tuple(args.stop)
+    if args.stop_id is not None:
+        given["stop_token_ids"] = tuple(args.stop_id)
+    return given
+
+
+def choosing(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what was given of `add_choosing`'s options, by the API's names.
+
+    Raises:
+        UsageError: If one token has two biases.
+    """
+    given = {name: value for name in _SAME_NAME if (value := getattr(args, name)) is not None}
+    if args.logit_bias is not None:
+        given["logit_bias"] = dict(args.logit_bias)
+        if len(given["logit_bias"]) < len(args.logit_bias):
+            raise UsageError("argument --logit-bias: the same token is given twice")
+    return given
+
+
+def add_prompt_lookup(parser: argparse.ArgumentParser) -> None:
+    """Add `--prompt-lookup`."""
+    parser.add_argument(
+        "--prompt-lookup",
+        action="store_true",
+        help="guess tokens from what was said before, and check several in one pass: the same text, sooner where it "
+        "repeats the prompt or itself",
+    )
+
+
+def prompt_lookup(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what `add_prompt_lookup`'s option means, by the API's name; the object counts what came of it."""
+    if not args.prompt_lookup:
+        return {}
+    from llamarium.generation.speculate import PromptLookup
+
+    return {"prompt_lookup": PromptLookup()}
+
+
+def lookup_details(options: dict[str, Any]) -> list[str]:
+    """Say what came of `prompt_lookup`, for a person."""
+    lookup: PromptLookup | None = options.get("prompt_lookup")
+    return [] if lookup is None else [f"{lookup.accepted} of {lookup.drafted} guesses right in {lookup.passes} passes"]
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, equals, bias = text.partition("=")
+    try:
+        return int(token_id), float(bias if equals else "")
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected ID=BIAS, as in 50256=-100, found {text!r}") from None

@@ -1,0 +1,50 @@
+"""A text that a command takes: as an argument, after `-p`, or from standard input."""
+
+import argparse
+import sys
+
+from llamarium.cli.options import UsageError
+from llamarium.errors import InputError
+
+
+def add_text(parser: argparse.ArgumentParser, name: str, what: str, *, required: bool = True) -> None:
+    """Add a text that may stand by itself or after `-p`; `read_text` reads it."""
+    parser.add_argument("text", nargs="?", metavar=name, help=f"{what}; - reads it from standard input")
+    parser.add_argument(
+        "-p", "--prompt", metavar=name, help=f"the same, as an option{'' if required else ' (or none)'}"
+    )
+
+
+def read_text(args: argparse.Namespace) -> str | None:
+    """Return the text that was given, or None.
+
+    Of standard input one newline at the end is left out: `echo` adds it, and to a model it means something.
+
+    Raises:
+        UsageError: If it was given twice.
+        InputError: If standard input is no UTF-8.
+    """
+    if args.text is not None and args.prompt is not None:
+        raise UsageError("the text is given twice, by itself and with -p/--prompt")
+    text: str | None = args.prompt if args.text is None else args.text
+    if text != "-":
+        return text
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"standard input is no UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
+        ) from None
+
+
+def require_text(args: argparse.Namespace, name: str) -> str:
+    """Return the text that was given.
+
+    Raises:
+        UsageError: If it was not given, or twice.
+        InputError: If standard input is no UTF-8.
+    """
+    text = read_text(args)
+    if text is None:
+        raise UsageError(f"no {name}; give it in quotation marks, or - to read it from standard input")
+    return text
