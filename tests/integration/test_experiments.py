@@ -109,7 +109,7 @@ def check_what_differs(name: str, starts: list[dict[str, Any]], events: list[lis
 
 def test_an_experiment_goes_on_where_it_ended(text: Path, tmp_path: Path) -> None:
     whole, halves = tmp_path / "whole", tmp_path / "halves"
-    kept = {"keep": 2, "save-every": 3}
+    kept = {"save-total-limit": 2, "save-every": 3}
     assert main(["experiment", "rope", *arguments(text, whole, **kept)]) == 0
     shutil.copytree(whole, halves)
     for variant in ("rope", "no-rope"):

@@ -26,7 +26,7 @@ import llamarium
 from llamarium.cli.main import main
 from llamarium.errors import TrainingError
 from llamarium.train.config import PretrainConfig, RunConfig
-from llamarium.train.distributed.process_group import gathered
+from llamarium.train.distributed.process_group import init_process_group
 from llamarium.train.pretrain import prepare
 from llamarium.train.report.journal import read_journal
 from llamarium.train.run import run
@@ -36,8 +36,8 @@ SHAPE = (
     "--num-key-value-heads 2 --head-dim 8 --context 16"
 )
 RECIPE = (
-    "--steps 6 --batch-rows 4 --accumulate 2 --warmup-steps 2 --learning-rate 0.01 --device cpu --log-every 1 "
-    "--eval-every 3 --eval-rows 5 --save-every 3 --sample-every 0"
+    "--steps 6 --batch-rows 4 --gradient-accumulation-steps 2 --warmup-steps 2 --learning-rate 0.01 --device cpu "
+    "--log-every 1 --eval-every 3 --eval-rows 5 --save-every 3 --sample-every 0"
 )
 UNTIED_MUON = "--no-tie-word-embeddings --optimizer muon --checkpoint-activations"
 LORA = "--chat-format none --context 32 --rank 4 --steps 4 --save-every 2 --eval-every 4"
@@ -99,8 +99,8 @@ def _looked_into(folder: Path) -> int:
         )  # fmt: skip
         os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + tensor_parallel - 1)
         out = folder / f"looked-into-{tensor_parallel}"
-        with gathered(config) as team:
-            setup = team.prepare(lambda: prepare(config, out, team=team))  # noqa: B023 - called at once
+        with init_process_group(config) as process_group:
+            setup = process_group.rank_zero_first(lambda: prepare(config, out, process_group=process_group))  # noqa: B023 - called at once
             run(setup, out, resume=False, emit=lambda event: None)
         model = setup.model
         assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -136,7 +136,7 @@ def _other_data(folder: Path) -> int:
     return _pretrain(mine, f"--out {folder}/other")
 
 
-def _first_fails(folder: Path) -> int:
+def _rank_zero_fails(folder: Path) -> int:
     return _pretrain(folder / "missing" if os.environ["RANK"] == "0" else folder, f"--out {folder}/failed")
 
 
@@ -150,7 +150,7 @@ def _cannot_save(folder: Path) -> int:
 
 SCENARIOS: list[Callable[[Path], int]] = [
     _by_twos, _divided, _on_from_one, _adapters, _full, _terminated, _looked_into, _uneven, _three_of_two, _compiled,
-    _undivided_heads, _other_data, _first_fails, _cannot_save,
+    _undivided_heads, _other_data, _rank_zero_fails, _cannot_save,
 ]  # fmt: skip
 
 
@@ -297,12 +297,12 @@ def test_sigterm_to_one_ends_both_with_a_checkpoint(both: Both) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("_uneven", ["batch_rows is 3; expected a multiple of the 2 parts"] * 2),
+        ("_uneven", ["batch_rows is 3; expected a multiple of the 2 shards"] * 2),
         ("_three_of_two", ["2 processes cannot form groups of tensor_parallel 3"] * 2),
         ("_compiled", ["compile is for one device"] * 2),
         ("_undivided_heads", ["num_attention_heads 3 is no multiple"] * 2),
         ("_other_data", ["see different data"] * 2),
-        ("_first_fails", ["missing/data.jsonl", "another process of this run has failed"]),
+        ("_rank_zero_fails", ["missing/data.jsonl", "another process of this run has failed"]),
         ("_cannot_save", ["cannot be written", "another process of this run has failed"]),
     ],
 )
@@ -313,7 +313,10 @@ def test_what_fails_on_one_ends_both(both: Both, name: str, said: list[str]) -> 
 
 
 def test_dividing_among_one_is_refused() -> None:
-    with pytest.raises(TrainingError, match="torchrun --nproc-per-node 2"), gathered(RunConfig(tensor_parallel=2)):
+    with (
+        pytest.raises(TrainingError, match="torchrun --nproc-per-node 2"),
+        init_process_group(RunConfig(tensor_parallel=2)),
+    ):
         pass
 
 

@@ -33,7 +33,8 @@ from llamarium.train.data.bpe import train_bpe
 from llamarium.train.finetune import prepare as prepare_finetuning
 from llamarium.train.pretrain import prepare
 from llamarium.train.report.journal import read_journal
-from llamarium.train.run import Ending, Event, Setup, run
+from llamarium.train.run import Ending, run
+from llamarium.train.setup import Event, Setup
 from llamarium.train.state.checkpoint import checkpoints, latest_checkpoint
 from llamarium.train.state.lock import RunLock
 from llamarium.train.state.signals import stop_signals
@@ -55,7 +56,14 @@ def text(tmp_path: Path) -> Path:
 
 def config_of(text: Path, **changes: Any) -> PretrainConfig:
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    run = {"steps": 24, "batch_rows": 4, "accumulate": 2, "save_every": 5, "eval_every": 6, "sample_every": 12}
+    run = {
+        "steps": 24,
+        "batch_rows": 4,
+        "gradient_accumulation_steps": 2,
+        "save_every": 5,
+        "eval_every": 6,
+        "sample_every": 12,
+    }
     options = {"num_key_value_heads": 2, "context": 32, "warmup_steps": 3, "sample_tokens": 5, "log_every": 1}
     return PretrainConfig(
         **{"data": str(text), "preset": "tiny", "device": "cpu", **shape, **run, **options, **changes}
@@ -220,7 +228,7 @@ def test_what_changes_a_run_is_refused_with_the_difference(text: Path, tmp_path:
 def test_best_and_newest_are_kept(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter([3.0, 1.0, 2.0, 4.0, 1.5])  # of the validations at 6, 12, 18, 24 and 30
     monkeypatch.setattr("llamarium.train.run.evaluate", lambda *_, **__: next(losses))
-    ending = go(config_of(text, steps=30, keep=1), tmp_path / "run")
+    ending = go(config_of(text, steps=30, save_total_limit=1), tmp_path / "run")
     assert (ending.position.best_step, ending.position.best_loss) == (12, 1.0)
     assert sorted(p.name for p in (tmp_path / "run").glob("step-*")) == ["step-00000012", "step-00000030"]
     assert (tmp_path / "run" / "best").resolve() == (tmp_path / "run" / "step-00000012").resolve()

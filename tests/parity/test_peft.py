@@ -15,9 +15,9 @@ from llamarium.tokenizer.base import SpecialTokens, Tokenizer
 from llamarium.tokenizer.bpe import BYTE_TO_CHARACTER
 from llamarium.tokenizer.hf import HuggingFaceBackend
 from llamarium.tokenizer.pipeline import byte_level_tokenizer, llama3_cutter
-from llamarium.train.adapters.files import CONFIG, base_name, load_adapter, save_adapter, with_tokenizer_of
 from llamarium.train.adapters.lora import ALL_PROJECTIONS, LoRAConfig, apply_lora, lora_linears
 from llamarium.train.adapters.merge import merge_adapters
+from llamarium.train.adapters.peft_files import CONFIG, base_name, load_adapter, save_adapter, with_tokenizer_of
 from llamarium.train.config import FinetuneConfig
 from llamarium.train.finetune import prepare
 

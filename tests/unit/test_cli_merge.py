@@ -15,9 +15,9 @@ from llamarium.cli import options
 from llamarium.cli.main import COMMANDS, main
 from llamarium.errors import TrainingError
 from llamarium.quant.packed import LinearPacked
-from llamarium.train.adapters.files import load_adapter, save_adapter
 from llamarium.train.adapters.lora import LoRAConfig, LoRALinear, apply_lora, lora_linears, rows_of
 from llamarium.train.adapters.merge import merge_adapter
+from llamarium.train.adapters.peft_files import load_adapter, save_adapter
 
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42]])
 

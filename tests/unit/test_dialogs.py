@@ -24,7 +24,9 @@ from llamarium.tokenizer.gguf_vocab import from_gguf_metadata
 from llamarium.tokenizer.load import load_tokenizer_file
 from llamarium.tokenizer.template import TemplateFormat
 from llamarium.train.data.batch import IGNORED, Batch
-from llamarium.train.data.dialogs import DialogRows, Example, preview, read_dialogs
+from llamarium.train.data.dialog_rows import DialogRows
+from llamarium.train.data.dialogs import Example, read_dialogs
+from llamarium.train.data.preview import preview
 
 DIALOG = [
     {"role": "system", "content": "Be brief."},

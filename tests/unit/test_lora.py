@@ -27,15 +27,6 @@ from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.swap import quantize_linears
 from llamarium.runtime.fuse import join_projections
-from llamarium.train.adapters.files import (
-    CONFIG,
-    WEIGHTS,
-    base_fingerprint,
-    base_name,
-    load_adapter,
-    read_metadata,
-    save_adapter,
-)
 from llamarium.train.adapters.lora import (
     ALL_PROJECTIONS,
     LoRAConfig,
@@ -44,6 +35,15 @@ from llamarium.train.adapters.lora import (
     lora_linears,
 )
 from llamarium.train.adapters.merge import merge_adapters
+from llamarium.train.adapters.peft_files import (
+    CONFIG,
+    WEIGHTS,
+    base_fingerprint,
+    base_name,
+    load_adapter,
+    read_metadata,
+    save_adapter,
+)
 from llamarium.train.state.checkpoint import checkpoint_folder, point_at
 
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42]])

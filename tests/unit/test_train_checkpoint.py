@@ -183,7 +183,7 @@ def test_killed_at_every_operation_there_is_a_checkpoint_one_interval_old_at_mos
         save_checkpoint(before, old, write, best=100)
 
     def save() -> None:
-        save_checkpoint(run, step, write, keep=1, best=step)
+        save_checkpoint(run, step, write, save_total_limit=1, best=step)
 
     operation, seen = 0, set()
     while True:
@@ -223,7 +223,7 @@ def test_an_error_at_any_operation_loses_nothing(
     code: int, step: int, tmp_path: Path, write: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, run = tmp_path / "before", tmp_path / "run"
-    save_checkpoint(before, 200, write, keep=1)
+    save_checkpoint(before, 200, write, save_total_limit=1)
     num_errors = 0
     for operation in range(10_000):
         shutil.copytree(before, run)
@@ -238,7 +238,7 @@ def test_an_error_at_any_operation_loses_nothing(
             Operations(count).install(context.setattr)
             warnings.filterwarnings("ignore", ".*an old checkpoint cannot be deleted")
             try:
-                save_checkpoint(run, step, write, keep=1)
+                save_checkpoint(run, step, write, save_total_limit=1)
             except OutputError as error:
                 assert os.strerror(code) in str(error)
                 num_errors += 1
@@ -256,7 +256,7 @@ def test_everything_is_synced_before_it_is_renamed_and_the_rename_before_anythin
 ) -> None:
     """What a power cut leaves: only what was synced is on the disk for certain."""
     run = tmp_path / "run"
-    save_checkpoint(run, 1, write, keep=1)
+    save_checkpoint(run, 1, write, save_total_limit=1)
     synced: set[Path] = set()
     renamed = False
 
@@ -288,7 +288,7 @@ def test_everything_is_synced_before_it_is_renamed_and_the_rename_before_anythin
         (folder / "more" / "unsynced").write_text("a")
 
     Operations(observe).install(monkeypatch.setattr)
-    save_checkpoint(run, 2, write_more, keep=1)
+    save_checkpoint(run, 2, write_more, save_total_limit=1)
     monkeypatch.undo()
     assert renamed and steps(run) == ["step-00000002"]
 
@@ -302,17 +302,17 @@ def _path_of(descriptor: int) -> Path:
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     for step in range(1, 7):
-        save_checkpoint(tmp_path, step, plain, keep=3, best=min(step, 2))
+        save_checkpoint(tmp_path, step, plain, save_total_limit=3, best=min(step, 2))
     assert [int(name[5:]) for name in steps(tmp_path)[1:]] == [2, 4, 5, 6]
     assert (tmp_path / "best").readlink() == Path("step-00000002")
-    save_checkpoint(tmp_path, 7, plain, keep=9)
+    save_checkpoint(tmp_path, 7, plain, save_total_limit=9)
     assert [int(name[5:]) for name in steps(tmp_path)[1:]] == [2, 4, 5, 6, 7]
 
 
 def test_later_ones_and_other_files_are_left_alone(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 900, plain)
     (tmp_path / "metrics.jsonl").write_text("{}")
-    save_checkpoint(tmp_path, 500, plain, keep=1)
+    save_checkpoint(tmp_path, 500, plain, save_total_limit=1)
     assert steps(tmp_path) == ["metrics.jsonl", "step-00000500", "step-00000900"]
 
 

@@ -19,7 +19,7 @@ from llamarium.cli.main import main
 from llamarium.cli.settings import add_settings, given_settings
 from llamarium.errors import TrainingError
 from llamarium.tokenizer.characters import CharacterTokenizer
-from llamarium.train.config import FinetuneConfig, PretrainConfig, RunConfig
+from llamarium.train.config import RENAMED, FinetuneConfig, PretrainConfig, RunConfig
 from llamarium.train.pretrain import prepare, resolve_model
 from llamarium.train.report.journal import Journal, read_journal
 
@@ -54,14 +54,14 @@ def test_any_text_and_number_survive_the_file(text: str, rate: float, flag: bool
         ("steps", True, "a whole number"),
         ("learning_rate", float("nan"), "a number from 0 to 10"),
         ("learning_rate", -1, "a number from 0 to 10"),
-        ("clip", float("inf"), "a number from 0"),
+        ("max_grad_norm", float("inf"), "a number from 0"),
         ("optimizer", "sgd", "adamw, muon"),
         ("compile", 1, "true or false"),
         ("preset", 5, "a text"),
         ("hidden_size", 1, "a whole number from 2"),
         pytest.param("seed", 10**5000, "a whole number from 0", id="huge"),
         pytest.param("warmup_steps", 10**400, "a whole number from 0 to 2^63", id="huge for a float"),
-        pytest.param("clip", 10**400, "a number from 0 to 2^63", id="huge for a float, where one is wanted"),
+        pytest.param("max_grad_norm", 10**400, "a number from 0 to 2^63", id="huge for a float, where one is wanted"),
         ("initializer_range", 1e30, "a number from 0 to 10"),
         ("data", "caf\udce9.txt", "a text that is valid Unicode (rename a file whose name is not)"),
         ("sample_prompt", "\udcff", "a text that is valid Unicode"),
@@ -112,17 +112,23 @@ def test_only_what_changes_the_weights_counts_as_a_difference() -> None:
     before = dataclasses.asdict(one)
     assert PretrainConfig(threads=2, log_every=3, save_every=7, device="cpu", data="moved").differences(before) == []
     assert PretrainConfig(beta2=0.99).differences(before) == ["beta2: 0.95 -> 0.99"]
-    del before["clip"]  # of a version that had no such setting, and another one
+    del before["max_grad_norm"]  # of a version that had no such setting, and another one
     assert one.differences(before | {"dropout": 0.1}) == ["dropout: 0.1 -> None"]
 
 
-@pytest.mark.parametrize(
-    "idle", [{"muon_learning_rate": 0.5}, {"decay_share": 0.5}, {"bpe_vocab_size": 300}, {"final_ratio": 0.5}]
-)
-def test_a_setting_without_effect_is_refused(idle: dict[str, float]) -> None:
-    schedule = "constant" if "final_ratio" in idle else "cosine"
-    with pytest.raises(TrainingError, match=f"{next(iter(idle))}: of no effect where"):
-        PretrainConfig(schedule=schedule, **idle)
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_old_names_are_refused_with_the_new_one(
+    old: str, new: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "train.toml"
+    file.write_text(f"{old} = 1\n")
+    with pytest.raises(TrainingError, match=rf"train.toml: {old} is called {new} now; change it in that file"):
+        FinetuneConfig.resolve(file, {})
+    for words in ([f"--{old}", "2"], [f"--{old}=2"]):
+        assert main(["pretrain", *words, "--out", str(tmp_path / "run")]) == 2
+        assert f"--{old}: is called --{new.replace('_', '-')} now" in capsys.readouterr().err
+    config = PretrainConfig()
+    assert config.differences(dataclasses.asdict(config) | {old: 1}) == [f"{old} is called {new} now"]
 
 
 @pytest.mark.parametrize(

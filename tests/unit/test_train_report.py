@@ -18,8 +18,9 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.presets import PRESETS
 from llamarium.tokenizer.characters import CharacterTokenizer
 from llamarium.train.report import page
+from llamarium.train.report.embeddings import project
 from llamarium.train.report.page import Series, facts, figure, labels, smoothed, spread, ticks
-from llamarium.train.report.report import compare, project, write_report
+from llamarium.train.report.write import compare, write_report
 from llamarium.train.state.snapshots import read_snapshot, save_snapshot, snapshot_path, token_texts
 
 EVIL = "<script>alert(1)</script> & \x1b[2J\x00 \u202e \"'\nnext"

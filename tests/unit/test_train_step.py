@@ -166,10 +166,10 @@ def test_clipping_bounds_the_step():
     small, large = tiny(), tiny()
     sgd = [[torch.optim.SGD(m.parameters(), lr=1.0)] for m in (small, large)]
     before = [p.detach().clone() for p in small.parameters()]
-    norm = train_step(small, sgd[0], [batch_of(2)], clip=0.01).grad_norm
+    norm = train_step(small, sgd[0], [batch_of(2)], max_grad_norm=0.01).grad_norm
     assert norm > 0.1
     assert distance(before, small) == pytest.approx(0.01, rel=1e-3)
-    train_step(large, sgd[1], [batch_of(2)], clip=0.0)
+    train_step(large, sgd[1], [batch_of(2)], max_grad_norm=0.0)
     assert distance(before, large) == pytest.approx(norm, rel=1e-3)
 
 
@@ -315,7 +315,7 @@ def test_epochs_differ_and_a_step_may_be_larger_than_one():
     assert sorted(first) == sorted(second) == list(range(64)) and first != second != sorted(second)
     few = Order(Numbered(3, 2), 0, Cursor(0, 1))
     assert few.take(6).ids_BT[:, 0].tolist() == [0, 0, 1, 1, 2, 2] and few.cursor == Cursor(2, 2)
-    halves = [Order(Numbered(3, 2), 0, Cursor(0, 1), part=part, parts=2).take(6).ids_BT for part in range(2)]
+    halves = [Order(Numbered(3, 2), 0, Cursor(0, 1), shard_idx=part, num_shards=2).take(6).ids_BT for part in range(2)]
     whole = Order(Numbered(3, 2), 0, Cursor(0, 1)).take(6).ids_BT
     assert sorted(torch.cat(halves).tolist()) == sorted(whole.tolist())
     with pytest.raises(TrainingError, match="the data has no row"):

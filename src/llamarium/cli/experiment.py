@@ -28,7 +28,7 @@ from llamarium.cli.settings import add_report_to, add_settings, given_settings, 
 from llamarium.train.config import PretrainConfig
 
 if TYPE_CHECKING:
-    from llamarium.train.run import Emit
+    from llamarium.train.setup import Emit
 
 NAMES = ("tied", "rope", "causal", "heads", "norm")
 
@@ -52,7 +52,7 @@ class ExperimentConfig(PretrainConfig):
     sample_every: int = _default("sample_every", 200)
     sample_prompt: str = _default("sample_prompt", "The")
     save_every: int = _default("save_every", 200)
-    keep: int = _default("keep", 1)
+    save_total_limit: int = _default("save_total_limit", 1)
     preset: str = _default("preset", "tiny")
     context: int | None = _default("context", 128)
 

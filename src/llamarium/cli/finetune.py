@@ -37,12 +37,12 @@ def run(args: argparse.Namespace) -> int:
         from llamarium.train.finetune import prepare
     if args.preview:
         return _preview(config)
-    return follow(config, args, lambda team: prepare(config, team))
+    return follow(config, args, lambda process_group: prepare(config, process_group))
 
 
 def _preview(config: FinetuneConfig) -> int:
     from llamarium.checkpoints.tokenizers import load_tokenizer
-    from llamarium.train.data.dialogs import preview
+    from llamarium.train.data.preview import preview
     from llamarium.train.finetune import check, read_rows, with_chat_format
 
     check(config)

@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
     with importing_torch():
         from llamarium.checkpoints.save import save_model
         from llamarium.io import atomic_folder
-        from llamarium.train.adapters.files import with_tokenizer_of
         from llamarium.train.adapters.merge import merge_adapter
+        from llamarium.train.adapters.peft_files import with_tokenizer_of
 
     name_base(args)
     _check_apart(args.out, args.adapter, args.model)

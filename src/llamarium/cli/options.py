@@ -142,7 +142,7 @@ def load_llama(args: argparse.Namespace, *, falls_back: bool = True) -> "Llama":
         return load_base(args, falls_back=falls_back)
     name_base(args)
     llama = load_base(args)
-    from llamarium.train.adapters.files import load_adapter, with_tokenizer_of
+    from llamarium.train.adapters.peft_files import load_adapter, with_tokenizer_of
 
     load_adapter(llama.model, args.adapter)
     return with_tokenizer_of(llama, args.adapter)
@@ -155,7 +155,7 @@ def name_base(args: argparse.Namespace) -> None:
         LlamariumError: If the adapter's config cannot be read, or names no base.
     """
     with importing_torch():
-        from llamarium.train.adapters.files import CONFIG, base_name
+        from llamarium.train.adapters.peft_files import CONFIG, base_name
 
     args.model = args.model or base_name(args.adapter)
     if args.model is None:

@@ -19,8 +19,8 @@ from llamarium.cli.settings import add_run, add_settings, given_settings, settin
 from llamarium.train.config import PretrainConfig
 
 if TYPE_CHECKING:
-    from llamarium.train.distributed.process_group import Solo
-    from llamarium.train.run import Setup
+    from llamarium.train.distributed.process_group import ProcessGroup
+    from llamarium.train.setup import Setup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
         from llamarium.cli.training import follow
         from llamarium.train.pretrain import prepare
 
-    def make(team: "Solo") -> "Setup":
+    def make(process_group: "ProcessGroup") -> "Setup":
         with counting("reading the data") as progress:
-            return prepare(config, args.out, progress if team.is_first else None, team)
+            return prepare(config, args.out, progress if process_group.is_rank_zero else None, process_group)
 
     return follow(config, args, make)

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     if len({path.name for path in runs}) < len(runs):
         raise UsageError("the runs' folders need different names: they name the curves")
     with importing_torch():
-        from llamarium.train.report.report import compare, write_report
+        from llamarium.train.report.write import compare, write_report
     if len(runs) == 1:
         page = write_report(runs[0])
     else:

@@ -12,21 +12,26 @@ from llamarium.cli.output import emit, note, warn
 from llamarium.cli.training_view import view
 from llamarium.train.conduct import conduct
 from llamarium.train.config import RunConfig
-from llamarium.train.distributed.process_group import Solo, gathered
+from llamarium.train.distributed.process_group import ProcessGroup, init_process_group
 from llamarium.train.report.trackers import trackers
-from llamarium.train.run import Emit, Ending, Event, Setup, run
+from llamarium.train.run import Ending, run
+from llamarium.train.setup import Emit, Event, Setup
 
 
-def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Solo], Setup]) -> int:
+def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[ProcessGroup], Setup]) -> int:
     """Run to the end and return the exit code: 0, or 128 and the signal that ended it early.
 
     Raises:
         LlamariumError: Whatever the run raises.
     """
     set_threads(config.threads)
-    with gathered(config) as team:
-        ending = _lead(config, args, team, prepare) if team.is_first else _help(args, team, prepare)
-    if not team.is_first:
+    with init_process_group(config) as process_group:
+        ending = (
+            _train_on_rank_zero(config, args, process_group, prepare)
+            if process_group.is_rank_zero
+            else _train_on_other_rank(args, process_group, prepare)
+        )
+    if not process_group.is_rank_zero:
         return 0 if ending.signal is None else 128 + ending.signal
     at = ending.position
     if ending.signal is not None and at.step < config.steps:
@@ -78,25 +83,29 @@ def watching(num_steps: int, trackers: Iterable[Emit], *, json: bool, **labels: 
         yield tell
 
 
-def _lead(config: RunConfig, args: argparse.Namespace, team: Solo, prepare: Callable[[Solo], Setup]) -> Ending:
+def _train_on_rank_zero(
+    config: RunConfig, args: argparse.Namespace, process_group: ProcessGroup, prepare: Callable[[ProcessGroup], Setup]
+) -> Ending:
     """Train, and write everything that is written."""
     out: Path = args.out
     with trackers(args.report_to, out) as tracking:
         ending = conduct(
-            lambda: team.prepare(lambda: prepare(team)),
+            lambda: process_group.rank_zero_first(lambda: prepare(process_group)),
             out,
             resume=args.resume,
             allow_changes=args.allow_changes,
             watch=watching(config.steps, tracking, json=args.json),
         )
     if args.report:
-        from llamarium.train.report.report import write_report
+        from llamarium.train.report.write import write_report
 
         note(f"report: {write_report(out)}")
     return ending
 
 
-def _help(args: argparse.Namespace, team: Solo, prepare: Callable[[Solo], Setup]) -> Ending:
-    """Train in step with the first process, and write nothing."""
-    setup = team.prepare(lambda: prepare(team))
+def _train_on_other_rank(
+    args: argparse.Namespace, process_group: ProcessGroup, prepare: Callable[[ProcessGroup], Setup]
+) -> Ending:
+    """Train in step with rank zero, and write nothing."""
+    setup = process_group.rank_zero_first(lambda: prepare(process_group))
     return run(setup, args.out, resume=args.resume, allow_changes=args.allow_changes, emit=lambda event: None)

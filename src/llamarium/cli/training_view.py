@@ -13,7 +13,7 @@ from llamarium.inspect.tables import duration, table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from llamarium.train.run import Emit, Event
+    from llamarium.train.setup import Emit, Event
 
 _WIDTH = 60  # of the curve, in characters
 _BLOCKS = "▁▂▃▄▅▆▇█"

@@ -6,17 +6,17 @@ Linears are wrapped; the loop is one.
 | what you look for | where |
 |---|---|
 | one step of learning, one validation | `step`; the loss in `loss`, optimizers and schedules in `optim` |
-| a whole run: when it validates, samples, saves, stops | `run`, `signals`; alone in its folder: `conduct`, `lock` |
+| a whole run: when it validates, samples, saves, stops | `run`; what it works with: `setup`; in its folder: `conduct` |
 | what a setting means, its default and its range | `config` |
 | what is prepared for `pretrain`, and for `finetune` | `pretrain`, `finetune` |
-| what a step is given | `batch` |
-| from files, folders and the hub to documents, ids and rows | `sources`, `corpus`, `packing` |
-| from JSONL to dialogs, and which tokens are learned | `dialogs`; the dialog formats are `tokenizer.chat`'s |
-| in which order, and why a resumed run is the same run | `order`, `position`, `resume` |
-| a vocabulary of one's own | `bpe` |
-| checkpoints that survive being killed | `checkpoint` |
-| LoRA, rsLoRA, DoRA; their files; putting them into the weights | `lora`, `adapters`, `merge` |
-| several devices | `team` (what a run asks for), `parallel` (FSDP2, tensor parallelism) |
-| what happened | `journal`; as pages `report`, `page`, `snapshots`; elsewhere `trackers`; MFU's peaks in `peak` |
+| what a step is given, and in which order | `data.batch`, `data.order` |
+| from files, folders and the hub to documents, ids and rows | `data.sources`, `data.corpus`, `data.packing` |
+| from JSONL to dialogs, and which tokens are learned | `data.dialogs`, `data.dialog_rows`, `data.preview` |
+| a vocabulary of one's own | `data.bpe` |
+| checkpoints that survive being killed, the lock, signals | `state.checkpoint`, `state.lock`, `state.signals` |
+| why a resumed run is the same run | `state.position`, `state.resume`, `state.restore` |
+| LoRA, rsLoRA, DoRA; their files; merging | `adapters.lora`, `adapters.peft_files`, `adapters.merge` |
+| several devices | `distributed.process_group`; FSDP2 and tensor parallelism in `distributed.parallel` |
+| what happened: the journal, pages, trackers | `report.journal`, `report.write`, `report.page`, `report.trackers` |
 | the same run with one thing changed | `experiments` |
 """

@@ -14,7 +14,8 @@ from pathlib import Path
 from llamarium.io import atomic_file, unwritable
 from llamarium.train.config import RunConfig
 from llamarium.train.report.journal import Journal
-from llamarium.train.run import Emit, Ending, Event, Setup, check_start, run
+from llamarium.train.run import Ending, check_start, run
+from llamarium.train.setup import Emit, Event, Setup
 from llamarium.train.state.lock import RunLock
 
 

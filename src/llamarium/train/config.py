@@ -23,6 +23,13 @@ DATA_HELP = (  # of every command that reads documents
 OptimizerName = Literal["adamw", "muon"]
 ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
 
+RENAMED: Mapping[str, str] = {
+    "accumulate": "gradient_accumulation_steps",
+    "clip": "max_grad_norm",
+    "keep": "save_total_limit",
+}
+"""Settings that had other names: whoever gives an old one is told the new one."""
+
 _LARGEST = 2**63  # of numbers that have no bound of their own
 _HALF_PAIR = re.compile("[\ud800-\udfff]")  # a byte of the shell that is no UTF-8 comes as one; no TOML can hold it
 
@@ -50,7 +57,7 @@ class RunConfig:
     # the recipe
     steps: int = _setting(2000, "optimizer steps", 1)
     batch_rows: int = _setting(32, "rows that are computed at once", 1)
-    accumulate: int = _setting(1, "batches that make one step", 1)
+    gradient_accumulation_steps: int = _setting(1, "batches that make one step", 1)
     optimizer: OptimizerName = _setting("adamw", "adamw, or muon for the layers' matrices")
     learning_rate: float = _setting(1e-3, "the peak", 0.0, 10.0)
     muon_learning_rate: float | None = _setting(None, "muon's peak, where it is another", 0.0, 10.0)
@@ -61,7 +68,7 @@ class RunConfig:
     weight_decay: float = _setting(0.1, "of matrices", 0.0, 10.0)
     beta1: float = _setting(0.9, "adamw's memory of gradients", 0.0, 0.9999)
     beta2: float = _setting(0.95, "adamw's memory of their squares", 0.0, 0.99999)
-    clip: float = _setting(1.0, "the largest gradient norm; 0 is off", 0.0)
+    max_grad_norm: float = _setting(1.0, "the largest gradient norm; 0 is off", 0.0)
     seed: int = _setting(0, "of fresh weights and the order of the data", 0, 2**31 - 1)
     precision: Literal["float32", "bfloat16"] = _setting("float32", "what products are computed in")
     checkpoint_activations: bool = _setting(False, "compute activations twice instead of keeping them")
@@ -70,7 +77,9 @@ class RunConfig:
     # the machine
     device: str = _setting("auto", "cpu, cuda, cuda:1; auto is a GPU where there is one", free=True)
     threads: int | None = _setting(None, "CPU threads", 1, 1024, free=True)
-    tensor_parallel: int = _setting(1, "processes of torchrun that share each layer's matrices", 1, free=True)
+    tensor_parallel: int = _setting(
+        1, "processes of torchrun over which each layer's matrices are sharded", 1, free=True
+    )
 
     # watching and saving
     log_every: int = _setting(10, "steps between lines of metrics", 1, free=True)
@@ -80,7 +89,7 @@ class RunConfig:
     sample_tokens: int = _setting(200, "tokens of a sample", 1, free=True)
     sample_prompt: str = _setting("\n", "what a sample begins with", free=True)
     save_every: int = _setting(500, "steps between checkpoints", 1, free=True)
-    keep: int = _setting(2, "checkpoints that are kept, besides the best", 1, free=True)
+    save_total_limit: int = _setting(2, "checkpoints that are kept, besides the best", 1, free=True)
 
     def __post_init__(self) -> None:
         """Check types and ranges.
@@ -101,7 +110,7 @@ class RunConfig:
     @property
     def rows_per_step(self) -> int:
         """Rows that one optimizer step learns from."""
-        return self.batch_rows * self.accumulate
+        return self.batch_rows * self.gradient_accumulation_steps
 
     @classmethod
     def resolve(cls, file: Path | None, flags: Mapping[str, Any]) -> Self:
@@ -116,6 +125,8 @@ class RunConfig:
         """
         settings = {} if file is None else _read_toml(file)
         known = [item.name for item in dataclasses.fields(cls)]
+        if old := [name for name in settings if name in RENAMED]:
+            raise TrainingError(f"{file}: {'; '.join(map(about_renamed, old))}; change it in that file")
         if unknown := [name for name in (*settings, *flags) if name not in known]:
             where = "" if file is None else f"{file}: "
             raise TrainingError(f"{where}unknown settings: {escape(', '.join(unknown))}; there are: {', '.join(known)}")
@@ -144,8 +155,8 @@ class RunConfig:
         free = {item.name for item in dataclasses.fields(self) if item.metadata["free"]}
         now = dataclasses.asdict(self)
         pairs = [(name, before.get(name, type(self).default(name)), value) for name, value in now.items()]
-        pairs += [(name, value, None) for name, value in before.items() if name not in now]
-        return [
+        pairs += [(name, value, None) for name, value in before.items() if name not in now and name not in RENAMED]
+        return [about_renamed(name) for name in before if name in RENAMED] + [
             f"{name}: {show_value(was)} -> {show_value(value)}"
             for name, was, value in pairs
             if was != value and name not in free
@@ -212,6 +223,11 @@ class FinetuneConfig(RunConfig):
     target_modules: str = _setting("all-linear", "which Linears, by name with commas; all-linear: all but the head")
     rslora: bool = _setting(False, "scale by alpha / sqrt(rank)")
     dora: bool = _setting(False, "learn each row's length, too")
+
+
+def about_renamed(name: str) -> str:
+    """Say what a setting of an old name is called now."""
+    return f"{name} is called {RENAMED[name]} now"
 
 
 def kind_of(hint: Any) -> tuple[Any, bool]:

@@ -41,8 +41,8 @@ from llamarium.train.conduct import conduct, is_acceptance, save_settings
 from llamarium.train.config import PretrainConfig
 from llamarium.train.data.batch import Rows
 from llamarium.train.pretrain import prepare
-from llamarium.train.report.report import compare, write_report
-from llamarium.train.run import Emit, Event, Setup
+from llamarium.train.report.write import compare, write_report
+from llamarium.train.setup import Emit, Event, Setup
 from llamarium.train.state.lock import RunLock
 from llamarium.train.step import Trunk, bidirectional_trunk, causal_trunk, evaluate
 

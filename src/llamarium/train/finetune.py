@@ -21,7 +21,8 @@ from llamarium.hub.resolve import resolve
 from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat import with_format
-from llamarium.train.adapters.files import (
+from llamarium.train.adapters.lora import LoRAConfig, apply_lora
+from llamarium.train.adapters.peft_files import (
     PREFIX,
     WEIGHTS,
     adapter_metadata,
@@ -29,20 +30,19 @@ from llamarium.train.adapters.files import (
     save_adapter,
     with_answer_ends,
 )
-from llamarium.train.adapters.lora import LoRAConfig, apply_lora
 from llamarium.train.config import FinetuneConfig
-from llamarium.train.data.dialogs import DialogRows
-from llamarium.train.distributed.process_group import SOLO, Solo
+from llamarium.train.data.dialog_rows import DialogRows
+from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.pretrain import restore_weights
-from llamarium.train.run import Setup
+from llamarium.train.setup import Setup
 
 
-def prepare(config: FinetuneConfig, team: Solo = SOLO) -> Setup:
+def prepare(config: FinetuneConfig, process_group: ProcessGroup = SINGLE_PROCESS) -> Setup:
     """Load the base and the dialogs, and put the adapters on.
 
     Args:
         config: The settings.
-        team: Who shares the work.
+        process_group: The processes that train together.
 
     Raises:
         LlamariumError: If the base or the data cannot be read, or the settings do not fit together.
@@ -76,11 +76,11 @@ def prepare(config: FinetuneConfig, team: Solo = SOLO) -> Setup:
             recommended = with_answer_ends(recommended, model.config, tokenizer)
 
         def save(folder: Path) -> None:
-            weights = team.weights(model)
+            weights = process_group.weights(model)
             save_weights(weights, model.config, folder, tokenizer=tokenizer, generation_config=recommended)
 
         def restore(folder: Path) -> None:
-            restore_weights(model, folder, team)
+            restore_weights(model, folder, process_group)
 
     else:
         metadata = adapter_metadata(model, config.model)  # now, while the whole base is at hand
@@ -88,11 +88,16 @@ def prepare(config: FinetuneConfig, team: Solo = SOLO) -> Setup:
 
         def save(folder: Path) -> None:
             save_adapter(
-                model, folder, base_model=config.model, metadata=metadata, whole=team.whole, tokenizer=tokenizer
+                model,
+                folder,
+                base_model=config.model,
+                metadata=metadata,
+                full_tensor=process_group.full_tensor,
+                tokenizer=tokenizer,
             )
 
         def restore(folder: Path) -> None:
-            restore_adapter(model, folder, team, metadata)
+            restore_adapter(model, folder, process_group, metadata)
 
     return Setup(
         config=config,
@@ -103,7 +108,7 @@ def prepare(config: FinetuneConfig, team: Solo = SOLO) -> Setup:
         save=save,
         restore=restore,
         chat=chat,
-        team=team,
+        process_group=process_group,
     )
 
 
@@ -151,14 +156,17 @@ def read_rows(config: FinetuneConfig, tokenizer: Tokenizer) -> DialogRows:
 
 @torch.no_grad()
 def restore_adapter(
-    model: LlamaForCausalLM, folder: Path, team: Solo = SOLO, metadata: Mapping[str, str] | None = None
+    model: LlamaForCausalLM,
+    folder: Path,
+    process_group: ProcessGroup = SINGLE_PROCESS,
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Read a saved adapter into the adapters that the model has, in place.
 
     Args:
         model: With adapters.
         folder: Of the checkpoint.
-        team: Who has parts of them.
+        process_group: The processes that hold shards of them.
         metadata: What `adapter_metadata` says of this model's base.
 
     Raises:
@@ -174,7 +182,7 @@ def restore_adapter(
     if {key: (tensor.dtype, tensor.shape) for key, tensor in saved.items()} != expected:
         raise TrainingError(f"{folder}: holds an adapter of other Linears, another rank or dtype than this run's")
     for key, tensor in held.items():
-        tensor.copy_(team.place(saved[key], tensor))
+        tensor.copy_(process_group.distribute(saved[key], tensor))
 
 
 def check(config: FinetuneConfig) -> None:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from llamarium.checkpoints.checkpoint import list_some
 from llamarium.errors import TrainingError, escape
 from llamarium.train.config import OptimizerName, ScheduleName
-from llamarium.train.distributed.process_group import SOLO, Solo
+from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 
 # What they remember of each parameter.
 _ADAMW_FIELDS = ("step", "exp_avg", "exp_avg_sq")
@@ -54,7 +54,7 @@ def make_optimizers(
     in_layers = [(key, p) for key, p in named if name == "muon" and p.ndim == 2 and ".layers." in f".{key}"]
     taken = {key for key, _ in in_layers}
     rest = [(key, p) for key, p in named if key not in taken]
-    alike: dict[tuple[bool, object], list[nn.Parameter]] = {}  # what is divided otherwise is no group's own
+    alike: dict[tuple[bool, object], list[nn.Parameter]] = {}  # what is sharded otherwise needs a group of its own
     for _, p in rest:
         alike.setdefault((p.ndim < 2, getattr(p, "device_mesh", None)), []).append(p)
     groups = [
@@ -122,15 +122,18 @@ def optimizer_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict
 
 
 def restore_optimizers(
-    model: nn.Module, optimizers: Sequence[Optimizer], tensors: Mapping[str, Tensor], team: Solo = SOLO
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    tensors: Mapping[str, Tensor],
+    process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> None:
     """Put back what `optimizer_tensors` returned.
 
     Args:
         model: The one whose parameters are moved.
         optimizers: Of `make_optimizers`.
-        tensors: What they shall remember; whole, even where the parameters are divided.
-        team: Who has parts of them.
+        tensors: What they shall remember; whole, even where the parameters are sharded.
+        process_group: The processes that hold shards of them.
 
     Raises:
         TrainingError: If it is not all that they remember of these parameters, or has values that it cannot have.
@@ -156,5 +159,5 @@ def restore_optimizers(
             raise TrainingError(f"the optimizer's {escape(key)} is {found}; expected {dtype} {tuple(shape)}")
         if not (tensor.isfinite() & (tensor >= least)).all():
             raise TrainingError(f"the optimizer's {escape(key)} has values that are NaN, infinite or negative")
-        held: Any = tensor.to(parameter.device) if field == "step" else team.place(tensor, parameter)
+        held: Any = tensor.to(parameter.device) if field == "step" else process_group.distribute(tensor, parameter)
         optimizer.state[parameter][field] = held

@@ -26,8 +26,8 @@ from llamarium.train.config import PretrainConfig
 from llamarium.train.data.bpe import train_bpe, train_characters
 from llamarium.train.data.corpus import Learner, tokenize_corpus
 from llamarium.train.data.packing import PackedRows
-from llamarium.train.distributed.process_group import SOLO, Solo
-from llamarium.train.run import Setup
+from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from llamarium.train.setup import Setup
 
 _CHANGES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
@@ -38,7 +38,10 @@ _MLP_MULTIPLE = 64  # of widths that are not given: matrix products like them
 
 
 def prepare(
-    config: PretrainConfig, out: Path, progress: Callable[[int, int], None] | None = None, team: Solo = SOLO
+    config: PretrainConfig,
+    out: Path,
+    progress: Callable[[int, int], None] | None = None,
+    process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Setup:
     """Make everything that a run from scratch needs.
 
@@ -46,7 +49,7 @@ def prepare(
         config: The settings.
         out: The run's folder; the ids of the data are kept in it.
         progress: Told how many documents and tokens have been read.
-        team: Who shares the work.
+        process_group: The processes that train together.
 
     Raises:
         LlamariumError: If the data cannot be read or is too short, or the settings do not fit together.
@@ -70,9 +73,9 @@ def prepare(
         tokenizer=tokenizer,
         train=PackedRows(corpus, context, config.seed),
         validation=validation,
-        save=lambda folder: save_weights(team.weights(model), model_config, folder, tokenizer=tokenizer),
-        restore=lambda folder: restore_weights(model, folder, team),
-        team=team,
+        save=lambda folder: save_weights(process_group.weights(model), model_config, folder, tokenizer=tokenizer),
+        restore=lambda folder: restore_weights(model, folder, process_group),
+        process_group=process_group,
     )
 
 
@@ -122,7 +125,7 @@ def resolve_model(config: PretrainConfig, tokenizer: Tokenizer) -> ModelConfig:
 
 
 @torch.no_grad()
-def restore_weights(model: LlamaForCausalLM, folder: Path, team: Solo = SOLO) -> None:
+def restore_weights(model: LlamaForCausalLM, folder: Path, process_group: ProcessGroup = SINGLE_PROCESS) -> None:
     """Read a saved model's weights into one of the same shape, in place.
 
     Raises:
@@ -136,7 +139,7 @@ def restore_weights(model: LlamaForCausalLM, folder: Path, team: Solo = SOLO) ->
         parameter, values = model.get_parameter(key), saved.read(key)
         if values.dtype != parameter.dtype:
             raise TrainingError(f"{folder}: {key} is {values.dtype}; this run's is {parameter.dtype}")
-        parameter.copy_(team.place(values, parameter))
+        parameter.copy_(process_group.distribute(values, parameter))
 
 
 def _tokenizer(config: PretrainConfig) -> Tokenizer | Learner:

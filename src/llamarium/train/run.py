@@ -12,7 +12,7 @@ import dataclasses
 import math
 import time
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,17 +22,14 @@ import torch
 from torch.optim import Optimizer
 
 from llamarium.api import Llama
-from llamarium.errors import LlamariumError, OutputError, TrainingError, escape
+from llamarium.errors import LlamariumError, OutputError, TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import flops
 from llamarium.quant.base import QuantizedLinear
-from llamarium.tokenizer.base import Tokenizer
-from llamarium.train.config import RunConfig
-from llamarium.train.data.batch import Rows
 from llamarium.train.data.order import Order, derived_seed
-from llamarium.train.distributed.process_group import SOLO, Solo
-from llamarium.train.optim import make_optimizers, optimizer_tensors, restore_optimizers, schedule, set_learning_rate
+from llamarium.train.optim import make_optimizers, optimizer_tensors, schedule, set_learning_rate
 from llamarium.train.report.peak import peak_flops
+from llamarium.train.setup import Emit, Setup
 from llamarium.train.state.checkpoint import (
     checkpoint_folder,
     checkpoint_step,
@@ -40,46 +37,15 @@ from llamarium.train.state.checkpoint import (
     latest_checkpoint,
     save_checkpoint,
 )
-from llamarium.train.state.position import Position, entry
-from llamarium.train.state.resume import load_resume, save_resume
+from llamarium.train.state.position import Position
+from llamarium.train.state.restore import restore_run
+from llamarium.train.state.resume import save_resume
 from llamarium.train.state.signals import stop_signals
 from llamarium.train.state.snapshots import save_snapshot, token_texts
-from llamarium.train.step import StepResult, Trunk, any_learned, causal_trunk, checkpoint_layers, evaluate, train_step
-
-Event = Mapping[str, Any]
-Emit = Callable[[Event], None]
+from llamarium.train.step import StepResult, Trunk, any_learned, checkpoint_layers, evaluate, train_step
 
 _MAX_SKIPPED = 20  # updates in a row that were not finite, after which a run is given up
 _SAMPLE_TEMPERATURE = 0.8
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What a run works with.
-
-    Attributes:
-        config: Its settings.
-        model: On its device, float32 where it is trained.
-        tokenizer: For samples, and saved with the model.
-        train: What is learned.
-        validation: What is measured with; None for nothing.
-        save: Writes the model into the folder of a checkpoint.
-        restore: Reads it back from there.
-        chat: Samples answer the prompt, as a dialog, rather than continue it.
-        trunk: How hidden states are computed.
-        team: Who shares the work.
-    """
-
-    config: RunConfig
-    model: LlamaForCausalLM
-    tokenizer: Tokenizer
-    train: Rows
-    validation: Rows | None
-    save: Callable[[Path], None]
-    restore: Callable[[Path], None]
-    chat: bool = False
-    trunk: Trunk = causal_trunk
-    team: Solo = SOLO
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +81,11 @@ def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, e
     config, model = setup.config, setup.model
     check_start(out, resume)
     newest = latest_checkpoint(out) if resume else None
-    setup.team.agree("checkpoints", newest.name if newest else "none")
-    setup.team.agree("data", setup.train.fingerprint)
+    setup.process_group.check_equal("checkpoints", newest.name if newest else "none")
+    setup.process_group.check_equal("data", setup.train.fingerprint)
     if not any_learned(setup.train):
         raise TrainingError("no label of the training data counts: all are masked; there is nothing to learn")
-    setup.team.divide(model)
+    setup.process_group.shard_model(model)
     optimizers = make_optimizers(
         model,
         config.optimizer,
@@ -130,7 +96,7 @@ def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, e
     )
     position = Position()
     if newest is not None:
-        position = _restore(setup, newest, optimizers, allow_changes)
+        position = restore_run(setup, newest, optimizers, allow_changes)
     _check_finite(model, "the model" if newest is None else str(newest))
     if config.checkpoint_activations:
         checkpoint_layers(model)
@@ -167,8 +133,14 @@ class _Loop:
 
     def __init__(self, setup: Setup, out: Path, position: Position, optimizers: list[Optimizer], emit: Emit) -> None:
         self.setup, self.out, self.at, self.optimizers, self.emit = setup, out, position, optimizers, emit
-        self.team = setup.team
-        self.order = Order(setup.train, setup.config.seed, position.cursor, part=self.team.part, parts=self.team.parts)
+        self.process_group = setup.process_group
+        self.order = Order(
+            setup.train,
+            setup.config.seed,
+            position.cursor,
+            shard_idx=self.process_group.shard_idx,
+            num_shards=self.process_group.num_shards,
+        )
         self.trunk: Trunk = torch.compile(setup.trunk) if setup.config.compile else setup.trunk
         self.flops_per_token = _training_flops_per_token(setup)
         self.skipped = 0
@@ -180,7 +152,7 @@ class _Loop:
         if at.step == 0:
             self._snapshot()
         with stop_signals() as came:
-            stopped = self.team.stopping(came)
+            stopped = self.process_group.any_signal(came)
             while at.step < config.steps and not stopped:
                 found = self._step()
                 if self._due(config.log_every):
@@ -190,7 +162,7 @@ class _Loop:
                     self._snapshot()
                 if config.sample_every and self._due(config.sample_every):
                     self._sample()
-                stopped = self.team.stopping(came)
+                stopped = self.process_group.any_signal(came)
                 if improved or stopped or self._due(config.save_every):
                     checkpoint = self._save()
             if checkpoint is None or checkpoint_step(checkpoint) != at.step:  # stopped before a step, or after its save
@@ -205,12 +177,12 @@ class _Loop:
         config, at = self.setup.config, self.at
         begin = time.perf_counter()
         device = self.setup.model.device
-        batches = [self.order.take(config.batch_rows) for _ in range(config.accumulate)]
+        batches = [self.order.take(config.batch_rows) for _ in range(config.gradient_accumulation_steps)]
         set_learning_rate(self.optimizers, self._learning_rate())
-        with seeded(config.seed, at.step * self.team.parts + self.team.part, device):
+        with seeded(config.seed, at.step * self.process_group.num_shards + self.process_group.shard_idx, device):
             found = train_step(
-                self.setup.model, self.optimizers, batches, clip=config.clip, precision=config.precision,
-                trunk=self.trunk, team=self.team,
+                self.setup.model, self.optimizers, batches, max_grad_norm=config.max_grad_norm,
+                precision=config.precision, trunk=self.trunk, process_group=self.process_group,
             )  # fmt: skip
         seconds = time.perf_counter() - begin
         at.step, at.cursor = at.step + 1, self.order.cursor
@@ -262,7 +234,9 @@ class _Loop:
                 "epoch": at.cursor.epoch + at.cursor.index / self.setup.train.num_rows(at.cursor.epoch),
                 "num_tokens": at.num_tokens,
                 "tokens_per_s": tokens_per_s,
-                "mfu": None if peak is None else tokens_per_s * self.flops_per_token / (peak * self.team.size),
+                "mfu": None
+                if peak is None
+                else tokens_per_s * self.flops_per_token / (peak * self.process_group.world_size),
                 "seconds": at.seconds,
                 "seconds_left": (config.steps - at.step) * at.seconds / at.step,
             }
@@ -276,7 +250,7 @@ class _Loop:
         config = self.setup.config
         loss = evaluate(
             self.setup.model, self.setup.validation, batch_rows=config.batch_rows, max_rows=config.eval_rows,
-            precision=config.precision, trunk=self.trunk, team=self.team,
+            precision=config.precision, trunk=self.trunk, process_group=self.process_group,
         )  # fmt: skip
         improved = loss < self.at.best_loss
         if improved:
@@ -290,17 +264,17 @@ class _Loop:
 
         def save() -> None:
             try:
-                written.append(save_snapshot(self.setup.model, self.out, self.at.step, self.team.whole))
+                written.append(save_snapshot(self.setup.model, self.out, self.at.step, self.process_group.full_tensor))
             except OutputError as error:  # no drawing is worth a run
                 warnings.warn(f"left out: {error}", stacklevel=2)
 
-        self.team.lead(save, self.setup.model.model.embed_tokens.parameters())
+        self.process_group.on_rank_zero(save, self.setup.model.model.embed_tokens.parameters())
         if any(written):
             self.emit({"event": "embeddings", "step": self.at.step})
 
     def _sample(self) -> None:
         model, config = self.setup.model, self.setup.config
-        if self.team.size > 1:
+        if self.process_group.world_size > 1:
             why = "not made while the weights are spread over several processes; generate from a checkpoint"
             self.emit({"event": "sample", "step": self.at.step, "prompt": config.sample_prompt, "error": why})
             return
@@ -329,72 +303,21 @@ class _Loop:
 
         def write(folder: Path) -> None:
             self.setup.save(folder)
-            save_resume(folder, remembered, state, self.team.whole)
+            save_resume(folder, remembered, state, self.process_group.full_tensor)
 
         def save() -> None:
-            save_checkpoint(self.out, self.at.step, write, keep=self.setup.config.keep, best=self.at.best_step)
+            save_checkpoint(
+                self.out,
+                self.at.step,
+                write,
+                save_total_limit=self.setup.config.save_total_limit,
+                best=self.at.best_step,
+            )
 
-        self.team.lead(save, [*self.setup.model.parameters(), *remembered.values()])
+        self.process_group.on_rank_zero(save, [*self.setup.model.parameters(), *remembered.values()])
         saved = checkpoint_folder(self.out, self.at.step)
         self.emit({"event": "saved", "step": self.at.step, "path": str(saved), "best_step": self.at.best_step})
         return saved
-
-
-def _restore(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_changes: bool) -> Position:
-    """Put back what `_save` saved, and return where it stood.
-
-    Raises:
-        TrainingError: If it is another run's, or has what no run saves.
-        CheckpointError: If the model cannot be read.
-    """
-    tensors, state = load_resume(folder)
-    try:
-        settings, about = entry(state, "settings", dict), entry(state, "about", dict)
-        position, kind = Position.from_dict(entry(state, "position", dict)), entry(state, "kind", str)
-        if position.step != checkpoint_step(folder):
-            raise TrainingError(f"step is {position.step}; expected that of the folder's name")
-    except TrainingError as error:
-        raise TrainingError(f"{folder}/resume/state.json: {error}; the file was changed") from None
-    if kind != type(setup.config).__name__:
-        now = type(setup.config).__name__
-        raise TrainingError(f"{folder}: is of a run of another kind ({escape(kind)}); this one is a {now}")
-    changed = setup.config.differences(settings)
-    if method := next((change for change in changed if change.startswith("method:")), None):
-        raise TrainingError(f"{folder}: {method}, which learns other weights; begin a run in another folder")
-    same_rows = state.get("data") == setup.train.fingerprint
-    if not same_rows:
-        changed += _data_differences(about, setup.train.about) or ([] if changed else ["the data is another"])
-    if changed and not allow_changes:
-        raise TrainingError(
-            f"{folder}: the run was started with other settings ({'; '.join(changed)}); give those again, or allow the "
-            "changes (--allow-changes)"
-        )
-    setup.restore(folder)
-    if settings.get("optimizer") != setup.config.optimizer:
-        warnings.warn(f"the optimizer is now {setup.config.optimizer}, and begins anew", stacklevel=3)
-    elif position.step > 0 and not tensors:  # as it is where no update was made
-        warnings.warn(f"{folder}: the optimizer remembers nothing, and begins anew", stacklevel=3)
-    elif tensors:
-        try:
-            restore_optimizers(setup.model, optimizers, tensors, setup.team)
-        except TrainingError as error:
-            raise TrainingError(f"{folder}/resume/optimizer.safetensors: {error}") from None
-    if not same_rows or settings.get("eval_rows") != setup.config.eval_rows:
-        position.best_loss = math.inf  # of other rows, with which no loss from now on compares
-    return position
-
-
-def _data_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Name what a checkpoint's data had other than the data of now: counts as "name: before -> now"."""
-    before = {name: value for name, value in before.items() if type(value) is type(now.get(name))}
-    if not before or before == now:
-        return []
-    counts = [name for name, value in now.items() if isinstance(value, int) and before.get(name) != value]
-    return [f"{name}: {before.get(name, 0):,} -> {now[name]:,}" for name in counts] + [
-        f"the {name} is {'the same' if before.get(name) == value else 'another'}"
-        for name, value in now.items()
-        if isinstance(value, str)
-    ]
 
 
 def _describe(setup: Setup) -> dict[str, Any]:

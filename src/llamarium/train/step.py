@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from llamarium.attention import CausalAttend
 from llamarium.model import LlamaForCausalLM
 from llamarium.train.data.batch import IGNORED, Batch, Rows
-from llamarium.train.distributed.process_group import SOLO, Solo
+from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.loss import cross_entropy_sum
 
 Trunk = Callable[[LlamaForCausalLM, Batch], Tensor]
@@ -73,10 +73,10 @@ def train_step(
     optimizers: Sequence[Optimizer],
     batches: Sequence[Batch],
     *,
-    clip: float = 1.0,
+    max_grad_norm: float = 1.0,
     precision: Literal["float32", "bfloat16"] = "float32",
     trunk: Trunk = causal_trunk,
-    team: Solo = SOLO,
+    process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> StepResult:
     """Learn once from some batches.
 
@@ -84,29 +84,32 @@ def train_step(
         model: Its weights are float32.
         optimizers: Each is stepped once, unless a gradient is not finite.
         batches: Micro-batches that make this step; on the CPU, or where the model is.
-        clip: The largest norm of all gradients together; 0 is off.
+        max_grad_norm: The largest norm of all gradients together; 0 is off.
         precision: What the products are computed in.
         trunk: How the hidden states are computed.
-        team: Who shares the work; `batches` are this process's part of the rows.
+        process_group: The processes that train together; `batches` are this process's shard of the rows.
     """
     num_tokens, num_learned = map(
-        int, team.add(sum(batch.ids_BT.numel() for batch in batches), sum(batch.num_learned for batch in batches))
+        int,
+        process_group.all_reduce_sum(
+            sum(batch.ids_BT.numel() for batch in batches), sum(batch.num_learned for batch in batches)
+        ),
     )
     total = torch.zeros((), device=model.device)
     for batch in batches:
         here = batch.to(model.device)
         with autocast(model.device, precision):
-            loss = team.forward(partial(loss_sum, model, here, trunk)) / max(1, num_learned)
+            loss = process_group.forward(partial(loss_sum, model, here, trunk)) / max(1, num_learned)
         loss.backward()
         total += loss.detach()
     parameters = [p for p in model.parameters() if p.grad is not None]
-    norm = team.settle(parameters, clip or math.inf)
+    norm = process_group.clip_grad_norm(parameters, max_grad_norm or math.inf)
     updated = math.isfinite(norm) and num_learned > 0
     for optimizer in optimizers:
         if updated:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    (loss,) = team.add(float(total))  # sync: to show
+    (loss,) = process_group.all_reduce_sum(float(total))  # sync: to show
     return StepResult(loss if num_learned else math.nan, norm, num_tokens, updated)
 
 
@@ -119,7 +122,7 @@ def evaluate(
     max_rows: int = 0,
     precision: Literal["float32", "bfloat16"] = "float32",
     trunk: Trunk = causal_trunk,
-    team: Solo = SOLO,
+    process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> float:
     """Return the mean of -log P over the learned tokens of `rows`, in nats; always of the same rows.
 
@@ -130,7 +133,7 @@ def evaluate(
         max_rows: Only so many, spread evenly; 0 is all.
         precision: As in `train_step`.
         trunk: As in `train_step`.
-        team: Who shares the work.
+        process_group: The processes that train together.
     """
     was_training = model.training
     model.eval()
@@ -138,13 +141,13 @@ def evaluate(
     step = max(1, math.ceil(len(every) / max_rows)) if max_rows else 1
     chosen, total, count = every[::step], 0.0, 0
     for start in range(0, len(chosen), batch_rows):
-        batch = _part(rows, chosen[start : start + batch_rows], team)
+        batch = _shard(rows, chosen[start : start + batch_rows], process_group)
         count += batch.num_learned
         here = batch.to(model.device)
         with autocast(model.device, precision):
-            total += float(team.forward(partial(loss_sum, model, here, trunk)))  # sync: to add
+            total += float(process_group.forward(partial(loss_sum, model, here, trunk)))  # sync: to add
     model.train(was_training)
-    total, count = team.add(total, count)
+    total, count = process_group.all_reduce_sum(total, count)
     return total / count if count else math.nan
 
 
@@ -153,9 +156,9 @@ def loss_sum(model: LlamaForCausalLM, batch: Batch, trunk: Trunk) -> Tensor:
     return cross_entropy_sum(trunk(model, batch), head_weight(model), batch.labels_BT)
 
 
-def _part(rows: Rows, indices: Sequence[int], team: Solo) -> Batch:
-    """Return this process's part of some rows; where there are too few, one of which nothing is learned."""
-    if mine := indices[team.part :: team.parts]:
+def _shard(rows: Rows, indices: Sequence[int], process_group: ProcessGroup) -> Batch:
+    """Return this process's shard of some rows; where there are too few, one of which nothing is learned."""
+    if mine := indices[process_group.shard_idx :: process_group.num_shards]:
         return rows.batch(0, mine)
     batch = rows.batch(0, indices[:1])
     return replace(batch, labels_BT=torch.full_like(batch.labels_BT, IGNORED))

@@ -47,31 +47,35 @@ class Order:
         rows: What is learned from.
         seed: Of the order.
         cursor: Where to go on.
-        part: Which part of the rows is returned, if several processes share them.
-        parts: How many parts there are.
+        shard_idx: Which shard of the rows is returned, if several processes share them.
+        num_shards: How many shards there are.
 
     Raises:
         TrainingError: If there is no row.
     """
 
-    def __init__(self, rows: Rows, seed: int, cursor: Cursor | None = None, *, part: int = 0, parts: int = 1) -> None:
+    def __init__(
+        self, rows: Rows, seed: int, cursor: Cursor | None = None, *, shard_idx: int = 0, num_shards: int = 1
+    ) -> None:
         self.rows = rows
         self.seed = seed
-        self.part, self.parts = part, parts
+        self.shard_idx, self.num_shards = shard_idx, num_shards
         self.cursor = Cursor() if cursor is None else cursor
         self._permutation = self._permute(self.cursor.epoch)
 
     def take(self, count: int) -> Batch:
-        """Return the next `count` rows, or this process's part of them.
+        """Return the next `count` rows, or this process's shard of them.
 
         An epoch's last rows share a batch with the next one's first, so that none is left out and any data serves.
 
         Raises:
             TrainingError: If they cannot be divided evenly.
         """
-        if count % self.parts:
-            raise TrainingError(f"batch_rows is {count}; expected a multiple of the {self.parts} parts of the data")
-        places = [self._next() for _ in range(count)][self.part :: self.parts]
+        if count % self.num_shards:
+            raise TrainingError(
+                f"batch_rows is {count}; expected a multiple of the {self.num_shards} shards of the data"
+            )
+        places = [self._next() for _ in range(count)][self.shard_idx :: self.num_shards]
         epochs = sorted({epoch for epoch, _ in places})
         return join([self.rows.batch(epoch, [i for e, i in places if e == epoch]) for epoch in epochs])
 

@@ -2,9 +2,10 @@
 
 The processes form a grid: `world / tensor_parallel` along "data", `tensor_parallel` along "tensor".
 
-- Along "data" weights are *sharded* (FSDP2): a process keeps a slice of every weight, of its gradient and of what the
-  optimizer remembers. Before a layer computes, its weights are gathered from all, and afterwards they are let go;
-  backwards, gradients are added up and each process gets the slice that is its own. Each computes with other rows.
+- Along "data" weights are *sharded* (FSDP2): a process keeps a shard of every weight, of its gradient and of what the
+  optimizer remembers. Before a layer computes, its weights are gathered from all (all-gather), and afterwards they are
+  let go; backwards, gradients are added up and each process keeps its own shard (reduce-scatter). Each computes with
+  other rows.
 - Along "tensor" the matrices of a layer are *divided* (tensor parallelism): a process has some of the heads and some of
   the SwiGLU's features, computes with those alone, and the results of o_proj and down_proj are added up. All of them
   compute with the same rows.
@@ -15,8 +16,8 @@ that no layer has (embedding, final norm, head) is one unit, so a tied head stay
 A step learns from the same rows as on one device, and its gradient is the same sum, divided by the same number of
 learned tokens: what differs is the order in which numbers are added.
 
-Files do not know how many processes there were. The first process writes checkpoints as a single one would, tensor by
-tensor: whenever it needs one, it tells the others which, and all gather it. Reading, each process takes its slice.
+Files do not know how many processes there were. Rank zero writes checkpoints as a single one would, tensor by
+tensor: whenever it needs one, it broadcasts which, and all gather it. Reading, each process takes its shard.
 
 Source: PyTorch, `torch.distributed.fsdp.fully_shard`, `torch.distributed.tensor.parallel`; Shoeybi et al. 2019,
 "Megatron-LM", for which matrix is divided by rows and which by columns.
@@ -43,24 +44,22 @@ from llamarium.errors import TrainingError, escape
 from llamarium.model import LlamaForCausalLM
 from llamarium.train.adapters.lora import lora_linears
 from llamarium.train.config import RunConfig
-from llamarium.train.distributed.process_group import Solo
+from llamarium.train.distributed.process_group import ProcessGroup
 
 T = TypeVar("T")
 
 _STEP_TIMEOUT = timedelta(minutes=10)  # within a step nobody has to wait long; who does not answer is gone
-_WORK_TIMEOUT = timedelta(
-    days=1
-)  # while the first process reads data or writes a checkpoint; a death is noticed at once
+_WORK_TIMEOUT = timedelta(days=1)  # while rank zero reads data or writes a checkpoint; a death is noticed at once
 _DONE, _FAILED = -1, -2
 
 
 @contextmanager
-def joined(config: RunConfig, size: int) -> Generator["Team"]:
+def init_distributed(config: RunConfig, world_size: int) -> Generator["DistributedGroup"]:
     """Meet the other processes, and part from them at the end.
 
     Args:
         config: `device` and `tensor_parallel` are read.
-        size: How many processes `torchrun` has started.
+        world_size: How many processes `torchrun` has started.
 
     Raises:
         TrainingError: If the processes cannot be arranged as the settings say, or one of them is lost on the way.
@@ -70,17 +69,17 @@ def joined(config: RunConfig, size: int) -> Generator["Team"]:
         raise TrainingError(
             "compile is for one device: the shards of several are gathered where it cannot see; leave it out"
         )
-    if size % config.tensor_parallel:
-        raise TrainingError(f"{size} processes cannot form groups of tensor_parallel {config.tensor_parallel}")
+    if world_size % config.tensor_parallel:
+        raise TrainingError(f"{world_size} processes cannot form groups of tensor_parallel {config.tensor_parallel}")
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # what "cuda" means from here on
     # That a tensor of a grid is gathered along one side and then along the other is of no interest to a user.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timeout=_STEP_TIMEOUT)
     try:
-        yield Team(
+        yield DistributedGroup(
             init_device_mesh(
-                kind, (size // config.tensor_parallel, config.tensor_parallel), mesh_dim_names=("data", "tensor")
+                kind, (world_size // config.tensor_parallel, config.tensor_parallel), mesh_dim_names=("data", "tensor")
             )
         )
     except RuntimeError as error:
@@ -94,47 +93,47 @@ def joined(config: RunConfig, size: int) -> Generator["Team"]:
         dist.destroy_process_group()
 
 
-class Team(Solo):
-    """This process among its fellows.
+class DistributedGroup(ProcessGroup):
+    """This process among the others.
 
     Args:
         mesh: All processes, ("data", "tensor").
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        self.size, self.is_first = mesh.size(), dist.get_rank() == 0
-        self.parts, self.part = mesh["data"].size(), mesh["data"].get_local_rank()
+        self.world_size, self.is_rank_zero = mesh.size(), dist.get_rank() == 0
+        self.num_shards, self.shard_idx = mesh["data"].size(), mesh["data"].get_local_rank()
         self._mesh = mesh
-        patient = dist.new_group(backend="gloo", timeout=_WORK_TIMEOUT)
-        assert isinstance(patient, dist.ProcessGroup)
-        self._patient = patient
-        self._shared: list[Tensor] = []
+        slow_group = dist.new_group(backend="gloo", timeout=_WORK_TIMEOUT)
+        assert isinstance(slow_group, dist.ProcessGroup)
+        self._slow_group = slow_group
+        self._offered: list[Tensor] = []
         self._root: nn.Module | None = None
 
-    def prepare(self, work: Callable[[], T]) -> T:
-        """See `Solo.prepare`.
+    def rank_zero_first(self, work: Callable[[], T]) -> T:
+        """See `ProcessGroup.rank_zero_first`.
 
         Raises:
             TrainingError: If another process cannot do it.
         """
-        if not self.is_first and self._hear() == _FAILED:
+        if not self.is_rank_zero and self._receive() == _FAILED:
             raise _others_failed()
         try:
             made = work()
         except BaseException:
-            if self.is_first:
-                self._say(_FAILED)
+            if self.is_rank_zero:
+                self._broadcast(_FAILED)
             else:
                 self._count_failed(1)
             raise
-        if self.is_first:
-            self._say(_DONE)
+        if self.is_rank_zero:
+            self._broadcast(_DONE)
         if self._count_failed(0):
             raise _others_failed()
         return made
 
-    def agree(self, what: str, value: str) -> None:
-        """See `Solo.agree`.
+    def check_equal(self, what: str, value: str) -> None:
+        """See `ProcessGroup.check_equal`.
 
         Raises:
             TrainingError: If they have not.
@@ -153,8 +152,8 @@ class Team(Solo):
                 "must be the same for all of them, on a file system that all nodes share"
             )
 
-    def divide(self, model: LlamaForCausalLM) -> None:
-        """See `Solo.divide`.
+    def shard_model(self, model: LlamaForCausalLM) -> None:
+        """See `ProcessGroup.shard_model`.
 
         Raises:
             TrainingError: If heads or features cannot be divided evenly, or the model has adapters.
@@ -169,22 +168,22 @@ class Team(Solo):
         self._root = _shard(_Root(model), data)
 
     def forward(self, work: Callable[[], Tensor]) -> Tensor:
-        """See `Solo.forward`."""
-        assert self._root is not None, "divide comes first"
+        """See `ProcessGroup.forward`."""
+        assert self._root is not None, "shard_model comes first"
         found: Tensor = self._root(work)
         if not torch.is_grad_enabled():  # nothing comes backwards that would let go of the embedding and the head
             _as_sharded(self._root).reshard()
         return found
 
-    def add(self, *numbers: float) -> list[float]:
-        """See `Solo.add`."""
+    def all_reduce_sum(self, *numbers: float) -> list[float]:
+        """See `ProcessGroup.all_reduce_sum`."""
         total = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(total)
         return (total / self._mesh["tensor"].size()).tolist()
 
     @torch.no_grad()
-    def settle(self, parameters: Sequence[Tensor], clip: float) -> float:
-        """See `Solo.settle`."""
+    def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float) -> float:
+        """See `ProcessGroup.clip_grad_norm`."""
         tensor = self._mesh["tensor"]
         local: list[Tensor] = []
         squares = torch.zeros((), dtype=torch.float64, device=self._mesh.device_type)
@@ -197,56 +196,56 @@ class Team(Solo):
                 dist.all_reduce(local[-1], group=tensor.get_group())
                 local[-1] /= tensor.size()
             length = torch.linalg.vector_norm(local[-1], dtype=torch.float64)
-            squares += length.square() * (_num_slices(gradient) / self.size)
+            squares += length.square() * (_num_shards(gradient) / self.world_size)
         total = squares.cpu()  # sync: decides whether to update
         dist.all_reduce(total)
         norm = float(total.sqrt())
-        if norm > clip:
-            torch._foreach_mul_(local, clip / (norm + 1e-6))  # pyright: ignore - as clip_grad_norm_ does
+        if norm > max_norm:
+            torch._foreach_mul_(local, max_norm / (norm + 1e-6))  # pyright: ignore - as clip_grad_norm_ does
         return norm
 
-    def stopping(self, signals: list[int]) -> Sequence[int]:
-        """See `Solo.stopping`."""
+    def any_signal(self, signals: list[int]) -> Sequence[int]:
+        """See `ProcessGroup.any_signal`."""
         came = torch.tensor(signals[0] if signals else 0)
         dist.all_reduce(came, dist.ReduceOp.MAX)
         return [int(came)] if came else []
 
-    def lead(self, work: Callable[[], object], tensors: Iterable[Tensor]) -> None:
-        """See `Solo.lead`.
+    def on_rank_zero(self, work: Callable[[], object], tensors: Iterable[Tensor]) -> None:
+        """See `ProcessGroup.on_rank_zero`.
 
         Raises:
-            TrainingError: On the others, if the first process has failed.
+            TrainingError: On the others, if rank zero has failed.
         """
-        self._shared = list(tensors)
-        if self.is_first:
+        self._offered = list(tensors)
+        if self.is_rank_zero:
             try:
                 work()
             except BaseException:
-                self._say(_FAILED)
+                self._broadcast(_FAILED)
                 raise
-            self._say(_DONE)
+            self._broadcast(_DONE)
         else:
-            while (heard := self._hear()) >= 0:
-                _gather(self._shared[heard])
-            if heard == _FAILED:
+            while (request := self._receive()) >= 0:
+                _gather(self._offered[request])
+            if request == _FAILED:
                 raise _others_failed()
 
-    def whole(self, tensor: Tensor) -> Tensor:
-        """See `Solo.whole`; only within `lead`, and only what it was given."""
+    def full_tensor(self, tensor: Tensor) -> Tensor:
+        """See `ProcessGroup.full_tensor`; only within `on_rank_zero`, and only what it was given."""
         if isinstance(tensor, DTensor):
-            self._say(next(i for i, shared in enumerate(self._shared) if shared is tensor))
+            self._broadcast(next(i for i, offered in enumerate(self._offered) if offered is tensor))
         return _gather(tensor)
 
     def weights(self, model: LlamaForCausalLM) -> list[Weight]:
-        """See `Solo.weights`."""
+        """See `ProcessGroup.weights`."""
 
         def weight(key: str, parameter: Tensor) -> Weight:
-            return Weight(key, tuple(parameter.shape), parameter.dtype, lambda: self.whole(parameter))
+            return Weight(key, tuple(parameter.shape), parameter.dtype, lambda: self.full_tensor(parameter))
 
         return [weight(key, parameter) for key, parameter in model.named_parameters()]
 
-    def place(self, values: Tensor, like: Tensor) -> Tensor:
-        """See `Solo.place`."""
+    def distribute(self, values: Tensor, like: Tensor) -> Tensor:
+        """See `ProcessGroup.distribute`."""
         values = values.to(like.device)
         if not isinstance(like, DTensor):
             return values
@@ -254,17 +253,17 @@ class Team(Solo):
         copies = DTensor.from_local(values, mesh, [Replicate()] * mesh.ndim, run_check=False)
         return copies.redistribute(mesh, like.placements)
 
-    def _say(self, number: int) -> None:
-        dist.broadcast(torch.tensor(number), 0, self._patient)
+    def _broadcast(self, number: int) -> None:
+        dist.broadcast(torch.tensor(number), 0, self._slow_group)
 
-    def _hear(self) -> int:
+    def _receive(self) -> int:
         number = torch.tensor(0)
-        dist.broadcast(number, 0, self._patient)
+        dist.broadcast(number, 0, self._slow_group)
         return int(number)
 
     def _count_failed(self, mine: int) -> int:
         count = torch.tensor(mine)
-        dist.all_reduce(count, group=self._patient)
+        dist.all_reduce(count, group=self._slow_group)
         return int(count)
 
 
@@ -308,7 +307,7 @@ def _check_divisible(model: LlamaForCausalLM, parts: int) -> None:
             raise TrainingError(f"tensor_parallel is {parts}, and {name} {getattr(config, name)} is no multiple of it")
 
 
-def _num_slices(tensor: DTensor) -> int:
+def _num_shards(tensor: DTensor) -> int:
     """Return how many processes hold different parts of a tensor."""
     sizes = [tensor.device_mesh.size(i) for i, where in enumerate(tensor.placements) if not where.is_replicate()]
     return torch.Size(sizes).numel()

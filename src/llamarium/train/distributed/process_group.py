@@ -1,7 +1,7 @@
-"""What a run asks of the processes that share its work; and the answers where there is one process, which are simple.
+"""The processes that train together; and, where there is one process, answers that are simple.
 
-`step.py` and `run.py` speak to a `Solo` and nothing else. Its other kind, `parallel.Team`, spreads weights and rows
-over several processes; whoever trains on one device can stop reading here.
+`step.py` and `run.py` speak to a `ProcessGroup` and nothing else. This one is a single process. Its subclass,
+`parallel.DistributedGroup`, shards weights and rows over several; whoever trains on one device can stop reading here.
 """
 
 import os
@@ -20,80 +20,80 @@ from llamarium.train.config import RunConfig
 T = TypeVar("T")
 
 
-class Solo:
+class ProcessGroup:
     """One process that has everything.
 
     Attributes:
-        is_first: Whether this process speaks for all: writes files, shows what happens.
-        size: How many processes there are.
-        part: Which part of the rows is this process's.
-        parts: Into how many parts rows are divided.
+        is_rank_zero: Whether this is rank zero, which writes files and shows what happens.
+        world_size: How many processes there are.
+        shard_idx: Which shard of the rows is this process's.
+        num_shards: Into how many shards the rows are divided.
     """
 
-    is_first = True
-    size = 1
-    part = 0
-    parts = 1
+    is_rank_zero = True
+    world_size = 1
+    shard_idx = 0
+    num_shards = 1
 
-    def prepare(self, work: Callable[[], T]) -> T:
-        """Let every process do the same work, the first one alone at the beginning: it may write what others read."""
+    def rank_zero_first(self, work: Callable[[], T]) -> T:
+        """Let every process do the same work, rank zero alone at the beginning: it may write what others read."""
         return work()
 
-    def agree(self, what: str, value: str) -> None:
+    def check_equal(self, what: str, value: str) -> None:
         """Make sure that all processes have the same value."""
 
-    def divide(self, model: LlamaForCausalLM) -> None:
-        """Leave each process its share of the model's weights, in place."""
+    def shard_model(self, model: LlamaForCausalLM) -> None:
+        """Leave each process its shard of the model's weights, in place."""
 
     def forward(self, work: Callable[[], Tensor]) -> Tensor:
         """Call `work` where the weights can be computed with."""
         return work()
 
-    def add(self, *numbers: float) -> list[float]:
-        """Add each number up over the parts of the rows."""
+    def all_reduce_sum(self, *numbers: float) -> list[float]:
+        """Add each number up over the shards of the rows."""
         return list(numbers)
 
-    def settle(self, parameters: Sequence[Tensor], clip: float) -> float:
-        """Scale all gradients together down to the norm `clip`, and return their norm before."""
-        return float(torch.nn.utils.clip_grad_norm_(parameters, clip))  # sync: decides whether to update
+    def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float) -> float:
+        """Scale all gradients together down to `max_norm`, and return their norm before."""
+        return float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))  # sync: decides whether to update
 
-    def stopping(self, signals: list[int]) -> Sequence[int]:
+    def any_signal(self, signals: list[int]) -> Sequence[int]:
         """Return the signals that came to any process, the same for all of them."""
         return signals
 
-    def lead(self, work: Callable[[], object], tensors: Iterable[Tensor]) -> None:
-        """Let the first process work, which may ask for any of `tensors` by `whole`."""
+    def on_rank_zero(self, work: Callable[[], object], tensors: Iterable[Tensor]) -> None:
+        """Let rank zero work, which may ask for any of `tensors` by `full_tensor`."""
         work()
 
-    def whole(self, tensor: Tensor) -> Tensor:
+    def full_tensor(self, tensor: Tensor) -> Tensor:
         """Return a tensor with all of its values."""
         return tensor
 
     def weights(self, model: LlamaForCausalLM) -> list[Weight]:
-        """Return what of the model is saved; it is read in `lead`."""
+        """Return what of the model is saved; it is read in `on_rank_zero`."""
         return model_weights(model)
 
-    def place(self, values: Tensor, like: Tensor) -> Tensor:
-        """Return this process's share of `values`, on the device of `like`, as `like` is divided."""
+    def distribute(self, values: Tensor, like: Tensor) -> Tensor:
+        """Return this process's shard of `values`, on the device of `like`, as `like` is sharded."""
         return values.to(like.device)
 
 
-SOLO = Solo()
+SINGLE_PROCESS = ProcessGroup()
 
 
 @contextmanager
-def gathered(config: RunConfig) -> Generator[Solo]:
-    """Yield the processes that share a run: those that `torchrun` has started, or this one alone.
+def init_process_group(config: RunConfig) -> Generator[ProcessGroup]:
+    """Yield the processes that `torchrun` has started, or this one alone.
 
     Raises:
         TrainingError: If they cannot be arranged as the settings say, or one of them is lost on the way.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size > 1:
-        from llamarium.train.distributed.parallel import joined
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size > 1:
+        from llamarium.train.distributed.parallel import init_distributed
 
-        with joined(config, size) as team:
-            yield team
+        with init_distributed(config, world_size) as process_group:
+            yield process_group
     elif config.tensor_parallel > 1:
         raise TrainingError(
             f"tensor_parallel is {config.tensor_parallel}, and there is one process; start several: "
@@ -101,4 +101,4 @@ def gathered(config: RunConfig) -> Generator[Solo]:
             "or give --tensor-parallel 1"
         )
     else:
-        yield SOLO
+        yield SINGLE_PROCESS

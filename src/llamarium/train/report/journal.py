@@ -17,7 +17,7 @@ from typing import Any, cast
 from llamarium.checkpoints.checkpoint import list_some
 from llamarium.errors import TrainingError, escape
 from llamarium.io import atomic_file, unwritable
-from llamarium.train.run import Event
+from llamarium.train.setup import Event
 
 NAME = "metrics.jsonl"
 

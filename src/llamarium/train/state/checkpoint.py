@@ -56,7 +56,7 @@ def checkpoint_step(folder: Path) -> int:
 
 
 def save_checkpoint(
-    run: Path, step: int, write: Callable[[Path], None], *, keep: int = 2, best: int | None = None
+    run: Path, step: int, write: Callable[[Path], None], *, save_total_limit: int = 2, best: int | None = None
 ) -> Path:
     """Save a checkpoint, then delete those that are no longer wanted. The caller holds the `RunLock`.
 
@@ -64,8 +64,8 @@ def save_checkpoint(
         run: The run's folder.
         step: Names the checkpoint; one of the same step is replaced.
         write: Fills the folder that it is given; need not sync.
-        keep: How many to keep up to this step, this one included. Later ones, of which a run that was set back has
-            some, are left alone.
+        save_total_limit: How many to keep up to this step, this one included. Later ones, of which a run that was
+            set back has some, are left alone.
         best: A step that is kept besides; `run/best` points at it before what it pointed at may be deleted.
 
     Returns:
@@ -75,7 +75,7 @@ def save_checkpoint(
         OutputError: If something cannot be written. What was there before is untouched.
         LlamariumError: What `write` raises.
     """
-    assert keep >= 1
+    assert save_total_limit >= 1
     final, saving = checkpoint_folder(run, step), run / f"{_SAVING}{step:08d}"
     try:
         for leftover in run.glob(f"{_SAVING}*"):  # of a process that was killed
@@ -93,7 +93,7 @@ def save_checkpoint(
     if best is not None:
         point_at(run, "best", best)
     try:
-        _prune(run, step, keep, best)
+        _prune(run, step, save_total_limit, best)
     except OSError as error:  # nothing is lost by it
         warnings.warn(f"{escape(run)}: an old checkpoint cannot be deleted: {escape(error)}", stacklevel=2)
     return final
@@ -210,10 +210,10 @@ def _old_name(folder: Path) -> Path:
     return folder.with_name(folder.name.replace("step-", _OLD))
 
 
-def _prune(run: Path, step: int, keep: int, best: int | None) -> None:
+def _prune(run: Path, step: int, save_total_limit: int, best: int | None) -> None:
     """Delete what is not wanted, oldest first; the checkpoint of `step` is on the disk by now."""
     past = [folder for folder in checkpoints(run) if checkpoint_step(folder) < step and folder.name[0] != "."]
-    for folder in past[: max(0, len(past) - (keep - 1))]:
+    for folder in past[: max(0, len(past) - (save_total_limit - 1))]:
         if checkpoint_step(folder) != best:
             folder.rename(_old_name(folder))
     for folder in run.glob(f"{_OLD}*"):

@@ -23,7 +23,7 @@ def save_resume(
     folder: Path,
     tensors: Mapping[str, Tensor],
     state: Mapping[str, Any],
-    whole: Callable[[Tensor], Tensor] | None = None,
+    full_tensor: Callable[[Tensor], Tensor] | None = None,
 ) -> None:
     """Write what a run needs to go on, beside its weights: `resume/optimizer.safetensors` and `resume/state.json`.
 
@@ -31,7 +31,7 @@ def save_resume(
         folder: The checkpoint's.
         tensors: The optimizer's and the random generators' states; any shape.
         state: Plain JSON: dicts with str keys, lists, numbers that are finite, str, bool and None.
-        whole: Returns all values of a tensor that several processes share.
+        full_tensor: Returns all values of a tensor that several processes share.
 
     Raises:
         TrainingError: If `state` would not come back from JSON as it is.
@@ -45,7 +45,7 @@ def save_resume(
         raise TrainingError(f"{escape(folder)}: the run's state changes in JSON; expected lists and str keys")
     try:
         (folder / _RESUME).mkdir(parents=True, exist_ok=True)
-        weights = [Weight(k, tuple(t.shape), t.dtype, partial(whole or _same, t)) for k, t in tensors.items()]
+        weights = [Weight(k, tuple(t.shape), t.dtype, partial(full_tensor or _same, t)) for k, t in tensors.items()]
         write_safetensors(folder / _RESUME / "optimizer.safetensors", weights)
         write_json(folder / _RESUME / "state.json", state)
         sync(folder / _RESUME)

@@ -24,7 +24,7 @@ _LARGEST = torch.finfo(torch.float16).max
 
 
 def save_snapshot(
-    model: LlamaForCausalLM, run: Path, step: int, whole: Callable[[Tensor], Tensor] | None = None
+    model: LlamaForCausalLM, run: Path, step: int, full_tensor: Callable[[Tensor], Tensor] | None = None
 ) -> bool:
     """Write the first rows of the embedding table, unless it is frozen; say whether it was written.
 
@@ -32,7 +32,7 @@ def save_snapshot(
         model: Its `embed_tokens` is kept.
         run: The run's folder.
         step: The moment.
-        whole: Makes one tensor of a table that is spread over processes; None where it is whole.
+        full_tensor: Makes one tensor of a table that is spread over processes; None where it is whole.
 
     Raises:
         OutputError: If the file cannot be written.
@@ -40,7 +40,12 @@ def save_snapshot(
     if not any(p.requires_grad for p in model.model.embed_tokens.parameters()):
         return False
     weight_VD = model.model.embed_tokens.weight
-    rows_RD = (weight_VD if whole is None else whole(weight_VD)).detach()[:MAX_ROWS].clamp(-_LARGEST, _LARGEST).half()
+    rows_RD = (
+        (weight_VD if full_tensor is None else full_tensor(weight_VD))
+        .detach()[:MAX_ROWS]
+        .clamp(-_LARGEST, _LARGEST)
+        .half()
+    )
     path = snapshot_path(run, step)
     try:
         path.parent.mkdir(exist_ok=True)

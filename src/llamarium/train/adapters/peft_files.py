@@ -74,7 +74,7 @@ def save_adapter(
     *,
     base_model: str | None = None,
     metadata: Mapping[str, str] | None = None,
-    whole: Callable[[Tensor], Tensor] | None = None,
+    full_tensor: Callable[[Tensor], Tensor] | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> None:
     """Write a model's adapters, in float32; each file is complete or untouched, the config last.
@@ -84,7 +84,7 @@ def save_adapter(
         folder: Made if missing; an adapter that is there is written over.
         base_model: The base's name, as `load` takes it; for whoever wants to know what the adapter belongs to.
         metadata: What `adapter_metadata` returns of the model; for a base whose weights are not at hand any more.
-        whole: Returns all values of a tensor that several processes share.
+        full_tensor: Returns all values of a tensor that several processes share.
         tokenizer: Written beside the adapters, for whoever asks the model later.
 
     Raises:
@@ -98,7 +98,7 @@ def save_adapter(
     tensors = {key: parameter for key, parameter in model.named_parameters() if ".lora_" in key}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        weights = [_weight(PREFIX + key, tensor, whole) for key, tensor in tensors.items()]
+        weights = [_weight(PREFIX + key, tensor, full_tensor) for key, tensor in tensors.items()]
         metadata = adapter_metadata(model, base_model) if metadata is None else metadata
         write_safetensors(folder / WEIGHTS, weights, metadata)
         if tokenizer is not None:
@@ -164,9 +164,9 @@ def with_answer_ends(recommended: Mapping[str, Any], config: ModelConfig, tokeni
     return {**recommended, "eos_token_id": [*known, *more]} if more else recommended
 
 
-def _weight(key: str, tensor: Tensor, whole: Callable[[Tensor], Tensor] | None) -> Weight:
+def _weight(key: str, tensor: Tensor, full_tensor: Callable[[Tensor], Tensor] | None) -> Weight:
     def read() -> Tensor:
-        return (tensor if whole is None else whole(tensor)).float()
+        return (tensor if full_tensor is None else full_tensor(tensor)).float()
 
     return Weight(key, tuple(tensor.shape), torch.float32, read)
 

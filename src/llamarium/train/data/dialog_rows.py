@@ -1,0 +1,193 @@
+"""Dialogs as rows: several side by side, each a segment of its own that begins at position 0 and sees only itself.
+
+Examples are short and rows are long, so several lie side by side in a row, each a segment of its
+own that begins at position 0 and sees only itself:
+
+    ids        <u>2+2?<a>4<e><u>hi<a>hey____      <u>, <a>, <e>: header of the user and the assistant, end of turn
+    labels     ......4<e>....... hey<e>.....      what follows, where it is learned
+    segments   0000000000111111111111112222       the last one is padding
+
+Nothing is ever cut: half an answer teaches to stop in the middle. An example that fits no row is refused, or left out
+where that is asked for.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from llamarium.errors import TrainingError, show_value
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.train.data.batch import IGNORED, Batch
+from llamarium.train.data.dialogs import Example, read_dialogs
+from llamarium.train.data.order import derived_seed
+
+TooLong = Literal["error", "drop"]
+
+# Rows that are filled at the same time: a longer search wastes less room, and mixes the order less.
+_OPEN_ROWS = 32
+
+
+class DialogRows:
+    """Examples packed into rows, in another order every epoch.
+
+    Attributes:
+        examples: What is learned from.
+        context: T, the tokens of a row.
+        fingerprint: SHA-256, hex, over the examples and everything else that shapes the rows.
+    """
+
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        context: int,
+        *,
+        seed: int | None = 0,
+        too_long: TooLong = "error",
+        pad_id: int = 0,
+    ) -> None:
+        """Take examples.
+
+        Args:
+            examples: At least one.
+            context: T, at least 1.
+            seed: Of the order; None keeps that of the file in every epoch, as a validation wants it.
+            too_long: What becomes of an example that no row can hold: "error", or "drop" with a warning.
+            pad_id: Stands where a row has room left, and is never learned.
+
+        Raises:
+            TrainingError: For no example, or one that is too long.
+        """
+        if context < 1:
+            raise TrainingError(f"a row of {context} tokens; expected a context of at least 1")
+        if too_long not in ("error", "drop"):
+            raise TrainingError(f'too_long is {show_value(too_long)}; expected "error" or "drop"')
+        self.examples = _fitting(examples, context, too_long)
+        self.context = context
+        self._seed = seed
+        self._pad_id = pad_id
+        self._packed: dict[int, list[list[int]]] = {}  # by epoch; a batch may be of two
+        self.fingerprint = self._hash()
+
+    @classmethod
+    def from_file(
+        cls,
+        path: Path,
+        tokenizer: Tokenizer,
+        context: int,
+        *,
+        seed: int | None = 0,
+        too_long: TooLong = "error",
+        chat: bool = True,
+    ) -> "DialogRows":
+        """Read a JSONL file; see `read_dialogs` and the constructor."""
+        examples = read_dialogs(path, tokenizer, chat=chat)
+        pad_id = tokenizer.pad_token_id
+        if pad_id is None:
+            pad_id = (*tokenizer.eos_token_ids, 0)[0]
+        return cls(examples, context, seed=seed, too_long=too_long, pad_id=pad_id)
+
+    def split(self, validation: float) -> "tuple[DialogRows, DialogRows]":
+        """Return the first examples to train on, and the last `validation` of them, in a fixed order, to validate.
+
+        Raises:
+            TrainingError: If either would have none.
+        """
+        count = max(1, round(len(self.examples) * validation)) if validation > 0 else 0
+        if not 0 < count < len(self.examples):
+            raise TrainingError(
+                f"a share of {show_value(validation)} of {len(self.examples)} examples is {count}; expected at least "
+                "one to validate and one to train on; without validation give 0"
+            )
+        train, held_out = self.examples[:-count], self.examples[-count:]
+        rows = DialogRows(train, self.context, seed=self._seed, pad_id=self._pad_id)
+        rows.fingerprint = hashlib.sha256(f"{self.fingerprint} {count}".encode()).hexdigest()  # held-out ones count
+        return rows, DialogRows(held_out, self.context, seed=None, pad_id=self._pad_id)
+
+    @property
+    def about(self) -> dict[str, int]:
+        """What the data is, so that a difference can be told."""
+        return {"examples": len(self.examples), "tokens": sum(len(example.ids) for example in self.examples)}
+
+    def num_rows(self, epoch: int) -> int:
+        """Return how many rows an epoch's order packs into."""
+        return len(self._rows(epoch))
+
+    def batch(self, epoch: int, indices: Sequence[int]) -> Batch:
+        """Return these rows of an epoch; the same arguments give the same tensors."""
+        rows = self._rows(epoch)
+        shape = (len(indices), self.context)
+        ids_BT, labels_BT = np.full(shape, self._pad_id, np.int64), np.full(shape, IGNORED, np.int64)
+        positions_BT, segments_BT = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        for b, index in enumerate(indices):
+            start = 0
+            for segment, number in enumerate(rows[index]):
+                example = self.examples[number]
+                length = len(example.ids) - 1
+                place = slice(start, start + length)
+                ids_BT[b, place] = example.ids[:-1]
+                labels_BT[b, place] = np.where(example.learned[1:], example.ids[1:], IGNORED)
+                positions_BT[b, place], segments_BT[b, place] = np.arange(length), segment
+                start = place.stop
+            positions_BT[b, start:], segments_BT[b, start:] = np.arange(self.context - start), len(rows[index])
+        ids, labels, positions, segments = map(torch.from_numpy, (ids_BT, labels_BT, positions_BT, segments_BT))
+        return Batch(ids, labels, positions, segments if segments.any() else None)
+
+    def _rows(self, epoch: int) -> list[list[int]]:
+        if epoch not in self._packed:
+            packed = _pack([len(e.ids) - 1 for e in self.examples], self._order(epoch), self.context)
+            self._packed = {**dict([*self._packed.items()][-1:]), epoch: packed}
+        return self._packed[epoch]
+
+    def _order(self, epoch: int) -> list[int]:
+        if self._seed is None:
+            return list(range(len(self.examples)))
+        generator = torch.Generator().manual_seed(derived_seed("dialogs", self._seed, epoch))
+        return torch.randperm(len(self.examples), generator=generator).tolist()
+
+    def _hash(self) -> str:
+        digest = hashlib.sha256(f"dialog rows 1 {self.context} {self._seed} {self._pad_id}".encode())
+        for ids, learned in self.examples:
+            digest.update(len(ids).to_bytes(8, "little"))
+            digest.update(ids.tobytes())
+            digest.update(learned.tobytes())
+        return digest.hexdigest()
+
+
+def _fitting(examples: Sequence[Example], context: int, too_long: TooLong) -> list[Example]:
+    """Return the examples that a row can hold; the last token of one is a label only, and takes no room."""
+    if not examples:
+        raise TrainingError("there is no example; expected at least one")
+    fitting = [example for example in examples if len(example.ids) - 1 <= context]
+    num_long = len(examples) - len(fitting)
+    if not num_long:
+        return fitting
+    longest = max(len(example.ids) for example in examples) - 1
+    found = f"{num_long} of {len(examples)} examples are longer than a row of {context} tokens, the longest {longest}"
+    if too_long == "error" or not fitting:
+        raise TrainingError(f"{found}; use a longer context, shorten them, or drop them (too_long='drop')")
+    warnings.warn(f"{found}; they are left out", stacklevel=3)
+    return fitting
+
+
+def _pack(lengths: Sequence[int], order: Sequence[int], room: int) -> list[list[int]]:
+    """Put each example, in this order, into the first row that has room for it.
+
+    Only the latest rows are looked at, so that this takes linear time and the order stays mixed.
+    """
+    rows: list[list[int]] = []
+    left: list[int] = []
+    for number in order:
+        recent = range(max(0, len(rows) - _OPEN_ROWS), len(rows))
+        row = next((row for row in recent if left[row] >= lengths[number]), None)
+        if row is None:
+            row = len(rows)
+            rows.append([])
+            left.append(room)
+        rows[row].append(number)
+        left[row] -= lengths[number]
+    return rows

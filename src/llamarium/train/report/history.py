@@ -1,0 +1,85 @@
+"""A run as its journal tells it: nothing in that file is trusted, numbers must be numbers."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from llamarium.config import ModelConfig
+from llamarium.errors import LlamariumError, TrainingError, escape
+from llamarium.model.cost import kv_bytes_per_token
+from llamarium.train.report.journal import NAME, read_journal
+from llamarium.train.report.page import Point
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A run as its journal tells it.
+
+    Attributes:
+        run: Its folder.
+        events: All of them.
+        start: The newest that began or resumed it: settings, shape, parameters.
+    """
+
+    run: Path
+    events: Sequence[Mapping[str, Any]]
+    start: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, run: Path) -> "History":
+        """Read a run's journal.
+
+        Raises:
+            TrainingError: If there is none, or it is malformed.
+        """
+        events = list(read_journal(run / NAME))
+        begun = [event for event in events if event["event"] in ("start", "resume")]
+        if not begun:
+            raise TrainingError(f"{escape(run)}: has no {NAME} that tells how a run began; expected a run's folder")
+        return cls(run, events, begun[-1])
+
+    def of(self, kind: str) -> list[Mapping[str, Any]]:
+        """Return the events of a kind whose step is a number."""
+        return [event for event in self.events if event["event"] == kind and number_of(event["step"]) is not None]
+
+    def curve(self, kind: str, field: str) -> list[Point]:
+        """Return a field of a kind of event over the steps; what is no number is left out."""
+        pairs = ((float(event["step"]), number_of(event.get(field))) for event in self.of(kind))
+        return sorted((x, y) for x, y in pairs if y is not None)
+
+    def last(self, kind: str, field: str) -> float | None:
+        """Return the last value of such a curve."""
+        points = self.curve(kind, field)
+        return points[-1][1] if points else None
+
+    def best(self) -> Point | None:
+        """Return the step and the value of the lowest validation loss."""
+        return min(self.curve("validation", "loss"), key=lambda point: point[1], default=None)
+
+    def tokens_per_s(self) -> float | None:
+        """Return the median speed; the first line of several is left out, as it holds the warming up."""
+        speeds = [y for _, y in self.curve("step", "tokens_per_s")]
+        return statistics.median(speeds[1:] or speeds) if speeds else None
+
+    def section(self, name: str) -> dict[str, Any]:
+        """Return an object of the starting event, such as its settings."""
+        found = self.start.get(name)
+        return cast(dict[str, Any], found) if isinstance(found, dict) else {}
+
+    def kv_bytes(self) -> int | None:
+        """Return the bytes of KV cache that a token takes in bfloat16, or None where the shape is not told."""
+        try:
+            return kv_bytes_per_token(ModelConfig.from_hf(self.section("model"), f"{self.run / NAME}"))
+        except LlamariumError:
+            return None
+
+
+def number_of(value: object) -> float | None:
+    """Return a number from a file as a float; None for anything else, or a number beyond use."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if not abs(value) < 1e100:  # NaN, too
+        return None
+    return float(value) if abs(value) > 1e-100 else 0.0

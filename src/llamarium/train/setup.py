@@ -1,0 +1,45 @@
+"""What a run works with, and what it tells of itself. `pretrain` and `finetune` make it; `run` uses it up."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llamarium.model import LlamaForCausalLM
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.train.config import RunConfig
+from llamarium.train.data.batch import Rows
+from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from llamarium.train.step import Trunk, causal_trunk
+
+Event = Mapping[str, Any]
+Emit = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a run works with.
+
+    Attributes:
+        config: Its settings.
+        model: On its device, float32 where it is trained.
+        tokenizer: For samples, and saved with the model.
+        train: What is learned.
+        validation: What is measured with; None for nothing.
+        save: Writes the model into the folder of a checkpoint.
+        restore: Reads it back from there.
+        chat: Samples answer the prompt, as a dialog, rather than continue it.
+        trunk: How hidden states are computed.
+        process_group: The processes that train together.
+    """
+
+    config: RunConfig
+    model: LlamaForCausalLM
+    tokenizer: Tokenizer
+    train: Rows
+    validation: Rows | None
+    save: Callable[[Path], None]
+    restore: Callable[[Path], None]
+    chat: bool = False
+    trunk: Trunk = causal_trunk
+    process_group: ProcessGroup = SINGLE_PROCESS
