@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llamarium.checkpoints.checkpoint import Checkpoint, expected_shapes
+from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.errors import CheckpointError, LlamariumError
 
@@ -56,7 +57,7 @@ def copy(path: Path, target: Path) -> Path:
 
 def read_all(checkpoint: Checkpoint) -> None:
     for key, shape in expected_shapes(checkpoint.config).items():
-        assert tuple(checkpoint.read(key).shape) == shape
+        assert tuple(read(checkpoint, key).shape) == shape
 
 
 def refused_or_read(path: Path) -> bool:
@@ -144,11 +145,12 @@ SCRIPT = """
 import json, resource, sys, time, warnings
 from pathlib import Path
 from llamarium.errors import LlamariumError
+from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.open import open_checkpoint
 assert False, "run with -O"
 warnings.simplefilter("ignore")
 job = json.loads(Path(sys.argv[1]).read_text())
-open_checkpoint(Path(job["good"])).read("model.norm.weight")
+read(open_checkpoint(Path(job["good"])), "model.norm.weight")
 status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 limit = int(status["VmData"].split()[0]) * 1024 + 64 * 2**20 + job["largest_bytes"]
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -162,8 +164,8 @@ for name, path in job["bad"].items():
     except BaseException as error:
         result = repr(error)
     print(json.dumps([name, result, time.perf_counter() - start]))
-    read = open_checkpoint(Path(job["good"])).read("model.norm.weight")
-    if read.shape != (64,):
+    norm = read(open_checkpoint(Path(job["good"])), "model.norm.weight")
+    if norm.shape != (64,):
         print(json.dumps([name, "the next good file did not load", 0]))
 """
 

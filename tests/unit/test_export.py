@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import llamarium
+from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.gguf.export import export_gguf, permute, rope_factors
 from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
@@ -186,7 +187,7 @@ def test_blocks(type_name: str, tied: bool, model_files: Callable[..., Any], tmp
     kinds = {key: entry.dtype for key, entry in checkpoint.entries.items() if len(entry.shape) == 2}
     assert kinds.pop(head) == "Q8_0" and set(kinds.values()) == {type_name}
     for key, tensor in files.weights.items():
-        assert (checkpoint.read(key) - tensor).abs().max() < (0.002 if type_name == "Q8_0" else 0.03)
+        assert (read(checkpoint, key) - tensor).abs().max() < (0.002 if type_name == "Q8_0" else 0.03)
 
 
 def test_short_rows_stay_f16_and_it_is_said(model_files: Callable[..., Any], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import llamarium
-from llamarium.checkpoints.packed.folder import PackedWeight, save_packed
+from llamarium.checkpoints.packed.save import PackedWeight, save_packed
 from llamarium.generation.loop import decode_one, new_cache
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import llamarium
 from llamarium.attention import CausalAttend
+from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.cli.main import main
 from llamarium.errors import CheckpointError, InputError, OptionError, OutputError
@@ -145,7 +146,7 @@ def test_a_layer_is_fitted_to_what_the_quantized_ones_before_it_put_out(folder: 
     positions_1T = torch.arange(windows_BT.shape[1]).unsqueeze(0)
     with torch.no_grad():
         model.model(windows_BT, positions_1T, CausalAttend())
-    weight = open_checkpoint(folder).read("model.layers.1.self_attn.q_proj.weight")
+    weight = read(open_checkpoint(folder), "model.layers.1.self_attn.q_proj.weight")
     expected = fit(weight, FORMATS["q4"], importance=seen[0].square().mean(dim=(0, 1)))
     same = (expected.weight == layer.self_attn.q_proj.weight).float().mean()
     assert same > 0.99  # sums in another order may move a scale's last bit

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from llamarium.checkpoints.checkpoint import Checkpoint, expected_shapes
+from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.config import ModelConfig
 
@@ -16,13 +18,13 @@ def check_equal(checkpoint: Checkpoint, config: ModelConfig, weights: dict[str, 
     assert checkpoint.config == config
     assert set(checkpoint.entries) == set(weights) == set(expected_shapes(config))
     for key, weight in weights.items():
-        entry, values = checkpoint.entries[key], checkpoint.read(key)
+        entry, values = checkpoint.entries[key], read(checkpoint, key)
         assert entry.shape == tuple(weight.shape) and entry.file.is_file()
         assert values.shape == weight.shape and torch.equal(values.float(), weight.float()), key
         out = torch.full(weight.shape, torch.nan, dtype=torch.float32)
-        assert checkpoint.read(key, out) is out and torch.equal(out, weight.float()), key
+        assert read(checkpoint, key, out) is out and torch.equal(out, weight.float()), key
         part = torch.full((2, *weight.shape), torch.nan, dtype=values.dtype)
-        checkpoint.read(key, part[1])
+        read(checkpoint, key, part[1])
         assert torch.equal(part[1], values) and part[0].isnan().all(), key
 
 
@@ -36,7 +38,7 @@ def test_huggingface(model_files, dtype, shards, tied):
     checkpoint = open_checkpoint(folder)
     check_equal(checkpoint, files.config, files.weights)
     assert checkpoint.format == "huggingface" and checkpoint.generation_config == {"temperature": 0.6}
-    assert checkpoint.read(Q).dtype == dtype and not checkpoint.entries[Q].permuted
+    assert read(checkpoint, Q).dtype == dtype and not checkpoint.entries[Q].permuted
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -74,9 +76,9 @@ def test_gguf_blocks(model_files, type_name):
     checkpoint = open_checkpoint(files.gguf_file(type_name))
     check_equal(checkpoint, files.config, {k: decoded.get(k, w) for k, w in files.weights.items()})
     for key, rows in packed.items():
-        found = checkpoint.packed(key)
+        found = checkpoint.stored(key)
         assert found.type_name == type_name and found.shape == tuple(files.weights[key].shape)
-        assert torch.equal(found.data, torch.from_numpy(rows)), key
+        assert np.array_equal(found.data, rows), key
 
 
 @pytest.mark.parametrize("double_quant", [True, False])
@@ -87,29 +89,33 @@ def test_nf4(model_files, double_quant, tied):
     checkpoint = open_checkpoint(folder)
     assert checkpoint.config == files.config and set(checkpoint.entries) == set(decoded)
     for key, weight in decoded.items():
-        values = checkpoint.read(key)
+        values = read(checkpoint, key)
         # bitsandbytes gives bfloat16, ours float32 before that rounding
         assert torch.equal(values.bfloat16(), weight.bfloat16()), key
     entry = checkpoint.entries[Q]
     assert (entry.dtype, entry.shape) == ("NF4", (128, 128)) and 128 * 128 // 2 < entry.num_bytes < 128 * 128
-    assert set(checkpoint.packed(Q).state) >= {"absmax", "quant_map", "quant_state.bitsandbytes__nf4"}
+    assert set(checkpoint.stored(Q).state) >= {"absmax", "quant_map", "quant_state.bitsandbytes__nf4"}
 
 
-def test_packed_of_a_plain_weight_is_refused(model_files):
-    from llamarium.errors import CheckpointError
-
+@pytest.mark.parametrize("copy", [False, True])
+def test_floats_are_stored_as_rows_of_bytes(model_files, copy):
     files = model_files()
-    for path in (files.huggingface(), files.meta(), files.gguf_file("F16")):
-        with pytest.raises(CheckpointError, match="not packed"):
-            open_checkpoint(path).packed(Q)
+    for path in (files.huggingface(), files.meta(), files.meta(shards=2), files.gguf_file("BF16")):
+        checkpoint = open_checkpoint(path)
+        for key, weight in files.weights.items():
+            found = checkpoint.stored(key, copy=copy)
+            rows = weight if found.type_name == "BF16" else weight.float()  # a GGUF's norms
+            expected = rows.reshape(-1 if weight.ndim == 1 else len(weight), weight.shape[-1])
+            assert np.array_equal(found.data, expected.view(torch.uint8).numpy()), (path, key)
+            assert found.shape == tuple(weight.shape) and found.data.flags.c_contiguous and not found.state
 
 
 def test_values_can_be_written_to_and_the_file_stays(model_files):
     files = model_files()
     for path in (files.huggingface(), files.meta(), files.gguf_file("BF16")):
         key = "model.embed_tokens.weight"
-        open_checkpoint(path).read(key).fill_(7.0)
-        assert torch.equal(open_checkpoint(path).read(key), files.weights[key])
+        read(open_checkpoint(path), key).fill_(7.0)
+        assert torch.equal(read(open_checkpoint(path), key), files.weights[key])
 
 
 def test_a_tensor_to_fill_must_have_the_shape(model_files):
@@ -118,7 +124,7 @@ def test_a_tensor_to_fill_must_have_the_shape(model_files):
     files = model_files()
     for path in (files.huggingface(), files.meta(), files.gguf_file()):
         with pytest.raises(CheckpointError, match=r"\(128, 128\); the tensor to fill has \(128, 1\)"):
-            open_checkpoint(path).read(Q, torch.empty(128, 1))
+            read(open_checkpoint(path), Q, torch.empty(128, 1))
 
 
 def test_smollm2(smollm2_path: Path):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.gguf.file import read_gguf, write_gguf
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.errors import CheckpointError, ConfigError, LlamariumError, ModelNotFoundError, UnsupportedFormatError
@@ -277,7 +278,7 @@ def test_links_as_the_hubs_cache_makes_them_are_followed(model_files, tmp_path):
     blob = tmp_path / "blob"
     (folder / "model.safetensors").rename(blob)
     (folder / "model.safetensors").symlink_to(blob)
-    assert open_checkpoint(folder).read(Q).shape == (128, 128)
+    assert read(open_checkpoint(folder), Q).shape == (128, 128)
 
 
 # --- NF4 --------------------------------------------------------------------------------------------------------

@@ -7,12 +7,13 @@ checkpoint reads headers only and holds them against the config; no memory for w
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from torch import Tensor
+from numpy.typing import NDArray
 
+from llamarium.checkpoints.storage import Bytes
 from llamarium.config import ModelConfig
 from llamarium.errors import CheckpointError, escape
 
@@ -46,22 +47,22 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedTensor:
-    """A quantized weight as it is stored.
+class StoredTensor:
+    """A weight as it is stored: bytes, and the name of what they mean (`checkpoints/decode.py` makes numbers of them).
 
     Attributes:
-        type_name: `Q4_1` and its like, `NF4`, or a packed format such as `q4`.
-        shape: The logical shape, (out, in).
-        data: The codes, uint8: (rows, bytes of a row) for GGUF's blocks, (out * in / 2, 1) for NF4, (stripes, groups,
-            bytes of a tile) for tiles.
-        state: What else is needed: nothing for blocks and tiles, which carry their scales; for NF4 bitsandbytes'
-            components by name (`absmax`, `quant_map`, `quant_state.bitsandbytes__nf4`, ...).
+        type_name: `BF16`, `F32`, `Q4_1`, `NF4`, ...
+        shape: The logical shape, (out, in) or (hidden,).
+        data: uint8, C-contiguous. Floats and GGUF's blocks by rows, (rows, bytes of a row), where a vector is one row;
+            (stripes, tiles, bytes of a tile) for tiles; (bytes, 1) for NF4's codes.
+        state: What else is needed: nothing but for NF4, and there bitsandbytes' components by name (`absmax`,
+            `quant_map`, `quant_state.bitsandbytes__nf4`, ...).
     """
 
     type_name: str
     shape: tuple[int, ...]
-    data: Tensor
-    state: Mapping[str, Tensor]
+    data: Bytes
+    state: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
 
 
 class Checkpoint(Protocol):
@@ -81,21 +82,24 @@ class Checkpoint(Protocol):
     entries: Mapping[str, TensorEntry]
     generation_config: Mapping[str, Any]
 
-    def read(self, key: str, out: Tensor | None = None) -> Tensor:
-        """Return a weight's values, (out, in), rows in the half-split order; quantized ones decoded to float32.
+    def stored(self, key: str, *, copy: bool = False) -> StoredTensor:
+        """Return a weight as it is stored, rows in the half-split order.
 
         Args:
             key: One of `entries`.
-            out: Takes the values, cast to its dtype, and is returned. Without it the result may be a view of the
-                file's private mapping: it can be written to, but costs no memory until then.
+            copy: Read it into memory of its own. Without it the bytes may be a view of the file's private mapping:
+                they can be written to, but cost no memory until then.
+
+        Raises:
+            CheckpointError: If the file ended early.
         """
         ...
 
-    def packed(self, key: str) -> PackedTensor:
-        """Return a quantized weight as it is stored.
+    def check_unchanged(self) -> None:
+        """Check that the files that are looked at in place are still what was opened; to be asked before each request.
 
         Raises:
-            CheckpointError: If it is not quantized.
+            CheckpointError: Naming the file that was written to or cut short.
         """
         ...
 

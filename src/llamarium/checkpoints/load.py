@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD, Checkpoint, TensorEntry, list_some
+from llamarium.checkpoints.decode import FLOAT_DTYPES, as_tensor, nf4_linear, read
 from llamarium.errors import CheckpointError, OptionError, escape
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
@@ -29,7 +30,6 @@ from llamarium.runtime.fuse import join_projections
 from llamarium.runtime.plan import make_deterministic, unfit_linears, use_kernels
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-STORED_FLOATS: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 Dequantize = Literal["auto", "load", "use"]
 
@@ -140,7 +140,7 @@ def _warn_of_shapes(checkpoint: Checkpoint, model: LlamaForCausalLM) -> None:
 def natural_dtype(checkpoint: Checkpoint) -> torch.dtype:
     """What a checkpoint computes in unless told otherwise: as its Linears are stored, else bfloat16."""
     entry = checkpoint.entries["model.layers.0.self_attn.q_proj.weight"]
-    return STORED_FLOATS.get(entry.dtype, torch.bfloat16)
+    return FLOAT_DTYPES.get(entry.dtype, torch.bfloat16)
 
 
 class _Undrawn(TorchFunctionMode):
@@ -176,7 +176,9 @@ class _Loader:
         """Return what takes the place of the meta module called `name`."""
         entry = self.checkpoint.entries[f"{name}.weight"]
         if self._is_repacked(module, entry):
-            filled, held = self._tiled(module, pack_ggml(self.checkpoint.packed(entry.key).data, entry.dtype))
+            filled, held = self._tiled(
+                module, pack_ggml(as_tensor(self.checkpoint.stored(entry.key).data), entry.dtype)
+            )
         elif self._stays_packed(module, entry):
             filled, held = self._packed(module, entry)
         else:
@@ -200,7 +202,7 @@ class _Loader:
 
     def _stays_packed(self, module: nn.Module, entry: TensorEntry) -> bool:
         is_matrix = isinstance(module, (nn.Linear, nn.Embedding))
-        if not is_matrix or entry.dtype in STORED_FLOATS or self.options.quantize is not None:
+        if not is_matrix or entry.dtype in FLOAT_DTYPES or self.options.quantize is not None:
             return False
         as_it_is = entry.dtype == "NF4" or entry.dtype in FORMATS
         return self.options.dequantize == "use" or (self.options.dequantize == "auto" and as_it_is)
@@ -217,24 +219,24 @@ class _Loader:
         return EmbeddingPacked(linear, self.dtype) if is_embedding else linear, linear.format.name
 
     def _packed(self, module: nn.Module, entry: TensorEntry) -> tuple[nn.Module, str]:
-        packed = self.checkpoint.packed(entry.key)
+        stored = self.checkpoint.stored(entry.key)
         if entry.dtype == "NF4":
-            components = {"weight": packed.data} | {f"weight.{name}": part for name, part in packed.state.items()}
-            return Linear4bit.from_state(components, f"{entry.file}: {entry.name}"), "nf4"
+            return nf4_linear(stored, f"{entry.file}: {entry.name}"), "nf4"
+        data = as_tensor(stored.data)
         if entry.dtype in FORMATS:
             kernels = self.packs and self.options.dequantize == "auto"
             format = FORMATS[entry.dtype]
-            return self._tiled(module, LinearPacked(packed.data, entry.shape[0], format, uses_kernels=kernels))
+            return self._tiled(module, LinearPacked(data, entry.shape[0], format, uses_kernels=kernels))
         if isinstance(module, nn.Embedding):
-            return EmbeddingGGML(packed.data, entry.dtype, self.dtype), entry.dtype
-        return LinearGGML(packed.data, entry.dtype), entry.dtype
+            return EmbeddingGGML(data, entry.dtype, self.dtype), entry.dtype
+        return LinearGGML(data, entry.dtype), entry.dtype
 
     def _read(self, entry: TensorEntry) -> Tensor:
         """Return a weight; what is packed is decoded into the model's dtype, without a float32 copy of the whole."""
-        in_pieces = (entry.dtype in GGML_TYPES and entry.dtype not in STORED_FLOATS) or entry.dtype in FORMATS
+        in_pieces = (entry.dtype in GGML_TYPES and entry.dtype not in FLOAT_DTYPES) or entry.dtype in FORMATS
         if in_pieces and self.options.quantize is None:
-            return self.checkpoint.read(entry.key, out=torch.empty(entry.shape, dtype=self.dtype))
-        return self.checkpoint.read(entry.key)
+            return read(self.checkpoint, entry.key, out=torch.empty(entry.shape, dtype=self.dtype))
+        return read(self.checkpoint, entry.key)
 
     def _unpacked(self, name: str, module: nn.Module, weight: Tensor) -> tuple[nn.Module, str]:
         method = self.options.quantize
@@ -285,7 +287,7 @@ def _parts(module: nn.Module) -> Callable[[], Iterator[Tensor]]:
 
 
 def _check_options(checkpoint: Checkpoint, options: LoadOptions) -> None:
-    packed = sorted({e.dtype for e in checkpoint.entries.values() if e.dtype not in STORED_FLOATS})
+    packed = sorted({e.dtype for e in checkpoint.entries.values() if e.dtype not in FLOAT_DTYPES})
     if options.dequantize != "auto" and not packed:
         raise OptionError(
             f"{checkpoint.path}: dequantize={options.dequantize!r} was asked for, but no tensor is quantized; "

@@ -5,7 +5,6 @@ from pathlib import Path
 from llamarium.checkpoints.checkpoint import Checkpoint, list_some
 from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
 from llamarium.checkpoints.huggingface.reader import INDEX, SINGLE, HuggingFaceCheckpoint
-from llamarium.checkpoints.meta.reader import MetaCheckpoint
 from llamarium.checkpoints.packed.folder import PackedCheckpoint, is_packed_folder
 from llamarium.errors import CheckpointError, ModelNotFoundError, UnsupportedFormatError, escape
 
@@ -48,6 +47,8 @@ def _open_folder(path: Path) -> Checkpoint:
     if SINGLE in names or INDEX in names:
         return PackedCheckpoint(path) if is_packed_folder(path) else HuggingFaceCheckpoint(path)
     if any(name.startswith("consolidated.") and name.endswith(".pth") for name in names):
+        from llamarium.checkpoints.meta.reader import MetaCheckpoint  # its pickles are torch's to read
+
         return MetaCheckpoint(path)
     if len(ggufs) == 1:
         return GGUFCheckpoint(path / ggufs[0])

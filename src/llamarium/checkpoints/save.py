@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD, Checkpoint, expected_shapes, list_some
-from llamarium.checkpoints.storage import FLOAT_DTYPES
+from llamarium.checkpoints.decode import FLOAT_DTYPES, read
 from llamarium.config import ModelConfig
 from llamarium.errors import CheckpointError, OptionError, OutputError, escape, show_value
 from llamarium.io import (
@@ -202,7 +202,7 @@ def checkpoint_weights(checkpoint: Checkpoint, dtype: torch.dtype | None = None)
 
 
 def _read_finite(checkpoint: Checkpoint, key: str) -> Tensor:
-    values = checkpoint.read(key)
+    values = read(checkpoint, key)
     if not values.sum(dtype=torch.float32).isfinite() and (num_bad := int((~values.isfinite()).sum())):
         warnings.warn(f"{escape(checkpoint.path)}: {key} has {num_bad} weights that are NaN or infinite", stacklevel=2)
     return values

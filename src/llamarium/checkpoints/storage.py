@@ -4,19 +4,30 @@ A tensor that is used as it lies in the file is a view of a private mapping: not
 page cache when they are first touched, and writing to the tensor does not reach the file. A tensor that is changed on
 its way (rows moved, blocks decoded, dtype cast, put into a larger tensor) is read instead, so that the file's pages
 are not counted beside the copy.
+
+A mapping has one danger: where somebody cuts the file short, touching what is gone kills the process (SIGBUS). So a
+`TensorFile` knows what the file was when it was opened, and `check_unchanged` asks again, before each request. What
+happens within a request cannot be caught; `docs/guides/files-in-use.md` says how to replace a model that is in use.
 """
 
+import math
 import mmap
+import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from llamarium.errors import CheckpointError, escape
 from llamarium.io import regular_size
 
-FLOAT_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""The dtypes that a weight is stored in without being quantized, by the name that safetensors and GGUF share."""
+Bytes = NDArray[np.uint8]
+
+FLOATS: dict[str, DTypeLike] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+"""What a weight is stored in without being quantized, by the name that safetensors and GGUF share, and how numpy sees
+it: it has no bfloat16, whose bits are kept as uint16."""
 
 
 class TensorFile:
@@ -24,30 +35,27 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.size = regular_size(path)
-        self._mapped: Tensor | None = None
+        self.state = open_state(path)
+        self.size = self.state.size
+        self._mapping: mmap.mmap | None = None
+        self._mapped: Bytes = np.empty(0, dtype=np.uint8)
 
-    def view(self, offset: int, num_bytes: int) -> Tensor:
+    def view(self, offset: int, num_bytes: int) -> Bytes:
         """Return (num_bytes,) uint8 of the private mapping."""
-        if self._mapped is None:
+        if self._mapping is None:
             with self.path.open("rb") as file:
-                data = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_COPY)
-            self._mapped = torch.frombuffer(data, dtype=torch.uint8)
+                self._mapping = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_COPY)
+            self._mapped = np.frombuffer(self._mapping, dtype=np.uint8)
         return self._mapped[offset : offset + num_bytes]
 
-    def load(self, offset: int, num_bytes: int) -> Tensor:
-        """Return (num_bytes,) uint8 in fresh memory."""
-        out = torch.empty(num_bytes, dtype=torch.uint8)
-        self.load_into(out, offset)
-        return out
-
-    def load_into(self, out: Tensor, offset: int) -> None:
-        """Fill `out`, a contiguous tensor on the CPU, with the bytes at `offset`.
+    def load(self, offset: int, num_bytes: int) -> Bytes:
+        """Return (num_bytes,) uint8 in fresh memory.
 
         Raises:
             CheckpointError: If the file has become shorter since it was opened.
         """
-        left = out.detach().view(-1).view(torch.uint8).numpy().data
+        out = np.empty(num_bytes, dtype=np.uint8)
+        left = out.data
         with self.path.open("rb", buffering=0) as file:
             file.seek(offset)
             while left:
@@ -55,36 +63,77 @@ class TensorFile:
                 if not count:
                     raise CheckpointError(f"{escape(self.path)}: ended early; it changed while it was being read")
                 left = left[count:]
-
-    def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype, *, copy: bool = False) -> Tensor:
-        """Return a tensor of `shape` and `dtype`: in place, or in fresh memory if `copy` or badly aligned."""
-        num_bytes = dtype.itemsize
-        for dim in shape:
-            num_bytes *= dim
-        in_place = not copy and offset % dtype.itemsize == 0
-        raw = self.view(offset, num_bytes) if in_place else self.load(offset, num_bytes)
-        return raw.view(dtype).view(shape)
-
-    def tensor_into(self, out: Tensor, offset: int, dtype: torch.dtype) -> Tensor:
-        """Fill `out` with the tensor of its shape and of `dtype` at `offset`, cast to `out`'s dtype; return `out`."""
-        if out.dtype == dtype and out.device.type == "cpu" and out.is_contiguous():
-            self.load_into(out, offset)
-        else:
-            out.copy_(self.tensor(offset, tuple(out.shape), dtype, copy=True))
         return out
 
+    def array(self, offset: int, shape: tuple[int, ...], dtype: DTypeLike, *, copy: bool = False) -> NDArray[Any]:
+        """Return an array of `shape` and `dtype`: in place, or in fresh memory if `copy` or badly aligned."""
+        dtype = np.dtype(dtype)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        in_place = not copy and offset % dtype.itemsize == 0
+        raw = self.view(offset, num_bytes) if in_place else self.load(offset, num_bytes)
+        return raw.view(dtype).reshape(shape)
 
-def check_out(out: Tensor | None, key: str, shape: tuple[int, ...]) -> None:
-    """Check that the caller's tensor can take the value.
+    def check_unchanged(self) -> None:
+        """Check that what is mapped is still what was opened, as far as size, time and inode tell.
+
+        A file that was removed, or replaced by another one under its name, is still there for whoever has mapped it.
+
+        Raises:
+            CheckpointError: If it was written to or cut short in place.
+        """
+        if self._mapping is not None:
+            self.state.check(self.path, self._mapping.size())
+
+
+class FileState(NamedTuple):
+    """What identifies a file and its content."""
+
+    inode: tuple[int, int]
+    size: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> "FileState | None":
+        """Look at a file; None if it is gone."""
+        try:
+            status = os.stat(path)  # noqa: PTH116 - asked before each request
+        except OSError:
+            return None
+        return cls((status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns)
+
+    def check(self, path: Path, size: int | None = None) -> None:
+        """Check that a file was not written to since.
+
+        Args:
+            path: Where it lies.
+            size: Of the file that is mapped, wherever it lies by now.
+
+        Raises:
+            CheckpointError: If it was written to or cut short in place.
+        """
+        now = FileState.of(path)
+        written = now is not None and now.inode == self.inode and now != self
+        if written or (size is not None and size < self.size):
+            raise CheckpointError(
+                f"{escape(path)}: was written to while the model was in use, and weights are read from it in place; "
+                "load the model anew, and next time replace the file instead (write another one, rename it)"
+            )
+
+
+def open_state(path: Path) -> FileState:
+    """Return the state of a regular file that is about to be read.
 
     Raises:
-        CheckpointError: With both shapes.
+        ModelNotFoundError, CheckpointError: As `regular_size`.
     """
-    if out is not None and tuple(out.shape) != shape:
-        raise CheckpointError(f"{escape(key, 80)} has shape {shape}; the tensor to fill has {tuple(out.shape)}")
+    regular_size(path)
+    state = FileState.of(path)
+    if state is None:
+        raise CheckpointError(f"{escape(path)}: was removed while it was being opened")
+    return state
 
 
-def unpermute(rows: Tensor, num_heads: int) -> Tensor:
+def unpermute(rows: NDArray[Any], num_heads: int) -> NDArray[Any]:
     """Move q's or k's rows from the interleaved order of RoPE pairs to the half-split order.
 
     Within a head, Meta and GGUF keep the two features of pair i in rows 2i and 2i + 1; here they are in rows i and
@@ -97,16 +146,16 @@ def unpermute(rows: Tensor, num_heads: int) -> Tensor:
     Source: transformers' `convert_llama_weights_to_hf.py`, `permute`.
     """
     num_rows, width = rows.shape
-    pairs = rows.view(num_heads, num_rows // num_heads // 2, 2, width)
-    return pairs.transpose(1, 2).reshape(num_rows, width)
+    pairs = rows.reshape(num_heads, num_rows // num_heads // 2, 2, width)
+    return pairs.swapaxes(1, 2).reshape(num_rows, width)
 
 
-def equal_by_pieces(left: Tensor, right: Tensor) -> bool:
-    """Compare two contiguous tensors byte by byte, stopping at the first piece that differs."""
-    if left.shape != right.shape or left.dtype != right.dtype:
+def equal_by_pieces(left: Bytes, right: Bytes) -> bool:
+    """Compare the bytes of two tensors, stopping at the first piece that differs."""
+    if left.size != right.size:
         return False
-    pieces = (t.view(-1).view(torch.uint8).split(_PIECE_BYTES) for t in (left, right))
-    return all(torch.equal(a, b) for a, b in zip(*pieces, strict=True))
+    starts: Iterable[int] = range(0, left.size, _PIECE_BYTES)
+    return all(np.array_equal(left[i : i + _PIECE_BYTES], right[i : i + _PIECE_BYTES]) for i in starts)
 
 
 _PIECE_BYTES = 2**24

@@ -85,7 +85,7 @@ def _stored_dtype(args: argparse.Namespace, checkpoint: "Checkpoint") -> "torch.
     with importing_torch():
         import torch
 
-        from llamarium.checkpoints.storage import FLOAT_DTYPES
+        from llamarium.checkpoints.decode import FLOAT_DTYPES
         from llamarium.errors import OptionError
 
     packed = sorted({entry.dtype for entry in checkpoint.entries.values()} - FLOAT_DTYPES.keys())
@@ -95,8 +95,8 @@ def _stored_dtype(args: argparse.Namespace, checkpoint: "Checkpoint") -> "torch.
 
 
 def _export_hf(args: argparse.Namespace, checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", out: Path) -> None:
+    from llamarium.checkpoints.decode import FLOAT_DTYPES
     from llamarium.checkpoints.save import checkpoint_weights, save_weights
-    from llamarium.checkpoints.storage import FLOAT_DTYPES
     from llamarium.io import atomic_folder
 
     stored = _stored_dtype(args, checkpoint)

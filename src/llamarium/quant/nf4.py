@@ -26,15 +26,9 @@ import torch
 from torch import Tensor
 
 from llamarium.quant.base import QuantizedLinear
-from llamarium.quant.nf4_state import NESTED_BLOCK_SIZE, STATE_KEY, NF4Layout, check_components
+from llamarium.quant.nf4_state import LEVELS, NESTED_BLOCK_SIZE, STATE_KEY, Component, NF4Layout, check_components
 
-NF4_LEVELS = torch.tensor(
-    [
-        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
-        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-    ]
-)  # fmt: skip
+NF4_LEVELS = torch.tensor(LEVELS)
 """Normal-distribution quantiles, scaled to [-1, 1], with an exact zero."""
 
 # Entry b holds the levels of the high and the low half of byte b; as one 8-byte number it is looked up at once.
@@ -177,6 +171,15 @@ def _scale_blocks(values: Tensor, scales: Tensor, block_size: int) -> None:
     values[num_whole * block_size :].mul_(scales[num_whole:])
 
 
+_TYPE_NAMES = {torch.uint8: "U8", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+def _component(values: Tensor) -> Component:
+    name = _TYPE_NAMES.get(values.dtype, str(values.dtype))
+    seen = values.detach().cpu()  # sync: components come from files
+    return Component(name, (seen.view(torch.uint8) if name == "BF16" else seen).numpy())
+
+
 _NESTED_BUFFERS = ("nested_absmax", "nested_quant_map", "nested_offset")
 
 
@@ -208,7 +211,9 @@ class Linear4bit(QuantizedLinear):
     ) -> None:
         """Make room for a weight without filling it; `from_weight` and `from_state` fill."""
         super().__init__(in_features, out_features)
-        self.layout = NF4Layout((out_features, in_features), dtype, double_quant=double_quant)
+        self.layout = NF4Layout(
+            (out_features, in_features), str(dtype).removeprefix("torch."), double_quant=double_quant
+        )
         self.compute_dtype = compute_dtype
         num_bytes, num_blocks = -(-self.layout.num_weights // 2), self.layout.num_blocks
         scale_dtype = torch.uint8 if double_quant else torch.float32
@@ -248,7 +253,7 @@ class Linear4bit(QuantizedLinear):
             UnsupportedFormatError: For fp4 or another storage than bytes.
             CheckpointError: If components are missing, left over or disagree.
         """
-        layout = check_components(components, NF4_LEVELS, source)
+        layout = check_components({name: _component(part) for name, part in components.items()}, source)
         nested = None
         if layout.nested_offset is not None:
             absmax, quant_map = components["weight.nested_absmax"], components["weight.nested_quant_map"]

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from llamarium.errors import CheckpointError, UnsupportedFormatError, escape
 
@@ -24,10 +24,18 @@ STATE_KEY = "weight.quant_state.bitsandbytes__nf4"
 NESTED_BLOCK_SIZE = 256
 """Scales that share one scale of scales; bitsandbytes knows no other size."""
 
+LEVELS = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""What the sixteen codes stand for, before the scale."""
+
 _FLAT_KEYS: frozenset[str] = frozenset(("weight", "weight.absmax", "weight.quant_map", STATE_KEY))
 _NESTED_KEYS: frozenset[str] = frozenset(("weight.nested_absmax", "weight.nested_quant_map"))
 _BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_DTYPES = ("float32", "float16", "bfloat16")
+_FLOATS = ("F32", "F16", "BF16")
 _MAX_JSON_BYTES = 4096
 
 
@@ -37,7 +45,7 @@ class NF4Layout:
 
     Attributes:
         shape: (out_features, in_features).
-        dtype: Of the weight before it was quantized.
+        dtype: Of the weight before it was quantized, such as `bfloat16`.
         block_size: Weights that share one scale.
         double_quant: The scales are quantized too, in blocks of `NESTED_BLOCK_SIZE`.
         nested_offset: Mean of the scales, which was subtracted before they were quantized; None without double
@@ -45,7 +53,7 @@ class NF4Layout:
     """
 
     shape: tuple[int, int]
-    dtype: torch.dtype
+    dtype: str
     block_size: int = 64
     double_quant: bool = False
     nested_offset: float | None = None
@@ -70,7 +78,7 @@ class NF4Layout:
         fields: dict[str, Any] = {
             "quant_type": "nf4",
             "blocksize": self.block_size,
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": self.dtype,
             "shape": list(self.shape),
         }
         if self.double_quant:
@@ -106,22 +114,34 @@ class NF4Layout:
         _check(_is_int(block_size) and block_size in _BLOCK_SIZES, source, "blocksize", block_size, str(_BLOCK_SIZES))
         _check(isinstance(dtype, str) and dtype in _DTYPES, source, "dtype", dtype, f"one of {', '.join(_DTYPES)}")
         if not nested:
-            return cls((shape[0], shape[1]), _DTYPES[dtype], block_size)
+            return cls((shape[0], shape[1]), dtype, block_size)
         nested_size, offset = fields["nested_blocksize"], fields["nested_offset"]
         _check(
             _is_int(nested_size) and nested_size == NESTED_BLOCK_SIZE, source, "nested_blocksize", nested_size, "256"
         )
         _check(fields["nested_dtype"] == "float32", source, "nested_dtype", fields["nested_dtype"], '"float32"')
         _check(_is_finite(offset), source, "nested_offset", offset, "a finite number")
-        return cls((shape[0], shape[1]), _DTYPES[dtype], block_size, True, float(offset))
+        return cls((shape[0], shape[1]), dtype, block_size, True, float(offset))
 
 
-def check_components(components: Mapping[str, Tensor], quant_map: Tensor, source: str) -> NF4Layout:
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One component as it was found.
+
+    Attributes:
+        type_name: Its type in the file: `U8`, `F32`, ...
+        values: As numpy sees them.
+    """
+
+    type_name: str
+    values: NDArray[Any]
+
+
+def check_components(components: Mapping[str, Component], source: str) -> NF4Layout:
     """Check that the components of one weight are all there and agree in type and number.
 
     Args:
         components: By the names that the module docstring lists.
-        quant_map: NF4's sixteen levels.
         source: File and weight, for messages.
 
     Returns:
@@ -136,22 +156,21 @@ def check_components(components: Mapping[str, Tensor], quant_map: Tensor, source
     _check(
         set(components) == set(expected), source, "the list of components", sorted(components), str(sorted(expected))
     )
-    if components["weight"].dtype in _DTYPES.values():
-        raise UnsupportedFormatError(f"{source}: weight is stored as {components['weight'].dtype}; supported is uint8")
-    _check_values(components, "weight", torch.uint8, -(-layout.num_weights // 2), source)
-    _check_values(components, "weight.quant_map", torch.float32, 16, source)
-    scale_dtype = torch.uint8 if layout.double_quant else torch.float32
-    _check_values(components, "weight.absmax", scale_dtype, layout.num_blocks, source)
+    if components["weight"].type_name in _FLOATS:
+        raise UnsupportedFormatError(f"{source}: weight is stored as {components['weight'].type_name}; supported is U8")
+    _check_values(components, "weight", "U8", -(-layout.num_weights // 2), source)
+    _check_values(components, "weight.quant_map", "F32", 16, source)
+    _check_values(components, "weight.absmax", "U8" if layout.double_quant else "F32", layout.num_blocks, source)
     if layout.double_quant:
-        _check_values(components, "weight.nested_absmax", torch.float32, layout.num_nested_blocks, source)
-        _check_values(components, "weight.nested_quant_map", torch.float32, 256, source)
-    found = components["weight.quant_map"].flatten()
-    if not torch.allclose(found, quant_map.to(found.device), rtol=0, atol=1e-6):
+        _check_values(components, "weight.nested_absmax", "F32", layout.num_nested_blocks, source)
+        _check_values(components, "weight.nested_quant_map", "F32", 256, source)
+    found = components["weight.quant_map"].values.reshape(-1)
+    if not np.allclose(found, np.array(LEVELS, dtype=np.float32), rtol=0, atol=1e-6):
         _check(False, source, "weight.quant_map", found.tolist(), "NF4's sixteen levels")
     return layout
 
 
-def _state_bytes(components: Mapping[str, Tensor], source: str) -> bytes:
+def _state_bytes(components: Mapping[str, Component], source: str) -> bytes:
     if STATE_KEY not in components:
         if "weight.quant_state.bitsandbytes__fp4" in components:
             raise UnsupportedFormatError(f"{source}: quant_type is fp4; supported is nf4 only")
@@ -159,9 +178,10 @@ def _state_bytes(components: Mapping[str, Tensor], source: str) -> bytes:
             f"{source}: {STATE_KEY} is missing; expected it beside weight, with shape and block sizes"
         )
     state = components[STATE_KEY]
-    _check(state.dtype == torch.uint8, source, f"the dtype of {STATE_KEY}", state.dtype, "torch.uint8")
-    _check(state.numel() <= _MAX_JSON_BYTES, source, f"the size of {STATE_KEY}", state.numel(), "at most 4096 bytes")
-    return bytes(state.flatten().tolist())
+    _check(state.type_name == "U8", source, f"the type of {STATE_KEY}", state.type_name, "U8")
+    size = state.values.size
+    _check(size <= _MAX_JSON_BYTES, source, f"the size of {STATE_KEY}", size, "at most 4096 bytes")
+    return state.values.tobytes()
 
 
 def _parse(raw: bytes, source: str) -> dict[str, Any]:
@@ -174,10 +194,10 @@ def _parse(raw: bytes, source: str) -> dict[str, Any]:
     return fields
 
 
-def _check_values(components: Mapping[str, Tensor], name: str, dtype: torch.dtype, count: int, source: str) -> None:
+def _check_values(components: Mapping[str, Component], name: str, kind: str, count: int, source: str) -> None:
     found = components[name]
-    if found.dtype != dtype or found.numel() != count:
-        _check(False, source, name, f"{found.numel()} values of {found.dtype}", f"{count} of {dtype}")
+    if found.type_name != kind or found.values.size != count:
+        _check(False, source, name, f"{found.values.size} values of {found.type_name}", f"{count} of {kind}")
 
 
 def _check(ok: bool, source: str, item: str, found: object, expected: str) -> None:

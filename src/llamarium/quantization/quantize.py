@@ -18,7 +18,7 @@ from torch import Tensor
 from llamarium.attention import CausalAttend
 from llamarium.checkpoints.checkpoint import Checkpoint
 from llamarium.checkpoints.open import open_checkpoint
-from llamarium.checkpoints.packed.folder import save_packed
+from llamarium.checkpoints.packed.save import save_packed
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
 from llamarium.errors import OptionError, TokenizerError, UnsupportedTokenizerError, escape
 from llamarium.hub.builtin import recommended

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD, Checkpoint
-from llamarium.checkpoints.packed.folder import PackedWeight
-from llamarium.checkpoints.storage import FLOAT_DTYPES
+from llamarium.checkpoints.decode import FLOAT_DTYPES, read
+from llamarium.checkpoints.packed.save import PackedWeight
 from llamarium.errors import CheckpointError, OptionError, escape, show_value
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.llama import LlamaDecoderLayer
@@ -95,7 +95,7 @@ class Quantizer:
         self._hidden_BTD: Tensor | None = None
         self._reference_BTD: Tensor | None = None
         if windows_BT is not None:
-            self._hidden_BTD = checkpoint.read(EMBEDDING)[windows_BT].float()
+            self._hidden_BTD = read(checkpoint, EMBEDDING)[windows_BT].float()
             self._reference_BTD = self._hidden_BTD[:num_compared].clone() if num_compared else None
 
     def quantize_layers(self) -> None:
@@ -114,10 +114,10 @@ class Quantizer:
         for key in sorted(entries, key=lambda key: key in (EMBEDDING, HEAD)):  # these last, else in the model's order
             shape = cast("tuple[int, int] | tuple[int]", entries[key].shape)
             if len(shape) == 1:
-                found.append(PackedWeight(key, shape, None, lambda key=key: self.checkpoint.read(key)))
+                found.append(PackedWeight(key, shape, None, lambda key=key: read(self.checkpoint, key)))
             elif key in (EMBEDDING, HEAD):
-                read = lambda key=key: self.table(key, head_type)  # noqa: E731
-                found.append(PackedWeight(key, shape, head_type, read))
+                table = lambda key=key: self.table(key, head_type)  # noqa: E731
+                found.append(PackedWeight(key, shape, head_type, table))
             else:
                 found.append(PackedWeight(key, shape, self.recipe.type, lambda key=key: self._take(key)))
         return found
@@ -134,7 +134,7 @@ class Quantizer:
             model.set_submodule(key.removesuffix(".weight"), packed)
         for key, entry in self.checkpoint.entries.items():
             if len(entry.shape) == 1:
-                _set(model, key, self.checkpoint.read(key).float())
+                _set(model, key, read(self.checkpoint, key).float())
             elif key in (EMBEDDING, HEAD):
                 self._set_table(model, key, head_type)
         return model.eval().requires_grad_(False)
@@ -235,7 +235,7 @@ class Quantizer:
             raise type(error)(f"{escape(self.checkpoint.path)}: {key}: {error}") from None
 
     def _read(self, key: str) -> Tensor:
-        return self.checkpoint.read(key).float()
+        return read(self.checkpoint, key).float()
 
     def _count(self, weight: Tensor) -> None:
         self._num_done += weight.numel()
@@ -280,7 +280,7 @@ def check_type(name: str, value: object) -> None:
 def _check_norms(checkpoint: Checkpoint) -> None:
     """Look at what is not quantized, which is small, before anything is done with it."""
     for key, entry in checkpoint.entries.items():
-        if len(entry.shape) == 1 and (num_bad := int((~checkpoint.read(key).isfinite()).sum())):
+        if len(entry.shape) == 1 and (num_bad := int((~read(checkpoint, key).isfinite()).sum())):
             where = f"{escape(checkpoint.path)}: {key}"
             raise CheckpointError(f"{where}: {num_bad} weights are NaN or infinite; mend the model")
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from llamarium.attention import CausalAttend, attend_eagerly
+from llamarium.checkpoints.decode import tensor_in
 from llamarium.checkpoints.huggingface.safetensors_file import read_safetensors
 from llamarium.checkpoints.save import SAFETENSORS_DTYPES, Weight, write_safetensors
 from llamarium.checkpoints.storage import TensorFile
@@ -319,7 +320,7 @@ def restore_variant(model: LlamaForCausalLM, label: str, folder: Path) -> None:
     if about.get("variant") != label or {key: (t.dtype, t.shape) for key, t in table.items()} != expected:
         raise TrainingError(f"{folder}: holds another variant than {label!r}, or one of another shape")
     for key, tensor in table.items():
-        parameters[key].copy_(file.tensor(tensor.offset, tensor.shape, SAFETENSORS_DTYPES[tensor.dtype]))
+        parameters[key].copy_(tensor_in(file, tensor.offset, tensor.shape, SAFETENSORS_DTYPES[tensor.dtype]))
 
 
 # --- how looking ahead cheats -----------------------------------------------------------------------------------------

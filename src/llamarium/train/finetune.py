@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 from llamarium.api import choose_device
 from llamarium.checkpoints.checkpoint import Checkpoint
-from llamarium.checkpoints.load import DTYPES, STORED_FLOATS, Dequantize, LoadOptions, load_model
+from llamarium.checkpoints.decode import FLOAT_DTYPES
+from llamarium.checkpoints.load import DTYPES, Dequantize, LoadOptions, load_model
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.checkpoints.save import save_weights
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
@@ -199,7 +200,7 @@ def check(config: FinetuneConfig) -> None:
 
 def _dequantize(config: FinetuneConfig, checkpoint: Checkpoint) -> Dequantize:
     """Weights that are trained are unpacked, whatever the file holds."""
-    packed = any(entry.dtype not in STORED_FLOATS for entry in checkpoint.entries.values())
+    packed = any(entry.dtype not in FLOAT_DTYPES for entry in checkpoint.entries.values())
     if config.method != "full" or not packed:
         return config.dequantize
     if config.dequantize == "use":

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from llamarium.api import choose_device
+from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.checkpoints.save import save_weights
 from llamarium.checkpoints.tokenizers import load_tokenizer
@@ -136,7 +137,7 @@ def restore_weights(model: LlamaForCausalLM, folder: Path, process_group: Proces
     if saved.config != model.config:
         raise TrainingError(f"{folder}: holds a model of another shape than this run's; expected {model.config}")
     for key in saved.entries:
-        parameter, values = model.get_parameter(key), saved.read(key)
+        parameter, values = model.get_parameter(key), read(saved, key)
         if values.dtype != parameter.dtype:
             raise TrainingError(f"{folder}: {key} is {values.dtype}; this run's is {parameter.dtype}")
         parameter.copy_(process_group.distribute(values, parameter))

@@ -14,13 +14,13 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from llamarium.checkpoints.gguf.file import GGUFFile
 from llamarium.config import ModelConfig, RopeScaling
 from llamarium.errors import CheckpointError, ConfigError, UnsupportedFormatError, escape, show_value
-from llamarium.model.rope import rope_frequencies
+from llamarium.runtime.rope import rope_frequencies
 
 ROPE_FREQS = "rope_freqs.weight"
 
@@ -45,7 +45,7 @@ _READ = frozenset(
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
-def gguf_config(file: GGUFFile, rope_factors: Tensor | None) -> ModelConfig:
+def gguf_config(file: GGUFFile, rope_factors: NDArray[np.float32] | None) -> ModelConfig:
     """Return the config of the Llama in `file`.
 
     Args:
@@ -134,9 +134,11 @@ def _head_dim(data: Mapping[str, Any], hidden: int, heads: int, source: str) -> 
     return head_dim
 
 
-def _find_scaling(config: ModelConfig, factors: Tensor, data: Mapping[str, Any], source: str) -> RopeScaling | None:
+def _find_scaling(
+    config: ModelConfig, factors: NDArray[np.float32], data: Mapping[str, Any], source: str
+) -> RopeScaling | None:
     """Find the parameters that make these divisors of the plain frequencies."""
-    if factors.shape != (config.head_dim // 2,) or not factors.isfinite().all():
+    if factors.shape != (config.head_dim // 2,) or not np.isfinite(factors).all():
         raise CheckpointError(
             f"{source}: {ROPE_FREQS} has shape {tuple(factors.shape)}; expected {config.head_dim // 2} finite numbers"
         )
@@ -151,7 +153,7 @@ def _find_scaling(config: ModelConfig, factors: Tensor, data: Mapping[str, Any],
             factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=original
         )
         made = plain / rope_frequencies(dataclasses.replace(config, rope_scaling=scaling))
-        if torch.allclose(made, factors, rtol=2e-5, atol=0.0):  # float32 noise in the blend; the next factor is far
+        if np.allclose(made, factors, rtol=2e-5, atol=0.0):  # float32 noise in the blend; the next factor is far
             return scaling
     raise UnsupportedFormatError(
         f"{source}: the divisors in {ROPE_FREQS} are not those of Llama 3.1's scaling with low_freq_factor 1, "

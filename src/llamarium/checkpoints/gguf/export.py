@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD
+from llamarium.checkpoints.decode import FLOAT_DTYPES
 from llamarium.checkpoints.gguf.config import ROPE_FREQS
 from llamarium.checkpoints.gguf.file import GGUFData, write_gguf
 from llamarium.checkpoints.gguf.reader import LAYER_NAMES, NAMES
 from llamarium.checkpoints.save import Weight, cast, check_tokenizer, tensor_bytes
-from llamarium.checkpoints.storage import FLOAT_DTYPES
 from llamarium.config import ModelConfig, RopeScaling
 from llamarium.errors import OptionError, UnsupportedTokenizerError, escape, show_value
 from llamarium.io import unwritable

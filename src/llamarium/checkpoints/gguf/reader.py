@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD, FormatName, PackedTensor, TensorEntry, check_weights
+from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD, FormatName, StoredTensor, TensorEntry, check_weights
 from llamarium.checkpoints.gguf.config import ROPE_FREQS, gguf_config
 from llamarium.checkpoints.gguf.file import GGUFFile, GGUFTensor, read_gguf
-from llamarium.checkpoints.storage import FLOAT_DTYPES, TensorFile, check_out, unpermute
+from llamarium.checkpoints.storage import TensorFile, unpermute
 from llamarium.errors import CheckpointError, escape
-from llamarium.quant.ggml import dequantize
 
 NAMES = {"token_embd.weight": EMBEDDING, "output_norm.weight": "model.norm.weight", "output.weight": HEAD}
 LAYER_NAMES = {
@@ -59,49 +58,29 @@ class GGUFCheckpoint:
         self.entries: Mapping[str, TensorEntry] = {e.key: e for e in map(self._entry, tensors)}
         check_weights(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
 
-    def read(self, key: str, out: Tensor | None = None) -> Tensor:
-        """Return a weight's values; see `Checkpoint.read`."""
+    def stored(self, key: str, *, copy: bool = False) -> StoredTensor:
+        """Return a weight's bytes by row; see `Checkpoint.stored`."""
         entry = self.entries[key]
-        check_out(out, key, entry.shape)
-        dtype = FLOAT_DTYPES.get(entry.dtype)
-        offset = self._tensors[entry.name].offset
-        if dtype is not None and not entry.permuted:
-            if out is not None:
-                return self._file.tensor_into(out, offset, dtype)
-            return self._file.tensor(offset, entry.shape, dtype)
-        values = self._rows(entry, copy=True)
-        if dtype is None and out is not None and out.is_contiguous():
-            dequantize(values, entry.dtype, out=out.view(len(values), -1))
-            return out
-        values = values.view(dtype) if dtype is not None else dequantize(values, entry.dtype)
-        values = values.view(entry.shape)
-        return values if out is None else out.copy_(values)
-
-    def packed(self, key: str) -> PackedTensor:
-        """Return a quantized weight's blocks, (rows, bytes of a row) uint8; see `Checkpoint.packed`."""
-        entry = self.entries[key]
-        if entry.dtype in FLOAT_DTYPES:
-            raise CheckpointError(f"{escape(self.path)}: {key} is {entry.dtype}, which is not packed; read it")
-        return PackedTensor(entry.dtype, entry.shape, self._rows(entry, copy=entry.permuted), {})
-
-    def _rows(self, entry: TensorEntry, *, copy: bool) -> Tensor:
-        """Return the stored bytes by row, rows in the half-split order."""
         tensor = self._tensors[entry.name]
         num_rows = entry.shape[0] if len(entry.shape) == 2 else 1
         shape = (num_rows, tensor.num_bytes // num_rows)
-        rows = self._file.tensor(tensor.offset, shape, torch.uint8, copy=copy)
-        if not entry.permuted:
-            return rows
-        is_query = entry.key.endswith("q_proj.weight")
-        return unpermute(rows, self.config.num_attention_heads if is_query else self.config.num_key_value_heads)
+        rows = self._file.array(tensor.offset, shape, np.uint8, copy=copy or entry.permuted)
+        if entry.permuted:
+            is_query = entry.key.endswith("q_proj.weight")
+            rows = unpermute(rows, self.config.num_attention_heads if is_query else self.config.num_key_value_heads)
+        return StoredTensor(entry.dtype, entry.shape, rows)
 
-    def _rope_factors(self, file: GGUFFile) -> Tensor | None:
+    def check_unchanged(self) -> None:
+        """Check that the file is still what was opened; see `Checkpoint.check_unchanged`."""
+        self._file.check_unchanged()
+
+    def _rope_factors(self, file: GGUFFile) -> NDArray[np.float32] | None:
         if ROPE_FREQS not in file.tensors:
             return None
         tensor = file.tensors[ROPE_FREQS]
         if tensor.type_name != "F32":
             raise CheckpointError(f"{escape(file.path)}: {ROPE_FREQS} is {tensor.type_name}; expected F32")
-        return self._file.tensor(tensor.offset, tensor.shape, torch.float32)
+        return self._file.array(tensor.offset, tensor.shape, np.float32, copy=True)
 
     def _entry(self, tensor: GGUFTensor) -> TensorEntry:
         key = _key(tensor.name)

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
-from llamarium.checkpoints.checkpoint import PackedTensor
+from llamarium.checkpoints.checkpoint import StoredTensor
 from llamarium.checkpoints.huggingface.safetensors_file import SafetensorsTensor
-from llamarium.checkpoints.storage import FLOAT_DTYPES, TensorFile
+from llamarium.checkpoints.storage import TensorFile
 from llamarium.errors import UnsupportedFormatError, escape
-from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit
-from llamarium.quant.nf4_state import check_components
+from llamarium.quant.nf4_state import Component, check_components
 
-_DTYPES = {**FLOAT_DTYPES, "U8": torch.uint8, "I8": torch.int8}
+_DTYPES: dict[str, DTypeLike] = {"F32": np.float32, "U8": np.uint8}
+"""What components are kept in, by the file's name for it."""
 
 Located = tuple[TensorFile, SafetensorsTensor]
 
@@ -63,21 +63,17 @@ class NF4Group:
     source: str
     shape: tuple[int, int]
     names: tuple[str, ...]
-    components: Mapping[str, Tensor]
+    components: Mapping[str, NDArray[Any]]
 
     @property
     def num_bytes(self) -> int:
         """What all components take."""
-        return sum(part.numel() * part.element_size() for part in self.components.values())
+        return sum(part.nbytes for part in self.components.values())
 
-    def packed(self) -> PackedTensor:
+    def stored(self) -> StoredTensor:
         """Return the components as they are stored."""
         state = {name.removeprefix("weight."): part for name, part in self.components.items() if name != "weight"}
-        return PackedTensor("NF4", self.shape, self.components["weight"].view(-1, 1), state)
-
-    def dequantize(self) -> Tensor:
-        """Return the values, (out, in) float32."""
-        return Linear4bit.from_state(self.components, self.source).dequantize(torch.float32)
+        return StoredTensor("NF4", self.shape, self.components["weight"].reshape(-1, 1), state)
 
 
 def group_components(tensors: Mapping[str, Located]) -> dict[str, NF4Group]:
@@ -100,11 +96,12 @@ def _group(key: str, tensors: Mapping[str, Located], names: dict[str, str]) -> N
     source = f"{escape(file.path)}: {escape(key, 80)}"
     names |= {"weight": key} if key in tensors else {}
     components = {part: _view(*tensors[name]) for part, name in names.items()}
-    layout = check_components(components, NF4_LEVELS, source)
+    found = {part: Component(tensors[name][1].dtype, components[part]) for part, name in names.items()}
+    layout = check_components(found, source)
     return NF4Group(source, layout.shape, tuple(names.values()), components)
 
 
-def _view(file: TensorFile, tensor: SafetensorsTensor) -> Tensor:
+def _view(file: TensorFile, tensor: SafetensorsTensor) -> NDArray[Any]:
     """Return a component's values in one row; those of a type that no component has, as bytes, to be refused."""
-    dtype = _DTYPES.get(tensor.dtype, torch.int8)
-    return file.tensor(tensor.offset, (tensor.num_bytes // dtype.itemsize,), dtype)
+    dtype = np.dtype(_DTYPES.get(tensor.dtype, np.uint8))
+    return file.array(tensor.offset, (tensor.num_bytes // dtype.itemsize,), dtype)

@@ -9,21 +9,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from llamarium.checkpoints.checkpoint import (
     EMBEDDING,
     HEAD,
     FormatName,
-    PackedTensor,
+    StoredTensor,
     TensorEntry,
     check_names,
     check_weights,
 )
 from llamarium.checkpoints.huggingface.bnb import NF4Group, check_method, group_components
 from llamarium.checkpoints.huggingface.safetensors_file import HEADER_LIMIT_BYTES, SafetensorsTensor, read_safetensors
-from llamarium.checkpoints.storage import FLOAT_DTYPES, TensorFile, check_out, equal_by_pieces
+from llamarium.checkpoints.storage import FLOATS, TensorFile, equal_by_pieces
 from llamarium.config import ModelConfig, read_json_object
 from llamarium.errors import CheckpointError, ModelNotFoundError, UnsupportedFormatError, escape
 
@@ -65,25 +64,22 @@ class HuggingFaceCheckpoint:
         self.entries: Mapping[str, TensorEntry] = self._make_entries()
         check_weights(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
 
-    def read(self, key: str, out: Tensor | None = None) -> Tensor:
-        """Return a weight's values; see `Checkpoint.read`."""
-        entry = self.entries[key]
-        check_out(out, key, entry.shape)
+    def stored(self, key: str, *, copy: bool = False) -> StoredTensor:
+        """Return a weight's rows, or an NF4 weight's components; see `Checkpoint.stored`."""
         if key in self._groups:
-            values = self._groups[key].dequantize()
-            return values if out is None else out.copy_(values)
+            return self._groups[key].stored()
         file, tensor = self._tensors[key]
-        dtype = FLOAT_DTYPES[entry.dtype]
-        if out is not None:
-            return file.tensor_into(out, tensor.offset, dtype)
-        return file.tensor(tensor.offset, tensor.shape, dtype)
+        num_rows = tensor.shape[0] if len(tensor.shape) == 2 else 1
+        shape = (num_rows, tensor.num_bytes // num_rows)
+        aligned = tensor.offset % np.dtype(FLOATS[tensor.dtype]).itemsize == 0
+        return StoredTensor(
+            tensor.dtype, tensor.shape, file.array(tensor.offset, shape, np.uint8, copy=copy or not aligned)
+        )
 
-    def packed(self, key: str) -> PackedTensor:
-        """Return an NF4 weight's components; see `Checkpoint.packed`."""
-        entry = self.entries[key]
-        if key not in self._groups:
-            raise CheckpointError(f"{escape(self.path)}: {key} is {entry.dtype}, which is not packed; read it")
-        return self._groups[key].packed()
+    def check_unchanged(self) -> None:
+        """Check that all files are still what was opened; see `Checkpoint.check_unchanged`."""
+        for file in self._files.values():
+            file.check_unchanged()
 
     def _open(self, shards: Mapping[str, frozenset[str] | None]) -> None:
         """Read every shard's table and hold it against what the index says is in it."""
@@ -104,7 +100,7 @@ class HuggingFaceCheckpoint:
     def _check_tied_head(self) -> None:
         """A tied model may carry its head as a copy; a head of its own would be dropped without a word."""
         head, embedding = (
-            file.tensor(tensor.offset, (tensor.num_bytes,), torch.uint8)
+            file.view(tensor.offset, tensor.num_bytes)
             for file, tensor in (self._tensors[HEAD], self._tensors[EMBEDDING])
         )
         if not equal_by_pieces(head, embedding):
@@ -127,10 +123,10 @@ class HuggingFaceCheckpoint:
 
     def _check_dtypes(self, entries: Mapping[str, TensorEntry]) -> None:
         for entry in entries.values():
-            if entry.dtype not in FLOAT_DTYPES and entry.dtype != "NF4":
+            if entry.dtype not in FLOATS and entry.dtype != "NF4":
                 raise UnsupportedFormatError(
                     f"{escape(entry.file)}: tensor {escape(entry.key, 80)} is {entry.dtype}; expected "
-                    f"{', '.join(FLOAT_DTYPES)}, or NF4 with a quantization_config in config.json"
+                    f"{', '.join(FLOATS)}, or NF4 with a quantization_config in config.json"
                 )
 
 

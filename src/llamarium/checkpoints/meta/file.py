@@ -8,7 +8,6 @@ knows no other names either. There is no second attempt with less care.
 Source: `torch/serialization.py` (layout of the archive), `torch/_weights_only_unpickler.py`.
 """
 
-import math
 import pickletools
 import struct
 import zipfile
@@ -16,10 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from llamarium.checkpoints.storage import FLOAT_DTYPES
 from llamarium.errors import CheckpointError, OptionError, UnsupportedFormatError, escape
 from llamarium.io import regular_size
 
@@ -38,8 +38,14 @@ _ALLOWED_NAMES = frozenset(
 )
 
 
-def read_meta_shard(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of one shard by name, as views of a private mapping of the file.
+_BITS = {torch.float32: (torch.float32, np.float32), torch.float16: (torch.float16, np.float16)} | {
+    torch.bfloat16: (torch.int16, np.uint16)
+}
+"""How each dtype is handed to numpy, and seen there (`storage.FLOATS`)."""
+
+
+def read_meta_shard(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the tensors of one shard by name, as views of a private mapping of the file; bfloat16 as its bits.
 
     Raises:
         ModelNotFoundError: If there is no such file.
@@ -126,20 +132,23 @@ def _check_names(path: Path, program: bytes) -> None:
         raise _fault(path, f"its pickle is damaged: {escape(error)}") from None
 
 
-def _check_tensors(path: Path, loaded: Any, size: int) -> dict[str, Tensor]:
+def _check_tensors(path: Path, loaded: Any, size: int) -> dict[str, NDArray[Any]]:
     if not isinstance(loaded, dict):
         raise _fault(path, f"holds a {type(loaded).__name__}, not tensors by name")
-    left = size
+    found: dict[str, NDArray[Any]] = {}
     for name, value in cast(Mapping[Any, Any], loaded).items():
         if not isinstance(name, str) or not isinstance(value, Tensor) or value.layout != torch.strided:
             raise _fault(path, f"{escape(name, 80)} is a {type(value).__name__}, not a tensor by name")
         if value.device.type != "cpu" or not value.is_contiguous():
             raise _fault(path, f"tensor {escape(name, 80)} is not laid out row by row")
-        if value.dtype not in FLOAT_DTYPES.values():
+        if value.is_neg() or value.is_conj():  # numbers that are not what their bytes say
+            raise _fault(path, f"tensor {escape(name, 80)} is a view with torch's negative or conjugate bit")
+        if value.dtype not in _BITS:
             raise UnsupportedFormatError(
                 f"{escape(path)}: tensor {escape(name, 80)} is {value.dtype}; expected a plain float"
             )
-        left -= math.prod(value.shape) * value.dtype.itemsize
-    if left < 0:
+        bits, seen = _BITS[value.dtype]
+        found[name] = value.detach().view(bits).numpy().view(seen)
+    if sum(value.nbytes for value in found.values()) > size:
         raise _fault(path, f"its tensors are larger than the file's {size} bytes")
-    return dict(cast(Mapping[str, Tensor], loaded))
+    return found

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from llamarium.checkpoints.checkpoint import (
     EMBEDDING,
     HEAD,
     FormatName,
-    PackedTensor,
+    StoredTensor,
     TensorEntry,
     check_names,
     check_weights,
@@ -27,7 +27,7 @@ from llamarium.checkpoints.checkpoint import (
 )
 from llamarium.checkpoints.meta.config import meta_config
 from llamarium.checkpoints.meta.file import read_meta_shard
-from llamarium.checkpoints.storage import FLOAT_DTYPES, check_out, equal_by_pieces, unpermute
+from llamarium.checkpoints.storage import FLOATS, Bytes, equal_by_pieces, open_state, unpermute
 from llamarium.errors import CheckpointError, ModelNotFoundError, escape
 
 _NAMES = {"tok_embeddings.weight": EMBEDDING, "norm.weight": "model.norm.weight", "output.weight": HEAD}
@@ -63,6 +63,7 @@ class MetaCheckpoint:
         self.path = path
         self.generation_config: Mapping[str, Any] = {}
         files = _find_shards(path)
+        self._states = {file: open_state(file) for file in files}
         shards = [read_meta_shard(file) for file in files]
         for file, shard in zip(files, shards, strict=True):
             check_names(file, shards[0], shard, f"the tensors of {files[0].name}")
@@ -84,25 +85,23 @@ class MetaCheckpoint:
         self.entries: Mapping[str, TensorEntry] = {key: self._entry(key, files[0]) for key in self._slices}
         check_weights(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
 
-    def read(self, key: str, out: Tensor | None = None) -> Tensor:
-        """Return a weight's values; see `Checkpoint.read`."""
+    def stored(self, key: str, *, copy: bool = False) -> StoredTensor:
+        """Return a weight's rows, its slices put together; see `Checkpoint.stored`."""
         entry = self.entries[key]
-        check_out(out, key, entry.shape)
         slices, dim = self._slices[key][1], self._dim(key)
-        if out is not None and not entry.permuted and dim is not None:
-            for target, piece in zip(out.chunk(len(slices), dim), slices, strict=True):
-                target.copy_(piece)
-            return out
-        values = slices[0] if len(slices) == 1 or dim is None else torch.cat(slices, dim)
+        values = slices[0] if len(slices) == 1 or dim is None else np.concatenate(slices, dim)
         if entry.permuted:
             is_query = key.endswith("q_proj.weight")
             heads = self.config.num_attention_heads if is_query else self.config.num_key_value_heads
             values = unpermute(values, heads)
-        return values if out is None else out.copy_(values)
+        elif copy and values is slices[0]:
+            values = values.copy()
+        return StoredTensor(entry.dtype, entry.shape, values.view(np.uint8).reshape(_num_rows(entry.shape), -1))
 
-    def packed(self, key: str) -> PackedTensor:
-        """Refuse: nothing here is quantized; see `Checkpoint.packed`."""
-        raise CheckpointError(f"{escape(self.path)}: {key} is {self.entries[key].dtype}, which is not packed; read it")
+    def check_unchanged(self) -> None:
+        """Check that all shards are still what was opened; see `Checkpoint.check_unchanged`."""
+        for file, state in self._states.items():
+            state.check(file)
 
     def _dim(self, key: str) -> int | None:
         """Return the dimension along which `key` is cut, or None where every shard has a copy."""
@@ -134,7 +133,7 @@ class MetaCheckpoint:
             raise CheckpointError(f"{escape(self.path)}: the slices of {escape(name, 80)} differ: {found}")
         shape = list(first.shape)
         if dim is None:
-            if not all(torch.equal(s, first) for s in slices):
+            if not all(equal_by_pieces(_bytes(s), _bytes(first)) for s in slices):
                 raise CheckpointError(
                     f"{escape(self.path)}: the shards disagree on {escape(name, 80)}; expected copies"
                 )
@@ -142,17 +141,25 @@ class MetaCheckpoint:
             shape[dim] *= len(slices)
         return tuple(shape)
 
-    def _is_embedding(self, head: list[Tensor]) -> bool:
+    def _is_embedding(self, head: list[NDArray[Any]]) -> bool:
         """Say whether a head is the embedding table once more, as in Llama 3.2 1B and 3B."""
         pairs = zip(head, self._slices[EMBEDDING][1], strict=True)
-        return self._vocab_on_rows and all(equal_by_pieces(*pair) for pair in pairs)
+        return self._vocab_on_rows and all(equal_by_pieces(*map(_bytes, pair)) for pair in pairs)
 
     def _entry(self, key: str, file: Path) -> TensorEntry:
         name, slices = self._slices[key]
-        dtype = next(label for label, dtype in FLOAT_DTYPES.items() if dtype == slices[0].dtype)
-        num_bytes = sum(s.numel() * s.element_size() for s in slices)
+        dtype = next(label for label, dtype in FLOATS.items() if dtype == slices[0].dtype)
+        num_bytes = sum(s.nbytes for s in slices)
         permuted = key.endswith(("q_proj.weight", "k_proj.weight"))
         return TensorEntry(key, self._shape(key), dtype, num_bytes, file, name, permuted)
+
+
+def _bytes(values: NDArray[Any]) -> Bytes:
+    return values.reshape(-1).view(np.uint8)
+
+
+def _num_rows(shape: tuple[int, ...]) -> int:
+    return shape[0] if len(shape) == 2 else 1
 
 
 def _find_shards(path: Path) -> list[Path]:

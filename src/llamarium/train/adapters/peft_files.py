@@ -26,9 +26,10 @@ from torch import Tensor
 
 from llamarium.api import Llama
 from llamarium.checkpoints.checkpoint import check_names
+from llamarium.checkpoints.decode import FLOAT_DTYPES, tensor_in
 from llamarium.checkpoints.huggingface.safetensors_file import SafetensorsTensor, read_safetensors
 from llamarium.checkpoints.save import Weight, write_safetensors
-from llamarium.checkpoints.storage import FLOAT_DTYPES, TensorFile
+from llamarium.checkpoints.storage import TensorFile
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
 from llamarium.config import ModelConfig, read_json_object
 from llamarium.errors import (
@@ -392,7 +393,7 @@ def _read_tensors(path: Path, table: Mapping[str, SafetensorsTensor]) -> dict[st
     """
     file, tensors = TensorFile(path), dict[str, Tensor]()
     for key, entry in table.items():
-        values = file.tensor(entry.offset, entry.shape, FLOAT_DTYPES[entry.dtype]).float()
+        values = tensor_in(file, entry.offset, entry.shape, FLOAT_DTYPES[entry.dtype]).float()
         if not values.isfinite().all():
             raise CheckpointError(f"{escape(path)}: {key} has NaN or infinite values; the adapter is damaged")
         tensors[key.removeprefix(PREFIX)] = values

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from llamarium.checkpoints.decode import tensor_in
 from llamarium.checkpoints.huggingface.safetensors_file import read_safetensors
 from llamarium.checkpoints.save import SAFETENSORS_DTYPES, Weight, write_safetensors
 from llamarium.checkpoints.storage import TensorFile
@@ -76,7 +77,8 @@ def load_resume(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if unknown:
             raise TrainingError(f"{escape(path)}: dtype {unknown[0]}; expected {', '.join(SAFETENSORS_DTYPES)}")
         tensors = {
-            name: file.tensor(t.offset, t.shape, SAFETENSORS_DTYPES[t.dtype], copy=True) for name, t in table.items()
+            name: tensor_in(file, t.offset, t.shape, SAFETENSORS_DTYPES[t.dtype], copy=True)
+            for name, t in table.items()
         }
     except OSError as error:
         raise TrainingError(f"{escape(path)}: cannot be read: {escape(error)}") from None

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from llamarium.checkpoints.decode import tensor_in
 from llamarium.checkpoints.huggingface.safetensors_file import read_safetensors
 from llamarium.checkpoints.save import SAFETENSORS_DTYPES, Weight, write_safetensors
 from llamarium.checkpoints.storage import TensorFile
@@ -65,7 +66,7 @@ def read_snapshot(run: Path, step: int) -> Tensor:
     found = read_safetensors(path).get(_KEY)
     if found is None or len(found.shape) != 2 or found.dtype != "F16":
         raise CheckpointError(f"{path}: expected {_KEY}, a matrix of F16, and nothing else")
-    return TensorFile(path).tensor(found.offset, found.shape, SAFETENSORS_DTYPES[found.dtype], copy=True).float()
+    return tensor_in(TensorFile(path), found.offset, found.shape, SAFETENSORS_DTYPES[found.dtype], copy=True).float()
 
 
 def snapshot_path(run: Path, step: int) -> Path:

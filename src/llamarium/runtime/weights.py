@@ -1,0 +1,24 @@
+"""A model's weights as the native runner takes them: numpy arrays, in the form in which the C kernels multiply them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One weight in memory.
+
+    Attributes:
+        key: The state-dict key, such as `model.layers.0.self_attn.q_proj.weight`.
+        type_name: Its format's name: `F32`, `BF16`, `Q8_0`, `Q4_0`, `Q4_1`, `IQ4_NL`, `Q4_K`, `Q5_K` or `Q6_K`.
+        shape: The logical shape: (out, in), or a norm's (hidden,).
+        data: C-contiguous. `F32` is float32 and `BF16` its bits as uint16, both of `shape`; the packed formats are
+            uint8 (stripes, tiles, bytes of a tile).
+    """
+
+    key: str
+    type_name: str
+    shape: tuple[int, ...]
+    data: NDArray[Any]
