@@ -331,7 +331,7 @@ def test_norms_keep_their_precision(model_files: Callable[..., Any], tmp_path: P
     folder = model_files(dtype=torch.float32).huggingface()
     run("-m", folder, "--format", "gguf", "--out", tmp_path / "a.gguf", "--type", "F16", "--no-tokenizer")
     ours, theirs = HuggingFaceCheckpoint(folder), GGUFCheckpoint(tmp_path / "a.gguf")
-    assert torch.equal(ours.read("model.norm.weight"), theirs.read("model.norm.weight"))
+    assert torch.equal(read(ours, "model.norm.weight"), read(theirs, "model.norm.weight"))
 
 
 @pytest.mark.parametrize("words", [["--format", "hf", "--type", "BF16"], ["--format", "gguf"]])
