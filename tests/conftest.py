@@ -7,18 +7,21 @@ format that is read, each with that format's own library, so that no reader is t
 import functools
 import json
 import math
+import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+import leftovers
 import llamarium
 from llamarium.checkpoints.checkpoint import expected_shapes
 from llamarium.config import ModelConfig, RopeScaling
@@ -30,6 +33,18 @@ def _ctrl_c_counts() -> None:
     """Let programs that are started here be interrupted, even if the suite itself runs in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    """Give every test the same random numbers, and fail the one that changes what those after it find."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    before = leftovers.state()
+    yield
+    changed = leftovers.difference(before, leftovers.state())
+    assert not changed, "the test leaves behind: " + "; ".join(changed)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from llamarium.api import CHAT_MAX_TOKENS
-from llamarium.cli import options, sampling
+from llamarium.cli import options, sampling, threads
 from llamarium.cli import text as text_option
 from llamarium.cli.main import main
 from llamarium.errors import DownloadError, InputError
@@ -118,12 +118,19 @@ def test_where_nothing_can_be_fetched_the_packaged_model_answers_unless_one_is_n
         options.load_llama(parse(), falls_back=False)
 
 
-def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_the_command_s_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
+    monkeypatch.setattr("torch.get_num_threads", lambda: (5, *seen)[-1])
     monkeypatch.setattr("torch.set_num_threads", seen.append)
-    options.set_threads(None)
-    options.set_threads(2)
-    assert seen == [2]
+    threads.set_threads(None)
+    threads.put_threads_back()
+    assert seen == []
+    threads.set_threads(2)
+    threads.set_threads(3)
+    threads.put_threads_back()
+    assert seen == [2, 3, 5]
+    threads.put_threads_back()
+    assert seen == [2, 3, 5]
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1025", "3000000000"])

@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 import torch
 
+from closeness import assert_close_to_reference, model_reference
 from llamarium.attention import CausalAttend
 from llamarium.errors import ContextLengthError, InputError
 from llamarium.generation.loop import (
@@ -77,16 +78,16 @@ def test_a_batch_gives_each_row_what_it_gets_alone(model: LlamaForCausalLM, base
 
 def test_chunked_prefill_equals_whole(model: LlamaForCausalLM) -> None:
     prompts = prompts_of(3, 17, 30)
-    whole = prefill(model, new_cache(model, 3, 40), prompts)
+    longer = [[*prompt, i + 1] for i, prompt in enumerate(prompts)]
+    references = [model_reference(model, torch.tensor([ids])) for ids in longer]
+    whole, again = prefill(model, new_cache(model, 3, 40), prompts), recompute(model, longer)
     for chunk in (1, 4, 16, 17):
         cache = new_cache(model, 3, 40)
-        torch.testing.assert_close(prefill(model, cache, prompts, chunk=chunk), whole, rtol=1.3e-6, atol=1e-5)
-        torch.testing.assert_close(
-            decode_one(model, cache, [1, 2, 3], [3, 17, 30]),
-            recompute(model, [[*p, i + 1] for i, p in enumerate(prompts)]),
-            rtol=1.3e-6,
-            atol=1e-5,
-        )
+        found = prefill(model, cache, prompts, chunk=chunk)
+        decoded = decode_one(model, cache, [1, 2, 3], [3, 17, 30])
+        for i, reference in enumerate(references):
+            assert_close_to_reference(found[i], whole[i], reference[0, -2])
+            assert_close_to_reference(decoded[i], again[i], reference[0, -1])
 
 
 def test_prefill_logits_are_the_forward_pass_s(model: LlamaForCausalLM) -> None:

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llamarium.cli.options import add_json, importing_torch, set_threads
+from llamarium.cli.options import add_json, importing_torch
 from llamarium.cli.output import emit, note
 from llamarium.cli.settings import add_report_to, add_settings, given_settings, named_folder, settings_file
+from llamarium.cli.threads import set_threads
 from llamarium.train.config import PretrainConfig
 
 if TYPE_CHECKING:

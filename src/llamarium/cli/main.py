@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 from llamarium.cli.options import OLD_OPTIONS, UsageError
 from llamarium.cli.output import end_line, note, warn
+from llamarium.cli.threads import put_threads_back
 from llamarium.errors import LlamariumError, escape
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ COMMANDS: Mapping[str, str] = {
     "train-tokenizer": "learn a vocabulary from texts",
     "bench": "measure how fast a model is on this machine",
 }
+
+
+_HUB_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"
 
 
 class Command(Protocol):
@@ -89,11 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal in Latin-1 shows \u escapes instead of failing
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
-    if not sys.stderr.isatty():  # huggingface_hub would draw its bars into a file too
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     code = 0
     try:
-        with _one_line_warnings():
+        with _one_line_warnings(), _no_bars_in_files():
             code = _exit_code(words)
         sys.stdout.flush()  # here, where a full disk can still be reported
     except BrokenPipeError:
@@ -104,6 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             end_line()
     except Exception as error:  # noqa: BLE001 - the last place that can explain it
         code = _explain(error, debug="--debug" in words)
+    finally:
+        put_threads_back()
     return _leave_streams(code)
 
 
@@ -251,6 +255,19 @@ def _one_line_warnings() -> Generator[None]:
             warnings.simplefilter("default", UserWarning)
         warnings.showwarning = _show_warning
         yield
+
+
+@contextmanager
+def _no_bars_in_files() -> Generator[None]:
+    """Keep huggingface_hub's progress bars to terminals, unless the user says something else; it reads this once."""
+    if sys.stderr.isatty() or _HUB_BARS in os.environ:
+        yield
+        return
+    os.environ[_HUB_BARS] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_HUB_BARS, None)
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

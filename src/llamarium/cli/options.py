@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamarium.cli.output import percent, warn
+from llamarium.cli.threads import set_threads
 from llamarium.errors import DownloadError, OptionError, escape
 from llamarium.presets import PRESETS
 
@@ -243,14 +244,6 @@ def _collector_resting() -> Generator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def set_threads(threads: int | None) -> None:
-    """Give torch this many CPU threads; None leaves its choice."""
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
 
 
 def add_stats(parser: argparse.ArgumentParser) -> None:

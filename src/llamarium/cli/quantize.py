@@ -16,8 +16,9 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import UsageError, add_json, add_source, add_threads, importing_torch, positive, set_threads
+from llamarium.cli.options import UsageError, add_json, add_source, add_threads, importing_torch, positive
 from llamarium.cli.output import emit, note, percent, write_text
+from llamarium.cli.threads import set_threads
 from llamarium.inspect.tables import size
 
 if TYPE_CHECKING:

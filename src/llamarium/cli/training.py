@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
-from llamarium.cli.options import set_threads
 from llamarium.cli.output import emit, note, warn
+from llamarium.cli.threads import set_threads
 from llamarium.cli.training_view import view
 from llamarium.train.conduct import conduct
 from llamarium.train.config import RunConfig

@@ -1,0 +1,59 @@
+"""What a test may leave behind: nothing. conftest.py looks before and after each of them."""
+
+import locale
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+from llamarium.kernels import native
+
+_PYTEST_S_OWN = ("PYTEST_CURRENT_TEST",)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
+
+
+def state() -> dict[str, object]:
+    """Return by name what a test could change for those after it.
+
+    Warning filters are not here: pytest puts them back itself. Nor are random generators: each test is given the same
+    seeds before it begins.
+    """
+    found: dict[str, object] = {f"os.environ[{name!r}]": value for name, value in os.environ.items()}
+    for name in _PYTEST_S_OWN:
+        found.pop(f"os.environ[{name!r}]", None)
+    found |= {f"the handler of {number.name}": signal.getsignal(number) for number in _SIGNALS}
+    return found | {
+        "PyTorch's threads": torch.get_num_threads(),
+        "PyTorch's default dtype": torch.get_default_dtype(),
+        "PyTorch's default device": torch.get_default_device(),
+        "PyTorch's gradients": torch.is_grad_enabled(),
+        "PyTorch's deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "PyTorch's matmul precision": torch.get_float32_matmul_precision(),
+        "the kernels in use": native.kernels(),
+        "the working directory": Path.cwd(),
+        "sys.path": tuple(sys.path),
+        "sys.excepthook": sys.excepthook,
+        "the recursion limit": sys.getrecursionlimit(),
+        "the locale": locale.setlocale(locale.LC_ALL),
+        "the level of logging": logging.getLogger().level,
+        "the limit of logging": logging.root.manager.disable,
+        "threads that the process would wait for": _running(),
+    }
+
+
+def difference(before: dict[str, object], after: dict[str, object]) -> list[str]:
+    """Return a line for each thing that is not as it was."""
+    names = sorted(before.keys() | after.keys())
+    return [
+        f"{name} is {after.get(name, 'gone')}, was {before.get(name, 'not there')}"
+        for name in names
+        if before.get(name) != after.get(name) or (name in before) != (name in after)
+    ]
+
+
+def _running() -> frozenset[str]:
+    return frozenset(t.name for t in threading.enumerate() if not t.daemon)
