@@ -13,8 +13,9 @@ import pytest
 
 from llamarium.api import Llama, load
 from llamarium.checkpoints.tokenizers import load_tokenizer
-from llamarium.cli import chat
+from llamarium.cli.answer import say
 from llamarium.cli.main import main
+from llamarium.cli.repl import Repl
 from llamarium.inspect.speed import weight_bytes
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
@@ -244,12 +245,78 @@ def test_chat_save_replaces_nothing_unless_forced(talk: Callable[..., tuple[int,
     assert "cannot be written: No such file or directory" in talk(f"/save {tmp_path}/no/x.json")[2]
 
 
+def test_chat_goes_on_with_a_dialog_that_was_saved(
+    talk: Callable[..., tuple[int, str, str]], llama: Llama, tmp_path: Path
+) -> None:
+    talk("/system Be kind.", "I am Ann.", f"/save {tmp_path / 'a'}")
+    saved = json.loads((tmp_path / "a").read_text())["messages"]
+    code, out, err = talk(f"/load {tmp_path / 'a'}", "Who am I?", f"/save {tmp_path / 'b'}")
+    assert code == 0 and f"[loaded {tmp_path / 'a'}: 3 messages]" in err
+    more = json.loads((tmp_path / "b").read_text())["messages"]
+    assert more[:3] == saved and [m["role"] for m in more[3:]] == ["user", "assistant"]
+    expected = llama.chat(more[:4], temperature=0.0, max_new_tokens=8).text
+    assert out == f"{expected}\n"
+
+
+def test_chat_takes_a_text_of_several_lines_between_quotes(
+    talk: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    talk('"""', "one", "", "  two", '"""', '"""three"""', f"/save {tmp_path / 'a'}")
+    said = [m["content"] for m in json.loads((tmp_path / "a").read_text())["messages"] if m["role"] == "user"]
+    assert said == ["one\n\n  two", "three"]
+    code, _, err = talk('"""', "one")
+    assert code == 1 and 'has no end; write """' in err
+
+
+def test_a_full_context_is_said(
+    small: Llama, asked: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["generate", "word " * 240, "--temperature", "0"]
+    for more in ([], ["--json"]):
+        assert main([*words, *more]) == 0
+        assert "the context of 256 is full]" in capsys.readouterr().err
+    assert main([*words, "-n", "5"]) == 0
+    assert capsys.readouterr().err == ""
+
+    say(small.conversation(), "word " * 200, {"temperature": 0.0}, stats=False, may_repeat=True)
+    assert "the context of 256 tokens is full; /reset begins a new dialog]" in capsys.readouterr().err
+    say(small.conversation(), "a", {"temperature": 0.0, "max_new_tokens": 3}, stats=False)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("llamarium.api.CHAT_MAX_TOKENS", 3)
+    say(small.conversation(), "a", {"temperature": 0.0}, stats=False)
+    assert capsys.readouterr().err == "[cut at 3 tokens; -n allows more]\n"
+
+
+def test_a_dialog_past_the_context_names_reset(small: Llama, capsys: pytest.CaptureFixture[str]) -> None:
+    repl = Repl(small, None, {"temperature": 0.0}, stats=False)
+    repl.interactive = True
+    lines = iter(["word " * 300, None])
+    repl.read_line = lambda: next(lines)
+    repl.run()
+    assert "the model's context holds 256; " in (err := capsys.readouterr().err)
+    assert err.endswith("; /reset begins a new dialog\n")
+
+
+def test_an_answer_that_repeats_itself_is_stopped_unless_it_may(
+    small: Llama, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same = {"temperature": 0.0, "logit_bias": {100: 100.0}, "max_new_tokens": 100}
+    conversation = small.conversation()
+    say(conversation, "a", same, stats=False)
+    token = small.tokenizer.token_bytes(100).decode()
+    assert conversation.messages[-1]["content"] == token * 64
+    assert "[stopped: the last 64 tokens are the same 1 again and again. --rep" in capsys.readouterr().err
+    say(conversation, "a", same, stats=False, may_repeat=True)
+    assert conversation.messages[-1]["content"] == token * 100
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("name", ["~nosuchuser/x", "x" * 300, "a\0b", "\ud800", ""])
 def test_chat_survives_a_name_that_cannot_be_saved(
     name: str, small: Llama, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    repl = chat.Repl(small, "Be kind.", {}, stats=False)
+    repl = Repl(small, "Be kind.", {}, stats=False)
     repl.interactive = True
     lines = iter([f"/save {name}", "/system"])
     monkeypatch.setattr(repl, "read_line", lambda: next(lines, None))
@@ -273,7 +340,7 @@ def test_chat_reset_forgets_all_but_the_system_prompt(
 def test_chat_help_and_an_unknown_command(talk: Callable[..., tuple[int, str, str]]) -> None:
     code, out, err = talk("/help", "/system", "/nonsense")
     assert (code, out) == (1, "")
-    for name in ("/reset", "/system", "/save", "/help", "/quit", "[no system prompt]"):
+    for name in ("/reset", "/system", "/load", "/save", "/help", "/quit", '"""', "//", "[no system prompt]"):
         assert name in err
     assert (
         err.splitlines()[-1]
@@ -291,10 +358,10 @@ def test_chat_interrupted_while_writing_keeps_the_answer_so_far(
         if len(written) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("llamarium.cli.chat.write_text", write)
+    monkeypatch.setattr("llamarium.cli.wrap.write_text", write)
     conversation = small.conversation()
     with pytest.raises(KeyboardInterrupt) as caught:  # holds every frame, so that nothing is closed by chance
-        chat._say(conversation, "hi", {"temperature": 0.0}, stats=False)
+        say(conversation, "hi", {"temperature": 0.0}, stats=False)
     assert caught.value is not None
     assert [message["content"] for message in conversation.messages] == ["hi", "".join(written)]
 

@@ -1,5 +1,6 @@
 """What a person at a terminal does: Ctrl-C, Ctrl-D, a pipe that closes. Real processes, on a pseudo-terminal."""
 
+import itertools
 import json
 import os
 import select
@@ -131,6 +132,32 @@ def test_a_dialog_at_the_terminal(session: type[Session], smollm2_path: Path, tm
     question, answer = json.loads(file.read_text())["messages"]
     assert question["content"] == "Tell me a very long story about a lighthouse."
     assert answer["role"] == "assistant" and 20 < len(answer["content"]) < 5000
+
+
+def test_lines_that_are_pasted_are_one_question(session: type[Session], smollm2_path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "dialog.json"
+    chat = session("chat", "-m", str(smollm2_path), "--temperature", "0", "-n", "5")
+    chat.wait_for("> ")
+    chat.send(b"\x1b[200~Which is larger,\nthe sun\n  or the moon?\x1b[201~\r")
+    chat.wait_for("5 tokens in")
+    chat.wait_for("> ")
+    chat.send(f"/save {file}\r".encode())
+    chat.wait_for("[saved")
+    chat.send(CTRL_D)
+    assert chat.end()[0] == 0
+    question, _ = json.loads(file.read_text())["messages"]
+    assert question["content"] == "Which is larger,\nthe sun\n  or the moon?"
+
+
+def test_words_of_an_answer_do_not_cross_the_edge(session: type[Session], smollm2_path: Path) -> None:
+    chat = session("chat", "Tell me a story.", "-m", str(smollm2_path), "--temperature", "0", "-n", "120")
+    code, seen = chat.end()
+    text = seen.rpartition("\x1b[K")[2].split("\r\n[")[0]
+    lines = text.split("\r\n")
+    assert code == 0 and len(lines) > 5
+    assert max(map(len, lines)) <= 79
+    pairs = [(line, after) for line, after in itertools.pairwise(lines) if line and after]
+    assert sum(len(line) + len(after.split()[0]) >= 79 for line, after in pairs) > 3  # others end where the text does
 
 
 def test_interrupting_keeps_what_there_is_and_exits_with_130(session: type[Session], smollm2_path: Path) -> None:

@@ -12,7 +12,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, add_stats, load_llama, positive
-from llamarium.cli.output import Stopwatch, emit, write_text
+from llamarium.cli.output import Stopwatch, emit, note, write_text
 from llamarium.cli.sampling import add_prompt_lookup, add_sampling, lookup_details, prompt_lookup, sampling
 from llamarium.cli.text import add_text, require_text
 
@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     prompt = require_text(args, "PROMPT")
     llama = load_llama(args)
     params = llama.sampling_params(**options)
+    args.max_tokens = params.max_tokens
     if params.temperature > 0:  # greedy needs no seed, and would say that it has no effect
         options["seed"] = params.seed
     options |= {"use_cache": not args.no_cache} | prompt_lookup(args)
@@ -64,10 +65,14 @@ def run(args: argparse.Namespace) -> int:
 def _streamed(llama: "Llama", prompt: str, options: dict[str, Any], args: argparse.Namespace) -> None:
     ids = llama.encode(prompt)
     watch = Stopwatch(args.stats)
+    reason = None
     for piece in llama.stream(ids, **options):
         watch.count(len(piece.token_ids))
         write_text(piece.text)
+        reason = piece.finish_reason
     write_text("\n")
+    if reason == "length":
+        _explain_length(watch.num_tokens, llama, args)
     _report(watch, len(ids), options)
 
 
@@ -81,7 +86,15 @@ def _at_once(llama: "Llama", prompt: str, options: dict[str, Any], args: argpars
             emit({"index": index, "num_prompt_tokens": len(generation.prompt_ids)} | _to_dict(answer) | lookup)
         else:
             write_text(f"{'' if index == 0 else chr(10)}{answer.text}\n")
+        if answer.finish_reason == "length":
+            _explain_length(len(answer.token_ids), llama, args)
     _report(watch, len(generation.prompt_ids), options)
+
+
+def _explain_length(num_tokens: int, llama: "Llama", args: argparse.Namespace) -> None:
+    """Say that an answer ended because the context is full, not where -n would have ended it."""
+    if num_tokens < args.max_tokens:
+        note(f"[cut after {num_tokens:,} tokens: the context of {llama.config.max_position_embeddings:,} is full]")
 
 
 def _report(watch: Stopwatch, num_prompt_tokens: int, options: dict[str, Any]) -> None:

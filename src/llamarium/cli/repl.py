@@ -1,0 +1,198 @@
+"""The dialog at the terminal: lines that are said, and commands that begin with a slash."""
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from llamarium.cli.answer import say
+from llamarium.cli.dialogs import load_dialog, save_dialog
+from llamarium.cli.output import note
+from llamarium.errors import ContextLengthError, InputError, LlamariumError, OutputError, escape
+
+if TYPE_CHECKING:
+    from llamarium.api import Llama
+
+_QUOTES = '"""'
+_SPELLINGS = (
+    (_QUOTES, f"begins a text of several lines, which {_QUOTES} ends"),
+    ("//", "begins a text with a slash"),
+)
+
+
+class Repl:
+    """The dialog at the terminal.
+
+    Args:
+        llama: Answers.
+        system: The system prompt, if there is one.
+        options: Of `Llama.chat`.
+        stats: As for `Stopwatch`.
+        may_repeat: As for `say`.
+    """
+
+    def __init__(
+        self,
+        llama: "Llama",
+        system: str | None,
+        options: dict[str, Any],
+        stats: bool | None,
+        *,
+        may_repeat: bool = False,
+    ) -> None:
+        self.llama = llama
+        self.options = options
+        self.stats = stats
+        self.may_repeat = may_repeat
+        self.conversation = llama.conversation(system)
+        self.interactive = sys.stdin.isatty()
+        self.readline = _readline() if self.interactive else None
+        self.commands: dict[str, tuple[str, Callable[[str], None]]] = {
+            "/reset": ("forget the dialog, but not the system prompt", self.reset),
+            "/system": ("TEXT: set the system prompt; without TEXT, show it", self.system),
+            "/load": ("FILE: go on with a dialog that was saved", self.load),
+            "/save": ("FILE: save the dialog as JSON; --force FILE replaces a file", self.save),
+            "/help": ("show this", self.help),
+            "/quit": ("leave; so does Ctrl-D", lambda _: None),
+        }
+
+    def run(self) -> None:
+        """Take turns until the person leaves."""
+        if self.interactive:
+            note(f"{self.llama.name}. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+            pasting(self.readline)
+        while (line := self.read_line()) is not None and line.strip() != "/quit":
+            try:
+                self.take(line.strip())
+            except LlamariumError as error:
+                if not self.interactive:
+                    raise
+                hint = "; /reset begins a new dialog" if isinstance(error, ContextLengthError) else ""
+                note(f"llamarium: error: {' '.join(str(error).split())}{hint}")
+
+    def read_line(self) -> str | None:
+        """Ask for one line, or for several that were pasted together or stand between quotes; None at the end."""
+        while True:
+            try:
+                return self._lines()
+            except EOFError:
+                if self.interactive:
+                    note("")
+                return None
+            except UnicodeDecodeError as error:
+                raise InputError(f"standard input is no UTF-8 text: {error.reason}") from None
+            except KeyboardInterrupt:
+                if not self.interactive:
+                    raise
+                typed = self.readline.get_line_buffer() if self.readline else ""
+                note("" if typed else "\nTo leave: Ctrl-D or /quit")
+
+    def _lines(self) -> str:
+        line = self._input("> ")
+        if not line.startswith(_QUOTES):
+            return line
+        lines = [line.removeprefix(_QUOTES)]
+        while not lines[-1].rstrip().endswith(_QUOTES):
+            try:
+                lines.append(self._input(". "))
+            except EOFError:
+                raise InputError(f"the text that began with {_QUOTES} has no end; write {_QUOTES} after it") from None
+        return "\n".join(lines).strip().removesuffix(_QUOTES)
+
+    def _input(self, prompt: str) -> str:
+        if self.interactive and not sys.stdout.isatty():  # input() would write the prompt among the answers
+            sys.stderr.write(prompt)
+            sys.stderr.flush()
+            return input()
+        return input(prompt if self.interactive else "")
+
+    def take(self, line: str) -> None:
+        """Do what one line says."""
+        name, _, rest = line.partition(" ")
+        if name in self.commands:
+            self.commands[name][1](rest.strip())
+        elif line.startswith("/") and not line.startswith("//"):
+            raise InputError(f"no command {escape(name, 40)}; /help lists them; // begins a text with a slash")
+        elif line:
+            self.say(line.removeprefix("/"))
+
+    def say(self, text: str) -> None:
+        """Say something; Ctrl-C stops the answer alone."""
+        try:
+            say(self.conversation, text, self.options, self.stats, may_repeat=self.may_repeat)
+        except KeyboardInterrupt:
+            if not self.interactive:
+                raise
+            note("\n[stopped]")
+
+    def reset(self, _: str) -> None:
+        """Begin a new dialog."""
+        del self.conversation.messages[int(self._has_system()) :]
+        note("[a new dialog]")
+
+    def system(self, text: str) -> None:
+        """Set the system prompt, or show it."""
+        messages = self.conversation.messages
+        if not text:
+            note(messages[0]["content"] if self._has_system() else "[no system prompt]")
+            return
+        messages[: int(self._has_system())] = [{"role": "system", "content": text}]
+        note("[system prompt set]")
+
+    def save(self, rest: str) -> None:
+        """Write the dialog to a file.
+
+        Raises:
+            OutputError: If there is no name, the file exists, or it cannot be written.
+        """
+        force = rest.startswith("--force ")
+        name = rest.removeprefix("--force ").strip()
+        if not name:
+            raise OutputError("no file; write /save FILE")
+        save_dialog(_path(name), self.llama.name, self.conversation.messages, force=force)
+        note(f"[saved {name}]")
+
+    def load(self, name: str) -> None:
+        """Go on with a dialog from a file, in place of this one.
+
+        Raises:
+            LlamariumError: If there is no name, or no dialog in the file.
+        """
+        if not name:
+            raise InputError("no file; write /load FILE")
+        messages = load_dialog(_path(name))
+        self.conversation.messages[:] = messages
+        note(f"[loaded {name}: {len(messages)} messages]")
+
+    def help(self, _: str) -> None:
+        """List the commands."""
+        listed = [(name, what) for name, (what, _) in self.commands.items()] + [*_SPELLINGS]
+        note("\n".join(f"  {name:<9}{what}" for name, what in listed))
+
+    def _has_system(self) -> bool:
+        return self.conversation.messages[:1] != [] and self.conversation.messages[0]["role"] == "system"
+
+
+def _path(name: str) -> Path:
+    return Path(os.path.expanduser(name))  # noqa: PTH111 - pathlib's raises RuntimeError for ~nobody
+
+
+def pasting(readline: ModuleType | None) -> None:
+    """Let what is pasted be one text, line ends and all, where the library of line editing can (GNU's can).
+
+    Python turns it off, as its own prompt takes one line at a time.
+    """
+    if readline is not None and "libedit" not in (readline.__doc__ or ""):
+        readline.parse_and_bind("set enable-bracketed-paste on")
+
+
+def _readline() -> ModuleType | None:
+    """Import line editing and history, where Python has them: `input()` uses them from then on."""
+    with suppress(ImportError):
+        import readline
+
+        return readline
+    return None
