@@ -27,6 +27,7 @@ from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.swap import quantize_linears
 from llamarium.runtime.fuse import join_projections
+from llamarium.train.adapters.base_check import LINEARS, PROJECTION, base_fingerprint
 from llamarium.train.adapters.lora import (
     ALL_PROJECTIONS,
     LoRAConfig,
@@ -38,7 +39,6 @@ from llamarium.train.adapters.merge import merge_adapters
 from llamarium.train.adapters.peft_files import (
     CONFIG,
     WEIGHTS,
-    base_fingerprint,
     base_name,
     load_adapter,
     read_metadata,
@@ -377,6 +377,51 @@ def test_another_base_is_refused(adapter: Path) -> None:
     shallow = init_weights(LlamaForCausalLM(replace(config, num_hidden_layers=1)), seed=3)
     with pytest.raises(CheckpointError, match=r"not known: base_model.model.model.layers.1"):
         load_adapter(shallow, adapter)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("trained_in", [None, "nf4"])
+@pytest.mark.parametrize("merged_in", [None, "int8", "int4"])
+def test_a_base_that_contains_the_adapter_is_refused(
+    variant: str, trained_in: Any, merged_in: Any, tmp_path: Path
+) -> None:
+    """Merged and loaded again, in whatever storage, the weights would move a second time."""
+    base, trained = make_model(), make_model()
+    if trained_in is not None:
+        quantize_linears(trained, trained_in)
+    apply_lora(trained, VARIANTS[variant])
+    randomize(trained)
+    save_adapter(trained, tmp_path, base_model="org/base")
+    load_adapter(base, tmp_path)  # onto its own base, in another storage
+    merge_adapters(base)
+    if merged_in is not None:
+        quantize_linears(base, merged_in)
+    before = {key: value.clone() for key, value in base.state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"contains this adapter already.*twice as far.*org/base"):
+        load_adapter(base, tmp_path)
+    after = base.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(after[key], value) for key, value in before.items())
+
+
+def test_another_adapters_base_is_refused(tmp_path: Path, adapter: Path) -> None:
+    """Norms and embedding are the base's own; the Linears are not."""
+    model = make_model()
+    apply_lora(model, LoRAConfig(r=2, alpha=3, target_modules=("down_proj",)))
+    randomize(model)
+    merge_adapters(model)
+    with pytest.raises(CheckpointError, match=r"trained on another base.*org/base"):
+        load_adapter(model, adapter)
+
+
+def test_an_adapter_of_before_says_that_it_is_not_checked(tmp_path: Path, adapter: Path) -> None:
+    tensors, metadata = load_file(adapter / WEIGHTS), read_metadata(adapter)
+    old = {key: value for key, value in metadata.items() if key not in (LINEARS, PROJECTION)}
+    save_file(tensors, adapter / WEIGHTS, old)
+    with pytest.warns(UserWarning, match="a version that did not note the base's Linears"):
+        load_adapter(make_model(), adapter)
+    save_file(tensors, adapter / WEIGHTS, {**metadata, LINEARS: "Linear4bit:00", PROJECTION: "none"})
+    with pytest.warns(UserWarning, match="stored otherwise than in training"):
+        load_adapter(make_model(), adapter)
 
 
 @pytest.mark.parametrize(

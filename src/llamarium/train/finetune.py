@@ -22,6 +22,7 @@ from llamarium.hub.resolve import resolve
 from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat import with_format
+from llamarium.train.adapters.base_check import LINEARS, same_linears
 from llamarium.train.adapters.lora import LoRAConfig, apply_lora
 from llamarium.train.adapters.peft_files import (
     PREFIX,
@@ -175,7 +176,7 @@ def restore_adapter(
         CheckpointError: If the file is malformed.
     """
     written = read_metadata(folder)
-    if metadata is not None and any(written.get(key, value) != value for key, value in metadata.items()):
+    if metadata is not None and not _same_base(written, metadata):
         raise TrainingError(f"{folder}: the adapter was trained on another base than the one that is loaded now")
     saved = load_file(folder / WEIGHTS)
     held = {f"{PREFIX}{key}": tensor for key, tensor in model.state_dict().items() if ".lora_" in key}
@@ -184,6 +185,12 @@ def restore_adapter(
         raise TrainingError(f"{folder}: holds an adapter of other Linears, another rank or dtype than this run's")
     for key, tensor in held.items():
         tensor.copy_(process_group.distribute(saved[key], tensor))
+
+
+def _same_base(written: Mapping[str, str], here: Mapping[str, str]) -> bool:
+    linears = same_linears(written[LINEARS], here[LINEARS]) if LINEARS in written and LINEARS in here else None
+    others = (written.get(key, value) == value for key, value in here.items() if key != LINEARS)
+    return linears is not False and all(others)
 
 
 def check(config: FinetuneConfig) -> None:

@@ -165,12 +165,17 @@ class LoRALinear(nn.Module):
         """Return the lengths of the rows of W + scale B A: (out_features,), float32, a constant to autograd."""
         return torch.cat([torch.linalg.vector_norm(rows, dim=1) for _, _, rows in self._corrected_rows()])
 
+    @torch.no_grad()
+    def correction(self, start: int, stop: int) -> Tensor:
+        """Return rows `start` to `stop` of scale B A: (stop - start, in_features), float32."""
+        return (self.lora_B.weight[start:stop] @ self.lora_A.weight).mul_(self.config.scale)
+
+    @torch.no_grad()
     def _corrected_rows(self) -> Iterator[tuple[int, int, Tensor]]:
         """Yield W + scale B A in float32, a range of rows at a time, so that a packed W is never unpacked whole."""
         with torch.autocast(self.lora_A.weight.device.type, enabled=False):
             for start, stop in _chunks(self.out_features, self.in_features):
-                correction = self.lora_B.weight[start:stop] @ self.lora_A.weight
-                yield start, stop, correction.mul_(self.config.scale).add_(rows_of(self.base_layer, start, stop))
+                yield start, stop, self.correction(start, stop).add_(rows_of(self.base_layer, start, stop))
 
 
 def rows_of(linear: nn.Module, start: int, stop: int) -> Tensor:

@@ -4,8 +4,8 @@
     adapter_model.safetensors   base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight, ...
     tokenizer.json, ...         the base's tokenizer with the dialog format that was trained
 
-An adapter says nothing without its base, and on another base of the same shape it fits and is noise. So a fingerprint
-of the base stands in the header of the safetensors file, where other readers pass over it, and is checked.
+An adapter says nothing without its base. What tells it stands in the header of the safetensors file, where other
+readers pass over it, and is checked (`base_check.py`).
 
 PEFT knows many kinds of adapters. What is not computed here is refused by the name and value of its field; a field that
 is off (null, false, empty) does no harm, whether it is known or not.
@@ -13,9 +13,7 @@ is off (null, false, empty) does no harm, whether it is known or not.
 Source: peft, `utils/save_and_load.py`, `config.py`, `tuners/lora/config.py`.
 """
 
-import hashlib
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -44,8 +42,16 @@ from llamarium.hub.builtin import BUILTINS
 from llamarium.hub.folders import what_to_name
 from llamarium.io import sync, unwritable, write_json
 from llamarium.model import LlamaForCausalLM
-from llamarium.model.norm import LlamaRMSNorm
 from llamarium.tokenizer.base import Tokenizer
+from llamarium.train.adapters import base_check
+from llamarium.train.adapters.base_check import (
+    BASE,
+    LINEARS,
+    PROJECTION,
+    base_fingerprint,
+    linears_fingerprint,
+    projection,
+)
 from llamarium.train.adapters.lora import LoRAConfig, apply_lora, lora_linears, target_names
 
 CONFIG = "adapter_config.json"
@@ -53,9 +59,7 @@ WEIGHTS = "adapter_model.safetensors"
 
 _PICKLE = "adapter_model.bin"
 PREFIX = "base_model.model."
-_FINGERPRINT = "llamarium_base"
 _BUILTIN = "llamarium_builtin"
-_FINGERPRINT_ROWS = 256
 
 # Fields that are read, and fields that say nothing about what an adapter computes.
 _READ = frozenset("r lora_alpha lora_dropout target_modules use_rslora use_dora base_model_name_or_path".split())
@@ -101,6 +105,8 @@ def save_adapter(
         folder.mkdir(parents=True, exist_ok=True)
         weights = [_weight(PREFIX + key, tensor, full_tensor) for key, tensor in tensors.items()]
         metadata = adapter_metadata(model, base_model) if metadata is None else metadata
+        if (found := projection(model)) is not None:
+            metadata = {**metadata, PROJECTION: f"{found.share!r} {found.merged!r}"}
         write_safetensors(folder / WEIGHTS, weights, metadata)
         if tokenizer is not None:
             tokenizer.save(folder)
@@ -115,8 +121,9 @@ def save_adapter(
 def adapter_metadata(model: LlamaForCausalLM, base_model: str | None = None) -> dict[str, str]:
     """Return what stands in the header of an adapter's file: which base it belongs to."""
     fingerprint = base_fingerprint(model)
+    known = {} if fingerprint is None else {BASE: fingerprint, LINEARS: linears_fingerprint(model)}
     named = {_BUILTIN: base_model} if base_model is not None and base_model in BUILTINS else {}
-    return {"format": "pt"} | ({} if fingerprint is None else {_FINGERPRINT: fingerprint}) | named
+    return {"format": "pt"} | known | named
 
 
 def base_name(folder: Path) -> str | None:
@@ -181,7 +188,8 @@ def load_adapter(
         model: The base, without adapters; plain or quantized.
         folder: With `adapter_config.json` and `adapter_model.safetensors`.
         trainable: The adapters are to be trained further; otherwise they are frozen as the base is.
-        check_base: Refuse a base with another fingerprint than the one that the adapter names, if it names one.
+        check_base: Refuse another base than the adapter's own, and one that contains the adapter already, where the
+            file tells.
 
     Raises:
         ModelNotFoundError: If there is no such folder or file.
@@ -190,7 +198,8 @@ def load_adapter(
         CheckpointError: If the adapter is malformed, or does not fit this base. The model is as it was then.
         TrainingError: If the model has adapters already.
     """
-    config = _from_peft(read_adapter_config(folder), folder)
+    raw = read_adapter_config(folder)
+    config = _from_peft(raw, folder)
     try:
         names = target_names(model, config)
     except TrainingError as error:
@@ -199,14 +208,27 @@ def load_adapter(
         raise CheckpointError(f"{escape(folder / CONFIG)}: {error}; it belongs to another base") from None
     table = read_safetensors(folder / WEIGHTS)
     _check_shapes(folder / WEIGHTS, _expected_shapes(model, names, config), table)
-    if check_base:
-        _check_fingerprint(model, folder)
     tensors = _read_tensors(folder / WEIGHTS, table)
+    trained = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
     apply_lora(model, config, seed=None)
     model.load_state_dict(tensors, strict=False)  # the names are checked already; the base's are not in it
+    if check_base:
+        try:
+            base_check.check_base(model, folder, read_metadata(folder), raw.get("base_model_name_or_path"))
+        except CheckpointError:
+            _take_off(model, names, trained)
+            raise
     if not trainable:
         model.requires_grad_(False)
     return config
+
+
+def _take_off(model: LlamaForCausalLM, names: list[str], trained: set[str]) -> None:
+    """Make a model what it was before `apply_lora`."""
+    for name in names:
+        model.set_submodule(name, cast(Any, model.get_submodule(name)).base_layer)
+    for key, parameter in model.named_parameters():
+        parameter.requires_grad_(key in trained)
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
@@ -232,24 +254,6 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     if base is not None and not isinstance(base, str):
         raise CheckpointError(f"{escape(path)}: base_model_name_or_path is {show_value(base)}; expected a name")
     return raw
-
-
-def base_fingerprint(model: LlamaForCausalLM) -> str | None:
-    """Return SHA-256, hex, of what quantizing the Linears does not change: the norms, and some of the embedding's rows.
-
-    Values are taken as bfloat16, in which a model is the same whether it was loaded in bfloat16 or float32. In float16
-    small numbers have lost what bfloat16 keeps: there is no fingerprint then, and None is returned.
-    """
-    if model.dtype is torch.float16:
-        return None
-    digest = hashlib.sha256()
-    step = max(1, model.config.vocab_size // _FINGERPRINT_ROWS)
-    with torch.no_grad():
-        rows = model.model.embed_tokens(torch.arange(0, model.config.vocab_size, step, device=model.device))
-        norms = [module.weight for module in model.modules() if isinstance(module, LlamaRMSNorm)]
-        for values in (rows, *norms):
-            digest.update(values.to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 # --- the config -------------------------------------------------------------------------------------------------------
@@ -366,23 +370,6 @@ def read_metadata(folder: Path) -> dict[str, str]:
     read_safetensors(folder / WEIGHTS)  # checks it
     with safe_open(folder / WEIGHTS, "pt") as file:
         return file.metadata() or {}
-
-
-def _check_fingerprint(model: LlamaForCausalLM, folder: Path) -> None:
-    expected = read_metadata(folder).get(_FINGERPRINT)
-    if expected is None:
-        return
-    found = base_fingerprint(model)
-    if found is None:
-        warnings.warn(
-            "in float16 a base has no fingerprint: whether the adapter is its own is not checked", stacklevel=3
-        )
-    elif found != expected:
-        name = read_json_object(folder / CONFIG).get("base_model_name_or_path")
-        raise CheckpointError(
-            f"{escape(folder)}: the adapter was trained on another base ({show_value(name)}, fingerprint "
-            f"{escape(expected, 12)}; this one has {escape(found, 12)}); load that base"
-        )
 
 
 def _read_tensors(path: Path, table: Mapping[str, SafetensorsTensor]) -> dict[str, Tensor]:
