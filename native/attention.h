@@ -1,10 +1,9 @@
-/* Attention over the cache: what queries see in at most CHUNK slots, and how chunks are put together. */
-#include "numbers.h"
+/* Attention over the cache: what queries see in one KV chunk, and how the results of several chunks are merged. */
+#include "cache.h"
 
-#define CHUNK 256 /* slots of the cache that one piece of attention looks at */
-
-static inline void rotate(float *head, const float *turn, int half) {
-    const float *cosine = turn, *sine = turn + half;
+/* RoPE: `angles` are head_dim / 2 cosines, then as many sines. */
+static inline void rotate(float *head, const float *angles, int half) {
+    const float *cosine = angles, *sine = angles + half;
     for (int i = 0; i < half; i++) {
         const float a = head[i], b = head[i + half];
         head[i] = a * cosine[i] - b * sine[i];
@@ -21,12 +20,13 @@ static inline float to_codes(const float *values, int head_dim, int8_t *codes) {
     return scale;
 }
 
-/* Put one head's key or value where it belongs; `place` is that of its first element. */
-static inline void store(int dtype, void *to, float *scales, size_t place, const float *values, int head_dim) {
+/* Put one head's key or value into its slot. */
+static inline void store(int dtype, void *to, float *scales, size_t slot, const float *values, int head_dim) {
+    const size_t place = slot * head_dim;
     if (dtype == LM_FLOAT32) {
         memcpy((float *)to + place, values, (size_t)head_dim * sizeof(float));
     } else if (dtype == LM_INT8) {
-        scales[place / head_dim] = to_codes(values, head_dim, (int8_t *)to + place);
+        scales[slot] = to_codes(values, head_dim, (int8_t *)to + place);
     } else {
         for (int i = 0; i < head_dim; i++) ((uint16_t *)to)[place + i] = to_bf16(values[i]);
     }
@@ -41,21 +41,13 @@ static inline float kept_at(int dtype, const void *from, size_t place) {
 typedef struct {
     float largest, sum;
     float mixture[]; /* (head_dim), in the order of `load_pair` */
-} part;
+} partial;
 
-static inline part *part_at(float *parts, size_t index, int head_dim) {
-    return (part *)(parts + index * (size_t)(head_dim + 2));
+static inline partial *partial_at(float *partials, size_t index, int head_dim) {
+    return (partial *)(partials + index * (size_t)(head_dim + 2));
 }
 
 #define HEADS_AT_ONCE 4 /* that share each key and value that is loaded */
-
-/* At most CHUNK slots of one kv head. */
-typedef struct {
-    const void *k, *v;
-    const float *k_scales, *v_scales; /* of LM_INT8 only */
-    size_t place;                     /* of the first slot's first element */
-    int head_dim, slots;
-} stretch;
 
 /* The sums over each of `count` times four, in order. */
 INLINE void put_sums(const lanes *values, const int count, quad *out) {
@@ -69,11 +61,11 @@ INLINE void put_sums(const lanes *values, const int count, quad *out) {
     for (int s = 0; s < count; s++) out[s] = sums_of(values + s * HEADS_AT_ONCE);
 }
 
-/* Ask memory for a slot's value, which is read after the stretch's last key: into the second cache, since the first one is too
- * small for both. */
-INLINE void announce_value(const int dtype, const stretch *at, int slot) {
+/* Prefetch a slot's value, which is read after the chunk's last key: into the second cache, since the first one is too small for
+ * both. */
+INLINE void prefetch_value(const int dtype, const kv_chunk *at, int slot) {
     const size_t size = dtype == LM_FLOAT32 ? 4 : dtype == LM_BFLOAT16 ? 2 : 1;
-    const char *value = (const char *)at->v + (at->place + (size_t)slot * at->head_dim) * size;
+    const char *value = (const char *)at->v + slot_at(at, slot) * at->head_dim * size;
     for (size_t byte = 0; byte < at->head_dim * size; byte += 64) __builtin_prefetch(value + byte, 0, 2);
 }
 
@@ -81,15 +73,19 @@ INLINE void announce_value(const int dtype, const stretch *at, int slot) {
 
 /* scores[s][h] = q[h] (head_dim) times the key of slot s, for `count` slots from `slot` on, each `distance` after the last one;
  * `count` and `heads` are constants, so that the sums stay in registers. */
-INLINE void score_some(const int dtype, const int heads, const int count, const stretch *at, int slot, int distance,
+INLINE void score_some(const int dtype, const int heads, const int count, const kv_chunk *at, int slot, int distance,
                        const float *q, quad *scores) {
     const int head_dim = at->head_dim;
-    const size_t place = at->place + (size_t)slot * head_dim, step = (size_t)distance * head_dim;
+    size_t slots[SLOTS_AT_ONCE], places[SLOTS_AT_ONCE];
+    for (int s = 0; s < count; s++) {
+        slots[s] = slot_at(at, slot + s * distance);
+        places[s] = slots[s] * head_dim;
+    }
     lanes sums[SLOTS_AT_ONCE * HEADS_AT_ONCE] = {{0}};
     int i = 0;
     for (; i + PAIR <= head_dim; i += PAIR) {
         lanes keys[SLOTS_AT_ONCE][2];
-        for (int s = 0; s < count; s++) load_pair(dtype, at->k, place + s * step + i, keys[s]);
+        for (int s = 0; s < count; s++) load_pair(dtype, at->k, places[s] + i, keys[s]);
         for (int j = 0; j < 2; j++)
             for (int h = 0; h < heads; h++) {
                 const lanes other = load_floats(q + (size_t)h * head_dim + i + j * LANES);
@@ -98,25 +94,25 @@ INLINE void score_some(const int dtype, const int heads, const int count, const 
     }
     for (; i + LANES <= head_dim; i += LANES)
         for (int s = 0; s < count; s++) {
-            const lanes key = load_lanes(dtype, at->k, place + s * step + i);
+            const lanes key = load_lanes(dtype, at->k, places[s] + i);
             for (int h = 0; h < heads; h++) sums[s * HEADS_AT_ONCE + h] += key * load_floats(q + (size_t)h * head_dim + i);
         }
     for (; i < head_dim; i++)
         for (int s = 0; s < count; s++) {
-            const float key = kept_at(dtype, at->k, place + s * step + i);
+            const float key = kept_at(dtype, at->k, places[s] + i);
             for (int h = 0; h < heads; h++) sums[s * HEADS_AT_ONCE + h][0] += key * q[(size_t)h * head_dim + i];
         }
     quad found[SLOTS_AT_ONCE];
     put_sums(sums, count, found);
     for (int s = 0; s < count; s++)
-        scores[slot + s * distance] = dtype == LM_INT8 ? found[s] * at->k_scales[place / head_dim + s * distance] : found[s];
+        scores[slot + s * distance] = dtype == LM_INT8 ? found[s] * at->k_scales[slots[s]] : found[s];
 }
 
 /* Four slots far from each other at a time, since a core reads several pages side by side faster (docs/decisions/0009). */
-INLINE void score_slots(const int dtype, const int heads, const stretch *at, const float *q, quad *scores) {
+INLINE void score_slots(const int dtype, const int heads, const kv_chunk *at, const float *q, quad *scores) {
     const int quarter = at->slots / 4;
     for (int slot = 0; slot < quarter; slot++) {
-        for (int s = 0; s < 4; s++) announce_value(dtype, at, slot + s * quarter);
+        for (int s = 0; s < 4; s++) prefetch_value(dtype, at, slot + s * quarter);
         for (int s = 0; s < 4; s += SLOTS_AT_ONCE)
             score_some(dtype, heads, SLOTS_AT_ONCE, at, slot + s * quarter, quarter, q, scores);
     }
@@ -156,32 +152,35 @@ static inline void weigh(quad *scores, int slots, quad *largest, quad *sum) {
 #define PAIRS_AT_ONCE (LANES == 16 ? 2 : 1) /* of a value: AVX-512 has twice as many registers */
 
 /* out[h] (head_dim) from element `i` on, `count` pairs of it: the sum over slots of value times weights[s][h]. */
-INLINE void mix_pairs(const int dtype, const int heads, const int count, const stretch *at, int i, const quad *weights,
-                      part *const *out) {
+INLINE void mix_pairs(const int dtype, const int heads, const int count, const kv_chunk *at, int i, const quad *weights,
+                      partial *const *out) {
     lanes sums[HEADS_AT_ONCE][2 * PAIRS_AT_ONCE] = {{{0}}};
-    for (int s = 0; s < at->slots; s++)
-        for (int j = 0; j < 2 * count; j += 2) {
-            lanes value[2];
-            load_pair(dtype, at->v, at->place + (size_t)s * at->head_dim + i + j * LANES, value);
-            for (int h = 0; h < heads; h++) {
-                sums[h][j] += value[0] * weights[s][h];
-                sums[h][j + 1] += value[1] * weights[s][h];
+    for (int s = 0; s < at->slots;) {
+        size_t place = slot_at(at, s) * at->head_dim + i;
+        for (const int end = end_of_block(at, s); s < end; s++, place += at->head_dim)
+            for (int j = 0; j < 2 * count; j += 2) {
+                lanes value[2];
+                load_pair(dtype, at->v, place + j * LANES, value);
+                for (int h = 0; h < heads; h++) {
+                    sums[h][j] += value[0] * weights[s][h];
+                    sums[h][j + 1] += value[1] * weights[s][h];
+                }
             }
-        }
+    }
     for (int h = 0; h < heads; h++) memcpy(out[h]->mixture + i, sums[h], count * PAIR * sizeof(float));
 }
 
 /* The same of one register of it, behind all pairs. */
-INLINE void mix_lanes(const int dtype, const int heads, const stretch *at, int i, const quad *weights, part *const *out) {
+INLINE void mix_lanes(const int dtype, const int heads, const kv_chunk *at, int i, const quad *weights, partial *const *out) {
     lanes sums[HEADS_AT_ONCE] = {{0}};
     for (int s = 0; s < at->slots; s++) {
-        const lanes value = load_lanes(dtype, at->v, at->place + (size_t)s * at->head_dim + i);
+        const lanes value = load_lanes(dtype, at->v, slot_at(at, s) * at->head_dim + i);
         for (int h = 0; h < heads; h++) sums[h] += value * weights[s][h];
     }
     for (int h = 0; h < heads; h++) memcpy(out[h]->mixture + i, &sums[h], sizeof(lanes));
 }
 
-INLINE void mix_slots(const int dtype, const int heads, const stretch *at, const quad *weights, part *const *out) {
+INLINE void mix_slots(const int dtype, const int heads, const kv_chunk *at, const quad *weights, partial *const *out) {
     int i = 0;
     for (; i + PAIRS_AT_ONCE * PAIR <= at->head_dim; i += PAIRS_AT_ONCE * PAIR)
         mix_pairs(dtype, heads, PAIRS_AT_ONCE, at, i, weights, out);
@@ -191,13 +190,13 @@ INLINE void mix_slots(const int dtype, const int heads, const stretch *at, const
         for (int h = 0; h < heads; h++) {
             float sum = 0;
             for (int s = 0; s < at->slots; s++)
-                sum += kept_at(dtype, at->v, at->place + (size_t)s * at->head_dim + i) * weights[s][h];
+                sum += kept_at(dtype, at->v, slot_at(at, s) * at->head_dim + i) * weights[s][h];
             out[h]->mixture[i] = sum;
         }
 }
 
-/* What query heads with these scores see in a stretch. */
-INLINE void mix_scores(const int dtype, const int heads, const stretch *at, quad *scores, part *const *out) {
+/* What query heads with these scores see in a chunk. */
+INLINE void mix_scores(const int dtype, const int heads, const kv_chunk *at, quad *scores, partial *const *out) {
     quad largest, sum;
     weigh(scores, at->slots, &largest, &sum);
     for (int h = 0; h < heads; h++) {
@@ -205,7 +204,7 @@ INLINE void mix_scores(const int dtype, const int heads, const stretch *at, quad
         out[h]->sum = sum[h];
     }
     if (dtype == LM_INT8)
-        for (int s = 0; s < at->slots; s++) scores[s] *= at->v_scales[at->place / at->head_dim + s];
+        for (int s = 0; s < at->slots; s++) scores[s] *= at->v_scales[slot_at(at, s)];
     mix_slots(dtype, heads, at, scores, out);
 }
 
@@ -217,42 +216,42 @@ INLINE void mix_scores(const int dtype, const int heads, const stretch *at, quad
 typedef struct {
     const float *q;              /* of the first row's first head, in the order of `load_pair` */
     size_t stride;               /* to the next row's */
-    int count, visible;          /* rows; slots from the stretch's first on that the last row sees, be it more than CHUNK */
-    part *(*out)[HEADS_AT_ONCE]; /* of each row and head */
+    int count, visible;          /* rows; slots from the chunk's first on that the last row sees, be it more than CHUNK */
+    partial *(*out)[HEADS_AT_ONCE]; /* of each row and head */
     float *scratch;              /* run_scratch(head_dim) numbers */
 } row_run;
 
 /* Numbers for the scores of a run and for LANES keys. */
 static inline size_t run_scratch(int head_dim) { return ROWS_OF_RUN * CHUNK * 4 + (size_t)head_dim * LANES; }
 
-/* turned (head_dim, LANES): the keys of LANES slots from `slot` on, in the order of `load_pair`. Behind the last slot it is
- * repeated. */
-INLINE void turn_keys(const int dtype, const stretch *at, int slot, float *turned) {
+/* columns (head_dim, LANES): the keys of LANES slots from `slot` on, transposed, in the order of `load_pair`. Behind the last slot
+ * it is repeated. */
+INLINE void transpose_keys(const int dtype, const kv_chunk *at, int slot, float *columns) {
     for (int s = 0; s < LANES; s += 4) {
         size_t places[4];
         for (int j = 0; j < 4; j++)
-            places[j] = at->place + (size_t)(slot + s + j < at->slots ? slot + s + j : at->slots - 1) * at->head_dim;
+            places[j] = slot_at(at, slot + s + j < at->slots ? slot + s + j : at->slots - 1) * at->head_dim;
         int i = 0;
         for (; i + 4 <= at->head_dim; i += 4) {
             quad values[4];
             for (int j = 0; j < 4; j++) values[j] = load_quad(dtype, at->k, places[j] + i);
             const quad a = SHUFFLE(values[0], values[1], 0, 4, 1, 5), b = SHUFFLE(values[0], values[1], 2, 6, 3, 7);
             const quad c = SHUFFLE(values[2], values[3], 0, 4, 1, 5), d = SHUFFLE(values[2], values[3], 2, 6, 3, 7);
-            const quad columns[4] = {SHUFFLE(a, c, 0, 1, 4, 5), SHUFFLE(a, c, 2, 3, 6, 7), SHUFFLE(b, d, 0, 1, 4, 5),
+            const quad four[4] = {SHUFFLE(a, c, 0, 1, 4, 5), SHUFFLE(a, c, 2, 3, 6, 7), SHUFFLE(b, d, 0, 1, 4, 5),
                                      SHUFFLE(b, d, 2, 3, 6, 7)};
             for (int j = 0; j < 4; j++) {
                 const int place = place_in_pairs(dtype, i + j, at->head_dim);
-                memcpy(turned + (size_t)place * LANES + s, &columns[j], sizeof(quad));
+                memcpy(columns + (size_t)place * LANES + s, &four[j], sizeof(quad));
             }
         }
         for (; i < at->head_dim; i++)
-            for (int j = 0; j < 4; j++) turned[(size_t)i * LANES + s + j] = kept_at(dtype, at->k, places[j] + i);
+            for (int j = 0; j < 4; j++) columns[(size_t)i * LANES + s + j] = kept_at(dtype, at->k, places[j] + i);
     }
 }
 
 /* scores (LANES) of as many slots and each head. A register holds slots here and numbers of a key in `score_slots`; what are
  * lanes there are added up in the same order. */
-INLINE void score_turned(const int heads, int head_dim, const float *turned, const float *q, lanes scores[HEADS_AT_ONCE]) {
+INLINE void score_columns(const int heads, int head_dim, const float *columns, const float *q, lanes scores[HEADS_AT_ONCE]) {
     enum { PARTS = LANES / 4 };
     const int whole = head_dim / LANES * LANES;
     lanes sums[4][HEADS_AT_ONCE];
@@ -262,12 +261,12 @@ INLINE void score_turned(const int heads, int head_dim, const float *turned, con
         for (int i = lane; i < whole; i += LANES)
             for (int j = 0; j < PARTS; j++) {
                 lanes key;
-                memcpy(&key, turned + (size_t)(i + 4 * j) * LANES, sizeof key);
+                memcpy(&key, columns + (size_t)(i + 4 * j) * LANES, sizeof key);
                 for (int h = 0; h < heads; h++) own[j][h] += key * q[(size_t)h * head_dim + i + 4 * j];
             }
         for (int i = whole; lane == 0 && i < head_dim; i++) {
             lanes key;
-            memcpy(&key, turned + (size_t)i * LANES, sizeof key);
+            memcpy(&key, columns + (size_t)i * LANES, sizeof key);
             for (int h = 0; h < heads; h++) own[0][h] += key * q[(size_t)h * head_dim + i];
         }
         for (int h = 0; h < heads; h++) { /* written out, since compilers keep `own` in memory for the sake of a loop */
@@ -279,26 +278,26 @@ INLINE void score_turned(const int heads, int head_dim, const float *turned, con
     for (int h = 0; h < heads; h++) scores[h] = (sums[0][h] + sums[2][h]) + (sums[1][h] + sums[3][h]);
 }
 
-/* What the rows' heads see in a stretch: the same as of each row alone, to the bit. */
-INLINE void attend_run(const int dtype, const int heads, const stretch *at, const row_run *rows) {
+/* What the rows' heads see in a chunk: the same as of each row alone, to the bit. */
+INLINE void attend_run(const int dtype, const int heads, const kv_chunk *at, const row_run *rows) {
     const int head_dim = at->head_dim;
     quad(*scores)[CHUNK] = (quad(*)[CHUNK])rows->scratch;
-    float *turned = (float *)(scores + ROWS_OF_RUN);
+    float *columns = (float *)(scores + ROWS_OF_RUN);
     for (int slot = 0; slot < at->slots; slot += LANES) {
-        turn_keys(dtype, at, slot, turned);
+        transpose_keys(dtype, at, slot, columns);
         lanes scale = {0};
         if (dtype == LM_INT8)
-            for (int s = 0; s < LANES && slot + s < at->slots; s++) scale[s] = at->k_scales[at->place / head_dim + slot + s];
+            for (int s = 0; s < LANES && slot + s < at->slots; s++) scale[s] = at->k_scales[slot_at(at, slot + s)];
         for (int m = 0; m < rows->count; m++) {
             if (slot >= rows->visible - (rows->count - 1 - m)) continue;
             lanes own[HEADS_AT_ONCE] = {{0}};
-            score_turned(heads, head_dim, turned, rows->q + m * rows->stride, own);
+            score_columns(heads, head_dim, columns, rows->q + m * rows->stride, own);
             for (int h = 0; h < heads && dtype == LM_INT8; h++) own[h] *= scale;
             for (int s = 0; s < LANES; s++) scores[m][slot + s] = (quad){own[0][s], own[1][s], own[2][s], own[3][s]};
         }
     }
     for (int m = 0; m < rows->count; m++) {
-        stretch seen = *at;
+        kv_chunk seen = *at;
         seen.slots = rows->visible - (rows->count - 1 - m);
         if (seen.slots > at->slots) seen.slots = at->slots;
         if (seen.slots > 0) mix_scores(dtype, heads, &seen, scores[m], rows->out[m]);
@@ -307,7 +306,7 @@ INLINE void attend_run(const int dtype, const int heads, const stretch *at, cons
 
 /* --- for any number of heads and any cache ------------------------------------------------------------------------ */
 
-INLINE void attend_heads(const int dtype, const int heads, const stretch *at, const row_run *rows) {
+INLINE void attend_heads(const int dtype, const int heads, const kv_chunk *at, const row_run *rows) {
     if (rows->count > 1) {
         attend_run(dtype, heads, at, rows);
         return;
@@ -317,8 +316,8 @@ INLINE void attend_heads(const int dtype, const int heads, const stretch *at, co
     mix_scores(dtype, heads, at, scores, rows->out[0]);
 }
 
-/* What `heads` query heads of one kv head see in a stretch, for each of some rows. */
-static void attend_stretch(int dtype, int heads, const stretch *at, const row_run *rows) {
+/* What `heads` query heads of one kv head see in a chunk, for each of some rows. */
+static void attend_chunk(int dtype, int heads, const kv_chunk *at, const row_run *rows) {
 #define ATTEND(DTYPE, HEADS)                  \
     if (dtype == DTYPE && heads == HEADS) {   \
         attend_heads(DTYPE, HEADS, at, rows); \
@@ -330,8 +329,8 @@ static void attend_stretch(int dtype, int heads, const stretch *at, const row_ru
 #undef ATTEND
 }
 
-/* Add a later chunk to what is known of the earlier ones; always in this order, so that the sum is always the same. */
-static void fold(part *known, const part *next, int head_dim) {
+/* Merge a later chunk's result into that of the earlier ones; always in this order, so that the sum is always the same. */
+static void merge(partial *known, const partial *next, int head_dim) {
     const float largest = known->largest > next->largest ? known->largest : next->largest;
     const float a = exp_of(known->largest - largest), b = exp_of(next->largest - largest);
     known->sum = known->sum * a + next->sum * b;

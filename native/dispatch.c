@@ -94,7 +94,11 @@ int32_t lm_interface(void) { return LM_INTERFACE; }
 
 const char *lm_kernels(void) { return ops()->name; }
 
-int lm_forward(const lm_model *model, const lm_cache *cache, const lm_place *places, int32_t num_rows, float *hidden) {
+int lm_run(const lm_model *model, const lm_cache *cache, const lm_batch *batch, const lm_taps *taps, float *logits) {
+    return ops()->run(model, cache, batch, taps, logits);
+}
+
+int lm_forward(const lm_model *model, const lm_row_cache *cache, const lm_place *places, int32_t num_rows, float *hidden) {
     return ops()->forward(model, cache, places, num_rows, hidden);
 }
 
@@ -114,7 +118,7 @@ static void round_to(int32_t dtype, float *x, size_t count) {
     for (size_t i = 0; i < count && dtype == LM_BFLOAT16; i++) x[i] = from_bf16(to_bf16(x[i]));
 }
 
-int lm_step(const lm_model *model, const lm_cache *cache, const lm_place *places, const int64_t *ids, int32_t num_rows,
+int lm_step(const lm_model *model, const lm_row_cache *cache, const lm_place *places, const int64_t *ids, int32_t num_rows,
             const lm_matrix *table, const lm_matrix *head, int32_t dtype, float *logits) {
     const size_t size = (size_t)num_rows * model->hidden;
     float *hidden = malloc(size * sizeof(float));

@@ -49,24 +49,32 @@ static inline void put_group(const float *group, inputs in, size_t place) {
     if (in.blocks != NULL) quantize_group(group, &in.blocks[place]);
 }
 
-/* This thread's share of (num_rows, cols): x, normalised by `norm` of `model` if there is one, as inputs. */
-static void prepare_inputs(
-    lm_team team, const float *x, int num_rows, int cols, const lm_model *model, const void *norm, inputs in) {
+/* out (hidden): a row of hidden states, normalised; they may be the same. */
+static inline void normalise(const lm_model *model, const void *norm, const float *x, float *out) {
+    const float factor = norm_factor(model, x);
+    for (int i = 0; i < model->hidden; i++) out[i] = x[i] * (factor * number_at(model->norm_dtype, norm, i));
+}
+
+/* This thread's share of (num_rows, cols) as inputs: the rows of x that `rows` names, all if it is NULL, normalised by `norm` of
+ * `model` if there is one. */
+static void prepare_inputs(lm_team team, const float *x, const int32_t *rows, int num_rows, int cols, const lm_model *model,
+                           const void *norm, inputs in) {
     const int groups = cols / LM_GROUP, pieces = num_rows * groups;
     const int first = (int)((int64_t)pieces * team.index / team.count);
     const int end = (int)((int64_t)pieces * (team.index + 1) / team.count);
+    const float *from = x;
     float factor = 1;
     for (int piece = first, row = -1; piece < end; piece++) {
         if (piece / groups != row) {
             row = piece / groups;
-            if (norm != NULL) factor = norm_factor(model, x + (size_t)row * cols);
+            from = x + (size_t)(rows != NULL ? rows[row] : row) * cols;
+            if (norm != NULL) factor = norm_factor(model, from);
         }
-        const size_t place = (size_t)row * cols + (piece % groups) * LM_GROUP;
+        const int place = piece % groups * LM_GROUP;
         float group[LM_GROUP];
-        memcpy(group, x + place, sizeof group);
+        memcpy(group, from + place, sizeof group);
         if (norm != NULL)
-            for (int i = 0; i < LM_GROUP; i++)
-                group[i] *= factor * number_at(model->norm_dtype, norm, (size_t)(piece % groups) * LM_GROUP + i);
+            for (int i = 0; i < LM_GROUP; i++) group[i] *= factor * number_at(model->norm_dtype, norm, (size_t)place + i);
         put_group(group, in, piece);
     }
 }

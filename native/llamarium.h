@@ -44,9 +44,11 @@
 #define LM_GROUP 32
 #define LM_SUPER 256 /* columns of a tile of the K formats */
 
-enum { LM_BF16 = 0, LM_Q8 = 1, LM_Q4 = 2, LM_Q4_MIN = 3, LM_Q4_CODEBOOK = 4, LM_Q4_K = 5, LM_Q5_K = 6, LM_Q6_K = 7 };
+enum {
+    LM_BF16 = 0, LM_Q8 = 1, LM_Q4 = 2, LM_Q4_MIN = 3, LM_Q4_CODEBOOK = 4, LM_Q4_K = 5, LM_Q5_K = 6, LM_Q6_K = 7, LM_F32 = 8
+};
 enum { LM_FLOAT32 = 0, LM_BFLOAT16 = 1, LM_INT8 = 2 };
-enum { LM_OK = 0, LM_NO_MEMORY = 1, LM_NO_SUCH_ROW = 2 };
+enum { LM_OK = 0, LM_NO_MEMORY = 1, LM_NO_SUCH_ROW = 2, LM_BAD_BATCH = 3 };
 
 typedef struct {
     int32_t kind;
@@ -61,6 +63,24 @@ typedef struct {
     lm_matrix q, k, v, o, gate, up, down;
 } lm_layer;
 
+/* y += scale * b (a x), then y *= gain, beside a product y = w x. Nothing of x is rounded. */
+typedef struct {
+    int32_t rank;      /* 0: none */
+    float scale;
+    const float *a;    /* (rank, w.cols) */
+    const float *b;    /* (w.rows, rank) */
+    const float *gain; /* (w.rows): DoRA's magnitude over the norm of the merged row; NULL: none */
+} lm_lora;
+
+typedef struct {
+    lm_lora q, k, v, o, gate, up, down;
+} lm_lora_layer;
+
+typedef struct {
+    const lm_lora_layer *layers;
+    lm_lora head;
+} lm_adapter;
+
 typedef struct {
     int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim;
     float norm_eps;
@@ -68,16 +88,73 @@ typedef struct {
     const float *frequencies; /* (head_dim / 2), radians a position */
     const void *final_norm;   /* (hidden), of norm_dtype */
     const lm_layer *layers;
+    lm_matrix table, head;    /* embeddings (vocabulary, hidden); logits are the head times hidden states */
+    int32_t num_adapters;
+    const lm_adapter *adapters;
 } lm_model;
 
-/* Keys and values of (row, kv head, slot, head_dim), one pointer a layer. With LM_INT8 each vector of head_dim has a
- * scale, of (row, kv head, slot): x = scale * code. */
+/* Keys and values in blocks of positions: (num_blocks, num_kv_heads, block_size, head_dim), one pointer a layer. With LM_INT8 each
+ * vector of head_dim has a scale: x = scale * code. */
+typedef struct {
+    int32_t dtype, num_blocks;
+    int32_t block_size; /* a power of two from 16 to 256 */
+    void **k, **v;
+    float **k_scales, **v_scales; /* (num_blocks, num_kv_heads, block_size), of LM_INT8 only */
+} lm_cache;
+
+/* Tokens of some sequences. Those of one sequence follow each other, their positions ascending. A token sees its sequence's
+ * positions up to its own: those kept before, and those of the batch. Position p of a sequence lies in block
+ * block_tables[sequence][p / block_size]. */
+typedef struct {
+    int32_t num_tokens, num_sequences, table_stride, num_logits;
+    const int64_t *token_ids;    /* (num_tokens) */
+    const int32_t *positions;    /* (num_tokens) */
+    const int32_t *sequences;    /* (num_tokens), rows of block_tables */
+    const int32_t *block_tables; /* (num_sequences, table_stride) */
+    const int32_t *logit_rows;   /* (num_logits), the tokens whose logits are wanted, ascending */
+    const int32_t *adapters;     /* (num_sequences), which of the model's adapters each uses, -1 for none; or NULL */
+} lm_batch;
+
+/* What the pass computes on the way, float32, a row for each of the batch's tokens. Where a pointer is NULL nothing is handed out,
+ * and nothing is spent on it. N query heads, K kv heads, H head_dim, F intermediate, D hidden. */
+enum {
+    LM_TAP_ATTN_NORM, /* D: the layer's input, normalised */
+    LM_TAP_Q,         /* N * H: before the rotation */
+    LM_TAP_K,         /* K * H: before the rotation */
+    LM_TAP_V,         /* K * H */
+    LM_TAP_Q_ROT,     /* N * H: after it, before the scaling by 1 / sqrt(H) */
+    LM_TAP_HEAD_OUT,  /* N * H: the values that each head has mixed */
+    LM_TAP_ATTN_OUT,  /* D: o times those */
+    LM_TAP_RESID_MID, /* D: the layer's input + ATTN_OUT */
+    LM_TAP_MLP_NORM,  /* D: that, normalised */
+    LM_TAP_GATE,      /* F */
+    LM_TAP_UP,        /* F */
+    LM_TAP_ACT,       /* F: silu(GATE) */
+    LM_TAP_GATED,     /* F: ACT * UP */
+    LM_TAP_MLP_OUT,   /* D: down times that */
+    LM_TAP_RESID,     /* D: the layer's output, RESID_MID + MLP_OUT */
+    LM_TAPS_OF_A_LAYER
+};
+typedef struct {
+    float *embed, *final_norm; /* (num_tokens, hidden) */
+    float *const *layers;      /* (num_layers, LM_TAPS_OF_A_LAYER); NULL where none is wanted of any */
+} lm_taps;
+
+/* From tokens to logits (num_logits, head.rows): embeddings are looked up, run through all layers and the last norm, and multiplied
+ * with the head; keys and values are kept. All numbers between the products are float32. A token's bits depend on its sequence
+ * alone: not on the batch it comes in, nor on where a prompt is cut. LM_NO_SUCH_ROW and LM_BAD_BATCH: a token, or a position,
+ * block, sequence, adapter or row, that there is not; then nothing is computed. `taps` may be NULL. */
+LM_EXPORT int lm_run(const lm_model *model, const lm_cache *cache, const lm_batch *batch, const lm_taps *taps, float *logits);
+
+/* --- the interface before lm_run, as long as it is used ----------------------------------------------------------- */
+
+/* Keys and values of (row, kv head, slot, head_dim), one pointer a layer. */
 typedef struct {
     int32_t dtype;
     int64_t row_stride, head_stride; /* in elements, multiples of head_dim */
     void **k, **v;
     float **k_scales, **v_scales; /* of LM_INT8 only */
-} lm_cache;
+} lm_row_cache;
 
 /* One row of tokens' place: which row of the cache, and which slot of it. A row sees slots 0 to its own. */
 typedef struct {
@@ -85,18 +162,20 @@ typedef struct {
 } lm_place;
 
 /* Run `num_rows` embedded tokens (num_rows, hidden) through all layers and the last norm, in place. */
-LM_EXPORT int lm_forward(const lm_model *model, const lm_cache *cache, const lm_place *places, int32_t num_rows, float *hidden);
+LM_EXPORT int lm_forward(const lm_model *model, const lm_row_cache *cache, const lm_place *places, int32_t num_rows, float *hidden);
+
+/* A step of decoding, from tokens to logits (num_rows, head.rows): `lm_lookup`, `lm_forward` and `lm_product`, where what goes
+ * from one to the next, and the logits, are rounded to `dtype`, LM_FLOAT32 or LM_BFLOAT16. */
+LM_EXPORT int lm_step(const lm_model *model, const lm_row_cache *cache, const lm_place *places, const int64_t *ids, int32_t num_rows,
+                      const lm_matrix *table, const lm_matrix *head, int32_t dtype, float *logits);
+
+/* --- parts -------------------------------------------------------------------------------------------------------- */
 
 /* y (num_rows, w.rows) = x (num_rows, w.cols) w^T */
 LM_EXPORT int lm_product(const lm_matrix *w, const float *x, int32_t num_rows, float *y);
 
-/* out (num_rows, w.cols): some rows of a packed matrix, as an embedding looks them up. */
+/* out (num_rows, w.cols): some rows of a matrix, as an embedding looks them up. */
 LM_EXPORT int lm_lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *out);
-
-/* A step of decoding, from tokens to logits (num_rows, head.rows): `lm_lookup`, `lm_forward` and `lm_product`, where what goes
- * from one to the next, and the logits, are rounded to `dtype`, LM_FLOAT32 or LM_BFLOAT16. */
-LM_EXPORT int lm_step(const lm_model *model, const lm_cache *cache, const lm_place *places, const int64_t *ids, int32_t num_rows,
-                      const lm_matrix *table, const lm_matrix *head, int32_t dtype, float *logits);
 
 /* How a token is chosen from its logits. */
 typedef struct {
@@ -123,7 +202,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 7
+#define LM_INTERFACE 8
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "amx", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */

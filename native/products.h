@@ -5,7 +5,6 @@
 #define STRIPES_OF_THE_REST 4
 
 static inline int stripes_of(const lm_matrix *w) { return (w->rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS; }
-static inline int min_int(int a, int b) { return a < b ? a : b; }
 
 /* Four rows of BF16 weights times x, in the order of `load_pair`, side by side as in tile_product.h. Where they are the first to
  * be multiplied so, the next four are asked for meanwhile: a row is often a page, in which the processor's own prefetching begins

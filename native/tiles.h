@@ -45,7 +45,7 @@ static inline float from_half(uint16_t bits) {
 
 /* --- where what lies --------------------------------------------------------------------------------------------- */
 
-static inline int is_super(int kind) { return kind >= LM_Q4_K; }
+static inline int is_super(int kind) { return kind >= LM_Q4_K && kind <= LM_Q6_K; }
 
 /* Bytes of a group's codes. */
 static inline size_t code_bytes(int kind) {

@@ -321,7 +321,7 @@ static void make_tiny(tiny *t, int kind, int head_dim) {
     t->head = random_matrix(kind, VOCAB, HIDDEN, RANDOM_CODES);
     t->embedded = random_floats(ROWS * HIDDEN);
     t->model = (lm_model){LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, head_dim,
-                          1e-5f, LM_FLOAT32, t->frequencies, t->norm, t->layers};
+                          1e-5f, LM_FLOAT32, t->frequencies, t->norm, t->layers, t->head, t->head, 0, NULL};
 }
 
 static void free_tiny(tiny *t) {
@@ -339,7 +339,7 @@ static void free_tiny(tiny *t) {
 typedef struct {
     void *k[LAYERS], *v[LAYERS];
     float *k_scales[LAYERS], *v_scales[LAYERS];
-    lm_cache cache;
+    lm_row_cache cache;
 } tiny_cache;
 
 /* A cache that begins with `filled` everywhere. */
@@ -358,7 +358,7 @@ static void make_cache(tiny_cache *c, int dtype, int head_dim, const float *fill
         float *scale = scales[i / LAYERS][i % LAYERS] = ARRAY(float, CACHE_HEADS);
         for (int j = 0; j < CACHE_HEADS; j++) scale[j] = (filled[j] + 1) / 127;
     }
-    c->cache = (lm_cache){dtype, KV_HEADS * SLOTS * head_dim, SLOTS * head_dim, c->k, c->v, c->k_scales, c->v_scales};
+    c->cache = (lm_row_cache){dtype, KV_HEADS * SLOTS * head_dim, SLOTS * head_dim, c->k, c->v, c->k_scales, c->v_scales};
 }
 
 static void free_cache(tiny_cache *c) {
@@ -441,12 +441,134 @@ static void check_step(const char *set, int kind) {
     multiply(&t.head, hidden, STEPS, expected);
     round_all(expected, STEPS * VOCAB);
 
-    lm_cache *cache = &caches[1].cache;
+    lm_row_cache *cache = &caches[1].cache;
     if (lm_step(&t.model, cache, others, wrong, STEPS, &t.head, &t.head, LM_BFLOAT16, logits) != LM_NO_SUCH_ROW)
         fail("a token past the last one is taken");
     if (lm_step(&t.model, cache, places, ids, STEPS, &t.head, &t.head, LM_BFLOAT16, logits) != LM_OK) fail("no memory");
     expect_same(logits, expected, sizeof logits, "other logits than of its parts");
     for (int i = 0; i < 2; i++) free_cache(&caches[i]);
+    free(filled);
+    free_tiny(&t);
+}
+
+/* --- lm_run ------------------------------------------------------------------------------------------------------ */
+
+enum { MOST_BLOCKS = CACHE_ROWS * (SLOTS / 16 + 1) };
+
+/* The same keys and values in blocks, whose order is random. */
+typedef struct {
+    void *k[LAYERS], *v[LAYERS];
+    float *k_scales[LAYERS], *v_scales[LAYERS];
+    int32_t tables[MOST_BLOCKS];
+    int blocks_of_row;
+    lm_cache cache;
+} paged_cache;
+
+static void shuffle(int32_t *values, int count) {
+    for (int i = 0; i < count; i++) values[i] = i;
+    for (int i = count - 1; i > 0; i--) {
+        const int j = (int)(random_bits() % (unsigned)(i + 1)), value = values[i];
+        values[i] = values[j];
+        values[j] = value;
+    }
+}
+
+/* Copy vectors of `size` bytes, of (row, kv head, slot), into blocks; what no slot fills is 0xff, NaN for floats. */
+static void *to_blocks(const paged_cache *p, const void *from, int block_size, size_t size) {
+    char *to = ARRAY(char, (size_t)CACHE_ROWS * p->blocks_of_row * KV_HEADS * block_size * size);
+    memset(to, 0xff, (size_t)CACHE_ROWS * p->blocks_of_row * KV_HEADS * block_size * size);
+    for (int i = 0; i < CACHE_ROWS * p->blocks_of_row; i++)
+        for (int head = 0; head < KV_HEADS; head++) {
+            const int row = i / p->blocks_of_row, slot = i % p->blocks_of_row * block_size;
+            const size_t count = SLOTS - slot < block_size ? SLOTS - slot : block_size;
+            memcpy(to + ((size_t)p->tables[i] * KV_HEADS + head) * block_size * size,
+                   (const char *)from + (((size_t)row * KV_HEADS + head) * SLOTS + slot) * size, count * size);
+        }
+    return to;
+}
+
+static void make_paged(paged_cache *p, const tiny_cache *c, int block_size, int head_dim) {
+    const int dtype = c->cache.dtype;
+    const size_t item = dtype == LM_FLOAT32 ? 4 : dtype == LM_BFLOAT16 ? 2 : 1;
+    p->blocks_of_row = (SLOTS + block_size - 1) / block_size;
+    shuffle(p->tables, CACHE_ROWS * p->blocks_of_row);
+    for (int i = 0; i < LAYERS; i++) {
+        p->k[i] = to_blocks(p, c->k[i], block_size, item * head_dim);
+        p->v[i] = to_blocks(p, c->v[i], block_size, item * head_dim);
+        p->k_scales[i] = to_blocks(p, c->k_scales[i], block_size, sizeof(float));
+        p->v_scales[i] = to_blocks(p, c->v_scales[i], block_size, sizeof(float));
+    }
+    p->cache = (lm_cache){dtype, CACHE_ROWS * p->blocks_of_row, block_size, p->k, p->v, p->k_scales, p->v_scales};
+}
+
+static void free_paged(paged_cache *p) {
+    for (int i = 0; i < LAYERS; i++) {
+        free(p->k[i]);
+        free(p->v[i]);
+        free(p->k_scales[i]);
+        free(p->v_scales[i]);
+    }
+}
+
+/* Tokens of one sequence come together: a prompt, then both sequences at the edges of chunks, and rows that are taken together. */
+static const lm_place RUN_PLACES[] = {
+    {0, 0},   {0, 1},   {0, 2},   {0, 255}, {0, 256}, {1, 3},   {1, 511}, {1, 512}, {0, 599}, {1, 599}, {0, 251}, {0, 252},
+    {0, 253}, {0, 254}, {0, 255}, {0, 256}, {0, 257}, {0, 258}, {0, 259}, {1, 40},  {1, 591}, {1, 592}, {1, 593}, {1, 594},
+    {1, 595}, {1, 596}, {1, 597}, {1, 598}, {1, 599}};
+static const int RUN_CALLS[] = {8, 2, 19};
+enum { RUN_ROWS = 29 };
+
+/* logits (RUN_ROWS, VOCAB) of all calls, in one call for each of them, or for each token. */
+static void run_paged(const tiny *t, const lm_cache *cache, const int32_t *tables, int stride, const int64_t *ids, int one_by_one,
+                      float *logits) {
+    for (int call = 0, row = 0; row < RUN_ROWS; call++) {
+        const int rows = one_by_one ? 1 : RUN_CALLS[call];
+        int32_t *positions = ARRAY(int32_t, rows), *sequences = ARRAY(int32_t, rows), *wanted = ARRAY(int32_t, rows);
+        for (int i = 0; i < rows; i++) {
+            positions[i] = RUN_PLACES[row + i].position;
+            sequences[i] = RUN_PLACES[row + i].cache_row;
+            wanted[i] = i;
+        }
+        const lm_batch batch = {rows, CACHE_ROWS, stride, rows, ids + row, positions, sequences, tables, wanted, NULL};
+        if (lm_run(&t->model, cache, &batch, NULL, logits + row * VOCAB) != LM_OK) fail("not run");
+        free(positions);
+        free(sequences);
+        free(wanted);
+        row += rows;
+    }
+}
+
+/* A run is a lookup, a pass and a product, whatever the blocks' size and order and whoever comes along. */
+static void check_run(const char *set, int kind, int dtype, int head_dim) {
+    static float expected[RUN_ROWS * VOCAB], logits[RUN_ROWS * VOCAB], hidden[RUN_ROWS * HIDDEN];
+    const int block_sizes[] = {16, 64, 256};
+    int64_t ids[RUN_ROWS];
+    snprintf(doing, sizeof doing, "%s, runs in %s, heads of %d, %s cache", set, KINDS[kind], head_dim, DTYPES[dtype]);
+    for (int i = 0; i < RUN_ROWS; i++) ids[i] = random_bits() % VOCAB;
+    tiny t;
+    make_tiny(&t, kind, head_dim);
+    float *filled = random_floats((size_t)CACHE_HEADS * head_dim);
+    use(set);
+    lm_set_threads(1);
+    tiny_cache rows;
+    make_cache(&rows, dtype, head_dim, filled);
+    lm_lookup(&t.head, ids, RUN_ROWS, hidden);
+    for (int call = 0, row = 0; row < RUN_ROWS; row += RUN_CALLS[call++])
+        if (lm_forward(&t.model, &rows.cache, RUN_PLACES + row, RUN_CALLS[call], hidden + row * HIDDEN) != LM_OK) fail("no memory");
+    multiply(&t.head, hidden, RUN_ROWS, expected);
+    free_cache(&rows);
+    for (int i = 0; i < LENGTH(block_sizes); i++)
+        for (int one_by_one = 0; one_by_one <= 1; one_by_one++) {
+            tiny_cache given;
+            paged_cache paged;
+            make_cache(&given, dtype, head_dim, filled);
+            make_paged(&paged, &given, block_sizes[i], head_dim);
+            lm_set_threads(1 + i);
+            run_paged(&t, &paged.cache, paged.tables, paged.blocks_of_row, ids, one_by_one, logits);
+            expect_same(logits, expected, sizeof logits, one_by_one ? "other logits one by one" : "other logits in blocks");
+            free_paged(&paged);
+            free_cache(&given);
+        }
     free(filled);
     free_tiny(&t);
 }
@@ -600,6 +722,9 @@ static void check_set(const char *set) {
     check_forward(set, LM_Q4, LM_INT8, 64);
     for (int kind = 0; !is_super(kind); kind++) check_forward(set, kind, kind % 2, HEAD_DIMS[kind % 3]); /* the model is small */
     check_step(set, LM_Q4);
+    check_run(set, LM_Q4, LM_BFLOAT16, 64);
+    check_run(set, LM_BF16, LM_INT8, 72);
+    check_run(set, LM_Q8, LM_FLOAT32, 80);
     printf("%s: products within %.1e, models within %.1e\n", set, products, worst);
 #ifdef LM_EMULATE_AMX
     if (strcmp(set, "amx") == 0) printf("%d products of tiles were emulated\n", amx_num_products());

@@ -20,16 +20,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from llamarium.errors import MemoryBudgetError, OptionError, show_value
+from llamarium.errors import InputError, MemoryBudgetError, OptionError, show_value
 from llamarium.kernels.threads import num_threads
 
-INTERFACE = 7
+INTERFACE = 8
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
 KERNELS = ("amx", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod", "portable")
 _OFF = "torch"
-_NO_SUCH_ROW = 2
+_NO_SUCH_ROW, _BAD_BATCH = 2, 3
 _FILE = Path(__file__).with_name("_native.so")
 
 
@@ -63,6 +63,26 @@ class Layer(Structure):
     )  # fmt: skip
 
 
+class Lora(Structure):
+    """`lm_lora`."""
+
+    _fields_ = (
+        ("rank", c_int32), ("scale", c_float), ("a", c_void_p), ("b", c_void_p), ("gain", c_void_p),
+    )  # fmt: skip
+
+
+class LoraLayer(Structure):
+    """`lm_lora_layer`."""
+
+    _fields_ = tuple((name, Lora) for name in ("q", "k", "v", "o", "gate", "up", "down"))
+
+
+class Adapter(Structure):
+    """`lm_adapter`."""
+
+    _fields_ = (("layers", POINTER(LoraLayer)), ("head", Lora))
+
+
 class Model(Structure):
     """`lm_model`."""
 
@@ -70,11 +90,45 @@ class Model(Structure):
         ("num_layers", c_int32), ("hidden", c_int32), ("intermediate", c_int32), ("num_heads", c_int32),
         ("num_kv_heads", c_int32), ("head_dim", c_int32), ("norm_eps", c_float), ("norm_dtype", c_int32),
         ("frequencies", c_void_p), ("final_norm", c_void_p), ("layers", POINTER(Layer)),
+        ("table", Matrix), ("head", Matrix), ("num_adapters", c_int32), ("adapters", POINTER(Adapter)),
     )  # fmt: skip
 
 
-class Cache(Structure):
+class PagedCache(Structure):
     """`lm_cache`."""
+
+    _fields_ = (
+        ("dtype", c_int32), ("num_blocks", c_int32), ("block_size", c_int32),
+        ("k", POINTER(c_void_p)), ("v", POINTER(c_void_p)),
+        ("k_scales", POINTER(c_void_p)), ("v_scales", POINTER(c_void_p)),
+    )  # fmt: skip
+
+
+class Batch(Structure):
+    """`lm_batch`."""
+
+    _fields_ = (
+        ("num_tokens", c_int32), ("num_sequences", c_int32), ("table_stride", c_int32), ("num_logits", c_int32),
+        ("token_ids", c_void_p), ("positions", c_void_p), ("sequences", c_void_p), ("block_tables", c_void_p),
+        ("logit_rows", c_void_p), ("adapters", c_void_p),
+    )  # fmt: skip
+
+
+TAPS_OF_A_LAYER = (
+    "attn_norm", "q", "k", "v", "q_rot", "head_out", "attn_out", "resid_mid",
+    "mlp_norm", "gate", "up", "act", "gated", "mlp_out", "resid",
+)  # fmt: skip
+"""What `Taps.layers` points to, for each layer; `LM_TAP_...` of the header says what they are."""
+
+
+class Taps(Structure):
+    """`lm_taps`."""
+
+    _fields_ = (("embed", c_void_p), ("final_norm", c_void_p), ("layers", POINTER(c_void_p)))
+
+
+class Cache(Structure):
+    """`lm_row_cache`."""
 
     _fields_ = (
         ("dtype", c_int32), ("row_stride", c_int64), ("head_stride", c_int64),
@@ -144,6 +198,7 @@ def _open() -> ctypes.CDLL | None:
         return None
     found.lm_kernels.restype = c_char_p
     found.lm_use_kernels.argtypes = [c_char_p]
+    found.lm_run.argtypes = [POINTER(Model), POINTER(PagedCache), POINTER(Batch), POINTER(Taps), c_void_p]
     found.lm_forward.argtypes = [POINTER(Model), POINTER(Cache), c_void_p, c_int32, c_void_p]
     found.lm_lookup.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
     found.lm_product.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
@@ -175,6 +230,32 @@ def product(matrix: Matrix, x: Tensor) -> Tensor:
     y = torch.empty(x.shape[0], matrix.rows)
     _check(lib.lm_product(matrix, x.data_ptr(), x.shape[0], y.data_ptr()))
     return y
+
+
+def run(model: Model, cache: PagedCache, batch: Batch, taps: Taps | None, logits: int) -> None:
+    """Run a batch, from tokens to the logits of those that want them.
+
+    Args:
+        model: The weights, with `table` and `head`.
+        cache: Where keys and values are kept.
+        batch: The tokens. Its arrays are C-contiguous, and of the header's types.
+        taps: What is handed out on the way.
+        logits: The address of float32 (num_logits, vocabulary).
+
+    Raises:
+        IndexError: If there is no such token.
+        InputError: If the batch names a position, block, sequence, adapter or row that there is not.
+        MemoryBudgetError: If there is no memory for what lies between the layers.
+    """
+    code = _ready().lm_run(model, cache, batch, taps, logits)
+    if code == _NO_SUCH_ROW:
+        raise IndexError(f"a token of the batch is not in the vocabulary; expected 0..{model.table.rows - 1}")
+    if code == _BAD_BATCH:
+        raise InputError(
+            f"the batch names a position, block, sequence, adapter or row of logits that there is not; expected blocks "
+            f"below {cache.num_blocks} of {cache.block_size} positions, and tokens of a sequence side by side in order"
+        )
+    _check(code)
 
 
 def forward(model: Model, cache: Cache, places: Sequence[tuple[int, int]], hidden_MD: Tensor) -> None:

@@ -1,0 +1,146 @@
+/* One pass through all layers: what it is given, its buffers, and how its rows are put together. */
+#include <stdlib.h>
+
+#include "attention.h"
+#include "products.h"
+
+#define FEW_ROWS 4 /* of tokens, which each thread normalises for itself */
+#define MAX_STAGES 8
+
+/* Rows of tokens, some of a batch's: their results do not depend on which come together. */
+typedef struct {
+    const lm_model *model;
+    kv_cache cache;
+    const lm_batch *batch;
+    int first, num_rows;             /* of the batch's tokens */
+    const int32_t *positions, *sequences;
+    int first_logit, num_logits;     /* of the batch's logits */
+    float *logits;
+
+    float *hidden, *qkv, *angles, *partials;
+    int apart;           /* whether no two rows are of the same sequence */
+    float *rotated;      /* each thread's queries, (HEADS_AT_ONCE, head_dim) */
+    int32_t *logit_rows; /* (num_logits), counted from the pass's first row */
+    int *runs, num_runs; /* first rows of what attention takes together, and behind the last one num_rows */
+    size_t *chunks;      /* (num_rows + 1): how many KV chunks the rows before see together */
+    int most_chunks;     /* that a row sees */
+    float *scratch;      /* each thread's, for a run of several rows */
+    float *attended;     /* NULL where heads are made of whole groups */
+    inputs *normed;      /* of each thread for a few rows, else one for all */
+    inputs *last;        /* the same of the rows whose logits are wanted */
+    inputs mixed, gated;
+    atomic_int *counters; /* one a stage that hands out pieces: (num_layers + 1, MAX_STAGES) */
+} pass;
+
+static inline const int32_t *table_of(const pass *p, int row) {
+    return p->batch->block_tables + (size_t)p->sequences[row] * p->batch->table_stride;
+}
+
+static inline int chunks_of(const pass *p, int row) { return p->positions[row] / CHUNK + 1; }
+
+/* --- memory ------------------------------------------------------------------------------------------------------- */
+
+/* Memory for all of a pass's buffers, in one piece. */
+typedef struct {
+    char *memory;
+    size_t used;
+} arena;
+
+static void *take(arena *a, size_t bytes) {
+    void *place = a->memory == NULL ? NULL : a->memory + a->used;
+    a->used += (bytes + 63) / 64 * 64;
+    return place;
+}
+
+/* Which forms of its inputs a model's matrices want. */
+typedef struct {
+    int blocks, floats;
+} forms;
+
+static void add_form(forms *wanted, const lm_matrix *w) { *(w->kind == LM_BF16 ? &wanted->floats : &wanted->blocks) = 1; }
+
+static forms forms_of(const lm_model *model) {
+    forms wanted = {0, 0};
+    for (int i = 0; i < model->num_layers; i++) {
+        const lm_layer *l = &model->layers[i];
+        const lm_matrix *const all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
+        for (size_t j = 0; j < sizeof all / sizeof *all; j++) add_form(&wanted, all[j]);
+    }
+    return wanted;
+}
+
+static inputs take_inputs(arena *a, forms wanted, size_t rows, size_t cols) {
+    lm_block *blocks = wanted.blocks ? take(a, rows * (cols / LM_GROUP) * sizeof(lm_block)) : NULL;
+    return (inputs){blocks, wanted.floats ? take(a, rows * cols * sizeof(float)) : NULL};
+}
+
+/* Inputs for each thread where there are a few rows, else for all. */
+static inputs *take_copies(arena *a, forms wanted, int rows, size_t cols, int num_threads) {
+    const int copies = rows <= FEW_ROWS ? num_threads : 1;
+    inputs *all = take(a, copies * sizeof(inputs));
+    for (int i = 0; i < copies; i++) {
+        const inputs own = take_inputs(a, wanted, rows, cols);
+        if (a->memory != NULL) all[i] = own;
+    }
+    return all;
+}
+
+static void lay_out(pass *p, arena *a, forms wanted, int num_threads) {
+    const lm_model *model = p->model;
+    const size_t rows = p->num_rows, head_dim = model->head_dim, q_size = model->num_heads * head_dim;
+    size_t num_chunks = 0;
+    forms of_head = {0, 0};
+    add_form(&of_head, &model->head);
+    for (int row = 0; row < p->num_rows; row++) num_chunks += chunks_of(p, row);
+    if (p->batch->token_ids != NULL) p->hidden = take(a, rows * model->hidden * sizeof(float));
+    p->qkv = take(a, rows * (q_size + 2 * model->num_kv_heads * head_dim) * sizeof(float));
+    p->angles = take(a, rows * head_dim * sizeof(float));
+    p->partials = take(a, num_chunks * model->num_heads * (head_dim + 2) * sizeof(float));
+    p->rotated = take(a, num_threads * HEADS_AT_ONCE * head_dim * sizeof(float));
+    p->attended = head_dim % LM_GROUP ? take(a, rows * q_size * sizeof(float)) : NULL;
+    p->mixed = take_inputs(a, wanted, rows, q_size);
+    p->gated = take_inputs(a, wanted, rows, model->intermediate);
+    p->counters = take(a, ((size_t)model->num_layers + 1) * MAX_STAGES * sizeof(atomic_int));
+    p->normed = take_copies(a, wanted, p->num_rows, model->hidden, num_threads);
+    p->last = take_copies(a, of_head, p->num_logits, model->hidden, num_threads);
+    p->runs = take(a, (rows + 1) * sizeof(int));
+    p->logit_rows = take(a, p->num_logits * sizeof(int32_t));
+    p->chunks = take(a, (rows + 1) * sizeof(size_t));
+    p->scratch = take(a, num_threads * run_scratch(head_dim) * sizeof(float));
+}
+
+/* --- rows --------------------------------------------------------------------------------------------------------- */
+
+/* Whether each row is of another sequence, as when several answers are continued by a token each. */
+static int are_apart(const pass *p) {
+    for (int i = 1; i < p->num_rows; i++)
+        if (p->sequences[i] <= p->sequences[i - 1]) return 0;
+    return 1;
+}
+
+/* Cut the rows into runs of one sequence. A few rows of one share too little to be put together. */
+static void find_runs(pass *p) {
+    p->num_runs = 0;
+    for (int row = 0, end; row < p->num_rows; row = end) {
+        for (end = row + 1; end < p->num_rows && p->sequences[end] == p->sequences[row] &&
+                            p->positions[end] == p->positions[row] + end - row;)
+            end++;
+        const int size = end - row < ROWS_OF_RUN / 4 ? 1 : ROWS_OF_RUN;
+        for (int start = row; start < end; start += size) p->runs[p->num_runs++] = start;
+    }
+    p->runs[p->num_runs] = p->num_rows;
+}
+
+static void count_chunks(pass *p) {
+    p->chunks[0] = 0;
+    for (int row = 0; row < p->num_rows; row++) {
+        p->chunks[row + 1] = p->chunks[row] + chunks_of(p, row);
+        if (chunks_of(p, row) > p->most_chunks) p->most_chunks = chunks_of(p, row);
+    }
+}
+
+/* A query head's result for a row and a KV chunk. */
+static inline partial *partial_of(const pass *p, int row, int head, int chunk) {
+    const size_t index = p->chunks[row] * p->model->num_heads + (size_t)head * (p->chunks[row + 1] - p->chunks[row]) + chunk;
+    return partial_at(p->partials, index, p->model->head_dim);
+}

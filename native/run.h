@@ -1,0 +1,158 @@
+/* From a batch to its logits: what is checked, and how a batch is cut into passes that fit into memory. */
+#include "layers.h"
+
+/* Rows of a pass, and bytes of what attention knows of each of their KV chunks: they bound the memory between the layers; the
+ * result does not depend on them. */
+#define MAX_ROWS 256
+#define MAX_PARTIAL_BYTES ((size_t)1 << 28)
+
+static int log2_of(int value) {
+    int bits = 0;
+    while (1 << bits < value) bits++;
+    return bits;
+}
+
+static int is_block_size(int size) { return size >= LEAST_BLOCK && size <= CHUNK && (size & (size - 1)) == 0; }
+
+/* Whether a sequence's blocks up to a position are there. */
+static int has_blocks(const lm_batch *batch, const lm_cache *cache, int32_t sequence, int32_t position) {
+    const int last = position / cache->block_size;
+    if (last >= batch->table_stride) return 0;
+    const int32_t *table = batch->block_tables + (size_t)sequence * batch->table_stride;
+    for (int i = 0; i <= last; i++)
+        if (table[i] < 0 || table[i] >= cache->num_blocks) return 0;
+    return 1;
+}
+
+static int check_batch(const lm_model *model, const lm_cache *cache, const lm_batch *batch) {
+    if (!is_block_size(cache->block_size)) return LM_BAD_BATCH;
+    for (int i = 0; i < batch->num_tokens; i++) {
+        const int32_t sequence = batch->sequences[i], position = batch->positions[i];
+        if (batch->token_ids[i] < 0 || batch->token_ids[i] >= model->table.rows) return LM_NO_SUCH_ROW;
+        if (sequence < 0 || sequence >= batch->num_sequences || position < 0) return LM_BAD_BATCH;
+        const int is_last = i + 1 == batch->num_tokens || batch->sequences[i + 1] != sequence;
+        if (!is_last && batch->positions[i + 1] <= position) return LM_BAD_BATCH;
+        if (is_last && !has_blocks(batch, cache, sequence, position)) return LM_BAD_BATCH;
+    }
+    for (int i = 0, before = -1; i < batch->num_logits; before = batch->logit_rows[i++])
+        if (batch->logit_rows[i] <= before || batch->logit_rows[i] >= batch->num_tokens) return LM_BAD_BATCH;
+    for (int i = 0; batch->adapters != NULL && i < batch->num_sequences; i++)
+        if (batch->adapters[i] < -1 || batch->adapters[i] >= model->num_adapters) return LM_BAD_BATCH;
+    return LM_OK;
+}
+
+static kv_cache paged(const lm_cache *cache, const lm_model *model) {
+    return (kv_cache){
+        .dtype = cache->dtype,
+        .block_bits = log2_of(cache->block_size),
+        .block_slots = (size_t)model->num_kv_heads * cache->block_size,
+        .head_slots = cache->block_size,
+        .k = cache->k,
+        .v = cache->v,
+        .k_scales = cache->k_scales,
+        .v_scales = cache->v_scales,
+    };
+}
+
+/* out (num_rows, w.cols): some rows of a matrix. */
+static void look_up(const lm_matrix *w, const int64_t *rows, int num_rows, float *out) {
+    for (int n = 0; n < num_rows; n++, out += w->cols) {
+        const size_t place = (size_t)rows[n] * w->cols;
+        if (w->kind == LM_BF16 || w->kind == LM_F32)
+            for (int i = 0; i < w->cols; i++) out[i] = number_at(w->kind == LM_F32 ? LM_FLOAT32 : LM_BFLOAT16, w->data, place + i);
+        else
+            unpack_row(w, rows[n] / LM_TILE_ROWS, (int)(rows[n] % LM_TILE_ROWS), out);
+    }
+}
+
+/* Run a pass whose rows and cache are given. */
+static int run_rows(pass *p) {
+    const lm_model *model = p->model;
+    const forms wanted = forms_of(model);
+    const int num_threads = lm_enter();
+    arena a = {NULL, 0};
+    p->positions = p->batch->positions + p->first;
+    p->sequences = p->batch->sequences + p->first;
+    p->apart = are_apart(p);
+    lay_out(p, &a, wanted, num_threads);
+    const size_t bytes = a.used;
+    const int failed = posix_memalign((void **)&a.memory, 64, bytes);
+    if (!failed) {
+        a.used = 0;
+        lay_out(p, &a, wanted, num_threads);
+        find_runs(p);
+        count_chunks(p);
+        for (int i = 0; i < p->num_logits; i++) p->logit_rows[i] = p->batch->logit_rows[p->first_logit + i] - p->first;
+        memset(p->counters, 0, ((size_t)model->num_layers + 1) * MAX_STAGES * sizeof(atomic_int));
+        if (p->batch->token_ids != NULL) look_up(&model->table, p->batch->token_ids + p->first, p->num_rows, p->hidden);
+        lm_parallel(run_pass, p);
+        free(a.memory);
+    }
+    lm_leave();
+    return failed ? LM_NO_MEMORY : LM_OK;
+}
+
+/* How many of a batch's tokens from `first` on a pass takes. */
+static int rows_of_pass(const lm_model *model, const lm_batch *batch, int first) {
+    const size_t bytes = (size_t)model->num_heads * (model->head_dim + 2) * sizeof(float);
+    size_t chunks = 0;
+    int row = first;
+    for (; row < batch->num_tokens && row - first < MAX_ROWS; row++) {
+        chunks += batch->positions[row] / CHUNK + 1;
+        if (row > first && chunks * bytes > MAX_PARTIAL_BYTES) break;
+    }
+    return row - first;
+}
+
+static int run(const lm_model *model, const lm_cache *cache, const lm_batch *batch, const lm_taps *taps, float *logits) {
+    int code = check_batch(model, cache, batch);
+    (void)taps;
+    for (int first = 0, logit = 0, end, last; first < batch->num_tokens && code == LM_OK; first = end, logit = last) {
+        end = first + rows_of_pass(model, batch, first);
+        for (last = logit; last < batch->num_logits && batch->logit_rows[last] < end;) last++;
+        code = run_rows(&(pass){
+            .model = model,
+            .cache = paged(cache, model),
+            .batch = batch,
+            .first = first,
+            .num_rows = end - first,
+            .first_logit = logit,
+            .num_logits = last - logit,
+            .logits = logits + (size_t)logit * model->head.rows,
+        });
+    }
+    return code;
+}
+
+/* lm_forward: a cache whose rows are blocks that no sequence can fill. */
+static int forward(const lm_model *model, const lm_row_cache *cache, const lm_place *places, int32_t num_rows, float *hidden) {
+    int num_sequences = 0;
+    for (int i = 0; i < num_rows; i++) num_sequences = places[i].cache_row < num_sequences ? num_sequences : places[i].cache_row + 1;
+    int32_t *numbers = malloc(((size_t)num_rows * 2 + num_sequences) * sizeof(int32_t));
+    if (numbers == NULL) return LM_NO_MEMORY;
+    int32_t *positions = numbers, *sequences = numbers + num_rows, *tables = numbers + 2 * num_rows;
+    for (int i = 0; i < num_sequences; i++) tables[i] = i;
+    for (int i = 0; i < num_rows; i++) {
+        positions[i] = places[i].position;
+        sequences[i] = places[i].cache_row;
+    }
+    const lm_batch batch = {num_rows, num_sequences, 1, 0, NULL, positions, sequences, tables, NULL, NULL};
+    const int code = run_rows(&(pass){
+        .model = model,
+        .cache = {
+            .dtype = cache->dtype,
+            .block_bits = 30,
+            .block_slots = cache->row_stride / model->head_dim,
+            .head_slots = cache->head_stride / model->head_dim,
+            .k = cache->k,
+            .v = cache->v,
+            .k_scales = cache->k_scales,
+            .v_scales = cache->v_scales,
+        },
+        .batch = &batch,
+        .num_rows = num_rows,
+        .hidden = hidden,
+    });
+    free(numbers);
+    return code;
+}
