@@ -15,7 +15,9 @@ from torch import Tensor
 
 import common
 from llamarium.kernels import native
-from llamarium.quant.packed import FORMATS, TILE_ROWS, LinearPacked
+from llamarium.quant.formats import PACKED_FORMATS, TILE_ROWS
+from llamarium.quant.packed import LinearPacked
+from llamarium.quant.tiles import halves_of
 
 ROWS, COLUMNS = 8192, 2048  # of a matrix
 NUM_BYTES = 400_000_000
@@ -30,7 +32,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     x = torch.randn(options.rows, COLUMNS)
     rows: list[dict[str, Any]] = []
-    for name in FORMATS:
+    for name in PACKED_FORMATS:
         memory, linears = matrices(name)
         sides = {
             "product": lambda linears=linears: {"GB/s": product_speed(linears, x)},
@@ -48,13 +50,13 @@ def main() -> None:
 
 def matrices(name: str) -> tuple[Tensor, list[LinearPacked]]:
     """Return memory, and matrices of a format that lie in it: any codes and integers, and finite scales."""
-    format = FORMATS[name]
+    format = PACKED_FORMATS[name]
     shape = (ROWS // TILE_ROWS, COLUMNS // format.columns, format.tile_bytes)
     num_bytes = shape[0] * shape[1] * shape[2]
     memory = torch.randint(256, (NUM_BYTES // num_bytes, num_bytes), dtype=torch.uint8)
     linears = [LinearPacked(tiles.view(shape), ROWS, format) for tiles in memory]
     for linear in linears:
-        format.halves(linear.weight).copy_(torch.full((), 0.01))
+        halves_of(linear.weight, format).copy_(torch.full((), 0.01))
     return memory, linears
 
 

@@ -7,7 +7,7 @@ The text is cut in two: the methods that calibrate see the first nine tenths, an
 --tokens tokens. Without --text it is the manual text that comes with Python (`pydoc_data.topics`). The original is
 computed in float32, unpacked; every other line as the CPU kernels compute it, inputs rounded to 8 bits.
 
-SmolLM2's built-in file is in Q4_1, so "the original" is what Q4_1 left of it. That favours q4_min, which is the same
+SmolLM2's built-in file is in Q4_1, so "the original" is what Q4_1 left of it. That favours Q4_1, which is the same
 grid: its lines show the cost of requantizing, not of 4 bits.
 """
 
@@ -65,8 +65,10 @@ def _options() -> argparse.Namespace:
     made.add_argument("--tokens", type=int, default=20_000, help="tokens that are measured (default %(default)s)")
     made.add_argument("--samples", type=int, default=64, help="windows to calibrate with (default %(default)s)")
     made.add_argument("--context", type=int, default=512, help="tokens of a window (default %(default)s)")
-    made.add_argument("--types", default="q4,q4_min,q4_codebook,q8", help="of the layers (default %(default)s)")
-    made.add_argument("--heads", default="kept,q8,same", help="of the head; same is the layers' (default %(default)s)")
+    made.add_argument("--types", default="Q4_0,Q4_1,IQ4_NL,Q8_0", help="of the layers (default %(default)s)")
+    made.add_argument(
+        "--heads", default="kept,Q8_0,same", help="of the head; same is the layers' (default %(default)s)"
+    )
     made.add_argument("--methods", default=",".join(METHODS), help="(default %(default)s)")
     made.add_argument("--requantize", action="store_true", help="take a model that is quantized")
     made.add_argument("--auto", type=int, default=0, metavar="N", help="choose a head by N windows, too")

@@ -6,11 +6,11 @@
  * Weights lie in the order in which they are used. A tile is 16 rows by 32 columns: the 32 columns are a group, which
  * shares a scale in each row. The tiles of 16 rows follow each other in one linear stream, group after group:
  *
- *   Q4, Q4_MIN, Q4_CODEBOOK   256 bytes of nibbles, 16 float16 scales (and, for Q4_MIN, 16 float16 minima)
- *   Q8                        512 bytes, 16 float16 scales
+ *   Q4_0, Q4_1, IQ4_NL   256 bytes of nibbles, 16 float16 scales (and, for Q4_1, 16 float16 minima)
+ *   Q8_0                 512 bytes, 16 float16 scales
  *
  *   byte (j, r, c) of the nibbles, j < 4, r < 16, c < 4: row r, column 4j + c in the low half, 16 + 4j + c in the high
- *   byte (j, r, c) of Q8, j < 8: row r, column 4j + c, plus 128
+ *   byte (j, r, c) of Q8_0, j < 8: row r, column 4j + c, plus 128
  *
  * GGUF's K formats quantize the scales once more: 256 columns share one float16 scale, and parts of them have small
  * integers that it is multiplied with. There a tile is 16 rows by 256 columns: the scales, then eight groups of codes.
@@ -23,10 +23,10 @@
  *   The 6-bit integers are scales s and minima m, one a group and row. Three times 64 bytes (g, r), g < 4: the low four
  *   bits of s, of groups g and 4 + g; of m, alike; and from the lowest bit the high two of s[g], s[4 + g], m[g], m[4 + g].
  *
- *   Q4            w = scale * (q - 8)
- *   Q4_MIN        w = scale * q + minimum
- *   Q4_CODEBOOK   w = scale * codebook[q], the codebook's entries stored plus 128
- *   Q8            w = scale * (q - 128)
+ *   Q4_0          w = scale * (q - 8)
+ *   Q4_1          w = scale * q + minimum
+ *   IQ4_NL        w = scale * codebook[q], the codebook's entries stored plus 128
+ *   Q8_0          w = scale * (q - 128)
  *   Q4_K, Q5_K    w = d * s * q - dmin * m
  *   Q6_K          w = d * s * (q - 32)
  *   BF16          row-major, as in the file
@@ -44,8 +44,9 @@
 #define LM_GROUP 32
 #define LM_SUPER 256 /* columns of a tile of the K formats */
 
+/* How a matrix is stored, under GGUF's names. LM_F32 is reserved: there is no product of it yet. */
 enum {
-    LM_BF16 = 0, LM_Q8 = 1, LM_Q4 = 2, LM_Q4_MIN = 3, LM_Q4_CODEBOOK = 4, LM_Q4_K = 5, LM_Q5_K = 6, LM_Q6_K = 7, LM_F32 = 8
+    LM_BF16 = 0, LM_Q8_0 = 1, LM_Q4_0 = 2, LM_Q4_1 = 3, LM_IQ4_NL = 4, LM_Q4_K = 5, LM_Q5_K = 6, LM_Q6_K = 7, LM_F32 = 8
 };
 enum { LM_FLOAT32 = 0, LM_BFLOAT16 = 1, LM_INT8 = 2 };
 enum { LM_OK = 0, LM_NO_MEMORY = 1, LM_NO_SUCH_ROW = 2, LM_BAD_BATCH = 3 };
@@ -191,8 +192,7 @@ enum { LM_NO_ID = -1, LM_NO_ID_FOR_MEMORY = -2 };
 /* ids (num_rows): a token for each row of logits (num_rows, count); LM_NO_ID where they are NaN or have no finite maximum. */
 LM_EXPORT int lm_choose(const float *logits, int32_t num_rows, int32_t count, const lm_choice *how, int32_t *ids);
 
-/* Put a matrix of GGUF's blocks, (rows, cols / 32 or 256 of them), into tiles of the same format: Q8_0 into Q8, Q4_0 into Q4, Q4_1
- * into Q4_MIN, IQ4_NL into Q4_CODEBOOK, and the K formats. Nothing is lost. */
+/* Put a matrix of GGUF's blocks, (rows, cols / 32 or 256 of them), into tiles of the same type. Nothing is lost. */
 LM_EXPORT void lm_pack(int32_t kind, int32_t rows, int32_t cols, const uint8_t *blocks, uint8_t *tiles);
 
 /* Nanoseconds in which all threads read this memory once, as fast as they can: its whole blocks of 32 KiB. */

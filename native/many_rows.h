@@ -6,10 +6,10 @@
 static int many_rows(const lm_matrix *w, int stripe, const lm_block *x, int num_rows, float *out) {
     const uint8_t *tiles = stripe_at(w, stripe);
     switch (w->kind) {
-    case LM_Q8: return many_rows_product(w, tiles, x, num_rows, LM_Q8, out);
-    case LM_Q4: return many_rows_product(w, tiles, x, num_rows, LM_Q4, out);
-    case LM_Q4_MIN: return many_rows_product(w, tiles, x, num_rows, LM_Q4_MIN, out);
-    case LM_Q4_CODEBOOK: return many_rows_product(w, tiles, x, num_rows, LM_Q4_CODEBOOK, out);
+    case LM_Q8_0: return many_rows_product(w, tiles, x, num_rows, LM_Q8_0, out);
+    case LM_Q4_0: return many_rows_product(w, tiles, x, num_rows, LM_Q4_0, out);
+    case LM_Q4_1: return many_rows_product(w, tiles, x, num_rows, LM_Q4_1, out);
+    case LM_IQ4_NL: return many_rows_product(w, tiles, x, num_rows, LM_IQ4_NL, out);
     default: return 0; /* the K formats have tiles of another order */
     }
 }

@@ -16,12 +16,12 @@ typedef struct {
 
 /* Row r of a tile whose groups have one scale; a block has its scale, its minimum and its codes as the tile does. */
 static void pack_group(const uint8_t *block, int kind, int r, uint8_t *tile) {
-    const int num_halves = kind == LM_Q4_MIN ? 2 : 1;
+    const int num_halves = kind == LM_Q4_1 ? 2 : 1;
     for (int i = 0; i < num_halves; i++) memcpy(tile + code_bytes(kind) + 32 * i + 2 * r, block + 2 * i, 2);
     for (size_t line = 0; line < code_bytes(kind) / 64; line++) {
         uint32_t codes;
         memcpy(&codes, block + 2 * num_halves + 4 * line, 4);
-        if (kind == LM_Q8) codes ^= 0x80808080; /* signed, in a file */
+        if (kind == LM_Q8_0) codes ^= 0x80808080; /* signed, in a file */
         memcpy(tile + 64 * line + 4 * r, &codes, 4);
     }
 }

@@ -22,20 +22,20 @@ INLINE __m256 sums_at(const tile_column *t, const float *out) { return t->begins
 /* 8 of a tile's 16 rows (`half` 0 or 1) times `rows` rows of inputs. */
 INLINE void half_tile_rows(const tile_column *t, const uint8_t *tile, int half, float *out, const int kind, const int rows) {
     const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), middle = _mm256_set1_epi8(-128);
-    const __m256i book = kind == LM_Q4_CODEBOOK
+    const __m256i book = kind == LM_IQ4_NL
         ? _mm256_xor_si256(middle, _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)t->w->codebook))) : middle;
-    const int narrow = kind == LM_Q4 || kind == LM_Q4_MIN, zero = kind == LM_Q4 ? 8 : 0;
+    const int narrow = kind == LM_Q4_0 || kind == LM_Q4_1, zero = kind == LM_Q4_0 ? 8 : 0;
     __m256i codes[8]; /* of columns 4j to 4j + 3; signed, but for those of 4 bits */
-    for (int j = 0; j < (kind == LM_Q8 ? 8 : 4); j++) {
+    for (int j = 0; j < (kind == LM_Q8_0 ? 8 : 4); j++) {
         const __m256i bytes = _mm256_loadu_si256((const __m256i *)(tile + 64 * j + 32 * half));
         if (half == 0) _mm_prefetch((const char *)tile + 64 * j + BYTES_AHEAD, _MM_HINT_T0);
-        if (kind == LM_Q8) {
+        if (kind == LM_Q8_0) {
             codes[j] = _mm256_xor_si256(bytes, middle);
             continue;
         }
         codes[j] = _mm256_and_si256(bytes, nibble);
         codes[j + 4] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
-        if (kind == LM_Q4_CODEBOOK) {
+        if (kind == LM_IQ4_NL) {
             codes[j] = _mm256_shuffle_epi8(book, codes[j]);
             codes[j + 4] = _mm256_shuffle_epi8(book, codes[j + 4]);
         }
@@ -43,7 +43,7 @@ INLINE void half_tile_rows(const tile_column *t, const uint8_t *tile, int half, 
     const uint8_t *halves = tile + code_bytes(kind) + 16 * half;
     if (half == 0) _mm_prefetch((const char *)halves + BYTES_AHEAD, _MM_HINT_T0);
     const __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)halves));
-    const __m256 minimum = kind == LM_Q4_MIN
+    const __m256 minimum = kind == LM_Q4_1
         ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(halves + 32))) : _mm256_setzero_ps();
     for (int m = 0; m < rows; m++, out += LM_TILE_ROWS) {
         const lm_block *block = &t->x[(size_t)m * t->groups];
@@ -60,7 +60,7 @@ INLINE void half_tile_rows(const tile_column *t, const uint8_t *tile, int half, 
         if (zero) sum = _mm256_sub_epi32(sum, _mm256_set1_epi32(zero * block->sum));
         const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(block->scale));
         __m256 total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), both, sums_at(t, out + 8 * half));
-        if (kind == LM_Q4_MIN) total = _mm256_fmadd_ps(minimum, _mm256_set1_ps(block->total), total);
+        if (kind == LM_Q4_1) total = _mm256_fmadd_ps(minimum, _mm256_set1_ps(block->total), total);
         _mm256_storeu_ps(out + 8 * half, total);
     }
 }

@@ -17,13 +17,13 @@ INLINE __m512i four(const int8_t *q) {
 }
 
 INLINE __m512i codebook_of(const lm_matrix *w, const int kind) {
-    return kind == LM_Q4_CODEBOOK
+    return kind == LM_IQ4_NL
         ? _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)w->codebook)) : _mm512_setzero_si512();
 }
 
 /* What stands for 0 in a tile's codes. */
 INLINE int zero_of(const int kind) {
-    return kind == LM_Q4 ? 8 : kind == LM_Q6_K ? 32 : kind == LM_Q4_MIN || kind == LM_Q4_K || kind == LM_Q5_K ? 0 : 128;
+    return kind == LM_Q4_0 ? 8 : kind == LM_Q6_K ? 32 : kind == LM_Q4_1 || kind == LM_Q4_K || kind == LM_Q5_K ? 0 : 128;
 }
 
 /* What sums of codes times inputs start from. Q6_K has two for a group, `half` 0 and 1, since each half has a scale. */
@@ -35,16 +35,16 @@ INLINE __m512i start_of(const lm_block *block, const int kind, const int half) {
 /* codes[j] holds columns 4j to 4j + 3 of a tile's 16 rows, in 8 bits each. */
 INLINE void load_codes(const uint8_t *tile, const int kind, __m512i book, __m512i codes[8]) {
     const __m512i nibble = _mm512_set1_epi8(15);
-    for (int j = 0; j < (kind == LM_Q8 ? 8 : 4); j++) {
+    for (int j = 0; j < (kind == LM_Q8_0 ? 8 : 4); j++) {
         __m512i bytes = _mm512_loadu_si512(tile + 64 * j);
         _mm_prefetch((const char *)tile + 64 * j + BYTES_AHEAD, _MM_HINT_T0);
-        if (kind == LM_Q8) {
+        if (kind == LM_Q8_0) {
             codes[j] = bytes;
             continue;
         }
         codes[j] = _mm512_and_si512(bytes, nibble);
         codes[j + 4] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble);
-        if (kind == LM_Q4_CODEBOOK) {
+        if (kind == LM_IQ4_NL) {
             codes[j] = _mm512_shuffle_epi8(book, codes[j]);
             codes[j + 4] = _mm512_shuffle_epi8(book, codes[j + 4]);
         }
@@ -60,14 +60,14 @@ INLINE __m512 halves_at(const uint8_t *from) { return _mm512_cvtph_ps(_mm256_loa
 INLINE factors load_factors(const uint8_t *tile, const int kind) {
     const uint8_t *halves = tile + code_bytes(kind);
     _mm_prefetch((const char *)halves + BYTES_AHEAD, _MM_HINT_T0);
-    return (factors){halves_at(halves), kind == LM_Q4_MIN ? halves_at(halves + 32) : _mm512_setzero_ps()};
+    return (factors){halves_at(halves), kind == LM_Q4_1 ? halves_at(halves + 32) : _mm512_setzero_ps()};
 }
 
 /* The total of 16 rows and that of one more group, whose codes' products add up to `sum`. */
 INLINE __m512 add_group(__m512 total, __m512i sum, factors f, const lm_block *block, const int kind) {
     const __m512 both = _mm512_mul_ps(f.scale, _mm512_set1_ps(block->scale));
     total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), both, total);
-    if (kind == LM_Q4_MIN) total = _mm512_fmadd_ps(f.other, _mm512_set1_ps(block->total), total);
+    if (kind == LM_Q4_1) total = _mm512_fmadd_ps(f.other, _mm512_set1_ps(block->total), total);
     return total;
 }
 
@@ -101,7 +101,7 @@ INLINE void one_or_two_tiles(const tile_column *t, int i, const int count, const
 }
 
 INLINE void tile_rows(const tile_column *t, const int kind, const int rows) {
-    const int stay = rows <= 2, pairs = rows == 8 && kind != LM_Q8; /* Q8's codes, loaded as they are, gain nothing */
+    const int stay = rows <= 2, pairs = rows == 8 && kind != LM_Q8_0; /* Q8's codes, loaded as they are, gain nothing */
     __m512i starts[ROWS_AT_ONCE], inputs[2][8];
     for (int m = 0; m < rows; m++) {
         const lm_block *block = &t->x[(size_t)m * t->groups];
@@ -116,7 +116,7 @@ INLINE void tile_rows(const tile_column *t, const int kind, const int rows) {
 /* codes[j], j < 8: columns 4j to 4j + 3 of a group of the K formats. */
 INLINE void super_codes(const uint8_t *from, const int kind, __m512i codes[8]) {
     const __m512i fifth = _mm512_set1_epi8(16), both = _mm512_set1_epi8(48);
-    load_codes(from, LM_Q4, _mm512_setzero_si512(), codes); /* the low four bits */
+    load_codes(from, LM_Q4_0, _mm512_setzero_si512(), codes); /* the low four bits */
     if (kind == LM_Q4_K) return;
     for (size_t at = 256; at < code_bytes(kind); at += 64) _mm_prefetch((const char *)from + at + BYTES_AHEAD, _MM_HINT_T0);
     for (int j = 0; j < 8; j++) {

@@ -1,7 +1,7 @@
 /* The tile products with Arm's dot products: `sdot` multiplies 4 rows by 4 columns and adds them up, in one instruction.
  *
  * It wants signed weights and signed inputs, and takes the 4 inputs from any quarter of a register: two registers hold a
- * group's 32 inputs. 4-bit codes are signed as they are; Q4's zero point is folded into where the sum starts, the others'
+ * group's 32 inputs. 4-bit codes are signed as they are; Q4_0's zero point is folded into where the sum starts, the others'
  * is taken off the codes, which costs an exclusive or.
  */
 #include <arm_neon.h>
@@ -15,20 +15,20 @@ INLINE float32x4_t four_halves(const uint8_t *halves) { return vcvt_f32_f16(vrei
 
 INLINE uint8x16_t codebook_of(const lm_matrix *w, const int kind) {
     const uint8x16_t middle = vdupq_n_u8(128);
-    return kind == LM_Q4_CODEBOOK ? veorq_u8(middle, vld1q_u8(w->codebook)) : middle;
+    return kind == LM_IQ4_NL ? veorq_u8(middle, vld1q_u8(w->codebook)) : middle;
 }
 
 /* codes[j] holds columns 4j to 4j + 3 of rows 4i to 4i + 3 of a tile, in 8 bits each. */
 INLINE void load_codes(const uint8_t *tile, int i, const int kind, uint8x16_t book, int8x16_t codes[8]) {
     const uint8x16_t nibble = vdupq_n_u8(15), middle = vdupq_n_u8(128);
-    for (int j = 0; j < (kind == LM_Q8 ? 8 : 4); j++) {
+    for (int j = 0; j < (kind == LM_Q8_0 ? 8 : 4); j++) {
         const uint8x16_t bytes = vld1q_u8(tile + 64 * j + 16 * i);
-        if (kind == LM_Q8) {
+        if (kind == LM_Q8_0) {
             codes[j] = vreinterpretq_s8_u8(veorq_u8(bytes, middle));
             continue;
         }
         uint8x16_t low = vandq_u8(bytes, nibble), high = vshrq_n_u8(bytes, 4);
-        if (kind == LM_Q4_CODEBOOK) {
+        if (kind == LM_IQ4_NL) {
             low = vqtbl1q_u8(book, low);
             high = vqtbl1q_u8(book, high);
         }
@@ -47,13 +47,13 @@ INLINE int32x4_t half_group(int32x4_t sum, const int8x16_t *codes, const int8_t 
 }
 
 /* Where the sum of the codes' products starts. */
-INLINE int32_t start_of(const lm_block *block, const int kind) { return kind == LM_Q4 ? -8 * block->sum : 0; }
+INLINE int32_t start_of(const lm_block *block, const int kind) { return kind == LM_Q4_0 ? -8 * block->sum : 0; }
 
 /* The total of rows 4i to 4i + 3 and that of one more group, whose codes' products add up to `sum`. */
 INLINE float32x4_t add_group(float32x4_t total, int32x4_t sum, const uint8_t *tile, int i, const lm_block *block, const int kind) {
-    const uint8_t *halves = tile + (kind == LM_Q8 ? 512 : 256) + 8 * i;
+    const uint8_t *halves = tile + (kind == LM_Q8_0 ? 512 : 256) + 8 * i;
     total = vfmaq_f32(total, vcvtq_f32_s32(sum), vmulq_n_f32(four_halves(halves), block->scale));
-    if (kind == LM_Q4_MIN) total = vfmaq_n_f32(total, four_halves(halves + 32), block->total);
+    if (kind == LM_Q4_1) total = vfmaq_n_f32(total, four_halves(halves + 32), block->total);
     return total;
 }
 
@@ -78,7 +78,7 @@ INLINE void tile_rows(const tile_column *t, const int kind, const int rows) {
 /* codes[j], j < 8: columns 4j to 4j + 3 of rows 4i to 4i + 3 of a group of the K formats. */
 INLINE void super_codes(const uint8_t *from, int i, const int kind, int8x16_t codes[8]) {
     const uint8x16_t high = vdupq_n_u8(kind == LM_Q6_K ? 48 : 16);
-    load_codes(from, i, LM_Q4, high, codes); /* the low four bits */
+    load_codes(from, i, LM_Q4_0, high, codes); /* the low four bits */
     if (kind == LM_Q4_K) return;
     for (int j = 0; j < 8; j++) {
         const uint8x16_t bytes = vld1q_u8(from + 256 + (kind == LM_Q6_K ? j / 4 * 64 : 0) + 16 * i);

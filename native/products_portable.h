@@ -9,7 +9,7 @@ static float group_product(const lm_matrix *w, const uint8_t *tile, int row, con
     int32_t sum = 0;
     for (int c = 0; c < LM_GROUP; c++) sum += code_at(w, tile, row, c) * x->q[c];
     const float product = (float)sum * (half_at(halves, row) * x->scale);
-    return w->kind != LM_Q4_MIN ? product : product + half_at(halves + 32, row) * x->total;
+    return w->kind != LM_Q4_1 ? product : product + half_at(halves + 32, row) * x->total;
 }
 
 /* A row of a tile of the K formats times eight groups of inputs; the whole numbers stay below 2^24, as floats hold them. */

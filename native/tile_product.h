@@ -55,10 +55,10 @@ static void tile_product(const lm_matrix *w, int stripe, int num_stripes, const 
 #define CASE(KIND) \
     case KIND: product_of_kind(w, stripe, num_stripes, x, num_rows, KIND, out); break
     switch (w->kind) {
-        CASE(LM_Q8);
-        CASE(LM_Q4);
-        CASE(LM_Q4_MIN);
-        CASE(LM_Q4_CODEBOOK);
+        CASE(LM_Q8_0);
+        CASE(LM_Q4_0);
+        CASE(LM_Q4_1);
+        CASE(LM_IQ4_NL);
         CASE(LM_Q4_K);
         CASE(LM_Q5_K);
         CASE(LM_Q6_K);

@@ -49,7 +49,7 @@ static inline int is_super(int kind) { return kind >= LM_Q4_K && kind <= LM_Q6_K
 
 /* Bytes of a group's codes. */
 static inline size_t code_bytes(int kind) {
-    return kind == LM_Q8 ? 512 : kind == LM_Q5_K ? 256 + 64 : kind == LM_Q6_K ? 256 + 128 : 256;
+    return kind == LM_Q8_0 ? 512 : kind == LM_Q5_K ? 256 + 64 : kind == LM_Q6_K ? 256 + 128 : 256;
 }
 
 /* Bytes before the codes of a tile of the K formats. */
@@ -57,7 +57,7 @@ static inline size_t head_bytes(int kind) { return kind == LM_Q6_K ? 32 + 256 : 
 
 static inline size_t tile_bytes(int kind) {
     if (is_super(kind)) return head_bytes(kind) + LM_SUPER / LM_GROUP * code_bytes(kind);
-    return code_bytes(kind) + (kind == LM_Q4_MIN ? 64 : 32);
+    return code_bytes(kind) + (kind == LM_Q4_1 ? 64 : 32);
 }
 
 static inline int tile_cols(int kind) { return is_super(kind) ? LM_SUPER : LM_GROUP; }
@@ -89,11 +89,11 @@ static inline float half_at(const uint8_t *halves, int row) {
 /* What a weight is before its scale, from its group's codes. */
 static inline int code_at(const lm_matrix *w, const uint8_t *codes, int row, int col) {
     const int lane = row * 4 + col % 4, line = col / 4;
-    if (w->kind == LM_Q8) return codes[line * 64 + lane] - 128;
+    if (w->kind == LM_Q8_0) return codes[line * 64 + lane] - 128;
     const int byte = codes[line % 4 * 64 + lane], nibble = line < 4 ? byte & 15 : byte >> 4;
     switch (w->kind) {
-    case LM_Q4: return nibble - 8;
-    case LM_Q4_CODEBOOK: return w->codebook[nibble] - 128;
+    case LM_Q4_0: return nibble - 8;
+    case LM_IQ4_NL: return w->codebook[nibble] - 128;
     case LM_Q5_K: return nibble + 16 * (codes[256 + lane] >> line & 1);
     case LM_Q6_K: return nibble + 16 * (codes[256 + line / 4 * 64 + lane] >> 2 * (line % 4) & 3) - 32;
     default: return nibble;
@@ -151,7 +151,7 @@ static inline void unpack_row(const lm_matrix *w, int64_t stripe, int row, float
             continue;
         }
         const uint8_t *halves = tile + code_bytes(w->kind);
-        const float scale = half_at(halves, row), minimum = w->kind == LM_Q4_MIN ? half_at(halves + 32, row) : 0;
+        const float scale = half_at(halves, row), minimum = w->kind == LM_Q4_1 ? half_at(halves + 32, row) : 0;
         for (int c = 0; c < LM_GROUP; c++) out[i * LM_GROUP + c] = (float)code_at(w, tile, row, c) * scale + minimum;
     }
 }

@@ -29,7 +29,8 @@ from llamarium.generation.speculate import PromptLookup
 from llamarium.hub.builtin import recommended
 from llamarium.hub.resolve import resolve
 from llamarium.model import LlamaForCausalLM
-from llamarium.quant.swap import QUANTIZED_LINEARS, Method
+from llamarium.quant.formats import chosen_type
+from llamarium.quant.swap import METHODS
 from llamarium.tokenizer.base import Tokenizer
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def load(
     *,
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto",
     device: str = "auto",
-    quantize: Method | None = None,
+    quantize: str | None = None,
     dequantize: Dequantize = "auto",
     kv_cache_dtype: KVCacheDtype = "auto",
     deterministic: bool = False,
@@ -64,10 +65,10 @@ def load(
         model: A built-in name, a folder (Hugging Face or Meta), a `.gguf` file, or `org/name` on the Hugging Face hub.
         dtype: What it computes in; "auto" is as stored, and bfloat16 for quantized files.
         device: "cpu", "cuda", "cuda:1", "mps"; "auto" is a GPU where there is one.
-        quantize: Quantize the Linears while loading: "nf4", "int8" or "int4".
-        dequantize: For files that are quantized already: "load" unpacks once, "use" keeps them packed in memory and
-            unpacks for every use; "auto" keeps NF4 and packed folders packed, lays out for the CPU kernels what they
-            multiply of GGUF's formats (unless dtype is float32 or float16), and unpacks the others.
+        quantize: Quantize the Linears while loading: "NF4", "Q8_0" or "Q4_1", in capital letters or not.
+        dequantize: For files that are quantized already: "load" dequantizes once, "use" keeps them as they are
+            stored and dequantizes for every use; "auto" keeps NF4 and packed folders as they are, packs what the CPU
+            kernels multiply of GGUF's types (unless dtype is float32 or float16), and dequantizes the others.
         kv_cache_dtype: What generation and dialogs keep keys and values in: "auto" is the model's dtype, "int8" about
             half of bfloat16's memory.
         deterministic: Give a request the same bits alone, in any batch, with any chunking and on any number of threads.
@@ -79,7 +80,6 @@ def load(
         LlamariumError: If the model cannot be found, read, or loaded so; see `llamarium.errors`.
     """
     _check_choice("dtype", dtype, ("auto", *DTYPES))
-    _check_choice("quantize", quantize, (None, *QUANTIZED_LINEARS))
     _check_choice("dequantize", dequantize, get_args(Dequantize))
     _check_choice("kv_cache_dtype", kv_cache_dtype, get_args(KVCacheDtype))
     _check_choice("deterministic", deterministic, (True, False))
@@ -87,7 +87,7 @@ def load(
     options = LoadOptions(
         dtype=None if dtype == "auto" else DTYPES[dtype],
         device=choose_device(device),
-        quantize=quantize,
+        quantize=None if quantize is None else chosen_type("quantize", quantize, METHODS),
         dequantize=dequantize,
         strict=strict,
         deterministic=deterministic,

@@ -84,7 +84,7 @@ def test_gguf_packed_equals_unpacked(type_name: str, model_files: Callable[..., 
 
 
 @pytest.mark.parametrize(
-    ("method", "kind", "tolerance"), [("int8", Linear8bit, 0.03), ("nf4", Linear4bit, 0.25), ("int4", LinearInt4, 0.25)]
+    ("method", "kind", "tolerance"), [("Q8_0", Linear8bit, 0.03), ("NF4", Linear4bit, 0.25), ("q4_1", LinearInt4, 0.25)]
 )
 def test_quantizing_on_load(method: Any, kind: type, tolerance: float, model_files: Callable[..., Any]) -> None:
     folder = model_files().huggingface()
@@ -98,8 +98,8 @@ def test_quantizing_on_load(method: Any, kind: type, tolerance: float, model_fil
         error = (llama.model(IDS, POSITIONS) - expected).norm() / expected.norm()
     assert 1e-4 < error < tolerance
     held = {s.key: s.dtype for s in llama.sources}
-    assert held["model.layers.0.mlp.up_proj.weight"] == method
-    assert held["model.embed_tokens.weight"] == "float32"
+    assert held["model.layers.0.mlp.up_proj.weight"] == method.upper()
+    assert held["model.embed_tokens.weight"] == "F32"
 
 
 @torch.no_grad()
@@ -126,7 +126,7 @@ def test_gguf_blocks_are_packed_for_the_kernels_unless_something_else_is_asked_f
 def test_without_the_kernels_gguf_is_unpacked(model_files: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamarium.kernels.native.library", lambda: None)
     llama = llamarium.load(model_files().gguf_file("Q8_0"), device="cpu")
-    assert {s.dtype for s in llama.sources} == {"bfloat16"}
+    assert {s.dtype for s in llama.sources} == {"BF16"}
 
 
 @pytest.mark.parametrize(("strict", "kind"), [(False, None), (True, CheckpointError)])
@@ -150,7 +150,7 @@ def test_sources_tell_each_weight_s_way(model_files: Callable[..., Any]) -> None
     llama = llamarium.load(model_files().gguf_file("Q8_0"), device="cpu")
     sources = {s.key: s for s in llama.sources}
     q_proj = sources["model.layers.1.self_attn.q_proj.weight"]
-    assert (q_proj.name, q_proj.stored_dtype, q_proj.dtype) == ("blk.1.attn_q.weight", "Q8_0", "q8")
+    assert (q_proj.name, q_proj.stored_dtype, q_proj.dtype) == ("blk.1.attn_q.weight", "Q8_0", "Q8_0")
     assert q_proj.permuted
     assert q_proj.file.name == "Q8_0.gguf"
     assert not sources["model.layers.1.self_attn.v_proj.weight"].permuted

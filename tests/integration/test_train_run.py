@@ -458,7 +458,7 @@ def finetuning(tmp_path: Path, model_files: Callable[..., Any], **changes: Any) 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"dropout": 0.2}, {"quantize": "nf4", "dora": True}, {"method": "full"}, {"quantize": "int8", "rslora": True}],
+    [{"dropout": 0.2}, {"quantize": "nf4", "dora": True}, {"method": "full"}, {"quantize": "q8_0", "rslora": True}],
 )
 def test_fine_tuning_resumes_to_the_bit_and_moves_only_what_it_should(
     changes: dict[str, Any], tmp_path: Path, model_files: Callable[..., Any]

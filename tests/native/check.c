@@ -26,7 +26,7 @@
 #define LENGTH(array) (int)(sizeof array / sizeof *array)
 
 static const char *const SETS[] = {"portable", "avx2", "avx512_vnni", "amx", "neon_dotprod", "neon_i8mm"};
-static const char *const KINDS[] = {"bf16", "q8", "q4", "q4_min", "q4_codebook", "q4_k", "q5_k", "q6_k"};
+static const char *const KINDS[] = {"BF16", "Q8_0", "Q4_0", "Q4_1", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K"};
 static const char *const DTYPES[] = {"float32", "bfloat16", "int8"};
 
 static void *allocate(size_t bytes) {
@@ -57,7 +57,7 @@ static float random_float(void) { return (float)(random_bits() >> 8) / 8388608 -
 
 static uint16_t random_half(int kind) { /* so that weights are of size 0.1; one in 16 is smaller than normal numbers are */
     const uint32_t bits = random_bits(), sign = bits & 0x8000;
-    const uint32_t least = is_super(kind) ? 0x0c00 : kind == LM_Q4 || kind == LM_Q4_MIN ? 0x2400 : 0x1400; /* 2^-12, 2^-6, 2^-10 */
+    const uint32_t least = is_super(kind) ? 0x0c00 : kind == LM_Q4_0 || kind == LM_Q4_1 ? 0x2400 : 0x1400; /* 2^-12, 2^-6, 2^-10 */
     return (uint16_t)(sign | (bits % 16 == 0 ? (bits >> 16) & 0x3ff : least + (bits >> 16) % 0x800));
 }
 
@@ -74,7 +74,7 @@ enum { RANDOM_CODES = -1 };
 /* A matrix whose codes are random, or all of them the byte `codes`, as are the small integers of the K formats; its scales
  * are random, and zero past its rows. */
 static lm_matrix random_matrix(int kind, int rows, int cols, int codes) {
-    lm_matrix w = {kind, rows, cols, NULL, kind == LM_Q4_CODEBOOK ? codebook : NULL};
+    lm_matrix w = {kind, rows, cols, NULL, kind == LM_IQ4_NL ? codebook : NULL};
     if (kind == LM_BF16) {
         uint16_t *weights = ARRAY(uint16_t, (size_t)rows * cols);
         for (size_t i = 0; i < (size_t)rows * cols; i++) weights[i] = to_bf16(random_float() * 0.2f);
@@ -82,7 +82,7 @@ static lm_matrix random_matrix(int kind, int rows, int cols, int codes) {
         return w;
     }
     const size_t stripes = ((size_t)rows + 15) / 16, num_tiles = (size_t)tiles_of(&w), size = tile_bytes(kind);
-    const size_t num_halves = kind == LM_Q4_MIN || kind == LM_Q4_K || kind == LM_Q5_K ? 32 : 16;
+    const size_t num_halves = kind == LM_Q4_1 || kind == LM_Q4_K || kind == LM_Q5_K ? 32 : 16;
     const size_t halves_at = is_super(kind) ? 0 : code_bytes(kind);
     uint8_t *tiles = ARRAY(uint8_t, stripes * num_tiles * size);
     for (size_t tile = 0; tile < stripes * num_tiles; tile++) {
@@ -637,7 +637,7 @@ static void *call_often(void *unused) {
 /* Two callers at once while the number of threads changes; then a forked child, which has lost the threads. */
 static void check_pool(int can_fork) {
     snprintf(doing, sizeof doing, "two callers and a fork");
-    shared_matrix = random_matrix(LM_Q4, 77, 96, RANDOM_CODES);
+    shared_matrix = random_matrix(LM_Q4_0, 77, 96, RANDOM_CODES);
     shared_x = random_floats(3 * 96);
     shared_y = ARRAY(float, 3 * 77);
     multiply(&shared_matrix, shared_x, 3, shared_y);
@@ -671,7 +671,7 @@ static void check_pool(int can_fork) {
 /* Packing touches no byte past its blocks and tiles, gives the same on any number of threads, and zeros past the last row. */
 static void check_packing(void) {
     const int shapes[][2] = {{1, 256}, {16, 512}, {150, 256}};
-    for (int kind = LM_Q8; kind < LENGTH(KINDS); kind++)
+    for (int kind = LM_Q8_0; kind < LENGTH(KINDS); kind++)
         for (int i = 0; i < LENGTH(shapes); i++) {
             const int rows = shapes[i][0], cols = shapes[i][1];
             snprintf(doing, sizeof doing, "packing %d x %d of %s", rows, cols, KINDS[kind]);
@@ -686,7 +686,7 @@ static void check_packing(void) {
             lm_set_threads(3);
             lm_pack(kind, rows, cols, blocks, three);
             expect_same(three, one, bytes, "other tiles on three threads");
-            const lm_matrix w = {kind, rows, cols, three, kind == LM_Q4_CODEBOOK ? codebook : NULL};
+            const lm_matrix w = {kind, rows, cols, three, kind == LM_IQ4_NL ? codebook : NULL};
             float *values = ARRAY(float, cols);
             for (size_t row = rows; row < stripes * LM_TILE_ROWS; row++) {
                 unpack_row(&w, row / LM_TILE_ROWS, row % LM_TILE_ROWS, values);
@@ -719,12 +719,12 @@ static void check_set(const char *set) {
     worst = 0;
     check_forward(set, LM_BF16, LM_BFLOAT16, 64);
     check_forward(set, LM_BF16, LM_INT8, 72);
-    check_forward(set, LM_Q4, LM_INT8, 64);
+    check_forward(set, LM_Q4_0, LM_INT8, 64);
     for (int kind = 0; !is_super(kind); kind++) check_forward(set, kind, kind % 2, HEAD_DIMS[kind % 3]); /* the model is small */
-    check_step(set, LM_Q4);
-    check_run(set, LM_Q4, LM_BFLOAT16, 64);
+    check_step(set, LM_Q4_0);
+    check_run(set, LM_Q4_0, LM_BFLOAT16, 64);
     check_run(set, LM_BF16, LM_INT8, 72);
-    check_run(set, LM_Q8, LM_FLOAT32, 80);
+    check_run(set, LM_Q8_0, LM_FLOAT32, 80);
     printf("%s: products within %.1e, models within %.1e\n", set, products, worst);
 #ifdef LM_EMULATE_AMX
     if (strcmp(set, "amx") == 0) printf("%d products of tiles were emulated\n", amx_num_products());
@@ -747,6 +747,6 @@ int main(int argc, char **argv) {
             check_set(SETS[i]);
     }
     lm_set_threads(1); /* with the next call the others end */
-    multiply(&(lm_matrix){LM_Q8, 0, 32, NULL, NULL}, NULL, 0, NULL);
+    multiply(&(lm_matrix){LM_Q8_0, 0, 32, NULL, NULL}, NULL, 0, NULL);
     return 0;
 }

@@ -7,9 +7,9 @@ import torch
 from gguf import quants
 
 from llamarium.checkpoints.gguf.file import read_gguf
+from llamarium.quant.formats import GGML_TYPES
 from llamarium.quant.ggml_blocks import dequantize
 from llamarium.quant.ggml_encode import quantize
-from llamarium.quant.ggml_formats import GGML_TYPES
 
 # Where each format keeps its half-precision scales, in bytes from the block's start.
 SCALES = {

@@ -82,7 +82,7 @@ def test_every_loading_option_reaches_load(monkeypatch: pytest.MonkeyPatch, tmp_
 
     monkeypatch.setattr("llamarium.api.load", load)
     monkeypatch.setattr(options, "set_threads", lambda threads: seen.update(threads=threads))
-    words = "--dtype float32 --device cuda:1 --quantize int8 --dequantize use --deterministic --strict --threads 3 -m"
+    words = "--dtype float32 --device cuda:1 --quantize q8_0 --dequantize use --deterministic --strict --threads 3 -m"
     llama = options.load_llama(parse(*words.split(), str(tmp_path)))
     assert llama.name == str(tmp_path)
     assert callable(seen.pop("progress"))
@@ -90,7 +90,7 @@ def test_every_loading_option_reaches_load(monkeypatch: pytest.MonkeyPatch, tmp_
         "path": tmp_path,
         "dtype": "float32",
         "device": "cuda:1",
-        "quantize": "int8",
+        "quantize": "Q8_0",
         "dequantize": "use",
         "kv_cache_dtype": "auto",
         "deterministic": True,

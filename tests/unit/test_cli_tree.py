@@ -68,7 +68,7 @@ def test_every_preset_has_a_tree(name: str, capsys: pytest.CaptureFixture[str]) 
     assert "Linear(in_features" in out
 
 
-@pytest.mark.parametrize(("method", "kind"), [("int8", "Linear8bit"), ("int4", "LinearInt4")])
+@pytest.mark.parametrize(("method", "kind"), [("Q8_0", "Linear8bit"), ("q4_1", "LinearInt4")])
 def test_other_quantizations(method: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tree", "llama-3.2-1b", "--quantize", method]) == 0
     assert f"(q_proj): {kind}(in_features=2048, out_features=2048, bias=False)" in capsys.readouterr().out
@@ -127,7 +127,7 @@ def test_a_folder_in_nf4_has_the_tree_that_load_gives_it(
     out = capsys.readouterr().out
     assert "(q_proj): Linear4bit(" in out and "(lm_head): Linear(" in out
     assert out == f"{load(folder).model}\n"
-    assert main(["tree", str(folder), "--quantize", "int8"]) == 0
+    assert main(["tree", str(folder), "--quantize", "q8_0"]) == 0
     assert "(q_proj): Linear8bit(" in capsys.readouterr().out
 
 

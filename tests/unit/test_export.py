@@ -91,7 +91,7 @@ def test_shards(model_files: Callable[..., Any], tmp_path: Path) -> None:
     assert torch.equal(loaded(tmp_path / "out")(IDS), model(IDS))
 
 
-@pytest.mark.parametrize("method", ["nf4", "int8", "int4"])
+@pytest.mark.parametrize("method", ["NF4", "Q8_0", "Q4_1"])
 def test_a_quantized_model_is_unpacked_when_asked(method: Any, model_files: Callable[..., Any], tmp_path: Path) -> None:
     model = loaded(model_files(dtype=torch.float32).huggingface())
     quantize_linears(model, method)

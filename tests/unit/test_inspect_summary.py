@@ -53,10 +53,10 @@ def test_costs_of_published_shapes(name: str, parameters: int, kv_bytes: int) ->
 
 def test_bytes_of_a_model_count_a_tied_head_once() -> None:
     model = LlamaForCausalLM(preset("tiny"))
-    assert summarize(model.config, model).bytes_by_dtype == {"float32": 4 * 402_048}
+    assert summarize(model.config, model).bytes_by_dtype == {"F32": 4 * 402_048}
     assert summarize(model.config, model).parameters.total == 402_048
     half = summarize(model.config, model.to(torch.float16))
-    assert half.bytes_by_dtype == {"float16": 2 * 402_048} and half.kv_dtype == "float16"
+    assert half.bytes_by_dtype == {"F16": 2 * 402_048} and half.kv_dtype == "float16"
     with torch.device("meta"):
         nothing_loaded = LlamaForCausalLM(preset("tiny"))
     assert summarize(model.config, nothing_loaded).bytes_by_dtype == {}

@@ -18,11 +18,9 @@ from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
+from llamarium.quant.formats import PACKED_FORMATS, block_format
 from llamarium.quant.ggml_blocks import dequantize
-from llamarium.quant.ggml_formats import block_format
 from llamarium.quant.packed import (
-    FORMATS,
-    GGML_FORMATS,
     EmbeddingPacked,
     LinearPacked,
     pack_ggml,
@@ -32,7 +30,7 @@ from llamarium.quant.packed import (
 from llamarium.quant.swap import swap_linears
 from llamarium.runtime.plan import NativeLlamaModel, use_kernels
 
-K_FORMATS = [name for name, packed in GGML_FORMATS.items() if FORMATS[packed].is_super]
+K_FORMATS = [name for name, item in PACKED_FORMATS.items() if item.is_super]
 HALVES_AT = {"Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
 """Where a block's halves are, in bytes from its start."""
 
@@ -61,9 +59,9 @@ def with_halves(type_name: str, values: list[float]) -> LinearPacked:
 
 
 def test_bits_per_weight_contain_the_scales() -> None:
-    found = {name: round(format.bits_per_weight, 4) for name, format in FORMATS.items()}
+    found = {name: round(format.bits_per_weight, 4) for name, format in PACKED_FORMATS.items()}
     assert found == {
-        "q8": 8.5, "q4": 4.5, "q4_min": 5.0, "q4_codebook": 4.5, "q4_k": 4.5, "q5_k": 5.5, "q6_k": 6.5625,
+        "Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5.0, "IQ4_NL": 4.5, "Q4_K": 4.5, "Q5_K": 5.5, "Q6_K": 6.5625,
     }  # fmt: skip
 
 
@@ -82,7 +80,7 @@ def test_packing_loses_nothing(type_name: str, rows: int, piece: int | None, mon
     assert linear.weight.numel() == -(-rows // 16) * 16 * blocks.shape[1], "no byte more than in the file"
 
 
-@pytest.mark.parametrize("type_name", GGML_FORMATS)
+@pytest.mark.parametrize("type_name", PACKED_FORMATS)
 @pytest.mark.parametrize("rows", [1, 16, 300])
 def test_c_packs_what_pytorch_does(type_name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = torch.randint(256, (block_format(type_name).row_bytes(768), rows), dtype=torch.uint8).T
@@ -203,7 +201,7 @@ def test_a_pass_equals_the_modules(kernels: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("type_name", "held"), [("Q4_K", "q4_k"), ("Q6_K", "q6_k"), ("Q3_K", "bfloat16")])
+@pytest.mark.parametrize(("type_name", "held"), [("Q4_K", "Q4_K"), ("Q6_K", "Q6_K"), ("Q3_K", "BF16")])
 def test_a_file_is_kept_as_it_is_where_the_kernels_know_its_format(
     type_name: str, held: str, model_files: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,7 +215,7 @@ def test_a_file_is_kept_as_it_is_where_the_kernels_know_its_format(
     llama, exact = (llamarium.load(path, device="cpu", **given) for given in ({}, {"dtype": "float32"}))
     matrices = {s.dtype for s in llama.sources if len(s.shape) == 2}
     assert matrices == {held}
-    if held != "bfloat16":
+    if held != "BF16":
         assert isinstance(llama.model.model, NativeLlamaModel)
         assert llama.model.lm_head.weight is llama.model.model.embed_tokens.weight, "a tied head is the same storage"
         for key in ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj", "lm_head"):

@@ -70,10 +70,10 @@ def half(weight: Tensor) -> HalfLinear:
 BASES: dict[str, Callable[[Tensor], nn.Module]] = {
     "plain": plain,
     "half": half,
-    "nf4": Linear4bit.from_weight,
-    "int8": Linear8bit.from_weight,
-    "int4": LinearInt4.from_weight,
-    "Q4_1": lambda weight: LinearGGML.from_weight(weight, "Q4_1"),
+    "NF4": Linear4bit.from_weight,
+    "Q8_0": Linear8bit.from_weight,
+    "Q4_1": LinearInt4.from_weight,
+    "GGML": lambda weight: LinearGGML.from_weight(weight, "Q4_1"),
 }
 
 
@@ -281,7 +281,7 @@ def test_it_learns() -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("method", [None, "nf4", "int8"])
+@pytest.mark.parametrize("method", [None, "nf4", "q8_0"])
 @torch.no_grad()
 def test_merged_equals_adapted(variant: str, method: Any) -> None:
     model = make_model()
@@ -357,7 +357,7 @@ def test_the_same_base_in_other_clothes(model_files: Callable[..., Any], tmp_pat
     apply_lora(trained, LoRAConfig(r=2))
     assert base_fingerprint(trained) == fingerprint
     save_adapter(trained, tmp_path / "a")
-    for options in ({}, {"dtype": "float32"}, {"quantize": "int8"}):
+    for options in ({}, {"dtype": "float32"}, {"quantize": "q8_0"}):
         load_adapter(llamarium.load(folder, device="cpu", **options).model, tmp_path / "a")
     with pytest.warns(UserWarning, match="float16.*not checked"):
         load_adapter(llamarium.load(folder, device="cpu", dtype="float16").model, tmp_path / "a")

@@ -22,13 +22,12 @@ from llamarium.kernels import native, threads
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
+from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.ggml import quantize
 from llamarium.quant.ggml_blocks import dequantize
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.packed import (
-    FORMATS,
-    GGML_FORMATS,
     EmbeddingPacked,
     LinearPacked,
     pack_ggml,
@@ -40,25 +39,27 @@ from llamarium.quant.swap import swap_linears
 from llamarium.runtime import plan as plans
 from llamarium.runtime.plan import NativeLlamaModel, make_deterministic, use_kernels
 
-GROUPED = [name for name, format in FORMATS.items() if not format.is_super]  # the K formats have tests of their own
+GROUPED = [
+    name for name, format in PACKED_FORMATS.items() if not format.is_super
+]  # the K formats have tests of their own
 SHAPES = [(16, 32, 1), (1, 32, 2), (65, 96, 3), (33, 64, 13), (160, 576, 9), (48, 2048, 17)]
 
 
 def random_linear(name: str, rows: int, columns: int, seed: int = 0, extreme: bool = False) -> LinearPacked:
     generator = torch.Generator().manual_seed(seed)
-    high = 256 if name == "q8" else 16
+    high = 256 if name == "Q8_0" else 16
     codes = torch.randint(high, (rows, columns), generator=generator, dtype=torch.uint8)
     if extreme:
         codes = (codes % 2) * (high - 1)
     scale = torch.randn(rows, columns // 32, generator=generator).half()
-    minimum = torch.randn(rows, columns // 32, generator=generator).half() if FORMATS[name].has_minimum else None
-    return LinearPacked.from_codes(codes, scale, FORMATS[name], minimum)
+    minimum = torch.randn(rows, columns // 32, generator=generator).half() if PACKED_FORMATS[name].has_minimum else None
+    return LinearPacked.from_codes(codes, scale, PACKED_FORMATS[name], minimum)
 
 
 # --- the layout -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("type_name", [name for name, packed in GGML_FORMATS.items() if packed in GROUPED])
+@pytest.mark.parametrize("type_name", GROUPED)
 @pytest.mark.parametrize("rows", [1, 16, 40])
 def test_packing_loses_nothing(type_name: str, rows: int) -> None:
     source = "Q4_0" if type_name == "IQ4_NL" else type_name  # the same blocks; only the codes mean something else
@@ -67,7 +68,7 @@ def test_packing_loses_nothing(type_name: str, rows: int) -> None:
     expected = dequantize(blocks, type_name)
     assert torch.equal(linear.dequantize(), expected)
     assert torch.equal(linear.dequantize_rows(rows // 2, rows, torch.float32), expected[rows // 2 :])
-    assert linear.weight.numel() == -(-rows // 16) * 3 * FORMATS[GGML_FORMATS[type_name]].tile_bytes
+    assert linear.weight.numel() == -(-rows // 16) * 3 * PACKED_FORMATS[type_name].tile_bytes
 
 
 @pytest.mark.parametrize("kind", [Linear8bit, LinearInt4])
@@ -80,7 +81,7 @@ def test_integers_are_packed_without_loss(kind: Any) -> None:
 
 def test_what_cannot_be_packed_is_refused() -> None:
     with pytest.raises(OptionError, match="rows of 48 weights cannot be packed; expected a multiple of 32"):
-        LinearPacked.from_codes(torch.zeros(2, 48, dtype=torch.uint8), torch.ones(2, 1).half(), FORMATS["q4"])
+        LinearPacked.from_codes(torch.zeros(2, 48, dtype=torch.uint8), torch.ones(2, 1).half(), PACKED_FORMATS["Q4_0"])
 
 
 # --- one product ------------------------------------------------------------------------------------------------------
@@ -123,7 +124,7 @@ def test_a_row_is_the_same_alone_among_others_and_on_any_number_of_threads(
 
 
 def test_inputs_that_are_zero_or_not_finite(kernels: str) -> None:
-    linear = random_linear("q4", 16, 64)
+    linear = random_linear("Q4_0", 16, 64)
     x = torch.randn(4, 64)
     x[0], x[1, 3], x[2, 40] = 0, float("nan"), float("inf")
     y = native.product(linear.matrix, x)
@@ -133,11 +134,11 @@ def test_inputs_that_are_zero_or_not_finite(kernels: str) -> None:
 def test_scales_that_are_subnormal_infinite_or_nan(kernels: str) -> None:
     codes = torch.full((16, 32), 9, dtype=torch.uint8)
     scale = torch.tensor([2.0**-24, -(2.0**-15), 65504.0, float("inf"), float("nan"), 0.0]).half()
-    linear = LinearPacked.from_codes(codes[:6], scale.unsqueeze(1), FORMATS["q4"])
+    linear = LinearPacked.from_codes(codes[:6], scale.unsqueeze(1), PACKED_FORMATS["Q4_0"])
     y = native.product(linear.matrix, torch.ones(1, 32))[0]
     torch.testing.assert_close(y[:3], scale[:3].float() * 32)
     assert y[3].isinf() and y[4].isnan() and y[5] == 0
-    assert not linear.has_finite_scales() and random_linear("q4_min", 20, 32).has_finite_scales()
+    assert not linear.has_finite_scales() and random_linear("Q4_1", 20, 32).has_finite_scales()
 
 
 def test_rounding_of_inputs_is_the_definitions() -> None:
@@ -147,7 +148,7 @@ def test_rounding_of_inputs_is_the_definitions() -> None:
 
 
 def test_a_linear_serves_every_dtype_shape_and_gradient() -> None:
-    linear = random_linear("q4_min", 33, 64)
+    linear = random_linear("Q4_1", 33, 64)
     x = torch.randn(2, 3, 64)
     assert linear(x).shape == (2, 3, 33) and linear(x.bfloat16()).dtype is torch.bfloat16
     assert torch.equal(linear(x), native.product(linear.matrix, x.view(6, 64)).view(2, 3, 33))
@@ -160,7 +161,7 @@ def test_a_linear_serves_every_dtype_shape_and_gradient() -> None:
 
 
 def test_an_embedding_looks_up_rows() -> None:
-    linear = random_linear("q8", 100, 64)
+    linear = random_linear("Q8_0", 100, 64)
     table = EmbeddingPacked(linear, torch.float32)
     ids = torch.tensor([[0, 99, 17], [16, 15, 99]])
     assert torch.equal(table(ids), linear.dequantize()[ids])
@@ -300,7 +301,7 @@ def test_tokens_have_the_same_logits_cached_chunked_batched_and_on_any_number_of
 def packed_whole(dtype: torch.dtype) -> LlamaForCausalLM:
     """A model whose embedding and head are packed too, as one from a GGUF file is."""
     _, model = both("Q4_0", dtype)
-    model.lm_head = random_linear("q8", CONFIG.vocab_size, CONFIG.hidden_size)
+    model.lm_head = random_linear("Q8_0", CONFIG.vocab_size, CONFIG.hidden_size)
     model.model.embed_tokens = EmbeddingPacked(model.lm_head, dtype)
     return model
 
@@ -473,9 +474,9 @@ def test_what_a_plan_cannot_do_goes_through_the_modules(passes: list[int]) -> No
 
 CHANGES: dict[str, Callable[[LlamaForCausalLM], Any]] = {
     "a weight": lambda model: model.model.layers[1].mlp.up_proj.weight[..., :512].random_(0, 255),
-    "a Linear": lambda model: setattr(model.model.layers[0].self_attn, "q_proj", random_linear("q8", 128, 96)),
+    "a Linear": lambda model: setattr(model.model.layers[0].self_attn, "q_proj", random_linear("Q8_0", 128, 96)),
     "a weight's memory": lambda model: setattr(
-        model.model.layers[0].mlp.down_proj, "weight", random_linear("q8", 96, 160).weight
+        model.model.layers[0].mlp.down_proj, "weight", random_linear("Q8_0", 96, 160).weight
     ),
     "a block": lambda model: setattr(model.model.layers[2], "mlp", copy.deepcopy(model.model.layers[0].mlp)),
     "the layers": lambda model: model.model.layers.__delitem__(1),
@@ -590,7 +591,7 @@ def test_the_kernels_have_torchs_threads_and_torch_one_between_them(monkeypatch:
 
 
 def test_threads_sleep_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    linear, x = random_linear("q4", 64, 96), torch.randn(1, 96)
+    linear, x = random_linear("Q4_0", 64, 96), torch.randn(1, 96)
     monkeypatch.setattr(native, "num_threads", lambda: 3)
     native.product(linear.matrix, x)
     time.sleep(0.05)  # they wait for the next call for 3 ms

@@ -32,9 +32,10 @@ from llamarium.errors import (
 )
 from llamarium.inspect.summary import summarize
 from llamarium.kernels import native
+from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.ggml import quantize
 from llamarium.quant.int4 import LinearInt4
-from llamarium.quant.packed import FORMATS, EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
+from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
 from llamarium.runtime.plan import NativeLlamaModel
 
 Q = "model.layers.0.self_attn.q_proj.weight"
@@ -44,11 +45,11 @@ IDS = torch.tensor([[1, 17, 33, 200, 5]])
 
 
 def pack(weight: Tensor, format: str) -> LinearPacked:
-    if format == "q4_min":
+    if format == "Q4_1":
         packed = pack_integers(LinearInt4.from_weight(weight.float()))
         assert packed is not None
         return packed
-    type_name = {"q8": "Q8_0", "q4": "Q4_0"}[format]
+    type_name = {"Q8_0": "Q8_0", "Q4_0": "Q4_0"}[format]
     return pack_ggml(quantize(weight.float(), type_name), type_name)
 
 
@@ -64,17 +65,17 @@ class Packed:
 
 @pytest.fixture
 def packed(model_files: Callable[..., Any], tmp_path: Path) -> Callable[..., Packed]:
-    """`packed()`: q4 with an 8-bit embedding and a 5-bit o_proj; `plain` keys stay in floating point."""
+    """`packed()`: Q4_0 with an 8-bit embedding and a 5-bit o_proj; `plain` keys stay in floating point."""
 
     def make(*, plain: tuple[str, ...] = (), **changes: Any) -> Packed:
         files = model_files(**changes)
-        formats = {k: None if w.ndim == 1 or k in plain else "q4" for k, w in files.weights.items()}
-        formats |= {k: "q4_min" for k in formats if "o_proj" in k} | {EMBEDDING: "q8"}
+        formats = {k: None if w.ndim == 1 or k in plain else "Q4_0" for k, w in files.weights.items()}
+        formats |= {k: "Q4_1" for k in formats if "o_proj" in k} | {EMBEDDING: "Q8_0"}
         linears = {k: pack(files.weights[k], f) for k, f in formats.items() if f}
         made: dict[str, Any] = {**files.weights, **linears}
         weights = [PackedWeight(k, tuple(w.shape), formats[k], lambda k=k: made[k]) for k, w in files.weights.items()]
         folder = tmp_path / f"packed{len(list(tmp_path.iterdir()))}"
-        save_packed(weights, files.config, folder, recipe={"matrices": "q4"}, generation_config={"top_k": 7})
+        save_packed(weights, files.config, folder, recipe={"matrices": "Q4_0"}, generation_config={"top_k": 7})
         return Packed(folder, files.config, linears, {k: w for k, w in files.weights.items() if not formats[k]})
 
     return make
@@ -87,7 +88,7 @@ def test_every_byte_comes_back_and_floats_stay(packed):
     made = packed(tie_word_embeddings=False)
     checkpoint = open_checkpoint(made.folder)
     assert (checkpoint.format, checkpoint.config) == ("packed", made.config)
-    assert checkpoint.recipe == {"matrices": "q4"} and checkpoint.generation_config["top_k"] == 7
+    assert checkpoint.recipe == {"matrices": "Q4_0"} and checkpoint.generation_config["top_k"] == 7
     for key, linear in made.linears.items():
         entry = checkpoint.entries[key]
         assert (entry.dtype, entry.shape) == (linear.format.name, (linear.out_features, linear.in_features))
@@ -102,10 +103,10 @@ def test_every_byte_comes_back_and_floats_stay(packed):
 def test_others_read_the_container_and_see_what_it_is(packed):
     folder = packed().folder
     with safe_open(folder / "model.safetensors", "pt") as file:
-        assert tuple(file.get_tensor(Q).shape) == (8, 4, FORMATS["q4"].tile_bytes)
+        assert tuple(file.get_tensor(Q).shape) == (8, 4, PACKED_FORMATS["Q4_0"].tile_bytes)
         assert "lm_head.weight" not in file.keys()  # noqa: SIM118 - no dict
         metadata = file.metadata()
-    assert json.loads(metadata["llamarium.matrices"])[Q] == {"format": "q4", "rows": 128}
+    assert json.loads(metadata["llamarium.matrices"])[Q] == {"format": "Q4_0", "rows": 128}
     assert metadata["llamarium.version"] == "1"
     assert json.loads((folder / "config.json").read_text())["quantization_config"] == {"quant_method": "llamarium"}
 
@@ -119,27 +120,27 @@ def test_tiles_are_written_at_multiples_of_32_bytes_whatever_stands_beside_them(
 
 def test_weights_that_do_not_fit_are_not_written(model_files, tmp_path):
     files = model_files()
-    good = {k: pack(w, "q4") for k, w in files.weights.items() if w.ndim == 2}
+    good = {k: pack(w, "Q4_0") for k, w in files.weights.items() if w.ndim == 2}
 
     def save(**changes: Any) -> None:
         given: dict[str, Any] = {**files.weights, **good, **changes}
         weights = [
-            PackedWeight(k, tuple(w.shape), "q4" if w.ndim == 2 else None, lambda k=k: given[k])
+            PackedWeight(k, tuple(w.shape), "Q4_0" if w.ndim == 2 else None, lambda k=k: given[k])
             for k, w in files.weights.items()
         ]
         save_packed(weights, files.config, tmp_path / "out", recipe={})
 
-    broken = pack(files.weights[Q], "q4")
+    broken = pack(files.weights[Q], "Q4_0")
     broken.weight.view(torch.float16)[3, 2, 130] = torch.nan
     for changes, error, match in (
         ({Q: broken}, CheckpointError, f"{Q}: has scales that are NaN"),
-        ({Q: pack(files.weights[Q], "q8")}, CheckpointError, r"packed as \('q8'.*expected \('q4'"),
+        ({Q: pack(files.weights[Q], "Q8_0")}, CheckpointError, r"packed as \('Q8_0'.*expected \('Q4_0'"),
         ({NORM: files.weights[NORM].double()}, OptionError, "torch.float64; expected one of F32"),
     ):
         with pytest.raises(error, match=match):
             save(**changes)
         assert not (tmp_path / "out" / "config.json").exists() and not list(tmp_path.glob("out/*.safetensors"))
-    with pytest.raises(OptionError, match="'q3'; expected q8, q4"):
+    with pytest.raises(OptionError, match="'q3'; expected Q8_0, Q4_0"):
         save_packed(
             [PackedWeight(k, tuple(w.shape), "q3", lambda: good[Q]) for k, w in files.weights.items()],
             files.config, tmp_path / "out", recipe={},
@@ -164,7 +165,7 @@ def test_the_kernels_run_over_the_file_itself(packed):
     assert llama.model.lm_head.weight is trunk.embed_tokens.weight
     assert llama.model.dtype is torch.bfloat16
     found = {s.key: (s.stored_dtype, s.dtype, s.num_bytes) for s in llama.sources}
-    assert found[Q] == ("q4", "q4", made.linears[Q].weight.numel()) and found["lm_head.weight"][2] == 0
+    assert found[Q] == ("Q4_0", "Q4_0", made.linears[Q].weight.numel()) and found["lm_head.weight"][2] == 0
     want = llamarium.load(made.folder, device="cpu", dequantize="load", dtype="float32").model(IDS)
     assert torch.nn.functional.cosine_similarity(llama.model(IDS).float(), want, dim=-1).min() > 0.999
 
@@ -195,13 +196,13 @@ def test_info_says_what_multiplies_what(packed):
         llama = llamarium.load(made.folder, device="cpu", **options)
         products = summarize(llama.config, llama.model, llama.sources).products
         if q4 is not None:
-            assert {dtype: list(by) for dtype, by in products.items()} == {"q8": [q4], "q4": [q4], "q4_min": [q4]}
-            assert products["q4_min"][q4] == ("model.layers.*.self_attn.o_proj.weight",)
-            assert products["q8"][q4] == ("lm_head.weight",)
+            assert {dtype: list(by) for dtype, by in products.items()} == {"Q8_0": [q4], "Q4_0": [q4], "Q4_1": [q4]}
+            assert products["Q4_1"][q4] == ("model.layers.*.self_attn.o_proj.weight",)
+            assert products["Q8_0"][q4] == ("lm_head.weight",)
         else:
-            assert list(products) == ["bfloat16"]
-            assert products["bfloat16"]["PyTorch"] == ("lm_head.weight",)
-            assert len(products["bfloat16"][f"{plain} up to 4 tokens, else PyTorch"]) == 7
+            assert list(products) == ["BF16"]
+            assert products["BF16"]["PyTorch"] == ("lm_head.weight",)
+            assert len(products["BF16"][f"{plain} up to 4 tokens, else PyTorch"]) == 7
 
 
 def test_columns_that_the_kernels_cannot_cut_are_named_once(model_files):
@@ -276,6 +277,16 @@ def rewrite(folder: Path, change: Callable[[dict[str, Tensor], dict[str, str], d
     return folder
 
 
+def test_a_folder_with_the_names_of_earlier_versions_opens(packed):
+    made = packed()
+    before = {key: entry.dtype for key, entry in open_checkpoint(made.folder).entries.items()}
+    old = {"Q4_0": "q4", "Q4_1": "q4_min", "Q8_0": "q8"}
+    rewrite(made.folder, lambda t, m, x: [matrix.update(format=old[matrix["format"]]) for matrix in x.values()])
+    checkpoint = open_checkpoint(made.folder)
+    assert {key: entry.dtype for key, entry in checkpoint.entries.items()} == before
+    assert checkpoint.stored(Q).data.tobytes() == made.linears[Q].weight.numpy().tobytes()
+
+
 FAULTS: dict[str, tuple[Callable[[Any, Any, Any], Any], str, type[LlamariumError]]] = {
     "version": (
         lambda t, m, x: m.update({"llamarium.version": "2"}),
@@ -300,7 +311,7 @@ FAULTS: dict[str, tuple[Callable[[Any, Any, Any], Any], str, type[LlamariumError
     ),
     "format": (
         lambda t, m, x: x[Q].update(format="q3\x1b[2J"),
-        r"q_proj.weight is packed as 'q3\\x1b\[2J'; known are q8, q4.*llamarium quantize",
+        r"q_proj.weight is packed as 'q3\\x1b\[2J'; known are Q8_0, Q4_0.*llamarium quantize",
         UnsupportedFormatError,
     ),
     "zero rows": (lambda t, m, x: x[Q].update(rows=0), f"tensor {Q} has 0 rows; expected at least 1", CheckpointError),
@@ -308,7 +319,7 @@ FAULTS: dict[str, tuple[Callable[[Any, Any, Any], Any], str, type[LlamariumError
     "no fields": (lambda t, m, x: x.update({Q: 3}), f"tensor {Q} has None rows", CheckpointError),
     "rows": (
         lambda t, m, x: x[Q].update(rows=100),
-        rf"tensor {Q} is U8 \(8, 4, 288\); 100 rows in q4 are U8 \(7, 4, 288\)",
+        rf"tensor {Q} is U8 \(8, 4, 288\); 100 rows in Q4_0 are U8 \(7, 4, 288\)",
         CheckpointError,
     ),
     "rows of a full stripe": (
@@ -316,10 +327,10 @@ FAULTS: dict[str, tuple[Callable[[Any, Any, Any], Any], str, type[LlamariumError
         rf"{Q} has shape \(120, 128\); by the config's .* \(128, 128\)",
         CheckpointError,
     ),
-    "tile": (lambda t, m, x: x[Q].update(format="q8"), r"128 rows in q8 are U8 \(8, 4, 544\)", CheckpointError),
+    "tile": (lambda t, m, x: x[Q].update(format="Q8_0"), r"128 rows in Q8_0 are U8 \(8, 4, 544\)", CheckpointError),
     "flat": (
         lambda t, m, x: t.update({Q: t[Q].flatten()}),
-        r"is U8 \(9216,\); 128 rows in q4 are U8 \(8, tiles, 288\)",
+        r"is U8 \(9216,\); 128 rows in Q4_0 are U8 \(8, tiles, 288\)",
         CheckpointError,
     ),
     "signed": (lambda t, m, x: t.update({Q: t[Q].view(torch.int8)}), r"is I8 \(8, 4, 288\)", CheckpointError),

@@ -54,7 +54,7 @@ def test_groups_fit_the_row(columns, size):
 
 @pytest.mark.parametrize("columns", [1, 7, 8, 100])
 def test_int4_refuses_rows_without_groups(columns):
-    with pytest.raises(OptionError, match=rf"multiple of 16, found {columns}; use int8 or nf4"):
+    with pytest.raises(OptionError, match=rf"multiple of 16, found {columns}; use Q8_0 or NF4"):
         LinearInt4.from_weight(random_weight(2, columns))
 
 

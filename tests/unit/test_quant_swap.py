@@ -14,7 +14,7 @@ from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.swap import quantize_linears, swap_linears
 
-KINDS = {"nf4": Linear4bit, "int8": Linear8bit, "int4": LinearInt4}
+KINDS = {"NF4": Linear4bit, "Q8_0": Linear8bit, "q4_1": LinearInt4}
 
 
 class Block(nn.Module):
@@ -97,23 +97,23 @@ def test_skip_names_whole_parts_of_a_path(skip, left):
 
 
 def test_what_cannot_be_honoured_is_refused():
-    with pytest.raises(OptionError, match="'int3'; expected one of nf4, int8, int4"):
+    with pytest.raises(OptionError, match="'int3'; expected one of NF4, Q8_0, Q4_1"):
         quantize_linears(Model(), "int3")
     with pytest.raises(OptionError, match="lm_head shares its weight"):
-        quantize_linears(Model(), "nf4", skip=())
+        quantize_linears(Model(), "NF4", skip=())
     with torch.device("meta"), pytest.raises(OptionError, match="lm_head shares its weight"):
-        quantize_linears(Model(), "nf4", skip=())
+        quantize_linears(Model(), "NF4", skip=())
     with pytest.raises(OptionError, match="0 has a bias"):
-        quantize_linears(nn.Sequential(nn.Linear(64, 64)), "int8")
+        quantize_linears(nn.Sequential(nn.Linear(64, 64)), "Q8_0")
     model = Model()
-    quantize_linears(model, "nf4")
-    with pytest.raises(OptionError, match="no Linear left to quantize as int8"):
-        quantize_linears(model, "int8")
+    quantize_linears(model, "NF4")
+    with pytest.raises(OptionError, match="no Linear left to quantize as Q8_0"):
+        quantize_linears(model, "Q8_0")
 
 
 def test_an_untied_head_may_be_quantized():
     model = Model(tied=False)
-    quantize_linears(model, "int8", skip=())
+    quantize_linears(model, "Q8_0", skip=())
     assert isinstance(model.lm_head, Linear8bit)
 
 
@@ -141,7 +141,7 @@ def test_llama_has_the_published_tree():
     llama = pytest.importorskip("llamarium.model.llama")
     with torch.device("meta"):
         model = llama.LlamaForCausalLM(preset("llama-3.2-1b"))
-    quantize_linears(model, "nf4")
+    quantize_linears(model, "NF4")
     shown = [line.strip() for line in repr(model).splitlines() if "Linear" in line]
     sizes = {"q": 2048, "k": 512, "v": 512, "o": 2048}
     expected = [f"({n}_proj): Linear4bit(in_features=2048, out_features={s}, bias=False)" for n, s in sizes.items()]

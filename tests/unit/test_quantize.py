@@ -19,16 +19,16 @@ from llamarium.errors import CheckpointError, InputError, OptionError, OutputErr
 from llamarium.inspect import divergence as divergence_module
 from llamarium.inspect.divergence import kl_of_rows
 from llamarium.quant.fit import fit
+from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.gptq import output_error
 from llamarium.quant.packed import LinearPacked
-from llamarium.quant.tiles import FORMATS
 from llamarium.quantization.calibrate import LINEARS_BY_INPUT, InputStatistics, run_layer, sample_windows
 from llamarium.quantization.quantize import HEAD_SHARE, choose_head
 from llamarium.quantization.quantizer import METHODS, Quantizer, Recipe
 from llamarium.train.data.bpe import train_bpe
 
 TEXT = "".join(f"{i} men went to mow, went to mow a meadow; {i * i % 97} and {i % 7} came.\n" for i in range(200))
-LAYERS = ("q4", "q4_min", "q4_codebook", "q8")
+LAYERS = ("Q4_0", "Q4_1", "IQ4_NL", "Q8_0")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def windows_BT(tokenizer: Any) -> Tensor:
     return sample_windows(tokenizer, TEXT, samples=16, context=64)
 
 
-def quantizer(folder: Path, method: Any, windows_BT: Tensor | None, type: str = "q4", **options: Any) -> Quantizer:
+def quantizer(folder: Path, method: Any, windows_BT: Tensor | None, type: str = "Q4_0", **options: Any) -> Quantizer:
     return Quantizer(open_checkpoint(folder), Recipe(type, method), windows_BT, **options)
 
 
@@ -147,20 +147,20 @@ def test_a_layer_is_fitted_to_what_the_quantized_ones_before_it_put_out(folder: 
     with torch.no_grad():
         model.model(windows_BT, positions_1T, CausalAttend())
     weight = read(open_checkpoint(folder), "model.layers.1.self_attn.q_proj.weight")
-    expected = fit(weight, FORMATS["q4"], importance=seen[0].square().mean(dim=(0, 1)))
+    expected = fit(weight, PACKED_FORMATS["Q4_0"], importance=seen[0].square().mean(dim=(0, 1)))
     same = (expected.weight == layer.self_attn.q_proj.weight).float().mean()
     assert same > 0.99  # sums in another order may move a scale's last bit
     original = llamarium.load(folder, dtype="float32", device="cpu").model
     original.model.layers[1].self_attn.q_proj.register_forward_pre_hook(lambda _, x: seen.append(x[0]))  # pyright: ignore
     with torch.no_grad():
         original(windows_BT)
-    other = fit(weight, FORMATS["q4"], importance=seen[1].square().mean(dim=(0, 1)))
+    other = fit(weight, PACKED_FORMATS["Q4_0"], importance=seen[1].square().mean(dim=(0, 1)))
     assert (other.weight == layer.self_attn.q_proj.weight).float().mean() < same
 
 
 def test_layers_are_made_when_they_are_read_and_kept_no_longer(folder: Path):
     made = quantizer(folder, "fit", None)
-    weights = {weight.key: weight for weight in made.weights("q8")}
+    weights = {weight.key: weight for weight in made.weights("Q8_0")}
     assert list(weights)[-1] == "model.embed_tokens.weight"
     kept: Any = made._packed  # pyright: ignore[reportPrivateUsage]
     for key in [key for key in weights if "layers.0" in key and "_proj" in key]:
@@ -178,9 +178,9 @@ def test_the_folder_holds_what_was_measured(
     if not tied:
         folder = model_files(tie_word_embeddings=False, hidden_size=64, intermediate_size=128, head_dim=8).huggingface()
     made = llamarium.quantize(folder, tmp_path / "out", type=type, method="nearest")
-    assert (made.type, made.head, made.method) == (type, "q8", "nearest")
+    assert (made.type, made.head, made.method) == (type, "Q8_0", "nearest")
     loaded = llamarium.load(tmp_path / "out", device="cpu")
-    expected = quantizer(folder, "nearest", None, type).model("q8")
+    expected = quantizer(folder, "nearest", None, type).model("Q8_0")
     ids_BT = windows_BT % 256
     with torch.no_grad():
         logits_BTV, expected_BTV = loaded.model(ids_BT).float(), expected(ids_BT)
@@ -197,10 +197,10 @@ def test_the_head_is_the_smallest_type_that_adds_little(folder: Path, windows_BT
     made = quantizer(folder, "fit", windows_BT, num_compared=4)
     name, kl = choose_head(made, windows_BT[:4])
     limit = (1 + HEAD_SHARE) * kl[None]
-    assert kl[name] <= limit or name == "q8"
+    assert kl[name] <= limit or name == "Q8_0"
     assert all(value > limit for other, value in kl.items() if other not in (None, name))
     monkeypatch.setattr("llamarium.quantization.quantize.HEAD_SHARE", 1000.0)
-    assert choose_head(made, windows_BT[:4])[0] == "q4"
+    assert choose_head(made, windows_BT[:4])[0] == "Q4_0"
     monkeypatch.setattr("llamarium.quantization.quantize.HEAD_SHARE", -1.0)
     worst = choose_head(made, windows_BT[:4])
     assert worst[0] == min(LAYERS, key=lambda name: worst[1][name])
@@ -228,7 +228,7 @@ def test_kl_is_its_definition():
 
 def test_divergence_against_a_loop_over_tokens(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Every number by hand, in float64, from whole logits; chunks of rows change nothing."""
-    llamarium.quantize(folder, tmp_path / "out", type="q4", method="nearest")
+    llamarium.quantize(folder, tmp_path / "out", type="Q4_0", method="nearest")
     model = llamarium.load(tmp_path / "out", dequantize="load", dtype="float32", device="cpu")
     against = llamarium.load(folder, dtype="float32", device="cpu")
     text = TEXT[:150]
@@ -274,12 +274,12 @@ def test_from_the_shell(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     file, out = tmp_path / "text.txt", tmp_path / "out"
     file.write_text(TEXT)
     words = ["quantize", "-m", str(folder), "--out", str(out), "--calibration", str(file), "--context", "64"]
-    assert main([*words, "--samples", "8", "--type", "q4", "--json"]) == 0
+    assert main([*words, "--samples", "8", "--type", "Q4_0", "--json"]) == 0
     shown = capsys.readouterr()
     found = json.loads(shown.out)
-    assert (found["type"], found["method"], found["path"]) == ("q4", "gptq", str(out))
+    assert (found["type"], found["method"], found["path"]) == ("Q4_0", "gptq", str(out))
     assert found["head"] in LAYERS and f"wrote {out}" in shown.err and "perplexity FILE" in shown.err
-    num_bits = {"q4": 4.5, "q4_codebook": 4.5, "q4_min": 5, "q8": 8.5}
+    num_bits = {"Q4_0": 4.5, "IQ4_NL": 4.5, "Q4_1": 5, "Q8_0": 8.5}
     table, layers = 280 * 64, found["num_weights"] - 280 * 64
     bits = 4.5 * layers + num_bits[found["head"]] * table
     assert found["bits_per_weight"] == pytest.approx(bits / (layers + table))
@@ -299,7 +299,8 @@ def test_from_the_shell(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         (["--method", "gptq"], "--method gptq looks at a text"),
         (["--head", "auto"], "--head auto is measured on a text"),
         (["--samples", "4"], "--samples is for --calibration"),
-        (["--type", "q5"], "invalid choice"),
+        (["--type", "q5"], "'q5'; expected one of Q4_0, IQ4_NL, Q4_1, Q8_0"),
+        (["--head", "q8"], "'q8', which is called Q8_0 now"),
     ],
 )
 def test_options_that_do_not_fit_together(options: list[str], what: str, capsys: pytest.CaptureFixture[str]):
@@ -308,8 +309,8 @@ def test_options_that_do_not_fit_together(options: list[str], what: str, capsys:
 
 
 def test_options_without_effect_are_refused(folder: Path, tmp_path: Path):
-    with pytest.raises(OptionError, match="has no effect with method fit and head q8"):
-        llamarium.quantize(folder, tmp_path / "out", method="fit", head="q8", calibration=TEXT)
+    with pytest.raises(OptionError, match="has no effect with method fit and head Q8_0"):
+        llamarium.quantize(folder, tmp_path / "out", method="fit", head="Q8_0", calibration=TEXT)
     with pytest.raises(OptionError, match="method importance looks at a text"):
         llamarium.quantize(folder, tmp_path / "out", method="importance")
     for wrong, what in (({"type": "q5"}, "type is"), ({"head": "q3"}, "head is"), ({"method": "awq"}, "method is")):
@@ -354,9 +355,9 @@ def test_bad_norms_are_named_and_nothing_is_written(model_files: Callable[..., A
 
 
 def test_a_folder_that_is_there_is_replaced_when_asked(folder: Path, tmp_path: Path):
-    for type in ("q8", "q4"):
+    for type in ("Q8_0", "Q4_0"):
         assert main(["quantize", "-m", str(folder), "--out", str(tmp_path / "out"), "--type", type, "--force"]) == 0
-    assert {"q4", "q8"} == {entry.dtype for entry in open_checkpoint(tmp_path / "out").entries.values()} - {
+    assert {"Q4_0", "Q8_0"} == {entry.dtype for entry in open_checkpoint(tmp_path / "out").entries.values()} - {
         "BF16",
         "F32",
     }

@@ -110,7 +110,7 @@ def test_what_is_large_or_quantized_is_left_alone(monkeypatch: pytest.MonkeyPatc
     from llamarium.quant.swap import quantize_linears
 
     model = init_weights(LlamaForCausalLM(preset("tiny")), seed=3)
-    quantize_linears(model, "int8")
+    quantize_linears(model, "Q8_0")
     assert join_projections(model) == 0
     monkeypatch.setattr(fuse, "_MAX_WEIGHTS", 2 * 128 * 128)  # q, k and v have as many, gate and up more
     model = init_weights(LlamaForCausalLM(preset("tiny")), seed=3)

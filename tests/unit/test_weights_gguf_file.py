@@ -14,7 +14,7 @@ import pytest
 
 from llamarium.checkpoints.gguf.file import read_gguf, write_gguf
 from llamarium.errors import CheckpointError, ModelNotFoundError, UnsupportedFormatError
-from llamarium.quant.ggml_formats import GGML_TYPES
+from llamarium.quant.formats import GGML_TYPES
 
 HEADER = struct.Struct("<4sIQQ")
 

@@ -30,11 +30,12 @@ class TensorEntry:
     Attributes:
         key: The state-dict key, such as `model.layers.0.self_attn.q_proj.weight`.
         shape: The logical shape, (out, in).
-        dtype: As stored: `BF16`, `F32`, `Q4_1`, `NF4`, `q4`, ...
+        dtype: As stored, by its name in `quant/formats.py`: `BF16`, `F32`, `Q4_1`, `NF4`, ...
         num_bytes: What it takes in its file or files.
         file: The file, the first of them if it was split.
         name: The tensor's name there.
         permuted: Rows were in Meta's interleaved order and are moved when they are read.
+        is_packed: It lies in tiles, as a packed folder has it.
     """
 
     key: str
@@ -44,6 +45,7 @@ class TensorEntry:
     file: Path
     name: str
     permuted: bool = False
+    is_packed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,11 @@ class StoredTensor:
     shape: tuple[int, ...]
     data: Bytes
     state: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it lies in tiles, whose data alone has three dimensions."""
+        return self.data.ndim == 3
 
 
 class Checkpoint(Protocol):

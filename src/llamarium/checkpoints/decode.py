@@ -14,9 +14,10 @@ from torch import Tensor
 from llamarium.checkpoints.checkpoint import Checkpoint, StoredTensor
 from llamarium.checkpoints.storage import TensorFile
 from llamarium.errors import CheckpointError, escape
+from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.ggml import dequantize
 from llamarium.quant.nf4 import Linear4bit
-from llamarium.quant.packed import FORMATS, LinearPacked
+from llamarium.quant.packed import LinearPacked
 
 FLOAT_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The dtypes that a weight is stored in without being quantized, by the name that safetensors and GGUF share."""
@@ -38,7 +39,7 @@ def read(checkpoint: Checkpoint, key: str, out: Tensor | None = None) -> Tensor:
     if out is not None and tuple(out.shape) != entry.shape:
         raise CheckpointError(f"{escape(key, 80)} has shape {entry.shape}; the tensor to fill has {tuple(out.shape)}")
     is_float = entry.dtype in FLOAT_DTYPES
-    stored = checkpoint.stored(key, copy=out is not None or not (is_float or entry.dtype in FORMATS))
+    stored = checkpoint.stored(key, copy=out is not None or not (is_float or entry.is_packed))
     return decode(stored, f"{entry.file}: {entry.name}", out)
 
 
@@ -58,12 +59,12 @@ def decode(stored: StoredTensor, source: str, out: Tensor | None = None) -> Tens
         values = nf4_linear(stored, source).dequantize()
         return values if out is None else out.copy_(values)
     out = torch.empty(stored.shape) if out is None else out
-    if stored.type_name not in FORMATS and out.is_contiguous():
+    if not stored.is_packed and out.is_contiguous():
         dequantize(data, stored.type_name, out=out.view(len(data), -1))
         return out
-    if stored.type_name not in FORMATS:
+    if not stored.is_packed:
         return out.copy_(dequantize(data, stored.type_name).view(stored.shape))
-    linear = LinearPacked(data, stored.shape[0], FORMATS[stored.type_name])
+    linear = LinearPacked(data, stored.shape[0], PACKED_FORMATS[stored.type_name])
     for start, stop in linear.chunks():
         out[start:stop] = linear.dequantize_rows(start, stop, torch.float32)
     return out

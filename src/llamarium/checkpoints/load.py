@@ -21,15 +21,18 @@ from llamarium.errors import CheckpointError, OptionError, escape
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedLinear
-from llamarium.quant.ggml import GGML_TYPES, EmbeddingGGML, LinearGGML, dequantize
+from llamarium.quant.formats import GROUP, PACKED_FORMATS
+from llamarium.quant.ggml import EmbeddingGGML, LinearGGML, dequantize
 from llamarium.quant.half import use_half_linears
 from llamarium.quant.nf4 import Linear4bit
-from llamarium.quant.packed import FORMATS, GGML_FORMATS, GROUP, EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
+from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
 from llamarium.quant.swap import QUANTIZED_LINEARS, Method
 from llamarium.runtime.fuse import join_projections
 from llamarium.runtime.plan import make_deterministic, unfit_linears, use_kernels
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+NAME_OF_DTYPE: Final = {dtype: name for name, dtype in FLOAT_DTYPES.items()}
 
 Dequantize = Literal["auto", "load", "use"]
 
@@ -41,10 +44,10 @@ class LoadOptions:
     Attributes:
         dtype: What the model computes in; None means as stored, and bfloat16 for quantized files.
         device: Where it computes.
-        quantize: Quantize the Linears (but the head) on loading: "nf4", "int8" or "int4".
-        dequantize: For files that are already quantized: "load" unpacks once into `dtype`, "use" keeps the packed bytes
-            and unpacks for every use. "auto" keeps NF4 and packed folders packed; of GGUF's block formats, it keeps
-            those that the CPU kernels multiply, in the kernels' order, and unpacks the others.
+        quantize: Quantize the Linears (but the head) on loading: "NF4", "Q8_0" or "Q4_1".
+        dequantize: For files that are already quantized: "load" dequantizes once into `dtype`, "use" keeps the bytes
+            as they are stored and dequantizes for every use. "auto" keeps NF4 and packed folders as they are; of GGUF's
+            types it packs those that the CPU kernels multiply, and dequantizes the others.
         strict: Refuse weights that are not finite instead of warning.
         join: On a CPU, put weights in the order of the kernels and give the model a plan (`runtime/plan.py`), or
             join small projections (`runtime/fuse.py`); a model that is to be trained has its weights apart and plain.
@@ -71,7 +74,7 @@ class TensorSource:
         file: The file it was read from.
         name: Its name in that file.
         stored_dtype: Its type there, such as "BF16" or "Q4_1".
-        dtype: Its type in memory, such as "bfloat16", "Q4_1" or "nf4".
+        dtype: Its type in memory, such as "BF16", "Q4_1" or "NF4".
         permuted: Its rows were in Meta's interleaved order and have been put into the half-split one.
         tied_to: The key whose storage it shares, or None.
         num_bytes: What it occupies in memory; 0 when tied.
@@ -115,7 +118,7 @@ def load_model(
     if options.device.type == "cpu":
         if dtype is not torch.float32:
             use_half_linears(model)
-        if loader.packs and dtype is torch.bfloat16 and options.quantize != "nf4":
+        if loader.packs and dtype is torch.bfloat16 and options.quantize != "NF4":
             _warn_of_shapes(checkpoint, model)
         if options.join and not use_kernels(model):
             join_projections(model)
@@ -175,21 +178,21 @@ class _Loader:
     def fill(self, name: str, module: nn.Module) -> nn.Module:
         """Return what takes the place of the meta module called `name`."""
         entry = self.checkpoint.entries[f"{name}.weight"]
-        if self._is_repacked(module, entry):
+        if self._is_to_be_packed(module, entry):
             filled, held = self._tiled(
                 module, pack_ggml(as_tensor(self.checkpoint.stored(entry.key).data), entry.dtype)
             )
-        elif self._stays_packed(module, entry):
-            filled, held = self._packed(module, entry)
+        elif self._stays_quantized(module, entry):
+            filled, held = self._quantized(module, entry)
         else:
-            filled, held = self._unpacked(name, module, self._read(entry))
+            filled, held = self._from_values(name, module, self._read(entry))
         filled = filled.to(self.options.device)
         self._check_finite(filled, entry)
         self._note(entry, filled, held)
         return filled
 
     def tie(self, model: LlamaForCausalLM) -> None:
-        """Give the head the embedding's storage, packed or not."""
+        """Give the head the embedding's storage, quantized or not."""
         embedding = model.model.embed_tokens
         if isinstance(embedding, EmbeddingGGML):
             model.set_submodule("lm_head", LinearGGML(embedding.weight, embedding.type_name))
@@ -200,52 +203,52 @@ class _Loader:
         source = next(source for source in self.sources if source.key == EMBEDDING)
         self.sources.append(replace(source, key=HEAD, tied_to=EMBEDDING, num_bytes=0))
 
-    def _stays_packed(self, module: nn.Module, entry: TensorEntry) -> bool:
+    def _stays_quantized(self, module: nn.Module, entry: TensorEntry) -> bool:
         is_matrix = isinstance(module, (nn.Linear, nn.Embedding))
         if not is_matrix or entry.dtype in FLOAT_DTYPES or self.options.quantize is not None:
             return False
-        as_it_is = entry.dtype == "NF4" or entry.dtype in FORMATS
+        as_it_is = entry.dtype == "NF4" or entry.is_packed
         return self.options.dequantize == "use" or (self.options.dequantize == "auto" and as_it_is)
 
-    def _is_repacked(self, module: nn.Module, entry: TensorEntry) -> bool:
+    def _is_to_be_packed(self, module: nn.Module, entry: TensorEntry) -> bool:
         if not self.packs or self.options.dequantize != "auto" or self.options.quantize is not None:
             return False
-        if not isinstance(module, (nn.Linear, nn.Embedding)) or entry.dtype not in GGML_FORMATS:
+        if not isinstance(module, (nn.Linear, nn.Embedding)) or entry.is_packed or entry.dtype not in PACKED_FORMATS:
             return False
-        return entry.shape[1] % FORMATS[GGML_FORMATS[entry.dtype]].columns == 0
+        return entry.shape[1] % PACKED_FORMATS[entry.dtype].columns == 0
 
     def _tiled(self, module: nn.Module, linear: LinearPacked) -> tuple[nn.Module, str]:
         is_embedding = isinstance(module, nn.Embedding)
         return EmbeddingPacked(linear, self.dtype) if is_embedding else linear, linear.format.name
 
-    def _packed(self, module: nn.Module, entry: TensorEntry) -> tuple[nn.Module, str]:
+    def _quantized(self, module: nn.Module, entry: TensorEntry) -> tuple[nn.Module, str]:
         stored = self.checkpoint.stored(entry.key)
         if entry.dtype == "NF4":
-            return nf4_linear(stored, f"{entry.file}: {entry.name}"), "nf4"
+            return nf4_linear(stored, f"{entry.file}: {entry.name}"), "NF4"
         data = as_tensor(stored.data)
-        if entry.dtype in FORMATS:
+        if entry.is_packed:
             kernels = self.packs and self.options.dequantize == "auto"
-            format = FORMATS[entry.dtype]
+            format = PACKED_FORMATS[entry.dtype]
             return self._tiled(module, LinearPacked(data, entry.shape[0], format, uses_kernels=kernels))
         if isinstance(module, nn.Embedding):
             return EmbeddingGGML(data, entry.dtype, self.dtype), entry.dtype
         return LinearGGML(data, entry.dtype), entry.dtype
 
     def _read(self, entry: TensorEntry) -> Tensor:
-        """Return a weight; what is packed is decoded into the model's dtype, without a float32 copy of the whole."""
-        in_pieces = (entry.dtype in GGML_TYPES and entry.dtype not in FLOAT_DTYPES) or entry.dtype in FORMATS
+        """Return a weight; what is quantized is decoded into the model's dtype, without a float32 copy of the whole."""
+        in_pieces = entry.dtype not in (*FLOAT_DTYPES, "NF4")
         if in_pieces and self.options.quantize is None:
             return read(self.checkpoint, entry.key, out=torch.empty(entry.shape, dtype=self.dtype))
         return read(self.checkpoint, entry.key)
 
-    def _unpacked(self, name: str, module: nn.Module, weight: Tensor) -> tuple[nn.Module, str]:
+    def _from_values(self, name: str, module: nn.Module, weight: Tensor) -> tuple[nn.Module, str]:
         method = self.options.quantize
         if method is not None and isinstance(module, nn.Linear) and name != "lm_head":
             linear = QUANTIZED_LINEARS[method].from_weight(weight)
             packed = pack_integers(linear) if self.packs and not isinstance(linear, Linear4bit) else None
             return packed or linear, method
         module.weight = nn.Parameter(weight.to(self.dtype), requires_grad=False)
-        return module, str(self.dtype).removeprefix("torch.")
+        return module, NAME_OF_DTYPE[self.dtype]
 
     def _check_finite(self, module: nn.Module, entry: TensorEntry) -> None:
         """Warn of, or with `strict` refuse, weights that are NaN or infinite."""
@@ -276,7 +279,7 @@ class _Loader:
 
 
 def _parts(module: nn.Module) -> Callable[[], Iterator[Tensor]]:
-    """Return a way to see a module's weight part by part, so that packed ones are never unpacked whole."""
+    """Return a way to see a module's weight part by part, so that quantized ones are never dequantized whole."""
     if isinstance(module, QuantizedLinear):
         return lambda: (module.dequantize_rows(start, stop, torch.float32) for start, stop in module.chunks())
     if isinstance(module, EmbeddingGGML):
@@ -287,8 +290,8 @@ def _parts(module: nn.Module) -> Callable[[], Iterator[Tensor]]:
 
 
 def _check_options(checkpoint: Checkpoint, options: LoadOptions) -> None:
-    packed = sorted({e.dtype for e in checkpoint.entries.values() if e.dtype not in FLOAT_DTYPES})
-    if options.dequantize != "auto" and not packed:
+    quantized = sorted({e.dtype for e in checkpoint.entries.values() if e.dtype not in FLOAT_DTYPES})
+    if options.dequantize != "auto" and not quantized:
         raise OptionError(
             f"{checkpoint.path}: dequantize={options.dequantize!r} was asked for, but no tensor is quantized; "
             "leave it out"

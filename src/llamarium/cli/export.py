@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import UsageError, add_json, add_source, importing_torch
+from llamarium.cli.options import UsageError, add_json, add_source, add_type, importing_torch
 from llamarium.cli.output import emit, note
 
 if TYPE_CHECKING:
@@ -30,9 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     parser.add_argument("--format", required=True, choices=("hf", "gguf"), help="a Hugging Face folder, or a GGUF file")
     parser.add_argument("--out", required=True, metavar="PATH", help="the folder, or the file (its name ends in .gguf)")
-    parser.add_argument(
+    add_type(
+        parser,
         "--type",
-        choices=(*_FLOATS, *_BLOCKS),
+        (*_FLOATS, *_BLOCKS),
         help=f"what the matrices become; {', '.join(_BLOCKS)} for gguf only (default: what they are, if that is a "
         "floating point type)",
     )
@@ -81,17 +82,19 @@ def _tokenizer(path: Path) -> "Tokenizer":
 
 
 def _stored_dtype(args: argparse.Namespace, checkpoint: "Checkpoint") -> "torch.dtype | None":
-    """Return what the weights are read as: None, as they are stored, or float32 where blocks are to be unpacked."""
+    """Return what the weights are read as: None, as they are stored, or float32 where blocks are to be dequantized."""
     with importing_torch():
         import torch
 
         from llamarium.checkpoints.decode import FLOAT_DTYPES
         from llamarium.errors import OptionError
 
-    packed = sorted({entry.dtype for entry in checkpoint.entries.values()} - FLOAT_DTYPES.keys())
-    if args.type is None and packed:
-        raise OptionError(f"the model is quantized ({', '.join(packed)}); say with --type what it becomes: BF16, say")
-    return torch.float32 if packed else None
+    quantized = sorted({entry.dtype for entry in checkpoint.entries.values()} - FLOAT_DTYPES.keys())
+    if args.type is None and quantized:
+        raise OptionError(
+            f"the model is quantized ({', '.join(quantized)}); say with --type what it becomes: BF16, say"
+        )
+    return torch.float32 if quantized else None
 
 
 def _export_hf(args: argparse.Namespace, checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", out: Path) -> None:

@@ -5,22 +5,23 @@ import gc
 import signal
 import sys
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.output import percent, warn
 from llamarium.cli.threads import set_threads
 from llamarium.errors import DownloadError, OptionError, escape
 from llamarium.presets import PRESETS
+from llamarium.quant.formats import chosen_type
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
 
 DEFAULT_MODEL = "smollm2-135m"
 FALLBACK_MODEL = "shakespeare-char"
-QUANTIZATIONS = ("nf4", "int8", "int4")
+QUANTIZATIONS = ("NF4", "Q8_0", "Q4_1")
 _MAX_THREADS = 1024  # more than the cores of any machine; far more, and the system could not start them
 
 
@@ -90,16 +91,33 @@ def add_loading(group: "argparse._ActionsContainer") -> None:  # pyright: ignore
     group.add_argument(
         "--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:1, … (default: cuda where there is one)"
     )
-    group.add_argument("--quantize", choices=QUANTIZATIONS, help="quantize the Linears while loading")
+    add_type(group, "--quantize", QUANTIZATIONS, help="quantize the Linears while loading")
     group.add_argument(
         "--dequantize",
         default="auto",
         choices=("auto", "load", "use"),
-        help="a quantized file's weights: unpack them once while loading, or keep them packed and unpack them at each "
-        "use (smaller, slower); auto keeps NF4 packed, and of GGUF what CPU kernels multiply (default: %(default)s)",
+        help="a quantized file's weights: dequantize them once while loading, or keep them and dequantize them at each "
+        "use (smaller, slower); auto keeps NF4, and of GGUF what CPU kernels multiply (default: %(default)s)",
     )
     group.add_argument("--strict", action="store_true", help="refuse a model with NaN weights, instead of warning")
     add_threads(group)
+
+
+def add_type(
+    group: "argparse._ActionsContainer",  # pyright: ignore[reportPrivateUsage] - parser or group
+    flag: str,
+    choices: Sequence[str],
+    **how: Any,
+) -> None:
+    """Add an option that takes one of some types of weights, in capital letters or not."""
+
+    def parse(text: str) -> str:
+        try:
+            return chosen_type(flag, text, choices)
+        except OptionError as error:
+            raise argparse.ArgumentTypeError(str(error).removeprefix(f"{flag} is ")) from None
+
+    group.add_argument(flag, type=parse, metavar=f"{{{','.join(choices)}}}", **how)
 
 
 def add_threads(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage] - parser or group

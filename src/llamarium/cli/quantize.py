@@ -7,7 +7,7 @@ and the error of the outputs is made small.
 
   llamarium quantize -m org/name --out model-q4
   llamarium quantize -m org/name --calibration texts.txt --out model-q4
-  llamarium quantize -m org/name --type q8 --out model-q8
+  llamarium quantize -m org/name --type Q8_0 --out model-q8
   llamarium perplexity test.txt -m model-q4 --against org/name
 """
 
@@ -16,15 +16,16 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import UsageError, add_json, add_source, add_threads, importing_torch, positive
+from llamarium.cli.options import UsageError, add_json, add_source, add_threads, add_type, importing_torch, positive
 from llamarium.cli.output import emit, note, percent, write_text
 from llamarium.cli.threads import set_threads
 from llamarium.inspect.tables import size
+from llamarium.quant.formats import FORMATS
 
 if TYPE_CHECKING:
     from llamarium.quantization.quantize import Quantized
 
-_TYPES = ("q4", "q4_min", "q4_codebook", "q8")
+_TYPES = ("Q4_0", "IQ4_NL", "Q4_1", "Q8_0")
 _METHODS = ("nearest", "fit", "importance", "gptq")
 
 
@@ -32,17 +33,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_source(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to make")
-    parser.add_argument(
+    bits = ", ".join(f"{name} {FORMATS[name].bits_per_weight:g}" for name in _TYPES)
+    add_type(
+        parser,
         "--type",
-        default="q4_codebook",
-        choices=_TYPES,
-        help="of the layers; bits per weight: q4 4.5, q4_codebook 4.5, q4_min 5, q8 8.5 (default: %(default)s)",
+        _TYPES,
+        default="IQ4_NL",
+        help=f"of the layers; bits per weight: {bits} (default: %(default)s)",
     )
-    parser.add_argument(
+    add_type(
+        parser,
         "--head",
-        choices=("auto", *_TYPES),
+        ("auto", *_TYPES),
         help="type of the head and the embedding; auto is the smallest that adds little to the model's KL divergence "
-        "(default: auto with --calibration, else q8)",
+        "(default: auto with --calibration, else Q8_0)",
     )
     parser.add_argument(
         "--method",

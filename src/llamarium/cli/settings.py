@@ -5,6 +5,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from llamarium.cli.options import add_type
 from llamarium.errors import escape
 from llamarium.train.config import RENAMED, RunConfig, kind_of
 from llamarium.train.report.trackers import TRACKERS
@@ -74,6 +75,9 @@ def _add(group: Any, item: dataclasses.Field[Any], hint: Any) -> None:
     kind, _ = kind_of(hint)
     shown = "" if item.default in (None, "") else f" (default: {escape(_default(item.default))})"
     how: dict[str, Any] = {"default": argparse.SUPPRESS, "help": (item.metadata["help"] + shown).replace("%", "%%")}
+    if item.name == "quantize":
+        add_type(group, "--quantize", get_args(kind), **how)
+        return
     if kind is bool:
         how["action"] = argparse.BooleanOptionalAction
     elif get_origin(kind) is Literal:

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import DEFAULT_MODEL, QUANTIZATIONS, add_name, importing_torch, named
+from llamarium.cli.options import DEFAULT_MODEL, QUANTIZATIONS, add_name, add_type, importing_torch, named
 from llamarium.errors import ModelNotFoundError, escape
 from llamarium.presets import PRESETS
 
@@ -27,7 +27,7 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?<!\.gguf)", re.ASCII)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_name(parser, "a config.json, or a preset")
-    parser.add_argument("--quantize", choices=QUANTIZATIONS, help="show it with its Linears quantized")
+    add_type(parser, "--quantize", QUANTIZATIONS, help="show it with its Linears quantized")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if args.quantize is not None:  # from the values of an NF4 file too, as `load` does it
         quantize_linears(model, args.quantize)
     elif stored is not None:
-        quantize_linears(model, "nf4", skip=stored)
+        quantize_linears(model, "NF4", skip=stored)
     print(model)
     return 0
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from llamarium.attention.cached import SCALE_BYTES
+from llamarium.checkpoints.decode import FLOAT_DTYPES
 from llamarium.config import ModelConfig
 from llamarium.generation.loop import KVCacheDtype, kept_dtype
 from llamarium.model import LlamaForCausalLM
@@ -146,6 +147,7 @@ def _group(members: "Sequence[TensorSource]") -> SourceGroup:
     )
 
 
+_NAMES = {dtype: name for name, dtype in FLOAT_DTYPES.items()}
 _LAYER = re.compile(r"(?<=\.)(\d+)(?=\.)")
 
 
@@ -158,7 +160,11 @@ def _bytes_by_dtype(model: LlamaForCausalLM | None, sources: "Sequence[TensorSou
     held = [(s.dtype, s.num_bytes) for s in sources]
     if not held and model is not None:
         tensors = {id(t): t for t in chain(model.parameters(), model.buffers())}
-        held = [(_dtype_name(t.dtype), t.numel() * t.itemsize) for t in tensors.values() if not t.is_meta]
+        held = [
+            (_NAMES.get(t.dtype, _dtype_name(t.dtype)), t.numel() * t.itemsize)
+            for t in tensors.values()
+            if not t.is_meta
+        ]
     total: dict[str, int] = {}
     for dtype, num_bytes in held:
         total[dtype] = total.get(dtype, 0) + num_bytes

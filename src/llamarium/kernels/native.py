@@ -34,16 +34,17 @@ _FILE = Path(__file__).with_name("_native.so")
 
 
 class Kind(IntEnum):
-    """How a matrix is stored."""
+    """How a matrix is stored, under the names of `quant/formats.py`; `LM_...` in the header."""
 
     BF16 = 0
-    Q8 = 1
-    Q4 = 2
-    Q4_MIN = 3
-    Q4_CODEBOOK = 4
+    Q8_0 = 1
+    Q4_0 = 2
+    Q4_1 = 3
+    IQ4_NL = 4
     Q4_K = 5
     Q5_K = 6
     Q6_K = 7
+    F32 = 8
 
 
 class Matrix(Structure):

@@ -26,11 +26,12 @@ import torch
 from torch import Tensor
 
 from llamarium.errors import CheckpointError, OptionError
+from llamarium.quant.formats import GROUP, TILE_ROWS, PackedFormat
 from llamarium.quant.ggml_encode import step_above_minimum, step_around_zero, step_both_sides
 from llamarium.quant.packed import LinearPacked
-from llamarium.quant.tiles import GROUP, TILE_ROWS, PackedFormat
+from llamarium.quant.tiles import values_of
 
-FITTED_FORMATS = ("q4", "q4_min", "q4_codebook", "q8")
+FITTED_FORMATS = ("Q4_0", "IQ4_NL", "Q4_1", "Q8_0")
 """The formats that are made here, by name."""
 
 # Weights that are worked on at a time: their float32 copies stay in a core's cache.
@@ -117,7 +118,7 @@ def fit_groups(groups: Tensor, costs: Tensor, format: PackedFormat) -> GroupFit:
         better = error < least  # False where the trial's scale overflowed and its error is NaN
         best = _choose(better, trial, best)
         least = torch.where(better, error, least)
-        scale, minimum = _solve(groups, format.values(trial.codes), costs, format)
+        scale, minimum = _solve(groups, values_of(trial.codes, format), costs, format)
     return best
 
 
@@ -125,7 +126,7 @@ def nearest_codes(values: Tensor, scale: Tensor, minimum: Tensor | None, format:
     """Return the code of the level nearest to each weight, uint8; scale and minimum are float16 and broadcast."""
     scaled = (values if minimum is None else values - minimum.float()) * _inverse(scale.float())
     if format.levels is None:
-        return (scaled.round() + format.zero).clamp_(0, _num_levels(format) - 1).to(torch.uint8)
+        return (scaled.round() + format.zero).clamp_(0, format.num_levels - 1).to(torch.uint8)
     return torch.bucketize(scaled, _middles(format).to(values.device)).to(torch.uint8)
 
 
@@ -194,7 +195,7 @@ def _best_start(groups: Tensor, costs: Tensor, format: PackedFormat) -> tuple[Te
 
 def _starts(groups: Tensor, format: PackedFormat) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield scales and minima, (n, 1) each, with which the levels reach about as far as the weights."""
-    reaches = _REACHES[_num_levels(format)]
+    reaches = _REACHES[format.num_levels]
     if format.has_minimum:
         low, high = groups.aminmax(dim=-1, keepdim=True)
         for reach in reaches:
@@ -227,7 +228,7 @@ def _solve(groups: Tensor, levels: Tensor, costs: Tensor, format: PackedFormat) 
 def _nearest_levels(scaled: Tensor, format: PackedFormat) -> Tensor:
     """Return the level nearest to each value, float32."""
     if format.levels is None:
-        return scaled.round_().clamp_(-format.zero, _num_levels(format) - 1 - format.zero)
+        return scaled.round_().clamp_(-format.zero, format.num_levels - 1 - format.zero)
     nearest = torch.full_like(scaled, format.levels[0])
     above = torch.empty_like(scaled)  # 0 or 1 in float: adding up steps is several times faster than bucketize
     for i, middle in enumerate(_middles(format).tolist()):
@@ -261,7 +262,7 @@ def _choose(better: Tensor, trial: GroupFit, other: GroupFit) -> GroupFit:
 
 def _error(groups: Tensor, costs: Tensor, found: GroupFit, format: PackedFormat) -> Tensor:
     """Return the weighted squared error of each group, (n, 1)."""
-    values = format.values(found.codes) * found.scale.float()
+    values = values_of(found.codes, format) * found.scale.float()
     return _squares(groups - (values if found.minimum is None else values + found.minimum.float()), costs)
 
 
@@ -280,10 +281,6 @@ def _inverse(scale: Tensor) -> Tensor:
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:
     return torch.where(below > 0, above / below, 0.0)
-
-
-def _num_levels(format: PackedFormat) -> int:
-    return 256 if format.name == "q8" else 16
 
 
 @cache

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from llamarium.errors import CheckpointError
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
+from llamarium.quant.formats import GGML_TYPES, Format, block_format
 from llamarium.quant.ggml_blocks import dequantize
 from llamarium.quant.ggml_encode import quantize
-from llamarium.quant.ggml_formats import GGML_TYPES, BlockFormat, block_format
 
-__all__ = ["GGML_TYPES", "BlockFormat", "EmbeddingGGML", "LinearGGML", "block_format", "dequantize", "quantize"]
+__all__ = ["GGML_TYPES", "EmbeddingGGML", "Format", "LinearGGML", "block_format", "dequantize", "quantize"]
 
 
 class LinearGGML(QuantizedLinear):

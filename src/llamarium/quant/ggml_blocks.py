@@ -21,12 +21,11 @@ import torch
 from torch import Tensor
 
 from llamarium.errors import CheckpointError
-from llamarium.quant.ggml_formats import block_format
+from llamarium.quant.formats import IQ4_NL_VALUES, block_format
 
 # Weights per piece: 1 MiB of float32, which fits the second-level cache of two threads.
 _PIECE_WEIGHTS = 2**18
 
-IQ4_NL_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The sixteen levels of IQ4_NL, denser near zero (ggml-common.h, `kvalues_iq4nl`)."""
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from llamarium.errors import OptionError
-from llamarium.quant.ggml_formats import block_format
+from llamarium.quant.formats import block_format
 
 # Weights per piece: bounds the float32 copies.
 _PIECE_WEIGHTS = 2**20

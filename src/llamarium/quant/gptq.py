@@ -23,8 +23,9 @@ from torch import Tensor
 
 from llamarium.errors import OptionError
 from llamarium.quant.fit import check_format, check_values, fit_groups, nearest_codes
+from llamarium.quant.formats import GROUP, PackedFormat
 from llamarium.quant.packed import LinearPacked
-from llamarium.quant.tiles import GROUP, PackedFormat
+from llamarium.quant.tiles import values_of
 
 DAMPING = 0.01
 """What is added to G's diagonal, as a share of its mean; the paper's 1 %."""
@@ -115,7 +116,7 @@ def _round_columns(
     for j in range(GROUP):
         column = left[:, j : j + 1]
         codes[:, j : j + 1] = nearest_codes(column, scale, minimum, format)
-        rounded = format.values(codes[:, j : j + 1]) * scale.float()
+        rounded = values_of(codes[:, j : j + 1], format) * scale.float()
         rounded = rounded if minimum is None else rounded + minimum.float()
         errors[:, j : j + 1] = (column - rounded) / corner[j, j]
         left[:, j + 1 :] -= errors[:, j : j + 1] * corner[j, j + 1 :]

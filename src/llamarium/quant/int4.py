@@ -35,7 +35,7 @@ def group_size(in_features: int) -> int:
     size = math.gcd(in_features, _GROUP_SIZE)
     if size < _MIN_GROUP_SIZE:
         raise OptionError(
-            f"int4 needs in_features to be a multiple of {_MIN_GROUP_SIZE}, found {in_features}; use int8 or nf4"
+            f"Q4_1 needs in_features to be a multiple of {_MIN_GROUP_SIZE}, found {in_features}; use Q8_0 or NF4"
         )
     return size
 

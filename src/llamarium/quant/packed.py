@@ -1,16 +1,8 @@
 """Weights in the order in which a CPU uses them.
 
-| format       | a weight is                 | bits | comes from                      |
-|--------------|-----------------------------|------|---------------------------------|
-| q8           | scale * (q - 128)           | 8.5  | GGUF's Q8_0, `int8`             |
-| q4           | scale * (q - 8)             | 4.5  | GGUF's Q4_0                     |
-| q4_min       | scale * q + minimum         | 5    | GGUF's Q4_1, `int4`             |
-| q4_codebook  | scale * levels[q]           | 4.5  | GGUF's IQ4_NL                   |
-| q4_k, q5_k   | d * scale * q - dmin * min  | 4.5, 5.5 | GGUF's Q4_K, Q5_K           |
-| q6_k         | d * scale * (q - 32)        | 6.6  | GGUF's Q6_K                     |
-
-In the first four, 32 consecutive weights of a row share a float16 scale. In the K formats 256 share one, and 32 or 16
-of them an integer that it is multiplied with. `quant/tiles.py` says where what lies in memory.
+The types are those of `PACKED_FORMATS` (`quant/formats.py`), under GGUF's names. In Q8_0, Q4_0, Q4_1 and IQ4_NL 32
+consecutive weights of a row share a float16 scale. In the K types 256 share one, and 32 or 16 of them an integer that
+it is multiplied with. `native/tiles.h` says where what lies in a tile.
 
 Nothing is lost in packing: codes and scales are the file's. What is rounded besides are the inputs: a group of 32
 inputs becomes 8-bit codes and a scale, so that codes are multiplied with codes, in whole numbers, without an error.
@@ -24,21 +16,15 @@ from llamarium.errors import OptionError
 from llamarium.kernels import native
 from llamarium.kernels.threads import one_torch_thread
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
+from llamarium.quant.formats import GROUP, PACKED_FORMATS, TILE_ROWS, PackedFormat, block_format
 from llamarium.quant.ggml_blocks import super_blocks
-from llamarium.quant.ggml_formats import block_format
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
-from llamarium.quant.tiles import FORMATS, GROUP, SUPER, TILE_ROWS, PackedFormat, group_tiles, super_tiles, unpack_rows
+from llamarium.quant.tiles import group_tiles, halves_of, super_tiles, unpack_rows, values_of
 
 __all__ = [
-    "FORMATS",
-    "GGML_FORMATS",
-    "GROUP",
-    "SUPER",
-    "TILE_ROWS",
     "EmbeddingPacked",
     "LinearPacked",
-    "PackedFormat",
     "pack_ggml",
     "pack_integers",
     "product_reference",
@@ -117,7 +103,7 @@ class LinearPacked(QuantizedLinear):
     def dequantize_at(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """Return some rows of W, by their numbers (n,): (n, in_features)."""
         codes, scale, minimum = self.parts(rows)
-        groups = self.format.values(codes).view(*scale.shape, -1) * scale.unsqueeze(-1)
+        groups = values_of(codes, self.format).view(*scale.shape, -1) * scale.unsqueeze(-1)
         if minimum is not None:
             groups += minimum.unsqueeze(-1)
         return groups.flatten(1).to(dtype)
@@ -129,7 +115,7 @@ class LinearPacked(QuantizedLinear):
     def has_finite_scales(self) -> bool:
         """Whether no scale or minimum is NaN or infinite; codes always are finite."""
         # NaN and infinity have an exponent of ones; this takes a third of the time of torch's isfinite.
-        halves = self.format.halves(self.weight).view(torch.int16)
+        halves = halves_of(self.weight, self.format).view(torch.int16)
         return bool((halves & _HALF_EXPONENT).amax() < _HALF_EXPONENT)
 
     def extra_repr(self) -> str:
@@ -185,29 +171,23 @@ class EmbeddingPacked(QuantizedEmbedding):
 # --- packing what files hold ------------------------------------------------------------------------------------------
 
 
-GGML_FORMATS = {
-    "Q8_0": "q8", "Q4_0": "q4", "Q4_1": "q4_min", "IQ4_NL": "q4_codebook",
-    "Q4_K": "q4_k", "Q5_K": "q5_k", "Q6_K": "q6_k",
-}  # fmt: skip
-"""GGUF's formats that are packed without loss, and as what."""
-
 # Weights that are packed at a time, so that codes of a byte each never exist of a whole matrix.
 _PIECE_WEIGHTS = 2**20
 
 
 def pack_ggml(weight: Tensor, type_name: str) -> LinearPacked:
-    """Put GGUF's blocks of a format in `GGML_FORMATS` into tiles, without loss.
+    """Put GGUF's blocks of a type in `PACKED_FORMATS` into tiles, without loss.
 
     Args:
         weight: uint8, (rows, bytes of a row).
-        type_name: GGUF's name of the format.
+        type_name: The type's name.
     """
-    format = FORMATS[GGML_FORMATS[type_name]]
-    num_columns = block_format(type_name).num_columns(weight.shape[1])
+    format = PACKED_FORMATS[type_name]
+    num_columns = format.num_columns(weight.shape[1])
     shape = (-(-len(weight) // TILE_ROWS), num_columns // format.columns, format.tile_bytes)
     tiles = torch.empty(shape, dtype=torch.uint8, device=weight.device)
     if weight.device.type == "cpu" and native.library() is not None:
-        native.pack(format.kind, num_columns, weight, tiles)
+        native.pack(native.Kind(format.kind), num_columns, weight, tiles)
     else:
         _pack_in_pieces(weight, type_name, format, tiles)
     return LinearPacked(tiles, len(weight), format)
@@ -238,9 +218,9 @@ def pack_integers(linear: Linear8bit | LinearInt4) -> LinearPacked | None:
         return None
     if isinstance(linear, Linear8bit):
         codes = (linear.weight.view(torch.uint8) ^ 128).view(rows, columns)
-        return LinearPacked.from_codes(codes, linear.scale, FORMATS["q8"])
+        return LinearPacked.from_codes(codes, linear.scale, PACKED_FORMATS["Q8_0"])
     codes = torch.stack((linear.weight & 15, linear.weight >> 4), dim=-1).view(rows, columns)
-    return LinearPacked.from_codes(codes, linear.step, FORMATS["q4_min"], linear.minimum)
+    return LinearPacked.from_codes(codes, linear.step, PACKED_FORMATS["Q4_1"], linear.minimum)
 
 
 _codebooks: dict[str, Tensor] = {}
@@ -270,7 +250,7 @@ def product_reference(x: Tensor, linear: LinearPacked) -> Tensor:
     """Multiply as the kernels do: x (M, in) to (M, out), float32; slow, and short enough to read."""
     codes, scale_MG = quantize_inputs(x)
     weights, scale_OG, minimum_OG = linear.parts(torch.arange(linear.out_features))
-    values = linear.format.values(weights).view(*scale_OG.shape, -1)  # 32 or 16 columns share a scale
+    values = values_of(weights, linear.format).view(*scale_OG.shape, -1)  # 32 or 16 columns share a scale
     codes = codes.view(len(x), scale_OG.shape[1], -1)
     scale_MG = scale_MG.repeat_interleave(scale_OG.shape[1] // scale_MG.shape[1], dim=1)
     sums_MOG = torch.einsum("mgc,ogc->mog", codes.double(), values.double()).float()  # whole numbers, without an error

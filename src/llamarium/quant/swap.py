@@ -9,18 +9,21 @@ from typing import Literal
 
 from torch import nn
 
-from llamarium.errors import OptionError, show_value
+from llamarium.errors import OptionError
 from llamarium.quant.base import QuantizedLinear
+from llamarium.quant.formats import chosen_type
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.nf4 import Linear4bit
 
-Method = Literal["nf4", "int8", "int4"]
+Method = Literal["NF4", "Q8_0", "Q4_1"]
+METHODS: tuple[Method, ...] = ("NF4", "Q8_0", "Q4_1")
+"""What Linears can become while a model is loaded."""
 
-QUANTIZED_LINEARS: dict[str, type[Linear4bit] | type[Linear8bit] | type[LinearInt4]] = {
-    "nf4": Linear4bit,
-    "int8": Linear8bit,
-    "int4": LinearInt4,
+QUANTIZED_LINEARS: dict[Method, type[Linear4bit] | type[Linear8bit] | type[LinearInt4]] = {
+    "NF4": Linear4bit,
+    "Q8_0": Linear8bit,
+    "Q4_1": LinearInt4,
 }
 
 
@@ -49,16 +52,14 @@ def swap_linears(
     return len(names)
 
 
-def quantize_linears(model: nn.Module, method: Method, *, skip: Sequence[str] = ("lm_head",)) -> None:
+def quantize_linears(model: nn.Module, method: str, *, skip: Sequence[str] = ("lm_head",)) -> None:
     """Quantize every Linear of `model` in place; on the meta device, only the module tree changes.
 
     Raises:
         OptionError: For an unknown method, a model without Linears to quantize, a Linear with a bias, one that
             shares its weight, or one whose shape the method cannot take.
     """
-    if method not in QUANTIZED_LINEARS:
-        raise OptionError(f"quantize is {show_value(method)}; expected one of {', '.join(QUANTIZED_LINEARS)}")
-    kind = QUANTIZED_LINEARS[method]
+    kind = QUANTIZED_LINEARS[chosen_type("quantize", method, METHODS)]
     owners = _count_owners(model)
 
     def quantize(name: str, linear: nn.Linear) -> QuantizedLinear:

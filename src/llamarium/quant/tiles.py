@@ -18,8 +18,8 @@ After the codes come 16 float16 scales, and 16 minima where the format has them.
 GGUF's K formats quantize the scales once more: 256 weights of a row share one float16 scale d, and their parts have
 small integers that it is multiplied with. There a tile is 256 columns, eight groups, and the scales come first:
 
-    q4_k, q5_k   16 d, 16 dmin, 192 bytes with a 6-bit scale and minimum for each group and row
-    q6_k         16 d, 256 signed bytes (part, row): a scale for every 16 columns
+    Q4_K, Q5_K   16 d, 16 dmin, 192 bytes with a 6-bit scale and minimum for each group and row
+    Q6_K         16 d, 256 signed bytes (part, row): a scale for every 16 columns
 
 The 6-bit integers lie in three times 64 bytes (group, row), group < 4: the low four bits of the scales, of groups g and
 4 + g; those of the minima; and from the lowest bit the high two of scale g, scale 4 + g, minimum g, minimum 4 + g.
@@ -27,92 +27,24 @@ The 6-bit integers lie in three times 64 bytes (group, row), group < 4: the low 
 `native/llamarium.h` says the same to C.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from llamarium.kernels.native import Kind
-from llamarium.quant.ggml_blocks import IQ4_NL_VALUES, SuperBlocks
-
-TILE_ROWS, GROUP, SUPER = 16, 32, 256
+from llamarium.quant.formats import GROUP, TILE_ROWS, PackedFormat
+from llamarium.quant.ggml_blocks import SuperBlocks
 
 
-@dataclass(frozen=True, slots=True)
-class PackedFormat:
-    """One way to store a tile.
-
-    Attributes:
-        name: What `info` shows.
-        kind: The kernels' number for it.
-        code_bytes: Bytes of a group's codes.
-        zero: The code that stands for 0.
-        has_minimum: Whether a group has a minimum besides its scale.
-        levels: What the 16 codes stand for, before the scale; None where they are evenly spaced.
-        is_super: Whether scales are quantized in their turn, in blocks of 256 columns.
-    """
-
-    name: str
-    kind: Kind
-    code_bytes: int
-    zero: int
-    has_minimum: bool = False
-    levels: tuple[int, ...] | None = None
-    is_super: bool = False
-
-    @property
-    def columns(self) -> int:
-        """Columns of a tile; a row is a whole number of tiles."""
-        return SUPER if self.is_super else GROUP
-
-    @property
-    def half_bytes(self) -> int:
-        """Bytes of a tile's float16 numbers: 16 scales, and 16 minima if there are any."""
-        return 2 * TILE_ROWS * (1 + self.has_minimum)
-
-    @property
-    def head_bytes(self) -> int:
-        """Bytes of a tile before its codes."""
-        if not self.is_super:
-            return 0
-        return self.half_bytes + (192 if self.has_minimum else 256)
-
-    @property
-    def tile_bytes(self) -> int:
-        """Bytes of a tile."""
-        groups_bytes = self.columns // GROUP * self.code_bytes
-        return groups_bytes + (self.head_bytes if self.is_super else self.half_bytes)
-
-    @property
-    def bits_per_weight(self) -> float:
-        """What a weight takes, its share of the scales included."""
-        return 8 * self.tile_bytes / (TILE_ROWS * self.columns)
-
-    def values(self, codes: Tensor) -> Tensor:
-        """Return what codes (uint8) stand for before the scale, float32."""
-        if self.levels is None:
-            return codes.float() - self.zero
-        return torch.tensor(self.levels, dtype=torch.float32, device=codes.device)[codes.long()]
-
-    def halves(self, tiles: Tensor) -> Tensor:
-        """Show the float16 numbers of tiles (stripes, tiles, bytes): (stripes, tiles, 1 or 2, 16)."""
-        start = 0 if self.is_super else self.code_bytes // 2
-        return tiles.view(torch.float16)[..., start : start + self.half_bytes // 2].unflatten(-1, (-1, TILE_ROWS))
+def values_of(codes: Tensor, format: PackedFormat) -> Tensor:
+    """Return what codes (uint8) stand for before the scale, float32."""
+    if format.levels is None:
+        return codes.float() - format.zero
+    return torch.tensor(format.levels, dtype=torch.float32, device=codes.device)[codes.long()]
 
 
-FORMATS = {
-    item.name: item
-    for item in (
-        PackedFormat("q8", Kind.Q8, 512, 128),
-        PackedFormat("q4", Kind.Q4, 256, 8),
-        PackedFormat("q4_min", Kind.Q4_MIN, 256, 0, has_minimum=True),
-        PackedFormat("q4_codebook", Kind.Q4_CODEBOOK, 256, 0, levels=IQ4_NL_VALUES),
-        PackedFormat("q4_k", Kind.Q4_K, 256, 0, has_minimum=True, is_super=True),
-        PackedFormat("q5_k", Kind.Q5_K, 256 + 64, 0, has_minimum=True, is_super=True),
-        PackedFormat("q6_k", Kind.Q6_K, 256 + 128, 32, is_super=True),
-    )
-}
-"""By name."""
+def halves_of(tiles: Tensor, format: PackedFormat) -> Tensor:
+    """Show the float16 numbers of tiles (stripes, tiles, bytes): (stripes, tiles, 1 or 2, 16)."""
+    start = 0 if format.is_super else format.code_bytes // 2
+    return tiles.view(torch.float16)[..., start : start + format.half_bytes // 2].unflatten(-1, (-1, TILE_ROWS))
 
 
 # --- packing ----------------------------------------------------------------------------------------------------------
@@ -208,7 +140,7 @@ def unpack_rows(tiles: Tensor, rows: Tensor, format: PackedFormat) -> tuple[Tens
     coded = tiles[..., format.head_bytes : format.head_bytes + format.columns // GROUP * format.code_bytes]
     lines = coded.unflatten(-1, (-1, format.code_bytes // 64, TILE_ROWS, 4))[stripe, :, :, :, row]
     codes = _split_bits(lines.flatten(1, 2)).flatten(1)
-    halves = format.halves(tiles)[stripe, :, :, row].float()
+    halves = halves_of(tiles, format)[stripe, :, :, row].float()
     scale, minimum = halves[..., 0], halves[..., 1] if format.has_minimum else None
     if not format.is_super:
         return codes, scale, minimum

@@ -28,9 +28,9 @@ from llamarium.inspect.tokens import check_count
 from llamarium.io import atomic_folder
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.fit import FITTED_FORMATS
-from llamarium.quant.tiles import FORMATS
+from llamarium.quant.formats import FORMATS, chosen_type
 from llamarium.quantization.calibrate import sample_windows
-from llamarium.quantization.quantizer import CALIBRATED, QuantizeMethod, Quantizer, Recipe, check_type
+from llamarium.quantization.quantizer import CALIBRATED, QuantizeMethod, Quantizer, Recipe
 from llamarium.tokenizer.base import Tokenizer
 
 AUTO = "auto"
@@ -40,7 +40,7 @@ HEAD_SHARE = 0.10
 SAMPLES, CONTEXT = 64, 512
 """Windows to calibrate with, and their tokens."""
 
-_DEFAULT_HEAD = "q8"
+_DEFAULT_HEAD = "Q8_0"
 _MOST_SAMPLES = 100_000
 _COMPARED_TOKENS = 4096  # on which "auto" compares heads; more would cost minutes with 128,256 words
 
@@ -74,7 +74,7 @@ def quantize(
     model: str | Path,
     out: str | Path,
     *,
-    type: str = "q4_codebook",
+    type: str = "IQ4_NL",
     head: str | None = None,
     method: QuantizeMethod | None = None,
     calibration: str | None = None,
@@ -89,9 +89,9 @@ def quantize(
     Args:
         model: As for `load`: a name, a folder, a file.
         out: The folder to make; there must be none, but for `force`.
-        type: Of the layers' Linears: "q4", "q4_min", "q4_codebook" or "q8".
+        type: Of the layers' Linears: "Q4_0", "IQ4_NL", "Q4_1" or "Q8_0", in capital letters or not.
         head: Of the head and the embedding: a type; "auto" chooses by measurement, which needs a `calibration`; None
-            is "auto" where there is one, else "q8".
+            is "auto" where there is one, else "Q8_0".
         method: "nearest", "fit", "importance" or "gptq"; the last two need a `calibration`. None is "gptq" where there
             is one, else "fit".
         calibration: A text like those that the model is for; a few hundred kB are enough.
@@ -106,8 +106,9 @@ def quantize(
             cannot be written.
     """
     method = method or ("fit" if calibration is None else "gptq")
-    head = head or (_DEFAULT_HEAD if calibration is None else AUTO)
-    _check_options(type, head, method, calibration)
+    type = chosen_type("type", type, FITTED_FORMATS)
+    head = chosen_type("head", head or (_DEFAULT_HEAD if calibration is None else AUTO), (AUTO, *FITTED_FORMATS))
+    _check_options(head, method, calibration)
     path = resolve(model)
     checkpoint = open_checkpoint(path)
     tokenizer = _tokenizer(path, needed=calibration is not None)
@@ -175,10 +176,7 @@ def _mean_kl(model: LlamaForCausalLM, windows_BT: Tensor, original: LlamaForCaus
     return total / count
 
 
-def _check_options(type: str, head: str, method: str, calibration: str | None) -> None:
-    check_type("type", type)
-    if head != AUTO:
-        check_type("head", head)
+def _check_options(head: str, method: str, calibration: str | None) -> None:
     if calibration is None and (method in CALIBRATED or head == AUTO):
         what = f"method {method}" if method in CALIBRATED else "head auto"
         raise OptionError(f"{what} looks at a text to calibrate with, and there is none; give one, or choose another")

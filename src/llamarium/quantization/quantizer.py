@@ -30,9 +30,9 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.llama import LlamaDecoderLayer
 from llamarium.model.rope import Rotary
 from llamarium.quant.fit import FITTED_FORMATS, fit
+from llamarium.quant.formats import GROUP, PACKED_FORMATS
 from llamarium.quant.gptq import gptq
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked
-from llamarium.quant.tiles import FORMATS, GROUP
 from llamarium.quantization.calibrate import LINEARS_BY_INPUT, InputStatistics, run_layer
 
 QuantizeMethod = Literal["nearest", "fit", "importance", "gptq"]
@@ -154,9 +154,8 @@ class Quantizer:
             assert self._hidden_BTD is not None
             importance = self._norm(self._hidden_BTD).square().mean(dim=(0, 1))
         weight = self._read(key)
-        packed = self._named(
-            key, lambda: fit(weight, FORMATS[type_name], importance=importance, search=self.recipe.method != "nearest")
-        )
+        format, search = PACKED_FORMATS[type_name], self.recipe.method != "nearest"
+        packed = self._named(key, lambda: fit(weight, format, importance=importance, search=search))
         self._count(weight)
         return packed
 
@@ -220,7 +219,7 @@ class Quantizer:
         return self._scaffold.model.norm(hidden_BTD)
 
     def _quantize(self, key: str, weight: Tensor, statistics: Tensor | None) -> LinearPacked:
-        format = FORMATS[self.recipe.type]
+        format = PACKED_FORMATS[self.recipe.type]
         if self.recipe.method == "gptq":
             assert statistics is not None
             return self._named(key, lambda: gptq(weight, statistics, format))

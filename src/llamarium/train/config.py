@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
-from llamarium.errors import TrainingError, escape, show_value
+from llamarium.errors import OptionError, TrainingError, escape, show_value
+from llamarium.quant.formats import chosen_type
 
 DATA_HELP = (  # of every command that reads documents
     "what to learn: a text, .jsonl or .parquet file, a folder of them, tiny-shakespeare, or org/name on the hub; "
@@ -212,7 +213,7 @@ class FinetuneConfig(RunConfig):
     chat_format: Literal["auto", "llama3", "chatml", "none"] = _setting("auto", "how a dialog is written")
     too_long: Literal["error", "drop"] = _setting("error", "what becomes of examples longer than a row")
     dtype: Literal["auto", "float32", "bfloat16"] = _setting("auto", "of the frozen base; full is float32 always")
-    quantize: Literal["none", "nf4", "int8", "int4"] = _setting("none", "keep the base in few bits: QLoRA")
+    quantize: Literal["none", "NF4", "Q8_0", "Q4_1"] = _setting("none", "keep the base in few bits: QLoRA")
     dequantize: Literal["auto", "load", "use"] = _setting("auto", "of a base whose file is quantized")
 
     # what is learned
@@ -223,6 +224,27 @@ class FinetuneConfig(RunConfig):
     target_modules: str = _setting("all-linear", "which Linears, by name with commas; all-linear: all but the head")
     rslora: bool = _setting(False, "scale by alpha / sqrt(rank)")
     dora: bool = _setting(False, "learn each row's length, too")
+
+    def __post_init__(self) -> None:
+        """Check types and ranges; types of weights may be given in small letters.
+
+        Raises:
+            TrainingError: Naming the setting, its value and what was expected.
+        """
+        try:
+            name = chosen_type("quantize", self.quantize, ("none", "NF4", "Q8_0", "Q4_1"))
+        except OptionError as error:
+            raise TrainingError(str(error)) from None
+        object.__setattr__(self, "quantize", name)
+        RunConfig.__post_init__(self)
+
+    def differences(self, before: Mapping[str, Any]) -> list[str]:
+        """As `RunConfig.differences`; runs of earlier versions had other names for types of weights."""
+        quantize = before.get("quantize", "none")
+        return RunConfig.differences(self, {**before, "quantize": _EARLIER_TYPES.get(quantize, quantize)})
+
+
+_EARLIER_TYPES = {"nf4": "NF4", "int8": "Q8_0", "int4": "Q4_1"}
 
 
 def about_renamed(name: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from llamarium.errors import CheckpointError, UnsupportedFormatError, escape
 from llamarium.io import atomic_file, regular_size
-from llamarium.quant.ggml_formats import GGML_TYPES, BlockFormat, block_format
+from llamarium.quant.formats import GGML_TYPES, Format, block_format
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +345,7 @@ def _kind(value: Any) -> int:
     return 6 if isinstance(value, float) else _STRING
 
 
-def _num_bytes(shape: tuple[int, ...], layout: BlockFormat) -> int:
+def _num_bytes(shape: tuple[int, ...], layout: Format) -> int:
     return math.prod(shape[:-1]) * layout.row_bytes(shape[-1])
 
 

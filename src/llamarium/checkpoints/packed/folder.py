@@ -8,7 +8,7 @@ that every process on the machine shares them.
     model.safetensors     each packed matrix as U8 (stripes, tiles, tile_bytes), everything else in floating point
       __metadata__        llamarium.version    of this layout: "1"
                           llamarium.layout     "16x32 little-endian": rows and columns of a tile, and how scales lie
-                          llamarium.matrices   JSON, by tensor: {"format": "q4", "rows": 2048}
+                          llamarium.matrices   JSON, by tensor: {"format": "Q4_0", "rows": 2048}
                           llamarium.recipe     JSON, how the weights were made: texts by name
     and what else a model has: generation_config.json, the tokenizer's files
 
@@ -35,7 +35,7 @@ from llamarium.checkpoints.huggingface.safetensors_file import (
 from llamarium.checkpoints.storage import FLOATS, TensorFile
 from llamarium.config import ModelConfig, read_json_object
 from llamarium.errors import CheckpointError, UnsupportedFormatError, escape, show_value
-from llamarium.quant.tiles import FORMATS, GROUP, TILE_ROWS, PackedFormat
+from llamarium.quant.formats import GROUP, OLD_NAMES, PACKED_FORMATS, TILE_ROWS, PackedFormat
 
 METHOD = "llamarium"
 """`quant_method` of a packed folder's config."""
@@ -44,6 +44,8 @@ FILE = "model.safetensors"
 VERSION, LAYOUT = "1", f"{TILE_ROWS}x{GROUP} little-endian"
 KEYS = {name: f"llamarium.{name}" for name in ("version", "layout", "matrices", "recipe")}
 _ALIGNMENT = 2  # bytes of a scale; the kernels read codes from anywhere
+# What folders of earlier versions call their types.
+_OLD_NAMES = {**OLD_NAMES, "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}
 _HOW = "make the folder anew from the original model: llamarium quantize"
 
 
@@ -170,7 +172,7 @@ def _entry(file: Path, tensor: SafetensorsTensor, matrix: Any) -> TensorEntry:
                 f"tensor {escape(name, 80)} begins at byte {tensor.offset}; expected a multiple of {_ALIGNMENT}",
             )
         shape, dtype = (rows, tiles * format.columns), format.name
-    return TensorEntry(name, shape, dtype, tensor.num_bytes, file, name)
+    return TensorEntry(name, shape, dtype, tensor.num_bytes, file, name, is_packed=matrix is not None)
 
 
 def _matrix(file: Path, name: str, matrix: Any) -> tuple[PackedFormat, int]:
@@ -179,12 +181,14 @@ def _matrix(file: Path, name: str, matrix: Any) -> tuple[PackedFormat, int]:
     format, rows = fields.get("format"), fields.get("rows")
     if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
         raise _fault(file, f"tensor {escape(name, 80)} has {show_value(rows)} rows; expected at least 1")
-    if not isinstance(format, str) or format not in FORMATS:
+    if isinstance(format, str):
+        format = _OLD_NAMES.get(format, format)
+    if not isinstance(format, str) or format not in PACKED_FORMATS:
         raise UnsupportedFormatError(
             f"{escape(file)}: tensor {escape(name, 80)} is packed as {show_value(format)}; known are "
-            f"{', '.join(FORMATS)}. Take a newer version of Llamarium, or {_HOW}"
+            f"{', '.join(PACKED_FORMATS)}. Take a newer version of Llamarium, or {_HOW}"
         )
-    return FORMATS[format], rows
+    return PACKED_FORMATS[format], rows
 
 
 def _fault(file: Path, message: str) -> CheckpointError:

@@ -15,7 +15,8 @@ from llamarium.checkpoints.packed.folder import FILE, KEYS, LAYOUT, METHOD, VERS
 from llamarium.checkpoints.save import Weight, complete_folder, write_safetensors
 from llamarium.config import ModelConfig
 from llamarium.errors import CheckpointError, OptionError, show_value
-from llamarium.quant.packed import FORMATS, LinearPacked
+from llamarium.quant.formats import PACKED_FORMATS
+from llamarium.quant.packed import LinearPacked
 from llamarium.tokenizer.base import Tokenizer
 
 
@@ -26,7 +27,7 @@ class PackedWeight:
     Attributes:
         key: Its state-dict key.
         shape: Its logical shape, (out, in), or a norm's (hidden,).
-        format: Its format's name in `FORMATS`; None for a tensor that stays in floating point.
+        format: Its type's name in `PACKED_FORMATS`; None for a tensor that stays in floating point.
         read: Makes tiles or, without a format, values. Called once: for tiles when it is their turn to be written, so
             that nothing holds two models; for values at the beginning, as the file's head says what type they are.
     """
@@ -54,7 +55,7 @@ def save_packed(
         folder: Made if missing; must hold no model.
         tokenizer: Written beside the weights.
         generation_config: The content of `generation_config.json`; the config's BOS and EOS are added to it.
-        recipe: How the weights were made, for whoever wonders later: {"matrices": "q4", "scales": "fitted", ...}.
+        recipe: How the weights were made, for whoever wonders later: {"matrices": "Q4_0", "scales": "fitted", ...}.
 
     Raises:
         CheckpointError: If weights and config disagree, a scale is NaN or infinite, or the tokenizer is too large.
@@ -85,10 +86,10 @@ def _stored(weight: PackedWeight) -> Weight:
         if values.dtype not in FLOAT_DTYPES.values():
             raise OptionError(f"{weight.key} is {values.dtype}; expected one of {', '.join(FLOAT_DTYPES)}, or a format")
         return Weight.of(weight.key, values)
-    if weight.format not in FORMATS:
-        raise OptionError(f"{weight.key}: format is {show_value(weight.format)}; expected {', '.join(FORMATS)}")
+    if weight.format not in PACKED_FORMATS:
+        raise OptionError(f"{weight.key}: format is {show_value(weight.format)}; expected {', '.join(PACKED_FORMATS)}")
     rows, columns = cast(tuple[int, int], weight.shape)
-    format = FORMATS[weight.format]
+    format = PACKED_FORMATS[weight.format]
     shape = tiles_shape(rows, columns // format.columns, format)
     return Weight(weight.key, shape, torch.uint8, lambda: _read_tiles(weight))
 

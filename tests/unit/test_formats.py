@@ -1,0 +1,42 @@
+"""The one table of types: what C, GGUF and the options say of a type is what the table says."""
+
+import pytest
+import torch
+
+from llamarium.errors import OptionError
+from llamarium.kernels import native
+from llamarium.quant.formats import FORMATS, GROUP, OLD_NAMES, PACKED_FORMATS, TILE_ROWS, chosen_type
+
+
+def test_the_kernels_names_and_numbers_are_the_tables():
+    floats = {"BF16": native.Kind.BF16, "F32": native.Kind.F32}
+    assert {kind.name: kind for kind in native.Kind} == floats | {n: f.kind for n, f in PACKED_FORMATS.items()}
+
+
+@pytest.mark.parametrize("name", PACKED_FORMATS)
+def test_a_tile_is_its_blocks_and_has_no_byte_more(name: str):
+    format = PACKED_FORMATS[name]
+    groups = format.columns // GROUP
+    assert format.tile_bytes == (format.head_bytes or format.half_bytes) + groups * format.code_bytes
+    assert format.bits_per_weight == 8 * format.tile_bytes / (TILE_ROWS * format.columns)
+    assert format.num_levels == 1 << (8 * format.code_bytes // (TILE_ROWS * GROUP))
+    assert format.levels is None or len(format.levels) == format.num_levels
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("nf4", "NF4"), ("Q4_k", "Q4_K"), ("IQ4_NL", "IQ4_NL"), ("None", "none")])
+def test_types_are_typed_in_any_letters(typed: str, meant: str):
+    assert chosen_type("type", typed, ("none", *FORMATS)) == meant
+
+
+@pytest.mark.parametrize("old", OLD_NAMES)
+def test_a_name_of_earlier_versions_is_refused_with_the_new_one(old: str):
+    with pytest.raises(OptionError, match=f"^type is '{old}', which is called {OLD_NAMES[old]} now; expected"):
+        chosen_type("type", old, tuple(FORMATS))
+    with pytest.raises(OptionError, match=f"^head is '{old}'; expected one of F16$"):
+        chosen_type("head", old, ("F16",))
+
+
+@pytest.mark.parametrize("value", [None, 4, torch.int8, "q9", ""])
+def test_what_is_no_type_is_refused(value: object):
+    with pytest.raises(OptionError, match=r"^type is .*; expected one of F32, F16"):
+        chosen_type("type", value, tuple(FORMATS))
