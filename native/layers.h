@@ -4,7 +4,7 @@
  * thread that lost its core for a while holds nobody up; which thread computes a piece does not change its result. Between
  * two stages stands a barrier.
  */
-#include "pass.h"
+#include "adapters.h"
 
 #ifndef LEAVE_JOB /* what a set has to give back on each thread when a job ends */
 #define LEAVE_JOB() ((void)0)
@@ -46,13 +46,15 @@ static __attribute__((noinline)) void store_slot(const pass *p, int layer, int r
 }
 
 /* Merge the results of a head's chunks into inputs of the next product; where a head is no whole number of groups, into numbers. */
-static void merge_head(const pass *p, int row, int head) {
+static void merge_head(const pass *p, int layer, int row, int head) {
     const int head_dim = p->model->head_dim, groups = head_dim / LM_GROUP;
     const size_t place = (size_t)row * p->model->num_heads + head;
     partial *known = partial_of(p, row, head, 0);
     for (int chunk = 1; chunk < chunks_of(p, row); chunk++) merge(known, partial_of(p, row, head, chunk), head_dim);
     for (int i = 0; i < head_dim; i++) known->mixture[i] /= known->sum;
     out_of_pairs(p->cache.dtype, known->mixture, head_dim);
+    float *tap = tap_of(p, layer, LM_TAP_HEAD_OUT);
+    if (tap != NULL) memcpy(tap + place * head_dim, known->mixture, head_dim * sizeof(float));
     if (p->attended != NULL)
         memcpy(p->attended + place * head_dim, known->mixture, head_dim * sizeof(float));
     else
@@ -105,7 +107,7 @@ static void attend_stage(const pass *p, lm_team team, atomic_int *next, int laye
                 .scratch = p->scratch + team.index * run_scratch(head_dim),
             });
             for (int m = 0; m < count && p->most_chunks == 1; m++)
-                for (int h = 0; h < own; h++) merge_head(p, row + m, first + h);
+                for (int h = 0; h < own; h++) merge_head(p, layer, row + m, first + h);
         }
     }
 }
@@ -119,7 +121,8 @@ static void attention(const pass *p, lm_team team, atomic_int *next, int layer) 
     attend_stage(p, team, next, layer);
     lm_barrier(team);
     if (p->most_chunks > 1) {
-        for (int piece = team.index; piece < p->num_rows * heads; piece += team.count) merge_head(p, piece / heads, piece % heads);
+        for (int piece = team.index; piece < p->num_rows * heads; piece += team.count)
+            merge_head(p, layer, piece / heads, piece % heads);
         lm_barrier(team);
     }
     if (p->attended != NULL) {
@@ -131,58 +134,169 @@ static void attention(const pass *p, lm_team team, atomic_int *next, int layer) 
 /* --- products ----------------------------------------------------------------------------------------------------- */
 
 /* The hidden states, normalised, as inputs. A few rows each thread prepares for itself, sooner than it could wait for others. */
-static inputs normed(const pass *p, lm_team team, const void *norm) {
+static inputs normed(const pass *p, lm_team team, const void *norm, float *tap) {
     const inputs in = p->normed[p->num_rows <= FEW_ROWS ? team.index : 0];
     const lm_team share = p->num_rows <= FEW_ROWS ? (lm_team){0, 1} : team;
-    prepare_inputs(share, p->hidden, NULL, p->num_rows, p->model->hidden, p->model, norm, in);
-    if (share.count > 1) lm_barrier(team);
+    const int hidden = p->model->hidden;
+    prepare_inputs(share, p->hidden, NULL, p->num_rows, hidden, p->model, norm, in);
+    for (int row = team.index; row < p->num_rows && tap != NULL; row += team.count)
+        normalise(p->model, norm, p->hidden + (size_t)row * hidden, tap + (size_t)row * hidden);
+    if (share.count > 1 || p->max_rank > 0) lm_barrier(team);
     return in;
 }
 
-static void run_layer(const pass *p, lm_team team, int index) {
+/* Hand out a row's queries, keys and values as the products made them, and its queries rotated. */
+static void tap_queries(const pass *p, lm_team team, int layer) {
+    const int head_dim = p->model->head_dim, q_size = p->model->num_heads * head_dim, kv_size = p->model->num_kv_heads * head_dim;
+    float *q = wanted_tap(p, layer, LM_TAP_Q), *k = wanted_tap(p, layer, LM_TAP_K), *v = wanted_tap(p, layer, LM_TAP_V);
+    float *rotated = wanted_tap(p, layer, LM_TAP_Q_ROT);
+    if (q == NULL && k == NULL && v == NULL && rotated == NULL) return;
+    for (size_t row = team.index; row < (size_t)p->num_rows; row += team.count) {
+        const float *from = p->qkv + row * (q_size + 2 * kv_size);
+        if (q != NULL) memcpy(q + row * q_size, from, q_size * sizeof(float));
+        if (k != NULL) memcpy(k + row * kv_size, from + q_size, kv_size * sizeof(float));
+        if (v != NULL) memcpy(v + row * kv_size, from + q_size + kv_size, kv_size * sizeof(float));
+        if (rotated == NULL) continue;
+        memcpy(rotated + row * q_size, from, q_size * sizeof(float));
+        for (int place = 0; place < q_size; place += head_dim)
+            rotate(rotated + row * q_size + place, p->angles + row * head_dim, head_dim / 2);
+    }
+    lm_barrier(team); /* keys are rotated where they lie */
+}
+
+static void project_queries(const pass *p, lm_team team, atomic_int *next, int index) {
     const lm_model *model = p->model;
     const lm_layer *layer = &model->layers[index];
-    const int hidden = model->hidden, rows = p->num_rows, head_dim = model->head_dim;
-    const int q_size = model->num_heads * head_dim, kv_size = model->num_kv_heads * head_dim, all = q_size + 2 * kv_size;
-    atomic_int *next = p->counters + (size_t)index * MAX_STAGES;
+    const int q_size = model->num_heads * model->head_dim, kv_size = model->num_kv_heads * model->head_dim;
+    const int all = q_size + 2 * kv_size, begins[] = {0, q_size, q_size + kv_size}, sizes[] = {q_size, kv_size, kv_size};
+    const lm_matrix *const qkv[] = {&layer->q, &layer->k, &layer->v};
+    float *x = tap_of(p, index, LM_TAP_ATTN_NORM);
+    const adapted s = {.layer = index, .count = 3, .which = {OF_Q, OF_K, OF_V}, .num_rows = p->num_rows};
+    products(team, next, qkv, 3, normed(p, team, layer->attention_norm, x), p->num_rows,
+             (float *const[]){p->qkv, p->qkv + begins[1], p->qkv + begins[2]}, (const int[]){all, all, all}, 0);
+    if (p->max_rank > 0) {
+        lower(p, team, &s, x, model->hidden);
+        lm_barrier(team);
+        for (int i = 0; i < 3; i++) adapt_all(p, team, &s, i, sizes[i], p->qkv + begins[i], all);
+    }
+    lm_barrier(team);
+    tap_queries(p, team, index);
+}
 
-    const lm_matrix *const qkv[] = {&layer->q, &layer->k, &layer->v}, *const o[] = {&layer->o}, *const down[] = {&layer->down};
-    products(team, next++, qkv, 3, normed(p, team, layer->attention_norm), rows,
-             (float *const[]){p->qkv, p->qkv + q_size, p->qkv + q_size + kv_size}, (const int[]){all, all, all}, 0);
+/* Add a product of x to the hidden states. Where `tap` is wanted, it is computed there, and then added. */
+static void add_product(const pass *p, lm_team team, atomic_int *next, int index, int which, inputs in, const float *x, float *tap) {
+    const lm_layer *layer = &p->model->layers[index];
+    const lm_matrix *const w[] = {which == OF_O ? &layer->o : &layer->down};
+    const int hidden = p->model->hidden;
+    const adapted s = {.layer = index, .count = 1, .which = {which}, .num_rows = p->num_rows};
+    products(team, next, w, 1, in, p->num_rows, (float *const[]){tap != NULL ? tap : p->hidden}, &hidden, tap == NULL);
+    if (p->max_rank > 0) {
+        lower(p, team, &s, x, w[0]->cols);
+        lm_barrier(team);
+        adapt_all(p, team, &s, 0, hidden, tap, hidden);
+    }
     lm_barrier(team);
+    if (tap == NULL) return;
+    for (size_t row = team.index; row < (size_t)p->num_rows; row += team.count)
+        for (size_t i = row * hidden; i < (row + 1) * hidden; i++) p->hidden[i] = tap[i] + p->hidden[i];
+    lm_barrier(team);
+}
+
+static void copy_hidden(const pass *p, lm_team team, float *to) {
+    const size_t hidden = p->model->hidden;
+    for (size_t row = team.index; row < (size_t)p->num_rows && to != NULL; row += team.count)
+        memcpy(to + row * hidden, p->hidden + row * hidden, hidden * sizeof(float));
+}
+
+/* A group of 32 of silu(gate) * up, as `put_gated` computes it, and what is handed out of it. */
+static void gate_group(const float *gate, const float *up, float *act, float *gated, inputs in, size_t place) {
+    _Alignas(64) float group[LM_GROUP];
+    for (int i = 0; i < LM_GROUP; i += 16) {
+        wide g, u;
+        memcpy(&g, gate + i, sizeof g);
+        memcpy(&u, up + i, sizeof u);
+        g = silu(g);
+        if (act != NULL) memcpy(act + i, &g, sizeof g);
+        g *= u;
+        memcpy(group + i, &g, sizeof g);
+    }
+    if (gated != NULL) memcpy(gated, group, sizeof group);
+    put_group(group, in, place);
+}
+
+/* `gated_products` in two stages, since something between them is wanted. */
+static void open_mlp(const pass *p, lm_team team, atomic_int *next, int index, inputs in) {
+    const lm_layer *layer = &p->model->layers[index];
+    const int size = p->model->intermediate, groups = size / LM_GROUP;
+    const lm_matrix *const w[] = {&layer->gate, &layer->up};
+    float *gate = tap_of(p, index, LM_TAP_GATE), *up = tap_of(p, index, LM_TAP_UP);
+    float *act = tap_of(p, index, LM_TAP_ACT), *gated = tap_of(p, index, LM_TAP_GATED);
+    const adapted s = {.layer = index, .count = 2, .which = {OF_GATE, OF_UP}, .num_rows = p->num_rows};
+    products(team, next, w, 2, in, p->num_rows, (float *const[]){gate, up}, (const int[]){size, size}, 0);
+    if (p->max_rank > 0) lower(p, team, &s, tap_of(p, index, LM_TAP_MLP_NORM), p->model->hidden);
+    lm_barrier(team);
+    for (int64_t piece = team.index; piece < (int64_t)p->num_rows * groups; piece += team.count) {
+        const int row = (int)(piece / groups), begin = (int)(piece % groups) * LM_GROUP;
+        const size_t place = (size_t)row * size, at = place + begin;
+        if (p->max_rank > 0) {
+            adapt(p, &s, row, 0, begin, begin + LM_GROUP, gate + place);
+            adapt(p, &s, row, 1, begin, begin + LM_GROUP, up + place);
+        }
+        gate_group(gate + at, up + at, act == NULL ? NULL : act + at, gated == NULL ? NULL : gated + at, p->gated, piece);
+    }
+}
+
+static void run_layer(const pass *p, lm_team team, int index) {
+    const lm_layer *layer = &p->model->layers[index];
+    atomic_int *next = p->counters + (size_t)index * MAX_STAGES;
+    project_queries(p, team, next++, index);
     attention(p, team, next++, index);
-    products(team, next++, o, 1, p->mixed, rows, (float *const[]){p->hidden}, &hidden, 1);
+    add_product(p, team, next++, index, OF_O, p->mixed, tap_of(p, index, LM_TAP_HEAD_OUT), tap_of(p, index, LM_TAP_ATTN_OUT));
+    copy_hidden(p, team, wanted_tap(p, index, LM_TAP_RESID_MID));
+    const inputs in = normed(p, team, layer->mlp_norm, tap_of(p, index, LM_TAP_MLP_NORM));
+    if (opens_mlp(p, index))
+        open_mlp(p, team, next++, index, in);
+    else
+        gated_products(team, next++, layer, in, p->num_rows, p->gated);
     lm_barrier(team);
-    gated_products(team, next++, layer, normed(p, team, layer->mlp_norm), rows, p->gated);
-    lm_barrier(team);
-    products(team, next++, down, 1, p->gated, rows, (float *const[]){p->hidden}, &hidden, 1);
-    lm_barrier(team);
+    add_product(p, team, next++, index, OF_DOWN, p->gated, tap_of(p, index, LM_TAP_GATED), tap_of(p, index, LM_TAP_MLP_OUT));
+    copy_hidden(p, team, wanted_tap(p, index, LM_TAP_RESID));
 }
 
 /* Logits of the rows that want them. */
 static void run_head(const pass *p, lm_team team) {
     if (p->num_logits == 0) return;
-    const int is_few = p->num_logits <= FEW_ROWS;
+    const int is_few = p->num_logits <= FEW_ROWS, hidden = p->model->hidden;
     const inputs in = p->last[is_few ? team.index : 0];
     const lm_model *model = p->model;
     const lm_matrix *const head[] = {&model->head};
-    prepare_inputs(is_few ? (lm_team){0, 1} : team, p->hidden, p->logit_rows, p->num_logits,
-                   model->hidden, model, model->final_norm, in);
-    if (!is_few) lm_barrier(team);
+    const adapted s = {.count = 1, .which = {OF_HEAD}, .rows = p->logit_rows, .num_rows = p->num_logits};
+    prepare_inputs(is_few ? (lm_team){0, 1} : team, p->hidden, p->logit_rows, p->num_logits, hidden, model, model->final_norm, in);
+    for (int i = team.index; i < p->num_logits && p->max_rank > 0; i += team.count)
+        normalise(model, model->final_norm, p->hidden + (size_t)p->logit_rows[i] * hidden, p->head_inputs + (size_t)i * hidden);
+    if (!is_few || p->max_rank > 0) lm_barrier(team);
     products(team, p->counters + (size_t)model->num_layers * MAX_STAGES, head, 1, in, p->num_logits, (float *const[]){p->logits},
              &model->head.rows, 0);
+    if (p->max_rank == 0) return;
+    lower(p, team, &s, p->head_inputs, hidden);
+    lm_barrier(team);
+    adapt_all(p, team, &s, 0, model->head.rows, p->logits, model->head.rows);
+}
+
+/* The last norm of all rows: a tap, and what lm_forward is for. */
+static void tap_final_norm(const pass *p, lm_team team) {
+    const size_t hidden = p->model->hidden;
+    float *out = p->taps != NULL ? p->taps->final_norm : NULL;
+    for (size_t row = team.index; row < (size_t)p->num_rows && out != NULL; row += team.count)
+        normalise(p->model, p->model->final_norm, p->hidden + row * hidden, out + (p->first + row) * hidden);
 }
 
 static void run_pass(void *context, lm_team team) {
     const pass *p = context;
     compute_angles(p, team); /* needed after the first barrier */
+    if (p->taps != NULL && p->taps->embed != NULL) copy_hidden(p, team, p->taps->embed + (size_t)p->first * p->model->hidden);
     for (int layer = 0; layer < p->model->num_layers; layer++) run_layer(p, team, layer);
-    if (p->batch->token_ids == NULL) { /* lm_forward */
-        for (int row = team.index; row < p->num_rows; row += team.count) {
-            float *x = p->hidden + (size_t)row * p->model->hidden;
-            normalise(p->model, p->model->final_norm, x, x);
-        }
-    }
+    tap_final_norm(p, team);
     run_head(p, team);
     LEAVE_JOB();
 }

@@ -6,6 +6,9 @@
 
 #define FEW_ROWS 4 /* of tokens, which each thread normalises for itself */
 #define MAX_STAGES 8
+#define MOST_OF_A_STAGE 3 /* matrices of the same inputs */
+
+enum { OF_Q, OF_K, OF_V, OF_O, OF_GATE, OF_UP, OF_DOWN, OF_HEAD }; /* what an adapter corrects */
 
 /* Rows of tokens, some of a batch's: their results do not depend on which come together. */
 typedef struct {
@@ -16,6 +19,7 @@ typedef struct {
     const int32_t *positions, *sequences;
     int first_logit, num_logits;     /* of the batch's logits */
     float *logits;
+    const lm_taps *taps;             /* or NULL */
 
     float *hidden, *qkv, *angles, *partials;
     int apart;           /* whether no two rows are of the same sequence */
@@ -29,6 +33,10 @@ typedef struct {
     inputs *normed;      /* of each thread for a few rows, else one for all */
     inputs *last;        /* the same of the rows whose logits are wanted */
     inputs mixed, gated;
+    float *own_taps[LM_TAPS_OF_A_LAYER]; /* what adapters, or other taps, need and no caller has asked for */
+    int max_rank, padded_rank; /* of the rows' adapters; to whole quads */
+    float *lowered;            /* an adapter's a x: (num_rows, MOST_OF_A_STAGE, padded_rank) */
+    float *head_inputs;        /* (num_logits, hidden), where the head may have an adapter */
     atomic_int *counters; /* one a stage that hands out pieces: (num_layers + 1, MAX_STAGES) */
 } pass;
 
@@ -37,6 +45,53 @@ static inline const int32_t *table_of(const pass *p, int row) {
 }
 
 static inline int chunks_of(const pass *p, int row) { return p->positions[row] / CHUNK + 1; }
+
+/* --- taps --------------------------------------------------------------------------------------------------------- */
+
+static int width_of(const lm_model *model, int tap) {
+    switch (tap) {
+    case LM_TAP_Q:
+    case LM_TAP_Q_ROT:
+    case LM_TAP_HEAD_OUT: return model->num_heads * model->head_dim;
+    case LM_TAP_K:
+    case LM_TAP_V: return model->num_kv_heads * model->head_dim;
+    case LM_TAP_GATE:
+    case LM_TAP_UP:
+    case LM_TAP_ACT:
+    case LM_TAP_GATED: return model->intermediate;
+    default: return model->hidden;
+    }
+}
+
+/* Where the caller wants what the pass's rows have there; NULL: nowhere. */
+static float *wanted_tap(const pass *p, int layer, int tap) {
+    float *all = p->taps == NULL || p->taps->layers == NULL ? NULL : p->taps->layers[layer * LM_TAPS_OF_A_LAYER + tap];
+    return all == NULL ? NULL : all + (size_t)p->first * width_of(p->model, tap);
+}
+
+/* Where it is to be put, for the caller or for an adapter. */
+static float *tap_of(const pass *p, int layer, int tap) {
+    float *wanted = wanted_tap(p, layer, tap);
+    return wanted != NULL ? wanted : p->own_taps[tap];
+}
+
+/* Whether gate and up are handed out, or corrected, before they are multiplied. */
+static int opens_mlp(const pass *p, int layer) {
+    int found = p->max_rank > 0;
+    for (int tap = LM_TAP_GATE; tap <= LM_TAP_GATED; tap++) found |= wanted_tap(p, layer, tap) != NULL;
+    return found;
+}
+
+/* Whether a tap needs memory of the pass's own. */
+static int needs_own(const pass *p, int tap) {
+    static const char by_adapters[LM_TAPS_OF_A_LAYER] = {
+        [LM_TAP_ATTN_NORM] = 1, [LM_TAP_HEAD_OUT] = 1, [LM_TAP_ATTN_OUT] = 1, [LM_TAP_MLP_NORM] = 1, [LM_TAP_GATED] = 1,
+        [LM_TAP_MLP_OUT] = 1};
+    if (p->max_rank > 0 && by_adapters[tap]) return 1;
+    int opens = 0;
+    for (int layer = 0; layer < p->model->num_layers && (tap == LM_TAP_GATE || tap == LM_TAP_UP); layer++) opens |= opens_mlp(p, layer);
+    return opens;
+}
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
@@ -106,6 +161,10 @@ static void lay_out(pass *p, arena *a, forms wanted, int num_threads) {
     p->runs = take(a, (rows + 1) * sizeof(int));
     p->logit_rows = take(a, p->num_logits * sizeof(int32_t));
     p->chunks = take(a, (rows + 1) * sizeof(size_t));
+    for (int tap = 0; tap < LM_TAPS_OF_A_LAYER; tap++)
+        p->own_taps[tap] = needs_own(p, tap) ? take(a, rows * width_of(model, tap) * sizeof(float)) : NULL;
+    p->lowered = take(a, rows * MOST_OF_A_STAGE * p->padded_rank * sizeof(float));
+    p->head_inputs = p->max_rank > 0 ? take(a, (size_t)p->num_logits * model->hidden * sizeof(float)) : NULL;
     p->scratch = take(a, num_threads * run_scratch(head_dim) * sizeof(float));
 }
 

@@ -74,6 +74,8 @@ static int run_rows(pass *p) {
     p->positions = p->batch->positions + p->first;
     p->sequences = p->batch->sequences + p->first;
     p->apart = are_apart(p);
+    p->max_rank = largest_rank(p);
+    p->padded_rank = (p->max_rank + 3) / 4 * 4;
     lay_out(p, &a, wanted, num_threads);
     const size_t bytes = a.used;
     const int failed = posix_memalign((void **)&a.memory, 64, bytes);
@@ -106,7 +108,6 @@ static int rows_of_pass(const lm_model *model, const lm_batch *batch, int first)
 
 static int run(const lm_model *model, const lm_cache *cache, const lm_batch *batch, const lm_taps *taps, float *logits) {
     int code = check_batch(model, cache, batch);
-    (void)taps;
     for (int first = 0, logit = 0, end, last; first < batch->num_tokens && code == LM_OK; first = end, logit = last) {
         end = first + rows_of_pass(model, batch, first);
         for (last = logit; last < batch->num_logits && batch->logit_rows[last] < end;) last++;
@@ -119,6 +120,7 @@ static int run(const lm_model *model, const lm_cache *cache, const lm_batch *bat
             .first_logit = logit,
             .num_logits = last - logit,
             .logits = logits + (size_t)logit * model->head.rows,
+            .taps = taps,
         });
     }
     return code;
@@ -152,6 +154,7 @@ static int forward(const lm_model *model, const lm_row_cache *cache, const lm_pl
         .batch = &batch,
         .num_rows = num_rows,
         .hidden = hidden,
+        .taps = &(lm_taps){.final_norm = hidden},
     });
     free(numbers);
     return code;

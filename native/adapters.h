@@ -1,0 +1,104 @@
+/* Low-rank corrections beside products: y += scale * b (a x), of another adapter for each sequence. `a x` is computed in the stage of
+ * the product, b times that after it. A row's bits depend on its own adapter alone. */
+#include "pass.h"
+
+static const lm_lora *lora_of(const lm_adapter *adapter, int layer, int which) {
+    if (which == OF_HEAD) return &adapter->head;
+    const lm_lora_layer *l = &adapter->layers[layer];
+    const lm_lora *const all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
+    return all[which];
+}
+
+/* What a row's adapter adds to a product; NULL: nothing. */
+static const lm_lora *lora_at(const pass *p, int row, int layer, int which) {
+    const int adapter = p->batch->adapters[p->sequences[row]];
+    const lm_lora *found = adapter < 0 ? NULL : lora_of(&p->model->adapters[adapter], layer, which);
+    return found != NULL && found->rank > 0 ? found : NULL;
+}
+
+/* The largest rank of the rows' adapters; 0 where no row has one. */
+static int largest_rank(const pass *p) {
+    int largest = 0;
+    for (int row = 0; row < p->num_rows && p->batch->adapters != NULL; row++) {
+        if (row > 0 && p->sequences[row] == p->sequences[row - 1]) continue;
+        for (int layer = 0; layer < p->model->num_layers; layer++)
+            for (int which = 0; which <= OF_HEAD; which++) {
+                const lm_lora *lora = lora_at(p, row, layer, which);
+                if (lora != NULL && lora->rank > largest) largest = lora->rank;
+            }
+    }
+    return largest;
+}
+
+/* The dot products of x (count) with four rows of a matrix. */
+static inline quad four_dots(const float *rows, size_t stride, const float *x, int count) {
+    lanes sums[4] = {{0}};
+    int i = 0;
+    for (; i + LANES <= count; i += LANES)
+        for (int k = 0; k < 4; k++) sums[k] += load_floats(rows + k * stride + i) * load_floats(x + i);
+    quad found = sums_of(sums), rest[4] = {{0}};
+    if (i == count) return found;
+    for (; i + 4 <= count; i += 4)
+        for (int k = 0; k < 4; k++) rest[k] += load_quad(LM_FLOAT32, rows, k * stride + i) * load_quad(LM_FLOAT32, x, i);
+    for (int k = 0; k < 4; k++) found[k] += (rest[k][0] + rest[k][2]) + (rest[k][1] + rest[k][3]);
+    for (; i < count; i++)
+        for (int k = 0; k < 4; k++) found[k] += rows[k * stride + i] * x[i];
+    return found;
+}
+
+/* The dot products of x with at most four rows. */
+static __attribute__((noinline)) quad some_dots(const float *rows, int num_rows, const float *x, int count) {
+    if (num_rows >= 4) return four_dots(rows, count, x, count);
+    quad found = {0};
+    for (int k = 0; k < num_rows; k++) found[k] = four_dots(rows + (size_t)k * count, 0, x, count)[0];
+    return found;
+}
+
+/* Matrices of the same inputs, which one stage multiplies. */
+typedef struct {
+    int layer, count;
+    int which[MOST_OF_A_STAGE];
+    const int32_t *rows; /* of the pass, whose inputs and outputs these are; NULL: all */
+    int num_rows;
+} adapted;
+
+static inline int row_of(const adapted *s, int row) { return s->rows != NULL ? s->rows[row] : row; }
+
+static inline float *lowered_at(const pass *p, int row, int i) {
+    return p->lowered + ((size_t)row * MOST_OF_A_STAGE + i) * p->padded_rank;
+}
+
+/* This thread's share of a x, for x (num_rows, cols). */
+static void lower(const pass *p, lm_team team, const adapted *s, const float *x, int cols) {
+    const int quads = p->padded_rank / 4, of_row = quads * s->count;
+    for (int64_t piece = team.index; piece < (int64_t)s->num_rows * of_row; piece += team.count) {
+        const int row = (int)(piece / of_row), i = (int)(piece / quads % s->count), first = (int)(piece % quads) * 4;
+        const lm_lora *lora = lora_at(p, row_of(s, row), s->layer, s->which[i]);
+        if (lora == NULL || first >= lora->rank) continue;
+        const quad found = some_dots(lora->a + (size_t)first * cols, lora->rank - first, x + (size_t)row * cols, cols);
+        memcpy(lowered_at(p, row, i) + first, &found, sizeof found);
+    }
+}
+
+/* Columns `begin` to `end` of a row's y, which are a product, with what its adapter adds. */
+static void adapt(const pass *p, const adapted *s, int row, int i, int begin, int end, float *y) {
+    const lm_lora *lora = lora_at(p, row_of(s, row), s->layer, s->which[i]);
+    if (lora == NULL) return;
+    for (int c = begin; c < end; c += 4) {
+        const int count = min_int(4, end - c);
+        const quad added = some_dots(lora->b + (size_t)c * lora->rank, count, lowered_at(p, row, i), lora->rank);
+        for (int k = 0; k < count; k++) {
+            y[c + k] += lora->scale * added[k];
+            if (lora->gain != NULL) y[c + k] *= lora->gain[c + k];
+        }
+    }
+}
+
+/* This thread's share of y (num_rows, stride), of which `cols` are the product. */
+static void adapt_all(const pass *p, lm_team team, const adapted *s, int i, int cols, float *y, int stride) {
+    const int groups = (cols + LM_GROUP - 1) / LM_GROUP;
+    for (int64_t piece = team.index; piece < (int64_t)s->num_rows * groups; piece += team.count) {
+        const int row = (int)(piece / groups), begin = (int)(piece % groups) * LM_GROUP;
+        adapt(p, s, row, i, begin, min_int(cols, begin + LM_GROUP), y + (size_t)row * stride);
+    }
+}
