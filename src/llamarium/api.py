@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 import torch
 
 from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
-from llamarium.checkpoints.load import DTYPES, Dequantize, LoadOptions, TensorSource, load_model
+from llamarium.checkpoints.load import DTYPES, load_model
 from llamarium.checkpoints.open import open_checkpoint
+from llamarium.checkpoints.options import Dequantize, LoadOptions, TensorSource
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
 from llamarium.config import ModelConfig
 from llamarium.errors import (
@@ -85,8 +86,8 @@ def load(
     _check_choice("deterministic", deterministic, (True, False))
     _check_choice("strict", strict, (True, False))
     options = LoadOptions(
-        dtype=None if dtype == "auto" else DTYPES[dtype],
-        device=choose_device(device),
+        dtype=None if dtype == "auto" else dtype,
+        device=str(choose_device(device)),
         quantize=None if quantize is None else chosen_type("quantize", quantize, METHODS),
         dequantize=dequantize,
         strict=strict,

@@ -182,7 +182,7 @@ def read_json_object(path: Path, limit_bytes: int = 2 * 2**20) -> dict[str, Any]
 
     Raises:
         ConfigError: If the file is missing, no regular file, larger than `limit_bytes`, no UTF-8, no JSON, nested too
-            deeply, no object, or has a key twice.
+            deeply, no object, has a key twice, or has NaN or an infinity, which JSON lacks.
     """
     try:
         status = path.stat()
@@ -190,7 +190,8 @@ def read_json_object(path: Path, limit_bytes: int = 2 * 2**20) -> dict[str, Any]
             raise ConfigError(f"{escape(path)}: is no regular file; expected a JSON file")
         if status.st_size > limit_bytes:
             raise ConfigError(f"{escape(path)}: {status.st_size} bytes; expected at most {limit_bytes} for a JSON file")
-        value = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=without_duplicates)
+        text = path.read_bytes().decode("utf-8")
+        value = json.loads(text, object_pairs_hook=without_duplicates, parse_constant=_no_constant)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{escape(path)}: cannot be read as JSON: {escape(error)}") from None
     if not isinstance(value, dict):
@@ -210,6 +211,10 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the key {twice!r} stands there twice")
     return found
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number that JSON knows")
 
 
 _SIZES = (

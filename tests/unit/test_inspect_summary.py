@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from llamarium.checkpoints.load import TensorSource
+from llamarium.checkpoints.options import TensorSource
 from llamarium.inspect.summary import group_sources, summarize
 from llamarium.model import LlamaForCausalLM
 from llamarium.presets import preset

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from llamarium.checkpoints.load import TensorSource
+from llamarium.checkpoints.options import TensorSource
 from llamarium.inspect import tables, views
 from llamarium.inspect.neighbors import Neighbor, Neighbors, QueryWord
 from llamarium.inspect.next_tokens import NextStep

@@ -8,7 +8,9 @@ import torch
 
 from llamarium.checkpoints.checkpoint import Checkpoint, expected_shapes
 from llamarium.checkpoints.decode import read
+from llamarium.checkpoints.native_weights import native_weights
 from llamarium.checkpoints.open import open_checkpoint
+from llamarium.checkpoints.options import LoadOptions
 from llamarium.config import ModelConfig
 
 Q = "model.layers.0.self_attn.q_proj.weight"
@@ -88,6 +90,7 @@ def test_nf4(model_files, double_quant, tied):
     folder, decoded = files.nf4(double_quant=double_quant)
     checkpoint = open_checkpoint(folder)
     assert checkpoint.config == files.config and set(checkpoint.entries) == set(decoded)
+    assert native_weights(checkpoint, LoadOptions()) is None, "the modules multiply it"
     for key, weight in decoded.items():
         values = read(checkpoint, key)
         # bitsandbytes gives bfloat16, ours float32 before that rounding

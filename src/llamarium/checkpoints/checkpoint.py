@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llamarium.checkpoints.storage import Bytes
 from llamarium.config import ModelConfig
-from llamarium.errors import CheckpointError, escape
+from llamarium.errors import CheckpointError, escape, show_value
 
 FormatName = Literal["huggingface", "meta", "gguf", "packed"]
 
@@ -166,11 +166,28 @@ def check_weights(path: Path, config: ModelConfig, found: Mapping[str, tuple[int
         )
     expected = expected_shapes(config)
     check_names(path, expected, found)
+    check_token_ids(path, config)
     for key, shape in expected.items():
         if found[key] != shape:
             raise CheckpointError(
                 f"{escape(path)}: {key} has shape {found[key]}; by the config's {_fields(key)} it is {shape}"
             )
+
+
+def check_token_ids(path: Path, config: ModelConfig) -> None:
+    """Check that the tokens which a config names are in its vocabulary.
+
+    Raises:
+        CheckpointError: Naming the field and the id.
+    """
+    ids = {"bos_token_id": (config.bos_token_id,), "eos_token_id": config.eos_token_id}
+    for name, values in (*ids.items(), ("pad_token_id", (config.pad_token_id,))):
+        for value in values:
+            if value is not None and not 0 <= value < config.vocab_size:
+                raise CheckpointError(
+                    f"{escape(path)}: {name} is {show_value(value)}, and there are {config.vocab_size} rows in the "
+                    f"vocabulary; expected an id of 0 to {config.vocab_size - 1}"
+                )
 
 
 def check_names(

@@ -7,17 +7,18 @@ embedding's own storage. Every weight's way is kept as a `TensorSource`: which f
 
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Final, Literal
+from dataclasses import replace
+from typing import Final
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD, Checkpoint, TensorEntry, list_some
 from llamarium.checkpoints.decode import FLOAT_DTYPES, as_tensor, nf4_linear, read
-from llamarium.errors import CheckpointError, OptionError, escape
+from llamarium.checkpoints.modules import empty_model, tie_head
+from llamarium.checkpoints.native_weights import report_nonfinite
+from llamarium.checkpoints.options import LoadOptions, TensorSource, check_options, natural_dtype
+from llamarium.errors import OptionError, escape
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedLinear
@@ -26,69 +27,14 @@ from llamarium.quant.ggml import EmbeddingGGML, LinearGGML, dequantize
 from llamarium.quant.half import use_half_linears
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
-from llamarium.quant.swap import QUANTIZED_LINEARS, Method
+from llamarium.quant.swap import QUANTIZED_LINEARS
 from llamarium.runtime.fuse import join_projections
 from llamarium.runtime.plan import make_deterministic, unfit_linears, use_kernels
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+"""What a model computes in, by the name that people type."""
 
 NAME_OF_DTYPE: Final = {dtype: name for name, dtype in FLOAT_DTYPES.items()}
-
-Dequantize = Literal["auto", "load", "use"]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """How a checkpoint becomes a model.
-
-    Attributes:
-        dtype: What the model computes in; None means as stored, and bfloat16 for quantized files.
-        device: Where it computes.
-        quantize: Quantize the Linears (but the head) on loading: "NF4", "Q8_0" or "Q4_1".
-        dequantize: For files that are already quantized: "load" dequantizes once into `dtype`, "use" keeps the bytes
-            as they are stored and dequantizes for every use. "auto" keeps NF4 and packed folders as they are; of GGUF's
-            types it packs those that the CPU kernels multiply, and dequantizes the others.
-        strict: Refuse weights that are not finite instead of warning.
-        join: On a CPU, put weights in the order of the kernels and give the model a plan (`runtime/plan.py`), or
-            join small projections (`runtime/fuse.py`); a model that is to be trained has its weights apart and plain.
-        deterministic: Let the C kernels take every pass, also those that PyTorch would take sooner, so that a request's
-            bits are the same alone, in any batch, with any chunking and on any number of threads.
-    """
-
-    dtype: torch.dtype | None = None
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    quantize: Method | None = None
-    dequantize: Dequantize = "auto"
-    strict: bool = False
-    join: bool = True
-    deterministic: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSource:
-    """Where one weight of the model came from.
-
-    Attributes:
-        key: Its state-dict key, in Hugging Face's names.
-        shape: Its logical shape.
-        file: The file it was read from.
-        name: Its name in that file.
-        stored_dtype: Its type there, such as "BF16" or "Q4_1".
-        dtype: Its type in memory, such as "BF16", "Q4_1" or "NF4".
-        permuted: Its rows were in Meta's interleaved order and have been put into the half-split one.
-        tied_to: The key whose storage it shares, or None.
-        num_bytes: What it occupies in memory; 0 when tied.
-    """
-
-    key: str
-    shape: tuple[int, ...]
-    file: Path
-    name: str
-    stored_dtype: str
-    dtype: str
-    permuted: bool
-    tied_to: str | None
-    num_bytes: int
 
 
 def load_model(
@@ -104,18 +50,20 @@ def load_model(
     Raises:
         CheckpointError: If a tensor cannot be read, or with `strict` if one is not finite.
         OptionError: If an option does not fit the checkpoint.
+
+    Warns:
+        UserWarning: Of weights that are NaN or infinite.
     """
-    _check_options(checkpoint, options)
-    dtype = options.dtype or natural_dtype(checkpoint)
-    with torch.device("meta"), _Undrawn():
-        model = LlamaForCausalLM(checkpoint.config)
+    check_options(checkpoint, options)
+    dtype = DTYPES[options.dtype or natural_dtype(checkpoint)]
+    model = empty_model(checkpoint.config)
     loader = _Loader(checkpoint, options, dtype, progress)
     for name, module in list(model.named_modules()):
         if f"{name}.weight" in checkpoint.entries:
             model.set_submodule(name, loader.fill(name, module))
     if model.config.tie_word_embeddings:
         loader.tie(model)
-    if options.device.type == "cpu":
+    if options.device == "cpu":
         if dtype is not torch.float32:
             use_half_linears(model)
         if loader.packs and dtype is torch.bfloat16 and options.quantize != "NF4":
@@ -125,7 +73,7 @@ def load_model(
     if options.deterministic and not make_deterministic(model):
         raise OptionError(
             f"{escape(checkpoint.path)}: deterministic needs weights that the C kernels multiply (packed, or bfloat16) "
-            f"on the CPU; this model is in {str(dtype).removeprefix('torch.')} on {options.device.type}, with "
+            f"on the CPU; this model is in {str(dtype).removeprefix('torch.')} on {escape(options.device)}, with "
             f"{native.kernels() or 'PyTorch'} as kernels (`llamarium doctor`)"
         )
     return model.eval().requires_grad_(False), tuple(loader.sources)
@@ -138,21 +86,6 @@ def _warn_of_shapes(checkpoint: Checkpoint, model: LlamaForCausalLM) -> None:
             f"have others: {list_some(unfit, 4)}; PyTorch multiplies them, and runs the layers",
             stacklevel=3,
         )
-
-
-def natural_dtype(checkpoint: Checkpoint) -> torch.dtype:
-    """What a checkpoint computes in unless told otherwise: as its Linears are stored, else bfloat16."""
-    entry = checkpoint.entries["model.layers.0.self_attn.q_proj.weight"]
-    return FLOAT_DTYPES.get(entry.dtype, torch.bfloat16)
-
-
-class _Undrawn(TorchFunctionMode):
-    """Leaves `torch.nn.init` out: on the meta device it draws nothing, and takes a tenth of a second for it."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return None
-        return func(*args, **(kwargs or {}))
 
 
 class _Loader:
@@ -170,8 +103,8 @@ class _Loader:
         self.dtype = dtype
         self.progress = progress
         self.sources: list[TensorSource] = []
-        half = options.dtype in (None, torch.bfloat16)  # in float32 somebody wants the weights' own products
-        self.packs = options.join and half and options.device.type == "cpu" and native.library() is not None
+        half = options.dtype in (None, "bfloat16")  # in float32 somebody wants the weights' own products
+        self.packs = options.join and half and options.device == "cpu" and native.library() is not None
         self._total_bytes = sum(entry.num_bytes for entry in checkpoint.entries.values())
         self._read_bytes = 0
 
@@ -196,10 +129,8 @@ class _Loader:
         embedding = model.model.embed_tokens
         if isinstance(embedding, EmbeddingGGML):
             model.set_submodule("lm_head", LinearGGML(embedding.weight, embedding.type_name))
-        elif isinstance(embedding, EmbeddingPacked):
-            model.set_submodule("lm_head", embedding.linear)
         else:
-            model.tie_weights()
+            tie_head(model)
         source = next(source for source in self.sources if source.key == EMBEDDING)
         self.sources.append(replace(source, key=HEAD, tied_to=EMBEDDING, num_bytes=0))
 
@@ -260,22 +191,15 @@ class _Loader:
         num_bad = sum(int((~part.isfinite()).sum()) for part in parts())
         if num_bad == 0:
             return
-        found = f"{entry.file}: {entry.name} has {num_bad} weights that are NaN or infinite"
-        if self.options.strict:
-            raise CheckpointError(f"{found}; expected none, as strict loading asks")
-        warnings.warn(f"{found}; the model's output will be wrong where they are used", stacklevel=4)
+        report_nonfinite(entry, num_bad, strict=self.options.strict)
 
     def _note(self, entry: TensorEntry, module: nn.Module, held: str) -> None:
         self._read_bytes += entry.num_bytes
         if self.progress is not None:
             self.progress(self._read_bytes, self._total_bytes)
         tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-        self.sources.append(
-            TensorSource(
-                entry.key, entry.shape, entry.file, entry.name, entry.dtype, held,
-                permuted=entry.permuted, tied_to=None, num_bytes=sum(t.numel() * t.element_size() for t in tensors),
-            )
-        )  # fmt: skip
+        num_bytes = sum(t.numel() * t.element_size() for t in tensors)
+        self.sources.append(TensorSource.of(entry, held, num_bytes))
 
 
 def _parts(module: nn.Module) -> Callable[[], Iterator[Tensor]]:
@@ -287,14 +211,3 @@ def _parts(module: nn.Module) -> Callable[[], Iterator[Tensor]]:
     if isinstance(module, EmbeddingPacked):
         return _parts(module.linear)
     return lambda: iter((module.get_parameter("weight"),))
-
-
-def _check_options(checkpoint: Checkpoint, options: LoadOptions) -> None:
-    quantized = sorted({e.dtype for e in checkpoint.entries.values() if e.dtype not in FLOAT_DTYPES})
-    if options.dequantize != "auto" and not quantized:
-        raise OptionError(
-            f"{checkpoint.path}: dequantize={options.dequantize!r} was asked for, but no tensor is quantized; "
-            "leave it out"
-        )
-    if options.dequantize == "use" and options.quantize is not None:
-        raise OptionError(f"quantize={options.quantize!r} and dequantize='use' exclude each other; choose one")

@@ -1,12 +1,89 @@
 """Which reader a path needs."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from llamarium.checkpoints.checkpoint import Checkpoint, list_some
 from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
 from llamarium.checkpoints.huggingface.reader import INDEX, SINGLE, HuggingFaceCheckpoint
 from llamarium.checkpoints.packed.folder import PackedCheckpoint, is_packed_folder
-from llamarium.errors import CheckpointError, ModelNotFoundError, UnsupportedFormatError, escape
+from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
+from llamarium.errors import (
+    CheckpointError,
+    ModelNotFoundError,
+    TokenizerError,
+    UnsupportedFormatError,
+    UnsupportedTokenizerError,
+    escape,
+)
+from llamarium.hub.builtin import recommended
+from llamarium.hub.resolve import resolve
+from llamarium.tokenizer.base import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model on disk with all that belongs to it, checked; no weight was read.
+
+    Attributes:
+        name: What was asked for.
+        path: The file or folder that it is.
+        checkpoint: Its weights.
+        generation_config: The publisher's recommended sampling parameters, or nothing.
+        optional_tokenizer: Its tokenizer, with ids for all rows of the vocabulary; None if there is none that is read.
+        why_no_tokenizer: Why there is none.
+    """
+
+    name: str
+    path: Path
+    checkpoint: Checkpoint
+    generation_config: Mapping[str, Any]
+    optional_tokenizer: Tokenizer | None
+    why_no_tokenizer: str = ""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer.
+
+        Raises:
+            TokenizerError: If it came without one, or with one of a kind that is not read.
+        """
+        if self.optional_tokenizer is None:
+            raise TokenizerError(self.why_no_tokenizer)
+        return self.optional_tokenizer
+
+
+def open_model(name: str | Path) -> OpenedModel:
+    """Find a model, fetching it when needed, and open it with its tokenizer.
+
+    Args:
+        name: A built-in name, a folder (Hugging Face or Meta), a `.gguf` file, or `org/name` on the Hugging Face hub.
+
+    Raises:
+        LlamariumError: If there is nothing of that name, or something in it is refused; see `open_checkpoint`.
+    """
+    path = resolve(name)
+    checkpoint = open_checkpoint(path)
+    tokenizer, why_none = _find_tokenizer(name, path, checkpoint)
+    generation_config = checkpoint.generation_config or recommended(path)
+    return OpenedModel(str(name), path, checkpoint, generation_config, tokenizer, why_none)
+
+
+def _find_tokenizer(name: str | Path, path: Path, checkpoint: Checkpoint) -> tuple[Tokenizer | None, str]:
+    """Return the tokenizer, or why there is none: such a model computes logits all the same."""
+    try:
+        tokenizer = find_tokenizer(path, checkpoint.metadata if isinstance(checkpoint, GGUFCheckpoint) else None)
+    except UnsupportedTokenizerError as error:
+        return None, str(error)
+    if tokenizer is None:
+        return None, (
+            f"{escape(name)} has no tokenizer files, so it reads and writes no text; put a tokenizer.json or "
+            "tokenizer.model beside the weights, or call llama.model(ids)"
+        )
+    fit_tokenizer(tokenizer, checkpoint.config, path)
+    return tokenizer, ""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -146,7 +146,7 @@ def _native() -> Check:
 
 
 def _caches() -> Iterator[Check]:
-    from llamarium.hub.builtin import BUILTINS, cache_folder, is_cached
+    from llamarium.hub.builtin import BUILTINS, cache_folder
 
     try:
         folder = cache_folder()
@@ -155,13 +155,24 @@ def _caches() -> Iterator[Check]:
         return
     yield _folder_check(folder)
     for name in BUILTINS:
-        yield Check(name, "there" if is_cached(name) else f"not fetched yet; `llamarium download {name}` does it")
+        yield _builtin_check(name)
     try:
         from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
     except ImportError:
         return
     state = "there" if Path(HF_HUB_CACHE).is_dir() else "not there yet"
     yield Check("hub", f"{HF_HUB_CACHE}, {state}" + ("; HF_HUB_OFFLINE is set" if HF_HUB_OFFLINE else ""))
+
+
+def _builtin_check(name: str) -> Check:
+    """Hash a built-in's file, whatever is known of it."""
+    from llamarium.hub.builtin import cached_path, is_cached
+
+    if is_cached(name, anew=True):
+        return Check(name, "there, with the pinned SHA-256")
+    if not cached_path(name).exists():
+        return Check(name, f"not fetched yet; `llamarium download {name}` does it")
+    return Check(name, f"{cached_path(name)} is not the pinned file; `llamarium download {name}` replaces it", ok=False)
 
 
 def _folder_check(folder: Path) -> Check:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from llamarium.errors import DownloadError, ModelNotFoundError, escape
-from llamarium.io import file_sha256
+from llamarium.hub.verified import is_verified
 
 Progress = Callable[[str, int, int], None]
 """Called as `progress(step, done_bytes, total_bytes)`; steps are "download", then "unpack"."""
@@ -144,13 +144,15 @@ def recommended(path: Path) -> Mapping[str, Any]:
     return next((item.recommended for item in named if path == cached_path(item.name)), {})
 
 
-def is_cached(name: str) -> bool:
-    """Whether the built-in `name` is on this machine in full (by its size: hashing 98 MB at each start costs 0.1 s)."""
+def is_cached(name: str, *, anew: bool = False) -> bool:
+    """Whether the built-in `name` is on this machine, and is the pinned file (`hub/verified.py`).
+
+    Args:
+        name: A key of `BUILTINS`.
+        anew: Hash it again, whatever is known of it.
+    """
     path, item = cached_path(name), _lookup(name)
-    try:
-        return path.is_file() and path.stat().st_size == item.num_bytes
-    except OSError:
-        return False
+    return is_verified(path, item.num_bytes, item.sha256, cache_folder() / f".{item.name}.verified", anew=anew)
 
 
 def fetch(name: str, *, force: bool = False, progress: Progress | None = None) -> Path:
@@ -158,7 +160,7 @@ def fetch(name: str, *, force: bool = False, progress: Progress | None = None) -
 
     Args:
         name: A key of `BUILTINS`.
-        force: Trust the cached file only after hashing it, and download again if it is not the pinned one.
+        force: Hash the cached file even if it was right before, and download again if it is not the pinned one.
         progress: Called with each step's bytes; by default a bar on stderr on a terminal, else one line there.
 
     Raises:
@@ -167,13 +169,14 @@ def fetch(name: str, *, force: bool = False, progress: Progress | None = None) -
             tried and where the file can be put by hand.
     """
     item, target = _lookup(name), cached_path(name)
-    if is_cached(name) and not (force and file_sha256(target) != item.sha256):
+    if is_cached(name, anew=force):
         return target
     try:
         with _workspace(target.parent) as folder, _reporter(item, progress) as report:
             fresh = _first_source(item, target, folder, report)
             fresh.replace(target)  # atomic: another process that fetches too sees the old file or the whole new one
             _sync_folder(target.parent)
+        is_cached(name)  # notes down that it is right
     except OSError as error:
         raise DownloadError(
             f"{item.name}: cannot write to {target.parent}: {escape(error.strerror or error)}; set LLAMARIUM_CACHE to "

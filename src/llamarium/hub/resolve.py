@@ -86,6 +86,7 @@ def resolve(source: str | Path, *, kind: Literal["model", "tokenizer"] = "model"
         return Path(path)
     if isinstance(source, str):
         if match := _REPO_FILE.fullmatch(text):
+            _check_inside(text, match["file"])
             return hub_client.download_file(match["repo"], match["file"])
         if _REPO.fullmatch(text) and not text.endswith(_FILE_SUFFIXES):
             return _tokenizer_folder(text) if kind == "tokenizer" else _model_folder(text)
@@ -105,6 +106,15 @@ def cached_models() -> list[CachedModel]:
         for name in PACKAGED
     ]
     return builtins + sorted(found, key=lambda model: model.name)
+
+
+def _check_inside(text: str, file: str) -> None:
+    """Refuse a file outside of its repository."""
+    if not all(part not in ("", ".", "..") for part in file.split("/")):
+        raise ModelNotFoundError(
+            f"{escape(text)} names a file outside of its repository; expected org/name:file.gguf, or "
+            "org/name:folder/file.gguf"
+        )
 
 
 def _builtin(name: str, kind: Literal["model", "tokenizer"]) -> Path:

@@ -21,7 +21,7 @@ from llamarium.model.cost import ParameterCount, count_parameters, flops, kv_byt
 from llamarium.runtime.plan import multiplied_by
 
 if TYPE_CHECKING:
-    from llamarium.checkpoints.load import TensorSource
+    from llamarium.checkpoints.options import TensorSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,20 +12,22 @@ import functools
 import os
 import warnings
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from llamarium.errors import InputError, MemoryBudgetError, OptionError, show_value
 from llamarium.kernels.threads import num_threads
 
-INTERFACE = 9
+if TYPE_CHECKING:
+    from torch import Tensor
+
+INTERFACE = 8
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -144,16 +146,8 @@ class Choice(Structure):
     """`lm_choice`."""
 
     _fields_ = (
-        ("temperature", c_float), ("min_p", c_float), ("top_k", c_int32), ("top_p", c_double),
-        ("seed", c_uint64), ("step", c_uint64),
+        ("temperature", c_float), ("min_p", c_float), ("top_k", c_int32), ("top_p", c_double), ("uniform", c_double),
     )  # fmt: skip
-
-
-DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-"""What norms may be kept in, and the numbers for it."""
-
-CACHE_DTYPES = {**DTYPES, torch.int8: 2}
-"""The same for keys and values."""
 
 
 @functools.cache
@@ -224,14 +218,14 @@ def kernels() -> str | None:
     return None if found is None else found.lm_kernels().decode()
 
 
-def product(matrix: Matrix, x: Tensor) -> Tensor:
+def product(matrix: Matrix, x: "Tensor") -> "Tensor":
     """Multiply: x (M, in) float32 to (M, out) float32.
 
     Raises:
         MemoryBudgetError: If there is no memory for the inputs' codes.
     """
     lib = _ready()
-    y = torch.empty(x.shape[0], matrix.rows)
+    y = x.new_empty(x.shape[0], matrix.rows)
     _check(lib.lm_product(matrix, x.data_ptr(), x.shape[0], y.data_ptr()))
     return y
 
@@ -262,7 +256,7 @@ def run(model: Model, cache: PagedCache, batch: Batch, taps: Taps | None, logits
     _check(code)
 
 
-def forward(model: Model, cache: Cache, places: Sequence[tuple[int, int]], hidden_MD: Tensor) -> None:
+def forward(model: Model, cache: Cache, places: Sequence[tuple[int, int]], hidden_MD: "Tensor") -> None:
     """Run embedded tokens through all layers and the last norm, in place.
 
     Args:
@@ -281,11 +275,11 @@ def step(
     model: Model,
     cache: Cache,
     places: Sequence[tuple[int, int]],
-    ids: Tensor,
+    ids: "Tensor",
     table: Matrix,
     head: Matrix,
-    dtype: torch.dtype,
-) -> Tensor:
+    dtype: int,
+) -> "Tensor":
     """Run one token a row, from ids, int64 (B, 1), to logits, float32 (B, V).
 
     Args:
@@ -295,15 +289,17 @@ def step(
         ids: The tokens.
         table: What they are looked up in.
         head: The head's weight.
-        dtype: What embeddings, hidden states and logits are rounded to, one of `DTYPES`.
+        dtype: The number of what embeddings, hidden states and logits are rounded to.
 
     Raises:
         IndexError: If there is no such token.
         MemoryBudgetError: If there is no memory for what lies between the layers.
     """
+    import torch
+
     logits, ids = torch.empty(len(places), head.rows), ids.contiguous()
     code = _ready().lm_step(
-        model, cache, _numbers(places), ids.data_ptr(), len(places), table, head, DTYPES[dtype], logits.data_ptr()
+        model, cache, _numbers(places), ids.data_ptr(), len(places), table, head, dtype, logits.data_ptr()
     )
     if code == _NO_SUCH_ROW:
         raise _no_such_row(ids, table)
@@ -311,38 +307,40 @@ def step(
     return logits
 
 
-def lookup(matrix: Matrix, rows: Tensor) -> Tensor:
+def lookup(matrix: Matrix, rows: "Tensor") -> "Tensor":
     """Return some rows of a packed matrix, by their numbers, int64 (...): (..., in) float32.
 
     Raises:
         IndexError: If there is no such row.
     """
+    import torch
+
     out = torch.empty(*rows.shape, matrix.cols)
     if _ready().lm_lookup(matrix, rows.data_ptr(), rows.numel(), out.data_ptr()):
         raise _no_such_row(rows, matrix)
     return out
 
 
-def choose(logits_BV: NDArray[np.float32], choices: Sequence[Choice]) -> list[int]:
-    """Choose a token for each row of logits, contiguous: its id, or -1 where they are NaN or have no finite maximum.
+def choose(logits_BV: "Tensor", choices: "ctypes.Array[Choice]") -> "Tensor":
+    """Choose a token for each row of logits, contiguous and float32: (B,) int64, -1 where there is no finite maximum.
 
     Raises:
         MemoryBudgetError: If there is no memory for the candidates.
     """
-    num_rows, vocab_size = logits_BV.shape
-    ids = (c_int32 * num_rows)()
-    how = (Choice * num_rows)(*choices)
-    _check(_ready().lm_choose(logits_BV.ctypes.data, num_rows, vocab_size, how, ids))
-    return ids[:]
+    import torch
+
+    ids = (c_int32 * len(choices))()
+    _check(_ready().lm_choose(logits_BV.data_ptr(), len(choices), logits_BV.shape[1], choices, ids))
+    return torch.tensor(ids[:])
 
 
-def pack(kind: Kind, num_columns: int, blocks: Tensor, tiles: Tensor) -> None:
-    """Put GGUF's blocks, uint8 (rows, bytes of a row), into tiles (stripes, tiles, tile_bytes) of the same format."""
-    blocks = blocks.contiguous()
-    _ready().lm_pack(kind, len(blocks), num_columns, blocks.data_ptr(), tiles.data_ptr())
+def pack(kind: Kind, num_columns: int, blocks: NDArray[np.uint8], tiles: NDArray[np.uint8]) -> None:
+    """Put GGUF's blocks, (rows, bytes of a row), into tiles (stripes, tiles, tile_bytes) of the same format."""
+    blocks = np.ascontiguousarray(blocks)
+    _ready().lm_pack(kind, len(blocks), num_columns, blocks.ctypes.data, tiles.ctypes.data)
 
 
-def read_ns(data: Tensor) -> int:
+def read_ns(data: "Tensor") -> int:
     """Return the nanoseconds in which all threads read a tensor's memory once, as fast as they can.
 
     Args:
@@ -368,7 +366,7 @@ def _numbers(places: Sequence[tuple[int, int]]) -> "ctypes.Array[c_int32]":
     return (c_int32 * (2 * len(places)))(*chain.from_iterable(places))
 
 
-def _no_such_row(rows: Tensor, matrix: Matrix) -> IndexError:
+def _no_such_row(rows: "Tensor", matrix: Matrix) -> IndexError:
     return IndexError(f"ids span {int(rows.min())}..{int(rows.max())}; expected 0..{matrix.rows - 1}")
 
 
@@ -377,6 +375,6 @@ def _check(code: int) -> None:
         raise MemoryBudgetError("there is no memory left for this pass; ask for fewer tokens or answers at once")
 
 
-def pointers(tensors: Sequence[Tensor]) -> "ctypes.Array[c_void_p]":
+def pointers(tensors: "Sequence[Tensor]") -> "ctypes.Array[c_void_p]":
     """Return the addresses of some tensors as C's array."""
     return (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))

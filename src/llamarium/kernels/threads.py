@@ -7,12 +7,11 @@ too small to gain from threads anyway, runs on one.
 
 import functools
 import os
+import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-
-import torch
 
 
 class _Held(threading.local):
@@ -24,12 +23,16 @@ _held = _Held()
 
 def num_threads() -> int:
     """Return how many threads the kernels use: what PyTorch is set to, and no more than the CPUs that are allowed."""
-    return min(_held.wished or torch.get_num_threads(), _allowed_cpus())
+    torch = sys.modules.get("torch")
+    wished = _held.wished or (default_threads() if torch is None else torch.get_num_threads())
+    return min(wished, _allowed_cpus())
 
 
 @contextmanager
 def one_torch_thread() -> Generator[None]:
     """Let PyTorch use only the calling thread in the body; the number that it is set to is put back afterwards."""
+    import torch
+
     before = torch.get_num_threads()
     if before == 1:
         yield
@@ -41,6 +44,24 @@ def one_torch_thread() -> Generator[None]:
     finally:
         torch.set_num_threads(before)
         _held.wished = None
+
+
+@functools.cache
+def default_threads() -> int:
+    """Return how many threads PyTorch would use: what OMP_NUM_THREADS says, else one for each core."""
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(given) if given.isdecimal() and int(given) > 0 else _num_cores()
+
+
+def _num_cores() -> int:
+    """Return how many cores this process may run on; those that do the work of two logical processors count once."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    siblings = (Path(f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list") for i in os.sched_getaffinity(0))
+    try:
+        return len({file.read_text() for file in siblings})
+    except OSError:
+        return len(os.sched_getaffinity(0))
 
 
 @functools.cache

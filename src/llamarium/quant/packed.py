@@ -187,7 +187,7 @@ def pack_ggml(weight: Tensor, type_name: str) -> LinearPacked:
     shape = (-(-len(weight) // TILE_ROWS), num_columns // format.columns, format.tile_bytes)
     tiles = torch.empty(shape, dtype=torch.uint8, device=weight.device)
     if weight.device.type == "cpu" and native.library() is not None:
-        native.pack(native.Kind(format.kind), num_columns, weight, tiles)
+        native.pack(native.Kind(format.kind), num_columns, weight.numpy(), tiles.numpy())
     else:
         _pack_in_pieces(weight, type_name, format, tiles)
     return LinearPacked(tiles, len(weight), format)

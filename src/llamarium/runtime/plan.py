@@ -46,6 +46,10 @@ _LINEARS = {
 }  # fmt: skip
 
 
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+_CACHE_DTYPES = {**_DTYPES, torch.int8: 2}
+
+
 class Plan:
     """A trunk's weights for the kernels.
 
@@ -71,7 +75,7 @@ class Plan:
         self._layers = (native.Layer * len(trunk.layers))(*map(self._layer, trunk.layers))
         self._model = native.Model(
             len(trunk.layers), config.hidden_size, config.intermediate_size, config.num_attention_heads,
-            config.num_key_value_heads, config.head_dim, config.rms_norm_eps, native.DTYPES[trunk.norm.weight.dtype],
+            config.num_key_value_heads, config.head_dim, config.rms_norm_eps, _DTYPES[trunk.norm.weight.dtype],
             self._frequencies.data_ptr(), trunk.norm.weight.data_ptr(), self._layers,
         )  # fmt: skip
         # Caches that were described, and the tensors they had then.
@@ -114,7 +118,7 @@ class Plan:
         if len(ids_B1) > self._rows_at_once(attend):
             return None
         cache, places = self._cache(attend.cache), _places(attend)
-        return native.step(self._model, cache, places, ids_B1, table.linear.matrix, head.matrix, table.dtype)
+        return native.step(self._model, cache, places, ids_B1, table.linear.matrix, head.matrix, _DTYPES[table.dtype])
 
     def _rows_at_once(self, attend: CachedAttend) -> int:
         row_bytes = 4 * self._model.num_heads * (self._model.head_dim + 2) * (attend.end // _CHUNK_SLOTS + 1)
@@ -145,7 +149,7 @@ class Plan:
                     f"of {expected[1]} heads of {expected[2]}, as the model has"
                 )
             described = native.Cache(
-                native.CACHE_DTYPES[cache.k[0].dtype], kv_heads * slots * head_dim, slots * head_dim,
+                _CACHE_DTYPES[cache.k[0].dtype], kv_heads * slots * head_dim, slots * head_dim,
                 *map(native.pointers, (cache.k, cache.v, cache.k_scales, cache.v_scales)),
             )  # fmt: skip
             known = self._caches[cache] = (cache.k, described)
@@ -190,7 +194,7 @@ class NativeLlamaModel(LlamaModel):
     def _cached(self, ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> CachedAttend | None:
         """Return the attend if it keeps its keys, one that keeps them for this pass if it is causal, else None."""
         if type(attend) is CachedAttend:
-            is_known = attend.cache.k[0].dtype in native.CACHE_DTYPES and _stands_there(ids_BT, positions_BT, attend)
+            is_known = attend.cache.k[0].dtype in _CACHE_DTYPES and _stands_there(ids_BT, positions_BT, attend)
             return attend if is_known else None
         if type(attend) is not CausalAttend or attend.segments_BT is not None or attend.bidirectional:
             return None
@@ -242,8 +246,8 @@ class NativeLlamaForCausalLM(LlamaForCausalLM):
             and type(attend) is CachedAttend
             and ids_BT.shape[1] == 1
             and ids_BT.dtype is torch.int64
-            and table.dtype in native.DTYPES
-            and attend.cache.k[0].dtype in native.CACHE_DTYPES
+            and table.dtype in _DTYPES
+            and attend.cache.k[0].dtype in _CACHE_DTYPES
             and head.uses_kernels
             and head.weight.device.type == table.weight.device.type == "cpu"
             and not any((*_hooks_of(table), *_hooks_of(head), *_hooks_of(trunk)))
@@ -329,7 +333,7 @@ def _can_run(trunk: LlamaModel) -> bool:
     norms = [module.weight for module in trunk.modules() if isinstance(module, LlamaRMSNorm)]
     if any(weight.device.type != "cpu" or weight.dtype is not norms[0].dtype for weight in norms):
         return False
-    return norms[0].dtype in native.DTYPES and all(map(_can_multiply, _linears(trunk)))
+    return norms[0].dtype in _DTYPES and all(map(_can_multiply, _linears(trunk)))
 
 
 def _can_multiply(linear: nn.Module) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from llamarium.errors import TokenizerError, escape, show_value
 from llamarium.tokenizer.base import SpecialTokens, Tokenizer, check_text
 from llamarium.tokenizer.bpe import ByteLevelBPE
-from llamarium.tokenizer.files import read_json, write_json
+from llamarium.tokenizer.files import MAX_SMALL_FILE_BYTES, read_json, write_json
 
 
 class CharacterTokenizer:
@@ -33,7 +33,7 @@ class CharacterTokenizer:
         Raises:
             TokenizerError: If it is malformed, or holds a character twice.
         """
-        raw = read_json(path)
+        raw = read_json(path, MAX_SMALL_FILE_BYTES)
         characters = raw.get("characters")
         if raw.get("type") != "characters" or raw.get("version") != 1 or not isinstance(characters, list):
             raise TokenizerError(

@@ -13,9 +13,15 @@ if TYPE_CHECKING:
 
     from llamarium.tokenizer.base import Tokenizer
 
-# Eight times the largest published vocabularies (262,144 tokens), and three times their tokenizer.json (33 MB).
+# Eight times the largest published vocabularies (262,144 tokens), and the size of their tokenizer.json (33.4 MB).
 MAX_TOKENS = 2**21
-MAX_FILE_BYTES = 100 * 2**20
+MAX_FILE_BYTES = 32 * 2**20
+MAX_SMALL_FILE_BYTES = 2 * 2**20
+"""Of the files beside a vocabulary: tokenizer_config.json, chat_template.jinja. Llama 3.1's takes 55 kB."""
+
+# JSON takes up to 60 times its text in memory when it is parsed, if it holds nothing but empty lists. A vocabulary of
+# 262,144 tokens and its merges are 1.7 million values.
+_MAX_JSON_VALUES = 2**22
 
 
 def read_bytes(path: Path, limit: int = MAX_FILE_BYTES) -> bytes:
@@ -45,14 +51,18 @@ def read_text(path: Path, limit: int = MAX_FILE_BYTES) -> str:
         raise TokenizerError(f"{path}: no UTF-8 at byte {error.start}; expected a text file") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read one JSON object.
+def read_json(path: Path, limit: int = MAX_FILE_BYTES) -> dict[str, Any]:
+    """Read one JSON object of at most `limit` bytes.
 
     Raises:
-        TokenizerError: As `read_text`, or if it is no JSON object, names a key twice, or nests too deeply.
+        TokenizerError: As `read_text`, or if it is no JSON object, names a key twice, nests too deeply, or holds more
+            values than a vocabulary can need.
     """
+    text = read_text(path, limit)
+    if (count := text.count(",") + text.count("[") + text.count("{")) > _MAX_JSON_VALUES:
+        raise TokenizerError(f"{path}: {count} values; expected at most {_MAX_JSON_VALUES} in a tokenizer file")
     try:
-        value: Any = json.loads(read_text(path), object_pairs_hook=_unique)
+        value: Any = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path}: cannot be read as JSON: {escape(error)}") from None
     if not isinstance(value, dict):

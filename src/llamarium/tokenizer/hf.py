@@ -19,7 +19,7 @@ from llamarium.errors import LlamariumError, TokenizerError, escape
 from llamarium.tokenizer import hf_rules
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.bpe import BYTE_TO_CHARACTER, ByteLevelBPE, unspell
-from llamarium.tokenizer.files import read_json, save_huggingface
+from llamarium.tokenizer.files import MAX_SMALL_FILE_BYTES, read_json, save_huggingface
 
 if TYPE_CHECKING:
     import tokenizers
@@ -42,7 +42,7 @@ def load_huggingface(path: Path) -> Tokenizer:
     source = str(path)
     raw = read_json(path)
     config_path = path.with_name("tokenizer_config.json")
-    config = read_json(config_path) if config_path.exists() else {}
+    config = read_json(config_path, MAX_SMALL_FILE_BYTES) if config_path.exists() else {}
     ids = hf_rules.check_tokenizer_json(raw, source)
     special = hf_rules.special_tokens(raw, config, source)
     raw["added_tokens"] = [

@@ -10,7 +10,7 @@ from typing import Any
 
 from llamarium.errors import TokenizerError, escape, show_value
 from llamarium.tokenizer.base import SpecialTokens
-from llamarium.tokenizer.files import MAX_TOKENS, read_text
+from llamarium.tokenizer.files import MAX_SMALL_FILE_BYTES, MAX_TOKENS, read_text
 
 # What a `Sequence` calls its list.
 _MEMBERS = {
@@ -257,7 +257,7 @@ def chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
         TokenizerError: If it is no template, or several without one named default.
     """
     if (folder / "chat_template.jinja").exists():
-        return read_text(folder / "chat_template.jinja")
+        return read_text(folder / "chat_template.jinja", MAX_SMALL_FILE_BYTES)
     value = config.get("chat_template")
     if isinstance(value, list):
         value = next((t.get("template") for t in value if isinstance(t, dict) and t.get("name") == "default"), value)

@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from llamarium.api import choose_device
 from llamarium.checkpoints.checkpoint import Checkpoint
 from llamarium.checkpoints.decode import FLOAT_DTYPES
-from llamarium.checkpoints.load import DTYPES, Dequantize, LoadOptions, load_model
+from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.open import open_checkpoint
+from llamarium.checkpoints.options import Dequantize, LoadOptions
 from llamarium.checkpoints.save import save_weights
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
 from llamarium.errors import TrainingError
@@ -64,8 +65,8 @@ def prepare(config: FinetuneConfig, process_group: ProcessGroup = SINGLE_PROCESS
     train, validation = _rows(config, tokenizer)
     full, chat = config.method == "full", tokenizer.chat_format is not None and config.chat_format != "none"
     options = LoadOptions(
-        dtype=torch.float32 if full else DTYPES.get(config.dtype),
-        device=choose_device(config.device),
+        dtype="float32" if full else None if config.dtype == "auto" else config.dtype,
+        device=str(choose_device(config.device)),
         quantize=None if config.quantize == "none" else config.quantize,
         dequantize=_dequantize(config, checkpoint),
         join=False,  # weights that are views into others cannot be sharded, or moved by an optimizer of their own

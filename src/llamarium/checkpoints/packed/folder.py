@@ -106,7 +106,8 @@ class PackedCheckpoint:
             num_rows = shape[0] if len(shape) == 2 else 1
             shape = (num_rows, tensor.num_bytes // num_rows)
             copy = copy or tensor.offset % np.dtype(FLOATS[entry.dtype]).itemsize != 0
-        return StoredTensor(entry.dtype, entry.shape, self._file.array(tensor.offset, shape, np.uint8, copy=copy))
+        data = self._file.array(tensor.offset, shape, np.uint8, copy=copy)
+        return StoredTensor(entry.dtype, entry.shape, data)
 
     def check_unchanged(self) -> None:
         """Check that the file is still what was opened; see `Checkpoint.check_unchanged`."""

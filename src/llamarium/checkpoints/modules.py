@@ -1,0 +1,107 @@
+"""The modules over the native runner's weights: a plain, editable model that takes no second copy of anything.
+
+And the way back: what a model of modules holds, as the kernels would multiply it.
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD, expected_shapes
+from llamarium.checkpoints.decode import FLOAT_DTYPES
+from llamarium.config import ModelConfig
+from llamarium.model import LlamaForCausalLM
+from llamarium.quant.formats import GROUP, PACKED_FORMATS
+from llamarium.quant.half import use_half_linears
+from llamarium.quant.packed import EmbeddingPacked, LinearPacked
+from llamarium.runtime.weights import Weight
+
+
+def build_model(config: ModelConfig, weights: Mapping[str, Weight]) -> LlamaForCausalLM:
+    """Build a model's modules over the memory that its weights lie in.
+
+    Args:
+        config: The model's shape.
+        weights: What `native_weights` gave.
+    """
+    model = empty_model(config)
+    dtype = FLOAT_DTYPES[weights["model.norm.weight"].type_name]
+    for key, weight in weights.items():
+        name = key.removesuffix(".weight")
+        model.set_submodule(name, _module(model.get_submodule(name), weight, dtype))
+    if config.tie_word_embeddings:
+        tie_head(model)
+    if dtype is not torch.float32:
+        use_half_linears(model)
+    return model.eval().requires_grad_(False)
+
+
+def empty_model(config: ModelConfig) -> LlamaForCausalLM:
+    """Return a model on the meta device: its modules, without memory for weights."""
+    with torch.device("meta"), _Undrawn():
+        return LlamaForCausalLM(config)
+
+
+def tie_head(model: LlamaForCausalLM) -> None:
+    """Give the head the embedding's storage, plain or packed."""
+    embedding = cast(nn.Module, model.model.embed_tokens)
+    if isinstance(embedding, EmbeddingPacked):
+        model.set_submodule("lm_head", embedding.linear)
+    else:
+        model.tie_weights()
+
+
+def weights_of(model: LlamaForCausalLM) -> Mapping[str, Weight] | None:
+    """Return what a model's modules hold, over the same memory; None where the C kernels cannot multiply all of it."""
+    tied = model.config.tie_word_embeddings
+    weights: dict[str, Weight] = {}
+    for key, shape in expected_shapes(model.config).items():
+        weight = _weight(key, shape, model.get_submodule(key.removesuffix(".weight")))
+        if weight is None:
+            return None
+        weights[key] = weight
+    head = _weight(HEAD, weights[EMBEDDING].shape, cast(nn.Module, model.lm_head)) if tied else weights[HEAD]
+    if head is None or (tied and head.data.ctypes.data != weights[EMBEDDING].data.ctypes.data):
+        return None
+    floats = {weight.type_name for weight in weights.values() if weight.type_name in FLOAT_DTYPES}
+    return weights if len(floats) == 1 else None
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves `torch.nn.init` out: on the meta device it draws nothing, and takes a tenth of a second for it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return None
+        return func(*args, **(kwargs or {}))
+
+
+def _module(module: nn.Module, weight: Weight, dtype: torch.dtype) -> nn.Module:
+    """Return what takes the place of an empty module."""
+    data = torch.from_numpy(weight.data)
+    if weight.type_name in FLOAT_DTYPES:
+        module.weight = nn.Parameter(data.view(FLOAT_DTYPES[weight.type_name]), requires_grad=False)
+        return module
+    linear = LinearPacked(data, weight.shape[0], PACKED_FORMATS[weight.type_name])
+    return EmbeddingPacked(linear, dtype) if isinstance(module, nn.Embedding) else linear
+
+
+def _weight(key: str, shape: tuple[int, ...], module: nn.Module) -> Weight | None:
+    if isinstance(module, LinearPacked | EmbeddingPacked):
+        linear = module.linear if isinstance(module, EmbeddingPacked) else module
+        fits = linear.uses_kernels and linear.weight.device.type == "cpu"
+        return Weight(key, linear.format.name, shape, linear.weight.numpy()) if fits else None
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.device.type != "cpu" or not weight.is_contiguous():
+        return None
+    if tuple(weight.shape) != shape or (len(shape) == 2 and shape[1] % GROUP):
+        return None
+    if weight.dtype is torch.float32:
+        return Weight(key, "F32", shape, weight.detach().numpy())
+    if weight.dtype is torch.bfloat16:
+        return Weight(key, "BF16", shape, weight.detach().view(torch.int16).numpy().view(np.uint16))
+    return None

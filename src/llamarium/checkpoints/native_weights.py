@@ -1,0 +1,137 @@
+"""From a checkpoint to the weights of the native runner, without torch.
+
+All of a model's matrices must be such that the C kernels multiply them; where one is not, there is nothing to give, and
+`checkpoints/load.py` builds modules. What this does to a weight is what that does: a packed folder's tiles and weights
+in bfloat16 stay views of their file, GGUF's blocks are packed, other floats are rounded to the model's dtype.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD, Checkpoint, StoredTensor, TensorEntry
+from llamarium.checkpoints.options import (
+    TYPE_OF_DTYPE,
+    LoadOptions,
+    TensorSource,
+    check_options,
+    natural_dtype,
+)
+from llamarium.checkpoints.storage import FLOATS
+from llamarium.errors import CheckpointError, escape
+from llamarium.kernels import native
+from llamarium.quant.formats import GROUP, PACKED_FORMATS
+from llamarium.quant.packing import count_nonfinite, count_nonfinite_tiles, pack_blocks, to_bfloat16, to_float32
+from llamarium.runtime.weights import Weight
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes read, bytes in all)."""
+
+
+def native_weights(
+    checkpoint: Checkpoint, options: LoadOptions, progress: Progress | None = None
+) -> Mapping[str, Weight] | None:
+    """Return a model's weights in the form in which the C kernels multiply them, by key; a tied head is not among them.
+
+    Args:
+        checkpoint: An opened checkpoint.
+        options: How it becomes a model.
+        progress: Called after each tensor.
+
+    Returns:
+        None where a matrix cannot be multiplied so, or the options ask for something else: then nothing was read.
+
+    Raises:
+        CheckpointError: If a tensor cannot be read, or with `strict` if one is not finite.
+        OptionError: If the options do not fit the checkpoint, or `LLAMARIUM_KERNELS` names kernels that there are not.
+
+    Warns:
+        UserWarning: Of weights that are NaN or infinite.
+    """
+    check_options(checkpoint, options)
+    forms = _forms(checkpoint, options)
+    if forms is None:
+        return None
+    done, total = 0, sum(entry.num_bytes for entry in checkpoint.entries.values())
+    weights: dict[str, Weight] = {}
+    for key, entry in checkpoint.entries.items():
+        weights[key] = _weight(checkpoint, entry, forms[key])
+        check_finite(entry, weights[key], strict=options.strict)
+        done += entry.num_bytes
+        if progress is not None:
+            progress(done, total)
+    return weights
+
+
+def sources_of(checkpoint: Checkpoint, weights: Mapping[str, Weight]) -> tuple[TensorSource, ...]:
+    """Return where each weight came from, a tied head's last."""
+    entries = checkpoint.entries.values()
+    sources = [TensorSource.of(e, weights[e.key].type_name, weights[e.key].data.nbytes) for e in entries]
+    if checkpoint.config.tie_word_embeddings:
+        source = next(source for source in sources if source.key == EMBEDDING)
+        sources.append(replace(source, key=HEAD, tied_to=EMBEDDING, num_bytes=0))
+    return tuple(sources)
+
+
+def _forms(checkpoint: Checkpoint, options: LoadOptions) -> dict[str, str] | None:
+    """Return the type in which each weight is held, or None where the kernels cannot have them all."""
+    dtype = options.dtype or natural_dtype(checkpoint)
+    wanted = ("bfloat16", "float32") if options.deterministic else ("bfloat16",)
+    asks_otherwise = options.quantize is not None or options.dequantize != "auto" or not options.join
+    if options.device != "cpu" or asks_otherwise or dtype not in wanted or native.library() is None:
+        return None
+    forms = {key: _form(entry, TYPE_OF_DTYPE[dtype]) for key, entry in checkpoint.entries.items()}
+    found = {key: form for key, form in forms.items() if form is not None}
+    return found if len(found) == len(forms) else None
+
+
+def _form(entry: TensorEntry, float_type: str) -> str | None:
+    is_matrix = len(entry.shape) == 2
+    if entry.dtype in FLOATS:
+        return None if is_matrix and entry.shape[1] % GROUP else float_type
+    if entry.dtype not in PACKED_FORMATS or float_type != "BF16":  # in float32 somebody wants the weights' own products
+        return None
+    return None if entry.shape[1] % PACKED_FORMATS[entry.dtype].columns else entry.dtype
+
+
+def _weight(checkpoint: Checkpoint, entry: TensorEntry, form: str) -> Weight:
+    changes = form != entry.dtype or (entry.dtype not in FLOATS and not entry.is_packed)
+    stored = checkpoint.stored(entry.key, copy=changes)
+    if form not in FLOATS:
+        data = stored.data if entry.is_packed else pack_blocks(stored.data, entry.shape[1], PACKED_FORMATS[form])
+        return Weight(entry.key, form, entry.shape, data)
+    values = _values(stored)
+    if form != entry.dtype:
+        values = to_bfloat16(to_float32(values)) if form == "BF16" else to_float32(values)
+    return Weight(entry.key, form, entry.shape, values)
+
+
+def _values(stored: StoredTensor) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
+    return stored.data.view(FLOATS[stored.type_name]).reshape(stored.shape)
+
+
+def check_finite(entry: TensorEntry, weight: Weight, *, strict: bool) -> None:
+    """Look for weights that are NaN or infinite.
+
+    Raises:
+        CheckpointError: If there are any and `strict` is asked for.
+
+    Warns:
+        UserWarning: If there are any.
+    """
+    if weight.type_name in FLOATS:
+        num_bad = count_nonfinite(weight.data)
+    else:
+        num_bad = count_nonfinite_tiles(weight.data, PACKED_FORMATS[weight.type_name])
+    if num_bad:
+        report_nonfinite(entry, num_bad, strict=strict)
+
+
+def report_nonfinite(entry: TensorEntry, num_bad: int, *, strict: bool) -> None:
+    """Warn of, or with `strict` refuse, weights that are NaN or infinite."""
+    found = f"{escape(entry.file)}: {escape(entry.name, 80)} has {num_bad} weights that are NaN or infinite"
+    if strict:
+        raise CheckpointError(f"{found}; expected none, as strict loading asks")
+    warnings.warn(f"{found}; the model's output will be wrong where they are used", stacklevel=4)

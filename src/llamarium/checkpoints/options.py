@@ -1,0 +1,101 @@
+"""How a checkpoint becomes a model, and where each weight of it came from. Never torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from llamarium.checkpoints.checkpoint import Checkpoint, TensorEntry
+from llamarium.checkpoints.storage import FLOATS
+from llamarium.errors import OptionError, escape
+
+DtypeName = Literal["bfloat16", "float16", "float32"]
+DTYPE_OF_TYPE: dict[str, DtypeName] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+"""What a model computes in whose Linears are stored so."""
+TYPE_OF_DTYPE: dict[DtypeName, str] = {dtype: name for name, dtype in DTYPE_OF_TYPE.items()}
+
+Method = Literal["NF4", "Q8_0", "Q4_1"]
+"""What Linears can become while a model is loaded."""
+
+Dequantize = Literal["auto", "load", "use"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a checkpoint becomes a model.
+
+    Attributes:
+        dtype: What the model computes in; None means as stored, and bfloat16 for quantized files.
+        device: Where it computes, by torch's name.
+        quantize: Quantize the Linears (but the head) on loading: "NF4", "Q8_0" or "Q4_1".
+        dequantize: For files that are already quantized: "load" dequantizes once into `dtype`, "use" keeps the bytes
+            as they are stored and dequantizes for every use. "auto" keeps NF4 and packed folders as they are; of GGUF's
+            types it packs those that the CPU kernels multiply, and dequantizes the others.
+        strict: Refuse weights that are not finite instead of warning.
+        join: On a CPU, put weights in the order of the kernels; a model that is to be trained has them plain.
+        deterministic: Let the C kernels take every pass, also those that PyTorch would take sooner, so that a request's
+            bits are the same alone, in any batch, with any chunking and on any number of threads.
+    """
+
+    dtype: DtypeName | None = None
+    device: str = "cpu"
+    quantize: Method | None = None
+    dequantize: Dequantize = "auto"
+    strict: bool = False
+    join: bool = True
+    deterministic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """Where one weight of the model came from.
+
+    Attributes:
+        key: Its state-dict key, in Hugging Face's names.
+        shape: Its logical shape.
+        file: The file it was read from.
+        name: Its name in that file.
+        stored_dtype: Its type there, such as "BF16" or "Q4_1".
+        dtype: Its type in memory, such as "BF16", "Q4_1" or "NF4".
+        permuted: Its rows were in Meta's interleaved order and have been put into the half-split one.
+        tied_to: The key whose storage it shares, or None.
+        num_bytes: What it occupies in memory; 0 when tied.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    file: Path
+    name: str
+    stored_dtype: str
+    dtype: str
+    permuted: bool
+    tied_to: str | None
+    num_bytes: int
+
+    @classmethod
+    def of(cls, entry: TensorEntry, dtype: str, num_bytes: int) -> "TensorSource":
+        """Note what became of a tensor."""
+        return cls(
+            entry.key, entry.shape, entry.file, entry.name, entry.dtype, dtype,
+            permuted=entry.permuted, tied_to=None, num_bytes=num_bytes,
+        )  # fmt: skip
+
+
+def natural_dtype(checkpoint: Checkpoint) -> DtypeName:
+    """What a checkpoint computes in unless told otherwise: as its Linears are stored, else bfloat16."""
+    entry = checkpoint.entries["model.layers.0.self_attn.q_proj.weight"]
+    return DTYPE_OF_TYPE.get(entry.dtype, "bfloat16")
+
+
+def check_options(checkpoint: Checkpoint, options: LoadOptions) -> None:
+    """Check that options fit a checkpoint and each other.
+
+    Raises:
+        OptionError: If they do not.
+    """
+    if options.dequantize != "auto" and all(entry.dtype in FLOATS for entry in checkpoint.entries.values()):
+        raise OptionError(
+            f"{escape(checkpoint.path)}: dequantize={options.dequantize!r} was asked for, but no tensor is quantized; "
+            "leave it out"
+        )
+    if options.dequantize == "use" and options.quantize is not None:
+        raise OptionError(f"quantize={options.quantize!r} and dequantize='use' exclude each other; choose one")

@@ -1,0 +1,70 @@
+"""Packing without torch: from rows as files have them to tiles in the order in which the C kernels read them.
+
+`quant/formats.py` says which types there are and `native/tiles.h` what lies where in a tile. Where there are no
+kernels nothing is packed: `quant/packed.py` does it with torch, for whoever wants the tiles all the same.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamarium.kernels import native
+from llamarium.quant.formats import TILE_ROWS, PackedFormat
+
+Bytes = NDArray[np.uint8]
+
+_HALF_EXPONENT, _BFLOAT_EXPONENT = 0x7C00, 0x7F80
+_PIECE = 2**20  # numbers that are looked at at a time, so that what is made of them stays in the cache
+
+
+def pack_blocks(blocks: Bytes, num_columns: int, format: PackedFormat) -> Bytes:
+    """Put GGUF's blocks, (rows, bytes of a row), into tiles (stripes, tiles, tile_bytes), without loss.
+
+    The kernels do it, so they must be there.
+    """
+    tiles = np.empty((-(-len(blocks) // TILE_ROWS), num_columns // format.columns, format.tile_bytes), dtype=np.uint8)
+    native.pack(native.Kind(format.kind), num_columns, blocks, tiles)
+    return tiles
+
+
+def count_nonfinite_tiles(tiles: Bytes, format: PackedFormat) -> int:
+    """Count the weights whose scale or minimum is NaN or infinite; codes always are finite."""
+    start = 0 if format.is_super else format.code_bytes // 2
+    stop = start + format.half_bytes // 2
+    halves = tiles.view(np.uint16)[..., start:stop].reshape(-1, stop - start)
+    bad = 0
+    for i in range(0, len(halves), step := max(1, _PIECE // (stop - start))):
+        exponents = halves[i : i + step] & _HALF_EXPONENT
+        if exponents.max(initial=0) == _HALF_EXPONENT:
+            blocks = (exponents == _HALF_EXPONENT).reshape(len(exponents), -1, TILE_ROWS).any(axis=1)
+            bad += int(np.count_nonzero(blocks)) * format.columns
+    return bad
+
+
+def count_nonfinite(values: NDArray[Any]) -> int:
+    """Count what is NaN or infinite in an array of float32, or of bfloat16's bits as uint16."""
+    flat = values.reshape(-1)
+    pieces = (flat[i : i + _PIECE] for i in range(0, flat.size, _PIECE))
+    if values.dtype == np.uint16:
+        return sum(int(np.count_nonzero((piece & _BFLOAT_EXPONENT) == _BFLOAT_EXPONENT)) for piece in pieces)
+    return sum(piece.size - int(np.count_nonzero(np.isfinite(piece))) for piece in pieces)
+
+
+def to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
+    """Round float16 or float32 to bfloat16, to nearest, ties to even: its bits as uint16."""
+    out = np.empty(values.shape, dtype=np.uint16)
+    flat, made = values.reshape(-1), out.reshape(-1)
+    for i in range(0, flat.size, _PIECE):
+        piece = flat[i : i + _PIECE].astype(np.float32)
+        bits = piece.view(np.uint32)
+        made[i : i + _PIECE] = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+        made[i : i + _PIECE][np.isnan(piece)] = 0x7FC0
+    return out
+
+
+def to_float32(values: NDArray[Any]) -> NDArray[np.float32]:
+    """Widen float16, or bfloat16's bits as uint16, to float32; float32 is returned as it is."""
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32, copy=False)
