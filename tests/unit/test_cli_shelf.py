@@ -1,6 +1,7 @@
 """`llamarium models`, `download` and `doctor`: what is on this machine."""
 
 import json
+import shutil
 from pathlib import Path
 from urllib.error import URLError
 
@@ -44,7 +45,7 @@ def test_models_lists_built_ins_and_the_hubs_cache(
     assert "org/name:file.gguf" in err
 
 
-def test_models_as_json(empty_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_as_json(empty_cache: Path, llama3_tokenizer_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "--json"]) == 0
     out, err = capsys.readouterr()
     models = {model["name"]: model for model in map(json.loads, out.splitlines())}
@@ -52,8 +53,7 @@ def test_models_as_json(empty_cache: Path, capsys: pytest.CaptureFixture[str]) -
     assert models["llama3"]["kind"] == "tokenizer"
     assert not err
     (empty_cache / "llama3").mkdir()
-    with (empty_cache / "llama3" / "tokenizer.model").open("wb") as file:
-        file.truncate(models["llama3"]["num_bytes"])
+    shutil.copy(llama3_tokenizer_path, empty_cache / "llama3")
     main(["models", "--json"])
     models = {model["name"]: model for model in map(json.loads, capsys.readouterr().out.splitlines())}
     assert models["llama3"]["path"] == str(empty_cache / "llama3" / "tokenizer.model")
