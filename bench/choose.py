@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import common
-from llamarium.generation.sampler import Sampler, SamplingParams
+from llamarium.generation.sampler import Sampler, SamplingParams, SamplingRow
 from llamarium.kernels import native
 
 NUM_CHOICES = 20
@@ -40,12 +40,13 @@ def main() -> None:
     for name, (spread, chosen) in CASES.items():
         logits_1V = torch.randn(1, options.vocab_size, generator=torch.Generator().manual_seed(0)) * spread
         params = SamplingParams(**chosen, seed=1)
-        in_c = Sampler([params], [[0]], options.vocab_size)
+        in_c = Sampler(options.vocab_size)
         with mock.patch.object(native, "library", return_value=None):
-            in_torch = Sampler([params], [[0]], options.vocab_size)
+            in_torch = Sampler(options.vocab_size)
+        row, logits = [SamplingRow(params, [0], options.vocab_size)], logits_1V.numpy()
         sides = {
-            "C": partial(microseconds, lambda s=in_c, x=logits_1V: s.sample(x).ids()),
-            "PyTorch": partial(microseconds, lambda s=in_torch, x=logits_1V: s.sample(x).ids()),
+            "C": partial(microseconds, lambda s=in_c, rows=row, x=logits: s.sample(rows, x)),
+            "PyTorch": partial(microseconds, lambda s=in_torch, rows=row, x=logits: s.sample(rows, x)),
             "transformers": partial(microseconds, lambda p=params, x=logits_1V: as_transformers(x, p)),
         }
         found = {side: value["microseconds"] for side, value in common.alternate(options.rounds, sides).items()}

@@ -1,5 +1,5 @@
 /* The choice of a token from its logits: the largest, or one that is drawn after temperature, top-k, top-p and min-p, in the
- * order of sampling.py.
+ * order of sampling.py, which says too how a draw is defined.
  *
  * A vocabulary is large, and what a filter leaves of it small. So logits are looked at in blocks, of which the largest is
  * known: no fewer than k logits reach the k-th largest of those, and the blocks that stay below it are not looked at again.
@@ -204,7 +204,80 @@ static int filter(const logit_row *row, const lm_choice *how, const candidates *
     return has_all || how->top_p < 1 || least < how->min_p;
 }
 
-/* The first token whose cumulated mass exceeds the target, of weights in the order of ids. */
+/* --- draws ------------------------------------------------------------------------------------------------------- */
+
+/* Number n of the stream that begins at `state`.
+ * Source: Steele, Lea and Flood 2014, Fast Splittable Pseudorandom Number Generators (java.util.SplittableRandom). */
+static inline uint64_t splitmix64(uint64_t state, uint64_t n) {
+    uint64_t z = state + (n + 1) * 0x9e3779b97f4a7c15;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return z ^ (z >> 31);
+}
+
+/* A draw on its way. A token's noise is -log(-log1p(-v)) with v = (bits + 0.5) / 2^52, of the 52 high bits of its hash. As
+ * -log1p(-v) >= v, only a token with v < e^(score without noise - best) can become the best: most are passed over by their bits
+ * alone, without a logarithm. */
+typedef struct {
+    const logit_row *row;
+    uint64_t stream; /* its number i is the hash of token i */
+    double best;
+    int id;
+} draw;
+
+#define MOST_NOISE 36.8 /* of v = 2^-53 */
+
+/* The sign is for the processor, which makes doubles of signed numbers faster. */
+static inline int64_t bits_of(const draw *d, int id) { return splitmix64(d->stream, id) >> 12; }
+
+static inline double scaled(const logit_row *row, float logit) { return ((double)logit - row->largest) / row->temperature; }
+
+static void consider(draw *d, int id, int64_t bits) {
+    const double v = ((double)bits + 0.5) * 0x1p-52;
+    const double score = scaled(d->row, d->row->logits[id]) - log(-log1p(-v));
+    if (score > d->best) {
+        d->best = score;
+        d->id = id;
+    }
+}
+
+static void draw_from_block(draw *d, int block) {
+    const double missing = d->best - scaled(d->row, d->row->block_largest[block]);
+    if (missing > MOST_NOISE) return;
+    const int64_t limit = missing <= 0 ? INT64_MAX : (int64_t)(exp(-missing) * 0x1.00001p52) + 1; /* and some for rounding */
+    for (int i = block * CHOICE_BLOCK; i < block_end(d->row, block); i++) {
+        const int64_t bits = bits_of(d, i);
+        if (bits < limit) consider(d, i, bits);
+    }
+}
+
+static draw begin_draw(const logit_row *row, const lm_choice *how) {
+    return (draw){.row = row, .stream = splitmix64(splitmix64(how->seed, 0), how->step), .best = -INFINITY, .id = LM_NO_ID};
+}
+
+/* The largest logits come first: their scores let most of the others be passed over. */
+static int draw_any(const logit_row *row, const lm_choice *how) {
+    draw d = begin_draw(row, how);
+    const int first = first_largest(row) / CHOICE_BLOCK;
+    draw_from_block(&d, first);
+    for (int block = 0; block < row->num_blocks; block++)
+        if (block != first) draw_from_block(&d, block);
+    return d.id;
+}
+
+/* One of those that have a weight: e^(score without noise), rounded. */
+static int draw_weighted(const logit_row *row, const lm_choice *how, const candidates *found) {
+    draw d = begin_draw(row, how);
+    double reach = INFINITY; /* e^-best in bits, and some for rounding */
+    for (int i = 0; i < found->count; i++) {
+        const int64_t bits = bits_of(&d, found->ids[i]);
+        if (!((double)bits < found->weights[i] * reach)) continue; /* nor one without a weight, whose infinite reach is NaN */
+        consider(&d, found->ids[i], bits);
+        reach = exp(-d.best) * 0x1.004p52;
+    }
+    return d.id;
+}
+
 static int draw_filtered(const logit_row *row, const lm_choice *how) {
     const int few = how->top_k > 0 ? how->top_k : FEW_CANDIDATES;
     candidates found;
@@ -214,35 +287,8 @@ static int draw_filtered(const logit_row *row, const lm_choice *how) {
         if (!find_candidates(row, row->count, &found)) return LM_NO_ID_FOR_MEMORY;
         filter(row, how, &found);
     }
-    double total = 0, mass = 0;
-    for (int i = 0; i < found.count; i++) total += found.weights[i];
-    int chosen = LM_NO_ID;
-    for (int i = 0; i < found.count && mass <= how->uniform * total; i++) {
-        mass += found.weights[i];
-        if (found.weights[i] > 0) chosen = found.ids[i];
-    }
+    const int chosen = draw_weighted(row, how, &found);
     free(found.ids);
-    return chosen;
-}
-
-static int draw_any(const logit_row *row, const lm_choice *how) {
-    double total = 0, mass = 0;
-    for (int block = 0; block < row->num_blocks; block++) total += block_mass(row, block);
-    const double target = how->uniform * total;
-    int block = 0, last_block = 0;
-    for (; block < row->num_blocks; block++) {
-        const float own = block_mass(row, block);
-        if (own > 0) last_block = block;
-        if (mass + own > target) break;
-        mass += own;
-    }
-    if (block == row->num_blocks) block = last_block;
-    int chosen = LM_NO_ID;
-    for (int i = block * CHOICE_BLOCK; i < block_end(row, block) && (chosen == LM_NO_ID || mass <= target); i++) {
-        const float weight = weights_of(row, (wide){0} + row->logits[i])[0];
-        mass += weight;
-        if (weight > 0) chosen = i;
-    }
     return chosen;
 }
 

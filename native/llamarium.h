@@ -184,7 +184,7 @@ typedef struct {
     float min_p;
     int32_t top_k;     /* 0: all */
     double top_p;      /* 1: all */
-    double uniform;    /* from [0, 1): which of those that are left */
+    uint64_t seed, step; /* which of those that are left: a draw is a function of both */
 } lm_choice;
 
 enum { LM_NO_ID = -1, LM_NO_ID_FOR_MEMORY = -2 };
@@ -202,7 +202,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 8
+#define LM_INTERFACE 9
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "amx", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */

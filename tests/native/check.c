@@ -586,8 +586,8 @@ static void check_choices(const char *set) {
         float *logits = random_floats((size_t)MANY * count);
         for (int j = 0; j < MANY * count; j++) logits[j] = roundf(logits[j] * 99) / 9; /* with many equals */
         for (int j = 0; j + 1 < count; j += 3) logits[j] = -INFINITY;
-        const lm_choice how[MANY] = {{0, 0, 0, 1, 0},      {0.7f, 0, 0, 1, 0.3},   {1, 0, 7, 1, 0.999},
-                                     {1, 0, 0, 0.4, 0.5}, {2, 0.5f, 0, 1, 0.01}, {1, 0.1f, 3000, 0.9, 1 - 0x1p-53}};
+        const lm_choice how[MANY] = {{0, 0, 0, 1, 0, 0},    {0.7f, 0, 0, 1, 3, 0}, {1, 0, 7, 1, UINT64_MAX, 9},
+                                     {1, 0, 0, 0.4, 5, 1}, {2, 0.5f, 0, 1, 1, 2}, {1, 0.1f, 3000, 0.9, 7, UINT64_MAX}};
         int32_t *expected = ARRAY(int32_t, MANY), *ids = ARRAY(int32_t, MANY);
         for (int threads = 1; threads <= 3; threads++) {
             lm_set_threads(threads);

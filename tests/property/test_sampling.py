@@ -1,13 +1,17 @@
-"""Any logits, any parameters: what is kept, and that no row feels its neighbours."""
+"""Any logits, any parameters: what is kept, that both implementations choose alike, and that no row feels another."""
 
 import math
+from unittest import mock
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamarium.errors import SamplingError
-from llamarium.generation.sampler import Sampler, SamplingParams
+from llamarium.generation.sampler import Sampler, SamplingParams, SamplingRow
+from llamarium.generation.torch_sampler import InTorch
+from llamarium.kernels import native
 
 FEW = settings(max_examples=60, deadline=None)
 logit = st.one_of(
@@ -34,10 +38,11 @@ def params(draw, *, vocab_size=10**9):
 
 def support(request, logits):
     """Which ids the row can draw; the one that it draws is among them."""
-    sampler = Sampler([request], [[0]], len(logits))
     logits_1V = torch.tensor([logits])
-    kept = sampler._kept(logits_1V, logits_1V.amax(-1, keepdim=True))[0].nonzero()[:, 0].tolist()
-    assert sampler.sample(logits_1V).ids()[0] in kept
+    scaled_1V = (logits_1V - logits_1V.max()) / request.temperature
+    kept = InTorch("cpu")._kept([request], scaled_1V)[0].nonzero()[:, 0].tolist()
+    (chosen,) = Sampler(len(logits)).sample([SamplingRow(request, [0], len(logits))], logits_1V)
+    assert chosen.token_id in kept
     return set(kept)
 
 
@@ -79,21 +84,25 @@ def test_min_p_keeps_those_near_the_most_probable(logits, min_p):
 
 @FEW
 @given(st.data(), st.integers(1, 6), st.integers(5, 600))
-def test_a_batch_of_mixed_requests_equals_each_alone(data, batch, vocab_size):
+def test_a_batch_of_mixed_requests_equals_each_alone_and_both_ways_are_one(data, batch, vocab_size):
     requests = [data.draw(params()) for _ in range(batch)]
     prompts = [data.draw(st.lists(st.integers(0, vocab_size - 1), min_size=1, max_size=4)) for _ in requests]
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
-    together = Sampler(requests, prompts, vocab_size)
-    alone = [Sampler([request], [prompt], vocab_size) for request, prompt in zip(requests, prompts, strict=True)]
+    together, alone, in_torch = ([SamplingRow(r, p, vocab_size) for r, p in zip(requests, prompts, strict=True)]
+                                 for _ in range(3))  # fmt: skip
+    sampler = Sampler(vocab_size)
+    with mock.patch.object(native, "library", return_value=None):
+        other = Sampler(vocab_size)
     for _ in range(4):
-        logits = torch.randn(batch, vocab_size, generator=generator) * 3
-        both = together.sample(logits)
-        for i, one in enumerate(alone):
-            single = one.sample(logits[i : i + 1])
-            assert single.ids()[0] == both.ids()[i]
-            if requests[i].logprobs is not None:
-                assert torch.equal(single.logprobs[0], both.logprobs[i])
-                assert torch.equal(single.top_logprobs[0], both.top_logprobs[i, : requests[i].logprobs])
+        logits_BV = torch.randn(batch, vocab_size, generator=generator) * 3
+        both = sampler.sample(together, logits_BV)
+        assert [repr(sampler.sample([row], logits_BV[i : i + 1])[0]) for i, row in enumerate(alone)] == [
+            *map(repr, both)
+        ]
+        for one, expected in zip(other.sample(in_torch, logits_BV), both, strict=True):
+            assert one.token_id == expected.token_id
+            assert one.logprob == pytest.approx(expected.logprob, abs=1e-5, nan_ok=True)
+            assert [i for i, _ in one.top] == [i for i, _ in expected.top]
 
 
 ANYTHING = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.integers()))
@@ -107,6 +116,6 @@ def test_any_value_is_taken_or_refused_by_name(name, value):
     except SamplingError as error:
         assert str(error).startswith(name) and "expected" in str(error)
         return
-    row = Sampler([made.rows()[0]], [[0]], 300) if not (made.logprobs or 0) > 300 else None
-    if row is not None:
-        assert row.sample(torch.zeros(1, 300)).ids()[0] in range(300)
+    if (made.logprobs or 0) <= 300:
+        (chosen,) = Sampler(300).sample([SamplingRow(made.rows()[0], [0], 300)], torch.zeros(1, 300))
+        assert chosen.token_id in range(300)

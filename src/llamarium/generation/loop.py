@@ -18,7 +18,7 @@ from torch import Tensor
 from llamarium.attention import CachedAttend, CausalAttend, KVCache
 from llamarium.config import ModelConfig
 from llamarium.errors import ContextLengthError, InputError, OptionError, show_value
-from llamarium.generation.sampler import Sampled, Sampler, SamplingParams
+from llamarium.generation.sampler import Chosen, Sampler, SamplingParams, SamplingRow
 from llamarium.generation.speculate import Lookahead, PromptLookup
 from llamarium.model import LlamaForCausalLM
 
@@ -193,21 +193,19 @@ def generate_tokens(
     if prefix is not None and prefix.model is not model:
         raise InputError("the prefix is of another model; expected one that was made with this model")
     live = _rows(model.config, prompts, params, stop_ids)
-    sampler = Sampler([row.params for row in live], [row.ids for row in live], model.config.vocab_size, model.device)
+    sampler = Sampler(model.config.vocab_size, model.device)
     cache, logits_BV = _begin(model, prompts, live, use_cache=use_cache, kv_cache_dtype=kv_cache_dtype, prefix=prefix)
     ahead = None
     if lookup is not None and cache is not None:
         is_greedy = all(row.params.temperature == 0 for row in live)
         ahead = Lookahead(model, cache, [row.ids for row in live], lookup, is_greedy=is_greedy)
     while True:
-        sampled = sampler.sample(logits_BV)
-        yield from _accept(live, sampled)
+        yield from _accept(live, sampler.sample([row.sampling for row in live], logits_BV))
         going = [i for i, row in enumerate(live) if row.finish_reason is None and row.number not in cancelled]
         if not going:
             return
         if len(going) < len(live):
             live = [live[i] for i in going]
-            sampler.keep(going)
             if cache is not None:
                 cache.keep_rows(going)
             if ahead is not None:
@@ -252,6 +250,7 @@ class _Row:
     number: int
     prompt_idx: int
     params: SamplingParams
+    sampling: SamplingRow
     ids: list[int]
     limit: int  # tokens, prompt included, at which it ends
     stops: frozenset[int]
@@ -269,7 +268,8 @@ def _rows(
         limit = min(len(prompt) + wanted.max_tokens, config.max_position_embeddings)
         stops = frozenset((*stop_ids, *wanted.stop_token_ids))
         for single in wanted.rows():
-            rows.append(_Row(len(rows), prompt_idx, single, list(prompt), limit, stops))
+            sampling = SamplingRow(single, prompt, config.vocab_size)
+            rows.append(_Row(len(rows), prompt_idx, single, sampling, list(prompt), limit, stops))
     return rows
 
 
@@ -297,23 +297,16 @@ def _begin(
     return cache, logits_BV
 
 
-def _accept(rows: Sequence[_Row], sampled: Sampled) -> Iterator[TokenEvent]:
+def _accept(rows: Sequence[_Row], chosen: Sequence[Chosen]) -> Iterator[TokenEvent]:
     """Append each row's token, decide whether the row ends, and say so."""
-    logprobs = [float("nan")] * len(rows) if sampled.logprobs is None else sampled.logprobs.tolist()
-    for i, (row, token_id) in enumerate(zip(rows, sampled.ids(), strict=True)):
+    ids = [one.id_of(i) for i, one in enumerate(chosen)]  # raises before any row moves on
+    for row, one, token_id in zip(rows, chosen, ids, strict=True):
         row.ids.append(token_id)
         if token_id in row.stops:
             row.finish_reason = "stop"
         elif len(row.ids) >= row.limit:
             row.finish_reason = "length"
-        yield TokenEvent(row.number, token_id, logprobs[i], _top(sampled, i, row.params.logprobs), row.finish_reason)
-
-
-def _top(sampled: Sampled, i: int, count: int | None) -> tuple[tuple[int, float], ...]:
-    """The `count` most probable tokens of row i; the step reports as many as its most curious row wants."""
-    if not count or sampled.top_ids is None or sampled.top_logprobs is None:
-        return ()
-    return tuple(zip(sampled.top_ids[i, :count].tolist(), sampled.top_logprobs[i, :count].tolist(), strict=True))
+        yield TokenEvent(row.number, token_id, one.logprob, one.top, row.finish_reason)
 
 
 def _pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:

@@ -4,11 +4,13 @@ Torch-free, so that a server can check a request without loading a model. What e
 is told in `llamarium.generation.sampler`.
 """
 
+import difflib
 import math
+import secrets
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self, TypedDict
 
 from llamarium.errors import SamplingError, escape, show_value
 
@@ -29,7 +31,7 @@ class SamplingParams:
         presence_penalty: -2 to 2. Once for each token that the answer holds.
         frequency_penalty: -2 to 2. For each time that the answer holds the token.
         logit_bias: Token id to a bias of -100 to 100.
-        seed: 0 to 2**63 - 1, or None for a fresh one (`Sampler.seeds` reports it).
+        seed: 0 to 2**63 - 1, or None for a fresh one (`SamplingRow.seed` says which).
         max_tokens: The most tokens of the answer, at least 1.
         stop: Strings that end the answer and are not part of it.
         stop_token_ids: Token ids that end the answer.
@@ -90,6 +92,31 @@ class SamplingParams:
         return [replace(self, n=1, seed=seed) for seed in seeds]
 
     @classmethod
+    def from_options(cls, options: Mapping[str, Any], /, generation_config: Mapping[str, Any]) -> "SamplingParams":
+        """Put a caller's options over what a model's publisher recommends, with a fresh seed where none is given.
+
+        Args:
+            options: Of `GenerationOptions`.
+            generation_config: The content of `generation_config.json`; empty if there is none.
+
+        Raises:
+            SamplingError: For an unknown option, naming the one that may be meant, or a value outside its range.
+
+        Warns:
+            UserWarning: As `from_generation_config` does.
+        """
+        given = dict(options)
+        if "max_new_tokens" in given:
+            if "max_tokens" in given:
+                raise SamplingError("max_new_tokens and max_tokens are the same parameter; give one")
+            given["max_tokens"] = given.pop("max_new_tokens")
+        _check_names(given)
+        if isinstance(given.get("stop"), str):
+            given["stop"] = (given["stop"],)
+        params = cls.from_generation_config(generation_config, **given)
+        return params if params.seed is not None else replace(params, seed=secrets.randbits(32))
+
+    @classmethod
     def from_generation_config(
         cls, raw: Mapping[str, Any], /, *, source: str = "generation_config.json", **overrides: Any
     ) -> "SamplingParams":
@@ -126,6 +153,29 @@ class SamplingParams:
         )
 
 
+class GenerationOptions(TypedDict, total=False):
+    """The options of an answer that are `SamplingParams` fields, as keyword arguments; None counts as not given.
+
+    `max_new_tokens` is another name of `max_tokens`, and `stop` may be one string.
+    """
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    seed: int | None
+    max_tokens: int | None
+    max_new_tokens: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    n: int | None
+    logprobs: int | None
+
+
 _INF = math.inf
 _NUMBER_RANGES = (
     ("temperature", 0.0, _MAX_TEMPERATURE, "0 (greedy) or 1e-5 to 1e5"),
@@ -153,6 +203,18 @@ def _check_integer(name: str, value: object, low: int, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         expected = f"at least {low}" if high == _INF else f"{low} to {high}"
         raise SamplingError(f"{name} is {show_value(value)}; expected a whole number, {expected}")
+
+
+def _check_names(given: Mapping[str, object]) -> None:
+    known = [field.name for field in fields(SamplingParams)]
+    unknown = sorted(str(name) for name in given.keys() - set(known))
+    if not unknown:
+        return
+    names = [*known, "max_new_tokens"]
+    meant = [near[0] for name in unknown if (near := difflib.get_close_matches(name, names, n=1))]
+    hint = f"did you mean {', '.join(dict.fromkeys(meant))}? There are" if meant else "there are"
+    shown = ", ".join(escape(name, 40) for name in unknown)
+    raise SamplingError(f"unknown sampling parameters: {shown}; {hint}: {', '.join(known)}")
 
 
 def _checked_bias(value: object) -> dict[int, float]:

@@ -1,5 +1,11 @@
 """How the next token is chosen, for any number of requests at once.
 
+    sampler = Sampler(vocab_size, device)                      # where the logits will be
+    rows = [SamplingRow(params, prompt_ids, vocab_size), ...]  # one a request: what it asks, what it holds so far
+    chosen = sampler.sample(rows, logits_BV)                   # one step: [Chosen(token_id, logprob, top), ...]
+
+What a row has said is its own knowledge, so each step may have other rows: they join and leave as they are passed.
+
 The model gives one logit per token of the vocabulary. From there to a token, in this order:
 
 1. `logit_bias` is added.
@@ -11,7 +17,7 @@ The model gives one logit per token of the vocabulary. From there to a token, in
 6. `top_k` keeps the k largest.
 7. `top_p` keeps the fewest largest whose probabilities, among those that `top_k` left, reach p.
 8. `min_p` keeps those at least min_p times as probable as the most probable.
-9. One is drawn in proportion to its probability.
+9. Each that is left gets its noise g added, and the largest sum wins: a draw in proportion to the probabilities.
 
 This is the order of transformers' `_get_logits_processor` (bias, repetition, temperature, top-k, top-p, min-p), with
 OpenAI's two penalties beside the third; vLLM's differs in that min-p comes before top-k. Each filter is a threshold on
@@ -19,268 +25,271 @@ the logits, so tokens that are exactly equal stay or go together and no order am
 
 Reported log-probabilities are the model's own: log-softmax of the logits before any of these steps, as vLLM reports.
 
-A draw costs one uniform number, and that number is a pure function of the request's seed and the count of tokens that
-the request has so far. So a request gives the same tokens alone, in any batch, on any device with the same logits, and
-when it is taken up again; nothing depends on the process or on the order of requests.
+The noise is g = -log(-log(u)) with u uniform in (0, 1): the largest of logit + g is token i with probability
+softmax(logits)_i (Gumbel-max: Gumbel 1954; Maddison, Tarlow and Minka 2014, https://arxiv.org/abs/1411.0030). Each
+token's u is a pure function of the request's seed, the number of tokens that the request has so far, and the token's
+id, in double precision:
+
+    hash = splitmix64(splitmix64(splitmix64(seed, 0), tokens so far), id)
+    v    = ((hash >> 12) + 0.5) / 2**52,  u = 1 - v
+
+where `splitmix64(state, n)` is number n of the generator's stream from that state (Steele, Lea and Flood 2014). So a
+request gives the same tokens alone, in any batch, on any device with the same logits, and when it is taken up again.
+Logits that are rounded otherwise give another token only where two sums are equal within that rounding; the inverse of
+a cumulated distribution would move all of its boundaries (docs/decisions/0016-draws-that-rounding-does-not-shift.md).
+
+There are two implementations of this one definition, which every test of the sampler runs through: on a CPU, numpy for
+steps 1 to 3 and C for the others (`native/choose.h`); and PyTorch (`generation/torch_sampler.py`) on other devices and
+where the kernels are missing, which is imported for them only.
 """
 
-import hashlib
 import math
 import secrets
-import struct
-from collections.abc import Sequence
-from contextlib import nullcontext
-from ctypes import Array
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from llamarium.errors import LlamariumError, SamplingError
 from llamarium.generation.params import SamplingParams
 from llamarium.kernels import native
-from llamarium.kernels.threads import one_torch_thread
 
-__all__ = ["Sampled", "Sampler", "SamplingParams"]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
-_SMALL = 2**20  # logits that one thread handles as fast as several
+__all__ = ["Chosen", "Penalties", "Sampler", "SamplingParams", "SamplingRow"]
+
+Logits: TypeAlias = "NDArray[np.float32] | Tensor"
+"""Shape (B, V): numpy, or a tensor of any float dtype."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """One step's tokens; every tensor is on the sampler's device.
+class Chosen(NamedTuple):
+    """One row's token of one step.
 
     Attributes:
-        token_ids: Shape (B,), int64; -1 where a row's logits were NaN or had no finite maximum.
-        logprobs: Shape (B,), float32, of the chosen tokens; None if no row asked.
-        top_ids: Shape (B, M), int64, the M most probable, M the most that a row asked for; None if no row asked.
-        top_logprobs: Shape (B, M), float32.
+        token_id: The token; -1 if the row's logits were NaN or had no finite maximum. Other rows do not feel it.
+        logprob: Its log-probability under the model; NaN unless `logprobs` asked for it.
+        top: The most probable (id, logprob) pairs, as many as `logprobs` asked for; the lowest ids among equals first.
     """
 
-    token_ids: Tensor
-    logprobs: Tensor | None = None
-    top_ids: Tensor | None = None
-    top_logprobs: Tensor | None = None
+    token_id: int
+    logprob: float = math.nan
+    top: tuple[tuple[int, float], ...] = ()
 
-    def ids(self) -> list[int]:
-        """Return the ids on the host.
+    def id_of(self, row: int) -> int:
+        """Return the token's id.
+
+        Args:
+            row: The row's number, for the message.
 
         Raises:
-            LlamariumError: If a row's logits were NaN or infinite.
+            LlamariumError: If there is none.
         """
-        ids: list[int] = self.token_ids.tolist()  # sync: the one of each step
-        if -1 in ids:
+        if self.token_id < 0:
             raise LlamariumError(
-                f"row {ids.index(-1)}: the model's logits are NaN or infinite, so no token can be chosen; the weights "
+                f"row {row}: the model's logits are NaN or infinite, so no token can be chosen; the weights "
                 "may be damaged (NaN), or the dtype too narrow for this model (try float32)"
             )
-        return ids
+        return self.token_id
+
+
+@dataclass(slots=True, eq=False)
+class Penalties:
+    """Which tokens a row holds, and how many of each its answer holds.
+
+    Attributes:
+        ids: Shape (U,), int64, each token once: those of the prompt, then what only the answer holds.
+        counts: Shape (U,), float32: how often the answer holds it.
+    """
+
+    ids: NDArray[np.int64]
+    counts: NDArray[np.float32]
+    _places: dict[int, int]
+
+    @classmethod
+    def of(cls, prompt_ids: Iterable[int], answer_ids: Iterable[int]) -> "Penalties":
+        """Count the tokens of a row."""
+        places = {token_id: place for place, token_id in enumerate(dict.fromkeys(prompt_ids))}
+        ids = np.fromiter(places, np.int64, len(places))
+        made = cls(ids, np.zeros(len(ids), np.float32), places)
+        for token_id in answer_ids:
+            made.add(token_id)
+        return made
+
+    def add(self, token_id: int) -> None:
+        """Count one more token of the answer."""
+        place = self._places.setdefault(token_id, len(self._places))
+        if place == len(self.ids):
+            self.ids = np.append(self.ids, token_id)
+            self.counts = np.append(self.counts, np.float32(0))
+        self.counts[place] += 1
+
+
+class SamplingRow:
+    """One request on its way: what it asks, and what is known of its tokens so far.
+
+    Attributes:
+        params: What it asks, with n 1.
+        seed: The request's own, or a fresh one.
+        num_tokens: How many tokens its answer has.
+        penalties: What its penalties look at; None if it has none.
+    """
+
+    __slots__ = ("choice", "num_tokens", "params", "penalties", "seed")
+
+    def __init__(
+        self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int, answer_ids: Sequence[int] = ()
+    ) -> None:
+        """Begin a request, or take it up again.
+
+        Args:
+            params: With n 1 (`SamplingParams.rows` makes them).
+            prompt_ids: The prompt's tokens.
+            vocab_size: V.
+            answer_ids: The tokens that it has been given so far.
+
+        Raises:
+            SamplingError: If it asks for more than one answer, or names ids or counts outside the vocabulary.
+        """
+        _check_against_vocabulary(params, vocab_size)
+        self.params = params
+        self.seed = secrets.randbits(63) if params.seed is None else params.seed
+        self.num_tokens = len(answer_ids)
+        self.penalties = Penalties.of(prompt_ids, answer_ids) if params.penalizes else None
+        top_k = params.top_k if params.top_k < vocab_size else 0  # 0 where it keeps the whole vocabulary
+        self.choice = native.Choice(params.temperature, params.min_p, top_k, params.top_p, self.seed, self.num_tokens)
+
+    def add(self, token_id: int) -> None:
+        """Note the next token of the answer."""
+        self.num_tokens += 1
+        self.choice.step = self.num_tokens
+        if self.penalties is not None:
+            self.penalties.add(token_id)
+
+
+class _Way(Protocol):
+    """An implementation of the steps."""
+
+    def choose(self, rows: Sequence[SamplingRow], logits: Logits) -> list[int]: ...
+
+    def logprobs(self, logits_V: Logits, token_id: int, num_top: int) -> Chosen: ...
 
 
 class Sampler:
-    """Chooses tokens for B requests at once; what each row gets depends on that row alone.
+    """Chooses tokens for any rows; what each gets depends on that row alone."""
 
-    Attributes:
-        params: The requests of the rows.
-        seeds: The seed that each row uses, the request's own or a fresh one.
-    """
-
-    def __init__(
-        self,
-        params: Sequence[SamplingParams],
-        prompts: Sequence[Sequence[int]],
-        vocab_size: int,
-        device: torch.device | str = "cpu",
-        *,
-        answers: Sequence[Sequence[int]] | None = None,
-    ) -> None:
-        """Prepare B rows.
+    def __init__(self, vocab_size: int, device: "torch.device | str" = "cpu") -> None:
+        """Choose the implementation.
 
         Args:
-            params: One per row, each with n 1 (`SamplingParams.rows` makes them).
-            prompts: The token ids of each row's prompt.
             vocab_size: V.
             device: Where the logits will be.
-            answers: The tokens that each row has so far, to take requests up again.
-
-        Raises:
-            SamplingError: If a row asks for more than one answer, or names ids or counts outside the vocabulary.
         """
-        answers = [()] * len(params) if answers is None else answers
-        assert len(params) == len(prompts) == len(answers) > 0
-        for row in params:
-            _check_against_vocabulary(row, vocab_size)
-        self.params = tuple(params)
-        self.seeds = tuple(secrets.randbits(63) if row.seed is None else row.seed for row in params)
-        self._vocab_size = vocab_size
-        self._device = torch.device(device)
-        self._wide = torch.float32 if self._device.type == "mps" else torch.float64  # Metal has no float64
-        self._steps = [len(answer) for answer in answers]
-        self._build()
-        penalized = [i for i, row in enumerate(params) if row.penalizes]
-        self._seen_PV = self._counts([[*prompts[i], *answers[i]] for i in penalized]) > 0
-        self._counts_PV = self._counts([answers[i] for i in penalized])
+        self.vocab_size = vocab_size
+        self._way: _Way
+        if str(device) == "cpu" and native.library() is not None:
+            self._way = _InC()
+        else:
+            from llamarium.generation.torch_sampler import InTorch
 
-    @torch.inference_mode()
-    def sample(self, logits_BV: Tensor) -> Sampled:
-        """Choose one token for each row and remember it.
+            self._way = InTorch(device)
+
+    def sample(self, rows: Sequence[SamplingRow], logits_BV: Logits) -> list[Chosen]:
+        """Choose one token for each row, and note it in the row.
 
         Args:
-            logits_BV: The model's logits, shape (B, V), any float dtype; not changed.
+            rows: B rows over this sampler's vocabulary.
+            logits_BV: The model's logits; the same afterwards.
 
         Raises:
             MemoryBudgetError: If there is no memory for the candidates.
         """
-        assert logits_BV.shape == (len(self.params), self._vocab_size)
-        with one_torch_thread() if logits_BV.numel() <= _SMALL else nullcontext():
-            return self._sample(logits_BV)
+        assert logits_BV.shape == (len(rows), self.vocab_size)
+        ids = self._way.choose(rows, logits_BV)
+        return [self._note(row, logits_BV, i, ids[i]) for i, row in enumerate(rows)]
 
-    def _sample(self, logits_BV: Tensor) -> Sampled:
-        raw_BV = logits_BV.float()
-        adjusted_BV = self._adjusted(raw_BV)
-        ids_B = self._choose(adjusted_BV) if self._choices is None else self._choose_in_c(adjusted_BV, self._choices)
-        self._remember(ids_B)
-        return self._report(raw_BV, ids_B)
+    def _note(self, row: SamplingRow, logits_BV: Logits, i: int, token_id: int) -> Chosen:
+        if token_id < 0:
+            return Chosen(token_id)
+        row.add(token_id)
+        if row.params.logprobs is None:
+            return Chosen(token_id)
+        return self._way.logprobs(logits_BV[i], token_id, row.params.logprobs)
 
-    def _choose_in_c(self, adjusted_BV: Tensor, choices: "Array[native.Choice]") -> Tensor:
-        """Steps 4 to 9 in C, which looks at few of the logits: for a large vocabulary in a fraction of the time."""
-        for i in self._drawn_rows:
-            choices[i].uniform = _uniform(self.seeds[i], self._steps[i])
-        return native.choose(adjusted_BV.contiguous(), choices)
 
-    def _choose(self, adjusted_BV: Tensor) -> Tensor:
-        """Steps 4 to 9: (B,), -1 for a row that is NaN or has no finite maximum."""
-        max_B1, greedy_B1 = adjusted_BV.max(-1, keepdim=True)  # the first of equals, so the lowest id; NaN stays NaN
-        ids_B = greedy_B1[:, 0]
-        if self._drawn.numel():
-            ids_B = ids_B.index_copy(0, self._drawn, self._draw(self._kept(adjusted_BV, max_B1)))
-        return torch.where(max_B1[:, 0].isfinite(), ids_B, -1)
+class _InC:
+    """The steps in numpy and C."""
 
-    @torch.inference_mode()
-    def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows alone, in this order."""
-        places = {row: place for place, row in enumerate(i for i, p in enumerate(self.params) if p.penalizes)}
-        penalized = torch.tensor([places[row] for row in rows if row in places], dtype=torch.long, device=self._device)
-        self._seen_PV, self._counts_PV = self._seen_PV[penalized], self._counts_PV[penalized]
-        self.params = tuple(self.params[row] for row in rows)
-        self.seeds = tuple(self.seeds[row] for row in rows)
-        self._steps = [self._steps[row] for row in rows]
-        self._build()
+    def choose(self, rows: Sequence[SamplingRow], logits: Logits) -> list[int]:
+        """Return an id for each row, or -1."""
+        logits_BV = _as_numpy(logits)
+        with _adjusted(rows, logits_BV):
+            return native.choose(logits_BV, [row.choice for row in rows])
 
-    def _build(self) -> None:
-        """Make the per-row tensors: P rows with penalties, R rows that are drawn, E entries of logit bias."""
-        params = self.params
-        penalized = [p for p in params if p.penalizes]
-        self._penalized = self._ids([i for i, p in enumerate(params) if p.penalizes])
-        self._repetition_P1 = self._column([p.repetition_penalty for p in penalized])
-        self._presence_P1 = self._column([p.presence_penalty for p in penalized])
-        self._frequency_P1 = self._column([p.frequency_penalty for p in penalized])
+    def logprobs(self, logits_V: Logits, token_id: int, num_top: int) -> Chosen:
+        """Report on a token that has been chosen."""
+        raw_V = _as_numpy(logits_V)
+        shifted_V = raw_V - raw_V.max()
+        log_sum = math.log(np.exp(shifted_V).sum(dtype=np.float64))
+        top_ids = _largest(raw_V, num_top)
+        top = zip(top_ids.tolist(), (shifted_V[top_ids] - log_sum).tolist(), strict=True)
+        return Chosen(token_id, float(shifted_V[token_id]) - log_sum, tuple(top))
 
-        bias = [(i, token_id, value) for i, p in enumerate(params) for token_id, value in p.logit_bias.items()]
-        self._bias_rows_E, self._bias_ids_E = self._ids([e[0] for e in bias]), self._ids([e[1] for e in bias])
-        self._bias_E = self._column([e[2] for e in bias])[:, 0]
 
-        drawn = [p for p in params if p.temperature > 0]
-        self._drawn_rows = [i for i, p in enumerate(params) if p.temperature > 0]
-        self._drawn = self._ids(self._drawn_rows)
-        self._temperature_R1 = self._column([p.temperature for p in drawn])
-        top_k = [self._few(p.top_k) for p in drawn]
-        self._top_k_R1, self._max_top_k = self._ids(top_k)[:, None], max(top_k, default=0)
-        self._top_p_R1 = self._column([p.top_p for p in drawn], self._wide)
-        self._any_top_p = any(p.top_p < 1 for p in drawn)
-        self._min_p_R1 = self._column([p.min_p for p in drawn])
-        self._any_min_p = any(p.min_p > 0 for p in drawn)
-        self._choices = None
-        if self._device.type == "cpu" and native.library() is not None:
-            rows = [native.Choice(p.temperature, p.min_p, self._few(p.top_k), p.top_p, 0.0) for p in params]
-            self._choices = (native.Choice * len(rows))(*rows)
-        self._num_top = max((-1 if p.logprobs is None else p.logprobs for p in params), default=-1)
+def _as_numpy(logits: Logits) -> NDArray[np.float32]:
+    """The same memory where it is float32 and in order, else a copy."""
+    if isinstance(logits, np.ndarray):
+        return np.ascontiguousarray(logits, np.float32)
+    return logits.detach().float().contiguous().numpy()
 
-    def _few(self, top_k: int) -> int:
-        """Return top_k, or 0 where it keeps the whole vocabulary."""
-        return top_k if top_k < self._vocab_size else 0
 
-    def _adjusted(self, logits_BV: Tensor) -> Tensor:
-        """Steps 1 to 3: bias and penalties; the same tensor where no row has any."""
-        if not (self._bias_E.numel() or self._penalized.numel()):
-            return logits_BV
-        out_BV = logits_BV.index_put((self._bias_rows_E, self._bias_ids_E), self._bias_E, accumulate=True)
-        rows_PV = out_BV[self._penalized]
-        scaled_PV = torch.where(rows_PV > 0, rows_PV / self._repetition_P1, rows_PV * self._repetition_P1)
-        rows_PV = torch.where(self._seen_PV, scaled_PV, rows_PV)
-        rows_PV -= self._frequency_P1 * self._counts_PV
-        rows_PV -= self._presence_P1 * (self._counts_PV > 0)
-        return out_BV.index_copy_(0, self._penalized, rows_PV)
+@contextmanager
+def _adjusted(rows: Sequence[SamplingRow], logits_BV: NDArray[np.float32]) -> Generator[None]:
+    """Steps 1 to 3 in the body: the few logits that they concern are changed where they lie, and put back."""
+    kept: list[tuple[int, NDArray[np.int64], NDArray[np.float32]]] = []
+    try:
+        for i, row in enumerate(rows):
+            if row.params.logit_bias:
+                ids, values = _bias(row.params.logit_bias)
+                kept.append((i, ids, logits_BV[i, ids]))
+                logits_BV[i, ids] += values
+            if row.penalties is not None:
+                ids = row.penalties.ids
+                kept.append((i, ids, logits_BV[i, ids]))
+                logits_BV[i, ids] = _penalized(logits_BV[i, ids], row.params, row.penalties.counts)
+        yield
+    finally:
+        for i, ids, values in reversed(kept):
+            logits_BV[i, ids] = values
 
-    def _kept(self, logits_BV: Tensor, max_B1: Tensor) -> Tensor:
-        """Steps 5 to 8 for the R rows that are drawn: probabilities before renormalizing, 0 for what is out."""
-        # The maximum goes first: a small temperature then overflows towards -inf only.
-        scaled_RV = logits_BV[self._drawn].sub_(max_B1[self._drawn]).div_(self._temperature_R1)
-        if self._max_top_k:
-            largest_RK = scaled_RV.topk(self._max_top_k).values
-            floor_R1 = largest_RK.gather(1, (self._top_k_R1 - 1).clamp(min=0))
-            scaled_RV.masked_fill_((scaled_RV < floor_R1) & (self._top_k_R1 > 0), -math.inf)
-        probs_RV = scaled_RV.softmax(-1)
-        if self._any_top_p:
-            probs_RV.masked_fill_(probs_RV < self._nucleus_floor(probs_RV), 0)
-        if self._any_min_p:
-            probs_RV.masked_fill_(probs_RV < self._min_p_R1 * probs_RV.amax(-1, keepdim=True), 0)
-        return probs_RV
 
-    def _draw(self, probs_RV: Tensor) -> Tensor:
-        """Step 9: the ids of the R rows, shape (R,)."""
-        mass_RV = probs_RV.cumsum(-1, dtype=self._wide)
-        total_R1 = mass_RV[:, -1:]
-        uniform_R1 = self._column([_uniform(self.seeds[i], self._steps[i]) for i in self._drawn_rows], self._wide)
-        uniform_R1.clamp_(max=1 - torch.finfo(self._wide).eps / 2)  # rounded to float32, a number may have become 1
-        # A token is drawn when the target falls below its cumulated mass and not below its predecessor's.
-        return torch.searchsorted(mass_RV, uniform_R1 * total_R1, right=True)[:, 0]
+def _bias(given: Mapping[int, float]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    return np.fromiter(given, np.int64, len(given)), np.fromiter(given.values(), np.float32, len(given))
 
-    def _nucleus_floor(self, probs_RV: Tensor) -> Tensor:
-        """Return the least probability inside each row's top-p set, 0 where top-p is off; shape (R, 1).
 
-        Sorting a vocabulary of 128,256 on a CPU takes 11 ms, its 256 largest 0.6 ms, and those hold most nuclei: so a
-        CPU looks at more only when they do not. The result is the same, since prefixes of a sorted row are.
-        """
-        is_on_R1 = self._top_p_R1 < 1
-        size = 256 if probs_RV.device.type == "cpu" else self._vocab_size
-        while True:
-            size = min(size, self._vocab_size)
-            largest_RK = probs_RV.topk(size).values
-            mass_RK = largest_RK.cumsum(-1, dtype=self._wide)
-            if size == self._vocab_size or not (is_on_R1 & (mass_RK[:, -1:] < self._top_p_R1)).any():
-                break
-            size *= 16
-        last_R1 = (mass_RK < self._top_p_R1).sum(-1, keepdim=True).clamp(max=size - 1)
-        return torch.where(is_on_R1, largest_RK.gather(1, last_R1), 0)
+def _penalized(
+    logits_U: NDArray[np.float32], params: SamplingParams, counts_U: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Steps 2 and 3 for the tokens that a row holds."""
+    penalty = np.float32(params.repetition_penalty)
+    with np.errstate(over="ignore"):  # infinite then, which is told as no finite maximum
+        out_U = np.where(logits_U > 0, logits_U / penalty, logits_U * penalty)
+    out_U -= np.float32(params.frequency_penalty) * counts_U
+    out_U -= np.float32(params.presence_penalty) * (counts_U > 0)
+    return out_U
 
-    def _remember(self, ids_B: Tensor) -> None:
-        self._steps = [step + 1 for step in self._steps]
-        if self._penalized.numel():
-            ids_P1 = ids_B[self._penalized, None].clamp(min=0)  # a row at -1 ends with an error
-            self._seen_PV.scatter_(1, ids_P1, True)
-            self._counts_PV.scatter_add_(1, ids_P1, torch.ones_like(ids_P1, dtype=torch.int32))
 
-    def _report(self, raw_BV: Tensor, ids_B: Tensor) -> Sampled:
-        if self._num_top < 0:
-            return Sampled(ids_B)
-        logprobs_BV = raw_BV.log_softmax(-1)
-        chosen_B = logprobs_BV.gather(1, ids_B[:, None].clamp(min=0))[:, 0]
-        top = logprobs_BV.topk(self._num_top)
-        return Sampled(ids_B, chosen_B, top.indices, top.values)
-
-    def _counts(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Count each row's tokens: shape (P, V), int32."""
-        counts_PV = torch.zeros(len(rows), self._vocab_size, dtype=torch.int32)
-        for row, ids in enumerate(rows):
-            counts_PV[row] = torch.bincount(torch.tensor(ids, dtype=torch.long), minlength=self._vocab_size)
-        return counts_PV.to(self._device)
-
-    def _ids(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self._device)
-
-    def _column(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.tensor(values, dtype=dtype).to(self._device)[:, None]
+def _largest(values_V: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+    """The ids of the `count` largest, from the largest on, the lowest ids among equals."""
+    if count == 0:
+        return np.empty(0, np.int64)
+    least = np.partition(values_V, -count)[-count]
+    ids = np.flatnonzero(values_V >= least)
+    return ids[np.argsort(-values_V[ids], kind="stable")][:count]
 
 
 def _check_against_vocabulary(row: SamplingParams, vocab_size: int) -> None:
@@ -291,13 +300,3 @@ def _check_against_vocabulary(row: SamplingParams, vocab_size: int) -> None:
     outside = [token_id for token_id in row.logit_bias if token_id >= vocab_size]
     if outside:
         raise SamplingError(f"logit_bias names token {outside[0]}; expected ids below the vocabulary's {vocab_size}")
-
-
-def _uniform(seed: int, step: int) -> float:
-    """Return number `step` of the stream `seed`, uniform in [0, 1) with 53 bits.
-
-    A keyed hash of a counter rather than a generator's state: 0.8 us, no state to save, and neighbouring seeds are
-    unrelated (torch's CPU generator takes 32 bits of a seed).
-    """
-    digest = hashlib.blake2b(struct.pack("<QQ", seed, step), digest_size=8).digest()
-    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53

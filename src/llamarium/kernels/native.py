@@ -12,7 +12,7 @@ import functools
 import os
 import warnings
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from enum import IntEnum
 from itertools import chain
 from pathlib import Path
@@ -27,7 +27,7 @@ from llamarium.kernels.threads import num_threads
 if TYPE_CHECKING:
     from torch import Tensor
 
-INTERFACE = 8
+INTERFACE = 9
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -146,7 +146,8 @@ class Choice(Structure):
     """`lm_choice`."""
 
     _fields_ = (
-        ("temperature", c_float), ("min_p", c_float), ("top_k", c_int32), ("top_p", c_double), ("uniform", c_double),
+        ("temperature", c_float), ("min_p", c_float), ("top_k", c_int32), ("top_p", c_double),
+        ("seed", c_uint64), ("step", c_uint64),
     )  # fmt: skip
 
 
@@ -321,17 +322,17 @@ def lookup(matrix: Matrix, rows: "Tensor") -> "Tensor":
     return out
 
 
-def choose(logits_BV: "Tensor", choices: "ctypes.Array[Choice]") -> "Tensor":
-    """Choose a token for each row of logits, contiguous and float32: (B,) int64, -1 where there is no finite maximum.
+def choose(logits_BV: NDArray[np.float32], choices: "Sequence[Choice]") -> list[int]:
+    """Choose a token for each row of logits, contiguous: its id, or -1 where they are NaN or have no finite maximum.
 
     Raises:
         MemoryBudgetError: If there is no memory for the candidates.
     """
-    import torch
-
-    ids = (c_int32 * len(choices))()
-    _check(_ready().lm_choose(logits_BV.data_ptr(), len(choices), logits_BV.shape[1], choices, ids))
-    return torch.tensor(ids[:])
+    num_rows, vocab_size = logits_BV.shape
+    ids = (c_int32 * num_rows)()
+    how = (Choice * num_rows)(*choices)
+    _check(_ready().lm_choose(logits_BV.ctypes.data, num_rows, vocab_size, how, ids))
+    return ids[:]
 
 
 def pack(kind: Kind, num_columns: int, blocks: NDArray[np.uint8], tiles: NDArray[np.uint8]) -> None:
