@@ -134,6 +134,10 @@ def atomic_folder(target: Path, *, replace: bool) -> Generator[Path]:
             sync(target.parent)
     except OSError as error:
         raise unwritable(target, error) from error
+    except OutputError as error:  # of who fills it, and names a file in the temporary folder
+        if not isinstance(error.__cause__, OSError):
+            raise
+        raise unwritable(target, error.__cause__) from error
 
 
 def check_replaceable(folder: Path, *, replace: bool) -> None:
@@ -155,6 +159,8 @@ def check_replaceable(folder: Path, *, replace: bool) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> OutputError:
-    """Say that something cannot be written, and why."""
-    where = f" ({escape(error.filename)})" if error.filename and str(error.filename) != str(path) else ""
+    """Say that something cannot be written, and why; a temporary file's name would say nothing to anybody."""
+    named = str(error.filename or path)
+    is_temporary = f"{os.sep}.{path.name}." in named or named.endswith(".part") or f"{os.sep}.saving-" in named
+    where = "" if is_temporary or named == str(path) else f" ({escape(named)})"
     return OutputError(f"{escape(path)}: cannot be written: {escape(error.strerror or error)}{where}")

@@ -524,3 +524,19 @@ def test_a_name_stands_for_a_checkpoint(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="best: the link cannot be made"):
         point_at(tmp_path, "best", 1)
     assert (tmp_path / "best").is_dir()
+
+
+def test_a_run_that_came_to_nothing_leaves_nothing(tmp_path: Path) -> None:
+    with RunLock(tmp_path / "runs" / "x"):
+        assert (tmp_path / "runs" / "x" / ".lock").exists()
+    assert list(tmp_path.iterdir()) == []
+
+    with RunLock(tmp_path / "runs" / "x"):
+        (tmp_path / "runs" / "x" / "train.toml").touch()
+    with RunLock(tmp_path / "runs" / "x"):
+        pass
+    assert (tmp_path / "runs" / "x" / "train.toml").exists()
+    (tmp_path / "mine").mkdir()  # a folder that was there before stays
+    with RunLock(tmp_path / "mine"):
+        pass
+    assert (tmp_path / "mine").is_dir()

@@ -205,9 +205,14 @@ STEP = {
 }  # fmt: skip
 
 
+ABOUT = {"parameters": 12345, "trainable": 12345, "rows": 10, "tokens_per_step": 160, "device": "cpu"}
+
+
 def test_elsewhere_than_on_a_terminal_a_line_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     with training_view.view(1000, quiet=False) as show:
-        show({"event": "start", "step": 0, "parameters": 12345, "trainable": 12345, "rows": 10, "device": "cpu"})
+        show({"event": "start", "step": 0, **ABOUT})
+        show({**STEP, "event": "progress"})
+        show({"event": "progress", "step": 250, "doing": "saving"})
         show(STEP)
         show({**STEP, "mfu": None})
         show({"event": "validation", "step": 250, "loss": 1.5, "best": True})
@@ -218,7 +223,7 @@ def test_elsewhere_than_on_a_terminal_a_line_at_a_time(capsys: pytest.CaptureFix
     out, err = capsys.readouterr()
     assert out == "" and "\x1b" not in err
     assert err.splitlines() == [
-        "12,345 parameters, 10 rows an epoch, on cpu",
+        "12,345 parameters, 10 rows an epoch, 160 tokens a step, on cpu",
         "step 250/1000: loss 1.2345, norm 0.50, lr 0.001, 12,346 tokens/s, MFU 42.0%, 1 h 06 min left",
         "step 250/1000: loss 1.2345, norm 0.50, lr 0.001, 12,346 tokens/s, 1 h 06 min left",
         "step 250: validation loss 1.5000, the best so far",
@@ -236,19 +241,24 @@ def test_the_board_fits_eighty_columns_and_drives_no_terminal() -> None:
     out = io.StringIO()
     console = Console(file=out, width=80, markup=False, emoji=False, highlight=False)
     console.print(board.draw())
+    board.take({"event": "start", "step": 0, **ABOUT})
     for i in range(500):
-        board.take({**STEP, "step": i + 1, "loss": 4.0 - i / 200})
+        board.take({**STEP, "event": "step" if i % 10 == 0 else "progress", "step": i + 1, "loss": 4.0 - i / 200})
     board.take({"event": "validation", "step": 250, "loss": 1.5, "best": True})
     board.take({"event": "validation", "step": 500, "loss": 1.6, "best": False})
     board.take({"event": "sample", "step": 500, "prompt": "", "text": "[red]x\x1b]0;evil\x07" + "long " * 200})
-    board.take({"event": "saved", "step": 500, "path": "runs/x/step-00000500"})
+    board.take({"event": "progress", "step": 500, "doing": "saving a checkpoint"})
+    console.print(board.draw())
+    assert "saving a checkpoint …" in out.getvalue()
+    board.take({"event": "saved", "step": 500, "path": "runs/x\x1b]0;evil\x07/step-00000500"})
     console.print(board.draw())
     shown = out.getvalue()
     assert max(map(len, shown.splitlines())) <= 80
     assert "\x1b]" not in shown and "\x07" not in shown
     for text in ("0 of 1,000", "500 of 1,000, epoch 1.50", "1.6000; best 1.5000 at step 250", "12,346, MFU 42.0%"):
         assert text in shown
-    assert "1 min 15 s, 1 h 06 min left" in shown and "saved runs/x/step-00000500" in shown
+    assert "1 min 15 s, 1 h 06 min left" in shown and r"saved runs/x\x1b]0;evil\x07/step-00000500" in shown
+    assert "12,345 parameters, 10 rows an epoch, 160 tokens a step, on cpu" in shown
     assert re.search("█+▇+▆+▅+▄+▃+▂+▁+", shown)
 
 
@@ -260,7 +270,7 @@ def test_the_best_of_a_resumed_run_is_the_whole_runs() -> None:
         Console(file=out, width=80).print(board.draw())
         return out.getvalue()
 
-    resumed = {"event": "resume", "step": 200, "best_step": 100, "best_loss": 1.25}
+    resumed = {"event": "resume", **ABOUT, "step": 200, "best_step": 100, "best_loss": 1.25}
     worse = {"event": "validation", "step": 250, "loss": 1.5, "best": False}
     assert "validation loss" in shown(resumed, STEP) and "best 1.2500 at step 100" in shown(resumed, STEP)
     assert "1.5000; best 1.2500 at step 100" in shown(resumed, STEP, worse)

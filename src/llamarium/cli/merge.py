@@ -54,8 +54,9 @@ def run(args: argparse.Namespace) -> int:
             llama = with_tokenizer_of(llama, args.adapter)
             save_model(llama.model, folder, tokenizer=_tokenizer(llama), generation_config=llama.generation_config)
     note(
-        f"{report.kept:.1%} of the correction is in the merged weights; the adapter moves the logits by "
-        f"{report.effect:.2%}, and the merged model's are {report.difference:.2%} off the adapter's"
+        f"merged, and as it should be: the model's logits are {report.difference:.2%} off the adapter's, where "
+        f"rounding to this dtype alone may make {report.tolerance:.1%}; the adapter moves them by {report.effect:.2%}, "
+        f"and {report.kept:.1%} of its correction is in the merged weights"
     )
     if args.json:
         emit({"path": str(args.out), "base": args.model, **dataclasses.asdict(report)})

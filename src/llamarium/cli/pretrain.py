@@ -14,7 +14,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import add_json, importing_torch
-from llamarium.cli.output import counting
+from llamarium.cli.output import counting, status
 from llamarium.cli.settings import add_run, add_settings, given_settings, settings_file
 from llamarium.train.config import PretrainConfig
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train."""
     config = PretrainConfig.resolve(settings_file(args), given_settings(args, PretrainConfig))
-    with importing_torch():
+    with status("loading PyTorch"), importing_torch():
         from llamarium.cli.training import follow
         from llamarium.train.pretrain import prepare
 

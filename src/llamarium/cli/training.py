@@ -10,12 +10,13 @@ from pathlib import Path
 from llamarium.cli.output import emit, note, warn
 from llamarium.cli.threads import set_threads
 from llamarium.cli.training_view import view
+from llamarium.hub.folders import is_adapter
 from llamarium.train.conduct import conduct
 from llamarium.train.config import RunConfig
 from llamarium.train.distributed.process_group import ProcessGroup, init_process_group
 from llamarium.train.report.trackers import trackers
 from llamarium.train.run import Ending, run
-from llamarium.train.setup import Emit, Event, Setup
+from llamarium.train.setup import Emit, Event, Setup, is_passing
 
 
 def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[ProcessGroup], Setup]) -> int:
@@ -37,12 +38,16 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
     if ending.signal is not None and at.step < config.steps:
         name = "Ctrl-C" if ending.signal == signal.SIGINT else signal.Signals(ending.signal).name
         note(f"{name} at step {at.step}: saved {ending.checkpoint}; go on with --resume")
+        if is_adapter(ending.checkpoint):
+            note(f"talk to it as it is: llamarium chat --adapter {ending.checkpoint}")
         return 128 + ending.signal
     best = "" if math.isinf(at.best_loss) else f"; best validation loss {at.best_loss:.4f} at step {at.best_step}"
     note(f"{at.step} steps done: {ending.checkpoint}{best}")
-    if (ending.checkpoint / "adapter_config.json").exists():
+    if is_adapter(ending.checkpoint):
         note(f"talk to it: llamarium chat --adapter {ending.checkpoint}")
         note(f"a model of it: llamarium merge --adapter {ending.checkpoint} --out MODEL")
+    else:
+        note(f"continue a text with it: llamarium generate -m {ending.checkpoint} TEXT")
     return 0
 
 
@@ -77,8 +82,11 @@ def watching(num_steps: int, trackers: Iterable[Emit], *, json: bool, **labels: 
         watchers = [harmless(watcher) for watcher in (first, *trackers)]
 
         def tell(event: Event) -> None:
-            for watcher in watchers:
-                watcher(event)
+            if not is_passing(event):
+                for watcher in watchers:
+                    watcher(event)
+            elif not json:
+                watchers[0](event)
 
         yield tell
 

@@ -2,6 +2,7 @@
 
 import math
 import sys
+import time
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from llamarium.train.setup import Emit, Event
 
 _WIDTH = 60  # of the curve, in characters
+_REDRAW_S = 0.2  # seconds between drawings of steps that follow each other quickly
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -38,10 +40,14 @@ def view(num_steps: int, *, quiet: bool) -> "Generator[Emit]":
         console = Console(file=sys.stderr, markup=False, emoji=False, highlight=False)
         board = Board(num_steps)
         with Live(board.draw(), console=console, auto_refresh=False, transient=False) as live:
+            drawn = 0.0
 
             def show(event: "Event") -> None:
+                nonlocal drawn
                 board.take(event)
-                live.update(board.draw(), refresh=True)
+                if "loss" not in event or event["event"] != "progress" or time.monotonic() - drawn > _REDRAW_S:
+                    live.update(board.draw(), refresh=True)
+                    drawn = time.monotonic()
 
             yield show
 
@@ -61,21 +67,28 @@ class Board:
         self.best: tuple[int, float] | None = None  # step and loss
         self.sample = ""
         self.notice = ""
+        self.about = ""
 
     def take(self, event: "Event") -> None:
         """Remember what an event says."""
         kind = event["event"]
-        if kind == "step":
-            self.step = dict(event)
+        if "loss" in event and kind in ("step", "progress"):
+            self.step |= event
             self.losses.append(event["loss"])
+        elif kind == "progress":
+            self.notice = f"{event['doing']} …"
+        elif kind in ("start", "resume"):
+            self.about = _about(event)
         elif kind == "validation":
             self.validation = event["loss"]
             if event["best"]:
                 self.best = event["step"], event["loss"]
         elif kind == "sample":
             self.sample = event.get("text", event.get("error", ""))
-        elif kind in ("saved", "skipped", "resume"):
+        if kind in ("saved", "skipped", "resume"):
             self.notice = _sentence(event, self.num_steps)
+        elif kind in ("validation", "sample"):
+            self.notice = ""
         if kind == "resume" and event["best_loss"] is not None:
             self.best = event["best_step"], event["best_loss"]
 
@@ -90,7 +103,8 @@ class Board:
             shown.add_row(name, value)
         curve = Text(sparkline(list(self.losses)))
         sample = Text(printable(self.sample)[-400:], style="dim")
-        return Group(shown, curve, Text(self.notice, style="dim"), sample)
+        notice = Text(printable(self.notice), style="dim")
+        return Group(Text(printable(self.about), style="dim"), shown, curve, notice, sample)
 
 
 def sparkline(values: list[float]) -> str:
@@ -113,7 +127,7 @@ def _numbers(
     step: dict[str, Any], num_steps: int, validation: float | None, best: tuple[int, float] | None
 ) -> list[tuple[str, str]]:
     if not step:
-        return [("step", f"0 of {num_steps:,}")]
+        return [("step", f"0 of {num_steps:,}; the first one is being computed")]
     rows = [
         ("step", f"{step['step']:,} of {num_steps:,}, epoch {step['epoch']:.2f}"),
         ("loss", f"{step['loss']:.4f}"),
@@ -126,7 +140,7 @@ def _numbers(
     rows += [
         ("gradient norm", f"{step['grad_norm']:.3f}"),
         ("learning rate", f"{step['learning_rate']:.3g}"),
-        ("tokens/s", f"{step['tokens_per_s']:,.0f}" + (f", MFU {step['mfu']:.1%}" if step["mfu"] else "")),
+        ("tokens/s", f"{step['tokens_per_s']:,.0f}" + (f", MFU {step['mfu']:.1%}" if step.get("mfu") else "")),
         ("time", f"{duration(step['seconds'])}, {duration(step['seconds_left'])} left"),
     ]
     return rows
@@ -160,6 +174,14 @@ def _sentence(event: "Event", num_steps: int) -> str:
     if kind == "resume":
         return f"resumed at step {step}"
     if kind == "start":
-        trained = "" if event["trainable"] == event["parameters"] else f" ({event['trainable']:,} trained)"
-        return f"{event['parameters']:,} parameters{trained}, {event['rows']:,} rows an epoch, on {event['device']}"
+        return _about(event)
     return ""
+
+
+def _about(event: "Event") -> str:
+    """Say what is trained, and on what."""
+    trained = "" if event["trainable"] == event["parameters"] else f" ({event['trainable']:,} trained)"
+    return (
+        f"{event['parameters']:,} parameters{trained}, {event['rows']:,} rows an epoch, "
+        f"{event['tokens_per_step']:,} tokens a step, on {event['device']}"
+    )

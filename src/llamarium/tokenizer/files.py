@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llamarium.errors import OutputError, TokenizerError, escape
-from llamarium.io import atomic_file
+from llamarium.errors import TokenizerError, escape
+from llamarium.io import atomic_file, unwritable
 
 if TYPE_CHECKING:
     import tokenizers
@@ -90,7 +90,7 @@ def write_text(path: Path, text: str) -> None:
         with atomic_file(path) as file:
             file.write(text.encode(errors="backslashreplace"))  # half a surrogate pair as JSON's \udcff
     except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
+        raise unwritable(path, error) from error
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

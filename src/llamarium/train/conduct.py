@@ -15,7 +15,7 @@ from llamarium.io import atomic_file, unwritable
 from llamarium.train.config import RunConfig
 from llamarium.train.report.journal import Journal
 from llamarium.train.run import Ending, check_start, run
-from llamarium.train.setup import Emit, Event, Setup
+from llamarium.train.setup import Emit, Event, Setup, is_passing
 from llamarium.train.state.lock import RunLock
 
 
@@ -48,7 +48,8 @@ def conduct(
             def emit(event: Event) -> None:
                 if is_acceptance(event):
                     save_settings(setup.config, out / "train.toml")
-                journal(event)
+                if not is_passing(event):
+                    journal(event)
                 show(event)
 
             return run(setup, out, resume=resume, allow_changes=allow_changes, emit=emit)

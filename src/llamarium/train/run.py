@@ -157,6 +157,8 @@ class _Loop:
                 found = self._step()
                 if self._due(config.log_every):
                     self._log(found)
+                else:
+                    self._pass(found)
                 improved = self._due(config.eval_every) and self._validate()
                 if self._due(config.eval_every):
                     self._snapshot()
@@ -219,28 +221,35 @@ class _Loop:
             final_ratio=config.final_ratio, decay_share=config.decay_share,
         )  # fmt: skip
 
-    def _log(self, found: StepResult) -> None:
+    def _numbers(self, found: StepResult) -> dict[str, Any]:
+        """What is known after every step."""
         config, at = self.setup.config, self.at
-        tokens_per_s = self.window_tokens / self.window_seconds
+        return {
+            "step": at.step,
+            "loss": found.loss,
+            "grad_norm": found.grad_norm,
+            "learning_rate": self.optimizers[0].param_groups[0]["lr"],
+            "epoch": at.cursor.epoch + at.cursor.index / self.setup.train.num_rows(at.cursor.epoch),
+            "num_tokens": at.num_tokens,
+            "tokens_per_s": self.window_tokens / self.window_seconds,
+            "seconds": at.seconds,
+            "seconds_left": (config.steps - at.step) * at.seconds / at.step,
+        }
+
+    def _pass(self, found: StepResult) -> None:
+        """Tell who looks on of a step that is not written down."""
+        self.emit({"event": "progress", **self._numbers(found)})
+
+    def _doing(self, what: str) -> None:
+        self.emit({"event": "progress", "step": self.at.step, "doing": what})
+
+    def _log(self, found: StepResult) -> None:
+        config, numbers = self.setup.config, self._numbers(found)
         half = config.precision == "bfloat16" or self.setup.model.dtype != torch.float32  # a base may be frozen in half
         peak = peak_flops(self.setup.model.device, "bfloat16" if half else "float32")
-        self.emit(
-            {
-                "event": "step",
-                "step": at.step,
-                "loss": found.loss,
-                "grad_norm": found.grad_norm,
-                "learning_rate": self.optimizers[0].param_groups[0]["lr"],
-                "epoch": at.cursor.epoch + at.cursor.index / self.setup.train.num_rows(at.cursor.epoch),
-                "num_tokens": at.num_tokens,
-                "tokens_per_s": tokens_per_s,
-                "mfu": None
-                if peak is None
-                else tokens_per_s * self.flops_per_token / (peak * self.process_group.world_size),
-                "seconds": at.seconds,
-                "seconds_left": (config.steps - at.step) * at.seconds / at.step,
-            }
-        )
+        flops_per_s = numbers["tokens_per_s"] * self.flops_per_token
+        mfu = None if peak is None else flops_per_s / (peak * self.process_group.world_size)
+        self.emit({"event": "step", **numbers, "mfu": mfu})
         self.window_tokens, self.window_seconds = 0, 0.0
 
     def _validate(self) -> bool:
@@ -248,6 +257,7 @@ class _Loop:
         if self.setup.validation is None:
             return False
         config = self.setup.config
+        self._doing("measuring the validation loss")
         loss = evaluate(
             self.setup.model, self.setup.validation, batch_rows=config.batch_rows, max_rows=config.eval_rows,
             precision=config.precision, trunk=self.trunk, process_group=self.process_group,
@@ -278,6 +288,7 @@ class _Loop:
             why = "not made while the weights are spread over several processes; generate from a checkpoint"
             self.emit({"event": "sample", "step": self.at.step, "prompt": config.sample_prompt, "error": why})
             return
+        self._doing("writing a sample")
         llama = Llama("the model", model.eval(), self.setup.tokenizer)
         try:
             options = {"max_tokens": config.sample_tokens, "temperature": _SAMPLE_TEMPERATURE, "seed": config.seed}
@@ -292,6 +303,7 @@ class _Loop:
             model.train()
 
     def _save(self) -> Path:
+        self._doing("saving a checkpoint")
         remembered = optimizer_tensors(self.setup.model, self.optimizers)
         state = {
             "position": self.at.to_dict(),
@@ -331,6 +343,7 @@ def _describe(setup: Setup) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in parameters) + sum(packed.values()),
         "trainable": sum(p.numel() for p in parameters if p.requires_grad),
         "rows": setup.train.num_rows(0),
+        "tokens_per_step": setup.config.rows_per_step * setup.train.context,
         "device": str(setup.model.device),
         "tokens": token_texts(setup.tokenizer),
     }

@@ -16,6 +16,11 @@ Event = Mapping[str, Any]
 Emit = Callable[[Event], None]
 
 
+def is_passing(event: Event) -> bool:
+    """Tell whether an event is for who looks on at this moment, and is kept nowhere: what a run is doing right now."""
+    return event["event"] == "progress"
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What a run works with.

@@ -88,8 +88,11 @@ def save_checkpoint(
         except BaseException:  # a full disk has its space back
             shutil.rmtree(saving, ignore_errors=True)
             raise
-    except OSError as error:
-        raise OutputError(f"{unwritable(final, error)}; the checkpoints before it are as they were") from error
+    except (OSError, OutputError) as error:
+        reason = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(reason, OSError):
+            raise
+        raise OutputError(f"{unwritable(final, reason)}; the checkpoints before it are as they were") from error
     if best is not None:
         point_at(run, "best", best)
     try:

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from llamarium.errors import TrainingError, escape
@@ -13,6 +14,8 @@ class RunLock:
     """Only one process trains in a folder; a context manager.
 
     The lock is the kernel's (`flock`) and dies with the process, so a run that was killed leaves nothing to clean up.
+    Where nothing but the lock is in the folder at the end, since the run was refused, both are removed, and the folders
+    above that were made for it.
 
     Args:
         run: The run's folder; made if missing.
@@ -21,6 +24,7 @@ class RunLock:
     def __init__(self, run: Path) -> None:
         self.run = run
         self._descriptor: int | None = None
+        self._made: list[Path] = []
 
     def __enter__(self) -> "RunLock":
         """Take the lock.
@@ -31,6 +35,7 @@ class RunLock:
         """
         path = self.run / ".lock"
         try:
+            self._made = [path for path in (self.run, *self.run.parents) if not path.exists()]
             self.run.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)  # no link's target is written
         except OSError as error:
@@ -46,8 +51,17 @@ class RunLock:
     def __exit__(self, *_: object) -> None:
         """Give it back."""
         if self._descriptor is not None:
+            self._tidy()
             os.close(self._descriptor)
             self._descriptor = None
+
+    def _tidy(self) -> None:
+        """Remove what was made for a run that came to nothing; the lock is still held."""
+        with suppress(OSError):
+            if self._made and [path.name for path in self.run.iterdir()] == [".lock"]:
+                (self.run / ".lock").unlink()
+                for path in self._made:  # the innermost first; one that somebody else uses by now stays
+                    path.rmdir()
 
     def _lock(self, descriptor: int) -> None:
         try:
