@@ -110,7 +110,9 @@ def test_bf16_stays_bf16(adapter: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert llamarium.load(tmp_path / "out", device="cpu").model.dtype == torch.bfloat16
     out, err = capsys.readouterr()
     assert out == f"{tmp_path / 'out'}\n"
-    assert "without a tokenizer" in err and "merged, and as it should be: " in err and "the adapter moves them by" in err
+    assert (
+        "without a tokenizer" in err and "merged, and as it should be: " in err and "the adapter moves them by" in err
+    )
 
 
 def test_a_merge_that_computes_something_else_is_an_error(

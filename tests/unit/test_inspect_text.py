@@ -10,7 +10,7 @@ import torch
 
 from llamarium.errors import ContextLengthError, InputError, TokenizerError
 from llamarium.inspect import score as score_module
-from llamarium.inspect.neighbors import neighbors
+from llamarium.inspect.neighbors import neighbors, similarity
 from llamarium.inspect.next_tokens import NextStep, follow_next_tokens
 from llamarium.inspect.score import Score, TokenScore, score, score_text
 from llamarium.model import LlamaForCausalLM
@@ -222,14 +222,24 @@ def test_the_ranking_is_by_cosine() -> None:
     assert {n.token_id for n in found.neighbors} == set(range(len(WORDS))) - {3}
 
 
-def test_rows_of_length_one_are_added() -> None:
-    """A long row must not outweigh a short one: " apple" has more than the length of " king"."""
+def test_rows_are_added_as_they_stand_in_the_table() -> None:
+    """ " apple" has more than the length of " king": rows that were scaled first would have another sum."""
     table = embedding()
-    unit = torch.nn.functional.normalize(table.weight, dim=1)
-    expected = torch.nn.functional.cosine_similarity(unit, (unit[0] - unit[5]).unsqueeze(0))
+    expected = torch.nn.functional.cosine_similarity(table.weight, (table.weight[0] - table.weight[5]).unsqueeze(0))
     found = neighbors(table, word_tokenizer(WORDS), "king", minus=["apple"], k=3)
     for n in found.neighbors:
         assert n.cosine == pytest.approx(float(expected[n.token_id]), abs=1e-6)
+
+
+def test_the_cosine_of_two_words() -> None:
+    table = embedding()
+    found = similarity(table, word_tokenizer(WORDS), "king", " queen")
+    rows = table.weight[WORDS.index(" king")], table.weight[WORDS.index(" queen")]
+    assert found.cosine == pytest.approx(float(torch.nn.functional.cosine_similarity(*rows, dim=0)), abs=1e-6)
+    assert (found.word.text, found.other.text) == (" king", " queen")
+    assert similarity(table, word_tokenizer(WORDS), "man", "man").cosine == pytest.approx(1, abs=1e-6)
+    with pytest.raises(InputError, match="'abc' is no single token"):
+        similarity(table, word_tokenizer(WORDS), "king", "abc")
 
 
 def test_a_word_falls_back_to_its_spelling_without_a_space() -> None:

@@ -1,11 +1,11 @@
 """The geometry of the embedding table: which rows point the same way, and what arithmetic on rows finds.
 
 A row of the table is all that the model knows of a token before it has seen any other. Words of like use have rows of
-like direction, which the cosine measures. "king - man + woman" adds the directions of three rows and asks whose row
-is nearest to the sum.
+like direction, which the cosine measures. "king - man + woman" is arithmetic on three rows as they stand in the table,
+and asks whose row points most nearly as the sum does. gensim and word2vec scale rows to length one first;
+here the sum is the one that a reader gets from the table (`docs/decisions/0019-what-the-shell-says.md`).
 
-Source: Mikolov et al. 2013, "Linguistic Regularities in Continuous Space Word Representations"; Levy & Goldberg 2014,
-section 3, for adding rows of length one (3CosAdd).
+Source: Mikolov et al. 2013, "Linguistic Regularities in Continuous Space Word Representations".
 """
 
 from collections.abc import Sequence
@@ -73,6 +73,25 @@ class Neighbors:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Similarity:
+    """The answer to `similarity`.
+
+    Attributes:
+        word: The one, and the token that was used for it.
+        other: The other.
+        cosine: Of the angle between their rows; 1 is the same direction, 0 a right angle.
+    """
+
+    word: QueryWord
+    other: QueryWord
+    cosine: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return asdict(self)
+
+
 def neighbors(
     embedding: nn.Module,
     tokenizer: Tokenizer,
@@ -82,7 +101,7 @@ def neighbors(
     plus: str | Sequence[str] = (),
     k: int = 10,
 ) -> Neighbors:
-    """Rank the rows of the embedding table by their cosine with `word` - `minus` + `plus`.
+    """Rank the rows of the embedding table by their cosine with the sum of rows `word` - `minus` + `plus`.
 
     A word is looked up with a space before it first, as it stands within a sentence, and without one if that is no
     single token. The tokens of the words themselves, with and without the space, are left out of the ranking.
@@ -113,6 +132,25 @@ def neighbors(
     return Neighbors(tuple(query), tuple(Neighbor(i, tokenizer.token_text(i), cosine) for i, cosine in ranked))
 
 
+def similarity(embedding: nn.Module, tokenizer: Tokenizer, word: str, other: str) -> Similarity:
+    """Return the cosine of the angle between two words' rows of the embedding table.
+
+    Args:
+        embedding: Maps ids to rows, packed or not; `model.model.embed_tokens`.
+        tokenizer: Its tokenizer.
+        word: Looked up as `neighbors` does.
+        other: As well.
+
+    Raises:
+        InputError: If one of them is no single token (its pieces are named).
+    """
+    pair = _look_up(tokenizer, "+", word), _look_up(tokenizer, "+", other)
+    ids = torch.tensor([found.token_id for found in pair], device=_device(embedding))
+    with torch.inference_mode():
+        rows_2D = _directions(embedding, ids)
+        return Similarity(*pair, float(rows_2D[0] @ rows_2D[1]))  # sync: to show
+
+
 def _words(words: str | Sequence[str]) -> Sequence[str]:
     return (words,) if isinstance(words, str) else words
 
@@ -136,9 +174,9 @@ def _tokens_of(tokenizer: Tokenizer, word: str) -> list[int]:
 
 def _cosines(embedding: nn.Module, num_rows: int, query: Sequence[QueryWord]) -> Tensor:
     """Return the cosine of every row with the sum of the query's rows, (V,) float32."""
-    device = next(chain(embedding.parameters(), embedding.buffers())).device
+    device = _device(embedding)
     signs_Q1 = torch.tensor([[1.0] if word.sign == "+" else [-1.0] for word in query], device=device)
-    rows_QD = _directions(embedding, torch.tensor([word.token_id for word in query], device=device))
+    rows_QD = embedding(torch.tensor([word.token_id for word in query], device=device)).float()
     vector_D = F.normalize((signs_Q1 * rows_QD).sum(dim=0), dim=0)
     every_V = torch.arange(num_rows, device=device)
     return torch.cat([_directions(embedding, ids_C) @ vector_D for ids_C in every_V.split(CHUNK_ROWS)])
@@ -147,3 +185,7 @@ def _cosines(embedding: nn.Module, num_rows: int, query: Sequence[QueryWord]) ->
 def _directions(embedding: nn.Module, ids_C: Tensor) -> Tensor:
     """Return rows scaled to length one, (C, D) float32."""
     return F.normalize(embedding(ids_C).float(), dim=-1)
+
+
+def _device(embedding: nn.Module) -> torch.device:
+    return next(chain(embedding.parameters(), embedding.buffers())).device
