@@ -35,16 +35,23 @@ static inline float norm_factor(const lm_model *model, const float *row) {
     return 1 / sqrtf(squares / model->hidden + model->norm_eps);
 }
 
-/* One stage's inputs, as the matrices want them. */
+/* Floats in the order in which `load_pair` has BF16 weights: a type of its own, so that nobody takes them for floats as they lie. */
 typedef struct {
-    lm_block *blocks; /* (num_rows, cols / 32), for packed matrices */
-    float *floats;    /* (num_rows, cols), for BF16, in the order of `load_pair` */
+    float *at;
+} paired_floats;
+
+/* One stage's inputs, as the matrices want them; what no matrix wants is NULL. */
+typedef struct {
+    lm_block *blocks;    /* (num_rows, cols / 32), for packed matrices */
+    paired_floats pairs; /* (num_rows, cols), for BF16 */
+    float *floats;       /* (num_rows, cols), for F32 */
 } inputs;
 
 static inline void put_group(const float *group, inputs in, size_t place) {
-    if (in.floats != NULL) {
-        memcpy(in.floats + place * LM_GROUP, group, LM_GROUP * sizeof(float));
-        into_pairs(LM_BFLOAT16, in.floats + place * LM_GROUP, LM_GROUP);
+    if (in.floats != NULL) memcpy(in.floats + place * LM_GROUP, group, LM_GROUP * sizeof(float));
+    if (in.pairs.at != NULL) {
+        memcpy(in.pairs.at + place * LM_GROUP, group, LM_GROUP * sizeof(float));
+        into_pairs(LM_BFLOAT16, in.pairs.at + place * LM_GROUP, LM_GROUP);
     }
     if (in.blocks != NULL) quantize_group(group, &in.blocks[place]);
 }

@@ -29,7 +29,7 @@
  *   Q8_0          w = scale * (q - 128)
  *   Q4_K, Q5_K    w = d * s * q - dmin * m
  *   Q6_K          w = d * s * (q - 32)
- *   BF16          row-major, as in the file
+ *   BF16, F32     row-major, as in the file
  *
  * The last rows of a matrix whose number is no multiple of 16 are filled up with zero scales.
  */
@@ -44,7 +44,7 @@
 #define LM_GROUP 32
 #define LM_SUPER 256 /* columns of a tile of the K formats */
 
-/* How a matrix is stored, under GGUF's names. LM_F32 is reserved: there is no product of it yet. */
+/* How a matrix is stored, under GGUF's names. */
 enum {
     LM_BF16 = 0, LM_Q8_0 = 1, LM_Q4_0 = 2, LM_Q4_1 = 3, LM_IQ4_NL = 4, LM_Q4_K = 5, LM_Q5_K = 6, LM_Q6_K = 7, LM_F32 = 8
 };

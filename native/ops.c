@@ -33,10 +33,12 @@ static void run_single(void *context, lm_team team) {
 
 static int product(const lm_matrix *w, const float *x, int32_t num_rows, float *y) {
     const size_t groups = (size_t)num_rows * (w->cols / LM_GROUP);
-    const size_t group_bytes = w->kind == LM_BF16 ? LM_GROUP * sizeof(float) : sizeof(lm_block);
+    const size_t group_bytes = is_float(w) ? LM_GROUP * sizeof(float) : sizeof(lm_block);
     void *memory;
     if (posix_memalign(&memory, 64, groups * group_bytes) != 0) return LM_NO_MEMORY;
-    const inputs in = w->kind == LM_BF16 ? (inputs){NULL, memory} : (inputs){memory, NULL};
+    const inputs in = w->kind == LM_BF16 ? (inputs){.pairs.at = memory}
+                    : w->kind == LM_F32  ? (inputs){.floats = memory}
+                                         : (inputs){.blocks = memory};
     single s = {.w = w, .x = x, .num_rows = num_rows, .y = y, .in = in};
     lm_enter();
     lm_parallel(run_single, &s);

@@ -109,13 +109,15 @@ static void *take(arena *a, size_t bytes) {
 
 /* Which forms of its inputs a model's matrices want. */
 typedef struct {
-    int blocks, floats;
+    int blocks, pairs, floats;
 } forms;
 
-static void add_form(forms *wanted, const lm_matrix *w) { *(w->kind == LM_BF16 ? &wanted->floats : &wanted->blocks) = 1; }
+static void add_form(forms *wanted, const lm_matrix *w) {
+    *(w->kind == LM_BF16 ? &wanted->pairs : w->kind == LM_F32 ? &wanted->floats : &wanted->blocks) = 1;
+}
 
 static forms forms_of(const lm_model *model) {
-    forms wanted = {0, 0};
+    forms wanted = {0};
     for (int i = 0; i < model->num_layers; i++) {
         const lm_layer *l = &model->layers[i];
         const lm_matrix *const all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
@@ -125,8 +127,11 @@ static forms forms_of(const lm_model *model) {
 }
 
 static inputs take_inputs(arena *a, forms wanted, size_t rows, size_t cols) {
-    lm_block *blocks = wanted.blocks ? take(a, rows * (cols / LM_GROUP) * sizeof(lm_block)) : NULL;
-    return (inputs){blocks, wanted.floats ? take(a, rows * cols * sizeof(float)) : NULL};
+    inputs in = {0};
+    if (wanted.blocks) in.blocks = take(a, rows * (cols / LM_GROUP) * sizeof(lm_block));
+    if (wanted.pairs) in.pairs.at = take(a, rows * cols * sizeof(float));
+    if (wanted.floats) in.floats = take(a, rows * cols * sizeof(float));
+    return in;
 }
 
 /* Inputs for each thread where there are a few rows, else for all. */
@@ -144,7 +149,7 @@ static void lay_out(pass *p, arena *a, forms wanted, int num_threads) {
     const lm_model *model = p->model;
     const size_t rows = p->num_rows, head_dim = model->head_dim, q_size = model->num_heads * head_dim;
     size_t num_chunks = 0;
-    forms of_head = {0, 0};
+    forms of_head = {0};
     add_form(&of_head, &model->head);
     for (int row = 0; row < p->num_rows; row++) num_chunks += chunks_of(p, row);
     if (p->batch->token_ids != NULL) p->hidden = take(a, rows * model->hidden * sizeof(float));

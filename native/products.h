@@ -1,45 +1,10 @@
 /* The products of one stage: a thread takes some stripes of a matrix at a time, and a set's `tile_product` multiplies them. */
-#include "inputs.h"
+#include "products_float.h"
 #include LM_PRODUCTS /* tile_product of this set */
 
 #define STRIPES_OF_THE_REST 4
 
 static inline int stripes_of(const lm_matrix *w) { return (w->rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS; }
-
-/* Four rows of BF16 weights times x, in the order of `load_pair`, side by side as in tile_product.h. Where they are the first to
- * be multiplied so, the next four are asked for meanwhile: a row is often a page, in which the processor's own prefetching begins
- * anew. */
-INLINE quad bf16_rows(const uint16_t *weights, size_t stride, int cols, const float *x, const int are_first) {
-    lanes totals[4] = {{0}};
-    for (int i = 0; i < cols; i += 32)
-        for (int k = 0; k < 4; k++) {
-            if (are_first) __builtin_prefetch(weights + (k + 4) * stride + i);
-            for (int j = i; j < i + 32; j += PAIR) {
-                lanes values[2];
-                load_pair(LM_BFLOAT16, weights, k * stride + j, values);
-                totals[k] += values[0] * load_floats(x + j);
-                totals[k] += values[1] * load_floats(x + j + LANES);
-            }
-        }
-    return sums_of(totals);
-}
-
-/* As `tile_product`, from BF16 weights as the file has them. */
-static void bf16_product(const lm_matrix *w, int stripe, int num_stripes, const float *x, int num_rows, float *out) {
-    const int first = stripe * LM_TILE_ROWS, end = first + num_stripes * LM_TILE_ROWS;
-    for (int r = first; r < end; r += 4)
-        for (int m = 0; m < num_rows; m++) {
-            const uint16_t *weights = (const uint16_t *)w->data + (size_t)r * w->cols;
-            const float *row = x + (size_t)m * w->cols;
-            quad sums = {0};
-            if (r + 4 <= w->rows)
-                sums = m == 0 ? bf16_rows(weights, w->cols, w->cols, row, 1) : bf16_rows(weights, w->cols, w->cols, row, 0);
-            else
-                for (int k = 0; r + k < w->rows; k++) sums[k] = bf16_rows(weights + (size_t)k * w->cols, 0, w->cols, row, 0)[0];
-            const int in_stripes = r - first;
-            memcpy(out + in_stripes / LM_TILE_ROWS * STRIDE + m * LM_TILE_ROWS + in_stripes % LM_TILE_ROWS, &sums, sizeof sums);
-        }
-}
 
 /* Some stripes of one of a stage's matrices; `count` is 0 when no piece is left. */
 typedef struct {
@@ -65,7 +30,7 @@ static piece piece_of(const lm_matrix *const *w, int num_matrices, lm_team team,
 
 /* Ask memory for where a piece begins; what follows is asked for on the way. */
 static inline void announce(const lm_matrix *w, piece at) {
-    if (w->kind == LM_BF16) return; /* `bf16_rows` asks itself */
+    if (is_float(w)) return; /* `four_rows` asks itself */
     const size_t size = (size_t)tiles_of(w) * tile_bytes(w->kind);
     for (int i = 0; i < at.count; i++)
         for (size_t place = 0; place < size && place < BYTES_AHEAD; place += 64)
@@ -74,8 +39,8 @@ static inline void announce(const lm_matrix *w, piece at) {
 
 /* Results of a piece for `num_rows` rows of tokens from `m` on, at most ROWS_IN_CACHE. */
 static inline void stripes_product(const lm_matrix *w, piece at, inputs in, int m, int num_rows, float *out) {
-    if (w->kind == LM_BF16)
-        bf16_product(w, at.stripe, at.count, in.floats + (size_t)m * w->cols, num_rows, out);
+    if (is_float(w))
+        float_product(w, at.stripe, at.count, in, m, num_rows, out);
     else
         tile_product(w, at.stripe, at.count, in.blocks + (size_t)m * (w->cols / LM_GROUP), num_rows, out);
 }

@@ -26,7 +26,7 @@
 #define LENGTH(array) (int)(sizeof array / sizeof *array)
 
 static const char *const SETS[] = {"portable", "avx2", "avx512_vnni", "amx", "neon_dotprod", "neon_i8mm"};
-static const char *const KINDS[] = {"BF16", "Q8_0", "Q4_0", "Q4_1", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K"};
+static const char *const KINDS[] = {"BF16", "Q8_0", "Q4_0", "Q4_1", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K", "F32"};
 static const char *const DTYPES[] = {"float32", "bfloat16", "int8"};
 
 static void *allocate(size_t bytes) {
@@ -75,6 +75,10 @@ enum { RANDOM_CODES = -1 };
  * are random, and zero past its rows. */
 static lm_matrix random_matrix(int kind, int rows, int cols, int codes) {
     lm_matrix w = {kind, rows, cols, NULL, kind == LM_IQ4_NL ? codebook : NULL};
+    if (kind == LM_F32) {
+        w.data = random_floats((size_t)rows * cols);
+        return w;
+    }
     if (kind == LM_BF16) {
         uint16_t *weights = ARRAY(uint16_t, (size_t)rows * cols);
         for (size_t i = 0; i < (size_t)rows * cols; i++) weights[i] = to_bf16(random_float() * 0.2f);
@@ -174,16 +178,20 @@ static void check_product(const char *set, int kind, int rows, int cols, int num
     free(again);
 }
 
-/* BF16, whose products all sets compile from one source, against sums of doubles. */
-static void check_bf16_product(const char *set) {
+/* BF16 and F32, whose products all sets compile from one source, against sums of doubles. */
+static float weight_at(const lm_matrix *w, int place) {
+    return w->kind == LM_F32 ? ((const float *)w->data)[place] : from_bf16(((const uint16_t *)w->data)[place]);
+}
+
+static void check_float_product(const char *set, int kind) {
     enum { WIDTH = 96, HEIGHT = 50, COUNT = 7 };
-    snprintf(doing, sizeof doing, "%s, bf16 against doubles", set);
-    const lm_matrix w = random_matrix(LM_BF16, HEIGHT, WIDTH, RANDOM_CODES);
+    snprintf(doing, sizeof doing, "%s, %s against doubles", set, KINDS[kind]);
+    const lm_matrix w = random_matrix(kind, HEIGHT, WIDTH, RANDOM_CODES);
     float *x = random_floats(COUNT * WIDTH), expected[COUNT * HEIGHT], y[COUNT * HEIGHT];
     for (int m = 0; m < COUNT; m++)
         for (int r = 0; r < HEIGHT; r++) {
             double sum = 0;
-            for (int c = 0; c < WIDTH; c++) sum += (double)from_bf16(((const uint16_t *)w.data)[r * WIDTH + c]) * x[m * WIDTH + c];
+            for (int c = 0; c < WIDTH; c++) sum += (double)weight_at(&w, r * WIDTH + c) * x[m * WIDTH + c];
             expected[m * HEIGHT + r] = (float)sum;
         }
     lm_set_threads(1);
@@ -197,7 +205,7 @@ static void check_bf16_product(const char *set) {
 /* Every number of rows, up to two more than what a product takes at once, against one row by the twin. */
 static void check_row_counts(const char *set, int kind) {
     enum { MOST = 70, ROWS = 33 };
-    const int cols = kind == LM_BF16 ? 96 : 3 * tile_cols(kind);
+    const int cols = 3 * tile_cols(kind);
     const lm_matrix w = random_matrix(kind, ROWS, cols, RANDOM_CODES);
     float *x = random_floats(MOST * cols), *expected = ARRAY(float, MOST * ROWS);
     lm_set_threads(1);
@@ -218,7 +226,7 @@ static void check_row_counts(const char *set, int kind) {
     free(expected);
 }
 
-/* NaN and infinity in a row make all of its results NaN (infinite or NaN for BF16), and leave other rows alone. */
+/* NaN and infinity in a row make all of its results NaN (infinite or NaN for BF16 and F32), and leave other rows alone. */
 static void check_poison(const char *set, int kind, float poison) {
     snprintf(doing, sizeof doing, "%s, %s, %g in the inputs", set, KINDS[kind], poison);
     const int cols = 2 * tile_cols(kind);
@@ -258,7 +266,8 @@ static void check_lookup(const char *set, int kind) {
 static void check_products(const char *set) {
     const int shapes[][2] = {{1, 1}, {16, 1}, {33, 2}, {77, 3}, {209, 1}}; /* rows, tiles of columns; 14 stripes: 8, 4 and 2 */
     const int counts[] = {1, 5, 14};
-    check_bf16_product(set);
+    check_float_product(set, LM_BF16);
+    check_float_product(set, LM_F32);
     for (int kind = 0; kind < LENGTH(KINDS); kind++) {
         const int cols = tile_cols(kind);
         check_row_counts(set, kind);
@@ -271,7 +280,7 @@ static void check_products(const char *set) {
             check_product(set, kind, 19, 2 * cols, 9, 0, extreme);
             check_product(set, kind, 19, 2 * cols, 9, 255, extreme);
         }
-        if (kind != LM_BF16) check_lookup(set, kind);
+        check_lookup(set, kind);
         check_poison(set, kind, NAN);
         check_poison(set, kind, -INFINITY);
     }
@@ -398,7 +407,7 @@ static void check_forward(const char *set, int kind, int dtype, int head_dim) {
     use(set);
     run_tiny(&t, dtype, filled, 0, logits);
     /* Where inputs or keys are rounded, a last bit decides at times between neighbours, which lie 1/127 apart. */
-    const int is_rounded = kind != LM_BF16 || dtype != LM_FLOAT32;
+    const int is_rounded = (kind != LM_BF16 && kind != LM_F32) || dtype != LM_FLOAT32;
     expect_close(logits, expected, ROWS * VOCAB, is_rounded ? 5e-2f : 1e-4f);
 
     use(twin_of(set));
@@ -671,7 +680,7 @@ static void check_pool(int can_fork) {
 /* Packing touches no byte past its blocks and tiles, gives the same on any number of threads, and zeros past the last row. */
 static void check_packing(void) {
     const int shapes[][2] = {{1, 256}, {16, 512}, {150, 256}};
-    for (int kind = LM_Q8_0; kind < LENGTH(KINDS); kind++)
+    for (int kind = LM_Q8_0; kind <= LM_Q6_K; kind++)
         for (int i = 0; i < LENGTH(shapes); i++) {
             const int rows = shapes[i][0], cols = shapes[i][1];
             snprintf(doing, sizeof doing, "packing %d x %d of %s", rows, cols, KINDS[kind]);
@@ -719,6 +728,7 @@ static void check_set(const char *set) {
     worst = 0;
     check_forward(set, LM_BF16, LM_BFLOAT16, 64);
     check_forward(set, LM_BF16, LM_INT8, 72);
+    check_forward(set, LM_F32, LM_FLOAT32, 64);
     check_forward(set, LM_Q4_0, LM_INT8, 64);
     for (int kind = 0; !is_super(kind); kind++) check_forward(set, kind, kind % 2, HEAD_DIMS[kind % 3]); /* the model is small */
     check_step(set, LM_Q4_0);
