@@ -150,6 +150,13 @@ def test_all_of_a_vocabulary_can_be_reported():
     assert [i for i, _ in chosen.top] == [7, 1, 4, 3, 0, 6, 5, 2] and chosen.top[-1][1] == -INF
 
 
+@pytest.mark.parametrize("count", [1, 5, 16, 17, 1000])
+def test_the_most_probable_are_those_of_a_whole_sort(count):
+    logits = np.random.default_rng(0).integers(-9, 9, (1, 1000)).astype(np.float32)  # with many equals
+    (chosen,) = sample(rows_of(SamplingParams(logprobs=count), vocab_size=1000), logits)
+    assert [i for i, _ in chosen.top] == np.argsort(-logits[0], kind="stable")[:count].tolist()
+
+
 def test_a_seed_repeats_and_another_differs():
     logits = [0.0] * 1000
     first = draws(SamplingParams(seed=1), logits, 20)
