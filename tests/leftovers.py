@@ -12,7 +12,8 @@ import torch
 
 from llamarium.kernels import native
 
-_PYTEST_S_OWN = ("PYTEST_CURRENT_TEST",)
+# pytest's own, and what PyTorch sets when its compiler is imported for the first time.
+_NOT_THE_TESTS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
@@ -23,7 +24,7 @@ def state() -> dict[str, object]:
     seeds before it begins.
     """
     found: dict[str, object] = {f"os.environ[{name!r}]": value for name, value in os.environ.items()}
-    for name in _PYTEST_S_OWN:
+    for name in _NOT_THE_TESTS:
         found.pop(f"os.environ[{name!r}]", None)
     found |= {f"the handler of {number.name}": signal.getsignal(number) for number in _SIGNALS}
     return found | {

@@ -38,6 +38,7 @@ from llamarium.train.setup import Event, Setup
 from llamarium.train.state.checkpoint import checkpoints, latest_checkpoint
 from llamarium.train.state.lock import RunLock
 from llamarium.train.state.signals import stop_signals
+from llamarium.train.step import Evaluation
 
 WORDS = "the cat sat on a mat and so did every other cat that had come by".split()
 
@@ -227,7 +228,7 @@ def test_what_changes_a_run_is_refused_with_the_difference(text: Path, tmp_path:
 
 def test_best_and_newest_are_kept(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter([3.0, 1.0, 2.0, 4.0, 1.5])  # of the validations at 6, 12, 18, 24 and 30
-    monkeypatch.setattr("llamarium.train.run.evaluate", lambda *_, **__: next(losses))
+    monkeypatch.setattr("llamarium.train.run.measure", lambda *_, **__: Evaluation(next(losses), {}))
     ending = go(config_of(text, steps=30, save_total_limit=1), tmp_path / "run")
     assert (ending.position.best_step, ending.position.best_loss) == (12, 1.0)
     assert sorted(p.name for p in (tmp_path / "run").glob("step-*")) == ["step-00000012", "step-00000030"]
@@ -238,7 +239,7 @@ def test_the_best_loss_is_forgotten_where_it_is_measured_on_other_rows(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losses = iter([1.0, 3.0, 2.0, 4.0])
-    monkeypatch.setattr("llamarium.train.run.evaluate", lambda *_, **__: next(losses))
+    monkeypatch.setattr("llamarium.train.run.measure", lambda *_, **__: Evaluation(next(losses), {}))
     config, out = config_of(text, steps=6, eval_rows=5), tmp_path / "run"
     assert go(config, out).position.best_loss == 1.0
     with pytest.raises(TrainingError, match="steps: 6 -> 12"):

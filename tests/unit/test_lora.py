@@ -380,8 +380,8 @@ def test_another_base_is_refused(adapter: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("trained_in", [None, "nf4"])
-@pytest.mark.parametrize("merged_in", [None, "int8", "int4"])
+@pytest.mark.parametrize("trained_in", [None, "NF4"])
+@pytest.mark.parametrize("merged_in", [None, "Q8_0", "Q4_1"])
 def test_a_base_that_contains_the_adapter_is_refused(
     variant: str, trained_in: Any, merged_in: Any, tmp_path: Path
 ) -> None:

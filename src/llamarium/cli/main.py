@@ -51,6 +51,7 @@ COMMANDS: Mapping[str, str] = {
     "report": "write a run's report, or compare runs, as an HTML page",
     "experiment": "train with one thing changed, and compare the runs",
     "finetune": "teach a model by examples: all weights, LoRA or QLoRA",
+    "dpo": "teach a model by preferences: of two answers, the better one",
     "merge": "merge a LoRA adapter into its base model",
     "quantize": "write a model in 4 or 8 bits, laid out for CPUs",
     "export": "write a model as a Hugging Face folder or a GGUF file",

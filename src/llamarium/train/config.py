@@ -247,6 +247,17 @@ class FinetuneConfig(RunConfig):
 _EARLIER_TYPES = {"nf4": "NF4", "int8": "Q8_0", "int4": "Q4_1"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DPOConfig(FinetuneConfig):
+    """What preference training has besides, and where its defaults are others: it moves a model by less."""
+
+    data: str = _setting("", "a .jsonl file of prompt or messages, chosen and rejected", free=True)
+    learning_rate: float = _setting(5e-5, "the peak", 0.0, 10.0)
+    steps: int = _setting(200, "optimizer steps", 1)
+    context: int = _setting(1024, "tokens a row, which holds both answers of a pair", 2)
+    beta: float = _setting(0.1, "how dear it is to leave the base: rewards are beta times what P has grown", 1e-6, 1e3)
+
+
 def about_renamed(name: str) -> str:
     """Say what a setting of an old name is called now."""
     return f"{name} is called {RENAMED[name]} now"

@@ -41,11 +41,12 @@ from llamarium.presets import preset
 from llamarium.train.conduct import conduct, is_acceptance, save_settings
 from llamarium.train.config import PretrainConfig
 from llamarium.train.data.batch import Rows
+from llamarium.train.objective import Trunk
 from llamarium.train.pretrain import prepare
 from llamarium.train.report.write import compare, write_report
 from llamarium.train.setup import Emit, Event, Setup
 from llamarium.train.state.lock import RunLock
-from llamarium.train.step import Trunk, bidirectional_trunk, causal_trunk, evaluate
+from llamarium.train.step import bidirectional_trunk, causal_trunk, evaluate
 
 Watch = Callable[[str], AbstractContextManager[Emit]]
 """From a variant's name to what shows its events."""

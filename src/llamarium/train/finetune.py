@@ -4,7 +4,7 @@ The rows are dialogs of which the assistant's tokens are learned; everything els
 scratch. A checkpoint holds the whole model where all of it is trained, and else the adapter in PEFT's layout.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -39,13 +39,22 @@ from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGro
 from llamarium.train.pretrain import restore_weights
 from llamarium.train.setup import Setup
 
+ReadRows = Callable[[FinetuneConfig, Tokenizer], tuple[DialogRows, DialogRows | None]]
 
-def prepare(config: FinetuneConfig, process_group: ProcessGroup = SINGLE_PROCESS) -> Setup:
+
+def split_rows(config: FinetuneConfig, tokenizer: Tokenizer) -> tuple[DialogRows, DialogRows | None]:
+    """Read the examples, and hold out those that validate."""
+    rows = read_rows(config, tokenizer)
+    return rows.split(config.validation) if config.validation > 0 else (rows, None)
+
+
+def prepare(config: FinetuneConfig, process_group: ProcessGroup = SINGLE_PROCESS, read: ReadRows = split_rows) -> Setup:
     """Load the base and the dialogs, and put the adapters on.
 
     Args:
         config: The settings.
         process_group: The processes that train together.
+        read: Returns what is learned, and what is measured with.
 
     Raises:
         LlamariumError: If the base or the data cannot be read, or the settings do not fit together.
@@ -62,7 +71,7 @@ def prepare(config: FinetuneConfig, process_group: ProcessGroup = SINGLE_PROCESS
         raise TrainingError(
             f"context is {config.context}, and the model's holds {checkpoint.config.max_position_embeddings} tokens"
         )
-    train, validation = _rows(config, tokenizer)
+    train, validation = read(config, tokenizer)
     full, chat = config.method == "full", tokenizer.chat_format is not None and config.chat_format != "none"
     options = LoadOptions(
         dtype="float32" if full else None if config.dtype == "auto" else config.dtype,
@@ -214,8 +223,3 @@ def _dequantize(config: FinetuneConfig, checkpoint: Checkpoint) -> Dequantize:
     if config.dequantize == "use":
         raise TrainingError("dequantize is use: weights that are trained cannot stay packed; leave it out, or use lora")
     return "load"
-
-
-def _rows(config: FinetuneConfig, tokenizer: Tokenizer) -> tuple[DialogRows, DialogRows | None]:
-    rows = read_rows(config, tokenizer)
-    return rows.split(config.validation) if config.validation > 0 else (rows, None)

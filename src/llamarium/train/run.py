@@ -27,6 +27,7 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import flops
 from llamarium.quant.base import QuantizedLinear
 from llamarium.train.data.order import Order, derived_seed
+from llamarium.train.objective import Trunk
 from llamarium.train.optim import make_optimizers, optimizer_tensors, schedule, set_learning_rate
 from llamarium.train.report.peak import peak_flops
 from llamarium.train.setup import Emit, Setup
@@ -42,7 +43,7 @@ from llamarium.train.state.restore import restore_run
 from llamarium.train.state.resume import save_resume
 from llamarium.train.state.signals import stop_signals
 from llamarium.train.state.snapshots import save_snapshot, token_texts
-from llamarium.train.step import StepResult, Trunk, any_learned, checkpoint_layers, evaluate, train_step
+from llamarium.train.step import StepResult, any_learned, checkpoint_layers, measure, train_step
 
 _MAX_SKIPPED = 20  # updates in a row that were not finite, after which a run is given up
 _SAMPLE_TEMPERATURE = 0.8
@@ -184,7 +185,8 @@ class _Loop:
         with seeded(config.seed, at.step * self.process_group.num_shards + self.process_group.shard_idx, device):
             found = train_step(
                 self.setup.model, self.optimizers, batches, max_grad_norm=config.max_grad_norm,
-                precision=config.precision, trunk=self.trunk, process_group=self.process_group,
+                precision=config.precision, trunk=self.trunk, objective=self.setup.objective,
+                process_group=self.process_group,
             )  # fmt: skip
         seconds = time.perf_counter() - begin
         at.step, at.cursor = at.step + 1, self.order.cursor
@@ -234,6 +236,7 @@ class _Loop:
             "tokens_per_s": self.window_tokens / self.window_seconds,
             "seconds": at.seconds,
             "seconds_left": (config.steps - at.step) * at.seconds / at.step,
+            **found.metrics,
         }
 
     def _pass(self, found: StepResult) -> None:
@@ -258,14 +261,16 @@ class _Loop:
             return False
         config = self.setup.config
         self._doing("measuring the validation loss")
-        loss = evaluate(
+        found = measure(
             self.setup.model, self.setup.validation, batch_rows=config.batch_rows, max_rows=config.eval_rows,
-            precision=config.precision, trunk=self.trunk, process_group=self.process_group,
+            precision=config.precision, trunk=self.trunk, objective=self.setup.objective,
+            process_group=self.process_group,
         )  # fmt: skip
+        loss = found.loss
         improved = loss < self.at.best_loss
         if improved:
             self.at.best_loss, self.at.best_step = loss, self.at.step
-        self.emit({"event": "validation", "step": self.at.step, "loss": loss, "best": improved})
+        self.emit({"event": "validation", "step": self.at.step, "loss": loss, "best": improved, **found.metrics})
         return improved
 
     def _snapshot(self) -> None:

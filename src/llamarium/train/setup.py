@@ -10,7 +10,8 @@ from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.config import RunConfig
 from llamarium.train.data.batch import Rows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from llamarium.train.step import Trunk, causal_trunk
+from llamarium.train.objective import NEXT_TOKEN, Objective, Trunk
+from llamarium.train.step import causal_trunk
 
 Event = Mapping[str, Any]
 Emit = Callable[[Event], None]
@@ -35,6 +36,7 @@ class Setup:
         restore: Reads it back from there.
         chat: Samples answer the prompt, as a dialog, rather than continue it.
         trunk: How hidden states are computed.
+        objective: What is made small.
         process_group: The processes that train together.
     """
 
@@ -47,4 +49,5 @@ class Setup:
     restore: Callable[[Path], None]
     chat: bool = False
     trunk: Trunk = causal_trunk
+    objective: Objective = NEXT_TOKEN
     process_group: ProcessGroup = SINGLE_PROCESS

@@ -1,14 +1,14 @@
 """One optimizer step, and one validation: the whole of learning, in three functions.
 
 A step computes the loss of some batches, adds up their gradients, and moves the weights once. The sum of the losses is
-divided by the number of learned tokens of the whole step, so k small batches give what one large batch gives, even
-where they hold different numbers of learned tokens.
+divided by the number of learned tokens (or pairs of answers) of the whole step, so k small batches give what one large
+batch gives, even where they hold different numbers of them. What the loss is, is an `Objective`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
@@ -21,10 +21,7 @@ from llamarium.attention import CausalAttend
 from llamarium.model import LlamaForCausalLM
 from llamarium.train.data.batch import IGNORED, Batch, Rows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from llamarium.train.loss import cross_entropy_sum
-
-Trunk = Callable[[LlamaForCausalLM, Batch], Tensor]
-"""From a batch to its normalised hidden states, (B, T, D)."""
+from llamarium.train.objective import NEXT_TOKEN, Objective, Trunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +29,32 @@ class StepResult:
     """What a step found.
 
     Attributes:
-        loss: The mean of -log P over the learned tokens, in nats, before the update; NaN where there is none.
+        loss: The mean of the objective (of -log P over the learned tokens, in nats), before the update; NaN where there
+            is nothing to learn.
         grad_norm: The norm of all gradients, before clipping.
         num_tokens: Tokens that the model saw.
         updated: False where a gradient was not finite or no token had a label, and the weights were left alone.
+        metrics: Means of what the objective tells besides, by name.
     """
 
     loss: float
     grad_norm: float
     num_tokens: int
     updated: bool
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a validation found.
+
+    Attributes:
+        loss: The mean of the objective; NaN where there is nothing to measure.
+        metrics: Means of what the objective tells besides, by name.
+    """
+
+    loss: float
+    metrics: Mapping[str, float]
 
 
 def causal_trunk(model: LlamaForCausalLM, batch: Batch) -> Tensor:
@@ -76,6 +89,7 @@ def train_step(
     max_grad_norm: float = 1.0,
     precision: Literal["float32", "bfloat16"] = "float32",
     trunk: Trunk = causal_trunk,
+    objective: Objective = NEXT_TOKEN,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> StepResult:
     """Learn once from some batches.
@@ -87,34 +101,57 @@ def train_step(
         max_grad_norm: The largest norm of all gradients together; 0 is off.
         precision: What the products are computed in.
         trunk: How the hidden states are computed.
+        objective: What is made small.
         process_group: The processes that train together; `batches` are this process's shard of the rows.
     """
-    num_tokens, num_learned = map(
+    num_tokens, count = map(
         int,
         process_group.all_reduce_sum(
-            sum(batch.ids_BT.numel() for batch in batches), sum(batch.num_learned for batch in batches)
+            sum(batch.ids_BT.numel() for batch in batches), sum(objective.count(batch) for batch in batches)
         ),
     )
-    total = torch.zeros((), device=model.device)
+    sums = _Sums(model.device)
     for batch in batches:
         here = batch.to(model.device)
         with autocast(model.device, precision):
-            loss = process_group.forward(partial(loss_sum, model, here, trunk)) / max(1, num_learned)
+            loss = process_group.forward(partial(sums.take, objective, model, here, trunk)) / max(1, count)
         loss.backward()
-        total += loss.detach()
     parameters = [p for p in model.parameters() if p.grad is not None]
     norm = process_group.clip_grad_norm(parameters, max_grad_norm or math.inf)
-    updated = math.isfinite(norm) and num_learned > 0
+    updated = math.isfinite(norm) and count > 0
     for optimizer in optimizers:
         if updated:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    (loss,) = process_group.all_reduce_sum(float(total))  # sync: to show
-    return StepResult(loss if num_learned else math.nan, norm, num_tokens, updated)
+    found = sums.means(process_group, count)
+    return StepResult(found.loss, norm, num_tokens, updated, found.metrics)
+
+
+class _Sums:
+    """Adds up what an objective finds in several batches."""
+
+    def __init__(self, device: torch.device) -> None:
+        wide = torch.float32 if device.type == "mps" else torch.float64  # Metal has no float64
+        self.loss = torch.zeros((), device=device, dtype=wide)
+        self.metrics: dict[str, Tensor] = {}
+
+    def take(self, objective: Objective, model: LlamaForCausalLM, batch: Batch, trunk: Trunk) -> Tensor:
+        """Return the loss of a batch, a sum, and remember it."""
+        loss, metrics = objective.loss_sum(model, batch, trunk)
+        self.loss += loss.detach()
+        for name, value in metrics.items():
+            self.metrics[name] = self.metrics.get(name, 0.0) + value.detach()
+        return loss
+
+    def means(self, process_group: ProcessGroup, count: int) -> Evaluation:
+        """Return the means over all processes' batches."""
+        values = [float(value) for value in (self.loss, *self.metrics.values())]  # sync: to show
+        loss, *others = (value / count if count else math.nan for value in process_group.all_reduce_sum(*values))
+        return Evaluation(loss, dict(zip(self.metrics, others, strict=True)))
 
 
 @torch.no_grad()
-def evaluate(
+def measure(
     model: LlamaForCausalLM,
     rows: Rows,
     *,
@@ -122,9 +159,10 @@ def evaluate(
     max_rows: int = 0,
     precision: Literal["float32", "bfloat16"] = "float32",
     trunk: Trunk = causal_trunk,
+    objective: Objective = NEXT_TOKEN,
     process_group: ProcessGroup = SINGLE_PROCESS,
-) -> float:
-    """Return the mean of -log P over the learned tokens of `rows`, in nats; always of the same rows.
+) -> Evaluation:
+    """Return the mean of an objective over `rows`; always over the same of them.
 
     Args:
         model: Is in evaluation mode meanwhile.
@@ -133,27 +171,36 @@ def evaluate(
         max_rows: Only so many, spread evenly; 0 is all.
         precision: As in `train_step`.
         trunk: As in `train_step`.
+        objective: As in `train_step`.
         process_group: The processes that train together.
     """
     was_training = model.training
     model.eval()
     every = range(rows.num_rows(0))
     step = max(1, math.ceil(len(every) / max_rows)) if max_rows else 1
-    chosen, total, count = every[::step], 0.0, 0
+    chosen, sums, count = every[::step], _Sums(model.device), 0
     for start in range(0, len(chosen), batch_rows):
         batch = _shard(rows, chosen[start : start + batch_rows], process_group)
-        count += batch.num_learned
+        count += objective.count(batch)
         here = batch.to(model.device)
         with autocast(model.device, precision):
-            total += float(process_group.forward(partial(loss_sum, model, here, trunk)))  # sync: to add
+            process_group.forward(partial(sums.take, objective, model, here, trunk))
     model.train(was_training)
-    total, count = process_group.all_reduce_sum(total, count)
-    return total / count if count else math.nan
+    (total,) = process_group.all_reduce_sum(count)
+    return sums.means(process_group, int(total))
 
 
-def loss_sum(model: LlamaForCausalLM, batch: Batch, trunk: Trunk) -> Tensor:
-    """Return the sum of -log P over a batch's learned tokens, in nats."""
-    return cross_entropy_sum(trunk(model, batch), head_weight(model), batch.labels_BT)
+def evaluate(
+    model: LlamaForCausalLM,
+    rows: Rows,
+    *,
+    batch_rows: int,
+    max_rows: int = 0,
+    precision: Literal["float32", "bfloat16"] = "float32",
+    trunk: Trunk = causal_trunk,
+) -> float:
+    """Return the mean of -log P over the learned tokens of `rows`, in nats; see `measure`."""
+    return measure(model, rows, batch_rows=batch_rows, max_rows=max_rows, precision=precision, trunk=trunk).loss
 
 
 def _shard(rows: Rows, indices: Sequence[int], process_group: ProcessGroup) -> Batch:
@@ -162,12 +209,6 @@ def _shard(rows: Rows, indices: Sequence[int], process_group: ProcessGroup) -> B
         return rows.batch(0, mine)
     batch = rows.batch(0, indices[:1])
     return replace(batch, labels_BT=torch.full_like(batch.labels_BT, IGNORED))
-
-
-def head_weight(model: LlamaForCausalLM) -> Tensor:
-    """The head's weight, (V, D); dequantized, and without a gradient, where the head is packed."""
-    head = model.lm_head
-    return head.weight if head.weight.is_floating_point() else head.dequantize(model.dtype)  # pyright: ignore
 
 
 def autocast(device: torch.device, precision: Literal["float32", "bfloat16"]) -> AbstractContextManager[object]:

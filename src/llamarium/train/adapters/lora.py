@@ -24,7 +24,8 @@ Source: Hu et al. 2021, "LoRA", section 4.1; Kalajdzievski 2023, "A Rank Stabili
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import cast
@@ -128,6 +129,7 @@ class LoRALinear(nn.Module):
         self.lora_B = meta_linear(config.r, self.out_features).to_empty(device=device)
         magnitude = torch.empty(self.out_features, device=device) if config.use_dora else None
         self.lora_magnitude_vector = None if magnitude is None else nn.Parameter(magnitude)
+        self.enabled = True
         self.train(base.training)
         if generator is not None:
             self._begin(generator)
@@ -145,6 +147,8 @@ class LoRALinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Multiply: (..., in_features) to (..., out_features), in the dtype that the base gives."""
         y = self.base_layer(x)
+        if not self.enabled:
+            return y
         low = F.linear(self.lora_dropout(x), self.lora_A.weight.to(x.dtype))
         correction = F.linear(low, self.lora_B.weight.to(x.dtype)) * self.config.scale
         if self.lora_magnitude_vector is None:
@@ -237,6 +241,19 @@ def target_names(model: LlamaForCausalLM, config: LoRAConfig) -> list[str]:
     if "lm_head" in wanted and model.config.tie_word_embeddings:
         raise TrainingError("LoRA: this model's lm_head is its embedding table, which a merge would part; leave it out")
     return [name for name in linears if name in wanted]
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Generator[None]:
+    """Let a model with adapters compute what its base computes, within the `with` block."""
+    linears = [linear for _, linear in lora_linears(model)]
+    for linear in linears:
+        linear.enabled = False
+    try:
+        yield
+    finally:
+        for linear in linears:
+            linear.enabled = True
 
 
 def lora_linears(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:

@@ -21,12 +21,15 @@ class Batch:
         positions_BT: int64; they begin at 0 with every segment of a row.
         segments_BT: int64; which document of its row a token belongs to. None where every row is one segment, which
             the fast causal kernel knows without a mask.
+        reference_E: float32; log P of each example's learned tokens under a reference model, in the order in which the
+            examples lie in the rows. None where no loss asks for it.
     """
 
     ids_BT: Tensor
     labels_BT: Tensor
     positions_BT: Tensor
     segments_BT: Tensor | None
+    reference_E: Tensor | None = None
 
     @property
     def num_learned(self) -> int:
@@ -39,7 +42,8 @@ class Batch:
         ids_BT, labels_BT, positions_BT = (
             t.to(device, non_blocking=True) for t in (self.ids_BT, self.labels_BT, self.positions_BT)
         )
-        return Batch(ids_BT, labels_BT, positions_BT, segments_BT)
+        reference_E = None if self.reference_E is None else self.reference_E.to(device, non_blocking=True)
+        return Batch(ids_BT, labels_BT, positions_BT, segments_BT, reference_E)
 
 
 def join(batches: Sequence[Batch]) -> Batch:
@@ -47,12 +51,14 @@ def join(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
     several = any(batch.segments_BT is not None for batch in batches)
+    references = [batch.reference_E for batch in batches if batch.reference_E is not None]
     segments = [torch.zeros_like(b.ids_BT) if b.segments_BT is None else b.segments_BT for b in batches]
     return Batch(
         torch.cat([batch.ids_BT for batch in batches]),
         torch.cat([batch.labels_BT for batch in batches]),
         torch.cat([batch.positions_BT for batch in batches]),
         torch.cat(segments) if several else None,
+        torch.cat(references) if references else None,
     )
 
 

@@ -1,7 +1,6 @@
 """Dialogs as rows: several side by side, each a segment of its own that begins at position 0 and sees only itself.
 
-Examples are short and rows are long, so several lie side by side in a row, each a segment of its
-own that begins at position 0 and sees only itself:
+Examples are short and rows are long, so no row is filled by one alone:
 
     ids        <u>2+2?<a>4<e><u>hi<a>hey____      <u>, <a>, <e>: header of the user and the assistant, end of turn
     labels     ......4<e>....... hey<e>.....      what follows, where it is learned
@@ -15,7 +14,7 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -36,10 +35,13 @@ class DialogRows:
     """Examples packed into rows, in another order every epoch.
 
     Attributes:
+        together: How many examples, one after the other, share a row.
         examples: What is learned from.
         context: T, the tokens of a row.
         fingerprint: SHA-256, hex, over the examples and everything else that shapes the rows.
     """
+
+    together = 1
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class DialogRows:
             raise TrainingError(f"a row of {context} tokens; expected a context of at least 1")
         if too_long not in ("error", "drop"):
             raise TrainingError(f'too_long is {show_value(too_long)}; expected "error" or "drop"')
-        self.examples = _fitting(examples, context, too_long)
+        self.examples = _fitting(examples, context, too_long, self.together)
         self.context = context
         self._seed = seed
         self._pad_id = pad_id
@@ -91,22 +93,23 @@ class DialogRows:
             pad_id = (*tokenizer.eos_token_ids, 0)[0]
         return cls(examples, context, seed=seed, too_long=too_long, pad_id=pad_id)
 
-    def split(self, validation: float) -> "tuple[DialogRows, DialogRows]":
+    def split(self, validation: float) -> tuple[Self, Self]:
         """Return the first examples to train on, and the last `validation` of them, in a fixed order, to validate.
 
         Raises:
             TrainingError: If either would have none.
         """
-        count = max(1, round(len(self.examples) * validation)) if validation > 0 else 0
-        if not 0 < count < len(self.examples):
+        num_units = len(self.examples) // self.together
+        count = max(1, round(num_units * validation)) if validation > 0 else 0
+        if not 0 < count < num_units:
             raise TrainingError(
-                f"a share of {show_value(validation)} of {len(self.examples)} examples is {count}; expected at least "
+                f"a share of {show_value(validation)} of {num_units} examples is {count}; expected at least "
                 "one to validate and one to train on; without validation give 0"
             )
-        train, held_out = self.examples[:-count], self.examples[-count:]
-        rows = DialogRows(train, self.context, seed=self._seed, pad_id=self._pad_id)
+        border = len(self.examples) - count * self.together
+        rows = type(self)(self.examples[:border], self.context, seed=self._seed, pad_id=self._pad_id)
         rows.fingerprint = hashlib.sha256(f"{self.fingerprint} {count}".encode()).hexdigest()  # held-out ones count
-        return rows, DialogRows(held_out, self.context, seed=None, pad_id=self._pad_id)
+        return rows, type(self)(self.examples[border:], self.context, seed=None, pad_id=self._pad_id)
 
     @property
     def about(self) -> dict[str, int]:
@@ -139,15 +142,16 @@ class DialogRows:
 
     def _rows(self, epoch: int) -> list[list[int]]:
         if epoch not in self._packed:
-            packed = _pack([len(e.ids) - 1 for e in self.examples], self._order(epoch), self.context)
+            packed = _pack(_lengths(self.examples, self.together), self._order(epoch), self.context)
+            packed = [[unit * self.together + i for unit in row for i in range(self.together)] for row in packed]
             self._packed = {**dict([*self._packed.items()][-1:]), epoch: packed}
         return self._packed[epoch]
 
     def _order(self, epoch: int) -> list[int]:
         if self._seed is None:
-            return list(range(len(self.examples)))
+            return list(range(len(self.examples) // self.together))
         generator = torch.Generator().manual_seed(derived_seed("dialogs", self._seed, epoch))
-        return torch.randperm(len(self.examples), generator=generator).tolist()
+        return torch.randperm(len(self.examples) // self.together, generator=generator).tolist()
 
     def _hash(self) -> str:
         digest = hashlib.sha256(f"dialog rows 1 {self.context} {self._seed} {self._pad_id}".encode())
@@ -158,16 +162,23 @@ class DialogRows:
         return digest.hexdigest()
 
 
-def _fitting(examples: Sequence[Example], context: int, too_long: TooLong) -> list[Example]:
-    """Return the examples that a row can hold; the last token of one is a label only, and takes no room."""
+def _lengths(examples: Sequence[Example], together: int) -> list[int]:
+    """Return how much room each unit takes; the last token of an example is a label only, and takes none."""
+    lengths = [len(example.ids) - 1 for example in examples]
+    return [sum(lengths[i : i + together]) for i in range(0, len(lengths), together)]
+
+
+def _fitting(examples: Sequence[Example], context: int, too_long: TooLong, together: int) -> list[Example]:
+    """Return the examples that a row can hold, with those that share it."""
     if not examples:
         raise TrainingError("there is no example; expected at least one")
-    fitting = [example for example in examples if len(example.ids) - 1 <= context]
-    num_long = len(examples) - len(fitting)
+    lengths = _lengths(examples, together)
+    fitting = [example for i, example in enumerate(examples) if lengths[i // together] <= context]
+    num_long = sum(length > context for length in lengths)
     if not num_long:
         return fitting
-    longest = max(len(example.ids) for example in examples) - 1
-    found = f"{num_long} of {len(examples)} examples are longer than a row of {context} tokens, the longest {longest}"
+    what = "examples" if together == 1 else "pairs"
+    found = f"{num_long} of {len(lengths)} {what} are longer than a row of {context} tokens, the longest {max(lengths)}"
     if too_long == "error" or not fitting:
         raise TrainingError(f"{found}; use a longer context, shorten them, or drop them (too_long='drop')")
     warnings.warn(f"{found}; they are left out", stacklevel=3)

@@ -11,7 +11,7 @@ model learns to stop.
 """
 
 import json
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -61,7 +61,13 @@ class Example(NamedTuple):
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_dialogs(path: Path, tokenizer: Tokenizer, *, chat: bool = True) -> list[Example]:
+def read_dialogs(
+    path: Path,
+    tokenizer: Tokenizer,
+    *,
+    chat: bool = True,
+    expand: Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]] = lambda record: [record],
+) -> list[Example]:
     """Read a JSONL file of examples.
 
     Prompts and instructions are dialogs of two messages where there is a dialog format. Without one (a base model)
@@ -71,6 +77,7 @@ def read_dialogs(path: Path, tokenizer: Tokenizer, *, chat: bool = True) -> list
         path: UTF-8, one JSON object a line; empty lines are passed over.
         tokenizer: The model's.
         chat: Use the tokenizer's dialog format, if it has one. Answers should later be asked for in the same one.
+        expand: Makes the records of examples of what a line holds.
 
     Raises:
         TrainingError: For a file that cannot be read or holds no example; for a line that is no example, or has
@@ -80,8 +87,8 @@ def read_dialogs(path: Path, tokenizer: Tokenizer, *, chat: bool = True) -> list
     found: list[tuple[int, Dialog | list[Part]]] = []
     for number, line in _lines(path):
         with _at(path, number):
-            record = _parse(line)
-            found.append((number, _continuation(record, tokenizer) if form is None else _dialog(record)))
+            records = expand(_parse(line))
+            found += [(number, _continuation(r, tokenizer) if form is None else _dialog(r)) for r in records]
     if not found:
         raise TrainingError(f"{escape(path)}: holds no example; expected a JSON object on each line")
     every = (content for _, content in found)

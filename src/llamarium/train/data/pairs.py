@@ -1,0 +1,125 @@
+"""Pairs of answers to learn a preference from: one that was chosen, one that was rejected.
+
+A line of the JSONL file is one pair, in one of two forms, which may be mixed:
+
+    {"prompt": "2+2?", "chosen": "4", "rejected": "5"}
+    {"messages": [..., {"role": "user", "content": "2+2?"}], "chosen": "4", "rejected": "5"}
+
+Each becomes two examples that share all but their answers, and of which only the answer's tokens count, and the one
+that ends it. Both lie in the same row, so that a batch never has half a pair.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llamarium.errors import TrainingError, show_value
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.train.data.batch import Batch
+from llamarium.train.data.dialog_rows import DialogRows, TooLong
+from llamarium.train.data.dialogs import Example, read_dialogs
+
+_ANSWERS = ("chosen", "rejected")
+
+
+def read_pairs(path: Path, tokenizer: Tokenizer, *, chat: bool = True) -> list[Example]:
+    """Read a JSONL file of pairs, and return two examples of each line: the chosen one, then the rejected one.
+
+    Args:
+        path: UTF-8, one JSON object a line; empty lines are passed over.
+        tokenizer: The model's.
+        chat: Use the tokenizer's dialog format, if it has one.
+
+    Raises:
+        TrainingError: For a file that cannot be read or holds no pair, and for a line that is none, with file and line.
+    """
+    return [_last_answer(example) for example in read_dialogs(path, tokenizer, chat=chat, expand=_expand)]
+
+
+def _expand(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the two examples of a pair, as `read_dialogs` knows them."""
+    asked = [name for name in ("prompt", "messages") if name in record]
+    if len(asked) != 1 or not all(name in record for name in _ANSWERS):
+        raise TrainingError(
+            f"has the keys {show_value(list(record))}; expected chosen and rejected, and either prompt or messages"
+        )
+    answers = [record[name] for name in _ANSWERS]
+    for name, answer in zip(_ANSWERS, answers, strict=True):
+        if not isinstance(answer, str):
+            raise TrainingError(f"{name} is {show_value(answer)}; expected the answer's text")
+    if answers[0] == answers[1]:
+        raise TrainingError("chosen and rejected are the same text, of which neither can be preferred")
+    rest = {name: value for name, value in record.items() if name not in (*_ANSWERS, *asked)}
+    if asked == ["prompt"]:
+        return [{**rest, "prompt": record["prompt"], "completion": answer} for answer in answers]
+    messages = _messages(record["messages"])
+    return [{**rest, "messages": [*messages, {"role": "assistant", "content": answer}]} for answer in answers]
+
+
+def _messages(value: object) -> list[Any]:
+    messages = cast("list[Any]", value) if isinstance(value, list) else []
+    if not messages or (isinstance(messages[-1], dict) and cast(Any, messages[-1]).get("role") == "assistant"):
+        raise TrainingError(
+            f"messages is {show_value(value)}; expected a list that ends before the answers, with what they answer"
+        )
+    return messages
+
+
+def _last_answer(example: Example) -> Example:
+    """Leave only the last answer learned: earlier ones are the same on both sides, and no one's preference."""
+    unlearned = np.flatnonzero(~example.learned)
+    last = int(np.flatnonzero(example.learned)[-1])
+    learned = np.zeros_like(example.learned)
+    learned[unlearned[unlearned < last][-1] + 1 : last + 1] = True
+    return Example(example.ids, learned)
+
+
+class PairRows(DialogRows):
+    """Pairs packed into rows, in another order every epoch.
+
+    Attributes:
+        reference_E: log P of each example's answer under the reference model, once it is known.
+    """
+
+    together = 2
+    reference_E: Tensor | None = None
+
+    @classmethod
+    def from_file(
+        cls,
+        path: Path,
+        tokenizer: Tokenizer,
+        context: int,
+        *,
+        seed: int | None = 0,
+        too_long: TooLong = "error",
+        chat: bool = True,
+    ) -> "PairRows":
+        """Read a JSONL file; see `read_pairs` and `DialogRows`."""
+        pad_id = tokenizer.pad_token_id
+        if pad_id is None:
+            pad_id = (*tokenizer.eos_token_ids, 0)[0]
+        examples = read_pairs(path, tokenizer, chat=chat)
+        rows = cls(examples, context, seed=seed, too_long=too_long, pad_id=pad_id)
+        rows.fingerprint = hashlib.sha256(f"pairs {rows.fingerprint}".encode()).hexdigest()
+        return rows
+
+    def batch(self, epoch: int, indices: Sequence[int]) -> Batch:
+        """Return these rows of an epoch; the same arguments give the same tensors."""
+        batch = super().batch(epoch, indices)
+        if self.reference_E is None:
+            return batch
+        return Batch(
+            batch.ids_BT, batch.labels_BT, batch.positions_BT, batch.segments_BT,
+            self.reference_E[torch.tensor(self.examples_of(epoch, indices))],
+        )  # fmt: skip
+
+    def examples_of(self, epoch: int, indices: Sequence[int]) -> list[int]:
+        """Return the numbers of the examples in these rows, in the order in which they lie there."""
+        rows = self._rows(epoch)
+        return [number for index in indices for number in rows[index]]

@@ -1,0 +1,268 @@
+"""DPO: the loss against its formula in float64, pairs from JSONL, the reference, and runs that resume to the bit."""
+
+import json
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from llamarium.cli.main import main
+from llamarium.errors import TrainingError
+from llamarium.model import LlamaForCausalLM
+from llamarium.model.init import init_weights
+from llamarium.presets import preset
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.train.adapters.lora import LoRAConfig, apply_lora, lora_linears, without_adapters
+from llamarium.train.conduct import conduct
+from llamarium.train.config import DPOConfig
+from llamarium.train.data.batch import IGNORED
+from llamarium.train.data.bpe import train_bpe
+from llamarium.train.data.pairs import PairRows, read_pairs
+from llamarium.train.dpo import prepare
+from llamarium.train.preference import Preference, answer_logprobs, dpo_loss, set_reference, token_logprobs
+from llamarium.train.setup import Event, Setup
+from llamarium.train.step import causal_trunk, measure
+
+PAIRS = [{"prompt": f"say {i}", "chosen": f" {i} {i}", "rejected": f" no {i}"} for i in range(12)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_bpe([json.dumps(PAIRS)], 262)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
+    return path
+
+
+def small(seed: int = 0) -> LlamaForCausalLM:
+    return init_weights(LlamaForCausalLM(replace(preset("tiny"), vocab_size=280)), seed)
+
+
+def with_adapters() -> LlamaForCausalLM:
+    model = small()
+    apply_lora(model, LoRAConfig(r=2))
+    generator = torch.Generator().manual_seed(1)
+    for _, linear in lora_linears(model):
+        linear.lora_B.weight.data.normal_(0, 0.2, generator=generator)
+    return model
+
+
+def by_hand(model: LlamaForCausalLM, rows: PairRows) -> torch.Tensor:
+    """log P of every answer, each example alone, in float64."""
+    found: list[torch.Tensor] = []
+    for ids, learned in rows.examples:
+        row = torch.from_numpy(ids).long()
+        logprobs = model(row[None])[0].double().log_softmax(-1)
+        found.append(sum((logprobs[t - 1, row[t]] for t in range(1, len(row)) if learned[t]), torch.zeros(())))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("beta", [0.1, 2.0])
+def test_the_loss_and_its_gradient_are_the_formulas(file: Path, tokenizer: Tokenizer, beta: float) -> None:
+    rows = PairRows.from_file(file, tokenizer, 96)
+    batch = rows.batch(0, range(rows.num_rows(0)))
+    order = rows.examples_of(0, range(rows.num_rows(0)))
+    model, twin, objective = with_adapters(), with_adapters().double(), Preference(beta)
+    assert rows.num_rows(0) < len(PAIRS) == objective.count(batch)
+    loss, told = objective.loss_sum(model, batch, causal_trunk)
+
+    policy = by_hand(twin, rows)[order]
+    with torch.no_grad():
+        reference = by_hand(small().double(), rows)[order]
+    rewards = beta * (policy - reference)
+    margin = rewards[0::2] - rewards[1::2]
+    expected = -torch.log(1 / (1 + torch.exp(-margin))).sum()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert float(told["reward_chosen"]) == pytest.approx(rewards[0::2].sum().item(), rel=1e-4, abs=1e-4)
+    assert float(told["reward_margin"]) == pytest.approx(margin.sum().item(), rel=1e-4, abs=1e-4)
+    assert float(told["reward_accuracy"]) == int((margin > 0).sum())
+
+    loss.backward()
+    expected.backward()
+    grads = [(p.grad, q.grad) for p, q in zip(model.parameters(), twin.parameters(), strict=True) if p.requires_grad]
+    for ours, theirs in grads:
+        assert ours is not None and theirs is not None
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-3, atol=1e-5 * float(theirs.abs().max()) + 1e-9)
+
+
+def test_it_begins_at_log_two_and_knows_which_answer_is_which() -> None:
+    equal = torch.tensor([-3.0, -7.0])
+    assert float(dpo_loss(equal, equal, 0.5)[0]) == pytest.approx(math.log(2))
+    better, worse = torch.tensor([-2.0, -8.0]), torch.tensor([-4.0, -6.0])
+    assert float(dpo_loss(better, equal, 0.5)[0]) < math.log(2) < float(dpo_loss(worse, equal, 0.5)[0])
+
+
+def test_logits_are_made_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(9, 8, generator=generator, requires_grad=True)
+    head = torch.randn(11, 8, generator=generator, requires_grad=True)
+    labels = torch.arange(9)
+    expected = (hidden @ head.T).log_softmax(-1)[torch.arange(9), labels]
+    wanted = torch.autograd.grad(expected.sum(), (hidden, head))
+    monkeypatch.setattr("llamarium.train.preference._CHUNK_LOGITS", 22)
+    found = token_logprobs(hidden, head, labels)
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(torch.autograd.grad(found.sum(), (hidden, head)), wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@torch.no_grad()
+def test_the_reference_is_the_base_whether_measured_before_or_beside(file: Path, tokenizer: Tokenizer) -> None:
+    rows, model = PairRows.from_file(file, tokenizer, 96), with_adapters()
+    batch = rows.batch(0, [0, 1])
+    with without_adapters(model):
+        beside = answer_logprobs(model, batch)
+    assert not torch.allclose(beside, answer_logprobs(model, batch))
+    set_reference(rows, small(), 2)
+    before = rows.batch(0, [0, 1]).reference_E
+    assert before is not None
+    torch.testing.assert_close(beside, before)
+    kept, other = (measure(model, r, batch_rows=2, objective=Preference(0.1)) for r in (rows, _again(rows)))
+    assert kept.loss == pytest.approx(other.loss, rel=1e-5) and kept.metrics.keys() == other.metrics.keys()
+
+
+def _again(rows: PairRows) -> PairRows:
+    """The same rows, in the same order, without a reference."""
+    return PairRows(rows.examples, rows.context, seed=0, pad_id=rows._pad_id)
+
+
+def test_only_the_answers_count_and_the_prompt_is_the_same(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"prompt": "say 1", "chosen": " 1 1", "rejected": " no"}) + "\n")
+    chosen, rejected = read_pairs(file, tokenizer)
+    for example, answer in ((chosen, " 1 1"), (rejected, " no")):
+        end = tokenizer.decode(tokenizer.eos_token_ids[:1], skip_special_tokens=False)
+        learned = tokenizer.decode(example.ids[example.learned].tolist(), skip_special_tokens=False)
+        assert learned == answer + end
+    assert tokenizer.decode(chosen.ids[~chosen.learned]) == tokenizer.decode(rejected.ids[~rejected.learned])
+
+
+def test_an_earlier_answer_of_the_dialog_is_no_preference(tmp_path: Path, smollm2_path: Path) -> None:
+    from llamarium.checkpoints.tokenizers import load_tokenizer
+
+    chat = load_tokenizer(str(smollm2_path))
+    messages = [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "an earlier answer"},
+        {"role": "user", "content": "Yes?"},
+    ]
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"messages": messages, "chosen": "Indeed.", "rejected": "Nope."}))
+    for example, answer in zip(read_pairs(file, chat), ("Indeed.", "Nope."), strict=True):
+        learned = chat.decode(example.ids[example.learned].tolist(), skip_special_tokens=False)
+        assert learned.startswith(f"{answer}<|im_end|>") and "earlier" not in learned
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"chosen": "a", "rejected": "b"}, "expected chosen and rejected, and either prompt or messages"),
+        ({"prompt": "p", "chosen": "a"}, "expected chosen and rejected"),
+        ({"prompt": "p", "messages": [], "chosen": "a", "rejected": "b"}, "either prompt or messages"),
+        ({"prompt": "p", "chosen": ["a"], "rejected": "b"}, r"chosen is \['a'\]; expected the answer's text"),
+        ({"prompt": "p", "chosen": "a", "rejected": "a"}, "the same text"),
+        ({"prompt": 3, "chosen": "a", "rejected": "b"}, "prompt is 3; expected text"),
+        ({"messages": [], "chosen": "a", "rejected": "b"}, "ends before the answers"),
+        (
+            {"messages": [{"role": "assistant", "content": "x"}], "chosen": "a", "rejected": "b"},
+            "ends before the answers",
+        ),
+        ({"prompt": "p", "system": "s", "chosen": "a", "rejected": "b"}, "has 'system', which is not read"),
+    ],
+)
+def test_lines_that_are_no_pairs(line: dict[str, Any], message: str, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps(PAIRS[0]) + "\n" + json.dumps(line))
+    with pytest.raises(TrainingError, match=rf"pairs.jsonl:2: .*{message}"):
+        read_pairs(file, tokenizer)
+
+
+def test_pairs_stay_together_and_those_that_fit_no_row_are_refused(file: Path, tokenizer: Tokenizer) -> None:
+    rows = PairRows.from_file(file, tokenizer, 48)
+    for epoch in (0, 1):
+        for row in range(rows.num_rows(epoch)):
+            numbers = rows.examples_of(epoch, [row])
+            assert numbers[0::2] == [number - 1 for number in numbers[1::2]]
+    train, held_out = rows.split(0.25)
+    assert (len(train.examples), len(held_out.examples)) == (18, 6)
+    assert (rows.batch(0, [0]).labels_BT != IGNORED).any()
+    with pytest.raises(TrainingError, match="12 of 12 pairs are longer than a row of 12 tokens"):
+        PairRows.from_file(file, tokenizer, 12)
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+class KilledError(Exception):
+    pass
+
+
+def preferring(file: Path, tmp_path: Path, model_files: Callable[..., Any], **changes: Any) -> Callable[[], Setup]:
+    base = tmp_path / "base"
+    if not base.exists():
+        model_files(vocab_size=280).huggingface().rename(base)
+        train_bpe([json.dumps(PAIRS)], 262).save(base)
+    shape = {"steps": 8, "batch_rows": 2, "context": 64, "save_every": 3, "eval_every": 4, "sample_every": 0}
+    settings = {
+        "learning_rate": 1e-2,
+        "validation": 0.25,
+        "log_every": 1,
+        "warmup_steps": 1,
+        "device": "cpu",
+        "beta": 2.0,
+    }
+    config = DPOConfig(model=str(base), data=str(file), **{**shape, **settings, **changes})
+    return lambda: prepare(config)
+
+
+@pytest.mark.parametrize("changes", [{"dropout": 0.2}, {"method": "full", "learning_rate": 1e-3}])
+def test_a_run_learns_the_preference_and_resumes_to_the_bit(
+    changes: dict[str, Any], file: Path, tmp_path: Path, model_files: Callable[..., Any]
+) -> None:
+    make = preferring(file, tmp_path, model_files, **changes)
+    events: list[Event] = []
+
+    def kill(event: Event) -> None:
+        if event["event"] == "step" and event["step"] == 5:
+            raise KilledError
+
+    whole = conduct(make, tmp_path / "whole", resume=False, watch=nullcontext(events.append))
+    with pytest.raises(KilledError):
+        conduct(make, tmp_path / "parts", resume=False, watch=nullcontext(kill))
+    parts = conduct(make, tmp_path / "parts", resume=True, watch=nullcontext(lambda event: None))
+    name = "model.safetensors" if changes.get("method") == "full" else "adapter_model.safetensors"
+    one, other = (load_file(ending.checkpoint / name) for ending in (whole, parts))
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+    steps = [event for event in events if event["event"] == "step"]
+    assert steps[0]["loss"] == pytest.approx(math.log(2), abs=1e-5) and steps[0]["reward_margin"] == pytest.approx(0)
+    assert steps[-1]["loss"] < 0.6 and steps[-1]["reward_accuracy"] == 1.0
+    assert steps[-1]["reward_chosen"] - steps[-1]["reward_rejected"] == pytest.approx(
+        steps[-1]["reward_margin"], abs=1e-6
+    )
+    assert [event["reward_accuracy"] for event in events if event["event"] == "validation"][-1] >= 0.5
+
+
+def test_the_shell_previews_trains_and_refuses(
+    file: Path, tmp_path: Path, model_files: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    preferring(file, tmp_path, model_files)
+    words = ["dpo", "--data", str(file), "-m", str(tmp_path / "base"), "--context", "64", "--device", "cpu"]
+    assert main([*words, "--preview"]) == 0
+    assert "⟦" in capsys.readouterr().out
+    more = ["--steps", "2", "--batch-rows", "1", "--sample-every", "0", "--out", str(tmp_path / "run")]
+    assert main([*words, *more, "--json"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {"reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy"} <= told[-4].keys() | told[1].keys()
+    assert main([*words, "--beta", "0"]) == 1
+    assert "beta is 0" in capsys.readouterr().err
