@@ -1,22 +1,30 @@
 # make demo   answer a question with the built-in model
 # make test   run the suite          make check  lint, types, layers
-# make native compile the CPU kernels again
-# Each makes what it needs; PYTHON=python3.12 chooses the interpreter.
+# make native compile the CPU kernels, if they have changed
+# Each makes what it needs; PYTHON=python3.12 chooses the interpreter, WORKERS=1 how many tests run side by side.
 
 PYTHON ?= python3
 BIN := .venv/bin
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else 2)')
 # torch first and by its pinned version: otherwise pip may take another build of it for a dependency.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+SAY = @echo "[make $(or $(MAKECMDGOALS),demo)]"
 
 .PHONY: demo test check format native clean
 
 demo: .venv/.run
+	$(SAY) "Asking the built-in model; the first time it is fetched, 92 MB ..."
 	$(BIN)/llamarium chat "What is the capital of France, and what is it famous for?"
 
+# Tests that measure time or want every core run by themselves at the end.
 test: .venv/.dev
-	$(BIN)/python -m pytest
+	$(SAY) "Testing in $(WORKERS) processes (about six minutes on two free cores) ..."
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone"
+	$(SAY) "Testing what needs the machine for itself (about a minute) ..."
+	$(BIN)/python -m pytest -m alone
 
 check: .venv/.dev
+	$(SAY) "Looking for style, types and layers (about a minute) ..."
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
@@ -34,12 +42,14 @@ clean:
 	rm -rf .venv dist build
 
 .venv/.run: pyproject.toml constraints.txt hatch_build.py $(wildcard native/*)
-	$(PYTHON) -m venv .venv
-	@echo "Installing (a few minutes the first time) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(SAY) "Installing PyTorch (a few minutes the first time) ..."
 	$(INSTALL) "$$(grep '^torch==' constraints.txt)"
+	$(SAY) "Installing Llamarium; where they have changed, the CPU kernels are compiled (about a minute) ..."
 	$(INSTALL) -e .
 	@touch $@
 
 .venv/.dev: .venv/.run
+	$(SAY) "Installing what the tests need (a few minutes the first time) ..."
 	$(INSTALL) -e '.[dev]'
 	@touch $@

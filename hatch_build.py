@@ -3,8 +3,11 @@
 native/ops.c is compiled once for each set of instructions; at run time the library takes the best one that the
 processor has (native/dispatch.c). Without a C compiler, or if it fails, the package is built without the library, and
 PyTorch does its work. To build it in place: `python hatch_build.py`, or `make native`.
+
+What was compiled is kept in build/native, under a name made from all that it depends on; nothing is compiled twice.
 """
 
+import hashlib
 import os
 import shlex
 import shutil
@@ -21,7 +24,9 @@ from packaging.tags import platform_tags
 
 NATIVE = Path(__file__).with_name("native")
 LIBRARY = Path(__file__).with_name("src") / "llamarium" / "kernels" / "_native.so"
+KEPT = Path(__file__).with_name("build") / "native"
 FLAGS = "-O3 -std=gnu11 -fPIC -fopenmp-simd -fno-math-errno -fno-trapping-math -fvisibility=hidden -Wno-psabi".split()
+WARNINGS = "-Wall -Wextra".split()
 AVX2 = "-mavx2 -mfma -mf16c"
 AVX512 = f"{AVX2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
 SETS = {  # by the processor that is compiled for; beside `portable`, which is for all
@@ -44,7 +49,11 @@ def compiler() -> list[str]:
 
 
 def compile_objects(cc: Sequence[str], folder: Path, *flags: str) -> list[Path]:
-    """Compile everything with `flags` added; sets of instructions that the compiler does not know are left out."""
+    """Compile everything with `flags` added; sets of instructions that the compiler does not know are left out.
+
+    Beside each object NAME.o stands NAME.warnings, what the compiler had to say.
+    """
+    folder.mkdir(exist_ok=True)
     processor = _run(*cc, "-dumpmachine").split("-")[0].replace("arm64", "aarch64")
     sets = {"portable": [], **{name: own.split() for name, own in SETS.get(processor, {}).items()}}
     sets = {name: own for name, own in sets.items() if _knows(cc, own)}
@@ -54,22 +63,53 @@ def compile_objects(cc: Sequence[str], folder: Path, *flags: str) -> list[Path]:
 
     def run(name: str) -> Path:
         made, (source, *own) = folder / f"{name}.o", jobs[name]
-        _run(*cc, *FLAGS, *own, *flags, "-c", str(NATIVE / source), "-o", str(made))
+        said = _run(*cc, *FLAGS, *own, *flags, "-c", str(NATIVE / source), "-o", str(made))
+        made.with_suffix(".warnings").write_text(said)
         return made
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(run, jobs))
 
 
+def kept_objects(cc: Sequence[str]) -> list[Path]:
+    """Return what the library is linked from, compiled if there is none of these sources, flags and compiler."""
+    folder = KEPT / _fingerprint(cc)
+    if not folder.exists():
+        print("Compiling the CPU kernels (about a minute) ...", flush=True)
+        KEPT.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=KEPT) as unfinished:
+            compile_objects(cc, made := Path(unfinished) / "objects", *WARNINGS)
+            for old in KEPT.glob("[0-9a-f]*"):
+                shutil.rmtree(old)
+            made.rename(folder)
+    return sorted(folder.glob("*.o"))
+
+
 def build() -> None:
-    """Make the library, or raise BuildError; an older one is gone in any case."""
-    LIBRARY.unlink(missing_ok=True)  # never written over: a running program may have it open
+    """Make the library, or raise BuildError; one that is not of these sources is gone in any case."""
     if os.environ.get("LLAMARIUM_NO_NATIVE") == "1":
+        LIBRARY.unlink(missing_ok=True)
         raise BuildError("LLAMARIUM_NO_NATIVE is 1")
-    cc = compiler()
-    with tempfile.TemporaryDirectory() as folder:
-        objects = compile_objects(cc, Path(folder))
-        _run(*cc, "-shared", *map(str, objects), "-o", str(LIBRARY), "-lpthread", "-lm")
+    try:
+        cc = compiler()
+        objects = kept_objects(cc)
+        linked = objects[0].with_name("_native.so")
+        if not linked.exists():
+            _run(*cc, "-shared", *map(str, objects), "-o", str(linked), "-lpthread", "-lm")
+    except (BuildError, OSError):
+        LIBRARY.unlink(missing_ok=True)
+        raise
+    if not LIBRARY.exists() or LIBRARY.read_bytes() != linked.read_bytes():
+        new = shutil.copy(linked, LIBRARY.with_suffix(".new.so"))
+        new.replace(LIBRARY)  # not written over: a running program may have the old one open
+
+
+def _fingerprint(cc: Sequence[str]) -> str:
+    """Name all that the objects depend on: sources, flags and compiler."""
+    found = hashlib.sha256(repr((cc, _run(*cc, "-dumpmachine"), _run(*cc, "--version"))).encode())
+    for path in (Path(__file__), *sorted(NATIVE.iterdir())):
+        found.update(f"\0{path.name}\0".encode() + path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 def _knows(cc: Sequence[str], flags: Sequence[str]) -> bool:
@@ -78,10 +118,11 @@ def _knows(cc: Sequence[str], flags: Sequence[str]) -> bool:
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    """Run a command and return its output and messages together."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
-        sys.stderr.write(done.stderr)
-        said = done.stderr.strip().splitlines()
+        sys.stderr.write(done.stdout)
+        said = done.stdout.strip().splitlines()
         why = next((line for line in said if "error" in line), said[-1] if said else f"exit code {done.returncode}")
         raise BuildError(f"{command[0]} failed: {why}")
     return done.stdout

@@ -14,6 +14,7 @@ from llamarium.kernels import native
 
 # pytest's own, and what PyTorch sets when its compiler is imported for the first time.
 _NOT_THE_TESTS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+_KERNELS = "the kernels in use"  # None until they are loaded, which is no change
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
@@ -34,7 +35,7 @@ def state() -> dict[str, object]:
         "PyTorch's gradients": torch.is_grad_enabled(),
         "PyTorch's deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "PyTorch's matmul precision": torch.get_float32_matmul_precision(),
-        "the kernels in use": native.kernels(),
+        _KERNELS: native.kernels() if native.library.cache_info().currsize else None,
         "the working directory": Path.cwd(),
         "sys.path": tuple(sys.path),
         "sys.excepthook": sys.excepthook,
@@ -48,12 +49,12 @@ def state() -> dict[str, object]:
 
 def difference(before: dict[str, object], after: dict[str, object]) -> list[str]:
     """Return a line for each thing that is not as it was."""
-    names = sorted(before.keys() | after.keys())
-    return [
-        f"{name} is {after.get(name, 'gone')}, was {before.get(name, 'not there')}"
-        for name in names
-        if before.get(name) != after.get(name) or (name in before) != (name in after)
-    ]
+    lines: list[str] = []
+    for name in sorted(before.keys() | after.keys()):
+        old, new = before.get(name, "not there"), after.get(name, "gone")
+        if old != new and not (name == _KERNELS and None in (old, new)):
+            lines.append(f"{name} is {new}, was {old}")
+    return lines
 
 
 def _running() -> frozenset[str]:

@@ -12,6 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import llamarium
+from closeness import Reference, assert_close_to_reference, model_reference
 from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.errors import CheckpointError, OptionError, TokenizerError
 from llamarium.model import LlamaForCausalLM
@@ -25,12 +26,15 @@ from llamarium.tokenizer.characters import CharacterTokenizer
 
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42], [9, 8, 7, 6, 5, 4, 3, 2]])
 POSITIONS = torch.tensor([[0, 1, 2, 100, 8193, 20000, 100000, 131071]])
-CLOSE = {"rtol": 1.3e-6, "atol": 1e-5}
 
 
 @torch.no_grad()
 def logits(path: Path, **options: Any) -> torch.Tensor:
     return llamarium.load(path, device="cpu", **{"dtype": "float32", **options}).model(IDS, POSITIONS)
+
+
+def reference(path: Path) -> Reference:
+    return model_reference(llamarium.load(path, device="cpu", dtype="float32").model, IDS, POSITIONS)
 
 
 @torch.no_grad()
@@ -48,8 +52,7 @@ def test_four_formats_give_the_same_logits(tied: bool, model_files: Callable[...
     found = {"huggingface": logits(single), "meta": logits(files.meta()), "gguf": logits(files.gguf_file("F32"))}
     found["meta, 2 shards"] = logits(files.meta(shards=2))
     found["sharded"] = logits(files.huggingface(shards=3))
-    for name, values in found.items():
-        torch.testing.assert_close(values, expected, **CLOSE, msg=lambda text, name=name: f"{name}: {text}")
+    assert_close_to_reference(found["huggingface"], expected, reference(single))
     assert all(torch.equal(found["huggingface"], values) for values in found.values()), "the same weights, to the bit"
 
 
@@ -57,9 +60,10 @@ def test_four_formats_give_the_same_logits(tied: bool, model_files: Callable[...
 def test_nf4_folder_equals_its_decoded_weights(double_quant: bool, model_files: Callable[..., Any]) -> None:
     files = model_files(dtype=torch.float32, head_dim=64, hidden_size=256)
     folder, decoded = files.nf4(double_quant=double_quant)
-    expected = logits(replace(files, weights=decoded).huggingface())
+    whole = replace(files, weights=decoded).huggingface()
+    expected, exact = logits(whole), reference(whole)
     for dequantize in ("auto", "use", "load"):
-        torch.testing.assert_close(logits(folder, dequantize=dequantize), expected, **CLOSE)
+        assert_close_to_reference(logits(folder, dequantize=dequantize), expected, exact)
     kinds = {"auto": Linear4bit, "use": Linear4bit, "load": torch.nn.Linear}
     for dequantize, kind in kinds.items():
         model = llamarium.load(folder, device="cpu", dequantize=dequantize).model
@@ -80,7 +84,7 @@ def test_gguf_packed_equals_unpacked(type_name: str, model_files: Callable[..., 
     assert isinstance(model.model.embed_tokens, EmbeddingGGML)
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr(), "tied: one storage"
     with torch.no_grad():
-        torch.testing.assert_close(model(IDS, POSITIONS), expected, **CLOSE)
+        assert_close_to_reference(model(IDS, POSITIONS), expected, reference(path))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm as TheirRMSNorm
 
+from closeness import assert_close_to_reference, model_reference
 from llamarium.attention import CachedAttend, CausalAttend, EagerAttend, KVCache
 from llamarium.attention import base as attention_base
 from llamarium.config import ModelConfig
@@ -35,7 +36,7 @@ def check_logits(ours: LlamaForCausalLM, theirs: Any) -> None:
     ids, positions = sample_ids(), POSITIONS.expand(2, -1)
     # The explicit mask keeps transformers from taking the gaps for borders between packed documents.
     expected = theirs(ids, position_ids=positions, attention_mask=torch.ones_like(ids)).logits
-    torch.testing.assert_close(ours(ids, positions), expected, **TOLERANCE)
+    assert_close_to_reference(ours(ids, positions), expected, model_reference(ours, ids, positions))
 
 
 @pytest.mark.parametrize("name", NAMES)

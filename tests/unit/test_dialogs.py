@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from closeness import assert_close_to_reference, model_reference
 from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.errors import ChatFormatError, TrainingError
 from llamarium.model import LlamaForCausalLM
@@ -434,8 +435,9 @@ def test_packed_examples_do_not_see_each_other() -> None:
     packed = model(batch.ids_BT, batch.positions_BT, CausalAttend(segments_BT=batch.segments_BT))[0]
     start = 0
     for ids, _ in examples[:3]:
-        alone = model(torch.from_numpy(ids[:-1].astype(np.int64))[None])[0]
-        torch.testing.assert_close(packed[start : start + len(alone)], alone, rtol=1.3e-6, atol=1e-5)
+        alone_ids = torch.from_numpy(ids[:-1].astype(np.int64))[None]
+        alone, reference = model(alone_ids)[0], model_reference(model, alone_ids)[0]
+        assert_close_to_reference(packed[start : start + len(alone)], alone, reference)
         start += len(alone)
 
 

@@ -24,6 +24,8 @@ from llamarium.quant.packed import pack_ggml
 from llamarium.quant.swap import swap_linears
 from llamarium.runtime.plan import use_kernels
 
+pytestmark = pytest.mark.alone  # with as many threads as there are cores
+
 NAN, INF = float("nan"), float("inf")
 
 

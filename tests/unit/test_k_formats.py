@@ -30,6 +30,8 @@ from llamarium.quant.packed import (
 from llamarium.quant.swap import swap_linears
 from llamarium.runtime.plan import NativeLlamaModel, use_kernels
 
+pytestmark = pytest.mark.alone  # with as many threads as there are cores
+
 K_FORMATS = [name for name, item in PACKED_FORMATS.items() if item.is_super]
 HALVES_AT = {"Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
 """Where a block's halves are, in bytes from its start."""

@@ -39,6 +39,8 @@ from llamarium.quant.swap import swap_linears
 from llamarium.runtime import plan as plans
 from llamarium.runtime.plan import NativeLlamaModel, make_deterministic, use_kernels
 
+pytestmark = pytest.mark.alone  # with as many threads as there are cores
+
 GROUPED = [
     name for name, format in PACKED_FORMATS.items() if not format.is_super
 ]  # the K formats have tests of their own

@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 CHECKS = ROOT / "tests" / "native"
 STRICT = ("-Wall", "-Wextra", "-Werror")
 
+pytestmark = pytest.mark.timeout(1200)  # compilers beside other work
+
 
 @pytest.fixture(scope="module")
 def hook() -> ModuleType:
@@ -68,11 +70,14 @@ def check_instructions(objdump: str, objects: list[Path]) -> set[str]:
     return set(sets)
 
 
-def test_each_set_has_its_instructions(hook: ModuleType, tmp_path: Path) -> None:
+def test_each_set_has_its_instructions_and_no_warnings(hook: ModuleType) -> None:
+    """Of the objects that the library is linked from."""
     cc = hook.compiler()
     processor = run(*cc, "-dumpmachine").split("-")[0].replace("arm64", "aarch64")
-    found = check_instructions("objdump", hook.compile_objects(cc, tmp_path, *STRICT))
+    objects = hook.kept_objects(cc)
+    found = check_instructions("objdump", objects)
     assert found == {"portable", *hook.SETS.get(processor, {})}  # or else the compiler is ten years old
+    assert [path.with_suffix(".warnings").read_text() for path in objects] == [""] * len(objects)
 
 
 # --- memory and threads -----------------------------------------------------------------------------------------------
@@ -109,27 +114,22 @@ def processor_has() -> set[str]:
 
 
 def test_kernels_agree_and_are_clean_under_sanitizers(hook: ModuleType, tmp_path: Path) -> None:
-    program, _ = build_check(hook, hook.compiler(), tmp_path, *SANITIZERS)
-    found = sets_in(run(program))
+    """Where there are the kernels that AMX's stand beside, and no AMX, it is emulated in the same program."""
+    has = processor_has()
+    emulated = has >= VNNI and not has >= NEEDED["amx"]
+    more = {"with_sources": (CHECKS / "emulated_amx.c",)} if emulated else {}
+    flags = ("-DLM_EMULATE_AMX", f"-I{CHECKS}") if emulated else ()
+    program, objects = build_check(hook, hook.compiler(), tmp_path, *SANITIZERS, *flags, **more)
+    *lines, counted = run(program).splitlines() if emulated else [*run(program).splitlines(), ""]
+    found, expected = sets_in("\n".join(lines)), {name for name, needed in NEEDED.items() if needed <= has}
     assert "portable" in found
-    if has := processor_has():
-        expected = {name for name, needed in NEEDED.items() if needed <= has}
+    if emulated:
+        assert found == {*expected, "amx"}
+        assert "tdpb" not in run("objdump", "-d", *(path for path in objects if path.stem == "amx"))
+        assert counted.endswith("products of tiles were emulated") and int(counted.split()[0]) > 1000
+    elif has:
         assert found - {"amx"} == expected - {"amx"}
         assert found <= expected, "AMX can be refused by the system, and not be granted without the processor"
-
-
-@pytest.mark.skipif(not processor_has() >= VNNI, reason="what AMX is emulated beside are the VNNI kernels")
-def test_amx_kernels_agree_where_amx_is_emulated(
-    hook: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sets = {name: flags for name, flags in hook.SETS["x86_64"].items() if name in ("avx512_vnni", "amx")}
-    monkeypatch.setattr(hook, "SETS", {"x86_64": sets})  # those that are compared
-    flags = (*SANITIZERS, "-DLM_EMULATE_AMX", f"-I{CHECKS}")
-    program, objects = build_check(hook, hook.compiler(), tmp_path, *flags, with_sources=(CHECKS / "emulated_amx.c",))
-    assert "tdpb" not in run("objdump", "-d", *(path for path in objects if path.stem == "amx"))
-    agreed, emulated = run(program, "amx").splitlines()
-    assert agreed.startswith("amx: products within")
-    assert int(emulated.split()[0]) > 1000, "rows that come together are multiplied by tiles"
 
 
 def test_threads_do_not_race(hook: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_an_old_compiler_builds_fewer_sets(
     hook: ModuleType, project: Path, tmp_path: Path, unknown: str, left_out: set[str]
 ) -> None:
     cc = write_compiler(tmp_path / "cc", hook.compiler(), unknown=unknown)
-    assert run(sys.executable, project / "hatch_build.py", CC=cc) == ""
+    assert run(sys.executable, project / "hatch_build.py", CC=cc) == "Compiling the CPU kernels (about a minute) ...\n"
     library = ctypes.CDLL(str(project / "src" / LIBRARY))
     has = processor_has()
     for name, needed in NEEDED.items():
@@ -249,6 +249,23 @@ def test_an_old_compiler_builds_fewer_sets(
             assert library.lm_use_kernels(name.encode()) == 1, name
         elif name != "amx" and needed <= has:
             assert library.lm_use_kernels(name.encode()) == 0, name
+
+
+def test_what_has_not_changed_is_not_compiled_again(project: Path) -> None:
+    """A file that was only touched is the same; what has changed, or is gone, is made again."""
+    for path in (project / "native").glob("*.c"):
+        path.write_text("static int nothing;\n")  # quickly compiled
+    compiles = [sys.executable, project / "hatch_build.py"]
+    library = project / "src" / LIBRARY
+    assert "Compiling" in run(*compiles)
+    made = library.read_bytes()
+    (project / "native" / "pack.c").touch()
+    assert run(*compiles) == "" and library.read_bytes() == made
+    library.write_text("of another version")
+    assert run(*compiles) == "" and library.read_bytes() == made
+    (project / "native" / "dispatch.c").write_text("int something;\n")
+    assert "Compiling" in run(*compiles) and library.read_bytes() != made
+    assert len(list((project / "build" / "native").iterdir())) == 1, "what is older is gone"
 
 
 def test_the_source_distribution_can_be_compiled(project: Path, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from llamarium.quant.packed import pack_ggml
 from llamarium.quant.swap import swap_linears
 from llamarium.runtime.plan import use_kernels
 
+pytestmark = pytest.mark.alone  # it measures time
+
 needs_kernels = pytest.mark.skipif(native.library() is None, reason="the C kernels are not built")
 
 

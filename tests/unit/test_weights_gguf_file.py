@@ -42,7 +42,7 @@ def refused(tmp_path: Path, content: bytes, match: str, error: type[Exception] =
     path = tmp_path / "bad.gguf"
     path.write_bytes(content)
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         with pytest.raises(error, match=match) as caught:
             read_gguf(path)
@@ -50,7 +50,7 @@ def refused(tmp_path: Path, content: bytes, match: str, error: type[Exception] =
     finally:
         tracemalloc.stop()
     assert str(path) in str(caught.value)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     assert peak <= len(content) + 64 * 2**20
 
 
@@ -264,7 +264,7 @@ def test_a_header_of_llama_3s_size_is_read_quickly(tmp_path):
     tokens = [f"token{i}" for i in range(128256)]
     merges = [f"tok en{i}" for i in range(280147)]
     write_gguf(tmp_path / "a.gguf", {"tokens": tokens, "merges": merges, "types": [1] * len(tokens)}, {})
-    start = time.perf_counter()
+    start = time.process_time()
     file = read_gguf(tmp_path / "a.gguf")
-    assert time.perf_counter() - start < 2  # a fifth of a second on a machine with nothing else to do
+    assert time.process_time() - start < 2  # a fifth of a second on a machine with nothing else to do
     assert file.metadata["merges"] == merges

@@ -85,7 +85,7 @@ def test_malformed(tmp_path, content, match):
     path = tmp_path / "bad.safetensors"
     path.write_bytes(content)
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         with pytest.raises(CheckpointError, match=match) as caught:
             read_safetensors(path)
@@ -93,7 +93,7 @@ def test_malformed(tmp_path, content, match):
     finally:
         tracemalloc.stop()
     assert str(path) in str(caught.value) and len(str(caught.value)) < 600
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     assert peak <= len(content) + 64 * 2**20
 
 
@@ -121,10 +121,10 @@ def test_a_full_header_of_tiny_items_stays_within_memory(tmp_path, unit):
 def test_many_equal_names_are_refused_quickly(tmp_path):
     names = b",".join(b'"%d":0' % i for i in range(180_000))
     (tmp_path / "a").write_bytes(build(b"{" + names + b',"179999":0}'))
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(CheckpointError, match="twice"):
         read_safetensors(tmp_path / "a")
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_what_is_no_file(tmp_path: Path):
