@@ -4,7 +4,9 @@ import argparse
 import contextlib
 import gc
 import io
+import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -207,3 +209,26 @@ def test_help_says_the_default_length_of_an_answer(
 ) -> None:
     assert main([*words, "--help"]) == 0
     assert f"tokens of an answer at most (default: {limit:,})" in " ".join(capsys.readouterr().out.split())
+
+
+def test_endless_standard_input_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_option, "_MAX_BYTES", 10)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x" * 11)))
+    with pytest.raises(InputError, match="more than 10 bytes"):
+        text_option.read_text(parse("-"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x" * 10)))
+    assert text_option.read_text(parse("-")) == "x" * 10
+
+
+def test_threads_that_the_system_does_not_start_are_refused() -> None:
+    program = (
+        "import resource, sys\n"
+        "from llamarium.cli.threads import _check_startable\n"
+        "from llamarium.errors import OptionError\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))\n"  # a thread's stack takes 8 MB of it
+        "try: _check_startable(1024)\n"
+        "except OptionError as error: print(error)\n"
+        "_check_startable(1)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"1024 threads cannot be started here, only \d+; give fewer .*\n", done.stdout)

@@ -7,6 +7,7 @@ from urllib.error import URLError
 
 import pytest
 
+from llamarium.cli import doctor
 from llamarium.cli.main import main
 from llamarium.errors import DownloadError
 from llamarium.hub.resolve import CachedModel
@@ -153,3 +154,23 @@ def test_doctor_asks_the_network_only_when_told_to(
     assert main(["doctor", "--json", "--hub"]) == 1
     assert asked == ["https://mirror.example"]
     assert "no route" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("load", "stolen", "busy"), [(0.1, 0.0, False), (9.0, 0.0, True), (0.1, 0.2, True), (0.1, None, False)]
+)
+def test_doctor_says_when_the_machine_is_busy(
+    load: float, stolen: float | None, busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(doctor, "_num_usable_cpus", lambda: 2)
+    monkeypatch.setattr(doctor, "_stolen", lambda: stolen)
+    check = doctor._load()
+    assert check is not None and check.ok
+    assert f"{load:.1f} tasks on 2 processors" in check.found and ("busy" in check.found) is busy
+
+
+def test_stolen_time_is_of_this_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([[100, 0, 0, 900, 0, 0, 0, 50, 7], [130, 0, 0, 950, 0, 0, 0, 70, 9]])
+    monkeypatch.setattr(doctor, "_cpu_times", lambda: next(times))
+    assert doctor._stolen() == 20 / 100

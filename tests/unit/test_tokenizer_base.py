@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from llamarium.checkpoints.gguf.file import read_gguf
-from llamarium.errors import TokenizerError
+from llamarium.checkpoints.tokenizers import load_tokenizer
+from llamarium.errors import ContextLengthError, TokenizerError
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.characters import CharacterTokenizer
 from llamarium.tokenizer.gguf_vocab import from_gguf_metadata
@@ -218,3 +219,29 @@ def test_importing_and_characters_need_no_library():
 def test_how_numbers_are_cut(llama3: Tokenizer, smollm2: Tokenizer):
     assert [piece.text for piece in smollm2.explain("a 1234 ½").pieces] == ["a", " ", "1", "2", "3", "4", " ", "½"]
     assert [piece.text for piece in llama3.explain("a 1234 ½").pieces] == ["a", " ", "123", "4", " ", "½"]
+
+
+def test_a_text_that_is_far_too_long_is_refused_after_a_part_of_it(smollm2_path: Path) -> None:
+    tokenizer = load_tokenizer(smollm2_path)
+    seen: list[int] = []
+    encode = tokenizer.backend.encode
+
+    def counting(text: str) -> list[int]:
+        seen.append(len(text))
+        return encode(text)
+
+    tokenizer.backend.encode = counting  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ContextLengthError, match=r"the text has 6,000,000 characters, .* context holds 8,192; use a"):
+        tokenizer.check_length("x y\nz " * 1_000_000, 8192)
+    assert sum(seen) < 200_000
+    seen.clear()
+    tokenizer.check_length("x y " * 8192, 8192)  # as many characters as are encoded at once: counted by who runs them
+    assert not seen
+    tokenizer.check_length(" " * 64 * 8192, 8192)  # many characters, few tokens
+    assert len(seen) > 1
+
+
+def test_millions_of_blanks_are_refused_without_a_panic(smollm2_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(TokenizerError, match=r"10,000,001 blanks in a row, .*; expected at most 9,900,000"):
+        load_tokenizer(smollm2_path).encode("a" + " " * 10_000_001)
+    assert capfd.readouterr() == ("", "")

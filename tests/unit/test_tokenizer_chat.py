@@ -223,7 +223,7 @@ def test_a_template_that_looks_into_harmless_texts_works(smollm2: Tokenizer):
             "{% set x = namespace(s='a') %}{% for i in range(60) %}{% set x.s = x.s ~ x.s %}{% endfor %}",
             "512 MiB|stopped",
         ),
-        ("{% for i in range(99999) %}{{ 'a' * 10000 }}{% endfor %}", "16777216"),
+        ("{% for i in range(99999) %}{{ 'a' * 10000 }}{% endfor %}", "writes more than"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
         ("{{ messages.append(1) }}", "SecurityError"),
@@ -278,3 +278,11 @@ def test_a_dialog_nested_without_end(smollm2: Tokenizer):
     message["self"] = message
     with pytest.raises(ChatFormatError, match="deeper"):
         TemplateFormat(smollm2, "x").encode([message])
+
+
+def test_a_template_may_write_a_multiple_of_what_it_is_given(smollm2: Tokenizer) -> None:
+    with pytest.raises(ChatFormatError, match=r"the template writes more than 6\d{4} characters"):
+        TemplateFormat(smollm2, "{{ 'x y\n' * 4000000 }}").encode(DIALOG)
+    dialog = [{"role": "user", "content": "word " * 100_000}]
+    ids = TemplateFormat(smollm2, "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}").encode(dialog)
+    assert len(ids) > 200_000

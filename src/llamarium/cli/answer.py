@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from llamarium.cli.output import Stopwatch, note
 from llamarium.cli.sampling import lookup_details
+from llamarium.cli.text import check_fits
 from llamarium.cli.wrap import writer
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def say(
         stats: As for `Stopwatch`.
         may_repeat: Let an answer go on that does nothing but repeat itself.
     """
+    check_fits(conversation.llama, text)
     watch, out = Stopwatch(stats), writer()
     pieces = cast(Generator[Any], conversation.say(text, **options))
     ids: list[int] = []

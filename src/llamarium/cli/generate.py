@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, add_stats, load_llama, positive
 from llamarium.cli.output import Stopwatch, emit, note, write_text
 from llamarium.cli.sampling import add_prompt_lookup, add_sampling, lookup_details, prompt_lookup, sampling
-from llamarium.cli.text import add_text, require_text
+from llamarium.cli.text import add_text, check_fits, require_text
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     options = sampling(args) | {"n": args.num_answers, "logprobs": args.logprobs}
     prompt = require_text(args, "PROMPT")
     llama = load_llama(args)
+    check_fits(llama, prompt)
     params = llama.sampling_params(**options)
     args.max_tokens = params.max_tokens
     if params.temperature > 0:  # greedy needs no seed, and would say that it has no effect

@@ -9,7 +9,7 @@ import argparse
 
 from llamarium.cli.options import add_json, add_model, load_llama
 from llamarium.cli.output import emit, show
-from llamarium.cli.text import add_text, require_text
+from llamarium.cli.text import add_text, check_fits, require_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Score the text and print its chain."""
     text = require_text(args, "TEXT")
-    score = load_llama(args).score(text)
+    llama = load_llama(args)
+    score = llama.score(check_fits(llama, text))
     if args.json:
         emit(score.to_dict())
         return 0

@@ -2,9 +2,15 @@
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from llamarium.cli.options import UsageError
 from llamarium.errors import InputError
+
+if TYPE_CHECKING:
+    from llamarium.api import Llama
+
+_MAX_BYTES = 2**28
 
 
 def add_text(parser: argparse.ArgumentParser, name: str, what: str, *, required: bool = True) -> None:
@@ -22,15 +28,18 @@ def read_text(args: argparse.Namespace) -> str | None:
 
     Raises:
         UsageError: If it was given twice.
-        InputError: If standard input is no UTF-8.
+        InputError: If standard input is no UTF-8, or holds more than any model can read.
     """
     if args.text is not None and args.prompt is not None:
         raise UsageError("the text is given twice, by itself and with -p/--prompt")
     text: str | None = args.prompt if args.text is None else args.text
     if text != "-":
         return text
+    data = sys.stdin.buffer.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise InputError(f"standard input has more than {_MAX_BYTES:,} bytes; no model's context holds such a text")
     try:
-        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n").removesuffix("\r")
+        return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise InputError(
             f"standard input is no UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
@@ -47,4 +56,14 @@ def require_text(args: argparse.Namespace, name: str) -> str:
     text = read_text(args)
     if text is None:
         raise UsageError(f"no {name}; give it in quotation marks, or - to read it from standard input")
+    return text
+
+
+def check_fits(llama: "Llama", text: str) -> str:
+    """Return a text, unless it is so long that it would only be refused when much work is done.
+
+    Raises:
+        ContextLengthError: With its length and what fits.
+    """
+    llama.tokenizer.check_length(text, llama.config.max_position_embeddings)
     return text

@@ -17,12 +17,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from llamarium.errors import ChatFormatError, TokenizerError, escape, show_value
+from llamarium.errors import ChatFormatError, ContextLengthError, TokenizerError, escape, show_value
 from llamarium.tokenizer.streaming import StreamDecoder
 
 if TYPE_CHECKING:
     from llamarium.tokenizer.bpe import ByteLevelBPE, Explanation
     from llamarium.tokenizer.chat import ChatFormat
+
+_PLAIN_CHARACTERS = 16  # for each token that fits: a text of up to so many is encoded at once
+_PART_CHARACTERS = 2**16
 
 
 class Backend(Protocol):
@@ -172,6 +175,31 @@ class Tokenizer:
         if add_special_tokens and self.special.add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
         return ids
+
+    def check_length(self, text: str, num_tokens: int) -> None:
+        """Refuse a text that is far too long, without encoding all of it: that takes hundreds of bytes for each byte.
+
+        A long text is encoded a part at a time until there are twice as many tokens as fit. What is not refused may
+        still be too long; whoever runs the tokens counts them.
+
+        Args:
+            text: Any text.
+            num_tokens: What fits.
+
+        Raises:
+            ContextLengthError: With the text's length and what fits.
+            TokenizerError: As for `encode`.
+        """
+        if len(text) <= _PLAIN_CHARACTERS * num_tokens:
+            return
+        count = 0
+        for start in range(0, len(text), _PART_CHARACTERS):
+            count += len(self.backend.encode(text[start : start + _PART_CHARACTERS]))
+            if count > 2 * num_tokens:
+                raise ContextLengthError(
+                    f"the text has {len(text):,} characters, of which the first {start + _PART_CHARACTERS:,} alone are "
+                    f"{count:,} tokens, and the model's context holds {num_tokens:,}; use a shorter text"
+                )
 
     def _encode_parsed(self, text: str) -> list[int]:
         """Encode with the spellings of control tokens read as such, the longest first."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _PATTERN_GAVE_UP = "Regex search error"  # the package's panic when Oniguruma reaches its retry limit
+_MAX_BLANKS = 9_900_000  # Oniguruma's retry limit is 10 million; at it the package prints a panic to stderr
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -93,10 +94,12 @@ class HuggingFaceBackend:
 
         Raises:
             TokenizerError: If the vocabulary lacks a byte of the text. SmolLM2's has none for a few control
-                characters; the package would drop them without a word.
+                characters; the package would drop them without a word. If the text has millions of blanks in a row.
         """
         if self._missing_bytes:
             self._refuse_missing(text)
+        if len(text) > _MAX_BLANKS:
+            self._refuse_blanks(text)
         return guard_rust(lambda: self._inner.encode(text, add_special_tokens=False).ids, self._source)
 
     def _refuse_missing(self, text: str) -> None:
@@ -109,6 +112,14 @@ class HuggingFaceBackend:
             f"{self._source}: the vocabulary has no tokens for U+{ord(character):04X}, character {place} of the text; "
             "remove it"
         )
+
+    def _refuse_blanks(self, text: str) -> None:
+        longest = max((len(found[0]) for found in re.finditer(r"\s+", text)), default=0)
+        if longest > _MAX_BLANKS:
+            raise TokenizerError(
+                f"{self._source}: the text has {longest:,} blanks in a row, on which the pre-tokenizer's regular "
+                f"expression gives up; expected at most {_MAX_BLANKS:,}"
+            )
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """Return the bytes of one token; an added token is its own text."""
