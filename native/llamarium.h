@@ -3,35 +3,8 @@
  * Everything here works on rows of tokens. A decode step is one row, a batch is several, a prompt is many; the
  * arithmetic of a row does not depend on how many there are, nor on the number of threads.
  *
- * Weights lie in the order in which they are used. A tile is 16 rows by 32 columns: the 32 columns are a group, which
- * shares a scale in each row. The tiles of 16 rows follow each other in one linear stream, group after group:
- *
- *   Q4_0, Q4_1, IQ4_NL   256 bytes of nibbles, 16 float16 scales (and, for Q4_1, 16 float16 minima)
- *   Q8_0                 512 bytes, 16 float16 scales
- *
- *   byte (j, r, c) of the nibbles, j < 4, r < 16, c < 4: row r, column 4j + c in the low half, 16 + 4j + c in the high
- *   byte (j, r, c) of Q8_0, j < 8: row r, column 4j + c, plus 128
- *
- * GGUF's K formats quantize the scales once more: 256 columns share one float16 scale, and parts of them have small
- * integers that it is multiplied with. There a tile is 16 rows by 256 columns: the scales, then eight groups of codes.
- *
- *   Q4_K   16 float16 scales d and 16 dmin, 192 bytes of 6-bit integers; a group is 256 bytes of nibbles
- *   Q5_K   the same; after a group's nibbles 64 bytes (r, c), of which bit j is the fifth bit of column 4j + c
- *   Q6_K   16 float16 scales d, 256 signed bytes (s, r), s < 16: that of row r and columns 16s to 16s + 15; after a
- *          group's nibbles 128 bytes (h, r, c), of which bits 2i and 2i + 1 are the high bits of column 16h + 4i + c
- *
- *   The 6-bit integers are scales s and minima m, one a group and row. Three times 64 bytes (g, r), g < 4: the low four
- *   bits of s, of groups g and 4 + g; of m, alike; and from the lowest bit the high two of s[g], s[4 + g], m[g], m[4 + g].
- *
- *   Q4_0          w = scale * (q - 8)
- *   Q4_1          w = scale * q + minimum
- *   IQ4_NL        w = scale * codebook[q], the codebook's entries stored plus 128
- *   Q8_0          w = scale * (q - 128)
- *   Q4_K, Q5_K    w = d * s * q - dmin * m
- *   Q6_K          w = d * s * (q - 32)
- *   BF16, F32     row-major, as in the file
- *
- * The last rows of a matrix whose number is no multiple of 16 are filled up with zero scales.
+ * Weights are rows of BF16 or F32 as a file has them, or they are packed: they lie in tiles, in the order in which a product
+ * reads them. native/tiles.h is the layout.
  */
 #ifndef LLAMARIUM_H
 #define LLAMARIUM_H
@@ -42,19 +15,19 @@
 
 #define LM_TILE_ROWS 16
 #define LM_GROUP 32
-#define LM_SUPER 256 /* columns of a tile of the K formats */
+#define LM_SUPER 256 /* columns of a tile of the K types */
 
 /* How a matrix is stored, under GGUF's names. */
 enum {
     LM_BF16 = 0, LM_Q8_0 = 1, LM_Q4_0 = 2, LM_Q4_1 = 3, LM_IQ4_NL = 4, LM_Q4_K = 5, LM_Q5_K = 6, LM_Q6_K = 7, LM_F32 = 8
 };
 enum { LM_FLOAT32 = 0, LM_BFLOAT16 = 1, LM_INT8 = 2 };
-enum { LM_OK = 0, LM_NO_MEMORY = 1, LM_NO_SUCH_ROW = 2, LM_BAD_BATCH = 3 };
+enum { LM_OK = 0, LM_NO_MEMORY = 1, LM_NO_SUCH_ROW = 2, LM_BAD_BATCH = 3, LM_NO_TILES = 4 };
 
 typedef struct {
     int32_t kind;
     int32_t rows;
-    int32_t cols;            /* a multiple of 32, and of 256 for the K formats */
+    int32_t cols;            /* a multiple of 32, and of 256 for the K types */
     const void *data;
     const uint8_t *codebook; /* 16 entries, or NULL */
 } lm_matrix;
@@ -194,6 +167,17 @@ LM_EXPORT int lm_choose(const float *logits, int32_t num_rows, int32_t count, co
 
 /* Put a matrix of GGUF's blocks, (rows, cols / 32 or 256 of them), into tiles of the same type. Nothing is lost. */
 LM_EXPORT void lm_pack(int32_t kind, int32_t rows, int32_t cols, const uint8_t *blocks, uint8_t *tiles);
+
+/* Where what lies in a tile of a type, in bytes from its beginning. */
+typedef struct {
+    int32_t columns, bytes;
+    int32_t code_bytes;           /* of a group of 16 rows by 32 columns */
+    int32_t codes_at, scales_at;
+    int32_t minima_at;            /* -1: the type has none */
+} lm_tile;
+
+/* What a tile of `kind` is; LM_NO_TILES for kinds that are not packed. */
+LM_EXPORT int lm_tile_of(int32_t kind, lm_tile *tile);
 
 /* Nanoseconds in which all threads read this memory once, as fast as they can: its whole blocks of 32 KiB. */
 LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);

@@ -5,13 +5,13 @@
 /* As many rows of one stripe's product as there can be; returns how many. */
 static int many_rows(const lm_matrix *w, int stripe, const lm_block *x, int num_rows, float *out) {
     const uint8_t *tiles = stripe_at(w, stripe);
+#define CASE(KIND) \
+    case KIND: return many_rows_product(w, tiles, x, num_rows, KIND, out);
     switch (w->kind) {
-    case LM_Q8_0: return many_rows_product(w, tiles, x, num_rows, LM_Q8_0, out);
-    case LM_Q4_0: return many_rows_product(w, tiles, x, num_rows, LM_Q4_0, out);
-    case LM_Q4_1: return many_rows_product(w, tiles, x, num_rows, LM_Q4_1, out);
-    case LM_IQ4_NL: return many_rows_product(w, tiles, x, num_rows, LM_IQ4_NL, out);
-    default: return 0; /* the K formats have tiles of another order */
+        FOR_GROUP_TYPES(CASE)
+    default: return 0; /* the K types have tiles of another order */
     }
+#undef CASE
 }
 
 /* As in tile_product.h. */

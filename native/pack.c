@@ -14,64 +14,145 @@ typedef struct {
     atomic_int next;
 } packing;
 
-/* Row r of a tile whose groups have one scale; a block has its scale, its minimum and its codes as the tile does. */
-static void pack_group(const uint8_t *block, int kind, int r, uint8_t *tile) {
-    const int num_halves = kind == LM_Q4_1 ? 2 : 1;
-    for (int i = 0; i < num_halves; i++) memcpy(tile + code_bytes(kind) + 32 * i + 2 * r, block + 2 * i, 2);
-    for (size_t line = 0; line < code_bytes(kind) / 64; line++) {
+/* --- GGUF's blocks ----------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    float16 d;
+    uint8_t q[32]; /* signed */
+} block_q8_0;
+
+typedef struct {
+    float16 d;
+    uint8_t q[16]; /* column i in the low half of byte i, 16 + i in the high one */
+} block_q4_0, block_iq4_nl;
+
+typedef struct {
+    float16 d, m;
+    uint8_t q[16];
+} block_q4_1;
+
+/* `small` has eight s and eight t of 6 bits. Those of groups 0 to 3 are whole, those of 4 to 7 in two parts. */
+typedef struct {
+    float16 d, m;
+    uint8_t small[12], low[128];
+} block_q4_k;
+
+typedef struct {
+    float16 d, m;
+    uint8_t small[12], high[32], low[128];
+} block_q5_k;
+
+typedef struct {
+    uint8_t low[128], high[64];
+    int8_t s[16];
+    float16 d;
+} block_q6_k;
+
+#define IS_SIXTEENTH(BLOCK, TILE) _Static_assert(sizeof(BLOCK) * LM_TILE_ROWS == sizeof(TILE), "a tile has no byte more")
+IS_SIXTEENTH(block_q8_0, tile_q8_0);
+IS_SIXTEENTH(block_q4_0, tile_q4_0);
+IS_SIXTEENTH(block_q4_1, tile_q4_1);
+IS_SIXTEENTH(block_q4_k, tile_q4_k);
+IS_SIXTEENTH(block_q5_k, tile_q5_k);
+IS_SIXTEENTH(block_q6_k, tile_q6_k);
+
+/* A block with a byte for each of its codes and small integers. */
+typedef struct {
+    float16 d, m;
+    uint8_t codes[LM_SUPER];
+    uint8_t s[2 * GROUPS_OF_SUPER], t[GROUPS_OF_SUPER];
+} plain_block;
+
+static void read_six_bits(const uint8_t *from, plain_block *to) {
+    for (int g = 0; g < GROUPS_OF_SUPER; g++) {
+        to->s[g] = (uint8_t)(g < 4 ? from[g] & 63 : (from[g + 4] & 15) | (from[g - 4] >> 2 & 48));
+        to->t[g] = (uint8_t)(g < 4 ? from[g + 4] & 63 : from[g + 4] >> 4 | (from[g] >> 2 & 48));
+    }
+}
+
+/* Two groups follow each other in the halves of 32 bytes. */
+static void read_nibbles(const uint8_t *low, plain_block *to) {
+    for (int i = 0; i < LM_SUPER; i++) to->codes[i] = low[i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15;
+}
+
+static void read_q4_k(const block_q4_k *from, plain_block *to) {
+    to->d = from->d, to->m = from->m;
+    read_six_bits(from->small, to);
+    read_nibbles(from->low, to);
+}
+
+static void read_q5_k(const block_q5_k *from, plain_block *to) {
+    to->d = from->d, to->m = from->m;
+    read_six_bits(from->small, to);
+    read_nibbles(from->low, to);
+    for (int i = 0; i < LM_SUPER; i++) to->codes[i] |= (uint8_t)((from->high[i % 32] >> i / 32 & 1) << 4);
+}
+
+/* In each half of 128 columns the low bits are two fields of 64, and the high ones four of 32. */
+static void read_q6_k(const block_q6_k *from, plain_block *to) {
+    to->d = from->d;
+    memcpy(to->s, from->s, sizeof from->s);
+    for (int i = 0; i < LM_SUPER; i++) {
+        const int part = i / 128, at = i % 128;
+        const int low = from->low[64 * part + at % 64] >> at / 64 * 4 & 15;
+        to->codes[i] = (uint8_t)(low | (from->high[32 * part + at % 32] >> at / 32 * 2 & 3) << 4);
+    }
+}
+
+/* --- a row of a tile --------------------------------------------------------------------------------------------- */
+
+/* Where all codes of a block have 4 or 8 bits, it has them in the order of a tile's lines. */
+static void pack_in_order(const uint8_t *block, int kind, int r, uint8_t *tile) {
+    const tile_format *f = &FORMATS[kind];
+    const int num_halves = f->has_minimum ? 2 : 1;
+    memcpy(tile + f->d_at + 2 * r, block, 2);
+    if (f->has_minimum) memcpy(tile + f->m_at + 2 * r, block + 2, 2);
+    code_line *lines = (code_line *)(tile + f->codes_at);
+    for (size_t j = 0; j < f->code_bytes / sizeof *lines; j++) {
         uint32_t codes;
-        memcpy(&codes, block + 2 * num_halves + 4 * line, 4);
-        if (kind == LM_Q8_0) codes ^= 0x80808080; /* signed, in a file */
-        memcpy(tile + 64 * line + 4 * r, &codes, 4);
+        memcpy(&codes, block + 2 * num_halves + 4 * j, 4);
+        if (f->code_bits == 8) codes ^= 0x80808080; /* signed, in a file */
+        memcpy(lines[j].code[r], &codes, 4);
     }
 }
 
-/* --- the K formats ----------------------------------------------------------------------------------------------- */
-
-/* Where a block's parts begin. Q4_K: d, dmin, 12 bytes of scales and minima, low bits. Q5_K: its fifth bits before the low
- * bits. Q6_K: low bits, two high bits each, 16 scales, d. */
-enum { K_INTEGERS = 4, K_HIGH = 16, Q4_K_LOW = 16, Q5_K_LOW = 48, Q6_K_HIGH = 128, Q6_K_SCALES = 192, Q6_K_D = 208 };
-
-static int super_code(const uint8_t *block, int kind, int col) {
-    if (kind == LM_Q6_K) { /* fields of 64 columns, and of 32, side by side in each half */
-        const int half = col / 128, at = col % 128;
-        const int low = block[64 * half + at % 64] >> at / 64 * 4 & 15;
-        return low | (block[Q6_K_HIGH + 32 * half + at % 32] >> at / 32 * 2 & 3) << 4;
-    }
-    const int group = col / 32, at = col % 32;
-    if (kind == LM_Q4_K) return block[Q4_K_LOW + 32 * (group / 2) + at] >> group % 2 * 4 & 15;
-    return (block[Q5_K_LOW + 32 * (group / 2) + at] >> group % 2 * 4 & 15) | (block[K_HIGH + at] >> group & 1) << 4;
-}
-
-/* The 6-bit scales and minima of row r: those of groups 0 to 3 are whole, those of 4 to 7 in two parts. */
-static void pack_integers(const uint8_t *from, int r, uint8_t *tile) {
-    for (int g = 0; g < 8; g++) {
-        const int scale = g < 4 ? from[g] & 63 : (from[g + 4] & 15) | (from[g - 4] >> 2 & 48);
-        const int minimum = g < 4 ? from[g + 4] & 63 : from[g + 4] >> 4 | (from[g] >> 2 & 48);
-        const int at = g % 4 * 16 + r, late = g / 4;
-        tile[64 + at] |= (uint8_t)((scale & 15) << 4 * late);
-        tile[128 + at] |= (uint8_t)((minimum & 15) << 4 * late);
-        tile[192 + at] |= (uint8_t)(scale >> 4 << 2 * late | minimum >> 4 << (4 + 2 * late));
+static void put_codes(const uint8_t *codes, int kind, int r, code_line *lines) {
+    for (int i = 0; i < LM_GROUP; i++) {
+        const int j = i / 4, c = i % 4;
+        lines[j % 4].code[r][c] |= (uint8_t)((codes[i] & 15) << j / 4 * 4);
+        if (FORMATS[kind].code_bits > 4) lines[high_line(kind, j)].code[r][c] |= (uint8_t)(codes[i] >> 4 << high_shift(kind, j));
     }
 }
 
-/* Row r of a tile of the K formats. */
-static void pack_super(const uint8_t *block, int kind, int r, uint8_t *tile) {
-    if (kind == LM_Q6_K) {
-        memcpy(tile + 2 * r, block + Q6_K_D, 2);
-        for (int s = 0; s < 16; s++) tile[32 + 16 * s + r] = block[Q6_K_SCALES + s];
-    } else {
-        for (int i = 0; i < 2; i++) memcpy(tile + 32 * i + 2 * r, block + 2 * i, 2);
-        pack_integers(block + K_INTEGERS, r, tile);
+static void put_six_bits(const plain_block *from, int r, six_bits *to) {
+    for (int g = 0; g < GROUPS_OF_SUPER; g++) {
+        const int s = from->s[g], t = from->t[g], late = g / 4;
+        to->s[g % 4][r] |= (uint8_t)((s & 15) << 4 * late);
+        to->t[g % 4][r] |= (uint8_t)((t & 15) << 4 * late);
+        to->high[g % 4][r] |= (uint8_t)(s >> 4 << 2 * late | t >> 4 << (4 + 2 * late));
     }
-    uint8_t *codes = tile + head_bytes(kind) + 4 * r;
-    for (int g = 0; g < LM_SUPER / LM_GROUP; g++, codes += code_bytes(kind))
-        for (int c = 0; c < LM_GROUP; c++) {
-            const int code = super_code(block, kind, g * LM_GROUP + c), line = c / 4, at = c % 4;
-            codes[line % 4 * 64 + at] |= (uint8_t)((code & 15) << line / 4 * 4);
-            if (kind == LM_Q5_K) codes[256 + at] |= (uint8_t)(code >> 4 << line);
-            if (kind == LM_Q6_K) codes[256 + line / 4 * 64 + at] |= (uint8_t)(code >> 4 << 2 * (line % 4));
-        }
+}
+
+static void put_block(const plain_block *from, int kind, int r, uint8_t *tile) {
+    const tile_format *f = &FORMATS[kind];
+    memcpy(tile + f->d_at + 2 * r, &from->d, 2);
+    if (f->has_minimum) memcpy(tile + f->m_at + 2 * r, &from->m, 2);
+    if (f->small_scales == 1) put_six_bits(from, r, &((tile_q4_k *)tile)->small); /* Q5_K's lie where Q4_K's do */
+    for (int i = 0; f->small_scales == 2 && i < 2 * GROUPS_OF_SUPER; i++) ((tile_q6_k *)tile)->s[i][r] = (int8_t)from->s[i];
+    for (int g = 0; g < f->cols / LM_GROUP; g++)
+        put_codes(from->codes + g * LM_GROUP, kind, r, (code_line *)(tile + f->codes_at + g * f->code_bytes));
+}
+
+/* Row r of a tile, which was zero. */
+static void pack_block(const void *block, int kind, int r, uint8_t *tile) {
+    plain_block plain;
+    switch (kind) {
+    case LM_Q4_K: read_q4_k(block, &plain); break;
+    case LM_Q5_K: read_q5_k(block, &plain); break;
+    case LM_Q6_K: read_q6_k(block, &plain); break;
+    default: pack_in_order(block, kind, r, tile); return;
+    }
+    put_block(&plain, kind, r, tile);
 }
 
 /* --- all --------------------------------------------------------------------------------------------------------- */
@@ -88,7 +169,7 @@ static void pack_stripes(void *context, lm_team team) {
                 memset(tile, 0, size);
                 for (int r = 0; r < LM_TILE_ROWS && stripe * LM_TILE_ROWS + r < p->rows; r++) {
                     const uint8_t *from = p->blocks + ((size_t)(stripe * LM_TILE_ROWS + r) * num_tiles + t) * block;
-                    (is_super(p->kind) ? pack_super : pack_group)(from, p->kind, r, tile);
+                    pack_block(from, p->kind, r, tile);
                 }
             }
 }
@@ -110,4 +191,18 @@ void lm_pack(int32_t kind, int32_t rows, int32_t cols, const uint8_t *blocks, ui
     lm_enter();
     lm_parallel(pack_stripes, &p);
     lm_leave();
+}
+
+int lm_tile_of(int32_t kind, lm_tile *tile) {
+    if (kind < 0 || kind >= (int)(sizeof FORMATS / sizeof *FORMATS) || FORMATS[kind].tile_bytes == 0) return LM_NO_TILES;
+    const tile_format *f = &FORMATS[kind];
+    *tile = (lm_tile){
+        .columns = f->cols,
+        .bytes = (int32_t)f->tile_bytes,
+        .code_bytes = (int32_t)f->code_bytes,
+        .codes_at = (int32_t)f->codes_at,
+        .scales_at = (int32_t)f->d_at,
+        .minima_at = f->has_minimum ? (int32_t)f->m_at : -1,
+    };
+    return LM_OK;
 }

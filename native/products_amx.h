@@ -87,10 +87,10 @@ INLINE void add_tiles(const int8_t *codes, const uint8_t *tiles, int count, cons
 
 /* The codes of some tiles, 8 rows of 64 bytes each. */
 INLINE void widen(const lm_matrix *w, const uint8_t *tiles, int count, const int kind, int8_t *to) {
-    const __m512i book = codebook_of(w, kind), zero = _mm512_set1_epi8((char)zero_of(kind));
+    const __m512i book = codebook_of(w, kind), zero = _mm512_set1_epi8((char)FORMATS[kind].zero);
     for (int g = 0; g < count; g++, tiles += tile_bytes(kind), to += 512) {
         __m512i codes[8];
-        load_codes(tiles, kind, book, codes);
+        load_codes(codes_of(kind, tiles, 0), kind, book, codes);
         for (int j = 0; j < 8; j++) _mm512_store_si512(to + 64 * j, _mm512_sub_epi8(codes[j], zero));
     }
     __asm__ volatile("" ::"r"(to) : "memory"); /* gcc does not know that tiles are loaded from memory */

@@ -1,8 +1,8 @@
 /* The tile products with AVX2: 8 rows by 4 columns in an instruction pair.
  *
  * `vpmaddubsw` adds two products of unsigned weights and signed inputs in 16 bits, which 4-bit codes fill only to an eighth:
- * all eight of a group are added before they are widened. Codes of 8 bits are multiplied with their sign taken over by the
- * input, and widened at once. Of the codes of 5 bits four fit into 16 bits, of those of 6 bits two.
+ * all eight of a group are added before they are widened. Of the codes of 5 bits four fit into 16 bits, of those of 6 bits two.
+ * Codes of 8 bits are multiplied with their sign taken over by the input, and widened at once.
  */
 #include <immintrin.h>
 
@@ -19,32 +19,54 @@ INLINE __m256i four(const int8_t *q) {
 
 INLINE __m256 sums_at(const tile_column *t, const float *out) { return t->begins ? _mm256_setzero_ps() : _mm256_loadu_ps(out); }
 
-/* 8 of a tile's 16 rows (`half` 0 or 1) times `rows` rows of inputs. */
-INLINE void half_tile_rows(const tile_column *t, const uint8_t *tile, int half, float *out, const int kind, const int rows) {
-    const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), middle = _mm256_set1_epi8(-128);
-    const __m256i book = kind == LM_IQ4_NL
-        ? _mm256_xor_si256(middle, _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)t->w->codebook))) : middle;
-    const int narrow = kind == LM_Q4_0 || kind == LM_Q4_1, zero = kind == LM_Q4_0 ? 8 : 0;
-    __m256i codes[8]; /* of columns 4j to 4j + 3; signed, but for those of 4 bits */
-    for (int j = 0; j < (kind == LM_Q8_0 ? 8 : 4); j++) {
-        const __m256i bytes = _mm256_loadu_si256((const __m256i *)(tile + 64 * j + 32 * half));
-        if (half == 0) _mm_prefetch((const char *)tile + 64 * j + BYTES_AHEAD, _MM_HINT_T0);
-        if (kind == LM_Q8_0) {
+/* Codes of 8 bits and those of a codebook are signed once they are loaded; of others the zero point is taken off the sums. */
+INLINE int is_signed(const int kind) { return FORMATS[kind].zero == 128; }
+
+/* Whether eight products of two codes and inputs each fit into 16 bits when they are added up. */
+INLINE int is_narrow(const int kind) { return FORMATS[kind].code_bits == 4 && !is_signed(kind); }
+
+/* codes[j], j < 8: columns 4j to 4j + 3 of 8 of a group's rows (`half` 0 or 1), in 8 bits each. */
+INLINE void load_codes(const code_line *lines, int half, const lm_matrix *w, const int kind, __m256i codes[8]) {
+    const int bits = FORMATS[kind].code_bits, first = 8 * half;
+    const __m256i nibble = _mm256_set1_epi8(15), middle = _mm256_set1_epi8(-128);
+    const __m256i high_mask = _mm256_set1_epi8((char)(((1 << (bits - 4)) - 1) << 4));
+    const __m256i book = FORMATS[kind].has_codebook
+        ? _mm256_xor_si256(middle, _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)w->codebook))) : middle;
+    for (int i = 0; i < (int)(FORMATS[kind].code_bytes / sizeof *lines) && half == 0; i++)
+        _mm_prefetch((const char *)&lines[i] + BYTES_AHEAD, _MM_HINT_T0);
+    for (int j = 0; j < (bits == 8 ? 8 : 4); j++) {
+        const __m256i bytes = _mm256_loadu_si256((const __m256i *)lines[j].code[first]);
+        if (bits == 8) {
             codes[j] = _mm256_xor_si256(bytes, middle);
             continue;
         }
         codes[j] = _mm256_and_si256(bytes, nibble);
         codes[j + 4] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
-        if (kind == LM_IQ4_NL) {
+        if (FORMATS[kind].has_codebook) {
             codes[j] = _mm256_shuffle_epi8(book, codes[j]);
             codes[j + 4] = _mm256_shuffle_epi8(book, codes[j + 4]);
         }
     }
-    const uint8_t *halves = tile + code_bytes(kind) + 16 * half;
-    if (half == 0) _mm_prefetch((const char *)halves + BYTES_AHEAD, _MM_HINT_T0);
-    const __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)halves));
-    const __m256 minimum = kind == LM_Q4_1
-        ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(halves + 32))) : _mm256_setzero_ps();
+    for (int j = 0; j < 8 && bits != 4 && bits != 8; j++) {
+        const __m256i bytes = _mm256_loadu_si256((const __m256i *)lines[high_line(kind, j)].code[first]);
+        const int shift = high_shift(kind, j); /* to where bit 4 of the code lies */
+        const __m256i placed = shift < 4 ? _mm256_slli_epi16(bytes, 4 - shift) : _mm256_srli_epi16(bytes, shift - 4);
+        codes[j] = _mm256_or_si256(codes[j], _mm256_and_si256(placed, high_mask));
+    }
+}
+
+INLINE __m256 halves_at(const float16 *from) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from)); }
+
+/* 8 of a tile's 16 rows (`half` 0 or 1) times `rows` rows of inputs. */
+INLINE void half_tile_rows(const tile_column *t, const uint8_t *tile, int half, float *out, const int kind, const int rows) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    const int narrow = is_narrow(kind), has_minimum = FORMATS[kind].has_minimum;
+    const int zero = is_signed(kind) ? 0 : FORMATS[kind].zero; /* what is left to be taken off */
+    __m256i codes[8];
+    load_codes(codes_of(kind, tile, 0), half, t->w, kind, codes);
+    const float16 *scales = scales_of(kind, tile) + 8 * half;
+    if (half == 0) _mm_prefetch((const char *)scales + BYTES_AHEAD, _MM_HINT_T0);
+    const __m256 scale = halves_at(scales), minimum = has_minimum ? halves_at(minima_of(kind, tile) + 8 * half) : _mm256_setzero_ps();
     for (int m = 0; m < rows; m++, out += LM_TILE_ROWS) {
         const lm_block *block = &t->x[(size_t)m * t->groups];
         __m256i sum = _mm256_setzero_si256();
@@ -60,7 +82,7 @@ INLINE void half_tile_rows(const tile_column *t, const uint8_t *tile, int half, 
         if (zero) sum = _mm256_sub_epi32(sum, _mm256_set1_epi32(zero * block->sum));
         const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(block->scale));
         __m256 total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), both, sums_at(t, out + 8 * half));
-        if (kind == LM_Q4_1) total = _mm256_fmadd_ps(minimum, _mm256_set1_ps(block->total), total);
+        if (has_minimum) total = _mm256_fmadd_ps(minimum, _mm256_set1_ps(block->total), total);
         _mm256_storeu_ps(out + 8 * half, total);
     }
 }
@@ -71,22 +93,8 @@ INLINE void tile_rows(const tile_column *t, const int kind, const int rows) {
         for (int half = 0; half < 2; half++) half_tile_rows(t, tile, half, t->out + i * STRIDE, kind, rows);
 }
 
-/* codes[j], j < 8: columns 4j to 4j + 3 of a group of the K formats; 8 rows. */
-INLINE void super_codes(const uint8_t *from, const int kind, __m256i codes[8]) {
-    const __m256i nibble = _mm256_set1_epi8(15), fifth = _mm256_set1_epi8(16), both = _mm256_set1_epi8(48);
-    for (int j = 0; j < 4; j++) {
-        const __m256i bytes = _mm256_loadu_si256((const __m256i *)(from + 64 * j));
-        codes[j] = _mm256_and_si256(bytes, nibble);
-        codes[j + 4] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
-    }
-    if (kind == LM_Q4_K) return;
-    for (int j = 0; j < 8; j++) {
-        const __m256i bytes = _mm256_loadu_si256((const __m256i *)(from + 256 + (kind == LM_Q6_K ? j / 4 * 64 : 0)));
-        const int shift = kind == LM_Q6_K ? 2 * (j % 4) : j; /* where bit 4 of the code lies */
-        const __m256i placed = shift < 4 ? _mm256_slli_epi16(bytes, 4 - shift) : _mm256_srli_epi16(bytes, shift - 4);
-        codes[j] = _mm256_or_si256(codes[j], _mm256_and_si256(placed, kind == LM_Q6_K ? both : fifth));
-    }
-}
+/* Two scales for a group: one for each half of its columns, as Q6_K has them. */
+INLINE int has_two_scales(const int kind) { return FORMATS[kind].small_scales == 2; }
 
 /* The products of half a group's codes and inputs, added up. */
 INLINE __m256i half_group(const __m256i *codes, const int8_t *q, const int kind) {
@@ -94,7 +102,7 @@ INLINE __m256i half_group(const __m256i *codes, const int8_t *q, const int kind)
     __m256i sums[4];
     for (int j = 0; j < 4; j++) sums[j] = _mm256_maddubs_epi16(codes[j], four(q + 4 * j));
     const __m256i left = _mm256_add_epi16(sums[0], sums[1]), right = _mm256_add_epi16(sums[2], sums[3]);
-    if (kind != LM_Q6_K) return _mm256_madd_epi16(ones, _mm256_add_epi16(left, right));
+    if (FORMATS[kind].code_bits <= 5) return _mm256_madd_epi16(ones, _mm256_add_epi16(left, right));
     return _mm256_add_epi32(_mm256_madd_epi16(ones, left), _mm256_madd_epi16(ones, right));
 }
 
@@ -102,31 +110,30 @@ INLINE __m256i half_group(const __m256i *codes, const int8_t *q, const int kind)
 INLINE __m256 super_value(
     const __m256i codes[8], const lm_block *block, const int kind, __m256 scale, __m256 right_scale) {
     __m256i left = half_group(codes, block->q, kind), right = half_group(codes + 4, block->q + 16, kind);
-    if (kind != LM_Q6_K) return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_add_epi32(left, right)), scale);
-    left = _mm256_sub_epi32(left, _mm256_set1_epi32(32 * block->first));
-    right = _mm256_sub_epi32(right, _mm256_set1_epi32(32 * (block->sum - block->first)));
+    const int zero = FORMATS[kind].zero;
+    if (!has_two_scales(kind)) return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_add_epi32(left, right)), scale);
+    left = _mm256_sub_epi32(left, _mm256_set1_epi32(zero * block->first));
+    right = _mm256_sub_epi32(right, _mm256_set1_epi32(zero * (block->sum - block->first)));
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(left), scale, _mm256_mul_ps(_mm256_cvtepi32_ps(right), right_scale));
 }
 
-INLINE __m256 small_floats(const uint8_t *from, const int kind) {
-    const __m128i bytes = _mm_loadl_epi64((const __m128i *)from);
-    return _mm256_cvtepi32_ps(kind == LM_Q6_K ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+INLINE __m256 bytes_at(const uint8_t *from) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)));
 }
 
-INLINE __m256 halves_at(const uint8_t *from) {
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+INLINE __m256 signed_bytes_at(const int8_t *from) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
 }
 
 /* Group `g` of 8 of a tile's 16 rows, for the K formats: added to `parts`, of `rows` rows of inputs. */
 INLINE void half_super_group(const tile_column *t, const uint8_t *tile, const small_integers *small, int g, int half, __m256 *parts,
                              const int kind, const int rows) {
-    const uint8_t *scales = (kind == LM_Q6_K ? tile + 32 + 32 * g : small->scale + 16 * g) + 8 * half;
-    const __m256 scale = small_floats(scales, kind), right_scale = kind == LM_Q6_K ? small_floats(scales + 16, kind) : scale;
-    const uint8_t *from = tile + head_bytes(kind) + g * code_bytes(kind);
-    for (size_t at = 0; at < code_bytes(kind) && half == 0; at += 64)
-        _mm_prefetch((const char *)from + at + BYTES_AHEAD, _MM_HINT_T0);
+    const tile_q6_k *own = (const tile_q6_k *)tile; /* of two scales a group */
+    const int first = 8 * half;
+    const __m256 scale = has_two_scales(kind) ? signed_bytes_at(&own->s[2 * g][first]) : bytes_at(&small->s[g][first]);
+    const __m256 right_scale = has_two_scales(kind) ? signed_bytes_at(&own->s[2 * g + 1][first]) : scale;
     __m256i codes[8];
-    super_codes(from + 32 * half, kind, codes);
+    load_codes(codes_of(kind, tile, g), half, t->w, kind, codes);
     for (int m = 0; m < rows; m++) {
         const lm_block *block = &t->x[(size_t)m * t->groups + g];
         const __m256 value = super_value(codes, block, kind, scale, right_scale);
@@ -137,22 +144,22 @@ INLINE void half_super_group(const tile_column *t, const uint8_t *tile, const sm
 /* The total of 8 of a tile's 16 rows and that of 256 more columns, of which `part` is all but the scale and the minima. */
 INLINE __m256 add_super(
     __m256 total, __m256 part, const uint8_t *tile, const small_integers *small, int half, const lm_block *x, const int kind) {
-    total = _mm256_fmadd_ps(halves_at(tile + 16 * half), part, total);
-    if (kind == LM_Q6_K) return total;
+    total = _mm256_fmadd_ps(halves_at(scales_of(kind, tile) + 8 * half), part, total);
+    if (!FORMATS[kind].has_minimum) return total;
     __m256 offset = _mm256_setzero_ps();
     for (int g = 0; g < 8; g++)
-        offset = _mm256_fmadd_ps(small_floats(small->minimum + 16 * g + 8 * half, kind), _mm256_set1_ps(x[g].total), offset);
-    return _mm256_fnmadd_ps(halves_at(tile + 32 + 16 * half), offset, total);
+        offset = _mm256_fmadd_ps(bytes_at(&small->t[g][8 * half]), _mm256_set1_ps(x[g].total), offset);
+    return _mm256_fnmadd_ps(halves_at(minima_of(kind, tile) + 8 * half), offset, total);
 }
 
 /* As `tile_rows`, for the K formats; the stripes take turns group by group here too. */
 INLINE void super_rows(const tile_column *t, const int kind, const int rows) {
-    small_integers small[STRIPES_AT_ONCE]; /* Q6_K has others, and leaves these alone */
+    small_integers small[STRIPES_AT_ONCE]; /* with two scales a group, these are left alone */
     __m256 parts[STRIPES_AT_ONCE][2][ROWS_AT_ONCE];
     for (int i = 0; i < t->count; i++) {
         const uint8_t *tile = t->tiles + i * t->step;
-        for (size_t at = 0; at < head_bytes(kind); at += 64) _mm_prefetch((const char *)tile + at + BYTES_AHEAD, _MM_HINT_T0);
-        if (kind != LM_Q6_K) small[i] = unpack_integers(tile);
+        for (size_t at = 0; at < FORMATS[kind].codes_at; at += 64) _mm_prefetch((const char *)tile + at + BYTES_AHEAD, _MM_HINT_T0);
+        if (!has_two_scales(kind)) small[i] = unpack_integers(tile);
         for (int half = 0; half < 2; half++)
             for (int m = 0; m < rows; m++) parts[i][half][m] = _mm256_setzero_ps();
     }

@@ -17,57 +17,64 @@ INLINE __m512i four(const int8_t *q) {
 }
 
 INLINE __m512i codebook_of(const lm_matrix *w, const int kind) {
-    return kind == LM_IQ4_NL
+    return FORMATS[kind].has_codebook
         ? _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)w->codebook)) : _mm512_setzero_si512();
 }
 
-/* What stands for 0 in a tile's codes. */
-INLINE int zero_of(const int kind) {
-    return kind == LM_Q4_0 ? 8 : kind == LM_Q6_K ? 32 : kind == LM_Q4_1 || kind == LM_Q4_K || kind == LM_Q5_K ? 0 : 128;
+/* Two scales for a group: one for each half of its columns, as Q6_K has them. */
+INLINE int has_two_scales(const int kind) { return FORMATS[kind].small_scales == 2; }
+
+/* What sums of codes times inputs start from; where a group has two scales there are two sums, `part` 0 and 1. */
+INLINE __m512i start_of(const lm_block *block, const int kind, const int part) {
+    const int sum = !has_two_scales(kind) ? block->sum : part == 0 ? block->first : block->sum - block->first;
+    return _mm512_set1_epi32(-FORMATS[kind].zero * sum);
 }
 
-/* What sums of codes times inputs start from. Q6_K has two for a group, `half` 0 and 1, since each half has a scale. */
-INLINE __m512i start_of(const lm_block *block, const int kind, const int half) {
-    const int sum = kind != LM_Q6_K ? block->sum : half == 0 ? block->first : block->sum - block->first;
-    return _mm512_set1_epi32(-zero_of(kind) * sum);
-}
-
-/* codes[j] holds columns 4j to 4j + 3 of a tile's 16 rows, in 8 bits each. */
-INLINE void load_codes(const uint8_t *tile, const int kind, __m512i book, __m512i codes[8]) {
-    const __m512i nibble = _mm512_set1_epi8(15);
-    for (int j = 0; j < (kind == LM_Q8_0 ? 8 : 4); j++) {
-        __m512i bytes = _mm512_loadu_si512(tile + 64 * j);
-        _mm_prefetch((const char *)tile + 64 * j + BYTES_AHEAD, _MM_HINT_T0);
-        if (kind == LM_Q8_0) {
+/* codes[j] holds columns 4j to 4j + 3 of a group's 16 rows, in 8 bits each. */
+INLINE void load_codes(const code_line *lines, const int kind, __m512i book, __m512i codes[8]) {
+    const int bits = FORMATS[kind].code_bits;
+    const __m512i nibble = _mm512_set1_epi8(15), high_mask = _mm512_set1_epi8((char)(((1 << (bits - 4)) - 1) << 4));
+    for (int j = 0; j < (bits == 8 ? 8 : 4); j++) {
+        const __m512i bytes = _mm512_loadu_si512(&lines[j]);
+        _mm_prefetch((const char *)&lines[j] + BYTES_AHEAD, _MM_HINT_T0);
+        if (bits == 8) {
             codes[j] = bytes;
             continue;
         }
         codes[j] = _mm512_and_si512(bytes, nibble);
         codes[j + 4] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble);
-        if (kind == LM_IQ4_NL) {
+        if (FORMATS[kind].has_codebook) {
             codes[j] = _mm512_shuffle_epi8(book, codes[j]);
             codes[j + 4] = _mm512_shuffle_epi8(book, codes[j + 4]);
         }
     }
+    if (bits == 4 || bits == 8) return;
+    for (int i = 4; i < bits; i++) _mm_prefetch((const char *)&lines[i] + BYTES_AHEAD, _MM_HINT_T0);
+    for (int j = 0; j < 8; j++) {
+        const __m512i bytes = _mm512_loadu_si512(&lines[high_line(kind, j)]);
+        const int shift = high_shift(kind, j); /* to where bit 4 of the code lies */
+        const __m512i placed = shift < 4 ? _mm512_slli_epi16(bytes, 4 - shift) : _mm512_srli_epi16(bytes, shift - 4);
+        codes[j] = _mm512_or_si512(codes[j], _mm512_and_si512(placed, high_mask));
+    }
 }
 
 typedef struct {
-    __m512 scale, other; /* `other` is the minimum, or Q6_K's scale of a group's second half */
+    __m512 scale, other; /* `other` is the minimum, or the scale of a group's second half */
 } factors;
 
-INLINE __m512 halves_at(const uint8_t *from) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from)); }
+INLINE __m512 halves_at(const float16 *from) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from)); }
 
 INLINE factors load_factors(const uint8_t *tile, const int kind) {
-    const uint8_t *halves = tile + code_bytes(kind);
-    _mm_prefetch((const char *)halves + BYTES_AHEAD, _MM_HINT_T0);
-    return (factors){halves_at(halves), kind == LM_Q4_1 ? halves_at(halves + 32) : _mm512_setzero_ps()};
+    const float16 *scales = scales_of(kind, tile);
+    _mm_prefetch((const char *)scales + BYTES_AHEAD, _MM_HINT_T0);
+    return (factors){halves_at(scales), FORMATS[kind].has_minimum ? halves_at(minima_of(kind, tile)) : _mm512_setzero_ps()};
 }
 
 /* The total of 16 rows and that of one more group, whose codes' products add up to `sum`. */
 INLINE __m512 add_group(__m512 total, __m512i sum, factors f, const lm_block *block, const int kind) {
     const __m512 both = _mm512_mul_ps(f.scale, _mm512_set1_ps(block->scale));
     total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), both, total);
-    if (kind == LM_Q4_1) total = _mm512_fmadd_ps(f.other, _mm512_set1_ps(block->total), total);
+    if (FORMATS[kind].has_minimum) total = _mm512_fmadd_ps(f.other, _mm512_set1_ps(block->total), total);
     return total;
 }
 
@@ -82,7 +89,7 @@ INLINE void one_or_two_tiles(const tile_column *t, int i, const int count, const
     factors f[2];
     for (int k = 0; k < count; k++) {
         const uint8_t *tile = t->tiles + (i + k) * t->step;
-        load_codes(tile, kind, book, codes[k]);
+        load_codes(codes_of(kind, tile, 0), kind, book, codes[k]);
         f[k] = load_factors(tile, kind);
     }
     for (int m = 0; m < rows; m++) {
@@ -101,7 +108,7 @@ INLINE void one_or_two_tiles(const tile_column *t, int i, const int count, const
 }
 
 INLINE void tile_rows(const tile_column *t, const int kind, const int rows) {
-    const int stay = rows <= 2, pairs = rows == 8 && kind != LM_Q8_0; /* Q8's codes, loaded as they are, gain nothing */
+    const int stay = rows <= 2, pairs = rows == 8 && FORMATS[kind].code_bits != 8; /* codes of 8 bits, loaded as they are, gain nothing */
     __m512i starts[ROWS_AT_ONCE], inputs[2][8];
     for (int m = 0; m < rows; m++) {
         const lm_block *block = &t->x[(size_t)m * t->groups];
@@ -113,48 +120,38 @@ INLINE void tile_rows(const tile_column *t, const int kind, const int rows) {
     for (; i < t->count; i++) one_or_two_tiles(t, i, 1, starts, stay ? inputs : NULL, kind, rows);
 }
 
-/* codes[j], j < 8: columns 4j to 4j + 3 of a group of the K formats. */
-INLINE void super_codes(const uint8_t *from, const int kind, __m512i codes[8]) {
-    const __m512i fifth = _mm512_set1_epi8(16), both = _mm512_set1_epi8(48);
-    load_codes(from, LM_Q4_0, _mm512_setzero_si512(), codes); /* the low four bits */
-    if (kind == LM_Q4_K) return;
-    for (size_t at = 256; at < code_bytes(kind); at += 64) _mm_prefetch((const char *)from + at + BYTES_AHEAD, _MM_HINT_T0);
-    for (int j = 0; j < 8; j++) {
-        const __m512i bytes = _mm512_loadu_si512(from + 256 + (kind == LM_Q6_K ? j / 4 * 64 : 0));
-        const int shift = kind == LM_Q6_K ? 2 * (j % 4) : j; /* where bit 4 of the code lies */
-        const __m512i placed = shift < 4 ? _mm512_slli_epi16(bytes, 4 - shift) : _mm512_srli_epi16(bytes, shift - 4);
-        codes[j] = _mm512_or_si512(codes[j], _mm512_and_si512(placed, kind == LM_Q6_K ? both : fifth));
-    }
+INLINE __m512 bytes_at(const uint8_t *from) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)));
 }
 
-INLINE __m512 small_floats(const uint8_t *from, const int kind) {
-    const __m128i bytes = _mm_loadu_si128((const __m128i *)from);
-    return _mm512_cvtepi32_ps(kind == LM_Q6_K ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+INLINE __m512 signed_bytes_at(const int8_t *from) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
 }
 
-/* A group of a tile of the K formats; Q6_K leaves `small` alone. */
+/* A group of a tile of the K types; with two scales a group, `small` is left alone. */
 INLINE factors super_factors(const uint8_t *tile, const small_integers *small, int g, const int kind) {
-    if (kind == LM_Q6_K) return (factors){small_floats(tile + 32 + 32 * g, kind), small_floats(tile + 48 + 32 * g, kind)};
-    return (factors){small_floats(small->scale + 16 * g, kind), _mm512_setzero_ps()};
+    if (!has_two_scales(kind)) return (factors){bytes_at(small->s[g]), _mm512_setzero_ps()};
+    const tile_q6_k *own = (const tile_q6_k *)tile;
+    return (factors){signed_bytes_at(own->s[2 * g]), signed_bytes_at(own->s[2 * g + 1])};
 }
 
-/* The part of 256 columns and one more group of it, whose codes' products add up to `sum`, and for Q6_K `second`. The product
+/* The part of 256 columns and one more group of it, whose codes' products add up to `sum`, or in halves to `sum` and `second`. The product
  * before the float16 scale and the inputs' is a whole number below 2^24, as floats hold them. */
 INLINE __m512 add_super_group(__m512 part, __m512i sum, __m512i second, factors f, const lm_block *block, const int kind) {
     __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), f.scale);
-    if (kind == LM_Q6_K) value = _mm512_fmadd_ps(_mm512_cvtepi32_ps(second), f.other, value);
+    if (has_two_scales(kind)) value = _mm512_fmadd_ps(_mm512_cvtepi32_ps(second), f.other, value);
     return _mm512_fmadd_ps(value, _mm512_set1_ps(block->scale), part);
 }
 
 /* The total of 16 rows and that of 256 more columns, of which `part` is all but the scale and the minima. */
 INLINE __m512 add_super(
     __m512 total, __m512 part, const uint8_t *tile, const small_integers *small, const lm_block *x, const int kind) {
-    total = _mm512_fmadd_ps(halves_at(tile), part, total);
-    if (kind == LM_Q6_K) return total;
+    total = _mm512_fmadd_ps(halves_at(scales_of(kind, tile)), part, total);
+    if (!FORMATS[kind].has_minimum) return total;
     __m512 offset = _mm512_setzero_ps();
     for (int g = 0; g < 8; g++)
-        offset = _mm512_fmadd_ps(small_floats(small->minimum + 16 * g, kind), _mm512_set1_ps(x[g].total), offset);
-    return _mm512_fnmadd_ps(halves_at(tile + 32), offset, total);
+        offset = _mm512_fmadd_ps(bytes_at(small->t[g]), _mm512_set1_ps(x[g].total), offset);
+    return _mm512_fnmadd_ps(halves_at(minima_of(kind, tile)), offset, total);
 }
 
 /* As `tile_rows`, for the K formats; the stripes take turns group by group here too. */
@@ -163,8 +160,8 @@ INLINE void super_rows(const tile_column *t, const int kind, const int rows) {
     __m512 parts[STRIPES_AT_ONCE][ROWS_AT_ONCE];
     for (int i = 0; i < t->count; i++) {
         const uint8_t *tile = t->tiles + i * t->step;
-        for (size_t at = 0; at < head_bytes(kind); at += 64) _mm_prefetch((const char *)tile + at + BYTES_AHEAD, _MM_HINT_T0);
-        if (kind != LM_Q6_K) small[i] = unpack_integers(tile);
+        for (size_t at = 0; at < FORMATS[kind].codes_at; at += 64) _mm_prefetch((const char *)tile + at + BYTES_AHEAD, _MM_HINT_T0);
+        if (!has_two_scales(kind)) small[i] = unpack_integers(tile);
         for (int m = 0; m < rows; m++) parts[i][m] = _mm512_setzero_ps();
     }
     for (int g = 0; g < 8; g++)
@@ -172,16 +169,16 @@ INLINE void super_rows(const tile_column *t, const int kind, const int rows) {
             const uint8_t *tile = t->tiles + i * t->step;
             const factors f = super_factors(tile, &small[i], g, kind);
             __m512i codes[8];
-            super_codes(tile + head_bytes(kind) + g * code_bytes(kind), kind, codes);
+            load_codes(codes_of(kind, tile, g), kind, _mm512_setzero_si512(), codes);
             for (int m = 0; m < rows; m++) {
                 const lm_block *block = &t->x[(size_t)m * t->groups + g];
                 __m512i left = start_of(block, kind, 0);
-                __m512i right = kind == LM_Q6_K ? start_of(block, kind, 1) : _mm512_setzero_si512();
+                __m512i right = has_two_scales(kind) ? start_of(block, kind, 1) : _mm512_setzero_si512();
                 for (int j = 0; j < 4; j++) {
                     left = _mm512_dpbusd_epi32(left, codes[j], four(block->q + 4 * j));
                     right = _mm512_dpbusd_epi32(right, codes[j + 4], four(block->q + 4 * j + 16));
                 }
-                if (kind != LM_Q6_K) left = _mm512_add_epi32(left, right);
+                if (!has_two_scales(kind)) left = _mm512_add_epi32(left, right);
                 parts[i][m] = add_super_group(parts[i][m], left, right, f, block, kind);
             }
         }
@@ -200,7 +197,7 @@ INLINE void super_rows(const tile_column *t, const int kind, const int rows) {
 #define BLOCK_ROWS 4
 #define BLOCK_GROUPS 4 /* of a stripe are unpacked at a time: the first cache holds them beside the sums of 64 rows */
 
-_Static_assert(LM_SUPER / LM_GROUP % BLOCK_GROUPS == 0, "a tile of the K formats is whole blocks");
+_Static_assert(GROUPS_OF_SUPER % BLOCK_GROUPS == 0, "a tile of the K formats is whole blocks");
 
 typedef struct {
     __m512i codes[8];
@@ -211,16 +208,16 @@ typedef struct {
  * The sums stay in registers; an input serves all stripes, and a code all rows. */
 INLINE void block_product(const unpacked *group, const lm_block *x, size_t groups, int begins, const int kind, const int stripes,
                           const int rows, float *out) {
-    __m512i sum[2][BLOCK_STRIPES][BLOCK_ROWS]; /* the second ones are Q6_K's */
-    for (int half = 0; half < (kind == LM_Q6_K ? 2 : 1); half++)
+    __m512i sum[2][BLOCK_STRIPES][BLOCK_ROWS]; /* the second ones where a group has two scales */
+    for (int part = 0; part < (has_two_scales(kind) ? 2 : 1); part++)
         for (int m = 0; m < rows; m++)
-            for (int i = 0; i < stripes; i++) sum[half][i][m] = start_of(&x[m * groups], kind, half);
+            for (int i = 0; i < stripes; i++) sum[part][i][m] = start_of(&x[m * groups], kind, part);
 #pragma GCC unroll 8
     for (int j = 0; j < 8; j++)
         for (int m = 0; m < rows; m++) {
-            const int half = kind == LM_Q6_K ? j / 4 : 0;
+            const int part = has_two_scales(kind) ? j / 4 : 0;
             const __m512i input = four(x[m * groups].q + 4 * j);
-            for (int i = 0; i < stripes; i++) sum[half][i][m] = _mm512_dpbusd_epi32(sum[half][i][m], group[i].codes[j], input);
+            for (int i = 0; i < stripes; i++) sum[part][i][m] = _mm512_dpbusd_epi32(sum[part][i][m], group[i].codes[j], input);
         }
     for (int i = 0; i < stripes; i++)
         for (int m = 0; m < rows; m++) {
@@ -241,7 +238,7 @@ INLINE void block_rows(const unpacked *group, const lm_block *x, size_t groups, 
 #define ROWS(NUMBER)                            \
     for (; m + NUMBER <= num_rows; m += NUMBER) \
     block_product(group, x + m * groups, groups, begins, kind, stripes, NUMBER, out + m * LM_TILE_ROWS)
-    if (kind != LM_Q6_K) ROWS(BLOCK_ROWS); /* its two sums take twice as many registers */
+    if (!has_two_scales(kind)) ROWS(BLOCK_ROWS); /* two sums take twice as many registers */
     ROWS(2);
     ROWS(1);
 #undef ROWS
@@ -261,12 +258,11 @@ INLINE void unpack_groups(const block_stripes *s, int g, const int kind, const i
     const int of_tile = tile_cols(kind) / LM_GROUP;
     for (int i = 0; i < stripes; i++) {
         const uint8_t *tile = s->tiles + i * s->step + g / of_tile * tile_bytes(kind);
+        load_codes(codes_of(kind, tile, g % of_tile), kind, codebook_of(s->w, kind), to[i].codes);
         if (is_super(kind)) {
-            if (g % of_tile == 0 && kind != LM_Q6_K) small[i] = unpack_integers(tile);
-            super_codes(tile + head_bytes(kind) + g % of_tile * code_bytes(kind), kind, to[i].codes);
+            if (g % of_tile == 0 && !has_two_scales(kind)) small[i] = unpack_integers(tile);
             to[i].f = super_factors(tile, &small[i], g % of_tile, kind);
         } else {
-            load_codes(tile, kind, codebook_of(s->w, kind), to[i].codes);
             to[i].f = load_factors(tile, kind);
         }
     }
@@ -279,7 +275,7 @@ INLINE void add_parts(const block_stripes *s, int t, const int kind, const int s
         for (int m = 0; m < s->num_rows; m++) {
             const size_t at = i * STRIDE + m * LM_TILE_ROWS;
             const __m512 total = t == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(out + at);
-            const lm_block *x = s->x + (size_t)m * s->groups + t * (LM_SUPER / LM_GROUP);
+            const lm_block *x = s->x + (size_t)m * s->groups + t * GROUPS_OF_SUPER;
             const uint8_t *tile = s->tiles + i * s->step + t * tile_bytes(kind);
             _mm512_storeu_ps(out + at, add_super(total, _mm512_loadu_ps(parts + at), tile, &small[i], x, kind));
         }

@@ -13,7 +13,7 @@
 /* Rows 4i and 4i + 1 of a tile, columns 8p to 8p + 7, as pairs[2 p]; rows 4i + 2 and 4i + 3 as pairs[2 p + 1]. */
 INLINE void load_pairs(const uint8_t *tile, int i, const int kind, uint8x16_t book, int8x16_t pairs[8]) {
     int8x16_t codes[8];
-    load_codes(tile, i, kind, book, codes);
+    load_codes(codes_of(kind, tile, 0), i, kind, book, codes);
     for (int p = 0; p < 4; p++) {
         const int32x4_t left = vreinterpretq_s32_s8(codes[2 * p]), right = vreinterpretq_s32_s8(codes[2 * p + 1]);
         pairs[2 * p] = vreinterpretq_s8_s32(vzip1q_s32(left, right));

@@ -5,26 +5,27 @@
 
 /* A row of a tile times a group of inputs. */
 static float group_product(const lm_matrix *w, const uint8_t *tile, int row, const lm_block *x) {
-    const uint8_t *halves = tile + code_bytes(w->kind);
+    const code_line *lines = codes_of(w->kind, tile, 0);
     int32_t sum = 0;
-    for (int c = 0; c < LM_GROUP; c++) sum += code_at(w, tile, row, c) * x->q[c];
-    const float product = (float)sum * (half_at(halves, row) * x->scale);
-    return w->kind != LM_Q4_1 ? product : product + half_at(halves + 32, row) * x->total;
+    for (int c = 0; c < LM_GROUP; c++) sum += code_at(w, lines, row, c) * x->q[c];
+    const float product = (float)sum * (half_at(scales_of(w->kind, tile), row) * x->scale);
+    return FORMATS[w->kind].has_minimum ? product + half_at(minima_of(w->kind, tile), row) * x->total : product;
 }
 
 /* A row of a tile of the K formats times eight groups of inputs; the whole numbers stay below 2^24, as floats hold them. */
 static float super_product(const lm_matrix *w, const uint8_t *tile, int row, const lm_block *x) {
-    const uint8_t *codes = tile + head_bytes(w->kind);
+    const int has_minimum = FORMATS[w->kind].has_minimum;
     float product = 0, offset = 0;
-    for (int g = 0; g < LM_SUPER / LM_GROUP; g++, codes += code_bytes(w->kind), x++) {
+    for (int g = 0; g < GROUPS_OF_SUPER; g++, x++) {
+        const code_line *lines = codes_of(w->kind, tile, g);
         int32_t sum = 0;
         for (int c = 0; c < LM_GROUP; c++)
-            sum += scale_at(w->kind, tile, row, g * LM_GROUP + c) * code_at(w, codes, row, c) * x->q[c];
+            sum += scale_at(w->kind, tile, row, g * LM_GROUP + c) * code_at(w, lines, row, c) * x->q[c];
         product += (float)sum * x->scale;
-        if (w->kind != LM_Q6_K) offset += (float)(minimum_at(tile, row, g) * x->sum) * x->scale;
+        if (has_minimum) offset += (float)(minimum_at(tile, row, g) * x->sum) * x->scale;
     }
-    product *= half_at(tile, row);
-    return w->kind == LM_Q6_K ? product : product - half_at(tile + 32, row) * offset;
+    product *= half_at(scales_of(w->kind, tile), row);
+    return has_minimum ? product - half_at(minima_of(w->kind, tile), row) * offset : product;
 }
 
 /* Stripe i of `num_stripes` from `stripe` on: out + i * STRIDE (num_rows, 16) = its 16 rows times `num_rows` rows of inputs. */

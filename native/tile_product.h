@@ -53,15 +53,10 @@ INLINE void product_of_kind(
 /* Stripe i of `num_stripes` from `stripe` on: out + i * STRIDE (num_rows, 16) = its 16 rows times `num_rows` rows of inputs. */
 static void tile_product(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, float *out) {
 #define CASE(KIND) \
-    case KIND: product_of_kind(w, stripe, num_stripes, x, num_rows, KIND, out); break
+    case KIND: product_of_kind(w, stripe, num_stripes, x, num_rows, KIND, out); break;
     switch (w->kind) {
-        CASE(LM_Q8_0);
-        CASE(LM_Q4_0);
-        CASE(LM_Q4_1);
-        CASE(LM_IQ4_NL);
-        CASE(LM_Q4_K);
-        CASE(LM_Q5_K);
-        CASE(LM_Q6_K);
+        FOR_GROUP_TYPES(CASE)
+        FOR_SUPER_TYPES(CASE)
     }
 #undef CASE
 }

@@ -87,7 +87,7 @@ static lm_matrix random_matrix(int kind, int rows, int cols, int codes) {
     }
     const size_t stripes = ((size_t)rows + 15) / 16, num_tiles = (size_t)tiles_of(&w), size = tile_bytes(kind);
     const size_t num_halves = kind == LM_Q4_1 || kind == LM_Q4_K || kind == LM_Q5_K ? 32 : 16;
-    const size_t halves_at = is_super(kind) ? 0 : code_bytes(kind);
+    const size_t halves_at = FORMATS[kind].d_at;
     uint8_t *tiles = ARRAY(uint8_t, stripes * num_tiles * size);
     for (size_t tile = 0; tile < stripes * num_tiles; tile++) {
         uint8_t *bytes = tiles + tile * size;
