@@ -1,10 +1,10 @@
-/* The product of some stripes, of a set whose `many_rows_product` takes as many rows as it can, and of another set's
+/* The product of some panels, of a set whose `many_rows_product` takes as many rows as it can, and of another set's
  * `few_rows_product`, which computes the rest: included at the end of a file that defines them.
  */
 
-/* As many rows of one stripe's product as there can be; returns how many. */
-static int many_rows(const lm_matrix *w, int stripe, const lm_block *x, int num_rows, float *out) {
-    const uint8_t *tiles = stripe_at(w, stripe);
+/* As many rows of one panel's product as there can be; returns how many. */
+static int many_rows(const lm_matrix *w, int panel, const lm_block *x, int num_rows, float *out) {
+    const uint8_t *tiles = panel_at(w, panel);
 #define CASE(KIND) \
     case KIND: return many_rows_product(w, tiles, x, num_rows, KIND, out);
     switch (w->kind) {
@@ -15,9 +15,9 @@ static int many_rows(const lm_matrix *w, int stripe, const lm_block *x, int num_
 }
 
 /* As in tile_product.h. */
-static void tile_product(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, float *out) {
+static void tile_product(const lm_matrix *w, int panel, int num_panels, const lm_block *x, int num_rows, float *out) {
     int done = 0;
-    for (int i = 0; i < num_stripes; i++) done = many_rows(w, stripe + i, x, num_rows, out + (size_t)i * STRIDE);
+    for (int i = 0; i < num_panels; i++) done = many_rows(w, panel + i, x, num_rows, out + (size_t)i * PANEL_STRIDE);
     x += (size_t)done * (w->cols / LM_GROUP);
-    few_rows_product(w, stripe, num_stripes, x, num_rows - done, out + done * LM_TILE_ROWS);
+    few_rows_product(w, panel, num_panels, x, num_rows - done, out + done * LM_TILE_ROWS);
 }

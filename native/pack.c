@@ -5,7 +5,7 @@
 #include "pool.h"
 #include "tiles.h"
 
-#define STRIPES_OF_A_PIECE 8
+#define PANELS_OF_A_PIECE 8
 
 typedef struct {
     int kind, rows, cols;
@@ -157,18 +157,18 @@ static void pack_block(const void *block, int kind, int r, uint8_t *tile) {
 
 /* --- all --------------------------------------------------------------------------------------------------------- */
 
-static void pack_stripes(void *context, lm_team team) {
+static void pack_panels(void *context, lm_team team) {
     (void)team;
     packing *p = context;
-    const int num_tiles = p->cols / tile_cols(p->kind), stripes = (p->rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS;
+    const int num_tiles = p->cols / tile_cols(p->kind), panels = (p->rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS;
     const size_t size = tile_bytes(p->kind), block = size / LM_TILE_ROWS; /* a tile has no byte more than its blocks */
-    for (int first; (first = lm_next(&p->next) * STRIPES_OF_A_PIECE) < stripes;)
-        for (int stripe = first; stripe < stripes && stripe < first + STRIPES_OF_A_PIECE; stripe++)
+    for (int first; (first = lm_next(&p->next) * PANELS_OF_A_PIECE) < panels;)
+        for (int panel = first; panel < panels && panel < first + PANELS_OF_A_PIECE; panel++)
             for (int t = 0; t < num_tiles; t++) {
-                uint8_t *tile = p->tiles + ((size_t)stripe * num_tiles + t) * size;
+                uint8_t *tile = p->tiles + ((size_t)panel * num_tiles + t) * size;
                 memset(tile, 0, size);
-                for (int r = 0; r < LM_TILE_ROWS && stripe * LM_TILE_ROWS + r < p->rows; r++) {
-                    const uint8_t *from = p->blocks + ((size_t)(stripe * LM_TILE_ROWS + r) * num_tiles + t) * block;
+                for (int r = 0; r < LM_TILE_ROWS && panel * LM_TILE_ROWS + r < p->rows; r++) {
+                    const uint8_t *from = p->blocks + ((size_t)(panel * LM_TILE_ROWS + r) * num_tiles + t) * block;
                     pack_block(from, p->kind, r, tile);
                 }
             }
@@ -189,7 +189,7 @@ void lm_pack(int32_t kind, int32_t rows, int32_t cols, const uint8_t *blocks, ui
     packing p = {.kind = kind, .rows = rows, .cols = cols, .blocks = blocks, .tiles = tiles};
     use_huge_pages(tiles, (size_t)((rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS) * (cols / tile_cols(kind)) * tile_bytes(kind));
     lm_enter();
-    lm_parallel(pack_stripes, &p);
+    lm_parallel(pack_panels, &p);
     lm_leave();
 }
 

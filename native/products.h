@@ -1,55 +1,55 @@
-/* The products of one stage: a thread takes some stripes of a matrix at a time, and a set's `tile_product` multiplies them. */
+/* The products of one stage: a thread takes some panels of a matrix at a time, and a set's `tile_product` multiplies them. */
 #include "products_float.h"
 #include LM_PRODUCTS /* tile_product of this set */
 
-#define STRIPES_OF_THE_REST 4
+#define PANELS_OF_THE_REST 4
 
-static inline int stripes_of(const lm_matrix *w) { return (w->rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS; }
+static inline int panels_of(const lm_matrix *w) { return (w->rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS; }
 
-/* Some stripes of one of a stage's matrices; `count` is 0 when no piece is left. */
+/* Some panels of one of a stage's matrices; `count` is 0 when no piece is left. */
 typedef struct {
-    int matrix, stripe, count;
+    int matrix, panel, count;
 } piece;
 
-/* Of some matrices first most stripes, eight at a time, then the rest, four at a time, so that all threads end at about the same
+/* Of some matrices first most panels, eight at a time, then the rest, four at a time, so that all threads end at about the same
  * time. */
 static piece piece_of(const lm_matrix *const *w, int num_matrices, lm_team team, int number) {
     for (int is_rest = 0; is_rest < 2; is_rest++)
         for (int i = 0; i < num_matrices; i++) {
-            const int large = stripes_of(w[i]) * 3 / 4 / (STRIPES_AT_ONCE * team.count) * team.count;
-            const int first = is_rest ? large * STRIPES_AT_ONCE : 0, size = is_rest ? STRIPES_OF_THE_REST : STRIPES_AT_ONCE;
-            const int pieces = is_rest ? (stripes_of(w[i]) - first + size - 1) / size : large;
+            const int large = panels_of(w[i]) * 3 / 4 / (PANELS_AT_ONCE * team.count) * team.count;
+            const int first = is_rest ? large * PANELS_AT_ONCE : 0, size = is_rest ? PANELS_OF_THE_REST : PANELS_AT_ONCE;
+            const int pieces = is_rest ? (panels_of(w[i]) - first + size - 1) / size : large;
             if (number < pieces) {
-                const int stripe = first + number * size;
-                return (piece){i, stripe, min_int(size, stripes_of(w[i]) - stripe)};
+                const int panel = first + number * size;
+                return (piece){i, panel, min_int(size, panels_of(w[i]) - panel)};
             }
             number -= pieces;
         }
     return (piece){0, 0, 0};
 }
 
-/* Ask memory for where a piece begins; what follows is asked for on the way. */
-static inline void announce(const lm_matrix *w, piece at) {
-    if (is_float(w)) return; /* `four_rows` asks itself */
+/* Prefetch where a piece begins; products prefetch what follows on the way. */
+static inline void prefetch_beginning(const lm_matrix *w, piece at) {
+    if (is_float(w)) return; /* `four_rows` prefetches itself */
     const size_t size = (size_t)tiles_of(w) * tile_bytes(w->kind);
     for (int i = 0; i < at.count; i++)
         for (size_t place = 0; place < size && place < BYTES_AHEAD; place += 64)
-            __builtin_prefetch(stripe_at(w, at.stripe + i) + place);
+            __builtin_prefetch(panel_at(w, at.panel + i) + place);
 }
 
 /* Results of a piece for `num_rows` rows of tokens from `m` on, at most ROWS_IN_CACHE. */
-static inline void stripes_product(const lm_matrix *w, piece at, inputs in, int m, int num_rows, float *out) {
+static inline void panels_product(const lm_matrix *w, piece at, inputs in, int m, int num_rows, float *out) {
     if (is_float(w))
-        float_product(w, at.stripe, at.count, in, m, num_rows, out);
+        float_product(w, at.panel, at.count, in, m, num_rows, out);
     else
-        tile_product(w, at.stripe, at.count, in.blocks + (size_t)m * (w->cols / LM_GROUP), num_rows, out);
+        tile_product(w, at.panel, at.count, in.blocks + (size_t)m * (w->cols / LM_GROUP), num_rows, out);
 }
 
-/* Rows of tokens `m` to `m + rows` of one stripe, written to y (num_rows), or added to it. */
-static inline void write_stripe(const float *out, int stripe, const lm_matrix *w, int m, int rows, float *y, int stride, int add) {
-    const int width = min_int(LM_TILE_ROWS, w->rows - stripe * LM_TILE_ROWS);
+/* Rows of tokens `m` to `m + rows` of one panel, written to y (num_rows), or added to it. */
+static inline void write_panel(const float *out, int panel, const lm_matrix *w, int m, int rows, float *y, int stride, int add) {
+    const int width = min_int(LM_TILE_ROWS, w->rows - panel * LM_TILE_ROWS);
     for (int k = 0; k < rows; k++) {
-        float *to = y + (size_t)(m + k) * stride + stripe * LM_TILE_ROWS;
+        float *to = y + (size_t)(m + k) * stride + panel * LM_TILE_ROWS;
         for (int r = 0; r < width; r++) to[r] = out[k * LM_TILE_ROWS + r] + (add ? to[r] : 0);
     }
 }
@@ -57,17 +57,17 @@ static inline void write_stripe(const float *out, int stripe, const lm_matrix *w
 /* Several matrices of the same inputs as one: y[i] (num_rows, strides[i]) is written, or added to. */
 static void products(lm_team team, atomic_int *next, const lm_matrix *const *w, int count, inputs in, int num_rows,
                      float *const *y, const int *strides, int add) {
-    _Alignas(64) float out[STRIPES_AT_ONCE * STRIDE];
+    _Alignas(64) float out[PANELS_AT_ONCE * PANEL_STRIDE];
     piece at = piece_of(w, count, team, lm_next(next));
     for (piece coming; at.count > 0; at = coming) {
         coming = piece_of(w, count, team, lm_next(next));
-        announce(w[coming.matrix], coming);
+        prefetch_beginning(w[coming.matrix], coming);
         const int i = at.matrix;
         for (int m = 0; m < num_rows; m += ROWS_IN_CACHE) {
             const int rows = min_int(ROWS_IN_CACHE, num_rows - m);
-            stripes_product(w[i], at, in, m, rows, out);
+            panels_product(w[i], at, in, m, rows, out);
             for (int k = 0; k < at.count; k++)
-                write_stripe(out + k * STRIDE, at.stripe + k, w[i], m, rows, y[i], strides[i], add);
+                write_panel(out + k * PANEL_STRIDE, at.panel + k, w[i], m, rows, y[i], strides[i], add);
         }
     }
 }
@@ -77,31 +77,31 @@ static void put_gated(const float *gate, const float *up, int row, inputs gated,
     _Alignas(64) float group[LM_GROUP];
     for (int half = 0; half < 2; half++) {
         wide g, u;
-        memcpy(&g, gate + half * STRIDE + row * LM_TILE_ROWS, sizeof g);
-        memcpy(&u, up + half * STRIDE + row * LM_TILE_ROWS, sizeof u);
+        memcpy(&g, gate + half * PANEL_STRIDE + row * LM_TILE_ROWS, sizeof g);
+        memcpy(&u, up + half * PANEL_STRIDE + row * LM_TILE_ROWS, sizeof u);
         g = silu(g) * u;
         memcpy(group + half * LM_TILE_ROWS, &g, sizeof g);
     }
     put_group(group, gated, place);
 }
 
-/* Both products of a gated layer, and what is made of them, in one stage: two stripes of each make a group of 32. */
+/* Both products of a gated layer, and what is made of them, in one stage: two panels of each make a group of 32. */
 static void gated_products(lm_team team, atomic_int *next, const lm_layer *layer, inputs in, int num_rows, inputs gated) {
-    _Alignas(64) float gate[STRIPES_AT_ONCE * STRIDE], up[STRIPES_AT_ONCE * STRIDE];
+    _Alignas(64) float gate[PANELS_AT_ONCE * PANEL_STRIDE], up[PANELS_AT_ONCE * PANEL_STRIDE];
     const lm_matrix *const w[] = {&layer->gate};
     const int groups = layer->gate.rows / LM_GROUP;
     piece at = piece_of(w, 1, team, lm_next(next));
     for (piece coming; at.count > 0; at = coming) {
         coming = piece_of(w, 1, team, lm_next(next));
-        announce(&layer->gate, coming);
-        announce(&layer->up, at);
+        prefetch_beginning(&layer->gate, coming);
+        prefetch_beginning(&layer->up, at);
         for (int m = 0; m < num_rows; m += ROWS_IN_CACHE) {
             const int rows = min_int(ROWS_IN_CACHE, num_rows - m);
-            stripes_product(&layer->gate, at, in, m, rows, gate);
-            stripes_product(&layer->up, at, in, m, rows, up);
+            panels_product(&layer->gate, at, in, m, rows, gate);
+            panels_product(&layer->up, at, in, m, rows, up);
             for (int k = 0; k < rows; k++)
                 for (int i = 0; i < at.count; i += 2)
-                    put_gated(gate + i * STRIDE, up + i * STRIDE, k, gated, (size_t)(m + k) * groups + (at.stripe + i) / 2);
+                    put_gated(gate + i * PANEL_STRIDE, up + i * PANEL_STRIDE, k, gated, (size_t)(m + k) * groups + (at.panel + i) / 2);
         }
     }
 }

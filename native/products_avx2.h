@@ -90,7 +90,7 @@ INLINE void half_tile_rows(const tile_column *t, const uint8_t *tile, int half, 
 INLINE void tile_rows(const tile_column *t, const int kind, const int rows) {
     const uint8_t *tile = t->tiles;
     for (int i = 0; i < t->count; i++, tile += t->step)
-        for (int half = 0; half < 2; half++) half_tile_rows(t, tile, half, t->out + i * STRIDE, kind, rows);
+        for (int half = 0; half < 2; half++) half_tile_rows(t, tile, half, t->out + i * PANEL_STRIDE, kind, rows);
 }
 
 /* Two scales for a group: one for each half of its columns, as Q6_K has them. */
@@ -125,7 +125,7 @@ INLINE __m256 signed_bytes_at(const int8_t *from) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
 }
 
-/* Group `g` of 8 of a tile's 16 rows, for the K formats: added to `parts`, of `rows` rows of inputs. */
+/* Group `g` of 8 of a tile's 16 rows, for the K types: added to `parts`, of `rows` rows of inputs. */
 INLINE void half_super_group(const tile_column *t, const uint8_t *tile, const small_integers *small, int g, int half, __m256 *parts,
                              const int kind, const int rows) {
     const tile_q6_k *own = (const tile_q6_k *)tile; /* of two scales a group */
@@ -152,10 +152,10 @@ INLINE __m256 add_super(
     return _mm256_fnmadd_ps(halves_at(minima_of(kind, tile) + 8 * half), offset, total);
 }
 
-/* As `tile_rows`, for the K formats; the stripes take turns group by group here too. */
+/* As `tile_rows`, for the K types; the panels take turns group by group here too. */
 INLINE void super_rows(const tile_column *t, const int kind, const int rows) {
-    small_integers small[STRIPES_AT_ONCE]; /* with two scales a group, these are left alone */
-    __m256 parts[STRIPES_AT_ONCE][2][ROWS_AT_ONCE];
+    small_integers small[PANELS_AT_ONCE]; /* with two scales a group, these are left alone */
+    __m256 parts[PANELS_AT_ONCE][2][ROWS_AT_ONCE];
     for (int i = 0; i < t->count; i++) {
         const uint8_t *tile = t->tiles + i * t->step;
         for (size_t at = 0; at < FORMATS[kind].codes_at; at += 64) _mm_prefetch((const char *)tile + at + BYTES_AHEAD, _MM_HINT_T0);
@@ -170,7 +170,7 @@ INLINE void super_rows(const tile_column *t, const int kind, const int rows) {
     for (int i = 0; i < t->count; i++)
         for (int m = 0; m < rows; m++)
             for (int half = 0; half < 2; half++) {
-                float *out = t->out + i * STRIDE + m * LM_TILE_ROWS + 8 * half;
+                float *out = t->out + i * PANEL_STRIDE + m * LM_TILE_ROWS + 8 * half;
                 const lm_block *x = &t->x[(size_t)m * t->groups];
                 const __m256 part = parts[i][half][m];
                 _mm256_storeu_ps(out, add_super(sums_at(t, out), part, t->tiles + i * t->step, &small[i], half, x, kind));

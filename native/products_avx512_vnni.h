@@ -80,7 +80,7 @@ INLINE __m512 add_group(__m512 total, __m512i sum, factors f, const lm_block *bl
 
 INLINE __m512 sums_at(const tile_column *t, const float *out) { return t->begins ? _mm512_setzero_ps() : _mm512_loadu_ps(out); }
 
-/* The tiles of `count` stripes, at most 2, from stripe i on. What is made of the inputs of all rows before: where their sums start,
+/* The tiles of `count` panels, at most 2, from panel i on. What is made of the inputs of all rows before: where their sums start,
  * and themselves four by four, or NULL where those are too many for the registers. */
 INLINE void one_or_two_tiles(const tile_column *t, int i, const int count, const __m512i *starts, __m512i (*inputs)[8],
                              const int kind, const int rows) {
@@ -101,7 +101,7 @@ INLINE void one_or_two_tiles(const tile_column *t, int i, const int count, const
             for (int k = 0; k < count; k++) sum[k] = _mm512_dpbusd_epi32(sum[k], codes[k][j], input);
         }
         for (int k = 0; k < count; k++) {
-            float *out = t->out + (i + k) * STRIDE + m * LM_TILE_ROWS;
+            float *out = t->out + (i + k) * PANEL_STRIDE + m * LM_TILE_ROWS;
             _mm512_storeu_ps(out, add_group(sums_at(t, out), sum[k], f[k], block, kind));
         }
     }
@@ -154,10 +154,10 @@ INLINE __m512 add_super(
     return _mm512_fnmadd_ps(halves_at(minima_of(kind, tile)), offset, total);
 }
 
-/* As `tile_rows`, for the K formats; the stripes take turns group by group here too. */
+/* As `tile_rows`, for the K types; the panels take turns group by group here too. */
 INLINE void super_rows(const tile_column *t, const int kind, const int rows) {
-    small_integers small[STRIPES_AT_ONCE];
-    __m512 parts[STRIPES_AT_ONCE][ROWS_AT_ONCE];
+    small_integers small[PANELS_AT_ONCE];
+    __m512 parts[PANELS_AT_ONCE][ROWS_AT_ONCE];
     for (int i = 0; i < t->count; i++) {
         const uint8_t *tile = t->tiles + i * t->step;
         for (size_t at = 0; at < FORMATS[kind].codes_at; at += 64) _mm_prefetch((const char *)tile + at + BYTES_AHEAD, _MM_HINT_T0);
@@ -184,7 +184,7 @@ INLINE void super_rows(const tile_column *t, const int kind, const int rows) {
         }
     for (int i = 0; i < t->count; i++)
         for (int m = 0; m < rows; m++) {
-            float *out = t->out + i * STRIDE + m * LM_TILE_ROWS;
+            float *out = t->out + i * PANEL_STRIDE + m * LM_TILE_ROWS;
             const lm_block *x = &t->x[(size_t)m * t->groups];
             _mm512_storeu_ps(out, add_super(sums_at(t, out), parts[i][m], t->tiles + i * t->step, &small[i], x, kind));
         }
@@ -193,35 +193,35 @@ INLINE void super_rows(const tile_column *t, const int kind, const int rows) {
 /* --- many rows --------------------------------------------------------------------------------------------------- */
 
 #define ROWS_FOR_BLOCKS 12 /* from so many on it pays to unpack weights first */
-#define BLOCK_STRIPES 4
+#define BLOCK_PANELS 4
 #define BLOCK_ROWS 4
-#define BLOCK_GROUPS 4 /* of a stripe are unpacked at a time: the first cache holds them beside the sums of 64 rows */
+#define BLOCK_GROUPS 4 /* of a panel are unpacked at a time: the first cache holds them beside the sums of 64 rows */
 
-_Static_assert(GROUPS_OF_SUPER % BLOCK_GROUPS == 0, "a tile of the K formats is whole blocks");
+_Static_assert(GROUPS_OF_SUPER % BLOCK_GROUPS == 0, "a tile of the K types is whole blocks");
 
 typedef struct {
     __m512i codes[8];
     factors f;
 } unpacked;
 
-/* One group of `rows` rows of inputs times that of each of `stripes` stripes: added to each one's out (rows, 16), which `begins`.
- * The sums stay in registers; an input serves all stripes, and a code all rows. */
-INLINE void block_product(const unpacked *group, const lm_block *x, size_t groups, int begins, const int kind, const int stripes,
+/* One group of `rows` rows of inputs times that of each of `panels` panels: added to each one's out (rows, 16), which `begins`.
+ * The sums stay in registers; an input serves all panels, and a code all rows. */
+INLINE void block_product(const unpacked *group, const lm_block *x, size_t groups, int begins, const int kind, const int panels,
                           const int rows, float *out) {
-    __m512i sum[2][BLOCK_STRIPES][BLOCK_ROWS]; /* the second ones where a group has two scales */
+    __m512i sum[2][BLOCK_PANELS][BLOCK_ROWS]; /* the second ones where a group has two scales */
     for (int part = 0; part < (has_two_scales(kind) ? 2 : 1); part++)
         for (int m = 0; m < rows; m++)
-            for (int i = 0; i < stripes; i++) sum[part][i][m] = start_of(&x[m * groups], kind, part);
+            for (int i = 0; i < panels; i++) sum[part][i][m] = start_of(&x[m * groups], kind, part);
 #pragma GCC unroll 8
     for (int j = 0; j < 8; j++)
         for (int m = 0; m < rows; m++) {
             const int part = has_two_scales(kind) ? j / 4 : 0;
             const __m512i input = four(x[m * groups].q + 4 * j);
-            for (int i = 0; i < stripes; i++) sum[part][i][m] = _mm512_dpbusd_epi32(sum[part][i][m], group[i].codes[j], input);
+            for (int i = 0; i < panels; i++) sum[part][i][m] = _mm512_dpbusd_epi32(sum[part][i][m], group[i].codes[j], input);
         }
-    for (int i = 0; i < stripes; i++)
+    for (int i = 0; i < panels; i++)
         for (int m = 0; m < rows; m++) {
-            float *to = out + i * STRIDE + m * LM_TILE_ROWS;
+            float *to = out + i * PANEL_STRIDE + m * LM_TILE_ROWS;
             __m512 total = begins ? _mm512_setzero_ps() : _mm512_loadu_ps(to);
             if (is_super(kind))
                 total = add_super_group(total, sum[0][i][m], sum[1][i][m], group[i].f, &x[m * groups], kind);
@@ -232,31 +232,31 @@ INLINE void block_product(const unpacked *group, const lm_block *x, size_t group
 }
 
 /* As above, with all rows. */
-INLINE void block_rows(const unpacked *group, const lm_block *x, size_t groups, int begins, const int kind, const int stripes,
+INLINE void block_rows(const unpacked *group, const lm_block *x, size_t groups, int begins, const int kind, const int panels,
                        int num_rows, float *out) {
     int m = 0;
 #define ROWS(NUMBER)                            \
     for (; m + NUMBER <= num_rows; m += NUMBER) \
-    block_product(group, x + m * groups, groups, begins, kind, stripes, NUMBER, out + m * LM_TILE_ROWS)
+    block_product(group, x + m * groups, groups, begins, kind, panels, NUMBER, out + m * LM_TILE_ROWS)
     if (!has_two_scales(kind)) ROWS(BLOCK_ROWS); /* two sums take twice as many registers */
     ROWS(2);
     ROWS(1);
 #undef ROWS
 }
 
-/* Some stripes that are multiplied in blocks. */
+/* Some panels that are multiplied in blocks. */
 typedef struct {
     const lm_matrix *w;
-    const uint8_t *tiles; /* of the first stripe */
-    size_t step;          /* bytes from one stripe to the next */
+    const uint8_t *tiles; /* of the first panel */
+    size_t step;          /* bytes from one panel to the next */
     const lm_block *x;    /* (num_rows, groups) */
     int num_rows, groups;
-} block_stripes;
+} block_panels;
 
-/* Group `g` of each of `stripes` stripes; the K formats' integers are unpacked with the first one of a tile. */
-INLINE void unpack_groups(const block_stripes *s, int g, const int kind, const int stripes, unpacked *to, small_integers *small) {
+/* Group `g` of each of `panels` panels; the K types' integers are unpacked with the first one of a tile. */
+INLINE void unpack_groups(const block_panels *s, int g, const int kind, const int panels, unpacked *to, small_integers *small) {
     const int of_tile = tile_cols(kind) / LM_GROUP;
-    for (int i = 0; i < stripes; i++) {
+    for (int i = 0; i < panels; i++) {
         const uint8_t *tile = s->tiles + i * s->step + g / of_tile * tile_bytes(kind);
         load_codes(codes_of(kind, tile, g % of_tile), kind, codebook_of(s->w, kind), to[i].codes);
         if (is_super(kind)) {
@@ -268,12 +268,12 @@ INLINE void unpack_groups(const block_stripes *s, int g, const int kind, const i
     }
 }
 
-/* Tile `t` of each stripe, whose products but for the scale and the minima are in `parts`, added to out. */
-INLINE void add_parts(const block_stripes *s, int t, const int kind, const int stripes, const small_integers *small,
+/* Tile `t` of each panel, whose products but for the scale and the minima are in `parts`, added to out. */
+INLINE void add_parts(const block_panels *s, int t, const int kind, const int panels, const small_integers *small,
                       const float *parts, float *out) {
-    for (int i = 0; i < stripes; i++)
+    for (int i = 0; i < panels; i++)
         for (int m = 0; m < s->num_rows; m++) {
-            const size_t at = i * STRIDE + m * LM_TILE_ROWS;
+            const size_t at = i * PANEL_STRIDE + m * LM_TILE_ROWS;
             const __m512 total = t == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(out + at);
             const lm_block *x = s->x + (size_t)m * s->groups + t * GROUPS_OF_SUPER;
             const uint8_t *tile = s->tiles + i * s->step + t * tile_bytes(kind);
@@ -281,32 +281,32 @@ INLINE void add_parts(const block_stripes *s, int t, const int kind, const int s
         }
 }
 
-/* `stripes` stripes times all rows, a few groups of each at a time. */
-INLINE void blocks(const block_stripes *s, const int kind, const int stripes, float *out) {
-    unpacked ready[BLOCK_GROUPS][BLOCK_STRIPES];
-    small_integers small[BLOCK_STRIPES];
-    float parts[BLOCK_STRIPES * STRIDE]; /* of the K formats */
+/* `panels` panels times all rows, a few groups of each at a time. */
+INLINE void blocks(const block_panels *s, const int kind, const int panels, float *out) {
+    unpacked ready[BLOCK_GROUPS][BLOCK_PANELS];
+    small_integers small[BLOCK_PANELS];
+    float parts[BLOCK_PANELS * PANEL_STRIDE]; /* of the K types */
     const int of_tile = tile_cols(kind) / LM_GROUP;
     for (int first = 0; first < s->groups; first += BLOCK_GROUPS) {
         const int end = first + BLOCK_GROUPS < s->groups ? first + BLOCK_GROUPS : s->groups;
-        for (int g = first; g < end; g++) unpack_groups(s, g, kind, stripes, ready[g - first], small);
+        for (int g = first; g < end; g++) unpack_groups(s, g, kind, panels, ready[g - first], small);
         for (int g = first; g < end; g++) {
             const int begins = is_super(kind) ? g % of_tile == 0 : g == 0;
-            block_rows(ready[g - first], s->x + g, s->groups, begins, kind, stripes, s->num_rows, is_super(kind) ? parts : out);
+            block_rows(ready[g - first], s->x + g, s->groups, begins, kind, panels, s->num_rows, is_super(kind) ? parts : out);
         }
-        if (is_super(kind) && end % of_tile == 0) add_parts(s, end / of_tile - 1, kind, stripes, small, parts, out);
+        if (is_super(kind) && end % of_tile == 0) add_parts(s, end / of_tile - 1, kind, panels, small, parts, out);
     }
 }
 
 /* As in tile_product.h. */
-INLINE void blocked_product(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, const int kind,
+INLINE void blocked_product(const lm_matrix *w, int panel, int num_panels, const lm_block *x, int num_rows, const int kind,
                             float *out) {
     const size_t step = w->cols / tile_cols(kind) * tile_bytes(kind);
-    block_stripes s = {w, (const uint8_t *)w->data + stripe * step, step, x, num_rows, w->cols / LM_GROUP};
+    block_panels s = {w, (const uint8_t *)w->data + panel * step, step, x, num_rows, w->cols / LM_GROUP};
     int i = 0;
-    for (; i + BLOCK_STRIPES <= num_stripes; i += BLOCK_STRIPES, s.tiles += BLOCK_STRIPES * step)
-        blocks(&s, kind, BLOCK_STRIPES, out + i * STRIDE);
-    for (; i < num_stripes; i++, s.tiles += step) blocks(&s, kind, 1, out + i * STRIDE);
+    for (; i + BLOCK_PANELS <= num_panels; i += BLOCK_PANELS, s.tiles += BLOCK_PANELS * step)
+        blocks(&s, kind, BLOCK_PANELS, out + i * PANEL_STRIDE);
+    for (; i < num_panels; i++, s.tiles += step) blocks(&s, kind, 1, out + i * PANEL_STRIDE);
 }
 
 #include "tile_product.h"

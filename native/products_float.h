@@ -36,11 +36,11 @@ INLINE void last_rows(const int dtype, const lm_matrix *w, int row, const float 
 }
 
 /* As `tile_product`; `cols` apart lie the inputs x of each token. */
-INLINE void float_rows(const int dtype, const lm_matrix *w, int stripe, int num_stripes, const float *x, int num_rows, float *out) {
-    const int begin = stripe * LM_TILE_ROWS, end = begin + num_stripes * LM_TILE_ROWS;
+INLINE void float_rows(const int dtype, const lm_matrix *w, int panel, int num_panels, const float *x, int num_rows, float *out) {
+    const int begin = panel * LM_TILE_ROWS, end = begin + num_panels * LM_TILE_ROWS;
     const size_t cols = w->cols;
     for (int r = begin; r < end; r += 4) {
-        float *to = out + (r - begin) / LM_TILE_ROWS * STRIDE + (r - begin) % LM_TILE_ROWS;
+        float *to = out + (r - begin) / LM_TILE_ROWS * PANEL_STRIDE + (r - begin) % LM_TILE_ROWS;
         for (int m = 0, count; m < num_rows; m += count) {
             quad sums[TOKENS_AT_ONCE];
             const float *own = x + m * cols;
@@ -59,10 +59,10 @@ INLINE void float_rows(const int dtype, const lm_matrix *w, int stripe, int num_
 static inline int is_float(const lm_matrix *w) { return w->kind == LM_BF16 || w->kind == LM_F32; }
 
 /* As `tile_product`, of rows of tokens from `m` on. */
-static void float_product(const lm_matrix *w, int stripe, int num_stripes, inputs in, int m, int num_rows, float *out) {
+static void float_product(const lm_matrix *w, int panel, int num_panels, inputs in, int m, int num_rows, float *out) {
     const size_t first = (size_t)m * w->cols;
     if (w->kind == LM_BF16)
-        float_rows(LM_BFLOAT16, w, stripe, num_stripes, in.pairs.at + first, num_rows, out);
+        float_rows(LM_BFLOAT16, w, panel, num_panels, in.pairs.at + first, num_rows, out);
     else
-        float_rows(LM_FLOAT32, w, stripe, num_stripes, in.floats + first, num_rows, out);
+        float_rows(LM_FLOAT32, w, panel, num_panels, in.floats + first, num_rows, out);
 }

@@ -79,7 +79,7 @@ INLINE void tile_rows(const tile_column *t, const int kind, const int rows) {
             load_codes(codes_of(kind, tile, 0), i, kind, book, codes);
             for (int m = 0; m < rows; m++) {
                 const lm_block *block = &t->x[(size_t)m * t->groups];
-                float *out = t->out + k * STRIDE + m * LM_TILE_ROWS + 4 * i;
+                float *out = t->out + k * PANEL_STRIDE + m * LM_TILE_ROWS + 4 * i;
                 const int32x4_t left = half_group(vdupq_n_s32(start_of(block, kind)), codes, block->q);
                 vst1q_f32(out, add_group(sums_at(t, out), half_group(left, codes + 4, block->q + 16), tile, i, block, kind));
             }
@@ -108,7 +108,7 @@ INLINE float32x4_t signed_bytes_at(const int8_t *from) {
     return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(bits)))));
 }
 
-/* As `tile_rows`, rows 4i to 4i + 3 of one tile of the K formats. */
+/* As `tile_rows`, rows 4i to 4i + 3 of one tile of the K types. */
 INLINE void quarter_super_rows(const tile_column *t, const uint8_t *tile, const small_integers *small, int i, float *out,
                                const int kind, const int rows) {
     const tile_q6_k *own = (const tile_q6_k *)tile; /* of two scales a group */
@@ -134,12 +134,12 @@ INLINE void quarter_super_rows(const tile_column *t, const uint8_t *tile, const 
     }
 }
 
-/* As `tile_rows`, for the K formats. */
+/* As `tile_rows`, for the K types. */
 INLINE void super_rows(const tile_column *t, const int kind, const int rows) {
     const uint8_t *tile = t->tiles;
     for (int k = 0; k < t->count; k++, tile += t->step) {
         const small_integers small = unpack_integers(tile); /* with two scales a group, these are left alone */
-        for (int i = 0; i < 4; i++) quarter_super_rows(t, tile, &small, i, t->out + k * STRIDE + 4 * i, kind, rows);
+        for (int i = 0; i < 4; i++) quarter_super_rows(t, tile, &small, i, t->out + k * PANEL_STRIDE + 4 * i, kind, rows);
     }
 }
 

@@ -21,7 +21,7 @@ INLINE void load_pairs(const uint8_t *tile, int i, const int kind, uint8x16_t bo
     }
 }
 
-/* `rows` rows of inputs, an even number, times a stripe: 4 of its 16 rows at a time, so that the totals stay in registers. */
+/* `rows` rows of inputs, an even number, times a panel: 4 of its 16 rows at a time, so that the totals stay in registers. */
 INLINE void paired_rows(
     const lm_matrix *w, const uint8_t *tiles, int groups, const lm_block *x, const int kind, const int rows, float *out) {
     const size_t size = tile_bytes(kind);

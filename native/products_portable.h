@@ -12,7 +12,7 @@ static float group_product(const lm_matrix *w, const uint8_t *tile, int row, con
     return FORMATS[w->kind].has_minimum ? product + half_at(minima_of(w->kind, tile), row) * x->total : product;
 }
 
-/* A row of a tile of the K formats times eight groups of inputs; the whole numbers stay below 2^24, as floats hold them. */
+/* A row of a tile of the K types times eight groups of inputs; the whole numbers stay below 2^24, as floats hold them. */
 static float super_product(const lm_matrix *w, const uint8_t *tile, int row, const lm_block *x) {
     const int has_minimum = FORMATS[w->kind].has_minimum;
     float product = 0, offset = 0;
@@ -28,17 +28,17 @@ static float super_product(const lm_matrix *w, const uint8_t *tile, int row, con
     return has_minimum ? product - half_at(minima_of(w->kind, tile), row) * offset : product;
 }
 
-/* Stripe i of `num_stripes` from `stripe` on: out + i * STRIDE (num_rows, 16) = its 16 rows times `num_rows` rows of inputs. */
-static void tile_product(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, float *out) {
+/* Panel i of `num_panels` from `panel` on: out + i * PANEL_STRIDE (num_rows, 16) = its 16 rows times `num_rows` rows of inputs. */
+static void tile_product(const lm_matrix *w, int panel, int num_panels, const lm_block *x, int num_rows, float *out) {
     const int groups = w->cols / LM_GROUP, num_tiles = tiles_of(w);
-    for (int i = 0; i < num_stripes; i++)
+    for (int i = 0; i < num_panels; i++)
         for (int m = 0; m < num_rows; m++)
             for (int r = 0; r < LM_TILE_ROWS; r++) {
-                const uint8_t *tile = stripe_at(w, stripe + i);
+                const uint8_t *tile = panel_at(w, panel + i);
                 const lm_block *row = x + (size_t)m * groups;
                 float total = 0;
                 for (int t = 0; t < num_tiles; t++, tile += tile_bytes(w->kind))
                     total += is_super(w->kind) ? super_product(w, tile, r, row + 8 * t) : group_product(w, tile, r, row + t);
-                out[i * STRIDE + m * LM_TILE_ROWS + r] = total;
+                out[i * PANEL_STRIDE + m * LM_TILE_ROWS + r] = total;
             }
 }

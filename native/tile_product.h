@@ -1,24 +1,24 @@
-/* The product of some stripes, made of a set's own `tile_rows` and, for the K formats, `super_rows`: included at the end of a
+/* The product of some panels, made of a set's own `tile_rows` and, for the K types, `super_rows`: included at the end of a
  * file that defines them and ROWS_AT_ONCE. A set that defines ROWS_FOR_BLOCKS has a `blocked_product` for so many rows of
  * inputs and more.
  *
  * For a few rows of inputs, what a product costs is reading its weights. A core asks memory for more lines at a time where they
- * lie in several pages: eight stripes read side by side come a third faster than one after the other. So the stripes take
- * turns, tile by tile, and with x86's K formats, whose tiles are 2 KB, group by group; the sums of a row are added up in the
+ * lie in several pages: eight panels read side by side come a third faster than one after the other. So the panels take
+ * turns, tile by tile, and with x86's K types, whose tiles are 2 KB, group by group; the sums of a row are added up in the
  * same order all the same.
  */
 
 /* `rows` rows of inputs; these and the kind are constants to the compiler. */
 INLINE void some_rows(
-    const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, const int kind, const int rows, float *out) {
+    const lm_matrix *w, int panel, int num_panels, const lm_block *x, const int kind, const int rows, float *out) {
     const int num_tiles = w->cols / tile_cols(kind);
     const size_t size = tile_bytes(kind), step = num_tiles * size;
     for (int i = 0; i < num_tiles; i++) {
         const tile_column t = {
             .w = w,
-            .tiles = (const uint8_t *)w->data + stripe * step + i * size,
+            .tiles = (const uint8_t *)w->data + panel * step + i * size,
             .step = step,
-            .count = num_stripes,
+            .count = num_panels,
             .begins = i == 0,
             .x = x + i * (tile_cols(kind) / LM_GROUP),
             .groups = w->cols / LM_GROUP,
@@ -32,15 +32,15 @@ INLINE void some_rows(
 }
 
 INLINE void product_of_kind(
-    const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, const int kind, float *out) {
+    const lm_matrix *w, int panel, int num_panels, const lm_block *x, int num_rows, const int kind, float *out) {
 #ifdef ROWS_FOR_BLOCKS
-    if (num_rows >= ROWS_FOR_BLOCKS) return blocked_product(w, stripe, num_stripes, x, num_rows, kind, out);
+    if (num_rows >= ROWS_FOR_BLOCKS) return blocked_product(w, panel, num_panels, x, num_rows, kind, out);
 #endif
     const size_t groups = w->cols / LM_GROUP;
     int m = 0;
 #define ROWS(NUMBER)                      \
     for (; m + NUMBER <= num_rows; m += NUMBER) \
-    some_rows(w, stripe, num_stripes, x + m * groups, kind, NUMBER, out + m * LM_TILE_ROWS)
+    some_rows(w, panel, num_panels, x + m * groups, kind, NUMBER, out + m * LM_TILE_ROWS)
 #if ROWS_AT_ONCE >= 8
     ROWS(8);
 #endif
@@ -50,10 +50,10 @@ INLINE void product_of_kind(
 #undef ROWS
 }
 
-/* Stripe i of `num_stripes` from `stripe` on: out + i * STRIDE (num_rows, 16) = its 16 rows times `num_rows` rows of inputs. */
-static void tile_product(const lm_matrix *w, int stripe, int num_stripes, const lm_block *x, int num_rows, float *out) {
+/* Panel i of `num_panels` from `panel` on: out + i * PANEL_STRIDE (num_rows, 16) = its 16 rows times `num_rows` rows of inputs. */
+static void tile_product(const lm_matrix *w, int panel, int num_panels, const lm_block *x, int num_rows, float *out) {
 #define CASE(KIND) \
-    case KIND: product_of_kind(w, stripe, num_stripes, x, num_rows, KIND, out); break;
+    case KIND: product_of_kind(w, panel, num_panels, x, num_rows, KIND, out); break;
     switch (w->kind) {
         FOR_GROUP_TYPES(CASE)
         FOR_SUPER_TYPES(CASE)

@@ -34,9 +34,9 @@
 #define INLINE static inline __attribute__((always_inline))
 
 #define BYTES_AHEAD 1280  /* how far before they are multiplied weights are prefetched: docs/decisions/0011 */
-#define STRIPES_AT_ONCE 8 /* a thread takes at most: docs/decisions/0009 */
-#define ROWS_IN_CACHE 64  /* rows of tokens whose inputs stay in the cache with a stripe: no product takes more at once */
-#define STRIDE ((ROWS_IN_CACHE + 4) * LM_TILE_ROWS) /* from a stripe's results to the next's, not at the same place of a page */
+#define PANELS_AT_ONCE 8 /* a thread takes at most: docs/decisions/0009 */
+#define ROWS_IN_CACHE 64  /* rows of tokens whose inputs stay in the cache with a panel: no product takes more at once */
+#define PANEL_STRIDE ((ROWS_IN_CACHE + 4) * LM_TILE_ROWS) /* from a panel's results to the next's, not at the same place of a page */
 
 #define GROUPS_OF_SUPER (LM_SUPER / LM_GROUP)
 
@@ -145,8 +145,8 @@ static inline int tile_cols(int kind) { return FORMATS[kind].cols; }
 
 static inline int tiles_of(const lm_matrix *w) { return w->cols / tile_cols(w->kind); }
 
-static inline const uint8_t *stripe_at(const lm_matrix *w, int64_t stripe) {
-    return (const uint8_t *)w->data + (size_t)stripe * (size_t)tiles_of(w) * tile_bytes(w->kind);
+static inline const uint8_t *panel_at(const lm_matrix *w, int64_t panel) {
+    return (const uint8_t *)w->data + (size_t)panel * (size_t)tiles_of(w) * tile_bytes(w->kind);
 }
 
 /* The codes of a group of a tile: the low bits' lines, then those of the high bits. */
@@ -164,16 +164,16 @@ static inline const six_bits *six_bits_of(const uint8_t *tile) { return &((const
 static inline int high_line(int kind, int j) { return 4 + j * (FORMATS[kind].code_bits - 4) / 8; }
 static inline int high_shift(int kind, int j) { return j * (FORMATS[kind].code_bits - 4) % 8; }
 
-/* A tile of each of some stripes that follow each other, what they are multiplied with, and where the sums are. */
+/* A tile of each of some panels that follow each other, what they are multiplied with, and where the sums are. */
 typedef struct {
     const lm_matrix *w;
     const uint8_t *tiles; /* the first one */
     size_t step;          /* bytes from one to the next */
     int count;
-    int begins;           /* whether they are the stripes' first: then `out` is written, else added to */
+    int begins;           /* whether they are the panels' first: then `out` is written, else added to */
     const lm_block *x;    /* the tiles' inputs, (rows, groups) */
     int groups;
-    float *out;           /* (count, STRIDE), of each stripe (rows, 16) */
+    float *out;           /* (count, PANEL_STRIDE), of each panel (rows, 16) */
 } tile_column;
 
 /* What a weight is before its scale. */
@@ -241,9 +241,9 @@ static inline void unpack_tile_row(const lm_matrix *w, const uint8_t *tile, int 
     }
 }
 
-/* out (cols): row `row` of a stripe of a packed matrix. */
-static inline void unpack_row(const lm_matrix *w, int64_t stripe, int row, float *out) {
-    const uint8_t *tile = stripe_at(w, stripe);
+/* out (cols): row `row` of a panel of a packed matrix. */
+static inline void unpack_row(const lm_matrix *w, int64_t panel, int row, float *out) {
+    const uint8_t *tile = panel_at(w, panel);
     for (int i = 0; i < tiles_of(w); i++, tile += tile_bytes(w->kind))
         unpack_tile_row(w, tile, row, out + i * tile_cols(w->kind));
 }

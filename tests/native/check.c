@@ -71,7 +71,7 @@ static uint8_t codebook[16] = {255, 0, 1, 54, 79, 93, 106, 118, 128, 129, 140, 1
 
 enum { RANDOM_CODES = -1 };
 
-/* A matrix whose codes are random, or all of them the byte `codes`, as are the small integers of the K formats; its scales
+/* A matrix whose codes are random, or all of them the byte `codes`, as are the small integers of the K types; its scales
  * are random, and zero past its rows. */
 static lm_matrix random_matrix(int kind, int rows, int cols, int codes) {
     lm_matrix w = {kind, rows, cols, NULL, kind == LM_IQ4_NL ? codebook : NULL};
@@ -85,11 +85,11 @@ static lm_matrix random_matrix(int kind, int rows, int cols, int codes) {
         w.data = weights;
         return w;
     }
-    const size_t stripes = ((size_t)rows + 15) / 16, num_tiles = (size_t)tiles_of(&w), size = tile_bytes(kind);
+    const size_t panels = ((size_t)rows + 15) / 16, num_tiles = (size_t)tiles_of(&w), size = tile_bytes(kind);
     const size_t num_halves = kind == LM_Q4_1 || kind == LM_Q4_K || kind == LM_Q5_K ? 32 : 16;
     const size_t halves_at = FORMATS[kind].d_at;
-    uint8_t *tiles = ARRAY(uint8_t, stripes * num_tiles * size);
-    for (size_t tile = 0; tile < stripes * num_tiles; tile++) {
+    uint8_t *tiles = ARRAY(uint8_t, panels * num_tiles * size);
+    for (size_t tile = 0; tile < panels * num_tiles; tile++) {
         uint8_t *bytes = tiles + tile * size;
         for (size_t i = 0; i < size; i++) bytes[i] = (uint8_t)(codes == RANDOM_CODES ? random_bits() : (unsigned)codes);
         for (size_t i = 0; i < num_halves; i++) {
@@ -264,7 +264,7 @@ static void check_lookup(const char *set, int kind) {
 }
 
 static void check_products(const char *set) {
-    const int shapes[][2] = {{1, 1}, {16, 1}, {33, 2}, {77, 3}, {209, 1}}; /* rows, tiles of columns; 14 stripes: 8, 4 and 2 */
+    const int shapes[][2] = {{1, 1}, {16, 1}, {33, 2}, {77, 3}, {209, 1}}; /* rows, tiles of columns; 14 panels: 8, 4 and 2 */
     const int counts[] = {1, 5, 14};
     check_float_product(set, LM_BF16);
     check_float_product(set, LM_F32);
@@ -684,9 +684,9 @@ static void check_packing(void) {
         for (int i = 0; i < LENGTH(shapes); i++) {
             const int rows = shapes[i][0], cols = shapes[i][1];
             snprintf(doing, sizeof doing, "packing %d x %d of %s", rows, cols, KINDS[kind]);
-            const size_t stripes = (rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS;
+            const size_t panels = (rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS;
             const size_t row_bytes = cols / tile_cols(kind) * tile_bytes(kind) / LM_TILE_ROWS;
-            const size_t bytes = stripes * LM_TILE_ROWS * row_bytes;
+            const size_t bytes = panels * LM_TILE_ROWS * row_bytes;
             uint8_t *blocks = ARRAY(uint8_t, rows * row_bytes), *one = ARRAY(uint8_t, bytes), *three = ARRAY(uint8_t, bytes);
             for (size_t j = 0; j < rows * row_bytes; j++) blocks[j] = (uint8_t)random_bits();
             memset(three, 0xff, bytes);
@@ -697,7 +697,7 @@ static void check_packing(void) {
             expect_same(three, one, bytes, "other tiles on three threads");
             const lm_matrix w = {kind, rows, cols, three, kind == LM_IQ4_NL ? codebook : NULL};
             float *values = ARRAY(float, cols);
-            for (size_t row = rows; row < stripes * LM_TILE_ROWS; row++) {
+            for (size_t row = rows; row < panels * LM_TILE_ROWS; row++) {
                 unpack_row(&w, row / LM_TILE_ROWS, row % LM_TILE_ROWS, values);
                 for (int j = 0; j < cols; j++)
                     if (values[j] != 0) fail("rows that there are not are not zero");

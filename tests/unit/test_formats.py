@@ -1,5 +1,7 @@
 """The one table of types: what C, GGUF and the options say of a type is what the table says."""
 
+from ctypes import Structure, byref, c_int32
+
 import pytest
 import torch
 
@@ -21,6 +23,35 @@ def test_a_tile_is_its_blocks_and_has_no_byte_more(name: str):
     assert format.bits_per_weight == 8 * format.tile_bytes / (TILE_ROWS * format.columns)
     assert format.num_levels == 1 << (8 * format.code_bytes // (TILE_ROWS * GROUP))
     assert format.levels is None or len(format.levels) == format.num_levels
+
+
+class Tile(Structure):
+    """`lm_tile`."""
+
+    _fields_ = tuple(
+        (name, c_int32) for name in ("columns", "bytes", "code_bytes", "codes_at", "scales_at", "minima_at")
+    )
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_tile_is_laid_out_as_in_c(name: str):
+    lib, tile, format = native.library(), Tile(), PACKED_FORMATS.get(name)
+    assert lib is not None
+    if format is None:
+        kind = native.Kind.__members__.get(name, 99)
+        assert lib.lm_tile_of(kind, byref(tile)) != 0
+        return
+    assert lib.lm_tile_of(format.kind, byref(tile)) == 0
+    found = {name: getattr(tile, name) for name, _ in Tile._fields_}
+    scales_at = 0 if format.is_super else format.code_bytes
+    assert found == {
+        "columns": format.columns,
+        "bytes": format.tile_bytes,
+        "code_bytes": format.code_bytes,
+        "codes_at": format.head_bytes,
+        "scales_at": scales_at,
+        "minima_at": scales_at + 2 * TILE_ROWS if format.has_minimum else -1,
+    }
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("nf4", "NF4"), ("Q4_k", "Q4_K"), ("IQ4_NL", "IQ4_NL"), ("None", "none")])

@@ -322,7 +322,7 @@ FAULTS: dict[str, tuple[Callable[[Any, Any, Any], Any], str, type[LlamariumError
         rf"tensor {Q} is U8 \(8, 4, 288\); 100 rows in Q4_0 are U8 \(7, 4, 288\)",
         CheckpointError,
     ),
-    "rows of a full stripe": (
+    "rows of a full panel": (
         lambda t, m, x: x[Q].update(rows=120),
         rf"{Q} has shape \(120, 128\); by the config's .* \(128, 128\)",
         CheckpointError,

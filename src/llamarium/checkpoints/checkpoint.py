@@ -56,7 +56,7 @@ class StoredTensor:
         type_name: `BF16`, `F32`, `Q4_1`, `NF4`, ...
         shape: The logical shape, (out, in) or (hidden,).
         data: uint8, C-contiguous. Floats and GGUF's blocks by rows, (rows, bytes of a row), where a vector is one row;
-            (stripes, tiles, bytes of a tile) for tiles; (bytes, 1) for NF4's codes.
+            (panels, tiles, bytes of a tile) for tiles; (bytes, 1) for NF4's codes.
         state: What else is needed: nothing but for NF4, and there bitsandbytes' components by name (`absmax`,
             `quant_map`, `quant_state.bitsandbytes__nf4`, ...).
     """

@@ -27,7 +27,7 @@ from llamarium.kernels.threads import num_threads
 if TYPE_CHECKING:
     from torch import Tensor
 
-INTERFACE = 9
+INTERFACE = 10
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -336,7 +336,7 @@ def choose(logits_BV: NDArray[np.float32], choices: "Sequence[Choice]") -> list[
 
 
 def pack(kind: Kind, num_columns: int, blocks: NDArray[np.uint8], tiles: NDArray[np.uint8]) -> None:
-    """Put GGUF's blocks, (rows, bytes of a row), into tiles (stripes, tiles, tile_bytes) of the same format."""
+    """Put GGUF's blocks, (rows, bytes of a row), into tiles (panels, tiles, tile_bytes) of the same format."""
     blocks = np.ascontiguousarray(blocks)
     _ready().lm_pack(kind, len(blocks), num_columns, blocks.ctypes.data, tiles.ctypes.data)
 

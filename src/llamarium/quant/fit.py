@@ -74,8 +74,8 @@ def fit(weight: Tensor, format: PackedFormat, *, importance: Tensor | None = Non
     column_weights = check_importance(importance, weight.shape[1]).to(weight.device)
     check_values(weight)
     num_rows, num_groups = weight.shape[0], weight.shape[1] // GROUP
-    stripes = -(-num_rows // TILE_ROWS)
-    tiles = torch.empty(stripes, num_groups, format.tile_bytes, dtype=torch.uint8, device=weight.device)
+    panels = -(-num_rows // TILE_ROWS)
+    tiles = torch.empty(panels, num_groups, format.tile_bytes, dtype=torch.uint8, device=weight.device)
     for start, stop in _pieces(num_rows, weight.shape[1]):
         groups = weight[start:stop].detach().float().reshape(-1, GROUP)
         costs = column_weights.view(num_groups, GROUP).repeat(stop - start, 1)
@@ -240,7 +240,7 @@ def _nearest_levels(scaled: Tensor, format: PackedFormat) -> Tensor:
 
 
 def _pieces(num_rows: int, num_columns: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows: whole stripes of tiles, as many as make a piece."""
+    """Yield ranges of rows: whole panels of tiles, as many as make a piece."""
     step = max(1, _PIECE_WEIGHTS // (num_columns * TILE_ROWS)) * TILE_ROWS
     for start in range(0, num_rows, step):
         yield start, min(start + step, num_rows)

@@ -39,7 +39,7 @@ class LinearPacked(QuantizedLinear):
 
     Attributes:
         format: How a tile is stored.
-        weight: uint8, (stripes, tiles, tile_bytes); a last stripe that is not full has zero scales in the rest.
+        weight: uint8, (panels, tiles, tile_bytes); a last panel that is not full has zero scales in the rest.
         uses_kernels: Whether products may round their inputs; else the weight is unpacked at each use.
     """
 
@@ -59,7 +59,7 @@ class LinearPacked(QuantizedLinear):
         Args:
             codes: uint8, (out, in); below 16 for the formats of 4 bits.
             scale: float16, (out, in / 32).
-            format: What they mean; none of the K formats.
+            format: What they mean; none of the K types.
             minimum: float16, (out, in / 32), if the format has one.
 
         Raises:
@@ -195,10 +195,10 @@ def pack_ggml(weight: Tensor, type_name: str) -> LinearPacked:
 
 def _pack_in_pieces(weight: Tensor, type_name: str, format: PackedFormat, tiles: Tensor) -> None:
     num_columns = tiles.shape[1] * format.columns
-    num_stripes = max(1, _PIECE_WEIGHTS // (TILE_ROWS * num_columns))
-    for start in range(0, len(tiles), num_stripes):
-        piece = weight[start * TILE_ROWS : (start + num_stripes) * TILE_ROWS]
-        tiles[start : start + num_stripes] = _ggml_tiles(piece, type_name, format)
+    num_panels = max(1, _PIECE_WEIGHTS // (TILE_ROWS * num_columns))
+    for start in range(0, len(tiles), num_panels):
+        piece = weight[start * TILE_ROWS : (start + num_panels) * TILE_ROWS]
+        tiles[start : start + num_panels] = _ggml_tiles(piece, type_name, format)
 
 
 def _ggml_tiles(weight: Tensor, type_name: str, format: PackedFormat) -> Tensor:

@@ -19,7 +19,7 @@ _PIECE = 2**20  # numbers that are looked at at a time, so that what is made of 
 
 
 def pack_blocks(blocks: Bytes, num_columns: int, format: PackedFormat) -> Bytes:
-    """Put GGUF's blocks, (rows, bytes of a row), into tiles (stripes, tiles, tile_bytes), without loss.
+    """Put GGUF's blocks, (rows, bytes of a row), into tiles (panels, tiles, tile_bytes), without loss.
 
     The kernels do it, so they must be there.
     """

@@ -1,30 +1,13 @@
-"""Where codes and scales lie when weights are in the order in which a CPU uses them.
+"""Packing and unpacking in PyTorch: the readable counterpart of `native/pack.c`, for other devices and for tests.
 
 In a file the codes of a row lie together. A processor multiplies 16 rows at once, and memory is read fastest in one
-straight line; so here a tile of 16 rows lies together, and tiles follow each other in the order in which they are
-multiplied:
+straight line; so packed weights are cut into tiles of 16 rows, and tiles follow each other in the order in which they
+are multiplied:
 
-    weight (stripes of 16 rows, tiles of 32 columns, bytes of a tile)
+    weight (panels of 16 rows, tiles of 32 or 256 columns, bytes of a tile)
 
-A group is 32 columns of a tile. Its codes are lines of 64 bytes, (row, c) with c < 4; line j < 8 is column 4j + c:
-
-    8 bits: the eight lines
-    4 bits: four lines; line j has column 4j + c in its low half, column 16 + 4j + c in the high one
-    5 bits: the low four bits so, and a line of which bit j is the fifth bit of column 4j + c
-    6 bits: the low four bits so, and two lines h of which bits 2i and 2i + 1 are the high bits of column 16h + 4i + c
-
-After the codes come 16 float16 scales, and 16 minima where the format has them.
-
-GGUF's K formats quantize the scales once more: 256 weights of a row share one float16 scale d, and their parts have
-small integers that it is multiplied with. There a tile is 256 columns, eight groups, and the scales come first:
-
-    Q4_K, Q5_K   16 d, 16 dmin, 192 bytes with a 6-bit scale and minimum for each group and row
-    Q6_K         16 d, 256 signed bytes (part, row): a scale for every 16 columns
-
-The 6-bit integers lie in three times 64 bytes (group, row), group < 4: the low four bits of the scales, of groups g and
-4 + g; those of the minima; and from the lowest bit the high two of scale g, scale 4 + g, minimum g, minimum 4 + g.
-
-`native/llamarium.h` says the same to C.
+`native/tiles.h` is the layout of a tile. Its sizes and offsets are in `quant/formats.py` too, and a test holds them to
+C's.
 """
 
 import torch
@@ -42,7 +25,7 @@ def values_of(codes: Tensor, format: PackedFormat) -> Tensor:
 
 
 def halves_of(tiles: Tensor, format: PackedFormat) -> Tensor:
-    """Show the float16 numbers of tiles (stripes, tiles, bytes): (stripes, tiles, 1 or 2, 16)."""
+    """Show the float16 numbers of tiles (panels, tiles, bytes): (panels, tiles, 1 or 2, 16)."""
     start = 0 if format.is_super else format.code_bytes // 2
     return tiles.view(torch.float16)[..., start : start + format.half_bytes // 2].unflatten(-1, (-1, TILE_ROWS))
 
@@ -59,13 +42,13 @@ def group_tiles(codes: Tensor, halves: Tensor, format: PackedFormat) -> Tensor:
         format: What they mean.
     """
     num_groups, code_bytes = codes.shape[1], format.code_bytes
-    stripes = -(-len(codes) // TILE_ROWS)
-    tiles = torch.empty(stripes, num_groups, format.tile_bytes, dtype=torch.uint8, device=codes.device)
+    panels = -(-len(codes) // TILE_ROWS)
+    tiles = torch.empty(panels, num_groups, format.tile_bytes, dtype=torch.uint8, device=codes.device)
     for part, of_tiles in (
         (codes.contiguous().view(torch.int32), tiles.view(torch.int32)[..., : code_bytes // 4]),
         (halves.contiguous().view(torch.int16), tiles.view(torch.int16)[..., code_bytes // 2 :]),
     ):
-        rows = _fill(part.flatten(1)).view(stripes, TILE_ROWS, num_groups, -1)
+        rows = _fill(part.flatten(1)).view(panels, TILE_ROWS, num_groups, -1)
         of_tiles.unflatten(-1, (-1, TILE_ROWS)).copy_(rows.permute(0, 2, 3, 1))
     return tiles
 
@@ -84,22 +67,22 @@ def super_tiles(blocks: SuperBlocks, num_rows: int, format: PackedFormat) -> Ten
 
 
 def _packed_codes(codes: Tensor, format: PackedFormat) -> Tensor:
-    """Lay out codes (rows, in): (stripes, groups, code_bytes)."""
-    stripes = -(-len(codes) // TILE_ROWS)
-    lines = _fill(codes).view(stripes, TILE_ROWS, -1, GROUP // 4, 4).permute(0, 2, 3, 1, 4)
-    return _join_bits(lines, format.code_bytes // 64).reshape(stripes, -1, format.code_bytes)
+    """Lay out codes (rows, in): (panels, groups, code_bytes)."""
+    panels = -(-len(codes) // TILE_ROWS)
+    lines = _fill(codes).view(panels, TILE_ROWS, -1, GROUP // 4, 4).permute(0, 2, 3, 1, 4)
+    return _join_bits(lines, format.code_bytes // 64).reshape(panels, -1, format.code_bytes)
 
 
 def _by_tile(values: Tensor, num_a_tile: int) -> Tensor:
-    """Put a row's values (rows, tiles * num_a_tile) beside those of its stripe: (stripes, tiles, num_a_tile * 16)."""
+    """Put a row's values (rows, tiles * num_a_tile) beside those of its panel: (panels, tiles, num_a_tile * 16)."""
     filled = _fill(values)
-    stripes = len(filled) // TILE_ROWS
-    by_tile = filled.view(stripes, TILE_ROWS, -1, num_a_tile).permute(0, 2, 3, 1)
-    return by_tile.reshape(stripes, -1, num_a_tile * TILE_ROWS).contiguous()
+    panels = len(filled) // TILE_ROWS
+    by_tile = filled.view(panels, TILE_ROWS, -1, num_a_tile).permute(0, 2, 3, 1)
+    return by_tile.reshape(panels, -1, num_a_tile * TILE_ROWS).contiguous()
 
 
 def _fill(rows: Tensor) -> Tensor:
-    """Add rows of zeros until the last stripe is full."""
+    """Add rows of zeros until the last panel is full."""
     missing = -len(rows) % TILE_ROWS
     return rows if not missing else torch.cat((rows, rows.new_zeros(missing, rows.shape[1])))
 
@@ -120,7 +103,7 @@ def _join_bits(lines: Tensor, num_lines: int) -> Tensor:
 
 
 def _six_bits(scales: Tensor, minima: Tensor) -> Tensor:
-    """Pack integers below 64, (stripes, tiles, 8 * 16) each: (stripes, tiles, 192)."""
+    """Pack integers below 64, (panels, tiles, 8 * 16) each: (panels, tiles, 192)."""
     parts = [*scales.chunk(2, dim=-1), *minima.chunk(2, dim=-1)]
     high = (parts[0] >> 4) | (parts[1] >> 4 << 2) | (parts[2] >> 4 << 4) | (parts[3] >> 4 << 6)
     return torch.cat(((parts[0] & 15) | (parts[1] << 4), (parts[2] & 15) | (parts[3] << 4), high), dim=-1)
@@ -134,17 +117,17 @@ def unpack_rows(tiles: Tensor, rows: Tensor, format: PackedFormat) -> tuple[Tens
 
     Returns:
         Codes uint8 (n, in); scales float32 (n, scales of a row); and minima alike, or None. Each scale is for an equal
-        part of the row, and each is exact: one of a K format is the product of its two factors.
+        part of the row, and each is exact: one of a K type is the product of its two factors.
     """
-    stripe, row = rows // TILE_ROWS, rows % TILE_ROWS
+    panel, row = rows // TILE_ROWS, rows % TILE_ROWS
     coded = tiles[..., format.head_bytes : format.head_bytes + format.columns // GROUP * format.code_bytes]
-    lines = coded.unflatten(-1, (-1, format.code_bytes // 64, TILE_ROWS, 4))[stripe, :, :, :, row]
+    lines = coded.unflatten(-1, (-1, format.code_bytes // 64, TILE_ROWS, 4))[panel, :, :, :, row]
     codes = _split_bits(lines.flatten(1, 2)).flatten(1)
-    halves = halves_of(tiles, format)[stripe, :, :, row].float()
+    halves = halves_of(tiles, format)[panel, :, :, row].float()
     scale, minimum = halves[..., 0], halves[..., 1] if format.has_minimum else None
     if not format.is_super:
         return codes, scale, minimum
-    integers = tiles[..., format.half_bytes : format.head_bytes].unflatten(-1, (-1, TILE_ROWS))[stripe, :, :, row]
+    integers = tiles[..., format.half_bytes : format.head_bytes].unflatten(-1, (-1, TILE_ROWS))[panel, :, :, row]
     if minimum is None:
         return codes, _times(scale, integers.view(torch.int8)), None
     small, low = _split_six_bits(integers)

@@ -5,7 +5,7 @@ copies nothing: the file is mapped, a Linear's weight is a view of it, and the p
 that every process on the machine shares them.
 
     config.json           Hugging Face's, with "quantization_config": {"quant_method": "llamarium"}
-    model.safetensors     each packed matrix as U8 (stripes, tiles, tile_bytes), everything else in floating point
+    model.safetensors     each packed matrix as U8 (panels, tiles, tile_bytes), everything else in floating point
       __metadata__        llamarium.version    of this layout: "1"
                           llamarium.layout     "16x32 little-endian": rows and columns of a tile, and how scales lie
                           llamarium.matrices   JSON, by tensor: {"format": "Q4_0", "rows": 2048}
@@ -115,7 +115,7 @@ class PackedCheckpoint:
 
 
 def tiles_shape(rows: int, tiles: int, format: PackedFormat) -> tuple[int, int, int]:
-    """Return the shape of a matrix in tiles: stripes, tiles of a stripe, bytes of a tile."""
+    """Return the shape of a matrix in tiles: panels, tiles of a panel, bytes of a tile."""
     return -(-rows // TILE_ROWS), tiles, format.tile_bytes
 
 
