@@ -24,6 +24,7 @@ from llamarium.checkpoints.options import LoadOptions
 from llamarium.checkpoints.save import Weight, model_weights, save_model
 from llamarium.checkpoints.storage import unpermute
 from llamarium.cli import export as command
+from llamarium.cli.main import main
 from llamarium.errors import CheckpointError, LlamariumError, OptionError, OutputError, UnsupportedTokenizerError
 from llamarium.io import atomic_folder
 from llamarium.model import LlamaForCausalLM
@@ -326,6 +327,14 @@ def test_export_there_and_back(source: Path, tmp_path: Path, capsys: pytest.Capt
         first.generate("a llama", temperature=0.0, max_new_tokens=5).text
         == last.generate("a llama", temperature=0.0, max_new_tokens=5).text
     )
+
+
+def test_a_link_that_leads_nowhere_is_replaced_by_force_alone(model_files: Callable[..., Any], tmp_path: Path) -> None:
+    folder, out = model_files().huggingface(), tmp_path / "a.gguf"
+    out.symlink_to(tmp_path / "nowhere")
+    words = ["export", "-m", str(folder), "--format", "gguf", "--out", str(out), "--no-tokenizer"]
+    assert main(words) == 1 and out.is_symlink()
+    assert main([*words, "--force"]) == 0 and out.is_file() and not out.is_symlink()
 
 
 def test_norms_keep_their_precision(model_files: Callable[..., Any], tmp_path: Path) -> None:

@@ -237,6 +237,11 @@ def test_shards(model_files):
     refused(folder, "is a folder")
 
 
+def test_numbers_that_are_not_what_their_bytes_say(model_files):
+    negative = torch._neg_view(torch.ones(128).bfloat16())
+    refused(change_shard(model_files().meta(), lambda t: t.update({"norm.weight": negative})), "negative or conjugate")
+
+
 def test_missing_and_unknown_tensors(model_files):
     refused(change_shard(model_files().meta(), lambda t: t.pop("norm.weight")), "norm.weight is missing")
     refused(

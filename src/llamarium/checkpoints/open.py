@@ -55,18 +55,19 @@ class OpenedModel:
         return self.optional_tokenizer
 
 
-def open_model(name: str | Path) -> OpenedModel:
+def open_model(name: str | Path, *, with_tokenizer: bool = True) -> OpenedModel:
     """Find a model, fetching it when needed, and open it with its tokenizer.
 
     Args:
         name: A built-in name, a folder (Hugging Face or Meta), a `.gguf` file, or `org/name` on the Hugging Face hub.
+        with_tokenizer: Look at its tokenizer too.
 
     Raises:
         LlamariumError: If there is nothing of that name, or something in it is refused; see `open_checkpoint`.
     """
     path = resolve(name)
     checkpoint = open_checkpoint(path)
-    tokenizer, why_none = _find_tokenizer(name, path, checkpoint)
+    tokenizer, why_none = _find_tokenizer(name, path, checkpoint) if with_tokenizer else (None, "nobody asked for it")
     generation_config = checkpoint.generation_config or recommended(path)
     return OpenedModel(str(name), path, checkpoint, generation_config, tokenizer, why_none)
 

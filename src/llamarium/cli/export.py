@@ -9,11 +9,13 @@ hf is a Hugging Face folder (transformers, vLLM, ...), gguf a single file
 """
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import UsageError, add_json, add_source, add_type, importing_torch
 from llamarium.cli.output import emit, note
+from llamarium.errors import OptionError
 
 if TYPE_CHECKING:
     import torch
@@ -53,12 +55,12 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out)
     if args.format == "gguf" and out.suffix != ".gguf":
         raise UsageError("--out of a GGUF file ends in .gguf: readers go by the name")
-    from llamarium.checkpoints.open import open_checkpoint
-    from llamarium.hub.resolve import resolve
+    from llamarium.checkpoints.open import open_model
 
-    path = resolve(args.model)
-    checkpoint = open_checkpoint(path)
-    tokenizer = None if args.no_tokenizer else _tokenizer(path)
+    opened = open_model(args.model, with_tokenizer=not args.no_tokenizer)
+    checkpoint, tokenizer = opened.checkpoint, opened.optional_tokenizer
+    if tokenizer is None and not args.no_tokenizer:
+        raise OptionError(f"{opened.why_no_tokenizer}; --no-tokenizer exports the weights alone")
     if args.format == "hf":
         _export_hf(args, checkpoint, tokenizer, out)
     else:
@@ -71,23 +73,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tokenizer(path: Path) -> "Tokenizer":
-    from llamarium.checkpoints.tokenizers import find_tokenizer
-    from llamarium.errors import OptionError, escape
-
-    tokenizer = find_tokenizer(path)
-    if tokenizer is None:
-        raise OptionError(f"{escape(path)}: has no tokenizer to write; --no-tokenizer exports the weights alone")
-    return tokenizer
-
-
 def _stored_dtype(args: argparse.Namespace, checkpoint: "Checkpoint") -> "torch.dtype | None":
     """Return what the weights are read as: None, as they are stored, or float32 where blocks are to be dequantized."""
     with importing_torch():
         import torch
 
         from llamarium.checkpoints.decode import FLOAT_DTYPES
-        from llamarium.errors import OptionError
 
     quantized = sorted({entry.dtype for entry in checkpoint.entries.values()} - FLOAT_DTYPES.keys())
     if args.type is None and quantized:
@@ -120,7 +111,7 @@ def _export_gguf(args: argparse.Namespace, checkpoint: "Checkpoint", tokenizer: 
     from llamarium.checkpoints.save import checkpoint_weights
     from llamarium.errors import OutputError, escape
 
-    if out.is_dir() or (out.exists() and not args.force):
+    if out.is_dir() or (os.path.lexists(out) and not args.force):  # a link that leads nowhere is there too
         what = "is a folder; choose a file" if out.is_dir() else "is there already; --force replaces it"
         raise OutputError(f"{escape(out)}: {what}")
     weights = checkpoint_weights(checkpoint, _stored_dtype(args, checkpoint))

@@ -1,7 +1,7 @@
 """Packing without torch: from rows as files have them to tiles in the order in which the C kernels read them.
 
-`quant/formats.py` says which types there are and `native/tiles.h` what lies where in a tile. Where there are no
-kernels nothing is packed: `quant/packed.py` does it with torch, for whoever wants the tiles all the same.
+`quant/formats.py` says which types there are and `native/tiles.h` what lies where in a tile. The kernels do the work;
+where there are none, `quant/packed.py` does it with torch.
 """
 
 from typing import Any

@@ -17,12 +17,9 @@ from torch import Tensor
 
 from llamarium.attention import CausalAttend
 from llamarium.checkpoints.checkpoint import Checkpoint
-from llamarium.checkpoints.open import open_checkpoint
+from llamarium.checkpoints.open import open_model
 from llamarium.checkpoints.packed.save import save_packed
-from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
-from llamarium.errors import OptionError, TokenizerError, UnsupportedTokenizerError, escape
-from llamarium.hub.builtin import recommended
-from llamarium.hub.resolve import resolve
+from llamarium.errors import OptionError
 from llamarium.inspect.divergence import compare
 from llamarium.inspect.tokens import check_count
 from llamarium.io import atomic_folder
@@ -109,12 +106,11 @@ def quantize(
     type = chosen_type("type", type, FITTED_FORMATS)
     head = chosen_type("head", head or (_DEFAULT_HEAD if calibration is None else AUTO), (AUTO, *FITTED_FORMATS))
     _check_options(head, method, calibration)
-    path = resolve(model)
-    checkpoint = open_checkpoint(path)
-    tokenizer = _tokenizer(path, needed=calibration is not None)
+    opened = open_model(model)
+    checkpoint = opened.checkpoint
     windows_BT, num_compared = None, 0
-    if calibration is not None and tokenizer is not None:
-        windows_BT = _sample(checkpoint, tokenizer, calibration, samples, context)
+    if calibration is not None:
+        windows_BT = _sample(checkpoint, opened.tokenizer, calibration, samples, context)
         num_compared = max(1, _COMPARED_TOKENS // windows_BT.shape[1]) if head == AUTO else 0
     with atomic_folder(Path(out), replace=force) as folder:
         recipe = Recipe(type, method, requantize)
@@ -131,8 +127,8 @@ def quantize(
             weights,
             checkpoint.config,
             folder,
-            tokenizer=tokenizer,
-            generation_config=checkpoint.generation_config or recommended(path),
+            tokenizer=opened.optional_tokenizer,
+            generation_config=opened.generation_config,
             recipe=said,
         )
     formats = [(math.prod(weight.shape), weight.format) for weight in weights if weight.format is not None]
@@ -193,18 +189,4 @@ def _sample(checkpoint: Checkpoint, tokenizer: Tokenizer, text: str, samples: in
     check_count(samples, "samples", _MOST_SAMPLES)
     context = min(CONTEXT, limit) if context is None else context
     check_count(context, "context", limit)
-    fit_tokenizer(tokenizer, checkpoint.config, checkpoint.path)
     return sample_windows(tokenizer, text, samples=samples, context=context)
-
-
-def _tokenizer(path: Path, *, needed: bool) -> Tokenizer | None:
-    """Return the model's tokenizer; None where it has none that is read, and nobody needs it."""
-    try:
-        tokenizer = find_tokenizer(path)
-    except UnsupportedTokenizerError:
-        if needed:
-            raise
-        return None
-    if tokenizer is None and needed:
-        raise TokenizerError(f"{escape(path)}: has no tokenizer, so no text can be read to calibrate with")
-    return tokenizer
