@@ -297,7 +297,7 @@ def test_an_empty_continuation_is_certain(make: Callable[..., Any]):
 def test_without_the_harness_one_line_says_what_to_install():
     code = "import sys; sys.modules['lm_eval'] = None; sys.argv = ['x']\n"
     code += "import llamarium.lm_eval.__main__ as m; sys.exit(m.main())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1 and done.stdout == ""
     assert "pip install 'llamarium[eval]'" in done.stderr and done.stderr.count("\n") == 1
 

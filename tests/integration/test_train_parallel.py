@@ -31,6 +31,7 @@ from llamarium.train.pretrain import prepare
 from llamarium.train.report.journal import read_journal
 from llamarium.train.run import run
 
+pytestmark = pytest.mark.timeout(1000)  # the first test waits for two processes, on a busy machine for long
 SHAPE = (
     "--preset tiny --hidden-size 32 --intermediate-size 48 --num-hidden-layers 2 --num-attention-heads 4 "
     "--num-key-value-heads 2 --head-dim 8 --context 16"
@@ -211,7 +212,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
             command = [sys.executable, __file__, str(folder), str(port)]
             processes.append(subprocess.Popen(command, env=env, stdout=out, stderr=err))
     try:
-        codes = [process.wait(timeout=120) for process in processes]
+        codes = [process.wait(timeout=900) for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -587,7 +587,7 @@ def test_sigterm_saves_and_the_resumed_run_is_the_uninterrupted_one(text: Path, 
     while time.monotonic() < deadline and (not journal.exists() or '"step": 4,' not in journal.read_text()):
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGTERM, err
     assert "SIGTERM at step" in err and "go on with --resume" in err
     stopped = latest_checkpoint(tmp_path / "stopped")

@@ -28,7 +28,7 @@ from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.characters import CharacterTokenizer
 from llamarium.tokenizer.pieces import encode_pieces
 from llamarium.train.data import corpus as corpus_module
-from llamarium.train.data import dialogs, sources
+from llamarium.train.data import dialog_rows, dialogs, sources
 from llamarium.train.data.batch import IGNORED, join
 from llamarium.train.data.bpe import train_bpe, train_characters
 from llamarium.train.data.corpus import Corpus, Learner, tokenize_corpus, tokenizer_fingerprint
@@ -742,10 +742,10 @@ def test_rows_within_one_document_have_no_segments_and_join_those_that_have():
 
 def test_dialogs_are_packed_once_an_epoch_where_a_batch_is_of_two(monkeypatch: pytest.MonkeyPatch):
     packed: list[int] = []
-    pack = dialogs._pack
-    monkeypatch.setattr(dialogs, "_pack", lambda *args: packed.append(1) or pack(*args))
+    pack = dialog_rows._pack
+    monkeypatch.setattr(dialog_rows, "_pack", lambda *args: packed.append(1) or pack(*args))
     example = dialogs.Example(np.arange(5, dtype=np.int32), np.array([False, *[True] * 4]))
-    order = Order(dialogs.DialogRows([example] * 3, 4), 0)
+    order = Order(dialog_rows.DialogRows([example] * 3, 4), 0)
     for _ in range(4):
         order.take(2)
     assert (order.cursor, len(packed)) == (Cursor(2, 2), 3)
