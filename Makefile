@@ -13,7 +13,7 @@ SAY = @echo "[make $(or $(MAKECMDGOALS),demo)]"
 .PHONY: demo test check format native clean
 
 demo: .venv/.run
-	$(SAY) "Asking the built-in model; the first time it is fetched, 92 MB ..."
+	$(SAY) "Asking the built-in model; the first time it is fetched (98 MB) ..."
 	$(BIN)/llamarium chat "What is the capital of France, and what is it famous for?"
 
 # Tests that measure time or want every core run by themselves at the end.
