@@ -26,6 +26,7 @@ from llamarium.train.state.checkpoint import (
     checkpoint_step,
     latest_checkpoint,
     point_at,
+    remove_leftovers,
     save_checkpoint,
     verify_checkpoint,
 )
@@ -540,3 +541,16 @@ def test_a_run_that_came_to_nothing_leaves_nothing(tmp_path: Path) -> None:
     with RunLock(tmp_path / "mine"):
         pass
     assert (tmp_path / "mine").is_dir()
+
+
+def test_leftovers_go_but_the_only_whole_checkpoint(tmp_path: Path) -> None:
+    names = [".saving-00000009", ".old-00000003", ".old-00000006", "step-00000003", "embeddings"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("x")
+    parts = [tmp_path / ".train.toml.abc.part", tmp_path / "embeddings" / ".x.safetensors.abc.part"]
+    for path in (*parts, tmp_path / "train.toml"):
+        path.write_text("x")
+    remove_leftovers(tmp_path, 6)
+    assert {path.name for path in tmp_path.iterdir()} == {".old-00000006", "step-00000003", "embeddings", "train.toml"}
+    assert [path.name for path in (tmp_path / "embeddings").iterdir()] == ["file"]

@@ -1,5 +1,6 @@
 """What a run learns from: documents, the corpus of ids on disk, and the rows cut from it."""
 
+import contextlib
 import hashlib
 import http.server
 import itertools
@@ -173,6 +174,15 @@ def test_binary_junk_is_refused(tmp_path: Path, data: bytes, words: tuple[str, .
 def test_a_malformed_line_is_named(tmp_path: Path, line: str, words: tuple[str, ...]):
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n\n' + line)
     refused(tmp_path / "a.jsonl", "a.jsonl:3", *words)
+
+
+def test_no_changed_byte_of_parquet_is_our_bug(tmp_path: Path):
+    pq.write_table(pa.table({"text": ["one", "two"] * 20}), tmp_path / "whole.parquet")
+    whole, damaged = (tmp_path / "whole.parquet").read_bytes(), tmp_path / "damaged.parquet"
+    for place in range(len(whole) - 400, len(whole) - 8, 2):
+        damaged.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        with contextlib.suppress(TrainingError):  # or the byte says nothing about the texts
+            list(read_documents(str(damaged)))
 
 
 def test_malformed_parquet_is_refused(tmp_path: Path):
@@ -530,6 +540,22 @@ def test_a_damaged_corpus_is_made_again(tmp_path: Path, name: str, damage):
     assert corpus_folder(tmp_path / "ids") == file.parents[name.count("/")]
     assert file.read_bytes() == data or name == "corpus.json"  # which tells when the others were written
     assert again.tokenizer.decode(again.ids.tolist()) == LINES
+
+
+@pytest.mark.parametrize("name", ["ids.bin", "starts.bin"])
+def test_bytes_that_changed_under_an_old_time_are_refused(tmp_path: Path, letters: Tokenizer, name: str):
+    def corpus():
+        return tokenize_corpus(source, letters, tmp_path / "ids")
+
+    source = lines_file(tmp_path)
+    corpus()
+    (file,) = (tmp_path / "ids").glob(f"corpus-*/{name}")
+    time, data = file.stat().st_mtime_ns, bytearray(file.read_bytes())
+    data[-1] = 0x7F
+    file.write_bytes(data)
+    os.utime(file, ns=(time, time))
+    with pytest.raises(TrainingError, match=rf"{name}: is damaged: .*Remove .*corpus-"):
+        corpus()
 
 
 def test_a_copy_of_a_corpus_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

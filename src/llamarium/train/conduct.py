@@ -16,6 +16,7 @@ from llamarium.train.config import RunConfig
 from llamarium.train.report.journal import Journal
 from llamarium.train.run import Ending, check_start, run
 from llamarium.train.setup import Emit, Event, Setup, is_passing
+from llamarium.train.state.checkpoint import remove_leftovers
 from llamarium.train.state.lock import RunLock
 
 
@@ -47,6 +48,7 @@ def conduct(
 
             def emit(event: Event) -> None:
                 if is_acceptance(event):
+                    remove_leftovers(out, event["step"])
                     save_settings(setup.config, out / "train.toml")
                 if not is_passing(event):
                     journal(event)

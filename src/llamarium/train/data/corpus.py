@@ -351,9 +351,25 @@ def _map_corpus(inside: Path, name: str, tokenizer: Tokenizer | Learner) -> Corp
     about = json.loads((inside / "corpus.json").read_bytes())["about"]
     if isinstance(tokenizer, Learner):
         tokenizer = load_tokenizer(inside / "tokenizer")
-    ids = _map(inside / "ids.bin", _ids_dtype(tokenizer))
+    ids, starts = _map(inside / "ids.bin", _ids_dtype(tokenizer)), _map(inside / "starts.bin", np.int64)
+    _check_numbers(inside / "ids.bin", ids, tokenizer.vocab_size)
+    _check_numbers(inside / "starts.bin", starts, len(ids) + 1)
     fingerprint = _sha256(f"{_FORMAT} {about['text']} {about['tokenizer']}")
-    return Corpus(name, ids, _map(inside / "starts.bin", np.int64), tokenizer, fingerprint, about)
+    return Corpus(name, ids, starts, tokenizer, fingerprint, about)
+
+
+def _check_numbers(path: Path, numbers: Tensor, stop: int) -> None:
+    """Refuse a file whose bytes have changed under its old time of writing, before it sends a step astray.
+
+    Raises:
+        TrainingError: If a number is not from 0 to `stop`.
+    """
+    lowest, highest = (int(f(numbers.numpy())) if len(numbers) else 0 for f in (np.min, np.max))
+    if lowest < 0 or highest >= stop:
+        raise TrainingError(
+            f"{escape(path)}: is damaged: it has numbers from {lowest} to {highest}; expected 0 to {stop - 1}. Remove "
+            f"{escape(path.parent)}, and it is made again"
+        )
 
 
 def _map(path: Path, dtype: _Number) -> Tensor:

@@ -338,7 +338,9 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[str]:
                 for text in batch.column(0).to_pylist():
                     number += 1
                     yield _text_of_row({text_field: text}, f"{name}: row {number}", text_field)
-    except ValueError as error:  # pyarrow's ArrowInvalid, and UnicodeDecodeError of a column that is no UTF-8
+    except TrainingError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a damaged file's: Arrow's own, OSError, KeyError, UnicodeDecodeError, ...
         raise TrainingError(f"{name}: no parquet file that can be read: {escape(error)}") from None
 
 

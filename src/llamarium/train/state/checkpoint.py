@@ -158,6 +158,21 @@ def latest_checkpoint(run: Path) -> Path | None:
     return None
 
 
+def remove_leftovers(run: Path, step: int) -> None:
+    """Remove what a process that was killed has left in a run's folder. The caller holds the `RunLock`.
+
+    Args:
+        run: The run's folder.
+        step: Where it goes on; a checkpoint of it that was to make way (`.old-...`) may be the only whole one.
+    """
+    kept = _old_name(checkpoint_folder(run, step)).name
+    for path in [*run.glob(f"{_SAVING}*"), *run.glob(f"{_OLD}*"), *run.glob(".*.part"), *run.glob("*/.*.part")]:
+        if path.is_dir() and path.name != kept:
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.is_file():
+            path.unlink(missing_ok=True)
+
+
 def verify_checkpoint(folder: Path) -> None:
     """Check a checkpoint's files against its manifest.
 
