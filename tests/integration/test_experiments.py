@@ -19,8 +19,11 @@ from llamarium.errors import LlamariumError, TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import PRESETS
-from llamarium.train import experiments
-from llamarium.train.experiments import EXPERIMENTS, measure_peeking, without_norms, without_rope
+from llamarium.train.experiments.peeking import measure_peeking
+from llamarium.train.experiments.running import restore_variant
+from llamarium.train.experiments.seeds import verdict
+from llamarium.train.experiments.swaps import without_norms, without_rope
+from llamarium.train.experiments.variants import EXPERIMENTS
 from llamarium.train.pretrain import prepare
 from llamarium.train.report.journal import read_journal
 from llamarium.train.step import bidirectional_trunk
@@ -50,6 +53,36 @@ def model_of(seed: int = 0) -> LlamaForCausalLM:
     return init_weights(LlamaForCausalLM(PRESETS["tiny"]), seed).eval()
 
 
+def test_a_tied_head_explodes_where_the_embedding_begins_wide(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = arguments(text, tmp_path, **{"embedding-std": 1.0, "steps": 2, "warmup-steps": 1})
+    assert main(["experiment", "tied", *words]) == 0
+    first = {
+        name: next(e["loss"] for e in read_journal(tmp_path / "tied" / name / "metrics.jsonl") if e["event"] == "step")
+        for name in ("tied", "untied", "tied-std-1", "untied-std-1")
+    }
+    assert first["tied-std-1"] > 3 * max(first["tied"], first["untied"], first["untied-std-1"])
+    assert "loss at the first step told" in (tmp_path / "tied" / "report.html").read_text()
+    assert main(["experiment", "rope", *words]) == 1
+    assert "embedding_std: of no effect in the experiment rope" in capsys.readouterr().err
+
+
+def test_several_seeds_have_a_mean_and_a_spread(text: Path, tmp_path: Path) -> None:
+    assert main(["experiment", "norm", *arguments(text, tmp_path, seeds=2)]) == 0
+    page = (tmp_path / "norm" / "report.html").read_text()
+    assert "±" in page and "Over 2 seeds" in page
+    assert (tmp_path / "norm" / "layernorm-seed-1" / "metrics.jsonl").exists()
+
+
+def test_a_verdict_ranks_only_what_differs_by_more_than_seeds_do() -> None:
+    measured = {"mha": [2.091, 2.096, 2.061], "gqa": [2.061, 2.078, 2.065], "mqa": [2.068, 2.086, 2.059]}
+    assert "differ by no more than seeds do" in verdict(measured) and "gqa and mqa" in verdict(measured)
+    assert "the best first" in verdict({"a": [2.0, 2.01], "b": [3.0, 3.01]}) and "a, b" in verdict(
+        {"b": [3.0, 3.01], "a": [2.0, 2.01]}
+    )
+
+
 def test_the_command_offers_every_experiment() -> None:
     assert set(command.NAMES) == set(EXPERIMENTS)
 
@@ -61,7 +94,7 @@ def test_the_command_offers_every_experiment() -> None:
         ("rope", ["rope", "no-rope"]),
         ("causal", ["causal", "bidirectional"]),
         ("heads", ["mha", "gqa", "mqa"]),
-        ("norm", ["rmsnorm", "no-norm"]),
+        ("norm", ["rmsnorm", "layernorm", "no-norm"]),
     ],
 )
 def test_each_experiment_trains_its_variants_and_compares_them(
@@ -84,7 +117,7 @@ def test_each_experiment_trains_its_variants_and_compares_them(
 
 
 def check_what_was_saved(folder: Path, variant: str) -> None:
-    if variant in ("no-rope", "no-norm", "bidirectional"):
+    if variant in ("no-rope", "no-norm", "layernorm", "bidirectional"):
         assert not (folder / "config.json").exists()
         assert json.loads((folder / "variant.json").read_text())["variant"] == variant
         for path in (folder, folder / "variant.safetensors"):
@@ -103,7 +136,7 @@ def check_what_differs(name: str, starts: list[dict[str, Any]], events: list[lis
         assert starts[1]["parameters"] - starts[0]["parameters"] == 32 * starts[0]["model"]["vocab_size"]
     else:
         assert starts[0]["model"] == starts[1]["model"] and starts[0]["settings"] == starts[1]["settings"]
-        assert starts[0]["parameters"] - starts[1]["parameters"] == (5 * 32 if name == "norm" else 0)
+        assert starts[0]["parameters"] - starts[-1]["parameters"] == (5 * 32 if name == "norm" else 0)
         assert losses[0] != losses[1]
 
 
@@ -135,11 +168,11 @@ def test_a_variant_is_not_resumed_as_another(text: Path, tmp_path: Path) -> None
     assert main(["experiment", "rope", *arguments(text, tmp_path)]) == 0
     model = prepare(command.ExperimentConfig.resolve(None, shape_of(text)), tmp_path).model
     folder = tmp_path / "rope" / "no-rope" / "step-00000006"
-    experiments.restore_variant(model, "no-rope", folder)
+    restore_variant(model, "no-rope", folder)
     with pytest.raises(TrainingError, match="another variant"):
-        experiments.restore_variant(model, "no-norm", folder)
+        restore_variant(model, "no-norm", folder)
     with pytest.raises(TrainingError, match="another shape"):
-        experiments.restore_variant(model_of(), "no-rope", folder)
+        restore_variant(model_of(), "no-rope", folder)
 
 
 def shape_of(text: Path, **changes: Any) -> dict[str, Any]:

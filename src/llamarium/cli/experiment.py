@@ -4,58 +4,33 @@
   rope     RoPE, or nothing that tells positions
   causal   a token sees those before it, or its whole row: then it cheats
   heads    MHA, GQA and MQA: loss, cache and speed
-  norm     RMSNorm, or none
+  norm     RMSNorm, LayerNorm, or none
 
 The runs live in OUT/EXPERIMENT/VARIANT, the page is OUT/EXPERIMENT/report.html.
 Ctrl-C saves and ends; --resume goes on, and does not repeat what is done.
 
   llamarium experiment rope
-  llamarium experiment heads --data story.txt --steps 1000
+  llamarium experiment heads --data story.txt --steps 1000 --seeds 3
+  llamarium experiment tied --embedding-std 1
   llamarium experiment causal --out runs --resume
 """
 
 import argparse
-import dataclasses
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llamarium.cli.options import add_json, importing_torch
 from llamarium.cli.output import emit, note
 from llamarium.cli.settings import add_report_to, add_settings, given_settings, named_folder, settings_file
 from llamarium.cli.threads import set_threads
-from llamarium.train.config import PretrainConfig
+from llamarium.train.config import ExperimentConfig
 
 if TYPE_CHECKING:
     from llamarium.train.setup import Emit
 
 NAMES = ("tied", "rope", "causal", "heads", "norm")
-
-
-def _default(name: str, value: Any) -> Any:
-    """Give a setting another default; its help and its range stay."""
-    item = next(item for item in dataclasses.fields(PretrainConfig) if item.name == name)
-    return dataclasses.field(default=value, metadata=item.metadata)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExperimentConfig(PretrainConfig):
-    """A pretraining run that is over in a minute or two on a laptop, as an experiment has several."""
-
-    steps: int = _default("steps", 400)
-    batch_rows: int = _default("batch_rows", 16)
-    learning_rate: float = _default("learning_rate", 3e-3)
-    log_every: int = _default("log_every", 5)
-    eval_every: int = _default("eval_every", 50)
-    eval_rows: int = _default("eval_rows", 50)
-    sample_every: int = _default("sample_every", 200)
-    sample_prompt: str = _default("sample_prompt", "The")
-    save_every: int = _default("save_every", 200)
-    save_total_limit: int = _default("save_total_limit", 1)
-    preset: str = _default("preset", "tiny")
-    context: int | None = _default("context", 128)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     )
     with importing_torch():
         from llamarium.cli.training import watching
-        from llamarium.train.experiments import run_experiment
+        from llamarium.train.experiments.running import run_experiment
         from llamarium.train.report.trackers import trackers
 
     @contextmanager

@@ -258,6 +258,37 @@ class DPOConfig(FinetuneConfig):
     beta: float = _setting(0.1, "how dear it is to leave the base: rewards are beta times what P has grown", 1e-6, 1e3)
 
 
+def _default(name: str, value: Any) -> Any:
+    """Give a setting another default; its help and its range stay."""
+    item = next(item for item in dataclasses.fields(PretrainConfig) if item.name == name)
+    return field(default=value, metadata=item.metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentConfig(PretrainConfig):
+    """A pretraining run that is over in a minute or two on a laptop, as an experiment has several."""
+
+    steps: int = _default("steps", 400)
+    batch_rows: int = _default("batch_rows", 16)
+    learning_rate: float = _default("learning_rate", 3e-3)
+    log_every: int = _default("log_every", 5)
+    eval_every: int = _default("eval_every", 50)
+    eval_rows: int = _default("eval_rows", 50)
+    sample_every: int = _default("sample_every", 200)
+    sample_prompt: str = _default("sample_prompt", "The")
+    save_every: int = _default("save_every", 200)
+    save_total_limit: int = _default("save_total_limit", 1)
+    preset: str = _default("preset", "tiny")
+    context: int | None = _default("context", 128)
+    seeds: int = _setting(1, "how often each is trained, with seed, seed + 1, ...", 1, 100)
+    embedding_std: float | None = _setting(
+        None,
+        "tied: two more runs whose embedding begins with this deviation; nn.Embedding's is 1",
+        1e-6,
+        100.0,
+    )
+
+
 def about_renamed(name: str) -> str:
     """Say what a setting of an old name is called now."""
     return f"{name} is called {RENAMED[name]} now"

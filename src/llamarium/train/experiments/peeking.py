@@ -1,0 +1,77 @@
+"""How looking ahead cheats: a model that sees the next token reads it instead of predicting it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llamarium.attention import CausalAttend, attend_eagerly
+from llamarium.model import LlamaForCausalLM
+from llamarium.train.config import PretrainConfig
+from llamarium.train.data.batch import Rows
+from llamarium.train.objective import Trunk
+from llamarium.train.step import bidirectional_trunk, causal_trunk, evaluate
+
+
+@dataclass(frozen=True, slots=True)
+class Peeking:
+    """What a model does with the token that it is to predict.
+
+    Attributes:
+        loss: As it was trained, in nats.
+        loss_without: When each token sees only those before it, in nats.
+        share: Of the attention that a token gives to the next one, in the head that gives most.
+        layer_idx: That head's layer.
+        head_idx: Its number there.
+    """
+
+    loss: float
+    loss_without: float
+    share: float
+    layer_idx: int
+    head_idx: int
+
+
+class _NextTokenShares:
+    """Attends as in training, and notes what share of its attention each head gives to the next token."""
+
+    def __init__(self, inner: CausalAttend) -> None:
+        self.inner = inner
+        self.shares: list[Tensor] = []
+
+    def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
+        eager = attend_eagerly(q_BTNH, self.inner.context(layer_idx, k_BTKH, v_BTKH))
+        self.shares.append(eager.pattern_BNTS.diagonal(1, dim1=-2, dim2=-1).mean(dim=(0, 2)))
+        return eager.out_BTNH
+
+
+@torch.no_grad()
+def measure_peeking(model: LlamaForCausalLM, rows: Rows, trunk: Trunk, config: PretrainConfig) -> Peeking:
+    """Measure a model with and without the next token in sight, and find the head that reads it."""
+    how: dict[str, Any] = {
+        "batch_rows": config.batch_rows, "max_rows": config.eval_rows, "precision": config.precision,
+    }  # fmt: skip
+    batch = rows.batch(0, range(min(4, rows.num_rows(0)))).to(model.device)
+    ahead = trunk is bidirectional_trunk
+    attend = _NextTokenShares(CausalAttend(segments_BT=batch.segments_BT, bidirectional=ahead))
+    model.model(batch.ids_BT, batch.positions_BT, attend)
+    shares_LN = torch.stack(attend.shares)
+    layer_idx, head_idx = divmod(int(shares_LN.argmax()), shares_LN.shape[1])
+    return Peeking(
+        evaluate(model, rows, trunk=trunk, **how),
+        evaluate(model, rows, trunk=causal_trunk, **how),
+        float(shares_LN.max()),
+        layer_idx,
+        head_idx,
+    )
+
+
+def about_peeking(label: str, found: Peeking) -> str:
+    """Say what was found."""
+    return (
+        f"How it cheats: in layer {found.layer_idx}, head {found.head_idx} of the {label} model gives "
+        f"{found.share:.0%} of its attention to the very next token, which is the answer. Its validation loss is "
+        f"{found.loss:.3f} nats with that token in sight, and {found.loss_without:.3f} when each token sees only those "
+        "before it."
+    )

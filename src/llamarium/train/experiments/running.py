@@ -1,0 +1,182 @@
+"""Running: every variant in a folder of its own, with every seed, and a page that compares them."""
+
+import os
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from llamarium.checkpoints.decode import tensor_in
+from llamarium.checkpoints.huggingface.safetensors_file import read_safetensors
+from llamarium.checkpoints.save import SAFETENSORS_DTYPES, Weight, write_safetensors
+from llamarium.checkpoints.storage import TensorFile
+from llamarium.config import read_json_object
+from llamarium.errors import TrainingError, show_value
+from llamarium.io import write_json
+from llamarium.model import LlamaForCausalLM
+from llamarium.train.conduct import conduct, is_acceptance, save_settings
+from llamarium.train.config import ExperimentConfig
+from llamarium.train.experiments.peeking import Peeking, about_peeking, measure_peeking
+from llamarium.train.experiments.seeds import SINGLE, spread_of, verdict
+from llamarium.train.experiments.swaps import set_embedding_std
+from llamarium.train.experiments.variants import EXPERIMENTS, Variant
+from llamarium.train.pretrain import prepare
+from llamarium.train.report.history import History
+from llamarium.train.report.write import compare, write_report
+from llamarium.train.setup import Emit, Event, Setup
+from llamarium.train.state.lock import RunLock
+
+Watch = Callable[[str], AbstractContextManager[Emit]]
+"""From a variant's name to what shows its events."""
+
+_WEIGHTS, _ABOUT = "variant.safetensors", "variant.json"
+_FORMAT = "weights of an experiment: no Llama config describes this model, and only its experiment can go on from it"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an experiment ended.
+
+    Attributes:
+        report: The page, or None where it ended early.
+        signal: The signal that ended it early, or None.
+    """
+
+    report: Path | None
+    signal: int | None
+
+
+def run_experiment(
+    name: str, config: ExperimentConfig, out: Path, *, resume: bool, allow_changes: bool = False, watch: Watch
+) -> Outcome:
+    """Train every variant in a folder of its own below `out`, and write `out/report.html`.
+
+    The settings are in `out/experiment.toml`, which starts the same experiment again.
+
+    Args:
+        name: One of `EXPERIMENTS`.
+        config: The settings that all share.
+        out: The experiment's folder.
+        resume: Go on where an earlier call ended; runs that are done are not repeated.
+        allow_changes: Resume although settings or data have changed.
+        watch: Shows the runs.
+
+    Raises:
+        LlamariumError: As `pretrain.prepare` and `run` do.
+    """
+    if name not in EXPERIMENTS:
+        raise TrainingError(f"no experiment {show_value(name)}; there are: {', '.join(EXPERIMENTS)}")
+    if config.tensor_parallel > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise TrainingError("an experiment trains in one process; start it without torchrun and tensor_parallel")
+    if config.embedding_std is not None and name != "tied":
+        raise TrainingError(f"embedding_std: of no effect in the experiment {name}; leave it out, or ask for tied")
+    variants = EXPERIMENTS[name].variants(config)
+    with RunLock(out):
+        return _run_all(name, config, variants, out, resume, allow_changes, watch)
+
+
+def _run_all(
+    name: str,
+    config: ExperimentConfig,
+    variants: Mapping[str, Variant],
+    out: Path,
+    resume: bool,
+    allow_changes: bool,
+    watch: Watch,
+) -> Outcome:
+    measured: dict[str, Peeking] = {}
+    losses: dict[str, list[float]] = {label: [] for label in variants}
+    for (label, variant), seed in product(variants.items(), range(config.seed, config.seed + config.seeds)):
+        run_name = label if seed == config.seed else f"{label}-seed-{seed}"
+        make = cache(partial(_setup, label, variant, replace(config, seed=seed), out))
+        watching = _settling(watch(run_name), config, out / "experiment.toml")
+        ending = conduct(make, out / run_name, resume=resume, allow_changes=allow_changes, watch=watching)
+        if ending.signal is not None:
+            return Outcome(None, ending.signal)
+        write_report(out / run_name)
+        if best := History.read(out / run_name).best():
+            losses[label].append(best[1])
+        if seed != config.seed:
+            continue
+        if name == "causal" and (validation := make().validation) is not None:
+            measured[label] = measure_peeking(make().model, validation, variant.trunk, config)
+    experiment = EXPERIMENTS[name]
+    notes = [experiment.note, *(about_peeking(label, found) for label, found in measured.items() if found.share > 0)]
+    columns: dict[str, dict[str, str]] = {}
+    if all(losses.values()):
+        notes.append(SINGLE if config.seeds == 1 else verdict(losses))
+        if config.seeds > 1:
+            columns["validation loss, mean ± deviation of seeds"] = {k: spread_of(v) for k, v in losses.items()}
+    first = {label: History.read(out / label).curve("step", "loss") for label in variants}
+    if config.embedding_std is not None:
+        columns["loss at the first step told"] = {k: f"{points[0][1]:.4g}" for k, points in first.items() if points}
+    columns |= (
+        {}
+        if not measured
+        else {
+            "loss without looking ahead": {label: f"{found.loss_without:.4g}" for label, found in measured.items()},
+            "attention on the next token": {label: f"{found.share:.0%}" for label, found in measured.items()},
+        }
+    )
+    folders = {label: out / label for label in variants}
+    title = f"Experiment: {experiment.title}"
+    report = compare(folders, out / "report.html", title, notes=notes, columns=columns or None)
+    return Outcome(report, None)
+
+
+@contextmanager
+def _settling(watch: AbstractContextManager[Emit], config: ExperimentConfig, path: Path) -> Generator[Emit]:
+    """Watch a run, and write the settings that all share once its own are accepted."""
+    with watch as show:
+
+        def emit(event: Event) -> None:
+            if is_acceptance(event):
+                save_settings(config, path)
+            show(event)
+
+        yield emit
+
+
+def _setup(label: str, variant: Variant, config: ExperimentConfig, out: Path) -> Setup:
+    """Prepare a variant's run; the ids of the data are shared."""
+    setup = prepare(replace(config, **variant.changes), out)
+    if variant.transform is not None:
+        variant.transform(setup.model)
+    if variant.embedding_std is not None:
+        set_embedding_std(setup.model, variant.embedding_std, config.seed)
+    if variant.is_llama:
+        return setup
+    return replace(
+        setup,
+        trunk=variant.trunk,
+        save=partial(save_variant, setup.model, label),
+        restore=partial(restore_variant, setup.model, label),
+    )
+
+
+def save_variant(model: LlamaForCausalLM, label: str, folder: Path) -> None:
+    """Write the weights of a model that is no Llama, in a form that no reader of models takes for one."""
+    write_safetensors(folder / _WEIGHTS, [Weight.of(key, p.detach()) for key, p in model.named_parameters()])
+    write_json(folder / _ABOUT, {"format": _FORMAT, "variant": label, "trained_as": model.config.to_hf()})
+
+
+@torch.no_grad()
+def restore_variant(model: LlamaForCausalLM, label: str, folder: Path) -> None:
+    """Read back what `save_variant` wrote, in place.
+
+    Raises:
+        TrainingError: If it is another variant's, or of another shape.
+        CheckpointError: If a file is malformed.
+    """
+    about = read_json_object(folder / _ABOUT)
+    table, file = read_safetensors(folder / _WEIGHTS), TensorFile(folder / _WEIGHTS)
+    parameters = dict(model.named_parameters())
+    expected = {key: ("F32", tuple(p.shape)) for key, p in parameters.items()}
+    if about.get("variant") != label or {key: (t.dtype, t.shape) for key, t in table.items()} != expected:
+        raise TrainingError(f"{folder}: holds another variant than {label!r}, or one of another shape")
+    for key, tensor in table.items():
+        parameters[key].copy_(tensor_in(file, tensor.offset, tensor.shape, SAFETENSORS_DTYPES[tensor.dtype]))
