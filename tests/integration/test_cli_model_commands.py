@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from llamarium.api import Llama, load
 from llamarium.checkpoints.tokenizers import load_tokenizer
@@ -378,6 +379,72 @@ def test_next(run: Callable[..., str], llama: Llama) -> None:
     assert [step["context_ids"] for step in steps] == [list(step.context_ids) for step in expected]
     for step in expected:
         assert all(f'"{candidate.text}"' in out for candidate in step.candidates)
+
+
+def test_next_draws_as_generate_does(run: Callable[..., str], llama: Llama) -> None:
+    options = {"temperature": 3.0, "top_k": 50, "seed": 5}
+    words = ["next", "I love to drink", "-k", "2", "--steps", "4"]
+    words += [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    out = run(*words)
+    assert table_fits(out) and out.count("→") == 4 and " … " in out  # drawn from further down than two
+    steps = [json.loads(line) for line in run(*words, "--json").splitlines()]
+    expected = llama.generate("I love to drink", max_tokens=4, **options).completions[0]
+    assert [step["chosen"]["token_id"] for step in steps] == list(expected.token_ids)
+    greedy = json.loads(run("next", "I love to drink", "-k", "2", "--json"))
+    for mine, other in zip(steps[0]["candidates"], greedy["candidates"], strict=True):
+        assert mine["token_id"] == other["token_id"] and mine["logprob"] == pytest.approx(other["logprob"], abs=1e-4)
+
+
+def test_lens(run: Callable[..., str], llama: Llama) -> None:
+    out = run("lens", "The cat sat", "-k", "2", "--layers", "0,-1", "--positions", "1,-1")
+    assert table_fits(out) and 'after token 1, " cat"' in out and 'after token 2, " sat"' in out
+    data = json.loads(run("lens", "The cat sat", "-k", "2", "--layers", "0,-1", "--json"))
+    assert [layer["layer"] for layer in data["layers"]] == [0, 11] and data["positions"] == [2]
+    best = json.loads(run("next", "The cat sat", "-k", "2", "--json"))["candidates"]
+    assert [c["token_id"] for c in data["layers"][-1]["candidates"][0]] == [c["token_id"] for c in best]
+
+
+@pytest.mark.parametrize("text", ["The cat sat", "The cat sat on the mat and then it went to sleep again today"])
+def test_attention(text: str, run: Callable[..., str], llama: Llama) -> None:
+    out = run("attention", text, "--layer=-1", "--head", "2")
+    assert table_fits(out) and out.startswith("layer 11 of 12, head 2 of 4;")
+    assert f"{text.split()[-1]}" in out
+    data = json.loads(run("attention", text, "--layer=-1", "--head=-2", "--json"))
+    assert (data["layer"], data["head"]) == (11, 2)
+    expected = llama.trace(text, names=["pattern"], layers=[11])["layers.11.pattern"][2]
+    assert data["pattern"] == expected.tolist()
+
+
+def test_a_head_that_there_is_not(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["attention", "a", "--head", "4"]) == 2
+    assert "--head: 4 is not within -4..3" in capsys.readouterr().err
+
+
+def test_the_cosine_of_two_words(run: Callable[..., str], llama: Llama) -> None:
+    rows = [llama.model.model.embed_tokens.weight[llama.encode(word)[0]].float() for word in (" king", " queen")]
+    expected = float(torch.nn.functional.cosine_similarity(*rows, dim=0))
+    out = run("neighbors", "king", "--with", "queen")
+    assert out.startswith('" king" (') and out.endswith(f": cosine {expected:.4f}\n")
+    found = json.loads(run("neighbors", "king", "--with", "queen", "--json"))
+    assert found["cosine"] == pytest.approx(expected, abs=1e-6)
+    assert main(["neighbors", "king", "--with", "queen", "--plus", "man"]) == 2
+
+
+def test_trace_takes_several_texts(run: Callable[..., str], llama: Llama, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("The dog")
+    words = ["trace", "The cat", "-p", "The cow", "--file", str(tmp_path / "a.txt"), "--names", "logits"]
+    assert run(*words).count("logits") == 3
+    traced = [json.loads(line)["token_ids"] for line in run(*words, "--json").splitlines()]
+    assert traced == [llama.encode(text) for text in ("The cat", "The cow", "The dog")]
+
+
+def test_trace_of_a_preset_is_shapes_alone(run: Callable[..., str]) -> None:
+    out = run("trace", "The cat sat", "-m", "llama-3.2-1b", "--layers", "0")
+    assert table_fits(out) and "layers.0.gate        T=4 F=8192" in out
+    data = json.loads(run("trace", "The cat sat", "-m", "llama-3.2-1b", "--positions=-1", "--json"))
+    assert data["activations"]["layers.15.pattern"]["shape"] == [32, 1, 4]
+    assert data["activations"]["logits"]["num_bytes"] == 2 * 128256
+    assert main(["trace", "a", "-m", "nano-gpt"]) == 2
 
 
 def test_score(run: Callable[..., str], llama: Llama) -> None:

@@ -44,6 +44,8 @@ COMMANDS: Mapping[str, str] = {
     "info": "show a model's configuration, costs and files",
     "neighbors": "rank embedding rows near a word, or king - man + woman",
     "trace": "list the activations of a forward pass by name",
+    "lens": "show what a model would say after each layer",
+    "attention": "show how much a head's tokens look at each other",
     "models": "list the models that are built in or on this machine",
     "download": "fetch a model",
     "doctor": "check this installation",

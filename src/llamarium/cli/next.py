@@ -1,15 +1,29 @@
 """Show the auto-regressive loop: the candidates for the next token with their
-probabilities, the best one appended, and again.
+probabilities, one of them appended, and again.
+
+The most probable one is appended. Where an option of sampling is given, one is
+drawn as `generate` draws it; an arrow shows which. Probabilities are the
+model's own, before temperature and the like.
 
   llamarium next "I love to drink" -k 10 --steps 3
+  llamarium next "I love to drink" --steps 3 --temperature 1 --top-p 0.9 --seed 1
   llamarium next "The capital of France is" --json
 """
 
 import argparse
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.options import add_json, add_kv_cache, add_model, load_llama
 from llamarium.cli.output import emit, show
-from llamarium.cli.text import add_text, require_text
+from llamarium.cli.sampling import add_choosing, choosing
+from llamarium.cli.text import add_text, check_fits, require_text
+
+if TYPE_CHECKING:
+    from llamarium.api import Llama
+    from llamarium.generation.completion import Alternative
+    from llamarium.inspect.next_tokens import NextStep
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,27 +32,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-k", type=int, default=10, metavar="K", help="candidates of each step (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=1, metavar="N", help="tokens to append (default: %(default)s)")
     add_json(parser)
+    add_choosing(parser.add_argument_group("sampling"), "0, or where another option is given, the model's own")
     add_model(parser)
     add_kv_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Follow the loop and print each step."""
-    text = require_text(args, "TEXT")
+    text, options = require_text(args, "TEXT"), choosing(args)
     llama = load_llama(args)
-    from llamarium.inspect.next_tokens import follow_next_tokens
+    check_fits(llama, text)
     from llamarium.inspect.views import after_view, step_view
 
     last = None
-    for last in follow_next_tokens(
-        llama.model,
-        llama.tokenizer,
-        text,
-        k=args.k,
-        steps=args.steps,
-        stop_ids=llama.stop_ids,
-        kv_cache_dtype=llama.kv_cache_dtype,
-    ):
+    for last in _drawn(llama, text, args, options) if options else _greedy(llama, text, args):
         if args.json:
             emit(last.to_dict())
         else:
@@ -46,3 +53,33 @@ def run(args: argparse.Namespace) -> int:
     if last is not None and not args.json:
         show(after_view(last))
     return 0
+
+
+def _greedy(llama: "Llama", text: str, args: argparse.Namespace) -> "Iterator[NextStep]":
+    from llamarium.inspect.next_tokens import follow_next_tokens
+
+    return follow_next_tokens(
+        llama.model,
+        llama.tokenizer,
+        text,
+        k=args.k,
+        steps=args.steps,
+        stop_ids=llama.stop_ids,
+        kv_cache_dtype=llama.kv_cache_dtype,
+    )
+
+
+def _drawn(llama: "Llama", text: str, args: argparse.Namespace, options: dict[str, Any]) -> "Iterator[NextStep]":
+    """Follow what `generate` would answer with these options, with the candidates of each step."""
+    from llamarium.inspect.next_tokens import NextStep
+    from llamarium.inspect.tokens import Candidate
+
+    def candidate(found: "Alternative") -> Candidate:
+        return Candidate(found.token_id, math.exp(found.logprob), found.logprob, found.token)
+
+    ids = llama.encode(text)
+    for step, piece in enumerate(llama.stream(ids, max_tokens=args.steps, logprobs=args.k, **options), start=1):
+        chosen = piece.logprobs[0]
+        context = llama.tokenizer.decode(ids)
+        yield NextStep(step, context, tuple(ids), tuple(map(candidate, chosen.top)), candidate(chosen))
+        ids = [*ids, chosen.token_id]

@@ -33,8 +33,15 @@ def read_text(args: argparse.Namespace) -> str | None:
     if args.text is not None and args.prompt is not None:
         raise UsageError("the text is given twice, by itself and with -p/--prompt")
     text: str | None = args.prompt if args.text is None else args.text
-    if text != "-":
-        return text
+    return read_standard_input() if text == "-" else text
+
+
+def read_standard_input() -> str:
+    """Return what stands in standard input, without the newline that `echo` adds.
+
+    Raises:
+        InputError: If it is no UTF-8, or holds more than any model can read.
+    """
     data = sys.stdin.buffer.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise InputError(f"standard input has more than {_MAX_BYTES:,} bytes; no model's context holds such a text")

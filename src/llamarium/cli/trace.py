@@ -1,30 +1,43 @@
 """List the activations of one forward pass: names, shapes and sizes.
 
 From the embedding over each layer's queries, keys, attention pattern and MLP
-to the logits. --json prints the numbers themselves; restrict them first.
+to the logits. --json prints the numbers themselves, an object for each text;
+restrict them first. Of a preset (-m llama-3.2-1b) there are names, shapes and
+bytes, and no numbers: nothing is loaded.
 
   llamarium trace "The cat sat"
   llamarium trace "The cat sat" --layers 0,1 --names q,q_rot,pattern
   llamarium trace "The cat sat" --layers=-1 --positions=-1 --names resid --json
+  llamarium trace "The cat sat" "The cat ran" --file story.txt --names logits
 """
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import add_json, add_model, load_llama, names, whole_numbers
+from llamarium.cli.options import UsageError, add_json, add_model, load_llama, names, whole_numbers
 from llamarium.cli.output import emit, show
-from llamarium.cli.text import add_text, require_text
-from llamarium.inspect.tables import table
+from llamarium.cli.perplexity import read_file
+from llamarium.cli.text import check_fits, read_standard_input
+from llamarium.inspect.tables import size, table
+from llamarium.presets import PRESETS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from llamarium.api import Llama
     from llamarium.inspect.trace import Trace
+
+_TOKENIZERS = {128256: "llama3", 49152: "smollm2-135m"}  # of the presets, by the size of their vocabulary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_text(parser, "TEXT", "what to run")
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="what to run; - reads it from standard input")
+    parser.add_argument("-p", "--prompt", action="append", default=[], metavar="TEXT", help="the same, as an option")
+    parser.add_argument(
+        "--file", type=Path, action="append", default=[], metavar="FILE", help="a text from a file (repeatable)"
+    )
     parser.add_argument("--names", type=names, metavar="A,B,…", help="these activations only")
     parser.add_argument("--layers", type=whole_numbers, metavar="N,N,…", help="these layers only; -1 is the last")
     parser.add_argument(
@@ -38,17 +51,71 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the text and list what was recorded."""
-    text = require_text(args, "TEXT")
+    """Run each text and list what was recorded."""
+    texts = _texts(args)
+    if args.model in PRESETS and args.model not in _TOKENIZERS.values():
+        for i, text in enumerate(texts):
+            _list_shapes(args, text, first=i == 0)
+        return 0
     llama = load_llama(args)
-    trace = llama.trace(text, names=args.names, layers=args.layers, positions=args.positions, budget_mb=args.budget_mb)
+    for i, text in enumerate(texts):
+        _trace(args, llama, text, first=i == 0)
+    return 0
+
+
+def _texts(args: argparse.Namespace) -> list[str]:
+    given = [*args.texts, *args.prompt]
+    if given.count("-") > 1:
+        raise UsageError("standard input is given twice")
+    texts = [read_standard_input() if text == "-" else text for text in given]
+    texts += [read_file(str(file)) for file in args.file]
+    if not texts:
+        raise UsageError("no TEXT; give it in quotation marks, or - to read it from standard input")
+    return texts
+
+
+def _trace(args: argparse.Namespace, llama: "Llama", text: str, *, first: bool) -> None:
+    trace = llama.trace(
+        check_fits(llama, text),
+        names=args.names,
+        layers=args.layers,
+        positions=args.positions,
+        budget_mb=args.budget_mb,
+    )
     if args.json:
         emit(trace.to_dict())
-        return 0
+        return
     tokens = [llama.tokenizer.token_text(token_id) for token_id in trace.token_ids]
-    print(" | ".join(f"{position} {tokens[position]}" for position in trace.positions) + "\n")
+    _head(tokens, trace.positions, first=first)
     show_trace(trace)
-    return 0
+
+
+def _head(tokens: list[str], positions: tuple[int, ...], *, first: bool) -> None:
+    print(("" if first else "\n") + " | ".join(f"{position} {tokens[position]}" for position in positions) + "\n")
+
+
+def _list_shapes(args: argparse.Namespace, text: str, *, first: bool) -> None:
+    """List what a trace of a preset would hold."""
+    from llamarium.checkpoints.tokenizers import load_tokenizer
+    from llamarium.inspect.shapes import trace_shapes
+
+    config = PRESETS[args.model]
+    name = _TOKENIZERS.get(config.vocab_size)
+    if args.adapter is not None or name is None:
+        why = "an adapter needs weights" if args.adapter is not None else "no tokenizer of its vocabulary is built in"
+        raise UsageError(f"{args.model} is a preset, a shape without weights, and {why}; name a model with -m")
+    tokenizer = load_tokenizer(name)
+    ids = tokenizer.encode(text)
+    shapes = trace_shapes(config, len(ids), names=args.names, layers=args.layers, positions=args.positions)
+    if args.json:
+        emit({"token_ids": ids, "activations": {one.key: one.to_dict() for one in shapes}})
+        return
+    _head([tokenizer.token_text(i) for i in ids], tuple(range(len(ids))), first=first)
+    shown = table("name", "shape", "bytes", right=("bytes",))
+    for one in shapes:
+        shown.add_row(one.key, _named(one.axes, one.shape), size(one.num_bytes))
+    shown.add_row("in all", "", size(sum(one.num_bytes for one in shapes)))
+    show(shown)
 
 
 def show_trace(trace: "Trace") -> None:
@@ -58,9 +125,12 @@ def show_trace(trace: "Trace") -> None:
     shown = table("name", "shape", "mean", "std", "largest", right=("mean", "std", "largest"))
     for key, tensor in trace.items():
         axes = ACTIVATIONS[split_key(key)[0]].axes
-        shape = " ".join(f"{axis}={size}" for axis, size in zip(axes, tensor.shape, strict=True))
-        shown.add_row(key, shape, *_statistics(tensor))
+        shown.add_row(key, _named(axes, tuple(tensor.shape)), *_statistics(tensor))
     show(shown)
+
+
+def _named(axes: str, shape: tuple[int, ...]) -> str:
+    return " ".join(f"{axis}={size}" for axis, size in zip(axes, shape, strict=True))
 
 
 def _statistics(tensor: "Tensor") -> list[str]:

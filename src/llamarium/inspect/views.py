@@ -24,10 +24,13 @@ CONTEXT_WIDTH = 68
 def step_view(step: NextStep) -> "RenderableType":
     """Show a step of the loop: the text so far, the candidates, and an arrow at the one that is appended."""
     shown = table("", "#", "token", "id", "P", "log P", " ", right=("#", "id", "P", "log P"))
-    for rank, c in enumerate(step.candidates, start=1):
-        arrow = "→" if c == step.chosen else ""
+    ranked = [(str(rank), c) for rank, c in enumerate(step.candidates, start=1)]
+    if all(c.token_id != step.chosen.token_id for c in step.candidates):  # drawn from further down
+        ranked.append(("…", step.chosen))
+    for rank, c in ranked:
+        arrow = "→" if c.token_id == step.chosen.token_id else ""
         numbers = (str(c.token_id), percent(c.probability), f"{c.logprob:.3f}")
-        shown.add_row(arrow, str(rank), quote(c.text), *numbers, bar(c.probability))
+        shown.add_row(arrow, rank, quote(c.text), *numbers, bar(c.probability))
     return _stack(_line(f"step {step.step}: {_tail(step.context)}", bold=True), shown, _line())
 
 

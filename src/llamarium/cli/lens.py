@@ -1,0 +1,68 @@
+"""Show what a model would say after each layer: the logit lens.
+
+Every layer adds to one stream, which the head reads at the end. Here the same
+norm and head read it after each layer, at the last token or at --positions.
+The last layer's line is what the model says.
+
+  llamarium lens "The capital of France is"
+  llamarium lens "The capital of France is" --layers 0,10,20,-1 -k 5
+  llamarium lens "The cat sat on the" --positions 1,2 --json
+"""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from llamarium.cli.options import add_json, add_model, load_llama, positive, whole_numbers
+from llamarium.cli.output import emit, show
+from llamarium.cli.text import add_text, check_fits, require_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from llamarium.inspect.lens import Lens
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_text(parser, "TEXT", "what to run")
+    parser.add_argument(
+        "-k", type=positive, default=3, metavar="K", help="candidates after each layer (default: %(default)s)"
+    )
+    parser.add_argument("--layers", type=whole_numbers, metavar="N,N,…", help="these layers only; -1 is the last")
+    parser.add_argument(
+        "--positions", type=whole_numbers, default=(-1,), metavar="N,N,…", help="at these tokens (default: the last)"
+    )
+    add_json(parser)
+    add_model(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the text and read every layer."""
+    text = require_text(args, "TEXT")
+    llama = load_llama(args)
+    from llamarium.inspect.lens import lens
+
+    check_fits(llama, text)
+    names = ["q_rot", "resid"]  # without a name of attention's, packed weights would run where nothing is recorded
+    trace = llama.trace(text, names=names, layers=args.layers, positions=args.positions)
+    found = lens(llama.model, trace, args.k, llama.tokenizer)
+    if args.json:
+        emit(found.to_dict())
+        return 0
+    tokens = [llama.tokenizer.token_text(token_id) for token_id in found.token_ids]
+    for i, position in enumerate(found.positions):
+        print(f'{"" if i == 0 else chr(10)}after token {position}, "{tokens[position]}"\n')
+        show(_view(found, i))
+    return 0
+
+
+def _view(found: "Lens", i: int) -> "Table":
+    from llamarium.inspect.tables import percent, quote, table
+
+    count = len(found.layers[0].candidates[i])
+    columns = [name for rank in range(1, count + 1) for name in (f"#{rank}", f"P{rank}")]
+    shown = table("layer", *columns, right=("layer", *columns[1::2]))
+    for layer in found.layers:
+        cells = [cell for c in layer.candidates[i] for cell in (quote(c.text), percent(c.probability))]
+        shown.add_row(str(layer.layer), *cells)
+    return shown

@@ -1,0 +1,67 @@
+"""What a trace of a model would hold, from its shape alone: no weights, no pass, no numbers."""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from llamarium.config import ModelConfig
+from llamarium.inspect.trace import (
+    ACTIVATIONS,
+    _check_names,  # pyright: ignore[reportPrivateUsage]
+    _indices,  # pyright: ignore[reportPrivateUsage]
+    _keys,  # pyright: ignore[reportPrivateUsage]
+    split_key,
+)
+
+_BYTES = 2  # of a number in bfloat16, in which the presets were published
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An activation that a trace would hold.
+
+    Attributes:
+        key: Its name, with its layer.
+        axes: A letter for each axis, as `ACTIVATIONS` has them.
+        shape: The sizes of the axes.
+        num_bytes: In bfloat16; scores and pattern are float32.
+    """
+
+    key: str
+    axes: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return asdict(self)
+
+
+def trace_shapes(
+    config: ModelConfig,
+    num_tokens: int,
+    *,
+    names: Collection[str] | None = None,
+    layers: Collection[int] | None = None,
+    positions: Sequence[int] | None = None,
+) -> list[Shape]:
+    """Return the shapes of what `trace` would keep of a text of so many tokens.
+
+    Raises:
+        InputError: For names, layers or positions that there are not.
+    """
+    c = config
+    sizes = {
+        "T": len(_indices(positions, num_tokens, "positions")), "S": num_tokens, "D": c.hidden_size,
+        "N": c.num_attention_heads, "K": c.num_key_value_heads, "H": c.head_dim, "F": c.intermediate_size,
+        "V": c.vocab_size,
+    }  # fmt: skip
+    keys = _keys(_check_names(names), sorted(_indices(layers, c.num_hidden_layers, "layers")))
+    return [_shape(key, sizes) for key in keys]
+
+
+def _shape(key: str, sizes: dict[str, int]) -> Shape:
+    activation = ACTIVATIONS[split_key(key)[0]]
+    shape = tuple(sizes[axis] for axis in activation.axes)
+    return Shape(key, activation.axes, shape, math.prod(shape) * (4 if activation.is_float32 else _BYTES))
