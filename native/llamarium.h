@@ -19,7 +19,8 @@
 
 /* How a matrix is stored, under GGUF's names. */
 enum {
-    LM_BF16 = 0, LM_Q8_0 = 1, LM_Q4_0 = 2, LM_Q4_1 = 3, LM_IQ4_NL = 4, LM_Q4_K = 5, LM_Q5_K = 6, LM_Q6_K = 7, LM_F32 = 8
+    LM_BF16 = 0, LM_Q8_0 = 1, LM_Q4_0 = 2, LM_Q4_1 = 3, LM_IQ4_NL = 4, LM_Q4_K = 5, LM_Q5_K = 6, LM_Q6_K = 7, LM_F32 = 8,
+    LM_Q5_0 = 9
 };
 enum { LM_FLOAT32 = 0, LM_BFLOAT16 = 1, LM_INT8 = 2 };
 enum { LM_OK = 0, LM_NO_MEMORY = 1, LM_NO_SUCH_ROW = 2, LM_BAD_BATCH = 3, LM_NO_TILES = 4 };
@@ -186,7 +187,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 10
+#define LM_INTERFACE 11
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "amx", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */

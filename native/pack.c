@@ -31,6 +31,12 @@ typedef struct {
     uint8_t q[16];
 } block_q4_1;
 
+/* Bit i of `high` is the fifth bit of column i. */
+typedef struct {
+    float16 d;
+    uint8_t high[4], low[16];
+} block_q5_0;
+
 /* `small` has eight s and eight t of 6 bits. Those of groups 0 to 3 are whole, those of 4 to 7 in two parts. */
 typedef struct {
     float16 d, m;
@@ -52,6 +58,7 @@ typedef struct {
 IS_SIXTEENTH(block_q8_0, tile_q8_0);
 IS_SIXTEENTH(block_q4_0, tile_q4_0);
 IS_SIXTEENTH(block_q4_1, tile_q4_1);
+IS_SIXTEENTH(block_q5_0, tile_q5_0);
 IS_SIXTEENTH(block_q4_k, tile_q4_k);
 IS_SIXTEENTH(block_q5_k, tile_q5_k);
 IS_SIXTEENTH(block_q6_k, tile_q6_k);
@@ -62,6 +69,12 @@ typedef struct {
     uint8_t codes[LM_SUPER];
     uint8_t s[2 * GROUPS_OF_SUPER], t[GROUPS_OF_SUPER];
 } plain_block;
+
+static void read_q5_0(const block_q5_0 *from, plain_block *to) {
+    to->d = from->d;
+    for (int i = 0; i < LM_GROUP; i++)
+        to->codes[i] = (uint8_t)((from->low[i % 16] >> i / 16 * 4 & 15) | (from->high[i / 8] >> i % 8 & 1) << 4);
+}
 
 static void read_six_bits(const uint8_t *from, plain_block *to) {
     for (int g = 0; g < GROUPS_OF_SUPER; g++) {
@@ -147,6 +160,7 @@ static void put_block(const plain_block *from, int kind, int r, uint8_t *tile) {
 static void pack_block(const void *block, int kind, int r, uint8_t *tile) {
     plain_block plain;
     switch (kind) {
+    case LM_Q5_0: read_q5_0(block, &plain); break;
     case LM_Q4_K: read_q4_k(block, &plain); break;
     case LM_Q5_K: read_q5_k(block, &plain); break;
     case LM_Q6_K: read_q6_k(block, &plain); break;

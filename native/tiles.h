@@ -16,6 +16,7 @@
  *   Q8_0         d (q - 128)           a file has q signed, without the 128
  *   Q4_0         d (q - 8)
  *   Q4_1         d q + m
+ *   Q5_0         d (q - 16)
  *   IQ4_NL       d codebook[q]         the codebook's entries are stored plus 128
  *   Q4_K, Q5_K   d s q - m t           s and t of 6 bits, one for each group
  *   Q6_K         d s (q - 32)          s of 8 bits with a sign, one for each 16 columns
@@ -62,6 +63,11 @@ typedef struct {
     float16 d[LM_TILE_ROWS], m[LM_TILE_ROWS];
 } tile_q4_1;
 
+typedef struct {
+    code_line q[5]; /* four of the low bits, one of the fifth */
+    float16 d[LM_TILE_ROWS];
+} tile_q5_0;
+
 /* The integers s and t of 8 groups, 6 bits each. Their low four bits lie as codes do: group g, g < 4, in the low halves, group
  * 4 + g in the high ones. A byte of `high` has, from its lowest bit, the high two of s[g], s[4 + g], t[g] and t[4 + g]. */
 typedef struct {
@@ -97,6 +103,7 @@ _Static_assert(sizeof(code_line) == 64, "a line of the cache, and AVX-512's regi
 _Static_assert(sizeof(tile_q8_0) == 16 * 34 && offsetof(tile_q8_0, d) == 512, "16 blocks of Q8_0");
 _Static_assert(sizeof(tile_q4_0) == 16 * 18 && offsetof(tile_q4_0, d) == 256, "16 blocks of Q4_0, or IQ4_NL");
 _Static_assert(sizeof(tile_q4_1) == 16 * 20 && offsetof(tile_q4_1, m) == 288, "16 blocks of Q4_1");
+_Static_assert(sizeof(tile_q5_0) == 16 * 22 && offsetof(tile_q5_0, d) == 320, "16 blocks of Q5_0");
 _Static_assert(sizeof(tile_q4_k) == 16 * 144 && offsetof(tile_q4_k, groups) == 256, "16 blocks of Q4_K");
 _Static_assert(sizeof(tile_q5_k) == 16 * 176 && offsetof(tile_q5_k, groups) == 256, "16 blocks of Q5_K");
 _Static_assert(sizeof(tile_q6_k) == 16 * 210 && offsetof(tile_q6_k, groups) == 288, "16 blocks of Q6_K");
@@ -126,13 +133,14 @@ static const tile_format FORMATS[] = {
     [LM_Q4_0] = {GROUP_TYPE(tile_q4_0, 4), .zero = 8},
     [LM_Q4_1] = {GROUP_TYPE(tile_q4_1, 4), .has_minimum = 1, .m_at = offsetof(tile_q4_1, m)},
     [LM_IQ4_NL] = {GROUP_TYPE(tile_iq4_nl, 4), .has_codebook = 1, .zero = 128},
+    [LM_Q5_0] = {GROUP_TYPE(tile_q5_0, 5), .zero = 16},
     [LM_Q4_K] = {SUPER_TYPE(tile_q4_k, 4), .small_scales = 1, .has_minimum = 1, .m_at = offsetof(tile_q4_k, m)},
     [LM_Q5_K] = {SUPER_TYPE(tile_q5_k, 5), .small_scales = 1, .has_minimum = 1, .m_at = offsetof(tile_q5_k, m)},
     [LM_Q6_K] = {SUPER_TYPE(tile_q6_k, 6), .small_scales = 2, .zero = 32},
 };
 
 /* DO(kind) for every type whose tiles are one group, and for every K type: what is compiled for each. */
-#define FOR_GROUP_TYPES(DO) DO(LM_Q8_0) DO(LM_Q4_0) DO(LM_Q4_1) DO(LM_IQ4_NL)
+#define FOR_GROUP_TYPES(DO) DO(LM_Q8_0) DO(LM_Q4_0) DO(LM_Q4_1) DO(LM_IQ4_NL) DO(LM_Q5_0)
 #define FOR_SUPER_TYPES(DO) DO(LM_Q4_K) DO(LM_Q5_K) DO(LM_Q6_K)
 
 /* --- parts of a tile --------------------------------------------------------------------------------------------- */

@@ -63,7 +63,7 @@ def with_halves(type_name: str, values: list[float]) -> LinearPacked:
 def test_bits_per_weight_contain_the_scales() -> None:
     found = {name: round(format.bits_per_weight, 4) for name, format in PACKED_FORMATS.items()}
     assert found == {
-        "Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5.0, "IQ4_NL": 4.5, "Q4_K": 4.5, "Q5_K": 5.5, "Q6_K": 6.5625,
+        "Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5.0, "IQ4_NL": 4.5, "Q5_0": 5.5, "Q4_K": 4.5, "Q5_K": 5.5, "Q6_K": 6.5625,
     }  # fmt: skip
 
 

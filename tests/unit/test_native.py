@@ -49,7 +49,7 @@ SHAPES = [(16, 32, 1), (1, 32, 2), (65, 96, 3), (33, 64, 13), (160, 576, 9), (48
 
 def random_linear(name: str, rows: int, columns: int, seed: int = 0, extreme: bool = False) -> LinearPacked:
     generator = torch.Generator().manual_seed(seed)
-    high = 256 if name == "Q8_0" else 16
+    high = PACKED_FORMATS[name].num_levels
     codes = torch.randint(high, (rows, columns), generator=generator, dtype=torch.uint8)
     if extreme:
         codes = (codes % 2) * (high - 1)

@@ -27,7 +27,7 @@ from llamarium.kernels.threads import num_threads
 if TYPE_CHECKING:
     from torch import Tensor
 
-INTERFACE = 10
+INTERFACE = 11
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -49,6 +49,7 @@ class Kind(IntEnum):
     Q5_K = 6
     Q6_K = 7
     F32 = 8
+    Q5_0 = 9
 
 
 class Matrix(Structure):

@@ -143,7 +143,7 @@ FORMATS: dict[str, Format] = {
         PackedFormat("Q4_K", 12, 256, 144, "d * s * q - m * t", kind=5, code_bytes=256, zero=0, has_minimum=True),
         PackedFormat("Q5_K", 13, 256, 176, "d * s * q - m * t", kind=6, code_bytes=320, zero=0, has_minimum=True),
         PackedFormat("Q6_K", 14, 256, 210, "d * s * (q - 32)", kind=7, code_bytes=384, zero=32),
-        Format("Q5_0", 6, 32, 22, "d * (q - 16)"),
+        PackedFormat("Q5_0", 6, 32, 22, "d * (q - 16)", kind=9, code_bytes=320, zero=16),
         Format("Q5_1", 7, 32, 24, "d * q + m"),
         Format("Q2_K", 10, 256, 84, "d * s * q - m * t"),
         Format("Q3_K", 11, 256, 110, "d * s * (q - 4)"),

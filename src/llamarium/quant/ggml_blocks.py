@@ -116,19 +116,19 @@ def _q4_1(blocks: Tensor) -> Tensor:
     return _fields(blocks[:, 4:], 4, 16).float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
 
 
-def _five_bits(high: Tensor, low: Tensor) -> Tensor:
+def five_bit_codes(high: Tensor, low: Tensor) -> Tensor:
     """Join (n, 4) bytes of fifth bits, in the weights' order, and (n, 16) bytes of 4-bit codes."""
     return (_fields(high, 1, 1) << 4) | _fields(low, 4, 16)
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
     """Block: d half, 4 bytes of fifth bits, 16 bytes of low bits. w = d * (q - 16)."""
-    return _five_bits(blocks[:, 2:6], blocks[:, 6:]).float().sub_(16).mul_(_half(blocks, 0))
+    return five_bit_codes(blocks[:, 2:6], blocks[:, 6:]).float().sub_(16).mul_(_half(blocks, 0))
 
 
 def _q5_1(blocks: Tensor) -> Tensor:
     """Block: d and m half, 4 bytes of fifth bits, 16 bytes of low bits. w = d * q + m."""
-    return _five_bits(blocks[:, 4:8], blocks[:, 8:]).float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+    return five_bit_codes(blocks[:, 4:8], blocks[:, 8:]).float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
 
 
 def _iq4_nl(blocks: Tensor) -> Tensor:

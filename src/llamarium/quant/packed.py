@@ -17,10 +17,10 @@ from llamarium.kernels import native
 from llamarium.kernels.threads import one_torch_thread
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
 from llamarium.quant.formats import GROUP, PACKED_FORMATS, TILE_ROWS, PackedFormat, block_format
-from llamarium.quant.ggml_blocks import super_blocks
+from llamarium.quant.ggml_blocks import five_bit_codes, super_blocks
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
-from llamarium.quant.tiles import group_tiles, halves_of, super_tiles, unpack_rows, values_of
+from llamarium.quant.tiles import group_tiles, halves_of, joined_codes, super_tiles, unpack_rows, values_of
 
 __all__ = [
     "EmbeddingPacked",
@@ -57,7 +57,7 @@ class LinearPacked(QuantizedLinear):
         """Pack codes in groups.
 
         Args:
-            codes: uint8, (out, in); below 16 for the formats of 4 bits.
+            codes: uint8, (out, in); below `format.num_levels`.
             scale: float16, (out, in / 32).
             format: What they mean; none of the K types.
             minimum: float16, (out, in / 32), if the format has one.
@@ -69,9 +69,7 @@ class LinearPacked(QuantizedLinear):
         if num_columns % GROUP:
             raise OptionError(f"rows of {num_columns} weights cannot be packed; expected a multiple of {GROUP}")
         assert (minimum is not None) == format.has_minimum and not format.is_super
-        groups = codes.view(num_rows, -1, GROUP)
-        if format.code_bytes == 256:
-            groups = groups[..., :16] | (groups[..., 16:] << 4)
+        groups = joined_codes(codes.view(num_rows, -1, GROUP), format)
         halves = scale.unsqueeze(-1) if minimum is None else torch.stack((scale, minimum), dim=-1)
         return cls(group_tiles(groups, halves, format), num_rows, format)
 
@@ -208,7 +206,11 @@ def _ggml_tiles(weight: Tensor, type_name: str, format: PackedFormat) -> Tensor:
     num_halves = 1 + format.has_minimum
     groups = blocks.view(len(weight), -1, blocks.shape[1])
     codes, halves = groups[..., 2 * num_halves :], groups[..., : 2 * num_halves].contiguous().view(torch.float16)
-    return group_tiles(codes ^ 128 if type_name == "Q8_0" else codes, halves, format)
+    if type_name == "Q8_0":
+        codes = codes ^ 128
+    elif type_name == "Q5_0":
+        codes = joined_codes(five_bit_codes(blocks[:, 2:6], blocks[:, 6:]).view(*groups.shape[:2], GROUP), format)
+    return group_tiles(codes, halves, format)
 
 
 def pack_integers(linear: Linear8bit | LinearInt4) -> LinearPacked | None:

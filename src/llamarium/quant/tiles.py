@@ -33,11 +33,26 @@ def halves_of(tiles: Tensor, format: PackedFormat) -> Tensor:
 # --- packing ----------------------------------------------------------------------------------------------------------
 
 
+def joined_codes(codes: Tensor, format: PackedFormat) -> Tensor:
+    """Join the codes of groups, uint8 (..., 32), to the bytes that a row has in a tile: (..., code_bytes / 16)."""
+    width = format.code_bytes // 64 - 4  # high bits of a code
+    if width == 4:
+        return codes
+    low = (codes[..., :16] & 15) | (codes[..., 16:] << 4)
+    if width == 0:
+        return low
+    high = (codes >> 4).unflatten(-1, (width, 8 // width, 4))
+    joined = high[..., 0, :]
+    for i in range(1, 8 // width):
+        joined = joined | (high[..., i, :] << (width * i))
+    return torch.cat((low, joined.flatten(-2)), dim=-1)
+
+
 def group_tiles(codes: Tensor, halves: Tensor, format: PackedFormat) -> Tensor:
     """Put groups into tiles, four bytes at a time.
 
     Args:
-        codes: uint8, (rows, groups, 16 or 32): a group's bytes; for 4 bits columns j and j + 16 share one.
+        codes: uint8, (rows, groups, code_bytes / 16): a group's bytes, as `joined_codes` makes them.
         halves: float16, (rows, groups, 1 or 2): scales and, if the format has one, minima.
         format: What they mean.
     """
