@@ -151,3 +151,12 @@ def test_a_quantization_that_is_not_read(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "config.json").write_text(json.dumps(PRESETS["tiny"].to_hf() | fields))
     assert main(["tree", str(tmp_path)]) == 1
     assert "quantized with gptq" in capsys.readouterr().err
+
+
+def test_the_model_may_stand_after_m(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("tree", "info"):
+        assert main([command, "tiny"]) == main([command, "-m", "tiny"]) == 0
+        out = capsys.readouterr().out
+        assert out and out[: len(out) // 2] == out[len(out) // 2 :]
+        assert main([command, "tiny", "-m", "small"]) == 2
+        assert "given twice" in capsys.readouterr().err
