@@ -254,9 +254,14 @@ def test_a_run_learns_the_preference_and_resumes_to_the_bit(
 
 
 def test_the_shell_previews_trains_and_refuses(
-    file: Path, tmp_path: Path, model_files: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+    file: Path,
+    tmp_path: Path,
+    model_files: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     preferring(file, tmp_path, model_files)
+    monkeypatch.chdir(tmp_path)
     words = ["dpo", "--data", str(file), "-m", str(tmp_path / "base"), "--context", "64", "--device", "cpu"]
     assert main([*words, "--preview"]) == 0
     assert "⟦" in capsys.readouterr().out
@@ -264,5 +269,10 @@ def test_the_shell_previews_trains_and_refuses(
     assert main([*words, *more, "--json"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {"reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy"} <= told[-4].keys() | told[1].keys()
+    assert (
+        main([*words[:-2], "--device", "cpu", "--steps", "1", "--log-every", "1", "--sample-every", "0", "--out", "r"])
+        == 0
+    )
+    assert "of pairs right, margin 0.000" in capsys.readouterr().err
     assert main([*words, "--beta", "0"]) == 1
     assert "beta is 0" in capsys.readouterr().err

@@ -11,11 +11,16 @@ count. --preview shows which tokens those are, and trains nothing.
 """
 
 import argparse
+from typing import TYPE_CHECKING
 
 from llamarium.cli.options import UsageError, add_json, importing_torch
-from llamarium.cli.output import show
+from llamarium.cli.output import show, status
 from llamarium.cli.settings import add_run, add_settings, given_settings, settings_file
 from llamarium.train.config import DPOConfig
+
+if TYPE_CHECKING:
+    from llamarium.train.distributed.process_group import ProcessGroup
+    from llamarium.train.setup import Setup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,12 +37,17 @@ def run(args: argparse.Namespace) -> int:
     if args.preview and args.json:
         raise UsageError("argument --json: not allowed with --preview, which is for people")
     config = DPOConfig.resolve(settings_file(args), given_settings(args, DPOConfig))
-    with importing_torch():
+    with status("loading PyTorch"), importing_torch():
         from llamarium.cli.training import follow
         from llamarium.train.dpo import prepare
     if args.preview:
         return _preview(config)
-    return follow(config, args, lambda process_group: prepare(config, process_group))
+
+    def make(process_group: "ProcessGroup") -> "Setup":
+        with status(f"loading {config.model} and the pairs"):
+            return prepare(config, process_group)
+
+    return follow(config, args, make)
 
 
 def _preview(config: DPOConfig) -> int:

@@ -130,7 +130,7 @@ def _numbers(
         return [("step", f"0 of {num_steps:,}; the first one is being computed")]
     rows = [
         ("step", f"{step['step']:,} of {num_steps:,}, epoch {step['epoch']:.2f}"),
-        ("loss", f"{step['loss']:.4f}"),
+        ("loss", f"{step['loss']:.4f}{_preference(step)}"),
     ]
     found = [] if validation is None else [f"{validation:.4f}"]
     if best is not None:
@@ -151,18 +151,26 @@ def _tell(event: "Event", num_steps: int) -> None:
         note(sentence)
 
 
+def _preference(event: "Event") -> str:
+    """Say how pairs are told apart, where pairs are learned."""
+    if "reward_accuracy" not in event:
+        return ""
+    return f" ({event['reward_accuracy']:.0%} of pairs right, margin {event['reward_margin']:.3f})"
+
+
 def _sentence(event: "Event", num_steps: int) -> str:
     """Say an event in a line; an empty one for what is of no interest by itself."""
     kind, step = event["event"], event["step"]
     if kind == "step":
         mfu = f", MFU {event['mfu']:.1%}" if event["mfu"] else ""
         return (
-            f"step {step}/{num_steps}: loss {event['loss']:.4f}, norm {event['grad_norm']:.2f}, "
+            f"step {step}/{num_steps}: loss {event['loss']:.4f}{_preference(event)}, norm {event['grad_norm']:.2f}, "
             f"lr {event['learning_rate']:.2g}, {event['tokens_per_s']:,.0f} tokens/s{mfu}, "
             f"{duration(event['seconds_left'])} left"
         )
     if kind == "validation":
-        return f"step {step}: validation loss {event['loss']:.4f}{', the best so far' if event['best'] else ''}"
+        best = ", the best so far" if event["best"] else ""
+        return f"step {step}: validation loss {event['loss']:.4f}{_preference(event)}{best}"
     if kind == "sample":
         return f"step {step}: sample: {event.get('text', event.get('error'))}"
     if kind == "saved":
