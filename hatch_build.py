@@ -30,7 +30,12 @@ WARNINGS = "-Wall -Wextra".split()
 AVX2 = "-mavx2 -mfma -mf16c"
 AVX512 = f"{AVX2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
 SETS = {  # by the processor that is compiled for; beside `portable`, which is for all
-    "x86_64": {"avx2": AVX2, "avx512_vnni": AVX512, "amx": f"{AVX512} -mamx-tile -mamx-int8"},
+    "x86_64": {
+        "avx2": AVX2,
+        "avx512_vnni": AVX512,
+        "avx512_bf16": f"{AVX512} -mavx512bf16",
+        "amx": f"{AVX512} -mamx-tile -mamx-int8",
+    },
     "aarch64": {"neon_dotprod": "-march=armv8.2-a+dotprod", "neon_i8mm": "-march=armv8.2-a+dotprod+i8mm"},
 }
 

@@ -20,6 +20,9 @@ static int has_avx512_vnni(void) {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
 }
 #endif
+#ifdef LM_HAS_AVX512_BF16
+static int has_avx512_bf16(void) { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+#endif
 #ifdef LM_HAS_AMX
 #include "amx.h"
 static int has_amx(void) { return has_avx512_vnni() && may_use_amx(); }
@@ -56,6 +59,9 @@ static const lm_ops *find(const char *name) {
     } all[] = { /* the best first, of those that the compiler knew */
 #ifdef LM_HAS_AMX
         {&lm_ops_amx, has_amx},
+#endif
+#ifdef LM_HAS_AVX512_BF16
+        {&lm_ops_avx512_bf16, has_avx512_bf16},
 #endif
 #ifdef LM_HAS_AVX512_VNNI
         {&lm_ops_avx512_vnni, has_avx512_vnni},

@@ -35,24 +35,37 @@ static inline float norm_factor(const lm_model *model, const float *row) {
     return 1 / sqrtf(squares / model->hidden + model->norm_eps);
 }
 
-/* Floats in the order in which `load_pair` has BF16 weights: a type of its own, so that nobody takes them for floats as they lie. */
+/* What BF16 weights are multiplied with, as a type of its own, so that nobody takes it for floats as they lie: rounded to BF16 where
+ * the processor multiplies that, else floats in the order in which `load_pair` has the weights. */
+#ifdef __AVX512BF16__
+typedef uint16_t bf16_input;
+#else
+typedef float bf16_input;
+#endif
 typedef struct {
-    float *at;
-} paired_floats;
+    bf16_input *at;
+} bf16_inputs;
+
+static inline void put_bf16_group(const float *group, bf16_input *to) {
+#ifdef __AVX512BF16__
+    const __m512bh rounded = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(group + 16), _mm512_loadu_ps(group));
+    memcpy(to, &rounded, sizeof rounded);
+#else
+    memcpy(to, group, LM_GROUP * sizeof(float));
+    into_pairs(LM_BFLOAT16, to, LM_GROUP);
+#endif
+}
 
 /* One stage's inputs, as the matrices want them; what no matrix wants is NULL. */
 typedef struct {
     lm_block *blocks;    /* (num_rows, cols / 32), for packed matrices */
-    paired_floats pairs; /* (num_rows, cols), for BF16 */
+    bf16_inputs bf16;    /* (num_rows, cols), for BF16 */
     float *floats;       /* (num_rows, cols), for F32 */
 } inputs;
 
 static inline void put_group(const float *group, inputs in, size_t place) {
     if (in.floats != NULL) memcpy(in.floats + place * LM_GROUP, group, LM_GROUP * sizeof(float));
-    if (in.pairs.at != NULL) {
-        memcpy(in.pairs.at + place * LM_GROUP, group, LM_GROUP * sizeof(float));
-        into_pairs(LM_BFLOAT16, in.pairs.at + place * LM_GROUP, LM_GROUP);
-    }
+    if (in.bf16.at != NULL) put_bf16_group(group, in.bf16.at + place * LM_GROUP);
     if (in.blocks != NULL) quantize_group(group, &in.blocks[place]);
 }
 

@@ -36,7 +36,7 @@ static int product(const lm_matrix *w, const float *x, int32_t num_rows, float *
     const size_t group_bytes = is_float(w) ? LM_GROUP * sizeof(float) : sizeof(lm_block);
     void *memory;
     if (posix_memalign(&memory, 64, groups * group_bytes) != 0) return LM_NO_MEMORY;
-    const inputs in = w->kind == LM_BF16 ? (inputs){.pairs.at = memory}
+    const inputs in = w->kind == LM_BF16 ? (inputs){.bf16.at = memory}
                     : w->kind == LM_F32  ? (inputs){.floats = memory}
                                          : (inputs){.blocks = memory};
     single s = {.w = w, .x = x, .num_rows = num_rows, .y = y, .in = in};

@@ -109,11 +109,11 @@ static void *take(arena *a, size_t bytes) {
 
 /* Which forms of its inputs a model's matrices want. */
 typedef struct {
-    int blocks, pairs, floats;
+    int blocks, bf16, floats;
 } forms;
 
 static void add_form(forms *wanted, const lm_matrix *w) {
-    *(w->kind == LM_BF16 ? &wanted->pairs : w->kind == LM_F32 ? &wanted->floats : &wanted->blocks) = 1;
+    *(w->kind == LM_BF16 ? &wanted->bf16 : w->kind == LM_F32 ? &wanted->floats : &wanted->blocks) = 1;
 }
 
 static forms forms_of(const lm_model *model) {
@@ -129,7 +129,7 @@ static forms forms_of(const lm_model *model) {
 static inputs take_inputs(arena *a, forms wanted, size_t rows, size_t cols) {
     inputs in = {0};
     if (wanted.blocks) in.blocks = take(a, rows * (cols / LM_GROUP) * sizeof(lm_block));
-    if (wanted.pairs) in.pairs.at = take(a, rows * cols * sizeof(float));
+    if (wanted.bf16) in.bf16.at = take(a, rows * cols * sizeof(bf16_input));
     if (wanted.floats) in.floats = take(a, rows * cols * sizeof(float));
     return in;
 }

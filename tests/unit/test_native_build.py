@@ -52,6 +52,7 @@ INSTRUCTIONS = {  # what a set's code must contain, and what it must not
     "portable": ([r"\bret"], r"[yz]mm|\bsdot\b"),
     "avx2": ([r"vpmaddubsw .*%ymm"], r"zmm|vpdpbusd"),
     "avx512_vnni": ([r"vpdpbusd .*%zmm"], r"tmm"),
+    "avx512_bf16": ([r"vdpbf16ps .*%zmm", r"vpdpbusd .*%zmm"], r"tmm"),
     "amx": ([r"tdpbssd .*%tmm", r"ldtilecfg", r"tilerelease", r"vpdpbusd .*%zmm"], None),
     "neon_dotprod": ([r"\bsdot\b.*v\d+\.4s"], r"\bsmmla\b"),
     "neon_i8mm": ([r"\bsmmla\b.*v\d+\.4s", r"\bsdot\b.*v\d+\.4s"], None),
@@ -87,6 +88,7 @@ NEEDED = {  # the kernel's names of what the sets need
     "portable": set(),
     "avx2": {"avx2", "fma", "f16c"},
     "avx512_vnni": VNNI,
+    "avx512_bf16": {*VNNI, "avx512_bf16"},
     "amx": {*VNNI, "amx_tile", "amx_int8"},
     "neon_dotprod": {"asimddp"},
     "neon_i8mm": {"asimddp", "i8mm"},
@@ -231,7 +233,7 @@ def test_without_a_library_the_wheel_is_pure_and_the_build_says_why(
 
 
 OLD = [
-    ("-mavx512vnni|-march=armv8.2-a+dotprod*", {"amx", "avx512_vnni", "neon_i8mm", "neon_dotprod"}),
+    ("-mavx512vnni|-march=armv8.2-a+dotprod*", {"amx", "avx512_vnni", "avx512_bf16", "neon_i8mm", "neon_dotprod"}),
     ("-mamx-int8|-march=*+i8mm", {"amx", "neon_i8mm"}),
 ]
 

@@ -3,6 +3,7 @@
 import ctypes
 import shutil
 import subprocess
+import sys
 from ctypes import POINTER, c_void_p, cast
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,7 +55,7 @@ class Tiny:
     """A model whose weights are of one kind, and the numbers that they stand for."""
 
     seed: int = 0
-    kind: native.Kind = native.Kind.BF16
+    kind: native.Kind = native.Kind.F32
     values: dict[str, Array] = field(default_factory=dict)
     adapters: list[dict[str, Correction]] = field(default_factory=list)
     kept: list[Any] = field(default_factory=list)
@@ -201,8 +202,8 @@ def run(
     return logits
 
 
-def close(found: Array, expected: Array) -> None:
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * float(np.abs(expected).max()))
+def close(found: Array, expected: Array, share: float = 1e-4) -> None:
+    np.testing.assert_allclose(found, expected, rtol=0, atol=share * float(np.abs(expected).max()))
 
 
 IDS = [int(i) for i in np.random.default_rng(7).integers(0, V, 600)]
@@ -219,6 +220,15 @@ def test_a_run_equals_a_plain_forward_pass_however_it_is_cut(kernels: str, block
         beside: list[Span] = [(1, IDS[400 - end : 400 - start], start)]  # another sequence in the same batch
         parts.append(run(tiny, cache, [(0, IDS[start:end], start), *beside])[: end - start])
     assert np.array_equal(np.concatenate(parts), whole)
+
+
+def test_weights_of_bfloat16_give_a_row_its_bits_in_any_company(kernels: str) -> None:
+    tiny = Tiny(kind=native.Kind.BF16)
+    expected, _ = tiny.reference(IDS[:40])
+    whole = run(tiny, Cache(1), [(0, IDS[:40], 0)])
+    close(whole, expected, 0.05)  # some kernels round the products' inputs to bfloat16 too
+    cache = Cache(1)
+    assert np.array_equal(np.concatenate([run(tiny, cache, [(0, [IDS[i]], i)]) for i in range(40)]), whole)
 
 
 def test_only_the_logits_that_are_wanted_are_written() -> None:
@@ -292,7 +302,7 @@ def test_a_single_tap_has_the_bits_it_has_among_all(name: str) -> None:
 # --- adapters ---------------------------------------------------------------------------------------------------------
 
 
-def with_adapters(kind: native.Kind = native.Kind.BF16) -> Tiny:
+def with_adapters(kind: native.Kind = native.Kind.F32) -> Tiny:
     """Three adapters: LoRA of everything, DoRA of some with an odd rank, and one of a single matrix."""
     tiny = Tiny(kind=kind)
     names = [*(f"{name}.{i}" for i in range(L) for name in SHAPES), "head"]
@@ -305,11 +315,9 @@ def with_adapters(kind: native.Kind = native.Kind.BF16) -> Tiny:
 
 
 @pytest.mark.parametrize("adapter", [0, 1, 2])
-@pytest.mark.parametrize(("count", "kind"), [(1, native.Kind.F32), (3, native.Kind.BF16), (40, native.Kind.F32)])
-def test_an_adapter_adds_what_it_adds_in_a_plain_pass(
-    kernels: str, adapter: int, count: int, kind: native.Kind
-) -> None:
-    tiny = with_adapters(kind)
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_an_adapter_adds_what_it_adds_in_a_plain_pass(kernels: str, adapter: int, count: int) -> None:
+    tiny = with_adapters()
     expected, taps_expected = tiny.reference(IDS[:count], adapter)
     close(run(tiny, Cache(1), [(0, IDS[:count], 0)], [adapter]), expected)
     taps, found = new_taps(count, ALL_TAPS)
@@ -337,7 +345,7 @@ def test_one_row_that_is_not_finite_harms_no_other() -> None:
     tiny = Tiny()
     spans: list[Span] = [(i, IDS[i : i + 3], 0) for i in range(3)]
     expected = run(tiny, Cache(3), spans)
-    tiny.kept[-2][IDS[1]] = 0x7FC0  # NaN, in the embedding of a token
+    tiny.kept[-2][IDS[1]] = np.nan  # the embedding of a token
     broken = run(tiny, Cache(3), [(0, IDS[:1], 0), (1, [IDS[1]], 0), (2, IDS[2:5], 0)])
     assert np.isnan(broken[1]).all()
     assert np.array_equal(broken[[0, 2, 3, 4]], expected[[0, 6, 7, 8]])
@@ -367,3 +375,25 @@ def test_the_structs_are_those_of_the_header(tmp_path: Path) -> None:
     sizes = [ctypes.sizeof(kind) for kind in STRUCTS.values()]
     offsets = [getattr(kind, own[0]).offset for kind in STRUCTS.values() for own in kind._fields_]
     assert [int(number) for number in said] == [*sizes, *offsets, len(native.TAPS_OF_A_LAYER)]
+
+
+FORK = """
+import os, signal, torch
+from llamarium.kernels import native, threads
+torch.set_num_threads(2)
+x = torch.randn(400, 400)
+expected, count = (x @ x).exp().sum(), threads.num_threads()  # PyTorch's threads are there
+native._ready()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(30)  # a child that waits for a thread is killed
+    found = (x @ x).exp().sum()
+    native._ready()
+    os._exit(0 if torch.allclose(found, expected, rtol=1e-4) and threads.num_threads() == count else 1)
+assert os.waitpid(pid, 0)[1] == 0, "the child hangs, or computes something else"
+assert torch.get_num_threads() == 2
+"""
+
+
+def test_a_forked_child_computes() -> None:
+    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=100)

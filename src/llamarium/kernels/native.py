@@ -31,7 +31,7 @@ INTERFACE = 11
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
-KERNELS = ("amx", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod", "portable")
+KERNELS = ("amx", "avx512_bf16", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod", "portable")
 _OFF = "torch"
 _NO_SUCH_ROW, _BAD_BATCH = 2, 3
 _FILE = Path(__file__).with_name("_native.so")

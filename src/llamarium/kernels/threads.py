@@ -19,13 +19,17 @@ class _Held(threading.local):
 
 
 _held = _Held()
+_before_fork: int | None = None  # of a child: what its parent had, while PyTorch has one
 
 
 def num_threads() -> int:
     """Return how many threads the kernels use: what PyTorch is set to, and no more than the CPUs that are allowed."""
+    return min(_wished_threads(), _allowed_cpus())
+
+
+def _wished_threads() -> int:
     torch = sys.modules.get("torch")
-    wished = _held.wished or (default_threads() if torch is None else torch.get_num_threads())
-    return min(wished, _allowed_cpus())
+    return _held.wished or _before_fork or (default_threads() if torch is None else torch.get_num_threads())
 
 
 @contextmanager
@@ -73,3 +77,19 @@ def _allowed_cpus() -> int:
         return count if quota == "max" else max(1, min(count, round(int(quota) / int(period))))
     except (OSError, ValueError):
         return count
+
+
+def _after_fork_in_child() -> None:
+    """Let PyTorch use one thread, since its OpenMP would wait for those that only the parent has.
+
+    The kernels go on with as many as before: their pool starts anew.
+    """
+    global _before_fork
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        _before_fork = _wished_threads()
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
