@@ -32,10 +32,9 @@ INLINE void load_codes(const code_line *lines, int half, const lm_matrix *w, con
     const __m256i high_mask = _mm256_set1_epi8((char)(((1 << (bits - 4)) - 1) << 4));
     const __m256i book = FORMATS[kind].has_codebook
         ? _mm256_xor_si256(middle, _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)w->codebook))) : middle;
-    for (int i = 0; i < (int)(FORMATS[kind].code_bytes / sizeof *lines) && half == 0; i++)
-        _mm_prefetch((const char *)&lines[i] + BYTES_AHEAD, _MM_HINT_T0);
     for (int j = 0; j < (bits == 8 ? 8 : 4); j++) {
         const __m256i bytes = _mm256_loadu_si256((const __m256i *)lines[j].code[first]);
+        if (half == 0) _mm_prefetch((const char *)&lines[j] + BYTES_AHEAD, _MM_HINT_T0);
         if (bits == 8) {
             codes[j] = _mm256_xor_si256(bytes, middle);
             continue;
@@ -47,7 +46,9 @@ INLINE void load_codes(const code_line *lines, int half, const lm_matrix *w, con
             codes[j + 4] = _mm256_shuffle_epi8(book, codes[j + 4]);
         }
     }
-    for (int j = 0; j < 8 && bits != 4 && bits != 8; j++) {
+    if (bits == 4 || bits == 8) return;
+    for (int i = 4; i < bits && half == 0; i++) _mm_prefetch((const char *)&lines[i] + BYTES_AHEAD, _MM_HINT_T0);
+    for (int j = 0; j < 8; j++) {
         const __m256i bytes = _mm256_loadu_si256((const __m256i *)lines[high_line(kind, j)].code[first]);
         const int shift = high_shift(kind, j); /* to where bit 4 of the code lies */
         const __m256i placed = shift < 4 ? _mm256_slli_epi16(bytes, 4 - shift) : _mm256_srli_epi16(bytes, shift - 4);

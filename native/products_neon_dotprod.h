@@ -11,7 +11,7 @@
 #define NAME "neon_dotprod"
 #define ROWS_AT_ONCE 4
 
-INLINE float32x4_t four_halves(const float16 *from) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(from->bytes))); }
+INLINE float32x4_t four_halves(const float16 *from) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8((const uint8_t *)from))); }
 
 /* Two scales for a group: one for each half of its columns, as Q6_K has them. */
 INLINE int has_two_scales(const int kind) { return FORMATS[kind].small_scales == 2; }
