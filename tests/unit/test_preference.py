@@ -24,8 +24,7 @@ from llamarium.train.config import DPOConfig
 from llamarium.train.data.batch import IGNORED
 from llamarium.train.data.bpe import train_bpe
 from llamarium.train.data.pairs import PairRows, read_pairs
-from llamarium.train.dpo import prepare
-from llamarium.train.preference import Preference, answer_logprobs, dpo_loss, set_reference, token_logprobs
+from llamarium.train.dpo import Preference, answer_logprobs, dpo_loss, prepare, set_reference, token_logprobs
 from llamarium.train.setup import Event, Setup
 from llamarium.train.step import causal_trunk, measure
 
@@ -109,7 +108,7 @@ def test_logits_are_made_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     labels = torch.arange(9)
     expected = (hidden @ head.T).log_softmax(-1)[torch.arange(9), labels]
     wanted = torch.autograd.grad(expected.sum(), (hidden, head))
-    monkeypatch.setattr("llamarium.train.preference._CHUNK_LOGITS", 22)
+    monkeypatch.setattr("llamarium.train.dpo._CHUNK_LOGITS", 22)
     found = token_logprobs(hidden, head, labels)
     torch.testing.assert_close(found, expected)
     for one, other in zip(torch.autograd.grad(found.sum(), (hidden, head)), wanted, strict=True):

@@ -5,7 +5,8 @@ Linears are wrapped; the loop is one.
 
 | what you look for | where |
 |---|---|
-| one step of learning, one validation | `step`; the loss in `loss`, optimizers and schedules in `optim` |
+| one step of learning, one validation | `step`; the loss in `loss` and `objective`; `optim` |
+| preferences: of two answers, the better one | `dpo`, `data.pairs` |
 | a whole run: when it validates, samples, saves, stops | `run`; what it works with: `setup`; in its folder: `conduct` |
 | what a setting means, its default and its range | `config` |
 | what is prepared for `pretrain`, and for `finetune` | `pretrain`, `finetune` |

@@ -1,16 +1,149 @@
-"""Preference training: what `finetune` prepares, with pairs for rows and `Preference` for what is learned."""
+"""DPO: learning from pairs of answers which one is preferred, without a reward model and without sampling.
 
+What people prefer could be learned as a reward r(x, y), and then the model be trained to earn it without leaving the
+one it was, the reference. The best such model is known in closed form, and turned around it says what its reward is:
+
+    r(x, y) = beta * (log P(y | x) - log P_reference(y | x)) + a term of x alone
+
+So the model is its own reward model. In a pair the term of x cancels, and the loss is that of telling the chosen answer
+from the rejected one by their rewards:
+
+    loss = -log sigmoid(r(x, chosen) - r(x, rejected))
+
+It begins at log 2, as model and reference are the same. beta says how dear it is to leave the reference. The reference
+is the frozen base: with adapters it is the same model with its adapters switched off, and costs a second forward pass;
+where all weights are trained, its log-probabilities are computed once, before the first step.
+
+Only answers count, not what they answer. A chosen answer may become less likely while the loss falls, as long as the
+rejected one falls faster: so the rewards of both are told, beside their margin.
+
+Source: Rafailov et al. 2023, "Direct Preference Optimization: Your Language Model is Secretly a Reward Model", equation
+7 for the loss and 5 for the reward.
+"""
+
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
 from llamarium.errors import TrainingError
+from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train import finetune
+from llamarium.train.adapters.lora import without_adapters
 from llamarium.train.config import DPOConfig, FinetuneConfig
+from llamarium.train.data.batch import IGNORED, Batch
 from llamarium.train.data.pairs import PairRows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from llamarium.train.preference import Preference, set_reference
+from llamarium.train.objective import Trunk, head_weight
 from llamarium.train.setup import Setup
+from llamarium.train.step import causal_trunk
+
+_CHUNK_LOGITS = 2**23  # that are held at a time: 32 MiB of float32
+
+
+class Preference:
+    """The loss of a pair, and what is told of it.
+
+    Args:
+        beta: How dear it is to leave the reference, above 0.
+    """
+
+    def __init__(self, beta: float) -> None:
+        self.beta = beta
+
+    def count(self, batch: Batch) -> int:
+        """Return the number of pairs."""
+        return len(_answers(batch)[1]) // 2
+
+    def loss_sum(self, model: LlamaForCausalLM, batch: Batch, trunk: Trunk) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Return the sum of the loss over a batch's pairs, and sums of rewards, margins and correct choices.
+
+        Where the batch has no reference, it is what the model computes without its adapters.
+        """
+        reference_E = batch.reference_E
+        if reference_E is None:
+            with torch.no_grad(), without_adapters(model):
+                reference_E = answer_logprobs(model, batch, trunk)
+        loss_P, rewards_P2 = dpo_loss(answer_logprobs(model, batch, trunk), reference_E, self.beta)
+        margin_P = rewards_P2[:, 0] - rewards_P2[:, 1]
+        return loss_P.sum(), {
+            "reward_chosen": rewards_P2[:, 0].sum(),
+            "reward_rejected": rewards_P2[:, 1].sum(),
+            "reward_margin": margin_P.sum(),
+            "reward_accuracy": (margin_P > 0).float().sum(),
+        }
+
+
+def dpo_loss(policy_E: Tensor, reference_E: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """Return the loss of each pair (P,), and the rewards of its answers (P, 2) without a gradient.
+
+    Args:
+        policy_E: log P of each answer under the model: chosen, rejected, chosen, ...
+        reference_E: The same under the reference.
+        beta: What the difference is multiplied by.
+    """
+    rewards_P2 = beta * (policy_E - reference_E).view(-1, 2)
+    return -F.logsigmoid(rewards_P2[:, 0] - rewards_P2[:, 1]), rewards_P2.detach()
+
+
+def answer_logprobs(model: LlamaForCausalLM, batch: Batch, trunk: Trunk = causal_trunk) -> Tensor:
+    """Return log P of each answer of a batch, the sum over its tokens: (E,), float32, in the order of the rows."""
+    hidden_BTD = trunk(model, batch)
+    places_N, starts_E = _answers(batch)
+    logprobs_N = token_logprobs(
+        hidden_BTD.flatten(0, 1)[places_N], head_weight(model), batch.labels_BT.flatten()[places_N]
+    )
+    answer_N = torch.searchsorted(starts_E, torch.arange(len(places_N), device=starts_E.device), right=True) - 1
+    return logprobs_N.new_zeros(len(starts_E)).index_add(0, answer_N, logprobs_N)
+
+
+def _answers(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return where learned tokens lie in the flattened rows (N,), and where each answer begins among these (E,)."""
+    assert batch.segments_BT is not None  # two answers are two segments
+    num_rows, length = batch.labels_BT.shape
+    keys_BT = batch.segments_BT + torch.arange(num_rows, device=batch.segments_BT.device)[:, None] * (length + 1)
+    places_N = (batch.labels_BT.flatten() != IGNORED).nonzero().squeeze(1)
+    _, counts_E = torch.unique_consecutive(keys_BT.flatten()[places_N], return_counts=True)
+    return places_N, counts_E.cumsum(0) - counts_E
+
+
+def token_logprobs(hidden_ND: Tensor, head_VD: Tensor, labels_N: Tensor) -> Tensor:
+    """Return log P of each label, (N,), float32 and differentiable.
+
+    A few rows at a time go through the head; backwards their logits are computed again, and never held whole.
+    """
+    step = max(1, _CHUNK_LOGITS // head_VD.shape[0])
+    chunks = [
+        _logprobs(hidden_ND[rows], head_VD, labels_N[rows])
+        if not torch.is_grad_enabled()
+        else checkpoint(_logprobs, hidden_ND[rows], head_VD, labels_N[rows], use_reentrant=False)
+        for rows in (slice(start, start + step) for start in range(0, len(labels_N), step))
+    ]
+    return torch.cat(chunks) if chunks else hidden_ND.new_zeros(0, dtype=torch.float32)
+
+
+def _logprobs(hidden_CD: Tensor, head_VD: Tensor, labels_C: Tensor) -> Tensor:
+    logits_CV = F.linear(hidden_CD, head_VD.to(hidden_CD.dtype)).float()
+    return -F.cross_entropy(logits_CV, labels_C, reduction="none")
+
+
+@torch.no_grad()
+def set_reference(rows: PairRows, model: LlamaForCausalLM, batch_rows: int) -> None:
+    """Compute log P of every answer under `model`, and keep it with the rows."""
+    found_E = torch.empty(len(rows.examples))
+    for start in range(0, rows.num_rows(0), batch_rows):
+        indices = range(start, min(start + batch_rows, rows.num_rows(0)))
+        numbers = torch.tensor(rows.examples_of(0, indices))
+        found_E[numbers] = answer_logprobs(model, rows.batch(0, indices).to(model.device)).cpu()
+    rows.reference_E = found_E
+
+
+# --- preparing a run --------------------------------------------------------------------------------------------------
 
 
 def prepare(config: DPOConfig, process_group: ProcessGroup = SINGLE_PROCESS) -> Setup:

@@ -6,6 +6,7 @@ scratch. A checkpoint holds the whole model where all of it is trained, and else
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -82,35 +83,12 @@ def prepare(config: FinetuneConfig, process_group: ProcessGroup = SINGLE_PROCESS
     )
     model, _ = load_model(checkpoint, options)
     if full:
-        model.requires_grad_(True)
         recommended = checkpoint.generation_config
         if chat:
             recommended = with_answer_ends(recommended, model.config, tokenizer)
-
-        def save(folder: Path) -> None:
-            weights = process_group.weights(model)
-            save_weights(weights, model.config, folder, tokenizer=tokenizer, generation_config=recommended)
-
-        def restore(folder: Path) -> None:
-            restore_weights(model, folder, process_group)
-
+        save, restore = _train_all(model, tokenizer, recommended, process_group)
     else:
-        metadata = adapter_metadata(model, config.model)  # now, while the whole base is at hand
-        apply_lora(model, lora_config(config), seed=config.seed)
-
-        def save(folder: Path) -> None:
-            save_adapter(
-                model,
-                folder,
-                base_model=config.model,
-                metadata=metadata,
-                full_tensor=process_group.full_tensor,
-                tokenizer=tokenizer,
-            )
-
-        def restore(folder: Path) -> None:
-            restore_adapter(model, folder, process_group, metadata)
-
+        save, restore = _train_adapters(model, tokenizer, config, process_group)
     return Setup(
         config=config,
         model=model,
@@ -122,6 +100,36 @@ def prepare(config: FinetuneConfig, process_group: ProcessGroup = SINGLE_PROCESS
         chat=chat,
         process_group=process_group,
     )
+
+
+_Files = tuple[Callable[[Path], None], Callable[[Path], None]]  # what writes the model into a folder, and reads it back
+
+
+def _train_all(
+    model: LlamaForCausalLM, tokenizer: Tokenizer, recommended: Mapping[str, Any], process_group: ProcessGroup
+) -> _Files:
+    model.requires_grad_(True)
+
+    def save(folder: Path) -> None:
+        weights = process_group.weights(model)
+        save_weights(weights, model.config, folder, tokenizer=tokenizer, generation_config=recommended)
+
+    return save, lambda folder: restore_weights(model, folder, process_group)
+
+
+def _train_adapters(
+    model: LlamaForCausalLM, tokenizer: Tokenizer, config: FinetuneConfig, process_group: ProcessGroup
+) -> _Files:
+    metadata = adapter_metadata(model, config.model)  # now, while the whole base is at hand
+    apply_lora(model, lora_config(config), seed=config.seed)
+
+    def save(folder: Path) -> None:
+        save_adapter(
+            model, folder, base_model=config.model, metadata=metadata, full_tensor=process_group.full_tensor,
+            tokenizer=tokenizer,
+        )  # fmt: skip
+
+    return save, lambda folder: restore_adapter(model, folder, process_group, metadata)
 
 
 def with_chat_format(config: FinetuneConfig, tokenizer: Tokenizer) -> Tokenizer:
