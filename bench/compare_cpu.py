@@ -32,7 +32,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import common
 import llamarium
@@ -43,21 +45,25 @@ from llamarium.kernels import native
 Side = Callable[[], dict[str, float]]
 
 
-def ours(llama: llamarium.Llama, options: argparse.Namespace, memory: torch.Tensor) -> dict[str, float]:
+def ours(llama: llamarium.Llama, options: argparse.Namespace, memory: NDArray[np.float32]) -> dict[str, float]:
     """Return our tokens/s, through the loop that users run, and the share of the memory's speed."""
-    prompt, step = Work(num_prompt=options.prompt_tokens), Work(num_prompt=options.depth, num_new=options.new_tokens)
-    run_round(llama.model, Work(num_prompt=options.prompt_tokens, num_new=1))  # as llama-bench warms up
-    found = {"prefill": options.prompt_tokens / run_round(llama.model, prompt).seconds}
+    runner, prompt, step = (
+        llama.runner,
+        Work(num_prompt=options.prompt_tokens),
+        Work(num_prompt=options.depth, num_new=options.new_tokens),
+    )
+    run_round(runner, Work(num_prompt=options.prompt_tokens, num_new=1))  # as llama-bench warms up
+    found = {"prefill": options.prompt_tokens / run_round(runner, prompt).seconds}
     readable = memory_speed(memory) if native.library() else 0.0
-    seconds = run_round(llama.model, step).seconds
+    seconds = run_round(runner, step).seconds
     found["decode"] = 1 / seconds
-    num_bytes = step_bytes(llama.model, step)
+    num_bytes = step_bytes(runner, step)
     if num_bytes is not None:
         found |= {"GB/s": num_bytes / seconds / 1e9, "memory GB/s": readable / 1e9}
         found["share"] = num_bytes / seconds / readable
     if options.streams:
         rows = Work(num_rows=options.streams, num_prompt=options.depth, num_new=options.new_tokens)
-        found["streams"] = options.streams / run_round(llama.model, rows).seconds
+        found["streams"] = options.streams / run_round(runner, rows).seconds
     return found
 
 

@@ -13,8 +13,8 @@ import torch
 
 import common
 from llamarium.generation.loop import generate_tokens
-from llamarium.generation.sampler import SamplingParams
-from llamarium.model import LlamaForCausalLM
+from llamarium.generation.params import SamplingParams
+from llamarium.runtime.runner import Runner
 from peers import load_ours, load_theirs, token_ids
 
 
@@ -32,10 +32,10 @@ class Clock:
         """Nothing is left to do."""
 
 
-def ours(model: LlamaForCausalLM, prompt: list[int], num_tokens: int) -> dict[str, float]:
+def ours(runner: Runner, prompt: list[int], num_tokens: int) -> dict[str, float]:
     """Return tokens/s of our own loop."""
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens)
-    times = [time.perf_counter() for _ in generate_tokens(model, [prompt], [params])]
+    times = [time.perf_counter() for _ in generate_tokens(runner, [prompt], [params])]
     return {"tokens_per_s": (len(times) - 1) / (times[-1] - times[0])}
 
 
@@ -64,16 +64,16 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=32)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    model, peer = load_ours(options.model), load_theirs(options.model)
-    prompt = token_ids(model.config.vocab_size, options.prompt_tokens)
+    llama, peer = load_ours(options.model), load_theirs(options.model)
+    runner, prompt = llama.runner, token_ids(llama.config.vocab_size, options.prompt_tokens)
     found = common.alternate(
         options.rounds,
         {
-            "llamarium": lambda: ours(model, prompt, options.new_tokens),
+            "llamarium": lambda: ours(runner, prompt, options.new_tokens),
             "transformers": lambda: theirs(peer, prompt, options.new_tokens),
         },
     )
-    weight_bytes = sum({p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}.values())
+    weight_bytes = sum({p.data_ptr(): p.numel() * p.element_size() for p in llama.model.parameters()}.values())
     rows = [
         {
             "model": options.model,

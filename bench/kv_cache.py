@@ -2,9 +2,10 @@
 
     python bench/kv_cache.py story.txt --model smollm2-135m --context 2048
 
-Each window is read in chunks over a cache, as a prompt is, once for each kind of cache, on the same weights. The first
-kind is float32, which rounds nothing; bfloat16 is what models keep by default. KL is of the next token's probabilities
-with the first kind, against those with this one, in nats; top-1 is how often both have the same best token.
+Each window is read in chunks over a cache, as a prompt is, once for each kind of cache, on the same weights, by the C
+kernels. The first kind is float32, which rounds nothing; bfloat16 is what models keep by default. KL is of the next
+token's probabilities with the first kind, against those with this one, in nats; top-1 is how often both have the same
+best token.
 """
 
 import math
@@ -17,10 +18,12 @@ from torch import Tensor
 
 import common
 import llamarium
-from llamarium.attention import CachedAttend, KVCache
-from llamarium.model import LlamaForCausalLM
+from llamarium.runtime.batch import Span, pack
+from llamarium.runtime.blocks import blocks_for
+from llamarium.runtime.cache import NativeCache
+from llamarium.runtime.native_runner import NativeRunner
 
-KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+KINDS = ("float32", "bfloat16", "int8")
 CHUNK = 256  # tokens whose logits are held at once
 
 
@@ -34,11 +37,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     llama = llamarium.load(options.model, device="cpu")
+    if not isinstance(runner := llama.runner, NativeRunner):
+        raise SystemExit(f"{options.model} runs through {runner.name}; this compares the caches of the C kernels")
     ids = llama.tokenizer.encode(options.text.read_text())[: options.tokens]
     windows = [ids[i : i + options.context] for i in range(0, len(ids), options.context)]
     sums = {name: torch.zeros(4, dtype=torch.float64) for name in KINDS}
     for window in windows:
-        for name, found in compare(llama.model, window).items():
+        for name, found in compare(runner, window).items():
             sums[name] += found
     rows: list[dict[str, Any]] = []
     for name, found in sums.items():
@@ -49,15 +54,15 @@ def main() -> None:
 
 
 @torch.inference_mode()
-def compare(model: LlamaForCausalLM, window: list[int]) -> dict[str, Tensor]:
+def compare(runner: NativeRunner, window: list[int]) -> dict[str, Tensor]:
     """Return, for each kind of cache, the sums of nats, KL and equal best tokens, and the number of tokens."""
-    caches = {name: new_cache(model, len(window), dtype) for name, dtype in KINDS.items()}
+    caches = {name: NativeCache(runner.config, blocks_for(len(window)), name) for name in KINDS}
     sums = {name: torch.zeros(4, dtype=torch.float64) for name in KINDS}
     for start in range(0, len(window) - 1, CHUNK):
-        inputs, targets = (torch.tensor(window[i : i + CHUNK]) for i in (start, start + 1))
+        targets = torch.tensor(window[start + 1 : start + 1 + CHUNK])
         exact_TV = None
         for name, cache in caches.items():
-            logprobs_TV = read(model, cache, inputs[: len(targets)], start)
+            logprobs_TV = read(runner, cache, window[start : start + len(targets)], start)
             exact_TV = logprobs_TV if exact_TV is None else exact_TV
             kl_T = F.kl_div(logprobs_TV, exact_TV, reduction="none", log_target=True).sum(-1)
             nats_T = -logprobs_TV.gather(1, targets.unsqueeze(1))
@@ -66,23 +71,10 @@ def compare(model: LlamaForCausalLM, window: list[int]) -> dict[str, Tensor]:
     return sums
 
 
-def read(model: LlamaForCausalLM, cache: KVCache, ids_T: Tensor, start: int) -> Tensor:
+def read(runner: NativeRunner, cache: NativeCache, ids: list[int], start: int) -> Tensor:
     """Run some tokens over a cache; return the log-probabilities of what follows each, (T, V), float32."""
-    attend = CachedAttend(cache, [start], len(ids_T))
-    hidden_1TD = model.model(ids_T.unsqueeze(0), attend.positions_BT, attend)
-    return model.logits(hidden_1TD)[0].float().log_softmax(-1)
-
-
-def new_cache(model: LlamaForCausalLM, num_slots: int, dtype: torch.dtype) -> KVCache:
-    """Return an empty cache of that kind for one row."""
-    return KVCache(
-        num_layers=model.config.num_hidden_layers,
-        batch_size=1,
-        num_slots=num_slots,
-        num_key_value_heads=model.config.num_key_value_heads,
-        head_dim=model.config.head_dim,
-        dtype=dtype,
-    )
+    span = Span(ids, start, range(cache.num_blocks), num_logits=len(ids))
+    return torch.from_numpy(runner.run(pack([span]), cache)).log_softmax(-1)
 
 
 if __name__ == "__main__":

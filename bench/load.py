@@ -5,10 +5,11 @@
 
 Each load is a process of its own. `ready_s` is the load call alone, after the imports; `first_logits_s` adds one token
 through the model, which is when lazily mapped weights are really read; `process_s` is everything. Memory is the peak
-resident set, interpreter and torch included.
+resident set, interpreter included, and torch where it is imported: our side does so only if loading needs it.
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -20,18 +21,25 @@ from make_weights import make
 
 CHILD = """
 import json, resource, sys, time
-side, name, threads = sys.argv[1:4]
-sys.path.insert(0, sys.argv[4])
-import torch
-torch.set_num_threads(int(threads))
-if side == "llamarium": import llamarium.api
-else: import transformers
-import peers
+side, name, folder, bench = sys.argv[1:]
+sys.path.insert(0, bench)
+if side == "llamarium":
+    import llamarium.api
+else:
+    import torch, transformers, peers
 begin = time.perf_counter()
-model = peers.load_ours(name) if side == "llamarium" else peers.load_theirs(name)
+if side == "llamarium":
+    model = llamarium.load(folder, dtype="bfloat16", device="cpu", dequantize="load").runner
+else:
+    model = peers.load_theirs(name)
 ready = time.perf_counter()
-with torch.inference_mode():
-    logits = model(torch.tensor([[1]]))
+if side == "llamarium":
+    from llamarium.generation.kept import Memory, advance
+    memory = Memory(model, 1)
+    advance(model, memory.cache, [memory.begin([1], 1)])
+else:
+    with torch.inference_mode():
+        model(torch.tensor([[1]]))
 first = time.perf_counter()
 print(json.dumps({
     "ready_s": ready - begin, "first_logits_s": first - begin,
@@ -40,11 +48,12 @@ print(json.dumps({
 """
 
 
-def measure(side: str, name: str, threads: int) -> dict[str, float]:
+def measure(side: str, name: str, path: Path, threads: int) -> dict[str, float]:
     """Load once in a fresh process."""
     begin = time.perf_counter()
-    arguments = [sys.executable, "-c", CHILD, side, name, str(threads), str(Path(__file__).parent)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    arguments = [sys.executable, "-c", CHILD, side, name, str(path), str(Path(__file__).parent)]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment)
     return {**json.loads(done.stdout.splitlines()[-1]), "process_s": time.perf_counter() - begin}
 
 
@@ -53,12 +62,12 @@ def main() -> None:
     parser = common.parser(__doc__)
     parser.add_argument("--model", default="llama-3.2-1b", choices=["llama-3.2-1b", "smollm2-135m"])
     options = parser.parse_args()
-    path = fetch(options.model) if options.model == "smollm2-135m" else make(options.model) / "model.safetensors"
-    size = path.stat().st_size
+    path = fetch(options.model) if options.model == "smollm2-135m" else make(options.model)
+    size = (path if path.is_file() else path / "model.safetensors").stat().st_size
     found = common.alternate(
         options.rounds,
         {
-            side: lambda side=side: measure(side, options.model, options.threads)
+            side: lambda side=side: measure(side, options.model, path, options.threads)
             for side in ("llamarium", "transformers")
         },
     )

@@ -7,15 +7,14 @@ import torch
 
 import llamarium
 from llamarium.hub.builtin import fetch
-from llamarium.model import LlamaForCausalLM
 from make_weights import make
 
 
-def load_ours(name: str, dtype: str = "bfloat16") -> LlamaForCausalLM:
+def load_ours(name: str, dtype: str = "bfloat16") -> llamarium.Llama:
     """Return our model: the built-in GGUF, unpacked as `transformers` does, or random weights in a preset's shape."""
     if name == "smollm2-135m":
-        return llamarium.load(name, dtype=dtype, device="cpu", dequantize="load").model
-    return llamarium.load(make(name), dtype=dtype, device="cpu").model
+        return llamarium.load(name, dtype=dtype, device="cpu", dequantize="load")
+    return llamarium.load(make(name), dtype=dtype, device="cpu")
 
 
 def load_theirs(name: str, dtype: torch.dtype = torch.bfloat16) -> Any:

@@ -12,16 +12,17 @@ import time
 import torch
 
 import common
-from llamarium.generation.loop import new_cache, prefill
-from llamarium.model import LlamaForCausalLM
+from llamarium.generation.kept import Memory, advance
 from llamarium.model.cost import flops
+from llamarium.runtime.runner import Runner
 from peers import load_ours, load_theirs, token_ids
 
 
-def ours(model: LlamaForCausalLM, prompt: list[int]) -> dict[str, float]:
+def ours(runner: Runner, prompt: list[int]) -> dict[str, float]:
     """Return tokens/s of our prefill."""
     begin = time.perf_counter()
-    prefill(model, new_cache(model, 1, len(prompt)), [prompt])
+    memory = Memory(runner, len(prompt))
+    advance(runner, memory.cache, [memory.begin(prompt, len(prompt))])
     return {"tokens_per_s": len(prompt) / (time.perf_counter() - begin)}
 
 
@@ -51,12 +52,12 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=512)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    model, peer = load_ours(options.model), load_theirs(options.model)
-    prompt = token_ids(model.config.vocab_size, options.prompt_tokens)
+    llama, peer = load_ours(options.model), load_theirs(options.model)
+    runner, prompt = llama.runner, token_ids(llama.config.vocab_size, options.prompt_tokens)
     found = common.alternate(
-        options.rounds, {"llamarium": lambda: ours(model, prompt), "transformers": lambda: theirs(peer, prompt)}
+        options.rounds, {"llamarium": lambda: ours(runner, prompt), "transformers": lambda: theirs(peer, prompt)}
     )
-    work = flops(model.config, len(prompt)) / len(prompt)
+    work = flops(llama.config, len(prompt)) / len(prompt)
     rows = [
         {
             "model": options.model,

@@ -16,7 +16,7 @@ import torch
 import common
 import llamarium
 from llamarium.generation.loop import generate_tokens
-from llamarium.generation.sampler import SamplingParams
+from llamarium.generation.params import SamplingParams
 
 TASKS = {"repeat": 0.0, "prose": 0.0, "prose, drawn": 1.0}
 SOURCE = (common.ROOT / "src" / "llamarium" / "checkpoints/tokenizers.py").read_text()
@@ -35,7 +35,7 @@ class Side:
     """One of the two programs, on one task; keeps the tokens and the counts of its last run."""
 
     def __init__(self, llama: llamarium.Llama, task: str, num_tokens: int, *, looks_up: bool) -> None:
-        self.model, self.prompt, self.looks_up = llama.model, prompt_of(task, llama), looks_up
+        self.runner, self.prompt, self.looks_up = llama.runner, prompt_of(task, llama), looks_up
         self.params = SamplingParams(temperature=TASKS[task], seed=1, max_tokens=num_tokens)
         self.ids: list[int] = []
         self.counts: dict[str, int] = {}
@@ -44,7 +44,7 @@ class Side:
         """Return tokens/s."""
         lookup = llamarium.PromptLookup() if self.looks_up else None
         self.ids, times = [], []
-        for event in generate_tokens(self.model, [self.prompt], [self.params], lookup=lookup):
+        for event in generate_tokens(self.runner, [self.prompt], [self.params], lookup=lookup):
             self.ids.append(event.token_id)
             times.append(time.perf_counter())
         self.counts = {} if lookup is None else lookup.counts()
@@ -73,7 +73,7 @@ def main() -> None:
                 "task": task,
                 "tokens/s": found["lookup"]["tokens_per_s"],
                 "without": found["without"]["tokens_per_s"],
-                "times": found["ratio"]["tokens_per_s"],
+                "times": found["lookup / without"]["tokens_per_s"],
                 **sides["lookup"].counts,
             }
         )

@@ -1,37 +1,24 @@
-"""The public face: `load()` a model, then generate, chat, score and trace with it."""
+"""The public face: `load()` a model, then generate, chat, score and trace with it; torch is imported if need be."""
 
-import dataclasses
-import secrets
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args, overload
 
-import torch
-
-from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
-from llamarium.checkpoints.load import DTYPES, load_model
-from llamarium.checkpoints.open import open_checkpoint
-from llamarium.checkpoints.options import Dequantize, LoadOptions, TensorSource
-from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
+from llamarium.checkpoints.loaded import load_weights
+from llamarium.checkpoints.options import Dequantize, DtypeName, LoadOptions, Method, TensorSource
 from llamarium.config import ModelConfig
-from llamarium.errors import (
-    InputError,
-    OptionError,
-    SamplingError,
-    TokenizerError,
-    UnsupportedTokenizerError,
-    show_value,
-)
-from llamarium.generation.completion import Completion, Generation, Piece, row_texts
+from llamarium.errors import InputError, LlamariumError, SamplingError, TokenizerError, check_choice, show_value
+from llamarium.generation.completion import NOT_FINITE, Completion, Generation, Piece, row_texts
 from llamarium.generation.conversation import Conversation
-from llamarium.generation.loop import KVCacheDtype, PrefixCache, generate_tokens
-from llamarium.generation.sampler import SamplingParams
-from llamarium.generation.speculate import PromptLookup
-from llamarium.hub.builtin import recommended
-from llamarium.hub.resolve import resolve
-from llamarium.model import LlamaForCausalLM
+from llamarium.generation.kept import PrefixCache
+from llamarium.generation.loop import generate_tokens
+from llamarium.generation.options import AnswerOptions, Passing, split_options
+from llamarium.generation.params import GenerationOptions, SamplingParams
 from llamarium.quant.formats import chosen_type
-from llamarium.quant.swap import METHODS
+from llamarium.runtime.device import choose_device
+from llamarium.runtime.loaded import LoadedModel
+from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 
 if TYPE_CHECKING:
@@ -41,6 +28,7 @@ if TYPE_CHECKING:
     from llamarium.inspect.perplexity import Perplexity
     from llamarium.inspect.score import Score
     from llamarium.inspect.trace import Trace
+    from llamarium.model import LlamaForCausalLM
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -51,84 +39,55 @@ CHAT_MAX_TOKENS = 1024
 def load(
     model: str | Path = "smollm2-135m",
     *,
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto",
+    dtype: Literal["auto"] | DtypeName = "auto",
     device: str = "auto",
     quantize: str | None = None,
     dequantize: Dequantize = "auto",
-    kv_cache_dtype: KVCacheDtype = "auto",
     deterministic: bool = False,
     strict: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> "Llama":
-    """Load a model and its tokenizer.
+    """Load a model and its tokenizer. On a CPU with the C kernels it answers without torch.
 
     Args:
         model: A built-in name, a folder (Hugging Face or Meta), a `.gguf` file, or `org/name` on the Hugging Face hub.
         dtype: What it computes in; "auto" is as stored, and bfloat16 for quantized files.
         device: "cpu", "cuda", "cuda:1", "mps"; "auto" is a GPU where there is one.
-        quantize: Quantize the Linears while loading: "NF4", "Q8_0" or "Q4_1", in capital letters or not.
-        dequantize: For files that are quantized already: "load" dequantizes once, "use" keeps them as they are
-            stored and dequantizes for every use; "auto" keeps NF4 and packed folders as they are, packs what the CPU
-            kernels multiply of GGUF's types (unless dtype is float32 or float16), and dequantizes the others.
-        kv_cache_dtype: What generation and dialogs keep keys and values in: "auto" is the model's dtype, "int8" about
-            half of bfloat16's memory.
-        deterministic: Give a request the same bits alone, in any batch, with any chunking and on any number of threads.
-            Packed weights do so anyway; for bfloat16 the C kernels then take long prompts too, where PyTorch is faster.
+        quantize: Quantize the Linears while loading: "NF4", "Q8_0" or "Q4_1".
+        dequantize: For files that are quantized already: "load" unpacks once, "use" keeps them as they are and unpacks
+            for every use; "auto" keeps NF4 and packed folders as they are, packs for the CPU kernels what they multiply
+            of GGUF's types (unless dtype is float32 or float16), and unpacks the others.
+        deterministic: Give a request the same bits alone, in any batch, with any chunking and on any number of threads,
+            or refuse to load. The C kernels do so anyway; float32 weights are multiplied by them for it, where PyTorch
+            is faster.
         strict: Refuse weights that are NaN or infinite, instead of warning.
         progress: Called with (bytes read, bytes in all).
 
     Raises:
         LlamariumError: If the model cannot be found, read, or loaded so; see `llamarium.errors`.
     """
-    _check_choice("dtype", dtype, ("auto", *DTYPES))
-    _check_choice("dequantize", dequantize, get_args(Dequantize))
-    _check_choice("kv_cache_dtype", kv_cache_dtype, get_args(KVCacheDtype))
-    _check_choice("deterministic", deterministic, (True, False))
-    _check_choice("strict", strict, (True, False))
+    from llamarium.checkpoints.open import open_model
+
+    check_choice("dtype", dtype, ("auto", *get_args(DtypeName)))
+    check_choice("dequantize", dequantize, get_args(Dequantize))
+    check_choice("deterministic", deterministic, (True, False))
+    check_choice("strict", strict, (True, False))
     options = LoadOptions(
         dtype=None if dtype == "auto" else dtype,
-        device=str(choose_device(device)),
-        quantize=None if quantize is None else chosen_type("quantize", quantize, METHODS),
+        device=choose_device(device),
+        quantize=None if quantize is None else chosen_type("quantize", quantize, get_args(Method)),
         dequantize=dequantize,
         strict=strict,
         deterministic=deterministic,
     )
-    path = resolve(model)
-    checkpoint = open_checkpoint(path)
-    why_none = None
-    try:
-        tokenizer = find_tokenizer(path, checkpoint.metadata if isinstance(checkpoint, GGUFCheckpoint) else None)
-    except UnsupportedTokenizerError as error:  # the model computes logits without; `Llama.tokenizer` says why
-        tokenizer, why_none = None, str(error)
-    if tokenizer is not None:
-        fit_tokenizer(tokenizer, checkpoint.config, path)
-    module, sources = load_model(checkpoint, options, progress)
-    generation_config = checkpoint.generation_config or recommended(path)
-    return Llama(str(model), module, tokenizer, sources, generation_config, why_none, kv_cache_dtype)
-
-
-def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    if value not in choices:
-        raise OptionError(f"{name} is {show_value(value)}; expected {', '.join(map(str, choices))}")
-
-
-def choose_device(name: object) -> torch.device:
-    """Return the device of that name; "auto" is a GPU where there is one.
-
-    Raises:
-        OptionError: If there is no such device here, or it holds no numbers.
-    """
-    if not isinstance(name, (str, torch.device)):
-        raise OptionError(f"device is {show_value(name)}; expected auto, cpu, cuda, cuda:1 or mps")
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise OptionError(f"device {show_value(str(name))} cannot be used: {str(error).splitlines()[0]}") from None
-    if device.type == "meta":
-        raise OptionError("device 'meta' holds no numbers; expected cpu, cuda or mps")
-    return device
+    opened = open_model(model)
+    with warnings.catch_warnings():  # of what it warns, `Llama` does
+        warnings.simplefilter("ignore")
+        SamplingParams.from_generation_config(opened.generation_config)  # refused before the weights are read
+    loaded, sources = load_weights(opened.checkpoint, options, progress)
+    return Llama(
+        str(model), loaded, opened.optional_tokenizer, sources, opened.generation_config, opened.why_no_tokenizer
+    )
 
 
 class Llama:
@@ -136,34 +95,51 @@ class Llama:
 
     Attributes:
         name: What was asked for.
-        model: The `LlamaForCausalLM`; `llama.model(ids)` gives logits (B, T, V).
-        config: Its shape.
+        config: The model's shape.
         sources: Where each weight came from.
         generation_config: The publisher's recommended sampling parameters, or nothing.
-        kv_cache_dtype: What keys and values are kept in where tokens are generated; scores and traces keep none.
         stop_ids: Ids that end an answer.
     """
 
     def __init__(
         self,
         name: str,
-        model: LlamaForCausalLM,
+        model: "LoadedModel | LlamaForCausalLM",
         tokenizer: Tokenizer | None,
         sources: tuple[TensorSource, ...] = (),
         generation_config: Mapping[str, Any] | None = None,
         why_no_tokenizer: str | None = None,
-        kv_cache_dtype: KVCacheDtype = "auto",
     ) -> None:
         self.name = name
-        self.model = model
-        self.config: ModelConfig = model.config
+        self.loaded = model if isinstance(model, LoadedModel) else LoadedModel.of_modules(model)
+        self.config: ModelConfig = self.loaded.config
         self.sources = sources
         self.generation_config = generation_config or {}
-        self.kv_cache_dtype: KVCacheDtype = kv_cache_dtype
         self._tokenizer = tokenizer
         self._why_no_tokenizer = why_no_tokenizer
         defaults = SamplingParams.from_generation_config(self.generation_config)  # checks the file, too
-        self.stop_ids = _stop_ids(model.config, tokenizer, defaults.stop_token_ids)
+        self.stop_ids = _stop_ids(self.config, tokenizer, defaults.stop_token_ids)
+
+    def __repr__(self) -> str:
+        """Say which model it is, and what answers."""
+        c = self.config
+        shape = f"{c.num_hidden_layers} layers of {c.hidden_size}, vocabulary of {c.vocab_size:,}"
+        return f"<Llama {self.name}: {shape}>"
+
+    @property
+    def model(self) -> "LlamaForCausalLM":
+        """The `LlamaForCausalLM`; `llama.model(ids)` gives logits (B, T, V). Built when first asked for, in place."""
+        return self.loaded.model
+
+    @property
+    def runner(self) -> Runner:
+        """What answers a request: the runner that was chosen at loading, or the modules if they have been edited."""
+        return self.loaded.runner()
+
+    @property
+    def optional_tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, or None where it came without one that is read."""
+        return self._tokenizer
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -181,49 +157,48 @@ class Llama:
         return self._tokenizer
 
     @overload
-    def generate(self, prompt: str | list[int], **options: Any) -> Generation: ...
+    def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Generation: ...
     @overload
-    def generate(self, prompt: list[str] | list[list[int]], **options: Any) -> list[Generation]: ...
-    def generate(self, prompt: Any, **options: Any) -> Generation | list[Generation]:
+    def generate(self, prompt: list[str] | list[list[int]], **options: Unpack[AnswerOptions]) -> list[Generation]: ...
+    def generate(self, prompt: Any, **options: Unpack[AnswerOptions]) -> Generation | list[Generation]:
         """Continue one prompt, or a list of prompts side by side.
 
         Args:
             prompt: Text (BOS is added where the model has one) or token ids (taken as they are), or a list of either.
-            **options: Fields of `SamplingParams`, over the model's own defaults; `max_new_tokens` is `max_tokens`.
-                `use_cache=False` recomputes everything for every token. `prompt_lookup=True`, or a `PromptLookup`,
-                guesses tokens from what was said before: the same answer, sooner where it repeats prompt or itself.
+            **options: Fields of `SamplingParams`, over the model's own defaults, and those of `AnswerOptions`.
 
         Returns:
-            A `Generation`, or a list of them for a list of prompts.
+            A `Generation`, or a list of them for a list of prompts. A prompt of several whose logits are NaN gets a
+            completion that says so ("error"), and the others theirs.
 
         Raises:
             SamplingError: For an unknown option or a value outside its range.
             ContextLengthError: If a prompt leaves no room in the context.
             OptionError: If `prompt_lookup` could change the answer with this model (bfloat16 through PyTorch, say).
+            LlamariumError: If a single prompt's logits are NaN or infinite.
         """
         several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list, tuple))
         prompts = [self.encode(p) for p in (prompt if several else [prompt])]
-        use_cache, lookup = _pop_use_cache(options), _pop_prompt_lookup(options)
-        generations = self._complete(prompts, self.sampling_params(**options), use_cache=use_cache, lookup=lookup)
-        return generations if several else generations[0]
+        how = split_options(options)
+        generations = self._complete(prompts, self.sampling_params(**options), how)
+        return generations if several else generations[0].or_raise()
 
-    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
+    def stream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Iterator[Piece]:
         """Continue one prompt, piece by piece; options as in `generate`, without `n`."""
-        use_cache, lookup = _pop_use_cache(options), _pop_prompt_lookup(options)
-        params = self.sampling_params(**options)
-        return self._stream(self.encode(prompt), params, use_cache=use_cache, lookup=lookup)
+        how = split_options(options)
+        return self._stream(self.encode(prompt), self.sampling_params(**options), how)
 
-    def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
+    def chat(self, messages: Sequence[Message], **options: Unpack[AnswerOptions]) -> Generation:
         """Answer a dialog: a list of {"role", "content"} messages; options as in `generate`.
 
         An answer has 1,024 tokens at most, unless the options or the model's generation_config.json say otherwise.
         """
-        lookup = _pop_prompt_lookup(options)
+        how = split_options(options)
         ids = self.tokenizer.chat(messages)
-        return self._complete([ids], self.chat_params(**options), new_text=True, lookup=lookup)[0]
+        return self._complete([ids], self.chat_params(**options), how, new_text=True)[0].or_raise()
 
     def stream_chat(
-        self, messages: Sequence[Message], *, prefix: PrefixCache | None = None, **options: Any
+        self, messages: Sequence[Message], *, prefix: PrefixCache | None = None, **options: Unpack[AnswerOptions]
     ) -> Iterator[Piece]:
         """Answer a dialog piece by piece; options as in `chat`, without `n`.
 
@@ -232,9 +207,9 @@ class Llama:
             prefix: Keeps keys and values from one turn to the next; `conversation` has one.
             **options: As in `chat`.
         """
-        lookup = _pop_prompt_lookup(options)
+        how = split_options(options)
         ids = self.tokenizer.chat(messages)
-        return self._stream(ids, self.chat_params(**options), new_text=True, prefix=prefix, lookup=lookup)
+        return self._stream(ids, self.chat_params(**options), how, new_text=True, prefix=prefix)
 
     def conversation(self, system: str | None = None) -> Conversation:
         """Begin a dialog of several turns, whose keys and values are kept from turn to turn."""
@@ -244,7 +219,7 @@ class Llama:
         """Return log P(w_i | w_<i) of every token of `text`, their sum and the perplexity."""
         from llamarium.inspect.score import score_text
 
-        return score_text(self.model, self.tokenizer, text)
+        return score_text(self.runner, self.tokenizer, text)
 
     def perplexity(
         self,
@@ -272,7 +247,7 @@ class Llama:
         """
         from llamarium.inspect.perplexity import perplexity_of_text
 
-        return perplexity_of_text(self.model, self.tokenizer, text, context=context, stride=stride, progress=progress)
+        return perplexity_of_text(self.runner, self.tokenizer, text, context=context, stride=stride, progress=progress)
 
     def divergence(self, text: str, *, against: "Llama", **options: Any) -> "Divergence":
         """Measure how far the predictions are from another model's: mean KL, its percentile, top-1 agreement.
@@ -287,24 +262,16 @@ class Llama:
         """
         from llamarium.inspect.divergence import check_same_vocabulary, divergence_of_text
 
-        models = self.model, against.model
-        check_same_vocabulary((self.name, against.name), models, (self.tokenizer, against.tokenizer))
-        return divergence_of_text(*models, self.tokenizer, text, **options)
+        configs = self.config, against.config
+        check_same_vocabulary((self.name, against.name), configs, (self.tokenizer, against.tokenizer))
+        return divergence_of_text(self.runner, against.runner, self.tokenizer, text, **options)
 
     def next_tokens(self, text: str, k: int = 10, steps: int = 1) -> "list[NextStep]":
         """Return the auto-regressive loop as data: the `k` best candidates and the choice, `steps` times."""
         from llamarium.inspect.next_tokens import follow_next_tokens
 
-        steps_made = follow_next_tokens(
-            self.model,
-            self.tokenizer,
-            text,
-            k=k,
-            steps=steps,
-            stop_ids=self.stop_ids,
-            kv_cache_dtype=self.kv_cache_dtype,
-        )
-        return list(steps_made)
+        made = follow_next_tokens(self.runner, self.tokenizer, text, k=k, steps=steps, stop_ids=self.stop_ids)
+        return list(made)
 
     def neighbors(
         self, word: str, *, minus: str | Sequence[str] = (), plus: str | Sequence[str] = (), k: int = 10
@@ -318,7 +285,7 @@ class Llama:
         """Return the named activations of one forward pass; options as in `llamarium.inspect.trace.trace`."""
         from llamarium.inspect.trace import trace
 
-        return trace(self.model, self.encode(text), **options)
+        return trace(self.runner, self.encode(text), **options)
 
     def encode(self, prompt: Any) -> list[int]:
         """Return a prompt's ids: text with BOS where the model has one, ids as they are.
@@ -338,51 +305,39 @@ class Llama:
                 raise InputError(f"the prompt holds {show_value(token_id)}; expected token ids, whole numbers")
         return list(prompt)
 
-    def sampling_params(self, **options: Any) -> SamplingParams:
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids; special tokens have none."""
+        return self.tokenizer.decode(ids)
+
+    def sampling_params(self, **options: Unpack[GenerationOptions]) -> SamplingParams:
         """Put `options` over the publisher's recommendations, with a fresh seed where none is given.
 
         Raises:
             SamplingError: For an unknown option or a value outside its range.
         """
-        if "max_new_tokens" in options:
-            if "max_tokens" in options:
-                raise SamplingError("max_new_tokens and max_tokens are the same parameter; give one")
-            options["max_tokens"] = options.pop("max_new_tokens")
-        known = [f.name for f in dataclasses.fields(SamplingParams)]
-        if unknown := sorted(set(options) - set(known)):
-            raise SamplingError(f"unknown sampling parameters: {', '.join(unknown)}; there are: {', '.join(known)}")
-        if isinstance(options.get("stop"), str):
-            options["stop"] = (options["stop"],)
-        params = SamplingParams.from_generation_config(self.generation_config, **options)
-        return params if params.seed is not None else dataclasses.replace(params, seed=secrets.randbits(32))
+        return SamplingParams.from_options(options, self.generation_config)
 
-    def chat_params(self, **options: Any) -> SamplingParams:
+    def chat_params(self, **options: Unpack[GenerationOptions]) -> SamplingParams:
         """Return `sampling_params`, with the length of an answer where nobody says one."""
         if not options.keys() & {"max_tokens", "max_new_tokens"} and "max_new_tokens" not in self.generation_config:
             options["max_tokens"] = CHAT_MAX_TOKENS
         return self.sampling_params(**options)
 
     def _complete(
-        self,
-        prompts: list[list[int]],
-        params: SamplingParams,
-        *,
-        use_cache: bool = True,
-        new_text: bool = False,
-        lookup: PromptLookup | None = None,
+        self, prompts: list[list[int]], params: SamplingParams, how: Passing, *, new_text: bool = False
     ) -> list[Generation]:
-        begins = [new_text or not self.tokenizer.decode(prompt) for prompt in prompts]
+        begins = [new_text or self._is_blank(prompt) for prompt in prompts]
         rows, prompt_of = row_texts(self.tokenizer, [params] * len(prompts), self.stop_ids, begins)
         cancelled: set[int] = set()
         for event in generate_tokens(
-            self.model,
+            self.runner,
             prompts,
             [params] * len(prompts),
             stop_ids=self.stop_ids,
-            use_cache=use_cache,
-            kv_cache_dtype=self.kv_cache_dtype,
+            use_cache=how.use_cache,
+            kv_cache_dtype=how.kv_cache_dtype,
             cancelled=cancelled,
-            lookup=lookup,
+            lookup=how.lookup,
         ):
             if rows[event.row].push(event).finish_reason is not None:
                 cancelled.add(event.row)
@@ -395,45 +350,38 @@ class Llama:
         self,
         prompt: list[int],
         params: SamplingParams,
+        how: Passing,
         *,
-        use_cache: bool = True,
         new_text: bool = False,
         prefix: PrefixCache | None = None,
-        lookup: PromptLookup | None = None,
     ) -> Iterator[Piece]:
         if params.n != 1:
             raise SamplingError(f"n is {params.n}; streaming gives one answer, use generate() for several")
-        begins = new_text or not self.tokenizer.decode(prompt)
-        (row,), _ = row_texts(self.tokenizer, [params], self.stop_ids, [begins])
+        (row,), _ = row_texts(self.tokenizer, [params], self.stop_ids, [new_text or self._is_blank(prompt)])
+        runner = self.runner
+        if prefix is not None:
+            prefix.use(runner, how.kv_cache_dtype)
         events = generate_tokens(
-            self.model,
+            runner,
             [prompt],
             [params],
             stop_ids=self.stop_ids,
-            use_cache=use_cache,
-            kv_cache_dtype=self.kv_cache_dtype,
+            use_cache=how.use_cache,
+            kv_cache_dtype=how.kv_cache_dtype,
             prefix=prefix,
-            lookup=lookup,
+            lookup=how.lookup,
         )
         for event in events:
             piece = row.push(event)
+            if piece.finish_reason == "error":
+                raise LlamariumError(NOT_FINITE)
             yield piece
             if piece.finish_reason is not None:
                 return
 
-
-def _pop_use_cache(options: dict[str, Any]) -> bool:
-    use_cache = options.pop("use_cache", True)
-    _check_choice("use_cache", use_cache, (True, False))
-    return use_cache
-
-
-def _pop_prompt_lookup(options: dict[str, Any]) -> PromptLookup | None:
-    lookup = options.pop("prompt_lookup", None)
-    if lookup is None or isinstance(lookup, PromptLookup):
-        return lookup
-    _check_choice("prompt_lookup", lookup, (True, False))
-    return PromptLookup() if lookup else None
+    def _is_blank(self, prompt: list[int]) -> bool:
+        """Whether a prompt has no text, as a BOS alone; nearly always a few tokens say so."""
+        return not (self.tokenizer.decode(prompt[:8]) or self.tokenizer.decode(prompt))
 
 
 def _stop_ids(config: ModelConfig, tokenizer: Tokenizer | None, recommended: Sequence[int]) -> frozenset[int]:

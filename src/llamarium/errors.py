@@ -22,6 +22,8 @@ A message says what was found, what was expected and what to do, and names the f
 Control characters from files are shown escaped (`escape`), so that no message can drive a terminal.
 """
 
+from collections.abc import Sequence
+
 
 class LlamariumError(Exception):
     """The root of every error that a caller can cause."""
@@ -110,3 +112,13 @@ def show_value(value: object, limit: int = 80) -> str:
     except Exception:  # noqa: BLE001 - repr may run anyone's code
         spelled = f"{type(value).__name__} that cannot be spelled out"
     return escape(spelled, limit)
+
+
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """Check that an option has one of the values that there are.
+
+    Raises:
+        OptionError: Naming the option, its value and the choices.
+    """
+    if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
+        raise OptionError(f"{name} is {show_value(value)}; expected {', '.join(map(str, choices))}")

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import llamarium
-from llamarium.attention import KVCache
 from llamarium.errors import (
     ChatFormatError,
     ContextLengthError,
@@ -108,7 +106,10 @@ def test_an_interrupted_answer_stays_as_far_as_it_got(smollm2: llamarium.Llama) 
 
 def test_options_are_checked(smollm2: llamarium.Llama) -> None:
     cases = [
-        ({"temprature": 1.0}, "unknown sampling parameters: temprature; there are: temperature"),
+        (
+            {"temprature": 1.0},
+            "unknown sampling parameters: temprature; did you mean temperature. There are: temperature",
+        ),
         ({"max_new_tokens": 3, "max_tokens": 3}, "the same parameter"),
         ({"max_new_tokens": 0}, "max_tokens is 0"),
         ({"temperature": float("nan")}, "temperature is nan"),
@@ -185,15 +186,13 @@ def test_the_length_of_an_answer(smollm2: llamarium.Llama) -> None:
 
 
 def test_a_cache_that_cannot_be_had_says_what_it_takes() -> None:
-    with pytest.raises(MemoryBudgetError, match=r"1024 rows of 1000000000 tokens takes .* GB"):
-        KVCache(
-            num_layers=30,
-            batch_size=1024,
-            num_slots=10**9,
-            num_key_value_heads=64,
-            head_dim=1024,
-            dtype=torch.float32,
-        )
+    for dtype, message in (
+        ("bfloat16", "no room for keys and values of 64"),
+        ("float32", "of 64.* positions take .* GB"),
+    ):
+        llama = llamarium.load("shakespeare-char", dtype=dtype, device="cpu")
+        with pytest.raises(MemoryBudgetError, match=message):
+            llama.runner.new_cache(10**12)
 
 
 def test_the_built_in_model_brings_its_publishers_recommendation(smollm2_path: Path) -> None:

@@ -23,6 +23,9 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import flops
 from llamarium.model.init import init_weights
 from llamarium.presets import PRESETS
+from llamarium.runtime.batch import Batch
+from llamarium.runtime.module_runner import ModuleRunner
+from llamarium.runtime.native_runner import NativeRunner
 
 STORY = ["Once upon a time", "--temperature", "0", "-n", "12"]
 
@@ -100,12 +103,21 @@ def test_generate_ends_before_a_stop_text(run: Callable[..., str], llama: Llama)
     assert run("generate", *STORY, "--stop", "never", "--stop", stop) == full[: full.index(stop)] + "\n"
 
 
-def test_no_cache_really_keeps_nothing(run: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise AssertionError("a cache was made")
+def test_no_cache_really_computes_everything_anew(
+    run: Callable[..., str], llama: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, plain, num_prompt = list[int](), ModuleRunner.run, len(llama.encode(STORY[0]))
 
-    monkeypatch.setattr("llamarium.generation.loop.new_cache", fail)
+    def count(self: ModuleRunner, batch: Batch, *rest: Any) -> Any:
+        counts.append(len(batch.token_ids))
+        return plain(self, batch, *rest)
+
+    monkeypatch.setattr(ModuleRunner, "run", count)
     run("generate", *STORY, "--no-cache")
+    assert counts == list(range(num_prompt, num_prompt + 12))
+    counts.clear()
+    run("generate", *STORY)
+    assert counts == [num_prompt, *[1] * 11]
 
 
 def test_generate_several_answers_as_json(run: Callable[..., str], llama: Llama) -> None:
@@ -519,6 +531,7 @@ def test_bench_json(run: Callable[..., str]) -> None:
 @pytest.mark.skipif(native.library() is None, reason="the C kernels are not built")
 @pytest.mark.parametrize("llama", ["smollm2"], indirect=True)
 def test_bench_of_the_kernels(run: Callable[..., str], llama: Llama) -> None:
+    assert isinstance(llama.runner, NativeRunner)
     words = ["bench", "decode", "--depths", "8000", "--rounds", "1", "-n", "2", "--threads", "1"]
     out = run(*words)
     assert table_fits(out)
@@ -527,7 +540,7 @@ def test_bench_of_the_kernels(run: Callable[..., str], llama: Llama) -> None:
     assert re.search(r"^memory: \d+\.\d to \d+\.\d GB/s, read by 1 thread$", out, re.MULTILINE)
     found = json.loads(run(*words, "--kv-cache-dtype", "int8", "--json"))
     per_token = {"auto": 2 * 30 * 3 * 64 * 2, "int8": 2 * 30 * 3 * (64 + 4)}  # a scale to 64 codes
-    assert found["step_bytes"] == weight_bytes(llama.model) + 8002 * per_token["int8"]
+    assert found["step_bytes"] == weight_bytes(llama.runner) + 8002 * per_token["int8"]
     assert round(found["step_bytes"] + 8002 * (per_token["auto"] - per_token["int8"]), -5) == 280_900_000
 
 
@@ -551,9 +564,12 @@ def test_bench_cache(
     assert kept["flops"] == flops(llama.config, 25, num_logits=4)  # everything once
     assert anew["flops"] == sum(flops(llama.config, num_tokens) for num_tokens in (22, 23, 24, 25))
 
-    monkeypatch.setattr(
-        "llamarium.generation.loop.recompute",
-        lambda model, rows: llama.model.logits(llama.model.model.embed_tokens.weight[:1]),
-    )
+    plain = ModuleRunner.run
+
+    def turned_when_computed_anew(self: ModuleRunner, batch: Batch, *rest: Any) -> Any:
+        logits = plain(self, batch, *rest)
+        return -logits if len(batch.token_ids) > 22 else logits
+
+    monkeypatch.setattr(ModuleRunner, "run", turned_when_computed_anew)
     assert main(["bench", "cache", "--lengths", "4"]) == 1
     assert "different at lengths [4]" in capsys.readouterr().err

@@ -21,7 +21,8 @@ from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.packed import LinearPacked
-from llamarium.runtime.plan import NativeLlamaModel
+from llamarium.runtime.module_runner import ModuleRunner
+from llamarium.runtime.native_runner import NativeRunner
 from llamarium.tokenizer.characters import CharacterTokenizer
 
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42], [9, 8, 7, 6, 5, 4, 3, 2]])
@@ -114,7 +115,7 @@ def test_gguf_blocks_are_packed_for_the_kernels_unless_something_else_is_asked_f
     path = model_files().gguf_file(type_name)
     packed = llamarium.load(path, device="cpu")
     linears = [m for m in packed.model.modules() if isinstance(m, LinearPacked)]
-    assert len(linears) == 7 * packed.config.num_hidden_layers + 1 and isinstance(packed.model.model, NativeLlamaModel)
+    assert len(linears) == 7 * packed.config.num_hidden_layers + 1 and isinstance(packed.runner, NativeRunner)
     assert packed.model.lm_head.weight is packed.model.model.embed_tokens.weight, "a tied head is the same storage"
     exact = llamarium.load(path, dtype="float32", device="cpu")
     for key in ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"):
@@ -123,6 +124,8 @@ def test_gguf_blocks_are_packed_for_the_kernels_unless_something_else_is_asked_f
     for others in ({"dequantize": "load"}, {"dequantize": "use"}, {"dtype": "float32"}, {"dtype": "float16"}):
         llama = llamarium.load(path, device="cpu", **others)
         assert not any(isinstance(m, LinearPacked) for m in llama.model.modules())
+        plain_bfloat16 = others == {"dequantize": "load"}  # which the kernels multiply too
+        assert isinstance(llama.runner, NativeRunner if plain_bfloat16 else ModuleRunner)
     found, expected = packed.model(IDS, POSITIONS).float(), exact.model(IDS, POSITIONS)
     assert (found - expected).norm() / expected.norm() < 0.03
 
@@ -130,7 +133,7 @@ def test_gguf_blocks_are_packed_for_the_kernels_unless_something_else_is_asked_f
 def test_without_the_kernels_gguf_is_unpacked(model_files: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamarium.kernels.native.library", lambda: None)
     llama = llamarium.load(model_files().gguf_file("Q8_0"), device="cpu")
-    assert {s.dtype for s in llama.sources} == {"BF16"}
+    assert {s.dtype for s in llama.sources} == {"BF16"} and isinstance(llama.runner, ModuleRunner)
 
 
 @pytest.mark.parametrize(("strict", "kind"), [(False, None), (True, CheckpointError)])
@@ -148,6 +151,25 @@ def test_packed_weights_that_are_not_finite_are_counted(
     else:
         with pytest.warns(UserWarning, match="has 32 weights that are NaN"):
             llamarium.load(path, device="cpu")
+
+
+def test_what_is_quantized_while_loading_answers_in_c_where_the_kernels_multiply_it(
+    model_files: Callable[..., Any],
+) -> None:
+    folder = model_files().huggingface()
+    for method, kind in (("Q8_0", NativeRunner), ("Q4_1", NativeRunner), ("NF4", ModuleRunner)):
+        assert isinstance(llamarium.load(folder, device="cpu", quantize=method).runner, kind), method
+
+
+def test_deterministic_is_given_or_refused(model_files: Callable[..., Any]) -> None:
+    folder = model_files().huggingface()
+    for dtype in ("bfloat16", "float32"):
+        runner = llamarium.load(folder, device="cpu", dtype=dtype, deterministic=True).runner
+        assert isinstance(runner, NativeRunner) and runner.is_row_exact and runner.kv_dtype == dtype
+    assert isinstance(llamarium.load(folder, device="cpu", dtype="float32").runner, ModuleRunner), "where it is faster"
+    for refused in ({"dtype": "float16"}, {"quantize": "NF4"}):
+        with pytest.raises(OptionError, match="deterministic needs weights that the C kernels multiply"):
+            llamarium.load(folder, device="cpu", deterministic=True, **refused)
 
 
 def test_sources_tell_each_weight_s_way(model_files: Callable[..., Any]) -> None:

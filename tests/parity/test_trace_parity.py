@@ -8,6 +8,7 @@ import torch
 
 from llamarium.inspect.score import score
 from llamarium.inspect.trace import trace
+from llamarium.runtime.module_runner import ModuleRunner
 
 TOLERANCE = {"rtol": 1.3e-6, "atol": 1e-5}
 IDS = torch.randint(0, 512, (23,), generator=torch.Generator().manual_seed(5))
@@ -20,7 +21,7 @@ def test_trace_equals_theirs(name: str, pair_of: Callable[[str], Any]) -> None:
     pair.theirs.set_attn_implementation("eager")  # the only one that shows patterns
     theirs = pair.theirs(IDS.unsqueeze(0), output_hidden_states=True, output_attentions=True)
     pair.theirs.set_attn_implementation("sdpa")
-    ours = trace(pair.ours, IDS)
+    ours = trace(ModuleRunner(pair.ours), IDS)
     torch.testing.assert_close(ours["embed"], theirs.hidden_states[0][0], rtol=0, atol=0)
     for i, pattern in enumerate(theirs.attentions):
         torch.testing.assert_close(ours[f"layers.{i}.pattern"], pattern[0], **TOLERANCE)
@@ -34,6 +35,6 @@ def test_trace_equals_theirs(name: str, pair_of: Callable[[str], Any]) -> None:
 def test_score_equals_their_loss(pair_of: Callable[[str], Any]) -> None:
     pair = pair_of("llama-3.2-3b")
     loss = pair.theirs(IDS.unsqueeze(0), labels=IDS.unsqueeze(0)).loss
-    found = score(pair.ours, IDS)
+    found = score(ModuleRunner(pair.ours), IDS)
     assert found.total_logprob == pytest.approx(-float(loss) * (len(IDS) - 1), rel=1e-5)
     assert found.perplexity == pytest.approx(float(loss.exp()), rel=1e-5)

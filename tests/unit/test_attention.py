@@ -112,19 +112,6 @@ def test_going_back_is_continuing_from_a_smaller_position() -> None:
     torch.testing.assert_close(out, CausalAttend()(0, q, k, v)[:, 5:], **CLOSE)
 
 
-def test_rows_can_be_kept_repeated_and_grown() -> None:
-    q, k, v = qkv()
-    cache = new_cache(slots=T)
-    CachedAttend(cache, [0] * B, 10)(0, q[:, :10], k[:, :10], v[:, :10])
-    cache.keep_rows([2, 0, 2])
-    cache = cache.grown(20)
-    assert cache.num_slots == 20
-    assert cache.num_bytes == 2 * 3 * 20 * K * H * 4
-    order = [2, 0, 2]
-    out = CachedAttend(cache, [10] * 3, 1)(0, q[order, 10:], k[order, 10:], v[order, 10:])
-    torch.testing.assert_close(out, CausalAttend()(0, q, k, v)[order, 10:], **CLOSE)
-
-
 def test_a_full_cache_and_wrong_starts_are_refused() -> None:
     cache = new_cache(slots=4)
     with pytest.raises(ContextLengthError, match="5 positions needed, and the KV cache holds 4"):

@@ -94,7 +94,6 @@ def test_every_loading_option_reaches_load(monkeypatch: pytest.MonkeyPatch, tmp_
         "device": "cuda:1",
         "quantize": "Q8_0",
         "dequantize": "use",
-        "kv_cache_dtype": "auto",
         "deterministic": True,
         "strict": True,
         "threads": 3,

@@ -10,6 +10,7 @@ from llamarium.checkpoints.options import TensorSource
 from llamarium.inspect.summary import group_sources, summarize
 from llamarium.model import LlamaForCausalLM
 from llamarium.presets import preset
+from llamarium.runtime.loaded import LoadedModel
 
 
 def source(key: str, name: str, *, file: str = "a.gguf", held: str = "Q4_1", num_bytes: int = 10) -> TensorSource:
@@ -53,13 +54,13 @@ def test_costs_of_published_shapes(name: str, parameters: int, kv_bytes: int) ->
 
 def test_bytes_of_a_model_count_a_tied_head_once() -> None:
     model = LlamaForCausalLM(preset("tiny"))
-    assert summarize(model.config, model).bytes_by_dtype == {"F32": 4 * 402_048}
-    assert summarize(model.config, model).parameters.total == 402_048
-    half = summarize(model.config, model.to(torch.float16))
+    assert summarize(model.config, LoadedModel.of_modules(model)).bytes_by_dtype == {"F32": 4 * 402_048}
+    assert summarize(model.config, LoadedModel.of_modules(model)).parameters.total == 402_048
+    half = summarize(model.config, LoadedModel.of_modules(model.to(torch.float16)))
     assert half.bytes_by_dtype == {"F16": 2 * 402_048} and half.kv_dtype == "float16"
     with torch.device("meta"):
         nothing_loaded = LlamaForCausalLM(preset("tiny"))
-    assert summarize(model.config, nothing_loaded).bytes_by_dtype == {}
+    assert summarize(model.config, LoadedModel.of_modules(nothing_loaded)).bytes_by_dtype == {}
 
 
 def test_bytes_of_sources_are_named_as_they_are_held() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from llamarium.errors import ContextLengthError, InputError, TokenizerError
-from llamarium.inspect import score as score_module
+from llamarium.inspect import passes
 from llamarium.inspect.neighbors import neighbors, similarity
 from llamarium.inspect.next_tokens import NextStep, follow_next_tokens
 from llamarium.inspect.score import Score, TokenScore, score, score_text
@@ -17,6 +17,7 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.quant.ggml import EmbeddingGGML, dequantize, quantize
+from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.tokenizer.base import SpecialTokens, Tokenizer
 from llamarium.tokenizer.characters import CharacterTokenizer
 
@@ -68,7 +69,7 @@ def next_tokens(*args: Any, **options: Any) -> list[NextStep]:
 
 def test_score_is_the_log_softmax_of_what_came_next(model: LlamaForCausalLM) -> None:
     ids = [3, 1, 4, 1, 5]
-    found = score(model, ids)
+    found = score(ModuleRunner(model), ids)
     logprobs = model(torch.tensor([ids]))[0].log_softmax(-1)
     assert [t.token_id for t in found.tokens] == ids
     assert found.logprobs[0] is None and found.tokens[0].rank is None
@@ -83,18 +84,20 @@ def test_score_is_the_log_softmax_of_what_came_next(model: LlamaForCausalLM) -> 
 def test_the_chain_holds_for_every_next_token(model: LlamaForCausalLM) -> None:
     """P(w_n | w_<n) over all w_n is a distribution, so scores of all continuations add up to that of the prefix."""
     prefix = [2, 7, 7]
-    every = [score(model, [*prefix, last]).total_logprob for last in range(CONFIG.vocab_size)]
-    assert math.log(sum(map(math.exp, every))) == pytest.approx(score(model, prefix).total_logprob, rel=1e-5)
+    every = [score(ModuleRunner(model), [*prefix, last]).total_logprob for last in range(CONFIG.vocab_size)]
+    assert math.log(sum(map(math.exp, every))) == pytest.approx(
+        score(ModuleRunner(model), prefix).total_logprob, rel=1e-5
+    )
 
 
 def test_a_long_text_never_holds_all_logits(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [i % 19 for i in range(32)]
-    whole = score(model, ids)
-    monkeypatch.setattr(score_module, "CHUNK_BYTES", 5 * 4 * CONFIG.vocab_size)
+    whole = score(ModuleRunner(model), ids)
+    monkeypatch.setattr(passes, "CHUNK_BYTES", 5 * 4 * CONFIG.vocab_size)
     rows: list[int] = []
     handle = model.lm_head.register_forward_hook(lambda _, args, out: rows.append(out.shape[0]))
     try:
-        parts = score(model, ids)
+        parts = score(ModuleRunner(model), ids)
     finally:
         handle.remove()
     assert rows == [5, 5, 5, 5, 5, 5, 1]
@@ -103,7 +106,7 @@ def test_a_long_text_never_holds_all_logits(model: LlamaForCausalLM, monkeypatch
 
 
 def test_a_single_token_has_no_probability(model: LlamaForCausalLM) -> None:
-    found = score(model, [5])
+    found = score(ModuleRunner(model), [5])
     assert (found.logprobs, found.total_logprob, found.perplexity) == ((None,), 0.0, None)
 
 
@@ -115,7 +118,7 @@ def test_a_perplexity_beyond_float64_is_infinite_and_of_nan_is_nan() -> None:
 
 def test_score_text_names_its_tokens_and_puts_bos_first_once(model: LlamaForCausalLM) -> None:
     special = SpecialTokens(ids={"<s>": 0}, bos=0, add_bos=True)
-    found = score_text(model, word_tokenizer(["<s>", *ALPHABET.strip()], special), "cab")
+    found = score_text(ModuleRunner(model), word_tokenizer(["<s>", *ALPHABET.strip()], special), "cab")
     assert [t.text for t in found.tokens] == ["<s>", "c", "a", "b"]
     assert [t.logprob is None for t in found.tokens] == [True, False, False, False]
     data = json.loads(json.dumps(found.to_dict(), allow_nan=False))
@@ -125,16 +128,16 @@ def test_score_text_names_its_tokens_and_puts_bos_first_once(model: LlamaForCaus
 
 def test_score_refuses(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
     with pytest.raises(InputError, match="at least one"):
-        score_text(model, tokenizer, "")
+        score_text(ModuleRunner(model), tokenizer, "")
     with pytest.raises(ContextLengthError, match="33 tokens; the model's context holds 32"):
-        score(model, [0] * 33)
+        score(ModuleRunner(model), [0] * 33)
     with pytest.raises(InputError, match="span"):
-        score(model, [19])
+        score(ModuleRunner(model), [19])
 
 
 def test_next_tokens_is_the_greedy_loop(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
     text = "bad cab"
-    shown = next_tokens(model, tokenizer, text, k=4, steps=6)
+    shown = next_tokens(ModuleRunner(model), tokenizer, text, k=4, steps=6)
     ids = tokenizer.encode(text)
     assert [s.step for s in shown] == [1, 2, 3, 4, 5, 6]
     for step in shown:
@@ -152,21 +155,21 @@ def test_next_tokens_is_the_greedy_loop(model: LlamaForCausalLM, tokenizer: Toke
 
 
 def test_next_tokens_ends_with_an_end_of_text_token(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
-    free = next_tokens(model, tokenizer, "bad", steps=4)
+    free = next_tokens(ModuleRunner(model), tokenizer, "bad", steps=4)
     chosen = [s.chosen.token_id for s in free]
     ending = replace(tokenizer.special, eos=(chosen[1],))
     stopping = Tokenizer(tokenizer.backend, ending, vocab_size=tokenizer.vocab_size, source="x")
     expected = chosen[: chosen.index(chosen[1]) + 1]
-    assert [s.chosen.token_id for s in next_tokens(model, stopping, "bad", steps=4)] == expected
+    assert [s.chosen.token_id for s in next_tokens(ModuleRunner(model), stopping, "bad", steps=4)] == expected
     assert len(expected) < 4
 
 
 def test_next_tokens_uses_the_context_to_its_end(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
-    assert len(next_tokens(model, tokenizer, "a" * 30, k=1, steps=3)) == 3
+    assert len(next_tokens(ModuleRunner(model), tokenizer, "a" * 30, k=1, steps=3)) == 3
     with pytest.raises(
         ContextLengthError, match="31 tokens and 3 steps need 33 positions; the model's context holds 32"
     ):
-        next_tokens(model, tokenizer, "a" * 31, k=1, steps=3)
+        next_tokens(ModuleRunner(model), tokenizer, "a" * 31, k=1, steps=3)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +185,7 @@ def test_next_tokens_refuses(
     model: LlamaForCausalLM, tokenizer: Tokenizer, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        next_tokens(model, tokenizer, "a", **options)
+        next_tokens(ModuleRunner(model), tokenizer, "a", **options)
 
 
 WORDS = [" king", " man", " woman", " queen", "king", " apple", "a", "b", "c", " ", *"egiklmnopquw0123456789"]

@@ -13,12 +13,15 @@ import torch.nn.functional as F
 from llamarium.attention import attend_eagerly
 from llamarium.config import ModelConfig
 from llamarium.errors import ContextLengthError, InputError, MemoryBudgetError
+from llamarium.generation.kept import Memory, advance
 from llamarium.inspect import trace as trace_module
 from llamarium.inspect.lens import lens
 from llamarium.inspect.trace import ACTIVATIONS, Trace, split_key, trace
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
+from llamarium.runtime import module_runner
+from llamarium.runtime.module_runner import ModuleRunner
 
 CONFIG = replace(preset("tiny"), num_hidden_layers=3, vocab_size=200, initializer_range=0.2)
 IDS = [7, 3, 150, 3, 42, 199]
@@ -35,11 +38,18 @@ def model() -> LlamaForCausalLM:
 
 @pytest.fixture(scope="module")
 def full(model: LlamaForCausalLM) -> Trace:
-    return trace(model, IDS)
+    return trace(ModuleRunner(model), IDS)
 
 
 def same(a: Trace, b: Trace) -> bool:
     return list(a) == list(b) and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def generation_logits(model: LlamaForCausalLM, ids: list[int]) -> torch.Tensor:
+    """The logits from which generation chooses the first token."""
+    runner = ModuleRunner(model)
+    memory = Memory(runner, len(ids))
+    return torch.from_numpy(advance(runner, memory.cache, [memory.begin(ids, len(ids))]))[0]
 
 
 def test_every_name_of_every_layer_has_its_documented_shape(full: Trace) -> None:
@@ -55,7 +65,8 @@ def test_every_name_of_every_layer_has_its_documented_shape(full: Trace) -> None
 
 
 def test_traced_equals_untraced_to_the_bit(model: LlamaForCausalLM, full: Trace) -> None:
-    assert torch.equal(full["logits"], model(torch.tensor([IDS]))[0])
+    torch.testing.assert_close(full["logits"], model(torch.tensor([IDS]))[0])
+    assert torch.equal(full["logits"][-1], generation_logits(model, IDS))
 
 
 def test_activations_stand_in_the_relations_that_define_them(model: LlamaForCausalLM, full: Trace) -> None:
@@ -90,7 +101,9 @@ def test_activations_stand_in_the_relations_that_define_them(model: LlamaForCaus
 
 
 def test_restriction_gives_the_same_numbers_and_nothing_else(model: LlamaForCausalLM, full: Trace) -> None:
-    part = trace(model, IDS, names=["pattern", "k_rot", "logits", "resid"], layers=[-1, 0], positions=[-1, 2])
+    part = trace(
+        ModuleRunner(model), IDS, names=["pattern", "k_rot", "logits", "resid"], layers=[-1, 0], positions=[-1, 2]
+    )
     inner = [f"layers.{i}.{name}" for i in (0, 2) for name in ("k_rot", "pattern", "resid")]
     assert list(part) == [*inner, "logits"] and part.positions == (5, 2)
     assert torch.equal(part["layers.2.resid"], full["layers.2.resid"][[5, 2]])
@@ -101,7 +114,7 @@ def test_restriction_gives_the_same_numbers_and_nothing_else(model: LlamaForCaus
 
 def test_select_equals_tracing_less(model: LlamaForCausalLM, full: Trace) -> None:
     wanted: dict[str, Any] = {"names": ["q", "v", "scores", "resid", "embed"], "layers": [1, 2], "positions": [4, 1]}
-    selected, traced = full.select(**wanted), trace(model, IDS, **wanted)
+    selected, traced = full.select(**wanted), trace(ModuleRunner(model), IDS, **wanted)
     assert list(selected) == list(traced) and selected.positions == traced.positions
     for key in traced:
         torch.testing.assert_close(selected[key], traced[key])
@@ -122,24 +135,25 @@ def test_only_what_was_asked_for_is_computed(model: LlamaForCausalLM, monkeypatc
     heads: list[int] = []
     handle = model.lm_head.register_forward_hook(lambda _, args, out: heads.append(out.shape[-2]))
     try:
-        trace(model, IDS, names=["q_rot", "resid"])
-        assert rows == [] and heads == []
-        trace(model, IDS, names=["pattern"], layers=[1], positions=[3, 4])
-        assert rows == [2] and heads == []
-        trace(model, IDS, names=["logits"], positions=[-1])
-        assert rows == [2] and heads == [1]
+        trace(ModuleRunner(model), IDS, names=["q_rot", "resid"])
+        assert rows == [] and heads == [1], "of the last token alone, as in generation"
+        trace(ModuleRunner(model), IDS, names=["pattern"], layers=[1], positions=[3, 4])
+        assert rows == [2] and heads == [1, 1]
+        trace(ModuleRunner(model), IDS, names=["logits"], positions=[-1])
+        assert rows == [2] and heads == [1, 1, 1]
     finally:
         handle.remove()
 
 
 def test_the_budget_counts_what_is_kept(model: LlamaForCausalLM, full: Trace) -> None:
-    plan = trace_module._Plan.of(model, 6, None, None, None)
+    plan = trace_module._Plan.of(ModuleRunner(model), 6, None, None, None)
     assert {key: plan.num_bytes(key) for key in plan.keys} == {k: t.numel() * t.element_size() for k, t in full.items()}
     working = {
-        n: trace_module._Plan.of(model, 6, [n], None, None).working_bytes() for n in ("resid", "q_rot", "pattern")
+        n: trace_module._Plan.of(ModuleRunner(model), 6, [n], None, None).working_bytes()
+        for n in ("resid", "q_rot", "pattern")
     }
-    assert working == {"resid": 0, "q_rot": 2 * 36, "pattern": 2 * 36 + 2 * 4 * 4 * 36 + 2 * 4 * 6 * 128}
-    half = trace_module._Plan.of(make_model().bfloat16(), 6, ["q", "scores"], [0], [5])
+    assert working == {"resid": 0, "q_rot": 0, "pattern": (1 + 2 * 4 * 4) * 36 + 2 * 4 * 6 * 128}
+    half = trace_module._Plan.of(ModuleRunner(make_model().bfloat16()), 6, ["q", "scores"], [0], [5])
     assert [half.num_bytes(key) for key in half.keys] == [4 * 32 * 2, 4 * 1 * 6 * 4]
 
 
@@ -148,17 +162,17 @@ def test_too_much_is_refused_before_anything_runs(model: LlamaForCausalLM, monke
         raise AssertionError("the model ran")
 
     with monkeypatch.context() as patch:
-        patch.setattr(trace_module, "_shell", must_not_run)
+        patch.setattr(module_runner.ModuleRunner, "run", must_not_run)
         expected = (
             r"6 tokens needs \d\.\d MB and the budget is 0\.1 MB; the largest: .*Restrict names, layers or positions"
         )
         with pytest.raises(MemoryBudgetError, match=expected):
-            trace(model, IDS, budget_mb=0.1)
+            trace(ModuleRunner(model), IDS, budget_mb=0.1)
         with pytest.raises(MemoryBudgetError):
-            trace(model, IDS, names=["embed"], budget_mb=float("nan"))
+            trace(ModuleRunner(model), IDS, names=["embed"], budget_mb=float("nan"))
         with pytest.raises(MemoryBudgetError, match="pattern"):
-            trace(model, list(range(150)), names=["pattern"], layers=[0], budget_mb=0.4)
-    trace(model, list(range(150)), names=["pattern"], layers=[0], positions=[-1], budget_mb=0.4)
+            trace(ModuleRunner(model), list(range(150)), names=["pattern"], layers=[0], budget_mb=0.4)
+    trace(ModuleRunner(model), list(range(150)), names=["pattern"], layers=[0], positions=[-1], budget_mb=0.4)
 
 
 @pytest.mark.parametrize(
@@ -180,15 +194,15 @@ def test_too_much_is_refused_before_anything_runs(model: LlamaForCausalLM, monke
 )
 def test_refusals(model: LlamaForCausalLM, ids: Any, options: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        trace(model, ids, **options)
+        trace(ModuleRunner(model), ids, **options)
 
 
 def test_a_full_context_can_be_traced(model: LlamaForCausalLM) -> None:
-    assert trace(model, [1] * 256, names=["final_norm"])["final_norm"].shape == (256, 128)
+    assert trace(ModuleRunner(model), [1] * 256, names=["final_norm"])["final_norm"].shape == (256, 128)
 
 
 def test_to_dict_is_json_and_minus_infinity_becomes_null(model: LlamaForCausalLM) -> None:
-    found = trace(model, IDS[:2], names=["scores", "embed"], layers=[0])
+    found = trace(ModuleRunner(model), IDS[:2], names=["scores", "embed"], layers=[0])
     data = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     scores = data["activations"]["layers.0.scores"]
     assert scores["axes"] == ["N", "T", "S"] and scores["shape"] == [4, 2, 2] and scores["dtype"] == "float32"
@@ -204,7 +218,7 @@ def test_the_model_itself_gets_no_hook_and_keeps_its_own(model: LlamaForCausalLM
 
     handle = model.model.layers[1].mlp.register_forward_hook(own_hook)
     try:
-        trace(model, IDS)
+        trace(ModuleRunner(model), IDS)
     finally:
         handle.remove()
     assert during == [1]  # it ran in the trace, and saw no other hook on the model
@@ -212,7 +226,7 @@ def test_the_model_itself_gets_no_hook_and_keeps_its_own(model: LlamaForCausalLM
 
 def test_traces_and_requests_at_once_do_not_mix(model: LlamaForCausalLM) -> None:
     texts = [[1, 2, 3], [9, 8, 7, 6, 5], [100] * 4, [11, 12]]
-    alone = [trace(model, ids) for ids in texts]
+    alone = [trace(ModuleRunner(model), ids) for ids in texts]
     logits = [model(torch.tensor([ids])) for ids in texts]
     wrong: list[str] = []
     start = threading.Barrier(2 * len(texts))
@@ -224,7 +238,7 @@ def test_traces_and_requests_at_once_do_not_mix(model: LlamaForCausalLM) -> None
 
     jobs: list[tuple[Callable[[], bool], str]] = []
     for ids, seen, answer in zip(texts, alone, logits, strict=True):
-        jobs.append((lambda i=ids, s=seen: same(trace(model, i), s), f"trace {ids}"))
+        jobs.append((lambda i=ids, s=seen: same(trace(ModuleRunner(model), i), s), f"trace {ids}"))
         jobs.append((lambda i=ids, a=answer: torch.equal(model(torch.tensor([i])), a), f"request {ids}"))
     threads = [threading.Thread(target=repeat, args=job) for job in jobs]
     for thread in threads:
@@ -235,7 +249,7 @@ def test_traces_and_requests_at_once_do_not_mix(model: LlamaForCausalLM) -> None
 
 
 def test_weights_are_shared_and_not_copied(model: LlamaForCausalLM) -> None:
-    shell = trace_module._shell(model)
+    shell = module_runner._shell(model)
     assert [p.data_ptr() for p in shell.parameters()] == [p.data_ptr() for p in model.parameters()]
     assert shell.lm_head.weight is shell.model.embed_tokens.weight
 
@@ -246,15 +260,15 @@ def test_a_failing_run_leaves_the_model_as_it_was(model: LlamaForCausalLM, monke
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
         patch.setattr(trace_module, "attend_eagerly", fail)
-        trace(model, IDS)
+        trace(ModuleRunner(model), IDS)
     assert sum(len(m._forward_hooks) for m in model.modules()) == 0
 
 
 def test_bfloat16_is_kept_in_bfloat16_and_attention_in_float32() -> None:
     half = make_model().bfloat16()
-    found = trace(half, IDS)
+    found = trace(ModuleRunner(half), IDS)
     assert found["layers.0.q_rot"].dtype == torch.bfloat16 and found["layers.0.pattern"].dtype == torch.float32
-    assert torch.equal(found["logits"], half(torch.tensor([IDS]))[0])
+    assert torch.equal(found["logits"][-1], generation_logits(half, IDS))
 
 
 def test_other_linears_are_traced_alike() -> None:
@@ -269,11 +283,11 @@ def test_other_linears_are_traced_alike() -> None:
             return F.linear(x, self.packed * 2)
 
     plain = make_model()
-    expected = trace(plain, IDS)
+    expected = trace(ModuleRunner(plain), IDS)
     for name, module in list(plain.named_modules()):
         if isinstance(module, torch.nn.Linear):
             plain.set_submodule(name, Doubled(module))
-    assert same(trace(plain, IDS), expected)
+    assert same(trace(ModuleRunner(plain), IDS), expected)
 
 
 def test_the_lens_on_the_last_layer_says_what_the_model_says(model: LlamaForCausalLM, full: Trace) -> None:
@@ -289,10 +303,10 @@ def test_the_lens_on_the_last_layer_says_what_the_model_says(model: LlamaForCaus
 
 
 def test_the_lens_reads_the_layers_and_positions_of_its_trace(model: LlamaForCausalLM) -> None:
-    seen = lens(model, trace(model, IDS, names=["resid"], layers=[1], positions=[-1]), k=2)
+    seen = lens(model, trace(ModuleRunner(model), IDS, names=["resid"], layers=[1], positions=[-1]), k=2)
     assert seen.positions == (5,) and [row.layer for row in seen.layers] == [1]
     assert json.dumps(seen.to_dict())
     with pytest.raises(InputError, match="no residual stream"):
-        lens(model, trace(model, IDS, names=["q"]))
+        lens(model, trace(ModuleRunner(model), IDS, names=["q"]))
     with pytest.raises(InputError, match=r"k is 0; expected a whole number within 1\.\.200"):
-        lens(model, trace(model, IDS, names=["resid"]), k=0)
+        lens(model, trace(ModuleRunner(model), IDS, names=["resid"]), k=0)

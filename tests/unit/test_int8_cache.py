@@ -1,28 +1,39 @@
-"""Keys and values in 8 bits: the rounding, the cache, the pass in C against the one in PyTorch, and the option."""
+"""Keys and values in 8 bits: the rounding, the caches, the pass in C against the one in PyTorch, and the option."""
 
+import copy
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import llamarium
 from llamarium.attention import CachedAttend, EagerAttend, KVCache
 from llamarium.attention.cached import to_codes
+from llamarium.attention.paged import PagedAttend, PagedCache, Run, find_slots
 from llamarium.cli.main import main
 from llamarium.config import ModelConfig
 from llamarium.errors import MemoryBudgetError, OptionError
-from llamarium.generation.loop import PrefixCache, decode_one, generate_tokens, new_cache, prefill
-from llamarium.generation.sampler import SamplingParams
+from llamarium.generation.kept import KeptSequence, Memory, PrefixCache, advance
+from llamarium.generation.loop import generate_tokens
+from llamarium.generation.params import SamplingParams
 from llamarium.inspect.summary import summarize
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.quant.ggml import quantize
-from llamarium.quant.packed import pack_ggml
+from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_ggml
 from llamarium.quant.swap import swap_linears
-from llamarium.runtime.plan import use_kernels
+from llamarium.runtime.batch import BLOCK_SIZE, Span, pack
+from llamarium.runtime.cache import NativeCache
+from llamarium.runtime.module_runner import ModuleRunner
+from llamarium.runtime.native_runner import NativeRunner
+from llamarium.runtime.runner import Runner
+from native_models import native_runner
 
 pytestmark = pytest.mark.alone  # with as many threads as there are cores
 
@@ -87,22 +98,6 @@ def test_attention_sees_the_rounded_keys_and_values(chunks: list[int]) -> None:
     torch.testing.assert_close(context.k_BSKH, rounded(k)) and torch.testing.assert_close(context.v_BSKH, rounded(v))
 
 
-def test_rows_grow_move_and_stand_at_different_places() -> None:
-    q, k, v = qkv()
-    cache = make_cache(T)
-    CachedAttend(cache, [0] * B, T)(0, q, k, v)
-    cache = cache.grown(40)
-    cache.keep_rows([2, 0, 0])
-    starts = [5, 11, 0]
-    found = CachedAttend(cache, starts, 1)(0, q[:, :1], k[:, :1], v[:, :1])
-    for row, (source, start) in enumerate(zip([2, 0, 0], starts, strict=True)):
-        keys, values = (torch.cat((rounded(x[source, :start]), rounded(x[row, :1]))).unsqueeze(0) for x in (k, v))
-        queries = torch.zeros(1, start + 1, N, H)
-        queries[0, start] = q[row, 0]
-        expected = EagerAttend()(0, queries, keys, values)[0, start]
-        torch.testing.assert_close(found[row, 0], expected, rtol=1.3e-6, atol=1e-5)
-
-
 def test_memory_is_counted_with_its_scales() -> None:
     vectors = 2 * B * K * 32
     assert make_cache().num_bytes == vectors * (H + 4)
@@ -119,6 +114,74 @@ def test_a_key_that_is_not_finite_poisons_its_row_and_no_other() -> None:
     assert out[1, :, N // K :].isfinite().all(), "the other kv head"
 
 
+# --- the paged cache --------------------------------------------------------------------------------------------------
+
+P = 4
+
+
+def paged(blocks: int, dtype: torch.dtype = torch.int8) -> PagedCache:
+    return PagedCache(
+        num_layers=1, num_blocks=blocks, block_size=P, num_key_value_heads=K, head_dim=H, dtype=dtype
+    )  # fmt: skip
+
+
+def see(
+    cache: PagedCache, runs: list[tuple[list[int], int, int]], parts: list[tuple[Tensor, Tensor, Tensor]]
+) -> tuple[Tensor, PagedAttend]:
+    """One packed row of (blocks, start, count) runs and their queries, keys and values."""
+    made, row = list[Run](), 0
+    for blocks, start, count in runs:
+        made.append(Run(slice(row, row + count), start, find_slots(blocks, P, start + count, "cpu")))
+        row += count
+    attend = PagedAttend(cache, made)
+    return attend(0, *(torch.cat(which).unsqueeze(0) for which in zip(*parts, strict=True)))[0], attend
+
+
+@pytest.mark.parametrize("chunks", [[11], [1] * 11, [4, 1, 6]])
+@pytest.mark.parametrize("table", [[0, 1, 2], [4, 0, 3]], ids=["side by side", "apart"])
+def test_paged_attention_sees_the_rounded_keys_and_values(chunks: list[int], table: list[int]) -> None:
+    q, k, v = (x[0] for x in qkv())
+    cache, outs, start = paged(5), list[Tensor](), 0
+    for count in chunks:
+        part = slice(start, start + count)
+        out, attend = see(cache, [(table, start, count)], [(q[part], k[part], v[part])])
+        outs.append(out)
+        start += count
+    expected = EagerAttend()(0, q[None], rounded(k)[None], rounded(v)[None])[0]
+    torch.testing.assert_close(torch.cat(outs), expected, rtol=1.3e-6, atol=1e-5)
+    context = attend.context(0, k[None], v[None])
+    torch.testing.assert_close(context.k_BSKH[0], rounded(k))
+    torch.testing.assert_close(context.v_BSKH[0], rounded(v))
+
+
+def test_sequences_grow_fork_and_stand_at_different_places() -> None:
+    q, k, v = qkv()
+    cache = paged(9)
+    see(cache, [([3 * b, 3 * b + 1, 3 * b + 2], 0, T) for b in range(B)], [(q[b], k[b], v[b]) for b in range(B)])
+    cache.grow(12)
+    cache.copy_block(1, 10)  # the second row's first tokens are the first one's: a shared block, and a copy of one
+    sources, starts, tables = [2, 0, 1], [11, 5, 0], [[6, 7, 8], [0, 10], [11]]
+    new = [(q[b, :1], k[b, :1], v[b, :1]) for b in range(3)]
+    found, _ = see(cache, [(table, start, 1) for table, start in zip(tables, starts, strict=True)], new)
+    for row, (source, start) in enumerate(zip(sources, starts, strict=True)):
+        keys, values = (torch.cat((rounded(x[source, :start]), rounded(x[row, :1]))).unsqueeze(0) for x in (k, v))
+        queries = torch.zeros(1, start + 1, N, H)
+        queries[0, start] = q[row, 0]
+        expected = EagerAttend()(0, queries, keys, values)[0, start]
+        torch.testing.assert_close(found[row], expected, rtol=1.3e-6, atol=1e-5)
+
+
+def test_memory_of_blocks_is_counted_with_its_scales() -> None:
+    vectors = 2 * K * 8 * P
+    assert paged(8).num_bytes == vectors * (H + 4) and paged(8, torch.bfloat16).num_bytes == vectors * 2 * H
+    with pytest.raises(MemoryBudgetError, match=r"positions take 192,000,000\.0 GB"):
+        paged(10**15)
+    config = config_of(32, 4, 2, layers=3)
+    assert NativeCache(config, 5, "int8").num_bytes == 2 * 3 * 2 * 5 * BLOCK_SIZE * (32 + 4)
+    with pytest.raises(MemoryBudgetError, match=f"no room for keys and values of {BLOCK_SIZE * 10**15} positions"):
+        NativeCache(config, 10**15, "int8")
+
+
 # --- the pass in C ----------------------------------------------------------------------------------------------------
 
 
@@ -129,96 +192,137 @@ def config_of(head_dim: int, heads: int, kv_heads: int, layers: int) -> ModelCon
     )  # fmt: skip
 
 
-def both(config: ModelConfig, packed: bool = True) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
-    """The same model through its modules and through a plan, with queries that tell keys apart.
+def build(config: ModelConfig, packed: bool = True) -> LlamaForCausalLM:
+    """A model with queries that tell keys apart.
 
-    Packed Linears round their inputs to 8 bits; others have weights in bfloat16, which the modules multiply in float32.
+    Packed Linears round their inputs to 8 bits; others have weights in bfloat16, which C multiplies in float32.
     """
-    made: list[LlamaForCausalLM] = []
-    for _ in range(2):
-        model = init_weights(LlamaForCausalLM(config), seed=1).requires_grad_(False).eval()
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(8 if "q_proj" in name or "k_proj" in name else 3)
-        if packed:
-            swap_linears(model, lambda _, linear: pack_ggml(quantize(linear.weight, "Q8_0"), "Q8_0"), skip=())
-        made.append(model)
+    model = init_weights(LlamaForCausalLM(config), seed=1).requires_grad_(False).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            parameter.mul_(8 if "q_proj" in name or "k_proj" in name else 3)
     if not packed:
-        for linears in zip(*(made_one.model.layers.modules() for made_one in made), strict=True):
-            if isinstance(linears[0], nn.Linear):
-                linears[0].weight.copy_(linears[1].to(torch.bfloat16).weight)
-    assert use_kernels(made[1])
-    return made[0], made[1]
+        return model.bfloat16()
+    swap_linears(model, lambda _, linear: pack_ggml(quantize(linear.weight, "Q8_0"), "Q8_0"), skip=())
+    assert isinstance(model.lm_head, LinearPacked)
+    model.model.embed_tokens = EmbeddingPacked(model.lm_head, torch.float32)
+    return model
 
 
-def fill(cache: KVCache) -> KVCache:
+def both(config: ModelConfig, packed: bool = True) -> tuple[Runner, Runner]:
+    """The same weights through the modules, in float32, and through C."""
+    return ModuleRunner(build(config, packed).float()), native_runner(build(config, packed))
+
+
+def begin(runner: Runner, prompts: Sequence[Sequence[int]], room: int) -> tuple[Memory, list[KeptSequence]]:
+    memory = Memory(runner, len(prompts) * -(-room // BLOCK_SIZE) * BLOCK_SIZE, "int8")
+    return memory, [memory.begin(prompt, room) for prompt in prompts]
+
+
+def of_sequence(cache: Any, which: str, blocks: list[int], count: int) -> np.ndarray:
+    """A layer's codes (count, K, H) or scales (count, K, 1), whichever way the cache keeps them."""
+    kept = getattr(cache, which)[0]
+    if isinstance(kept, Tensor):
+        return kept.unflatten(0, (-1, BLOCK_SIZE))[blocks].flatten(0, 1)[:count].numpy()
+    by_slot = np.moveaxis(kept[blocks], 2, 1)
+    return by_slot.reshape(-1, *by_slot.shape[2:])[:count].reshape(count, kept.shape[1], -1)
+
+
+def fill(cache: Any) -> None:
     """Give a cache a past that is the same whoever reads it."""
-    generator = torch.Generator().manual_seed(5)
-    for codes in (*cache.k, *cache.v):
-        codes.random_(-127, 128, generator=generator)
-    for scales in (*cache.k_scales, *cache.v_scales):
-        scales.uniform_(0.0, 0.02, generator=generator)
-    return cache
+    random = np.random.default_rng(5)
+    slots, config = cache.num_blocks * BLOCK_SIZE, config_shape(cache)
+    for name in ("k", "v", "k_scales", "v_scales"):
+        for kept in getattr(cache, name):
+            is_codes = not name.endswith("scales")
+            shape = (slots, config[0], config[1] if is_codes else 1)
+            values = random.integers(-127, 128, shape, np.int8) if is_codes else random.uniform(0, 0.02, shape)
+            if isinstance(kept, Tensor):
+                kept.copy_(torch.from_numpy(values))
+            else:
+                kept[:] = np.moveaxis(values.reshape(-1, BLOCK_SIZE, *shape[1:]), 1, 2).reshape(kept.shape)
 
 
-@torch.no_grad()
+def config_shape(cache: Any) -> tuple[int, int]:
+    """Return K and H."""
+    if isinstance(cache, PagedCache):
+        return cache.k[0].shape[1], cache.k[0].shape[2]
+    return cache.config.num_key_value_heads, cache.config.head_dim
+
+
 @pytest.mark.parametrize("head_dim", [48, 64, 80, 128, 24])
 def test_c_equals_pytorch(kernels: str, head_dim: int) -> None:
     for group in range(1, 9):
         kv_heads = 4 if head_dim == 24 else 2  # so that all heads together are a multiple of 32
-        modules, planned = both(config_of(head_dim, group * kv_heads, kv_heads, layers=1), packed=False)
-        for model in (modules, planned):  # the new token's key and value are 0, and so without a code that may be tied
-            model.model.layers[0].self_attn.k_proj.weight.zero_()
-            model.model.layers[0].self_attn.v_proj.weight.zero_()
-        for position in (1, 15, 255, 256, 257, 511, 512, 700):
-            found, expected = (
-                decode_one(model, fill(new_cache(model, 1, 701, "int8")), [7], [position])
-                for model in (planned, modules)
-            )
-            torch.testing.assert_close(found, expected, rtol=0, atol=2e-5 * float(expected.std()))
+        model = build(config_of(head_dim, group * kv_heads, kv_heads, layers=1), packed=False)
+        model.model.layers[0].self_attn.k_proj.weight.zero_()  # the new token's key and value are 0, and so without a
+        model.model.layers[0].self_attn.v_proj.weight.zero_()  # code that may be tied
+        runner = native_runner(model)
+        runners, logits = (ModuleRunner(copy.deepcopy(model).float()), runner), list[np.ndarray]()
+        for one in runners:
+            cache = one.new_cache(12, "int8")
+            fill(cache)
+            blocks = [3, 9, 1, 0, 2, 11, 5, 4, 10, 6, 7, 8]
+            rows = [
+                one.run(pack([Span([7], position, blocks)]), cache)[0]
+                for position in (700, 512, 511, 257, 256, 255, 15, 1)  # a later one does not see an earlier one's key
+            ]
+            logits.append(np.stack(rows))
+        for expected, found in zip(*logits, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * float(expected.std()))
 
 
-@torch.no_grad()
 def test_the_same_bits_cached_chunked_batched_and_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, model = both(config_of(64, 6, 2, layers=2))
+    _, runner = both(config_of(64, 6, 2, layers=2))
     ids = torch.randint(100, (600,)).tolist()
 
-    def last(chunk: int, count: int, others: int) -> Tensor:
+    def last(chunk: int, count: int, others: int) -> np.ndarray:
         monkeypatch.setattr(native, "num_threads", lambda: count)
-        cache = new_cache(model, 1 + others, 600, "int8")
-        return prefill(model, cache, [ids, *([[3] * 600] * others)], chunk=chunk)[0]
+        memory, sequences = begin(runner, [ids, *([[3] * 600] * others)], 600)
+        return advance(runner, memory.cache, sequences, chunk)[0]
 
     expected = last(600, 1, 0)
     for chunk, count, others in ((600, 2, 0), (600, 3, 2), (7, 1, 0), (333, 2, 1)):
-        assert torch.equal(last(chunk, count, others), expected)
+        assert (last(chunk, count, others) == expected).all()
 
 
-@torch.no_grad()
 def test_c_keeps_the_codes_that_pytorch_keeps() -> None:
-    models = both(config_of(48, 6, 2, layers=1))
-    caches = [new_cache(model, 2, 40, "int8") for model in models]
-    for model, cache in zip(models, caches, strict=True):
-        prefill(model, cache, [list(range(40)), list(range(50, 90))])
-    for kept in ("k", "v"):
-        codes, scales = ([getattr(cache, name)[0] for cache in caches] for name in (kept, f"{kept}_scales"))
-        torch.testing.assert_close(*scales, rtol=1e-5, atol=0)
-        difference = (codes[0].int() - codes[1].int()).abs()
-        assert difference.max() <= 1 and difference.float().mean() < 1e-3, "but for ties"
-        assert codes[0].int().abs().amax(-1).eq(127).all()
+    kept = []
+    for runner in both(config_of(48, 6, 2, layers=1)):
+        memory, sequences = begin(runner, [list(range(40)), list(range(10, 90))], 80)
+        advance(runner, memory.cache, sequences)
+        names = ("k", "v", "k_scales", "v_scales")
+        parts = [
+            [of_sequence(memory.cache, name, s.table.blocks, len(s.ids)) for s in sequences] for name in names
+        ]  # fmt: skip
+        kept.append([np.concatenate(part) for part in parts])
+        read = memory.cache.read(0, sequences[1].table.blocks, 80)
+        np.testing.assert_allclose(np.asarray(read[0]), (kept[-1][0] * kept[-1][2])[40:], rtol=1e-6)
+    (*codes_of_modules, k_scales, v_scales), (*codes_of_c, k_scales_c, v_scales_c) = kept
+    np.testing.assert_allclose(k_scales_c, k_scales, rtol=1e-5)
+    np.testing.assert_allclose(v_scales_c, v_scales, rtol=1e-5)
+    for expected, found in zip(codes_of_modules, codes_of_c, strict=True):
+        difference = np.abs(expected.astype(int) - found.astype(int))
+        assert difference.max() <= 1 and difference.mean() < 1e-3, "but for ties"
+        assert (np.abs(expected.astype(int)).max(-1) == 127).all()
 
 
-@torch.no_grad()
 def test_tokens_that_are_not_finite_poison_what_sees_them(kernels: str) -> None:
     for bad in (NAN, INF):
-        _, model = both(config_of(64, 4, 2, layers=2))
+        model = build(replace(config_of(64, 4, 2, layers=2), tie_word_embeddings=False), packed=False)
         model.model.embed_tokens.weight[5, 3] = bad
-        found = prefill(model, new_cache(model, 2, 4, "int8"), [[1, 5, 2, 3], [4, 3, 2, 1]])
-        assert found[0].isnan().all() and found[1].isfinite().all()
-    cache = new_cache(model, 2, 4, "int8")
-    prefill(model, cache, [[1, 2], [3, 4]])
-    cache.k_scales[0][0, :, 1] = INF  # a cache that somebody else made: no crash
-    found = decode_one(model, cache, [6, 6], [2, 2])
-    assert found[0].isnan().all() and found[1].isfinite().all()
+        runner = native_runner(model)
+        memory, sequences = begin(runner, [[1, 5, 2, 3], [4, 3, 2, 1]], 4)
+        found = advance(runner, memory.cache, sequences)
+        assert np.isnan(found[0]).all() and np.isfinite(found[1]).all()
+    memory, sequences = begin(runner, [[1, 2], [3, 4]], 4)
+    advance(runner, memory.cache, sequences)
+    assert isinstance(memory.cache, NativeCache)
+    memory.cache.k_scales[0][sequences[0].table.blocks[0], :, 1] = INF  # a cache that somebody else made: no crash
+    for sequence in sequences:
+        sequence.ids.append(6)
+    found = advance(runner, memory.cache, sequences)
+    assert np.isnan(found[0]).all() and np.isfinite(found[1]).all()
 
 
 # --- generation -------------------------------------------------------------------------------------------------------
@@ -227,53 +331,67 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
 PROMPTS = [[1, 2, 3], list(range(40, 60)), [9]]
 
 
-def tokens(model: LlamaForCausalLM, prompts: list[list[int]], params: SamplingParams = GREEDY) -> list[list[int]]:
+def tokens(runner: Runner, prompts: list[list[int]], params: SamplingParams = GREEDY) -> list[list[int]]:
     rows: dict[int, list[int]] = {}
-    for event in generate_tokens(model, prompts, [params] * len(prompts), kv_cache_dtype="int8"):
+    for event in generate_tokens(runner, prompts, [params] * len(prompts), kv_cache_dtype="int8"):
         rows.setdefault(event.row, []).append(event.token_id)
     return [rows[row] for row in sorted(rows)]
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["modules", "plan"])
+@pytest.mark.parametrize("which", [0, 1], ids=["modules", "C"])
 def test_a_request_gives_the_same_tokens_alone_batched_and_continued(which: int) -> None:
-    model = both(config_of(32, 4, 2, layers=2))[which]
-    alone = [tokens(model, [prompt])[0] for prompt in PROMPTS]
-    assert tokens(model, PROMPTS) == alone
+    runner = both(config_of(32, 4, 2, layers=2))[which]
+    alone = [tokens(runner, [prompt])[0] for prompt in PROMPTS]
+    assert tokens(runner, PROMPTS) == alone
     sampled = SamplingParams(temperature=1.0, max_tokens=10, seed=4, n=2)
-    assert tokens(model, PROMPTS[:1], sampled)[0] == tokens(model, PROMPTS[:1], replace(sampled, n=1))[0]
-    prefix = PrefixCache(model, "int8")
+    assert tokens(runner, PROMPTS[:1], sampled)[0] == tokens(runner, PROMPTS[:1], replace(sampled, n=1))[0]
+    prefix = PrefixCache(runner, "int8")
     for prompt, expected in zip(PROMPTS, alone, strict=True):
         for ids in (prompt, prompt + expected[:4]):
-            events = generate_tokens(model, [ids], [replace(GREEDY, max_tokens=4)], prefix=prefix)
+            events = generate_tokens(runner, [ids], [replace(GREEDY, max_tokens=4)], prefix=prefix)
             assert [event.token_id for event in events] == expected[len(ids) - len(prompt) :][:4]
-    assert prefix.cache.k[0].dtype is torch.int8
+    cache = prefix.memory.cache
+    assert isinstance(cache, NativeCache | PagedCache) and cache.dtype in ("int8", torch.int8)
 
 
 # --- the option -------------------------------------------------------------------------------------------------------
 
 
 def test_other_names_are_refused() -> None:
-    model = both(config_of(32, 4, 2, layers=1))[0]
+    runner = both(config_of(32, 4, 2, layers=1))[0]
+    llama = llamarium.load("shakespeare-char")
+    wrong: Any
     for wrong in ("fp8", "int4", None, torch.int8):
         with pytest.raises(OptionError, match=r"kv_cache_dtype is .*; expected auto, int8"):
-            new_cache(model, 1, 1, wrong)
-        with pytest.raises(OptionError, match=r"kv_cache_dtype is .*; expected auto, int8"):
-            llamarium.load("shakespeare-char", kv_cache_dtype=wrong)
+            next(generate_tokens(runner, [[1]], [GREEDY], kv_cache_dtype=wrong))
+        for ask in (llama.generate, llama.stream, llama.conversation().say):
+            with pytest.raises(OptionError, match=r"kv_cache_dtype is .*; expected auto, int8"):
+                list(ask("ROMEO:", kv_cache_dtype=wrong))
 
 
-def test_a_loaded_model_generates_and_talks_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[torch.dtype] = []
-    true = KVCache.__init__
-    monkeypatch.setattr(KVCache, "__init__", lambda self, **given: made.append(given["dtype"]) or true(self, **given))
-    llama = llamarium.load("shakespeare-char", device="cpu", kv_cache_dtype="int8")
-    options = {"temperature": 0.0, "max_new_tokens": 5}
+@pytest.mark.parametrize("runner", [NativeRunner, ModuleRunner])
+def test_a_loaded_model_generates_and_talks_over_it(runner: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    true = runner.new_cache
+    monkeypatch.setattr(
+        runner,
+        "new_cache",
+        lambda self, num_blocks, dtype="auto": made.append(dtype) or true(self, num_blocks, dtype),
+    )
+    dtype = "bfloat16" if runner is NativeRunner else "float32"
+    llama = llamarium.load("shakespeare-char", device="cpu", dtype=dtype)
+    assert type(llama.runner) is runner
+    options: Any = {"temperature": 0.0, "max_new_tokens": 5, "kv_cache_dtype": "int8"}
     text = llama.generate("ROMEO:", **options).text
     assert "".join(piece.text for piece in llama.stream("ROMEO:", **options)) == text
-    llama.next_tokens("ROMEO:")
-    llama.conversation()
-    assert made == [torch.int8] * 4
+    assert made == ["int8"] * 2
+    prefix = PrefixCache(llama.runner)
+    prefix.use(llama.runner, "int8")
+    assert made == ["int8"] * 2 + ["auto", "int8"], "a dialog goes on in 8 bits, over a cache of its own"
+    del made[2:]
     llama.score("ROMEO:")
-    assert torch.int8 not in made[4:], "nothing is kept there"
+    llama.generate("ROMEO:", max_new_tokens=2)
+    assert len(made) > 2 and "int8" not in made[2:], "it is the request's"
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import llamarium
 from llamarium.checkpoints.packed.save import PackedWeight, save_packed
-from llamarium.generation.loop import decode_one, new_cache
+from llamarium.generation.kept import Memory, advance
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
@@ -28,7 +28,11 @@ from llamarium.quant.packed import (
     quantize_inputs,
 )
 from llamarium.quant.swap import swap_linears
-from llamarium.runtime.plan import NativeLlamaModel, use_kernels
+from llamarium.runtime.batch import Span, pack
+from llamarium.runtime.module_runner import ModuleRunner
+from llamarium.runtime.native_runner import NativeRunner
+from llamarium.runtime.runner import Runner
+from native_models import native_runner
 
 pytestmark = pytest.mark.alone  # with as many threads as there are cores
 
@@ -178,7 +182,6 @@ def test_an_embedding_looks_up_rows(kernels: str, type_name: str) -> None:
 # --- whole models -----------------------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
 def test_a_pass_equals_the_modules(kernels: str) -> None:
     config = replace(
         preset("tiny"), vocab_size=300, hidden_size=256, intermediate_size=512, num_hidden_layers=3,
@@ -190,16 +193,21 @@ def test_a_pass_equals_the_modules(kernels: str) -> None:
         kind = kinds.get(name.split(".")[-1], "Q4_K")
         return pack_ggml(random_blocks(kind, linear.out_features, linear.in_features, len(name)), kind)
 
+    model = init_weights(LlamaForCausalLM(config), seed=1).requires_grad_(False)
+    swap_linears(model, pack, skip=())
+    lm_head = model.lm_head
+    assert isinstance(lm_head, LinearPacked)
+    model.model.embed_tokens = EmbeddingPacked(lm_head, torch.float32)
     logits = []
-    for planned in (False, True):
-        model = init_weights(LlamaForCausalLM(config), seed=1).requires_grad_(False)
-        swap_linears(model, pack, skip=())
-        assert not planned or use_kernels(model)
-        assert isinstance(model.model, NativeLlamaModel) is planned
-        cache = new_cache(model, 1, 20)
-        logits.append(torch.stack([decode_one(model, cache, [7 * i], [i]) for i in range(20)]))
+    for runner in (ModuleRunner(model), native_runner(model)):
+        memory = Memory(runner, 20)
+        sequence, rows = memory.begin((), 20), list[np.ndarray]()
+        for i in range(20):
+            sequence.ids.append(7 * i)
+            rows.append(advance(runner, memory.cache, [sequence]))
+        logits.append(np.stack(rows))
     # An input near the middle of two codes may be rounded the other way: 1/254 of the largest of its group.
-    assert (logits[1] - logits[0]).norm() / logits[0].norm() < 0.02
+    assert np.linalg.norm(logits[1] - logits[0]) / np.linalg.norm(logits[0]) < 0.02
 
 
 @torch.no_grad()
@@ -217,15 +225,20 @@ def test_a_file_is_kept_as_it_is_where_the_kernels_know_its_format(
     llama, exact = (llamarium.load(path, device="cpu", **given) for given in ({}, {"dtype": "float32"}))
     matrices = {s.dtype for s in llama.sources if len(s.shape) == 2}
     assert matrices == {held}
+    assert isinstance(llama.runner, NativeRunner) and isinstance(exact.runner, ModuleRunner)
     if held != "BF16":
-        assert isinstance(llama.model.model, NativeLlamaModel)
         assert llama.model.lm_head.weight is llama.model.model.embed_tokens.weight, "a tied head is the same storage"
         for key in ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj", "lm_head"):
             weight = llama.model.get_submodule(key).dequantize()
             assert torch.equal(weight, exact.model.get_parameter(f"{key}.weight")), "nothing is lost"
-    ids = torch.tensor([[1, 5, 17, 200, 3]])
-    found, expected = llama.model(ids).float(), exact.model(ids)
-    assert (found - expected).norm() / expected.norm() < 0.05
+    ids = [1, 5, 17, 200, 3]
+    for answer in (llama.model(torch.tensor([ids]))[0].float(), torch.from_numpy(all_logits(llama.runner, ids))):
+        expected = exact.model(torch.tensor([ids]))[0]
+        assert (answer - expected).norm() / expected.norm() < 0.05
+
+
+def all_logits(runner: Runner, ids: list[int]) -> np.ndarray:
+    return runner.run(pack([Span(ids, 0, [0], num_logits=len(ids))]), runner.new_cache(1))
 
 
 @torch.no_grad()
@@ -244,9 +257,9 @@ def test_a_packed_folder_keeps_them(model_files: Callable[..., Any], tmp_path: P
 
     weights = [described(key, weight) for key, weight in files.weights.items()]
     save_packed(weights, files.config, tmp_path / "packed", recipe={})
-    model = llamarium.load(tmp_path / "packed", device="cpu").model
-    assert isinstance(model.model, NativeLlamaModel)
+    llama = llamarium.load(tmp_path / "packed", device="cpu")
+    assert isinstance(llama.runner, NativeRunner)
     for key, held in made.items():
         if isinstance(held, LinearPacked):
-            module = model.get_submodule(key.removesuffix(".weight"))
+            module = llama.model.get_submodule(key.removesuffix(".weight"))
             assert torch.equal(module.weight, held.weight) and module.format is held.format

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,9 @@ from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.swap import quantize_linears
-from llamarium.runtime.fuse import join_projections
+from llamarium.runtime.batch import Span, pack
+from llamarium.runtime.module_runner import ModuleRunner
+from llamarium.runtime.native_runner import NativeRunner
 from llamarium.train.adapters.base_check import LINEARS, PROJECTION, base_fingerprint
 from llamarium.train.adapters.lora import (
     ALL_PROJECTIONS,
@@ -238,26 +241,27 @@ def test_a_second_adapter_is_refused() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @torch.no_grad()
-def test_joined_projections_do_not_go_past_the_adapters(
-    model_files: Callable[..., Any], dtype: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("llamarium.kernels.native.library", lambda: None)  # with it, nothing is joined
-    loose = CLOSE if dtype == "float32" else {"rtol": 0.05, "atol": 0.05}
-    for target in ALL_PROJECTIONS[:3] + ALL_PROJECTIONS[4:6]:
-        model = llamarium.load(model_files().huggingface(), dtype=dtype, device="cpu").model
-        layer = model.model.layers[1]
-        joined = layer.self_attn if target in ALL_PROJECTIONS[:3] else layer.mlp
-        assert type(joined).__name__ in ("JoinedAttention", "JoinedMLP")
-        x_11D = torch.randn(1, 1, model.config.hidden_size).to(model.dtype)  # one token: what joined ones serve
-        before = joined.project(x_11D)
-        apply_lora(model, LoRAConfig(r=4, target_modules=(target,)))
-        randomize(model)
-        after = joined.project(x_11D)
-        order = ALL_PROJECTIONS[:3] if joined is layer.self_attn else ALL_PROJECTIONS[4:6]
-        for name, old, new in zip(order, before, after, strict=True):
-            own = getattr(joined, name)(x_11D).view_as(new)
-            torch.testing.assert_close(new, own, **loose)
-            assert torch.allclose(new, old, **loose) == (name != target)
+def test_a_loaded_model_does_not_answer_past_its_adapters(model_files: Callable[..., Any], dtype: Any) -> None:
+    """C reads the weights alone, so a model with adapters answers through its modules."""
+    files, in_c, ids = model_files(), dtype == "bfloat16", IDS[0].tolist()
+    for weight in files.weights.values():  # such that every projection matters
+        weight.fill_(1) if weight.ndim == 1 else weight.mul_(3)
+    folder, batch = files.huggingface(), pack([Span(ids, 0, [0], num_logits=len(ids))])
+
+    def distance(found: Tensor, expected: Tensor) -> float:
+        return float((found - expected).norm() / expected.norm())
+
+    for target in ALL_PROJECTIONS:
+        llama = llamarium.load(folder, dtype=dtype, device="cpu")
+        assert isinstance(llama.runner, NativeRunner if in_c else ModuleRunner)
+        before = torch.from_numpy(llama.runner.run(batch, llama.runner.new_cache(1)))
+        assert distance(before, llama.model(IDS)[0].float()) < 0.02
+        apply_lora(llama.model, LoRAConfig(r=4, target_modules=(target,)))
+        randomize(llama.model)
+        with pytest.warns(UserWarning, match="PyTorch answers from now on") if in_c else nullcontext():
+            runner = llama.runner
+        after = torch.from_numpy(runner.run(batch, runner.new_cache(1)))
+        assert distance(after, llama.model(IDS)[0].float()) < 0.02 and distance(after, before) > 0.1, target
 
 
 def test_it_learns() -> None:
@@ -286,7 +290,6 @@ def test_it_learns() -> None:
 def test_merged_equals_adapted(variant: str, method: Any) -> None:
     model = make_model()
     base = model(IDS)
-    join_projections(model)
     if method is not None:
         quantize_linears(model, method)
     apply_lora(model, replace(VARIANTS[variant], target_modules=("q_proj", "down_proj")))

@@ -36,7 +36,10 @@ from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.ggml import quantize
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
-from llamarium.runtime.plan import NativeLlamaModel
+from llamarium.runtime.batch import Span
+from llamarium.runtime.batch import pack as pack_spans
+from llamarium.runtime.module_runner import ModuleRunner
+from llamarium.runtime.native_runner import NativeRunner
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 EMBEDDING = "model.embed_tokens.weight"
@@ -159,22 +162,34 @@ def test_weights_that_do_not_fit_are_not_written(model_files, tmp_path):
 def test_the_kernels_run_over_the_file_itself(packed):
     made = packed()
     llama = llamarium.load(made.folder, device="cpu")
-    trunk = llama.model.model
-    assert isinstance(trunk, NativeLlamaModel) and trunk.plan is not None
-    assert isinstance(trunk.embed_tokens, EmbeddingPacked)
+    runner, trunk = llama.runner, llama.model.model
+    assert isinstance(runner, NativeRunner) and isinstance(trunk.embed_tokens, EmbeddingPacked)
+    for key in made.linears:
+        held, module = runner.weights[key].data, llama.model.get_submodule(key.removesuffix(".weight"))
+        assert not held.flags.owndata, "it is the file's"
+        assert module.weight.data_ptr() == held.ctypes.data, "and the modules' too"
     assert llama.model.lm_head.weight is trunk.embed_tokens.weight
     assert llama.model.dtype is torch.bfloat16
     found = {s.key: (s.stored_dtype, s.dtype, s.num_bytes) for s in llama.sources}
     assert found[Q] == ("Q4_0", "Q4_0", made.linears[Q].weight.numel()) and found["lm_head.weight"][2] == 0
     want = llamarium.load(made.folder, device="cpu", dequantize="load", dtype="float32").model(IDS)
-    assert torch.nn.functional.cosine_similarity(llama.model(IDS).float(), want, dim=-1).min() > 0.999
+    for logits in (llama.model(IDS).float(), answer(runner)):
+        assert torch.nn.functional.cosine_similarity(logits, want, dim=-1).min() > 0.999
+
+
+def answer(runner: NativeRunner) -> Tensor:
+    """The logits of all of IDS, (1, T, V)."""
+    ids = IDS[0].tolist()
+    logits_TV = runner.run(pack_spans([Span(ids, 0, [0], num_logits=len(ids))]), runner.new_cache(1))
+    return torch.from_numpy(logits_TV).unsqueeze(0)
 
 
 @pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "float16"}, {"dequantize": "use"}])
 def test_asked_for_other_arithmetic_the_tiles_are_unpacked_at_each_use(packed, options):
     made = packed()
-    model = llamarium.load(made.folder, device="cpu", **options).model
-    assert isinstance(model.model.layers[0].self_attn.q_proj, LinearPacked) and not hasattr(model.model, "plan")
+    llama = llamarium.load(made.folder, device="cpu", **options)
+    model = llama.model
+    assert isinstance(llama.runner, ModuleRunner) and isinstance(model.model.layers[0].self_attn.q_proj, LinearPacked)
     whole = llamarium.load(made.folder, device="cpu", dequantize="load", dtype=options.get("dtype", "bfloat16")).model
     assert isinstance(whole.model.layers[0].self_attn.q_proj, torch.nn.Linear)
     wide = options.get("dtype") == "float32"
@@ -185,31 +200,40 @@ def test_without_kernels_it_loads_and_computes(packed, monkeypatch):
     made = packed()
     want = llamarium.load(made.folder, device="cpu", dtype="float32").model(IDS)
     monkeypatch.setattr(native, "library", lambda: None)
-    model = llamarium.load(made.folder, device="cpu").model
-    torch.testing.assert_close(model(IDS).float(), want, rtol=0.05, atol=0.05)
+    llama = llamarium.load(made.folder, device="cpu")
+    assert isinstance(llama.runner, ModuleRunner)
+    torch.testing.assert_close(llama.model(IDS).float(), want, rtol=0.05, atol=0.05)
 
 
 def test_info_says_what_multiplies_what(packed):
     made = packed()
     c = f"C ({native.kernels()})"
-    for options, q4, plain in (({}, c, {}), ({"dtype": "float32"}, "PyTorch", {}), ({"dequantize": "load"}, None, c)):
+    for options, q4 in (({}, c), ({"dtype": "float32"}, "PyTorch"), ({"dequantize": "load"}, None)):
         llama = llamarium.load(made.folder, device="cpu", **options)
-        products = summarize(llama.config, llama.model, llama.sources).products
+        products = summarize(llama.config, llama.loaded, llama.sources).products
         if q4 is not None:
             assert {dtype: list(by) for dtype, by in products.items()} == {"Q8_0": [q4], "Q4_0": [q4], "Q4_1": [q4]}
             assert products["Q4_1"][q4] == ("model.layers.*.self_attn.o_proj.weight",)
             assert products["Q8_0"][q4] == ("lm_head.weight",)
         else:
-            assert list(products) == ["BF16"]
-            assert products["BF16"]["PyTorch"] == ("lm_head.weight",)
-            assert len(products["BF16"][f"{plain} up to 4 tokens, else PyTorch"]) == 7
+            assert {dtype: list(by) for dtype, by in products.items()} == {"BF16": [c]}
+            assert len(products["BF16"][c]) == 8 and "lm_head.weight" in products["BF16"][c]
+
+
+def test_info_says_it_of_edited_modules_too(packed):
+    llama = llamarium.load(packed().folder, device="cpu")
+    handle = llama.model.model.norm.register_forward_hook(lambda *_: None)
+    with pytest.warns(UserWarning, match="PyTorch answers from now on"):
+        products = summarize(llama.config, llama.loaded, llama.sources).products
+    assert list(products["Q4_0"]) == [f"C ({native.kernels()})"], "each packed Linear is still one product in C"
+    handle.remove()
 
 
 def test_columns_that_the_kernels_cannot_cut_are_named_once(model_files):
     folder = model_files(intermediate_size=200).huggingface()
     with pytest.warns(UserWarning, match=r"2 Linears have others: .*layers.0.mlp.down_proj \(200 columns\)") as caught:
-        model = llamarium.load(folder, device="cpu").model
-    assert len(caught) == 1 and model(IDS).isfinite().all()
+        llama = llamarium.load(folder, device="cpu")
+    assert len(caught) == 1 and llama.model(IDS).isfinite().all() and isinstance(llama.runner, ModuleRunner)
     for options in ({"dtype": "float32"}, {"dtype": "float16"}, {"quantize": "nf4"}):  # no kernels were to be had
         llamarium.load(folder, device="cpu", **options)
 
@@ -221,9 +245,12 @@ def test_it_can_be_quantized_again_and_unpacked(packed):
 
 
 _LOAD = """
-import os, re, sys, torch, llamarium
+import re, sys, llamarium
+from llamarium.runtime.batch import Span, pack
 llama = llamarium.load(sys.argv[1], device="cpu")
-llama.model(torch.tensor([[1, 2, 3]]))
+runner = llama.runner
+runner.run(pack([Span([1, 2, 3], 0, [0])]), runner.new_cache(1))
+assert "torch" not in sys.modules
 blocks = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", open("/proc/self/smaps").read())
 mapped = [b for b in blocks if "model.safetensors" in b.partition("\\n")[0]]
 total = {k: sum(int(re.search(rf"{k}: +(\\d+)", b)[1]) for b in mapped) for k in ("Rss", "Private_Dirty", "Pss")}

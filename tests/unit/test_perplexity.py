@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM as TransformersLlama
 import llamarium
 from llamarium.cli.main import main
 from llamarium.errors import InputError, LlamariumError
-from llamarium.inspect import score as score_module
+from llamarium.inspect import passes
 from llamarium.inspect.perplexity import windows
 from llamarium.tokenizer import pieces as pieces_module
 from llamarium.train.data.bpe import train_bpe
@@ -111,7 +111,7 @@ def test_memory_does_not_grow_with_the_text(llama: llamarium.Llama, monkeypatch:
     whole = llama.perplexity(TEXT)
     rows: list[int] = []
     project = llama.model.logits
-    monkeypatch.setattr(score_module, "CHUNK_BYTES", 5 * 4 * llama.config.vocab_size)
+    monkeypatch.setattr(passes, "CHUNK_BYTES", 5 * 4 * llama.config.vocab_size)
     monkeypatch.setattr(pieces_module, "_PIECE_CHARACTERS", 30)
     monkeypatch.setattr(llama.model, "logits", lambda hidden: rows.append(len(hidden)) or project(hidden))
     assert llama.perplexity(TEXT).nats == pytest.approx(whole.nats, rel=1e-6)

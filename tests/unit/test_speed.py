@@ -15,7 +15,8 @@ from llamarium.presets import preset
 from llamarium.quant.ggml import quantize
 from llamarium.quant.packed import pack_ggml
 from llamarium.quant.swap import swap_linears
-from llamarium.runtime.plan import use_kernels
+from llamarium.runtime.module_runner import ModuleRunner
+from native_models import native_runner
 
 pytestmark = pytest.mark.alone  # it measures time
 
@@ -33,41 +34,44 @@ def tiny(*, tied: bool, dtype: torch.dtype = torch.bfloat16) -> LlamaForCausalLM
 LAYERS = 2 * (64 * 16 * (2 * 4 + 2 * 2) + 3 * 64 * 96 + 2 * 64) + 64  # weights and norms, the last norm too
 
 
+@needs_kernels
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_step_reads_every_weight_once_and_no_embedding_but_the_tied_one(tied: bool) -> None:
-    assert weight_bytes(tiny(tied=tied)) == 2 * (LAYERS + 320 * 64)
+    assert weight_bytes(native_runner(tiny(tied=tied))) == 2 * (LAYERS + 320 * 64)
 
 
 @needs_kernels
 def test_a_step_reads_the_keys_and_values_of_all_rows() -> None:
-    model = tiny(tied=True)
-    assert use_kernels(model)
+    runner = native_runner(tiny(tied=True))
     per_token = 2 * 2 * 2 * 16 * 2
-    weights = weight_bytes(model)
-    assert step_bytes(model, Work(num_cached=40, num_prompt=1, num_new=10)) == weights + 46 * per_token
-    assert step_bytes(model, Work(num_rows=3, num_prompt=16, num_new=8)) == weights + 3 * 20 * per_token
-    assert step_bytes(model, Work(num_prompt=16)) is None  # a prompt's tokens share what is read
-    assert step_bytes(model, Work(num_rows=9, num_prompt=16, num_new=8)) is None  # bfloat16 in many rows is PyTorch's
+    weights = weight_bytes(runner)
+    assert step_bytes(runner, Work(num_cached=40, num_prompt=1, num_new=10)) == weights + 46 * per_token
+    assert step_bytes(runner, Work(num_rows=3, num_prompt=16, num_new=8)) == weights + 3 * 20 * per_token
+    assert step_bytes(runner, Work(num_rows=9, num_prompt=16, num_new=8)) == weights + 9 * 20 * per_token
+    in_8_bits = Work(num_cached=40, num_prompt=1, num_new=10, kv_cache_dtype="int8")
+    assert step_bytes(runner, in_8_bits) == weights + 46 * 2 * 2 * 2 * (16 + 4)  # codes and a scale for each vector
+    assert step_bytes(runner, Work(num_prompt=16)) is None  # a prompt's tokens share what is read
 
 
+@needs_kernels
 def test_packed_weights_count_as_they_are_kept() -> None:
     model = tiny(tied=False)
     swap_linears(model, lambda _, linear: pack_ggml(quantize(linear.weight.float(), "Q4_0"), "Q4_0"), skip=())
     norms = 5 * 2 * 64
-    assert weight_bytes(model) == norms + (LAYERS - 5 * 64 + 320 * 64) * 18 // 32  # 16 bytes of codes and a scale
+    expected = norms + (LAYERS - 5 * 64 + 320 * 64) * 18 // 32  # 16 bytes of codes and a scale
+    assert weight_bytes(native_runner(model)) == expected
 
 
-def test_nothing_is_said_of_what_pytorch_reads() -> None:
-    found = measure(tiny(tied=True), Work(num_cached=10, num_new=2), num_rounds=1)
+@pytest.mark.parametrize("work", [Work(num_cached=10, num_new=2), Work(num_rows=2, num_prompt=3)])
+def test_nothing_is_said_of_what_pytorch_reads(work: Work) -> None:
+    found = measure(ModuleRunner(tiny(tied=True)), work, num_rounds=1)
     assert found.tokens_per_s > 0
     assert (found.step_bytes, found.memory_bytes_per_s, found.memory_share, found.python_share) == (None,) * 4
 
 
 @needs_kernels
 def test_the_kernels_time_is_a_part_of_it() -> None:
-    model = tiny(tied=True)
-    assert use_kernels(model)
-    found = measure(model, Work(num_cached=100, num_new=4), num_rounds=2)
+    found = measure(native_runner(tiny(tied=True)), Work(num_cached=100, num_new=4), num_rounds=2)
     assert found.memory_bytes_per_s is not None and 1e8 < found.memory_bytes_per_s < 1e12
     assert found.python_share is not None and 0 < found.python_share < 1
 
@@ -94,8 +98,9 @@ def test_what_is_timed(work: Work, positions: list[int], steps: int, monkeypatch
     model, seen, clock = tiny(tied=True), [], iter(range(1000))
     model.model.register_forward_hook(lambda _, inputs, __: seen.append((inputs[0].shape[1], int(inputs[1][0, 0]))))
     monkeypatch.setattr(speed, "_now", lambda: (10.0 * next(clock), 0.0))
-    found = measure(model, work, num_rounds=1)
-    second = seen[len(seen) // 2 :]
+    found = measure(ModuleRunner(model), work, num_rounds=1)
+    assert len(seen) == bool(work.num_cached) + 2 * len(positions)  # what fills the cache, a first round, and this one
+    second = seen[-len(positions) :]
     assert [length for length, _ in second] == positions
     assert second[0][1] == work.num_cached
     assert found.seconds == 10.0  # one look at the clock a token
@@ -103,4 +108,4 @@ def test_what_is_timed(work: Work, positions: list[int], steps: int, monkeypatch
 
 def test_what_does_not_fit_the_context_is_refused() -> None:
     with pytest.raises(ContextLengthError, match="132 positions are needed, and the model's context holds 128"):
-        measure(tiny(tied=True), Work(num_cached=128, num_new=2), num_rounds=1)
+        measure(ModuleRunner(tiny(tied=True)), Work(num_cached=128, num_new=2), num_rounds=1)

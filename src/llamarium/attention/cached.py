@@ -99,30 +99,6 @@ class KVCache:
         )
         return (k_BKSH * k_scale_BKS1).to(dtype), (v_BKSH * v_scale_BKS1).to(dtype)
 
-    def grown(self, num_slots: int) -> "KVCache":
-        """Return a cache of more slots with the same content."""
-        batch, kv_heads, old, head_dim = self.k[0].shape
-        larger = KVCache(
-            num_layers=len(self.k),
-            batch_size=batch,
-            num_slots=num_slots,
-            num_key_value_heads=kv_heads,
-            head_dim=head_dim,
-            dtype=self.k[0].dtype,
-            device=self.k[0].device,
-        )
-        for new, kept in zip(larger._tensors(), self._tensors(), strict=True):
-            new[:, :, :old] = kept
-        return larger
-
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order; repeats are allowed (one prompt, several answers)."""
-        index = torch.tensor(rows, device=self.k[0].device)
-        self.k = [k.index_select(0, index) for k in self.k]
-        self.v = [v.index_select(0, index) for v in self.v]
-        self.k_scales = [scale.index_select(0, index) for scale in self.k_scales]
-        self.v_scales = [scale.index_select(0, index) for scale in self.v_scales]
-
 
 def _zeros(count: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> list[Tensor]:
     return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(count)]

@@ -8,7 +8,7 @@ embedding's own storage. Every weight's way is kept as a `TensorSource`: which f
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from llamarium.checkpoints.decode import FLOAT_DTYPES, as_tensor, nf4_linear, re
 from llamarium.checkpoints.modules import empty_model, tie_head
 from llamarium.checkpoints.native_weights import report_nonfinite
 from llamarium.checkpoints.options import LoadOptions, TensorSource, check_options, natural_dtype
-from llamarium.errors import OptionError, escape
+from llamarium.errors import escape
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedLinear
@@ -28,8 +28,6 @@ from llamarium.quant.half import use_half_linears
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
 from llamarium.quant.swap import QUANTIZED_LINEARS
-from llamarium.runtime.fuse import join_projections
-from llamarium.runtime.plan import make_deterministic, unfit_linears, use_kernels
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """What a model computes in, by the name that people type."""
@@ -68,22 +66,16 @@ def load_model(
             use_half_linears(model)
         if loader.packs and dtype is torch.bfloat16 and options.quantize != "NF4":
             _warn_of_shapes(checkpoint, model)
-        if options.join and not use_kernels(model):
-            join_projections(model)
-    if options.deterministic and not make_deterministic(model):
-        raise OptionError(
-            f"{escape(checkpoint.path)}: deterministic needs weights that the C kernels multiply (packed, or bfloat16) "
-            f"on the CPU; this model is in {str(dtype).removeprefix('torch.')} on {escape(options.device)}, with "
-            f"{native.kernels() or 'PyTorch'} as kernels (`llamarium doctor`)"
-        )
     return model.eval().requires_grad_(False), tuple(loader.sources)
 
 
 def _warn_of_shapes(checkpoint: Checkpoint, model: LlamaForCausalLM) -> None:
-    if unfit := unfit_linears(model):
+    linears = ((name, module) for name, module in model.named_modules() if hasattr(module, "in_features"))
+    sizes = ((name, int(cast(Any, module).in_features)) for name, module in linears)
+    if unfit := [f"{name} ({columns} columns)" for name, columns in sizes if columns % GROUP]:
         warnings.warn(
             f"{escape(checkpoint.path)}: the C kernels take columns in groups of {GROUP}, and {len(unfit)} Linears "
-            f"have others: {list_some(unfit, 4)}; PyTorch multiplies them, and runs the layers",
+            f"have others: {list_some(unfit, 4)}; PyTorch runs the model",
             stacklevel=3,
         )
 

@@ -73,13 +73,13 @@ def _needed(period: int) -> int:
 def _explain_length(conversation: "Conversation", num_tokens: int, options: dict[str, Any]) -> None:
     """Say why an answer was cut, unless it was where the person wanted it."""
     llama = conversation.llama
-    if num_tokens < llama.chat_params(**without_lookup(options)).max_tokens:
+    if num_tokens < llama.chat_params(**sampling_only(options)).max_tokens:
         context = llama.config.max_position_embeddings
         note(f"[cut: the context of {context:,} tokens is full; /reset begins a new dialog]")
     elif "max_new_tokens" not in options:
         note(f"[cut at {num_tokens:,} tokens; -n allows more]")
 
 
-def without_lookup(options: dict[str, Any]) -> dict[str, Any]:
+def sampling_only(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that sampling knows."""
-    return {name: value for name, value in options.items() if name != "prompt_lookup"}
+    return {name: value for name, value in options.items() if name not in ("prompt_lookup", "kv_cache_dtype")}

@@ -125,7 +125,7 @@ def _measure(llama: "Llama", work: "Work", args: argparse.Namespace) -> "Speed":
     from llamarium.inspect.speed import measure
 
     with status(f"measuring {_name(work)}"):
-        speed = measure(llama.model, work, num_rounds=args.rounds or _ROUNDS)
+        speed = measure(llama.runner, work, num_rounds=args.rounds or _ROUNDS)
     if args.json:
         emit({"model": llama.name, **_setting(llama), "test": _kind(work), **_flat(speed)})
     return speed
@@ -138,14 +138,14 @@ def _flat(speed: "Speed") -> dict[str, Any]:
 
 def _setting(llama: "Llama") -> dict[str, Any]:
     """Say who computes, in what, and with how many threads."""
-    from llamarium.inspect.speed import runs_in_kernels
     from llamarium.kernels import native
     from llamarium.kernels.threads import num_threads
 
+    runner = llama.runner
     return {
-        "dtype": str(llama.model.dtype).removeprefix("torch."),
-        "device": str(llama.model.device),
-        "kernels": native.kernels() if runs_in_kernels(llama.model, 1) else None,
+        "dtype": runner.dtype,
+        "device": runner.device,
+        "kernels": native.kernels() if runner is llama.loaded.native else None,
         "threads": num_threads(),
     }
 

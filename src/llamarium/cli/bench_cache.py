@@ -81,12 +81,13 @@ def measure(llama: "Llama", prompt: Sequence[int], length: int, *, cache: bool) 
     from llamarium.generation.loop import generate_tokens
     from llamarium.generation.sampler import SamplingParams
     from llamarium.model.cost import kv_bytes_per_token
+    from llamarium.runtime.runner import DTYPE_BYTES
 
     greedy = SamplingParams(temperature=0.0, max_tokens=length)
     start = time.perf_counter()
-    events = list(generate_tokens(llama.model, [prompt], [greedy], stop_ids=(), use_cache=cache))
+    events = list(generate_tokens(llama.runner, [prompt], [greedy], stop_ids=(), use_cache=cache))
     seconds = time.perf_counter() - start
-    kv_bytes = kv_bytes_per_token(llama.config, llama.model.dtype.itemsize)
+    kv_bytes = kv_bytes_per_token(llama.config, DTYPE_BYTES[llama.runner.kv_dtype])
     num_kept = len(prompt) + length - 1  # the last token is chosen, but not run
     num_computed = num_kept if cache else sum(range(len(prompt), num_kept + 1))
     return CacheRun(
@@ -125,7 +126,6 @@ def _print(llama: "Llama", pairs: Sequence[tuple[CacheRun, CacheRun]]) -> None:
                 size(one.kv_bytes_computed),
                 size(one.kv_bytes_kept),
             )
-    dtype = str(llama.model.dtype).removeprefix("torch.")
-    print(f"{llama.name} in {dtype}, after a prompt of {pairs[0][0].num_prompt_tokens} tokens\n")
+    print(f"{llama.name} in {llama.runner.dtype}, after a prompt of {pairs[0][0].num_prompt_tokens} tokens\n")
     show(shown)
     print()

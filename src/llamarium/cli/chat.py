@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("argument --allow-repetition: with --json no answer is stopped; leave it out")
     llama = load_llama(args, falls_back=False)  # the packaged model knows no dialogs
     llama.sampling_params(**options)  # raises for a value out of range, before anyone types a question
-    options |= prompt_lookup(args)
+    options |= {"kv_cache_dtype": args.kv_cache_dtype} | prompt_lookup(args)
     if llama.tokenizer.chat_format is None:
         llama.tokenizer.chat([])  # raises what there is to say about it
     if question is None:

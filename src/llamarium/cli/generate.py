@@ -55,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
     args.max_tokens = params.max_tokens
     if params.temperature > 0:  # greedy needs no seed, and would say that it has no effect
         options["seed"] = params.seed
-    options |= {"use_cache": not args.no_cache} | prompt_lookup(args)
+    passing = {"use_cache": not args.no_cache, "kv_cache_dtype": args.kv_cache_dtype}
+    options |= passing | prompt_lookup(args)
     if args.json or args.num_answers > 1:
         _at_once(llama, prompt, options, args)
     else:

@@ -62,4 +62,4 @@ def _of_model(args: argparse.Namespace) -> "Summary":
     from llamarium.inspect.summary import summarize
 
     llama = load_base(args)
-    return summarize(llama.config, llama.model, llama.sources, llama.kv_cache_dtype)
+    return summarize(llama.config, llama.loaded, llama.sources, args.kv_cache_dtype)

@@ -43,8 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from llamarium.inspect.lens import lens
 
     check_fits(llama, text)
-    names = ["q_rot", "resid"]  # without a name of attention's, packed weights would run where nothing is recorded
-    trace = llama.trace(text, names=names, layers=args.layers, positions=args.positions)
+    trace = llama.trace(text, names=["resid"], layers=args.layers, positions=args.positions)
     found = lens(llama.model, trace, args.k, llama.tokenizer)
     if args.json:
         emit(found.to_dict())

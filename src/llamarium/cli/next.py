@@ -59,13 +59,13 @@ def _greedy(llama: "Llama", text: str, args: argparse.Namespace) -> "Iterator[Ne
     from llamarium.inspect.next_tokens import follow_next_tokens
 
     return follow_next_tokens(
-        llama.model,
+        llama.runner,
         llama.tokenizer,
         text,
         k=args.k,
         steps=args.steps,
         stop_ids=llama.stop_ids,
-        kv_cache_dtype=llama.kv_cache_dtype,
+        kv_cache_dtype=args.kv_cache_dtype,
     )
 
 
@@ -78,7 +78,8 @@ def _drawn(llama: "Llama", text: str, args: argparse.Namespace, options: dict[st
         return Candidate(found.token_id, math.exp(found.logprob), found.logprob, found.token)
 
     ids = llama.encode(text)
-    for step, piece in enumerate(llama.stream(ids, max_tokens=args.steps, logprobs=args.k, **options), start=1):
+    options |= {"max_tokens": args.steps, "logprobs": args.k, "kv_cache_dtype": args.kv_cache_dtype}
+    for step, piece in enumerate(llama.stream(ids, **options), start=1):
         chosen = piece.logprobs[0]
         context = llama.tokenizer.decode(ids)
         yield NextStep(step, context, tuple(ids), tuple(map(candidate, chosen.top)), candidate(chosen))

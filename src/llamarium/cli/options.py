@@ -137,7 +137,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def add_kv_cache(parser: argparse.ArgumentParser) -> None:
-    """Add what keys and values are kept in, for commands that keep them; `load_base` heeds it."""
+    """Add what keys and values are kept in, for commands that keep them."""
     parser.add_argument(
         "--kv-cache-dtype",
         default="auto",
@@ -161,10 +161,9 @@ def load_llama(args: argparse.Namespace, *, falls_back: bool = True) -> "Llama":
         return load_base(args, falls_back=falls_back)
     name_base(args)
     llama = load_base(args)
-    from llamarium.train.adapters.peft_files import load_adapter, with_tokenizer_of
+    from llamarium.train.adapters.peft_files import with_adapter
 
-    load_adapter(llama.model, args.adapter)
-    return with_tokenizer_of(llama, args.adapter)
+    return with_adapter(llama, args.adapter)
 
 
 def name_base(args: argparse.Namespace) -> None:
@@ -199,7 +198,6 @@ def load_base(args: argparse.Namespace, *, falls_back: bool = True) -> "Llama":
             device=args.device,
             quantize=args.quantize,
             dequantize=args.dequantize,
-            kv_cache_dtype=getattr(args, "kv_cache_dtype", "auto"),  # only where tokens are generated
             deterministic=getattr(args, "deterministic", False),  # only where passes are run
             strict=args.strict,
             progress=progress,

@@ -6,14 +6,18 @@ stop strings even where they cross tokens, and leaves out the tokens that only m
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
-from llamarium.generation.loop import TokenEvent
-from llamarium.generation.sampler import SamplingParams
+from llamarium.errors import LlamariumError
+from llamarium.generation.loop import FinishReason, TokenEvent
+from llamarium.generation.params import SamplingParams
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.stops import StopStringFilter
 
-FinishReason = Literal["stop", "length"]
+NOT_FINITE = (
+    "the model's logits are NaN or infinite, so no token can be chosen; the weights may be damaged (NaN), or the dtype "
+    "too narrow for this model (try float32)"
+)
+"""Why an answer ends with "error"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ class Piece:
         text: Complete characters that can be shown now; often empty while a character or a stop string may go on.
         token_ids: The ids it comes from.
         logprobs: One entry for each id if `logprobs` was asked for, else empty.
-        finish_reason: "stop" or "length" with the last piece, else None.
+        finish_reason: "stop", "length" or "error" with the last piece, else None.
         index: Which of the `n` answers it belongs to.
     """
 
@@ -69,7 +73,8 @@ class Completion:
         text: Its text, without stop string or stop token.
         token_ids: All ids that were generated, a stop id included.
         logprobs: One entry for each id if `logprobs` was asked for, else None.
-        finish_reason: "stop" at a stop id or stop string, "length" at `max_tokens` or the end of the context.
+        finish_reason: "stop" at a stop id or stop string, "length" at `max_tokens` or the end of the context, "error"
+            where the model's logits were NaN or infinite.
         seed: With this seed the same request gives this answer again.
     """
 
@@ -80,7 +85,7 @@ class Completion:
     seed: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Generation:
     """What one prompt gave.
 
@@ -96,6 +101,25 @@ class Generation:
     def text(self) -> str:
         """The first answer's text."""
         return self.completions[0].text
+
+    def __str__(self) -> str:
+        """Return the first answer's text."""
+        return self.text
+
+    def __repr__(self) -> str:
+        """Show each answer's text, length and end; ids and log-probabilities are in the attributes."""
+        shown = ", ".join(f"{c.text!r} ({len(c.token_ids)} tokens, {c.finish_reason})" for c in self.completions)
+        return f"Generation({len(self.prompt_ids)} prompt tokens: {shown})"
+
+    def or_raise(self) -> "Generation":
+        """Return this, if its answers have come to an end.
+
+        Raises:
+            LlamariumError: If the model's logits were NaN or infinite.
+        """
+        if any(completion.finish_reason == "error" for completion in self.completions):
+            raise LlamariumError(NOT_FINITE)
+        return self
 
 
 @dataclass
@@ -128,15 +152,18 @@ class RowText:
 
     def push(self, event: TokenEvent) -> Piece:
         """Take the row's next token and return what it adds."""
-        text = "" if event.token_id in self.stop_ids else self._decoder.push(event.token_id)
+        is_text = event.token_id not in self.stop_ids and event.finish_reason != "error"
+        text = self._decoder.push(event.token_id) if is_text else ""
         if event.finish_reason is not None:
             text += self._decoder.finish()
         text = self._stops.push(text)
         self.finish_reason = "stop" if self._stops.stopped else event.finish_reason
         if self.finish_reason is not None:
             text += self._stops.finish()
-        self.token_ids.append(event.token_id)
         self.texts.append(text)
+        if event.finish_reason == "error":
+            return Piece(text, (), (), "error", self.index)
+        self.token_ids.append(event.token_id)
         logprobs = () if self.params.logprobs is None else (self._logprob(event),)
         self.logprobs.extend(logprobs)
         return Piece(text, (event.token_id,), logprobs, self.finish_reason, self.index)

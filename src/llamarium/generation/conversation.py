@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from llamarium.generation.completion import Piece
-from llamarium.generation.loop import PrefixCache
+from llamarium.generation.kept import PrefixCache
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -22,7 +22,7 @@ class Conversation:
         self.messages: list[dict[str, str]] = []
         if system is not None:
             self.messages.append({"role": "system", "content": system})
-        self._prefix = PrefixCache(llama.model, llama.kv_cache_dtype)
+        self._prefix = PrefixCache(llama.runner)
 
     def say(self, text: str, **options: Any) -> Iterator[Piece]:
         """Say something and stream the answer; both are in `messages` when the stream ends or is closed.

@@ -1,167 +1,54 @@
-"""Auto-regressive generation, from ids to ids: prefill, then one token after another.
+"""Auto-regressive generation, from ids to ids: a client of a `Runner`. Nothing in here knows text.
 
-Two regimes, two functions. `prefill` runs the prompts through the model at once and keeps their keys and values: it is
-bound by arithmetic. `decode_one` runs one new token a row against what is kept: it is bound by reading the weights.
-`generate_tokens` is the loop around them. Nothing in here knows text; stop strings live with the tokenizer.
-
-Rows of different lengths stand side by side: they are padded on the right, a slot of the cache is a position, and so
-the padding is never seen (`attention/cached.py`).
+Every step is the same: run what each row has not run yet (its prompt at first, then the token that was chosen last),
+choose a token for each row, see which rows end. A prompt is bound by arithmetic and a single token by reading the
+weights, but that is the runner's business. Rows join and leave between any two steps (`generation/kept.py`).
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-import torch
-from torch import Tensor
-
-from llamarium.attention import CachedAttend, CausalAttend, KVCache
 from llamarium.config import ModelConfig
 from llamarium.errors import ContextLengthError, InputError, OptionError, show_value
-from llamarium.generation.sampler import Chosen, Sampler, SamplingParams, SamplingRow
+from llamarium.generation.kept import KeptSequence, Memory, PrefixCache, advance
+from llamarium.generation.params import SamplingParams
+from llamarium.generation.sampler import Chosen, Sampler, SamplingRow
 from llamarium.generation.speculate import Lookahead, PromptLookup
-from llamarium.model import LlamaForCausalLM
+from llamarium.runtime.batch import BLOCK_SIZE
+from llamarium.runtime.runner import CacheDtype, Logits, Runner
 
-PREFILL_CHUNK = 2048  # tokens a row per pass: bounds the activations of a long prompt, not what is computed
-
-KVCacheDtype = Literal["auto", "int8"]
-"""What keys and values are kept in: the model's own dtype, or 8 bits with a scale for each (`attention/cached.py`)."""
+FinishReason = Literal["stop", "length", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One new token of one row.
+    """One new token of one row, or its end without one.
 
     Attributes:
         row: Which answer it belongs to; prompt i's `n` answers are neighbours, in the order of the prompts.
-        token_id: The token.
+        token_id: The token; -1 where none could be chosen.
         logprob: Its log-probability under the model, before any sampling parameter; NaN unless asked for.
         top: The most probable (id, logprob) pairs, as many as `logprobs` asked for.
-        finish_reason: "stop" after a stop id, "length" at `max_tokens` or the end of the context, else None.
+        finish_reason: "stop" after a stop id, "length" at `max_tokens` or the end of the context, "error" where the
+            row's logits were NaN or infinite, else None.
     """
 
     row: int
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...]
-    finish_reason: Literal["stop", "length"] | None
-
-
-def kept_dtype(model_dtype: torch.dtype, kv_cache_dtype: KVCacheDtype) -> torch.dtype:
-    """Return the dtype of a `KVCache`.
-
-    Raises:
-        OptionError: If it is neither "auto" nor "int8".
-    """
-    if kv_cache_dtype not in get_args(KVCacheDtype):
-        expected = ", ".join(get_args(KVCacheDtype))
-        raise OptionError(f"kv_cache_dtype is {show_value(kv_cache_dtype)}; expected {expected}")
-    return torch.int8 if kv_cache_dtype == "int8" else model_dtype
-
-
-def new_cache(
-    model: LlamaForCausalLM, batch_size: int, num_slots: int, kv_cache_dtype: KVCacheDtype = "auto"
-) -> KVCache:
-    """Return an empty KV cache on the model's device.
-
-    Raises:
-        OptionError: If `kv_cache_dtype` is neither "auto" nor "int8".
-        MemoryBudgetError: If there is not that much memory.
-    """
-    config = model.config
-    return KVCache(
-        num_layers=config.num_hidden_layers,
-        batch_size=batch_size,
-        num_slots=num_slots,
-        num_key_value_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        dtype=kept_dtype(model.dtype, kv_cache_dtype),
-        device=model.device,
-    )
-
-
-@torch.inference_mode()
-def prefill(
-    model: LlamaForCausalLM,
-    cache: KVCache,
-    prompts: Sequence[Sequence[int]],
-    *,
-    start: int = 0,
-    chunk: int = PREFILL_CHUNK,
-) -> Tensor:
-    """Run the prompts through the model, keep their keys and values, and return each last token's logits (B, V).
-
-    Args:
-        model: The model.
-        cache: One row for each prompt; slots below `start` already hold what came before.
-        prompts: Token ids, of any lengths.
-        start: The position of every row's first token.
-        chunk: Tokens a row per pass; the result does not depend on it.
-    """
-    ids_BT = _pad_right(prompts, cache.k[0].device)
-    last: list[Tensor | None] = [None] * len(prompts)
-    for first in range(0, ids_BT.shape[1], chunk):
-        part_BT = ids_BT[:, first : first + chunk]
-        attend = CachedAttend(cache, [start + first] * len(prompts), part_BT.shape[1])
-        hidden_BTD = model.model(part_BT, attend.positions_BT, attend)
-        for row, prompt in enumerate(prompts):
-            if first < len(prompt) <= first + chunk:
-                last[row] = hidden_BTD[row, len(prompt) - 1 - first]
-    return model.logits(torch.stack([hidden_D for hidden_D in last if hidden_D is not None]))
-
-
-@torch.inference_mode()
-def decode_one(model: LlamaForCausalLM, cache: KVCache, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
-    """Run one new token a row, keep its key and value, and return the logits of the next (B, V)."""
-    attend = CachedAttend(cache, positions, num_tokens=1)
-    ids_B1 = torch.tensor(ids, device=attend.positions_BT.device).unsqueeze(1)
-    return model.next_logits(ids_B1, attend.positions_BT, attend)
-
-
-@torch.inference_mode()
-def recompute(model: LlamaForCausalLM, rows: Sequence[Sequence[int]]) -> Tensor:
-    """Run whole rows without any cache and return each last token's logits (B, V): what `decode_one` saves."""
-    ids_BT = _pad_right(rows, model.device)
-    positions_1T = torch.arange(ids_BT.shape[1], device=ids_BT.device).unsqueeze(0)
-    hidden_BTD = model.model(ids_BT, positions_1T, CausalAttend())
-    return model.logits(torch.stack([hidden_BTD[b, len(row) - 1] for b, row in enumerate(rows)]))
-
-
-class PrefixCache:
-    """The keys and values of one growing sequence, so that a dialog's next turn computes only what is new."""
-
-    def __init__(self, model: LlamaForCausalLM, kv_cache_dtype: KVCacheDtype = "auto") -> None:
-        self.model = model
-        self.ids: list[int] = []
-        self.cache = new_cache(model, 1, 0, kv_cache_dtype)
-
-    def prefill(self, ids: Sequence[int], num_slots: int) -> Tensor:
-        """Make the cache hold exactly `ids`, computing only what follows the common prefix; return logits (1, V).
-
-        Args:
-            ids: The whole sequence.
-            num_slots: How many positions the sequence may grow to.
-        """
-        same = 0
-        while same < min(len(ids) - 1, len(self.ids)) and ids[same] == self.ids[same]:
-            same += 1
-        self.ids = list(ids[:same])  # what an interrupted pass leaves behind is still true
-        if num_slots > self.cache.num_slots:
-            room = self.model.config.max_position_embeddings
-            self.cache = self.cache.grown(max(num_slots, min(2 * num_slots, room)))
-        logits_BV = prefill(self.model, self.cache, [ids[same:]], start=same)
-        self.ids = list(ids)
-        return logits_BV
+    finish_reason: FinishReason | None
 
 
 def generate_tokens(
-    model: LlamaForCausalLM,
+    runner: Runner,
     prompts: Sequence[Sequence[int]],
     params: Sequence[SamplingParams],
     *,
     stop_ids: Collection[int] = (),
     use_cache: bool = True,
-    kv_cache_dtype: KVCacheDtype = "auto",
+    kv_cache_dtype: CacheDtype = "auto",
     prefix: PrefixCache | None = None,
     cancelled: Collection[int] = (),
     lookup: PromptLookup | None = None,
@@ -169,7 +56,7 @@ def generate_tokens(
     """Generate answers to all prompts side by side, yielding each token as it is chosen.
 
     Args:
-        model: The model.
+        runner: Executes the model.
         prompts: Token ids of each prompt; none may be empty.
         params: One for each prompt; `n` of them makes n rows.
         stop_ids: Ids that end a row, besides its own `stop_token_ids`; the stop id itself is yielded.
@@ -181,43 +68,39 @@ def generate_tokens(
 
     Raises:
         InputError: For an empty prompt or an id outside the vocabulary; for a `prefix` with several rows,
-            without the cache, or of another model.
+            without the cache, or of another runner.
         ContextLengthError: If a prompt leaves no room in the context.
-        OptionError: For `lookup` without the cache, or with a model whose tokens it might change.
+        OptionError: For `lookup` without the cache, or with a model whose tokens it might change; for an unknown
+            `kv_cache_dtype`.
+        MemoryBudgetError: If there is no memory for the rows' keys and values.
     """
-    check_prompts(model.config, prompts)
-    if lookup is not None and not use_cache:
-        raise OptionError("prompt_lookup runs its guesses over the cache; leave it out, or use_cache=False")
-    if prefix is not None and (not use_cache or len(prompts) != 1 or params[0].n != 1):
-        raise InputError("a prefix serves one prompt with one answer and use_cache=True")
-    if prefix is not None and prefix.model is not model:
-        raise InputError("the prefix is of another model; expected one that was made with this model")
-    live = _rows(model.config, prompts, params, stop_ids)
-    sampler = Sampler(model.config.vocab_size, model.device)
-    cache, logits_BV = _begin(model, prompts, live, use_cache=use_cache, kv_cache_dtype=kv_cache_dtype, prefix=prefix)
+    check_prompts(runner.config, prompts)
+    _check_options(runner, prompts, params, use_cache, kv_cache_dtype, prefix, lookup)
+    live = _rows(runner.config, prompts, params, stop_ids)
+    if prefix is None:
+        memory = Memory(runner, sum(-(-row.limit // BLOCK_SIZE) * BLOCK_SIZE for row in live), kv_cache_dtype)
+        logits_BV = _begin(runner, memory, prompts, live, shares=use_cache)
+    else:
+        memory, live[0].sequence = prefix.memory, prefix.begin(prompts[0], live[0].limit)
+        logits_BV = advance(runner, memory.cache, [live[0].sequence])
     ahead = None
-    if lookup is not None and cache is not None:
+    if lookup is not None:
         is_greedy = all(row.params.temperature == 0 for row in live)
-        ahead = Lookahead(model, cache, [row.ids for row in live], lookup, is_greedy=is_greedy)
+        ahead = Lookahead(runner, memory.cache, lookup, is_greedy=is_greedy and memory.dtype == "auto")
+    sampler = Sampler(runner.config.vocab_size, runner.device)
     while True:
-        yield from _accept(live, sampler.sample([row.sampling for row in live], logits_BV))
-        going = [i for i, row in enumerate(live) if row.finish_reason is None and row.number not in cancelled]
-        if not going:
+        for row, chosen in zip(live, sampler.sample([row.state for row in live], logits_BV), strict=True):
+            yield row.accept(chosen)
+        live = [row for row in live if row.finish_reason is None and row.number not in cancelled]
+        if not live:
             return
-        if len(going) < len(live):
-            live = [live[i] for i in going]
-            if cache is not None:
-                cache.keep_rows(going)
-            if ahead is not None:
-                ahead.keep(going)
-        if cache is None:
-            logits_BV = recompute(model, [row.ids for row in live])
-        elif ahead is not None:
-            logits_BV = ahead.next_logits(min(row.limit - len(row.ids) for row in live))
-        else:
-            logits_BV = decode_one(model, cache, [row.ids[-1] for row in live], [len(row.ids) - 1 for row in live])
-        if prefix is not None:
-            prefix.ids = list(live[0].ids)
+        going = [row.sequence for row in live]
+        if ahead is not None:
+            logits_BV = ahead.next_logits(going, min(row.limit - len(row.sequence.ids) for row in live))
+            continue
+        for sequence in () if use_cache else going:
+            sequence.num_run = 0
+        logits_BV = advance(runner, memory.cache, going)
 
 
 def check_prompts(config: ModelConfig, prompts: Sequence[Sequence[int]]) -> None:
@@ -243,6 +126,26 @@ def check_prompts(config: ModelConfig, prompts: Sequence[Sequence[int]]) -> None
             )
 
 
+def _check_options(
+    runner: Runner,
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    use_cache: bool,
+    kv_cache_dtype: CacheDtype,
+    prefix: PrefixCache | None,
+    lookup: PromptLookup | None,
+) -> None:
+    if kv_cache_dtype not in get_args(CacheDtype):
+        expected = ", ".join(get_args(CacheDtype))
+        raise OptionError(f"kv_cache_dtype is {show_value(kv_cache_dtype)}; expected {expected}")
+    if lookup is not None and not use_cache:
+        raise OptionError("prompt_lookup runs its guesses over the cache; leave it out, or use_cache=False")
+    if prefix is not None and (not use_cache or len(prompts) != 1 or params[0].n != 1):
+        raise InputError("a prefix serves one prompt with one answer and use_cache=True")
+    if prefix is not None and prefix.runner is not runner:
+        raise InputError("the prefix is of another model; expected one that was made with this model")
+
+
 @dataclass(slots=True)
 class _Row:
     """One answer in the making."""
@@ -250,11 +153,23 @@ class _Row:
     number: int
     prompt_idx: int
     params: SamplingParams
-    sampling: SamplingRow
-    ids: list[int]
+    state: SamplingRow
     limit: int  # tokens, prompt included, at which it ends
     stops: frozenset[int]
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: FinishReason | None = None
+    sequence: KeptSequence = field(init=False)
+
+    def accept(self, chosen: Chosen) -> TokenEvent:
+        """Append a token, decide whether the row ends, and say so."""
+        if chosen.token_id < 0:
+            self.finish_reason = "error"
+        else:
+            self.sequence.ids.append(chosen.token_id)
+            if chosen.token_id in self.stops:
+                self.finish_reason = "stop"
+            elif len(self.sequence.ids) >= self.limit:
+                self.finish_reason = "length"
+        return TokenEvent(self.number, chosen.token_id, chosen.logprob, chosen.top, self.finish_reason)
 
 
 def _rows(
@@ -268,48 +183,31 @@ def _rows(
         limit = min(len(prompt) + wanted.max_tokens, config.max_position_embeddings)
         stops = frozenset((*stop_ids, *wanted.stop_token_ids))
         for single in wanted.rows():
-            sampling = SamplingRow(single, prompt, config.vocab_size)
-            rows.append(_Row(len(rows), prompt_idx, single, sampling, list(prompt), limit, stops))
+            state = SamplingRow(single, prompt, config.vocab_size)
+            rows.append(_Row(len(rows), prompt_idx, single, state, limit, stops))
     return rows
 
 
 def _begin(
-    model: LlamaForCausalLM,
-    prompts: Sequence[Sequence[int]],
-    rows: Sequence[_Row],
-    *,
-    use_cache: bool,
-    kv_cache_dtype: KVCacheDtype,
-    prefix: PrefixCache | None,
-) -> tuple[KVCache | None, Tensor]:
-    """Run the prompts; return the cache, if there is to be one, and the logits of each row's first token (B, V)."""
-    if not use_cache:
-        return None, recompute(model, [row.ids for row in rows])
-    slots = max(row.limit for row in rows)
-    if prefix is not None:
-        logits_BV = prefix.prefill(prompts[0], slots)
-        return prefix.cache, logits_BV
-    cache = new_cache(model, len(prompts), slots, kv_cache_dtype)
-    logits_BV = prefill(model, cache, prompts)
-    if len(rows) > len(prompts):  # n answers share one prefill
-        cache.keep_rows([row.prompt_idx for row in rows])
-        logits_BV = logits_BV[[row.prompt_idx for row in rows]]
-    return cache, logits_BV
+    runner: Runner, memory: Memory, prompts: Sequence[Sequence[int]], rows: Sequence[_Row], *, shares: bool
+) -> Logits:
+    """Run the prompts, give each row its sequence, and return the logits of each row's first token (B, V).
 
-
-def _accept(rows: Sequence[_Row], chosen: Sequence[Chosen]) -> Iterator[TokenEvent]:
-    """Append each row's token, decide whether the row ends, and say so."""
-    ids = [one.id_of(i) for i, one in enumerate(chosen)]  # raises before any row moves on
-    for row, one, token_id in zip(rows, chosen, ids, strict=True):
-        row.ids.append(token_id)
-        if token_id in row.stops:
-            row.finish_reason = "stop"
-        elif len(row.ids) >= row.limit:
-            row.finish_reason = "length"
-        yield TokenEvent(row.number, token_id, one.logprob, one.top, row.finish_reason)
-
-
-def _pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """(B, T) of the longest row; what fills the short ones is never seen."""
-    longest = max(len(row) for row in rows)
-    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
+    Args:
+        runner: Executes.
+        memory: Has room for all rows.
+        prompts: Their ids.
+        rows: The answers to them, in the prompts' order.
+        shares: The answers to one prompt share its keys and values.
+    """
+    firsts = {row.prompt_idx: row for row in reversed(rows)} if shares else {row.number: row for row in rows}
+    leaders = [firsts[i] for i in sorted(firsts)]
+    for row in leaders:
+        row.sequence = memory.begin(prompts[row.prompt_idx], row.limit)
+    logits = advance(runner, memory.cache, [row.sequence for row in leaders])
+    if len(leaders) == len(rows):
+        return logits
+    for row in rows:
+        if row is not firsts[row.prompt_idx]:
+            row.sequence = memory.fork(firsts[row.prompt_idx].sequence, row.limit)
+    return logits[[row.prompt_idx for row in rows]]

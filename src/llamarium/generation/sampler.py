@@ -238,7 +238,7 @@ class _InC:
         shifted_V = raw_V - raw_V.max()
         log_sum = math.log(np.exp(shifted_V).sum(dtype=np.float64))
         top_ids = _largest(raw_V, num_top)
-        top = zip(top_ids.tolist(), (shifted_V[top_ids] - log_sum).tolist(), strict=True)
+        top = zip(top_ids.tolist(), (shifted_V[top_ids].astype(np.float64) - log_sum).tolist(), strict=True)
         return Chosen(token_id, float(shifted_V[token_id]) - log_sum, tuple(top))
 
 

@@ -8,7 +8,7 @@ the one that was guessed, the logits that come next are there already. The first
 cache holds beyond it is never seen, since a slot is a position, and is overwritten.
 
 So a guess never changes which token is chosen, only when its logits are computed. Sampling parameters, penalties and
-seeds need no code here. Where a pass treats each token as it would alone (`runtime/plan.py`, `exact_tokens`), the
+seeds need no code here. Where a pass treats each token as it would alone (`Runner.is_row_exact`), the
 tokens are those that come without prompt lookup, at any temperature. PyTorch's products round otherwise for several
 tokens than for one. In float32 that moves a logit by about 1e-5, which changes the largest of them in perhaps one token
 of 100,000, but a drawn token in one of 1,000: so there prompt lookup serves temperature 0, and in half precision, where
@@ -25,14 +25,12 @@ Source: prompt lookup decoding (A. Saxena, 2023); checking guesses in one pass i
 import time
 from collections.abc import Callable, Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from llamarium.attention import CachedAttend, KVCache
 from llamarium.errors import OptionError, show_value
-from llamarium.model import LlamaForCausalLM
-from llamarium.quant.packed import LinearPacked
-from llamarium.runtime.plan import exact_tokens
+from llamarium.generation.kept import KeptSequence
+from llamarium.runtime.batch import Span, pack
+from llamarium.runtime.runner import Cache, Logits, Runner
 
 MAX_NUM_TOKENS = 64
 """The most tokens that may be guessed at once: further on, no guess is right often enough."""
@@ -164,99 +162,90 @@ class Lookahead:
     """Gives the logits of each next token, and runs a guess at the tokens after it along.
 
     Args:
-        model: The model.
-        cache: One row for each of `rows`, with the keys and values of all their tokens but the last.
-        rows: The token ids of each row, prompt included. The caller appends the tokens that it chooses.
+        runner: Executes the model.
+        cache: With the keys and values of all of the sequences' tokens but the last.
         lookup: How far ahead to guess.
-        is_greedy: Whether all rows take the most probable token.
+        is_greedy: Whether all rows take the most probable token, and keys and values are kept as they are.
 
     Raises:
         OptionError: If guessing could change the tokens.
     """
 
-    def __init__(
-        self,
-        model: LlamaForCausalLM,
-        cache: KVCache,
-        rows: Sequence[list[int]],
-        lookup: PromptLookup,
-        *,
-        is_greedy: bool,
-    ) -> None:
-        # So many tokens, of all rows together, come out of one pass as they would alone; None is any number.
-        self._max_tokens = exact_tokens(model)
-        if self._max_tokens == 1:
-            if not (is_greedy and model.dtype is cache.k[0].dtype is torch.float32):
-                raise OptionError(
-                    "prompt_lookup could change the tokens here, as PyTorch rounds a pass over several tokens otherwise"
-                    f" than a pass over one (in {str(model.dtype).removeprefix('torch.')}, at this temperature); take "
-                    "float32 and temperature 0, or on a CPU weights that the C kernels multiply (`llamarium doctor`)"
-                )
-            self._max_tokens = None
-        # Of the other heads each token's product is a call of its own, for the same reason.
-        self._all_logits = model.dtype is torch.float32 or isinstance(model.lm_head, LinearPacked)
-        self._model, self._cache, self._lookup = model, cache, lookup
-        self._indexes = [NgramIndex(ids) for ids in rows]
+    def __init__(self, runner: Runner, cache: Cache, lookup: PromptLookup, *, is_greedy: bool) -> None:
+        if not runner.is_row_exact and not (is_greedy and runner.dtype == "float32"):
+            raise OptionError(
+                "prompt_lookup could change the tokens here, as PyTorch rounds a pass over several tokens otherwise"
+                f" than a pass over one (in {runner.dtype}, at this temperature); take float32 and temperature 0, or "
+                "on a CPU weights that the C kernels multiply (`llamarium doctor`)"
+            )
+        self._runner, self._cache, self._lookup = runner, cache, lookup
+        self._indexes: dict[int, NgramIndex] = {}  # by the sequence's identity
+        self._rows: list[KeptSequence] = []  # those of the last pass
         self._size = 0  # of the n-gram that the guess follows
         self._guess: list[tuple[int, ...]] = []  # for each place the rows' tokens; the first alone, if none was run
         self._num_checked = 0
-        self._ahead_BT: Tensor | None = None  # logits of the last token and the guess, or hidden states; (B, T, V or D)
+        self._ahead_BTV: Logits | None = None  # logits of the last token and of the guess's
 
-    def next_logits(self, room: int) -> Tensor:
-        """Return the logits that follow each row's last token: (B, V).
+    def next_logits(self, sequences: Sequence[KeptSequence], room: int) -> Logits:
+        """Return the logits that follow each sequence's last token: (B, V).
 
         Args:
-            room: The tokens that every row may still get, at least 1.
+            sequences: Those of the last call, or some of them, each with one more token.
+            room: The tokens that every one may still get, at least 1.
         """
+        self._keep(sequences)
         if self._is_ahead():
-            self._lookup.accepted += len(self._indexes)
+            self._lookup.accepted += len(self._rows)
+            for sequence in self._rows:
+                sequence.num_run += 1
         else:
             self._run(room)
-        assert self._ahead_BT is not None
-        ahead_B = self._ahead_BT[:, self._num_checked]
-        return ahead_B if self._all_logits else self._logits(ahead_B)
+        assert self._ahead_BTV is not None
+        return self._ahead_BTV[:, self._num_checked]
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows alone, in this order; the cache is the caller's."""
-        self._indexes = [self._indexes[row] for row in rows]
-        self._guess = [tuple(tokens[row] for row in rows) for tokens in self._guess]
-        if self._ahead_BT is not None:
-            self._ahead_BT = self._ahead_BT[list(rows)]
+    def _keep(self, sequences: Sequence[KeptSequence]) -> None:
+        """Go on with these sequences alone."""
+        if len(sequences) != len(self._rows):
+            places = {id(row): place for place, row in enumerate(self._rows)}
+            rows = [places[id(row)] for row in sequences if id(row) in places]
+            self._guess = [tuple(tokens[row] for row in rows) for tokens in self._guess]
+            if self._ahead_BTV is not None:
+                self._ahead_BTV = self._ahead_BTV[rows]
+            self._rows = list(sequences)
+        for sequence in sequences:
+            if id(sequence) not in self._indexes:
+                self._indexes[id(sequence)] = NgramIndex(sequence.ids)
 
     def _is_ahead(self) -> bool:
         """Whether the tokens that have just been chosen were guessed, and run."""
         if self._num_checked == len(self._guess):
             return False
-        is_right = tuple(index.ids[-1] for index in self._indexes) == self._guess[self._num_checked]
+        is_right = tuple(row.ids[-1] for row in self._rows) == self._guess[self._num_checked]
         self._lookup.record_guess(self._size, is_right)
         self._num_checked += 1
-        assert self._ahead_BT is not None
-        return is_right and self._num_checked < self._ahead_BT.shape[1]
+        assert self._ahead_BTV is not None
+        return is_right and self._num_checked < self._ahead_BTV.shape[1]
 
-    @torch.inference_mode()
     def _run(self, room: int) -> None:
         """Run each row's last token and a guess."""
-        found = [index.guess(self._lookup.num_tokens) for index in self._indexes]
+        found = [self._indexes[id(row)].guess(self._lookup.num_tokens) for row in self._rows]
         self._size = min(size for size, _ in found)
         guess = list(zip(*(tokens for _, tokens in found), strict=False))  # none, if any row has none
-        length = min(self._lookup.best_length(self._size), self._most(room)) if guess else 0
+        length = min(self._lookup.best_length(self._size), room - 1) if guess else 0
         self._guess, self._num_checked = guess[: max(1, length)], 0
         start = self._lookup.clock()
-        attend = CachedAttend(self._cache, [len(index.ids) - 1 for index in self._indexes], 1 + length)
-        last = tuple(index.ids[-1] for index in self._indexes)
-        ids_BT = torch.tensor([last, *guess[:length]], device=attend.positions_BT.device).T.contiguous()
-        hidden_BTD = self._model.model(ids_BT, attend.positions_BT, attend)
-        self._ahead_BT = self._logits(hidden_BTD) if self._all_logits else hidden_BTD
-        if ids_BT.device.type != "cpu":
+        spans = [self._span(row, [tokens[i] for tokens in guess[:length]]) for i, row in enumerate(self._rows)]
+        logits = self._runner.run(pack(spans), self._cache)
+        if not isinstance(logits, np.ndarray):
+            import torch
+
             torch.accelerator.synchronize()  # sync: the clock is to see the pass's end
-        self._lookup.record_pass(len(last), 1 + length, self._lookup.clock() - start)
+        self._ahead_BTV = logits.reshape(len(self._rows), 1 + length, -1)
+        for row in self._rows:
+            row.num_run = len(row.ids)
+        self._lookup.record_pass(len(self._rows), 1 + length, self._lookup.clock() - start)
 
-    def _most(self, room: int) -> int:
-        """Return how many tokens of a guess one pass may take."""
-        if self._max_tokens is None:
-            return room - 1
-        return min(room, max(1, self._max_tokens // len(self._indexes))) - 1
-
-    @torch.inference_mode()
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return self._model.logits(hidden)
+    @staticmethod
+    def _span(row: KeptSequence, guess: list[int]) -> Span:
+        ids = [row.ids[-1], *guess]
+        return Span(ids, len(row.ids) - 1, row.table.blocks, num_logits=len(ids), adapter=row.adapter)

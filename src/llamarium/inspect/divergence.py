@@ -15,18 +15,18 @@ Source: Kullback & Leibler 1951; the set of numbers is that of llama.cpp's `llam
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from llamarium.attention import CausalAttend
+from llamarium.config import ModelConfig
 from llamarium.errors import InputError, TokenizerError, escape
+from llamarium.inspect.passes import logits_of
 from llamarium.inspect.perplexity import Perplexity, Window, check_number, check_window, scored_ids, windows
-from llamarium.inspect.score import CHUNK_BYTES
-from llamarium.model import LlamaForCausalLM
+from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 
 PERCENTILE = 99
@@ -78,8 +78,8 @@ class Compared(NamedTuple):
 
 
 def divergence_of_text(
-    model: LlamaForCausalLM,
-    against: LlamaForCausalLM,
+    runner: Runner,
+    against: Runner,
     tokenizer: Tokenizer,
     text: str,
     *,
@@ -90,8 +90,8 @@ def divergence_of_text(
     """Measure a model against another one that has the same vocabulary (`check_same_vocabulary`).
 
     Args:
-        model: The model.
-        against: The other, unquantized one.
+        runner: Executes the model.
+        against: Executes the other, unquantized one.
         tokenizer: Of both.
         text: See `perplexity_of_text`, as for all that follow.
         context: Tokens of a window.
@@ -103,13 +103,13 @@ def divergence_of_text(
         InputError: If it has no token to score, or `context` or `stride` is out of range for one of the models.
         LlamariumError: If a model's logits are NaN.
     """
-    context, stride = check_window(model, context, stride)
-    check_window(against, context, stride)
+    context, stride = check_window(runner.config, context, stride)
+    check_window(against.config, context, stride)
     ids, bos = scored_ids(tokenizer, text)
     found: list[Compared] = []
     nats, nats_against, num_windows = 0.0, 0.0, 0
     for window in windows(len(ids), context, stride):
-        for compared, logprobs_2C in _window(model, against, ids, window):
+        for compared, logprobs_2C in _window(runner, against, ids, window):
             found.append(compared)
             sums = logprobs_2C.double().sum(-1).tolist()  # sync: to add up
             nats, nats_against = nats - sums[0], nats_against - sums[1]
@@ -122,21 +122,21 @@ def divergence_of_text(
     return _sum_up(Perplexity(nats, *rest), Perplexity(nats_against, *rest), found)
 
 
-def compare(
-    model: LlamaForCausalLM, hidden_TD: Tensor, against: LlamaForCausalLM, hidden_against_TD: Tensor
-) -> Iterator[tuple[slice, Compared, Tensor, Tensor]]:
-    """Compare two heads' words on their own normalised hidden states, a few positions at a time.
+def compare(logits: Iterable[Tensor], logits_against: Iterable[Tensor]) -> Iterator[tuple[Compared, Tensor, Tensor]]:
+    """Compare two models' words, a few positions at a time.
+
+    Args:
+        logits: (C, V) float32 of some positions after the other.
+        logits_against: The other model's of the same positions, in the same parts.
 
     Yields:
-        Which positions, what was compared, and log P of every token (C, V) by the model and by the other one.
+        What was compared, and log P of every token (C, V) by the model and by the other one.
     """
-    num_rows = max(1, CHUNK_BYTES // (4 * model.config.vocab_size))
-    for start in range(0, len(hidden_TD), num_rows):
-        rows = slice(start, start + num_rows)
-        logprobs_CV = model.logits(hidden_TD[rows]).float().log_softmax(dim=-1)
-        against_CV = against.logits(hidden_against_TD[rows]).float().log_softmax(dim=-1)
+    for logits_CV, logits_against_CV in zip(logits, logits_against, strict=True):
+        logprobs_CV = logits_CV.log_softmax(dim=-1)
+        against_CV = logits_against_CV.to(logits_CV.device).log_softmax(dim=-1)
         same_C = logprobs_CV.argmax(dim=-1) == against_CV.argmax(dim=-1)
-        yield rows, Compared(kl_of_rows(against_CV, logprobs_CV), same_C.float()), logprobs_CV, against_CV
+        yield Compared(kl_of_rows(against_CV, logprobs_CV), same_C.float()), logprobs_CV, against_CV
 
 
 def kl_of_rows(p_CV: Tensor, q_CV: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ def kl_of_rows(p_CV: Tensor, q_CV: Tensor) -> Tensor:
 
 
 def check_same_vocabulary(
-    names: tuple[str, str], models: tuple[LlamaForCausalLM, LlamaForCausalLM], tokenizers: tuple[Tokenizer, Tokenizer]
+    names: tuple[str, str], configs: tuple[ModelConfig, ModelConfig], tokenizers: tuple[Tokenizer, Tokenizer]
 ) -> None:
     """Check that two models speak of the same tokens.
 
@@ -157,7 +157,7 @@ def check_same_vocabulary(
         InputError: Naming the first difference.
     """
     what = f"{escape(names[0])} and {escape(names[1])} have different vocabularies and cannot be compared"
-    sizes = [model.config.vocab_size for model in models]
+    sizes = [config.vocab_size for config in configs]
     if sizes[0] != sizes[1]:
         raise InputError(f"{what}: {sizes[0]:,} and {sizes[1]:,} tokens")
     first, second = tokenizers
@@ -179,24 +179,14 @@ def _bytes(tokenizer: Tokenizer, token_id: int) -> bytes | None:
 
 
 @torch.inference_mode()
-def _window(
-    model: LlamaForCausalLM, against: LlamaForCausalLM, ids: Sequence[int], window: Window
-) -> Iterator[tuple[Compared, Tensor]]:
+def _window(runner: Runner, against: Runner, ids: Sequence[int], window: Window) -> Iterator[tuple[Compared, Tensor]]:
     """Yield what both models say of what a window scores, and log P of the tokens that came, (2, C)."""
-    first = window.first - window.begin
-    ids_T = torch.tensor(ids[window.begin : window.end], dtype=torch.int64)
-    hidden_TD = _hidden(model, ids_T)[first - 1 : -1]
-    hidden_against_TD = _hidden(against, ids_T)[first - 1 : -1]
-    next_T1 = ids_T[first:].unsqueeze(-1).to(hidden_TD.device)
-    for rows, compared, *logprobs in compare(model, hidden_TD, against, hidden_against_TD):
-        yield compared, torch.stack([table_CV.gather(-1, next_T1[rows]).squeeze(-1) for table_CV in logprobs])
-
-
-def _hidden(model: LlamaForCausalLM, ids_T: Tensor) -> Tensor:
-    """Return the normalised hidden states of one window, (T, D)."""
-    ids_1T = ids_T.to(model.device).unsqueeze(0)
-    positions_1T = torch.arange(len(ids_T), device=model.device).unsqueeze(0)
-    return model.model(ids_1T, positions_1T, CausalAttend())[0]
+    count, start = window.end - window.first, window.first
+    parts = [logits_of(one, ids[window.begin : window.end - 1], count) for one in (runner, against)]
+    for compared, *logprobs in compare(*parts):
+        next_C1 = torch.tensor(ids[start : start + len(logprobs[0])], device=logprobs[0].device).unsqueeze(-1)
+        start += len(next_C1)
+        yield compared, torch.stack([table_CV.gather(-1, next_C1).squeeze(-1) for table_CV in logprobs])
 
 
 def _sum_up(model: Perplexity, against: Perplexity, found: Sequence[Compared]) -> Divergence:

@@ -78,6 +78,7 @@ def lens(model: LlamaForCausalLM, trace: Trace, k: int = 5, tokenizer: Tokenizer
 
 @torch.no_grad()
 def _read(model: LlamaForCausalLM, trace: Trace, layer: int, k: int, tokenizer: Tokenizer | None) -> LensLayer:
-    logits_TV = model.logits(model.model.norm(trace[make_key("resid", layer)]))
+    stream_TD = trace[make_key("resid", layer)].to(model.dtype)
+    logits_TV = model.logits(model.model.norm(stream_TD))
     rows = top_candidates(logits_TV, k)
     return LensLayer(layer, tuple(name_candidates(row, tokenizer) for row in rows))

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamarium.errors import ContextLengthError
-from llamarium.generation.loop import KVCacheDtype, decode_one, new_cache, prefill
-from llamarium.inspect.tokens import Candidate, as_row, check_count, name_candidates, top_candidates
-from llamarium.model import LlamaForCausalLM
+from llamarium.generation.kept import Memory, advance
+from llamarium.inspect.passes import as_tensor
+from llamarium.inspect.tokens import Candidate, check_count, check_ids, name_candidates, top_candidates
+from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.tokenizer.base import Tokenizer
 
 
@@ -45,19 +46,19 @@ class NextStep:
 
 
 def follow_next_tokens(
-    model: LlamaForCausalLM,
+    runner: Runner,
     tokenizer: Tokenizer,
     text: str,
     *,
     k: int = 10,
     steps: int = 1,
     stop_ids: Collection[int] | None = None,
-    kv_cache_dtype: KVCacheDtype = "auto",
+    kv_cache_dtype: CacheDtype = "auto",
 ) -> Iterator[NextStep]:
     """Follow the greedy continuation of `text`, yielding each step as it is made; it ends early at a stop id.
 
     Args:
-        model: The model.
+        runner: Executes the model.
         tokenizer: Its tokenizer.
         text: What to continue; BOS is put first where the tokenizer has one.
         k: Candidates that are kept at each step.
@@ -69,22 +70,22 @@ def follow_next_tokens(
         InputError: If the text has no tokens, or `k` or `steps` are out of range.
         ContextLengthError: If text and steps are more than the context holds.
     """
-    check_count(k, "k", model.config.vocab_size)
-    check_count(steps, "steps", model.config.max_position_embeddings)
+    check_count(k, "k", runner.config.vocab_size)
+    check_count(steps, "steps", runner.config.max_position_embeddings)
     stops = tokenizer.eos_token_ids if stop_ids is None else stop_ids
-    ids: list[int] = as_row(model, tokenizer.encode(text))[0].tolist()
-    num_slots, limit = len(ids) + steps - 1, model.config.max_position_embeddings
+    ids = check_ids(runner.config, tokenizer.encode(text))
+    num_slots, limit = len(ids) + steps - 1, runner.config.max_position_embeddings
     if num_slots > limit:
         raise ContextLengthError(
             f"{len(ids)} tokens and {steps} steps need {num_slots} positions; the model's context holds {limit}"
         )
-    cache = new_cache(model, 1, num_slots, kv_cache_dtype)
-    logits_1V = prefill(model, cache, [ids])
+    memory = Memory(runner, num_slots, kv_cache_dtype)
+    sequence = memory.begin(ids, num_slots)
     for step in range(1, steps + 1):
+        logits_1V = as_tensor(advance(runner, memory.cache, [sequence]))
         candidates = name_candidates(top_candidates(logits_1V, k)[0], tokenizer)
         chosen = candidates[0]
-        yield NextStep(step, tokenizer.decode(ids), tuple(ids), candidates, chosen)
-        if step == steps or chosen.token_id in stops:
+        yield NextStep(step, tokenizer.decode(sequence.ids), tuple(sequence.ids), candidates, chosen)
+        if chosen.token_id in stops:
             return
-        ids.append(chosen.token_id)
-        logits_1V = decode_one(model, cache, [chosen.token_id], [len(ids) - 1])
+        sequence.ids.append(chosen.token_id)

@@ -23,13 +23,13 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from llamarium.attention import CausalAttend
+from llamarium.config import ModelConfig
 from llamarium.errors import InputError, LlamariumError
+from llamarium.inspect.passes import logits_of
 from llamarium.inspect.score import e_to_the, scored_tokens
 from llamarium.inspect.tokens import check_count
-from llamarium.model import LlamaForCausalLM
+from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.pieces import encode_pieces
 
@@ -114,7 +114,7 @@ def windows(num_tokens: int, context: int, stride: int) -> Iterator[Window]:
 
 
 def perplexity_of_text(
-    model: LlamaForCausalLM,
+    runner: Runner,
     tokenizer: Tokenizer,
     text: str,
     *,
@@ -125,7 +125,7 @@ def perplexity_of_text(
     """Measure a text.
 
     Args:
-        model: The model.
+        runner: Executes the model.
         tokenizer: Its tokenizer; BOS is put before the text once, where the vocabulary wants it.
         text: A text of any length; a long one is encoded in pieces.
         context: Tokens of a window, at least 2; None is 2,048, or the model's whole context where that is shorter.
@@ -137,12 +137,12 @@ def perplexity_of_text(
         InputError: If it has no token to score, or `context` or `stride` is out of range.
         LlamariumError: If the model's logits are NaN.
     """
-    context, stride = check_window(model, context, stride)
+    context, stride = check_window(runner.config, context, stride)
     ids, bos = scored_ids(tokenizer, text)
     sums: list[float] = []
     num_windows = 0
     for window in windows(len(ids), context, stride):
-        sums.append(_window_nats(model, ids, window))
+        sums.append(_window_nats(runner, ids, window))
         num_windows += 1
         if progress is not None:
             progress(window.end, len(ids))
@@ -180,13 +180,13 @@ def scored_ids(tokenizer: Tokenizer, text: str) -> tuple[list[int], bool]:
     return ids, bos
 
 
-def check_window(model: LlamaForCausalLM, context: int | None, stride: int | None) -> tuple[int, int]:
+def check_window(config: ModelConfig, context: int | None, stride: int | None) -> tuple[int, int]:
     """Return context and stride with their defaults filled in.
 
     Raises:
         InputError: If one is out of range.
     """
-    limit = model.config.max_position_embeddings
+    limit = config.max_position_embeddings
     if context is None:
         context = min(DEFAULT_CONTEXT, limit)
     check_count(context, "context", limit)
@@ -199,15 +199,8 @@ def check_window(model: LlamaForCausalLM, context: int | None, stride: int | Non
 
 
 @torch.inference_mode()
-def _window_nats(model: LlamaForCausalLM, ids: Sequence[int], window: Window) -> float:
+def _window_nats(runner: Runner, ids: Sequence[int], window: Window) -> float:
     """Return -log P of what a window scores."""
-    ids_1T = _row(model, ids[window.begin : window.end])
-    positions_1T = torch.arange(ids_1T.shape[1], device=ids_1T.device).unsqueeze(0)
-    hidden_TD = model.model(ids_1T, positions_1T, CausalAttend())[0]
-    first = window.first - window.begin
-    found = scored_tokens(model, hidden_TD[first - 1 : -1], ids_1T[0, first:])
+    logits = logits_of(runner, ids[window.begin : window.end - 1], window.end - window.first)
+    found = scored_tokens(logits, ids[window.first : window.end])
     return -math.fsum(chain.from_iterable(chunk.logprobs_C.tolist() for chunk in found))  # sync: to add up
-
-
-def _row(model: LlamaForCausalLM, ids: Sequence[int]) -> Tensor:
-    return torch.tensor(ids, dtype=torch.int64, device=model.device).unsqueeze(0)

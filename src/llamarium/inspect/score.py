@@ -9,20 +9,17 @@ and then every token of the text has one.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from llamarium.attention import CausalAttend
-from llamarium.inspect.tokens import as_row
-from llamarium.model import LlamaForCausalLM
+from llamarium.inspect.passes import logits_of
+from llamarium.inspect.tokens import check_ids
+from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
-
-CHUNK_BYTES = 64 * 2**20
-"""What the float32 logits of one chunk of positions may occupy; all of 4,096 tokens would be 2 GB for Llama 3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,28 +88,26 @@ def e_to_the(mean_nats: float) -> float:
 
 
 @torch.inference_mode()
-def score(model: LlamaForCausalLM, ids: Sequence[int] | Tensor) -> Score:
+def score(runner: Runner, ids: Sequence[int] | Tensor) -> Score:
     """Score one text.
 
     Args:
-        model: The model.
+        runner: Executes the model.
         ids: Its token ids, with BOS first if the model has one.
 
     Raises:
         InputError: If there are none, or ids outside the vocabulary.
         ContextLengthError: If there are more than the context holds.
     """
-    ids_1T = as_row(model, ids)
-    positions_1T = torch.arange(ids_1T.shape[1], device=ids_1T.device).unsqueeze(0)
-    hidden_TD = model.model(ids_1T, positions_1T, CausalAttend())[0, :-1]  # nothing follows the last token
-    scored = [TokenScore(int(ids_1T[0, 0]), None, None)]  # sync: to show
-    for found in scored_tokens(model, hidden_TD, ids_1T[0, 1:]):
+    known = check_ids(runner.config, ids)
+    scored = [TokenScore(known[0], None, None)]
+    for found in scored_tokens(logits_of(runner, known[:-1]), known[1:]) if len(known) > 1 else ():
         columns = (found.ids_C, found.logprobs_C, found.ranks_C)
         scored += map(TokenScore, *(column.tolist() for column in columns))  # sync: to show
     return Score(tuple(scored))
 
 
-def score_text(model: LlamaForCausalLM, tokenizer: Tokenizer, text: str) -> Score:
+def score_text(runner: Runner, tokenizer: Tokenizer, text: str) -> Score:
     """Score a text, BOS put first where the tokenizer has one, with each token's piece.
 
     Raises:
@@ -120,7 +115,7 @@ def score_text(model: LlamaForCausalLM, tokenizer: Tokenizer, text: str) -> Scor
         InputError: If it has no tokens.
         ContextLengthError: If it has more than the context holds.
     """
-    found = score(model, tokenizer.encode(text))
+    found = score(runner, tokenizer.encode(text))
     return Score(tuple(replace(token, text=tokenizer.token_text(token.token_id)) for token in found.tokens))
 
 
@@ -140,17 +135,17 @@ class ScoredTokens(NamedTuple):
     greedy_C: Tensor
 
 
-def scored_tokens(model: LlamaForCausalLM, hidden_TD: Tensor, next_T: Tensor) -> Iterator[ScoredTokens]:
-    """Score what followed each position, a few positions at a time, so that no logits (T, V) are held.
+def scored_tokens(logits: Iterable[Tensor], next_ids: Sequence[int]) -> Iterator[ScoredTokens]:
+    """Score what followed each position.
 
     Args:
-        model: The model.
-        hidden_TD: Its normalised hidden states, of any rows.
-        next_T: int64; the token that followed each.
+        logits: (C, V) float32 of some positions after the other, as `logits_of` yields them.
+        next_ids: The token that followed each.
     """
-    num_rows = max(1, CHUNK_BYTES // (4 * model.config.vocab_size))
-    for hidden_CD, ids_C in zip(hidden_TD.split(num_rows), next_T.split(num_rows), strict=True):
-        logits_CV = model.logits(hidden_CD).float()
+    start = 0
+    for logits_CV in logits:
+        ids_C = torch.tensor(next_ids[start : start + len(logits_CV)], device=logits_CV.device)
+        start += len(logits_CV)
         chosen_C1 = logits_CV.gather(-1, ids_C.unsqueeze(-1))
         ranks_C = (logits_CV > chosen_C1).sum(dim=-1) + 1
         logprobs_C = chosen_C1.squeeze(-1) - logits_CV.logsumexp(dim=-1)

@@ -6,13 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from llamarium.config import ModelConfig
-from llamarium.inspect.trace import (
-    ACTIVATIONS,
-    _check_names,  # pyright: ignore[reportPrivateUsage]
-    _indices,  # pyright: ignore[reportPrivateUsage]
-    _keys,  # pyright: ignore[reportPrivateUsage]
-    split_key,
-)
+from llamarium.inspect.trace import ACTIVATIONS, axis_sizes, check_names, indices, keys_of, split_key
 
 _BYTES = 2  # of a number in bfloat16, in which the presets were published
 
@@ -51,13 +45,8 @@ def trace_shapes(
     Raises:
         InputError: For names, layers or positions that there are not.
     """
-    c = config
-    sizes = {
-        "T": len(_indices(positions, num_tokens, "positions")), "S": num_tokens, "D": c.hidden_size,
-        "N": c.num_attention_heads, "K": c.num_key_value_heads, "H": c.head_dim, "F": c.intermediate_size,
-        "V": c.vocab_size,
-    }  # fmt: skip
-    keys = _keys(_check_names(names), sorted(_indices(layers, c.num_hidden_layers, "layers")))
+    sizes = axis_sizes(config, len(indices(positions, num_tokens, "positions")), num_tokens)
+    keys = keys_of(check_names(names), sorted(indices(layers, config.num_hidden_layers, "layers")))
     return [_shape(key, sizes) for key in keys]
 
 

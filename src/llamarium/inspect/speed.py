@@ -5,22 +5,27 @@ memory can be read, and that is measured beside it: `tokens/s * bytes a step <= 
 weight that is read, and rows that are decoded side by side do too; there the processor's arithmetic is the limit.
 
 What is timed is `generate_tokens`, the loop that every answer comes from, greedy and without stop ids. The keys and
-values of the tokens before are random numbers here: only how many there are matters for the time.
+values of the tokens before are copies of one block's here: only how many there are matters for the time.
 """
 
 import statistics
 import time
 from dataclasses import dataclass
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
+from llamarium.checkpoints.checkpoint import EMBEDDING
 from llamarium.config import ModelConfig
 from llamarium.errors import ContextLengthError
-from llamarium.generation.loop import KVCacheDtype, PrefixCache, generate_tokens, new_cache
-from llamarium.generation.sampler import SamplingParams
+from llamarium.generation.kept import PrefixCache, advance
+from llamarium.generation.loop import generate_tokens
+from llamarium.generation.params import SamplingParams
 from llamarium.kernels import native
-from llamarium.model import LlamaForCausalLM
-from llamarium.runtime.plan import NativeLlamaModel
+from llamarium.model.cost import kv_bytes_per_token
+from llamarium.runtime.batch import BLOCK_SIZE
+from llamarium.runtime.native_runner import NativeRunner
+from llamarium.runtime.runner import DTYPE_BYTES, SCALE_BYTES, CacheDtype, Runner
 
 _READ_BYTES = 2**28  # far more than processors have caches
 _READS = 3
@@ -42,7 +47,7 @@ class Work:
     num_cached: int = 0
     num_prompt: int = 1
     num_new: int = 0
-    kv_cache_dtype: KVCacheDtype = "auto"
+    kv_cache_dtype: CacheDtype = "auto"
 
     @property
     def num_positions(self) -> int:
@@ -91,21 +96,21 @@ class Speed:
     python_share: float | None
 
 
-def measure(model: LlamaForCausalLM, work: Work, *, num_rounds: int) -> Speed:
+def measure(runner: Runner, work: Work, *, num_rounds: int) -> Speed:
     """Run `work` once to warm up, then `num_rounds` times; where memory is the limit, measure that before each.
 
     Raises:
         ContextLengthError: If the model's context does not hold it.
         MemoryBudgetError: If memory does not hold its cache.
     """
-    check_room(model.config, work)
-    prefix, num_bytes = _filled_prefix(model, work), step_bytes(model, work)
-    run_round(model, work, prefix)
+    check_room(runner.config, work)
+    prefix, num_bytes = _filled_prefix(runner, work), step_bytes(runner, work)
+    run_round(runner, work, prefix)
     memory = None if num_bytes is None else some_memory()
     rounds: list[Round] = []
     for _ in range(num_rounds):
         speed = None if memory is None else memory_speed(memory)
-        rounds.append(run_round(model, work, prefix, speed))
+        rounds.append(run_round(runner, work, prefix, speed))
     return summarize(work, rounds, num_bytes)
 
 
@@ -146,66 +151,57 @@ def summarize(work: Work, rounds: list[Round], num_step_bytes: int | None) -> Sp
     )
 
 
-def step_bytes(model: LlamaForCausalLM, work: Work) -> int | None:
+def step_bytes(runner: Runner, work: Work) -> int | None:
     """Return the bytes that a step of decoding reads in the mean, None where that cannot be said."""
-    if not work.num_new or not runs_in_kernels(model, work.num_rows):
+    if not work.num_new or not isinstance(runner, NativeRunner):
         return None
     num_slots = work.num_cached + work.num_prompt + work.num_new / 2
-    return weight_bytes(model) + round(
-        work.num_rows * num_slots * new_cache(model, 1, 1, work.kv_cache_dtype).num_bytes
-    )
+    dtype = "int8" if work.kv_cache_dtype == "int8" else runner.kv_dtype
+    slot_bytes = kv_bytes_per_token(runner.config, DTYPE_BYTES[dtype], SCALE_BYTES if dtype == "int8" else 0)
+    return weight_bytes(runner) + round(work.num_rows * num_slots * slot_bytes)
 
 
-def weight_bytes(model: LlamaForCausalLM) -> int:
+def weight_bytes(runner: NativeRunner) -> int:
     """Return the bytes of all weights that a step reads, each once; a table that is not the head is hardly read."""
-    tensors = model.state_dict(keep_vars=True)
-    del tensors["model.embed_tokens.weight"]
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors.values()}.values())
+    is_tied = runner.config.tie_word_embeddings
+    return sum(weight.data.nbytes for key, weight in runner.weights.items() if is_tied or key != EMBEDDING)
 
 
-def runs_in_kernels(model: LlamaForCausalLM, num_rows: int) -> bool:
-    """Whether the kernels run the layers of a pass of `num_rows` tokens, and so read each of their weights once."""
-    trunk = model.model
-    if not isinstance(trunk, NativeLlamaModel) or trunk.plan is None:
-        return False
-    with torch.no_grad():
-        return trunk.plan.serves(torch.zeros(num_rows, 1, dtype=torch.long))
-
-
-def _filled_prefix(model: LlamaForCausalLM, work: Work) -> PrefixCache | None:
+def _filled_prefix(runner: Runner, work: Work) -> PrefixCache | None:
+    """Return keys and values of so many tokens, random ones: each block is the same, and all of them are written."""
     if not work.num_cached:
         return None
-    prefix = PrefixCache(model, work.kv_cache_dtype)
-    cache = prefix.cache = new_cache(model, 1, work.num_positions, work.kv_cache_dtype)
-    for tensor in (*cache.k, *cache.v):
-        tensor.random_(-1, 2)  # which every dtype has
-    for scale in (*cache.k_scales, *cache.v_scales):
-        scale.fill_(1.0)
+    prefix = PrefixCache(runner, work.kv_cache_dtype)
+    ids = [i % runner.config.vocab_size for i in range(min(BLOCK_SIZE, work.num_cached))]
+    sequence = prefix.begin([*ids, 0], work.num_positions)
+    advance(runner, prefix.memory.cache, [sequence])
+    for block in sequence.table.blocks[1:]:
+        prefix.memory.cache.copy_block(sequence.table.blocks[0], block)
     return prefix
 
 
 def run_round(
-    model: LlamaForCausalLM, work: Work, prefix: PrefixCache | None = None, memory_bytes_per_s: float | None = None
+    runner: Runner, work: Work, prefix: PrefixCache | None = None, memory_bytes_per_s: float | None = None
 ) -> Round:
     """Time one round.
 
     Args:
-        model: The model.
+        runner: Executes the model.
         work: What to run.
         prefix: Holds the keys and values of `work.num_cached` tokens, if there are any.
         memory_bytes_per_s: What is to be noted with it.
     """
-    ids = [i % model.config.vocab_size for i in range(work.num_cached + work.num_prompt)]
+    ids = [i % runner.config.vocab_size for i in range(work.num_cached + work.num_prompt)]
     if prefix is not None:
-        prefix.ids = ids[: work.num_cached]
+        prefix.sequence.ids, prefix.sequence.num_run = ids[: work.num_cached], work.num_cached
     params = SamplingParams(temperature=0.0, max_tokens=work.num_new + 1)
     begin = _now()
     prompts, wanted = [ids] * work.num_rows, [params] * work.num_rows
-    events = generate_tokens(model, prompts, wanted, prefix=prefix, kv_cache_dtype=work.kv_cache_dtype)
+    events = generate_tokens(runner, prompts, wanted, prefix=prefix, kv_cache_dtype=work.kv_cache_dtype)
     came = [_now() for event in events if event.row == 0]
     (start, start_busy), (stop, stop_busy) = (came[0], came[-1]) if work.num_new else (begin, came[0])
     num_steps = max(1, work.num_new)
-    in_kernels = runs_in_kernels(model, work.num_rows if work.num_new else work.num_rows * work.num_prompt)
+    in_kernels = isinstance(runner, NativeRunner)
     kernel_seconds = (stop_busy - start_busy) / num_steps if in_kernels else 0.0
     return Round((stop - start) / num_steps, kernel_seconds, memory_bytes_per_s)
 
@@ -215,11 +211,11 @@ def _now() -> tuple[float, float]:
     return time.perf_counter(), native.busy_ns() / 1e9
 
 
-def some_memory() -> torch.Tensor:
+def some_memory() -> NDArray[np.float32]:
     """Return memory to read, larger than processors' caches, and written, so that each page is there."""
-    return torch.ones(_READ_BYTES // 4)
+    return np.ones(_READ_BYTES // 4, np.float32)
 
 
-def memory_speed(memory: torch.Tensor) -> float:
+def memory_speed(memory: NDArray[np.float32]) -> float:
     """Return the bytes a second that all threads together read from it, at best; for the C kernels' threads."""
     return memory.nbytes / (min(native.read_ns(memory) for _ in range(_READS)) / 1e9)

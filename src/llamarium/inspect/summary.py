@@ -10,15 +10,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from llamarium.attention.cached import SCALE_BYTES
-from llamarium.checkpoints.decode import FLOAT_DTYPES
+from llamarium.checkpoints.checkpoint import EMBEDDING
 from llamarium.config import ModelConfig
-from llamarium.generation.loop import KVCacheDtype, kept_dtype
-from llamarium.model import LlamaForCausalLM
+from llamarium.kernels import native
 from llamarium.model.cost import ParameterCount, count_parameters, flops, kv_bytes_per_token
-from llamarium.runtime.plan import multiplied_by
+from llamarium.runtime.loaded import LoadedModel
+from llamarium.runtime.runner import DTYPE_BYTES, SCALE_BYTES, CacheDtype, Runner
 
 if TYPE_CHECKING:
     from llamarium.checkpoints.options import TensorSource
@@ -93,29 +90,30 @@ class Summary:
 
 def summarize(
     config: ModelConfig,
-    model: LlamaForCausalLM | None = None,
+    loaded: LoadedModel | None = None,
     sources: "Sequence[TensorSource]" = (),
-    kv_cache_dtype: KVCacheDtype = "auto",
+    kv_cache_dtype: CacheDtype = "auto",
 ) -> Summary:
     """Sum up a model.
 
     Args:
         config: Its shape; enough for a preset.
-        model: The model itself, where there is one. Without it keys and values are counted as bfloat16.
+        loaded: The model itself, where there is one. Without it keys and values are counted as bfloat16.
         sources: Where its weights came from, as `load_model` returns them.
         kv_cache_dtype: What keys and values are kept in.
     """
-    kv_dtype = kept_dtype(torch.bfloat16 if model is None else model.dtype, kv_cache_dtype)
-    kv_bytes = kv_bytes_per_token(config, kv_dtype.itemsize, SCALE_BYTES if kv_dtype is torch.int8 else 0)
+    runner = None if loaded is None else loaded.runner()
+    kv_dtype = "int8" if kv_cache_dtype == "int8" else "bfloat16" if runner is None else runner.kv_dtype
+    kv_bytes = kv_bytes_per_token(config, DTYPE_BYTES[kv_dtype], SCALE_BYTES if kv_dtype == "int8" else 0)
     context = config.max_position_embeddings
     return Summary(
         config=config,
         parameters=count_parameters(config),
-        bytes_by_dtype=_bytes_by_dtype(model, sources),
-        products={} if model is None else _products(model, sources),
+        bytes_by_dtype=_bytes_by_dtype(loaded, sources),
+        products={} if loaded is None or runner is None else _products(loaded, runner, sources),
         flops_per_token=flops(config, 1),
         flops_per_token_at_full_context=flops(config, 1, context - 1),
-        kv_dtype=_dtype_name(kv_dtype),
+        kv_dtype=kv_dtype,
         kv_bytes_per_token=kv_bytes,
         kv_bytes_at_full_context=kv_bytes * context,
         sources=group_sources(sources),
@@ -147,7 +145,6 @@ def _group(members: "Sequence[TensorSource]") -> SourceGroup:
     )
 
 
-_NAMES = {dtype: name for name, dtype in FLOAT_DTYPES.items()}
 _LAYER = re.compile(r"(?<=\.)(\d+)(?=\.)")
 
 
@@ -155,31 +152,37 @@ def _star(name: str) -> str:
     return _LAYER.sub("*", name, count=1)
 
 
-def _bytes_by_dtype(model: LlamaForCausalLM | None, sources: "Sequence[TensorSource]") -> dict[str, int]:
+def _bytes_by_dtype(loaded: LoadedModel | None, sources: "Sequence[TensorSource]") -> dict[str, int]:
     """Sum what the sources say (a tied weight occupies nothing), or else what the model holds."""
     held = [(s.dtype, s.num_bytes) for s in sources]
-    if not held and model is not None:
-        tensors = {id(t): t for t in chain(model.parameters(), model.buffers())}
-        held = [
-            (_NAMES.get(t.dtype, _dtype_name(t.dtype)), t.numel() * t.itemsize)
-            for t in tensors.values()
-            if not t.is_meta
-        ]
+    if not held and loaded is not None:
+        from llamarium.checkpoints.decode import FLOAT_DTYPES
+
+        names = {dtype: name for name, dtype in FLOAT_DTYPES.items()}
+        tensors = {id(t): t for t in chain(loaded.model.parameters(), loaded.model.buffers()) if not t.is_meta}
+        held = [(names.get(t.dtype, str(t.dtype).removeprefix("torch.")), t.nbytes) for t in tensors.values()]
     total: dict[str, int] = {}
     for dtype, num_bytes in held:
         total[dtype] = total.get(dtype, 0) + num_bytes
     return dict(sorted(total.items(), key=lambda item: -item[1]))
 
 
-def _products(model: LlamaForCausalLM, sources: "Sequence[TensorSource]") -> dict[str, dict[str, tuple[str, ...]]]:
-    by_key = multiplied_by(model)
+def _products(
+    loaded: LoadedModel, runner: Runner, sources: "Sequence[TensorSource]"
+) -> dict[str, dict[str, tuple[str, ...]]]:
     found: dict[str, dict[str, tuple[str, ...]]] = {}
     for s in sources:
-        if s.key in by_key:
+        if len(s.shape) == 2 and (s.key != EMBEDDING):
             patterns = found.setdefault(s.dtype, {})
-            patterns[by_key[s.key]] = tuple(dict.fromkeys((*patterns.get(by_key[s.key], ()), _star(s.key))))
+            who = _multiplied_by(loaded, runner, s.key)
+            patterns[who] = tuple(dict.fromkeys((*patterns.get(who, ()), _star(s.key))))
     return found
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _multiplied_by(loaded: LoadedModel, runner: Runner, key: str) -> str:
+    """Say what multiplies a Linear's weight: C with its set of kernels, or PyTorch."""
+    if runner is loaded.native:
+        return runner.name
+    linear = loaded.model.get_submodule(key.removesuffix(".weight"))
+    in_c = getattr(linear, "uses_kernels", False) and native.library() is not None and runner.device == "cpu"
+    return f"C ({native.kernels()})" if in_c else "PyTorch"

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llamarium.config import ModelConfig
 from llamarium.errors import ContextLengthError, InputError, show_value
-from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer
 
 
@@ -43,8 +43,8 @@ def check_count(value: object, name: str, limit: int) -> None:
         raise InputError(f"{name} is {show_value(value)}; expected a whole number within 1..{limit}")
 
 
-def as_row(model: LlamaForCausalLM, ids: Sequence[int] | Tensor) -> Tensor:
-    """Return the ids of one text as the model takes them, (1, T) int64 on its device.
+def check_ids(config: ModelConfig, ids: "Sequence[int] | Tensor") -> list[int]:
+    """Return the ids of one text as numbers.
 
     Raises:
         InputError: If they are no flat, non-empty sequence of whole numbers within the vocabulary.
@@ -59,13 +59,13 @@ def as_row(model: LlamaForCausalLM, ids: Sequence[int] | Tensor) -> Tensor:
     if ids_T.ndim != 1 or ids_T.is_floating_point() or ids_T.dtype == torch.bool:
         found = f"{tuple(ids_T.shape)} of {str(ids_T.dtype).removeprefix('torch.')}"
         raise InputError(f"token ids are {found}; expected a flat sequence of whole numbers")
-    limit, vocab_size = model.config.max_position_embeddings, model.config.vocab_size
+    limit, vocab_size = config.max_position_embeddings, config.vocab_size
     if len(ids_T) > limit:
         raise ContextLengthError(f"{len(ids_T)} tokens; the model's context holds {limit}: use a shorter text")
     low, high = int(ids_T.min()), int(ids_T.max())  # sync: only if the caller's ids are on a device already
     if low < 0 or high >= vocab_size:
         raise InputError(f"token ids span {low}..{high}; the model's vocabulary is 0..{vocab_size - 1}")
-    return ids_T.to(model.device, torch.int64).unsqueeze(0)
+    return ids_T.tolist()
 
 
 def top_candidates(logits_TV: Tensor, k: int) -> list[tuple[Candidate, ...]]:

@@ -1,82 +1,33 @@
-"""The glass box: one pass of the real model, with what it computed on the way.
+"""The glass box: a pass of the real model, with what it computed on the way.
 
-`trace` runs the model that answers requests, not a copy of its arithmetic. It watches from two places: hooks on the
-modules (what goes in, what comes out) and a `RecordingAttend` at the seam where queries meet keys. The hooks sit on a
-shell of the model, which shares every weight and owns nothing but its hook tables; so a request that runs on the same
-weights at the same moment is neither slowed nor recorded, and two traces cannot mix.
+`trace` runs the runner that answers requests, as it answers them, and takes what it hands out (`runtime/taps.py`): the
+same pass, the same bits, the same logits, be it C or the modules. Scores and patterns, which no fused kernel ever
+holds, are recomputed from the very queries, and from the keys that the cache holds. A single step of decoding can be
+traced like a prompt, from the cache of the answer that is being made (`trace_steps`).
 
 `ACTIVATIONS` names everything that can be seen. A trace of everything is large (the pattern alone is N·T·T numbers a
 layer), so what was asked for is weighed from the config before anything runs, and refused if it exceeds its budget.
 """
 
-import copy
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from llamarium.attention import CausalAttend, Context, RecordingAttend, attend_eagerly
+from llamarium.attention import Context, attend_eagerly
+from llamarium.config import ModelConfig
 from llamarium.errors import InputError, MemoryBudgetError
-from llamarium.inspect.tokens import as_row
-from llamarium.model import LlamaForCausalLM
+from llamarium.generation.kept import KeptSequence, Memory, batches
+from llamarium.inspect.passes import as_tensor
+from llamarium.inspect.tokens import check_ids
+from llamarium.runtime.runner import Cache, Runner
+from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Activation, Key, Taps
 
-ModuleT = TypeVar("ModuleT", bound=nn.Module)
-
-
-@dataclass(frozen=True, slots=True)
-class Activation:
-    """Something that can be seen.
-
-    Attributes:
-        axes: One letter an axis: T the positions asked for, S all tokens, and the project's D N K H F V.
-        description: What it is.
-        module: The module that it is read from; within a layer relative to the layer, "" being the layer itself.
-        side: What goes into that module, what comes out, or what its `attend` saw.
-        in_layer: There is one for each layer.
-    """
-
-    axes: str
-    description: str
-    module: str
-    side: Literal["in", "out", "attend"] = "out"
-    in_layer: bool = True
-
-    @property
-    def is_float32(self) -> bool:
-        """Attention is written out in float32; all else is in the model's own dtype."""
-        return self.axes == "NTS"
-
-
-ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
-    {
-        "embed": Activation("TD", "rows of the embedding table", "model.embed_tokens", in_layer=False),
-        "attn_norm": Activation("TD", "residual stream, normalised for attention", "input_layernorm"),
-        "q": Activation("TNH", "queries, before rotation", "self_attn.q_proj"),
-        "k": Activation("SKH", "keys, before rotation", "self_attn.k_proj"),
-        "v": Activation("SKH", "values", "self_attn.v_proj"),
-        "q_rot": Activation("TNH", "queries, rotated by their positions", "self_attn", "attend"),
-        "k_rot": Activation("SKH", "keys, rotated by their positions", "self_attn", "attend"),
-        "scores": Activation("NTS", "q·k / sqrt(H); -inf where a query may not look", "self_attn", "attend"),
-        "pattern": Activation("NTS", "softmax of the scores: who looks at whom", "self_attn", "attend"),
-        "head_out": Activation("TNH", "what each head gathered", "self_attn.o_proj", "in"),
-        "attn_out": Activation("TD", "what attention adds to the stream", "self_attn"),
-        "resid_mid": Activation("TD", "residual stream after attention", "post_attention_layernorm", "in"),
-        "mlp_norm": Activation("TD", "residual stream, normalised for the MLP", "post_attention_layernorm"),
-        "gate": Activation("TF", "gate projection", "mlp.act_fn", "in"),
-        "up": Activation("TF", "up projection", "mlp.up_proj"),
-        "act": Activation("TF", "silu(gate)", "mlp.act_fn"),
-        "gated": Activation("TF", "silu(gate) · up", "mlp.down_proj", "in"),
-        "mlp_out": Activation("TD", "what the MLP adds to the stream", "mlp"),
-        "resid": Activation("TD", "residual stream after the layer", ""),
-        "final_norm": Activation("TD", "residual stream, normalised for the head", "model.norm", in_layer=False),
-        "logits": Activation("TV", "a score for each token to come next", "lm_head", in_layer=False),
-    }
-)
-"""Every activation by its public name, in the order of computation."""
+__all__ = ["ACTIVATIONS", "Activation", "Trace", "make_key", "split_key", "trace", "trace_steps"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +71,7 @@ class Trace(Mapping[str, Tensor]):
         Raises:
             InputError: For an unknown name, or a layer or position that this trace does not hold.
         """
-        wanted = set(_check_names(names))
+        wanted = set(check_names(names))
         kept_layers = _among(layers, self.layers, "layers")
         kept_positions = _among(positions, self.positions, "positions")
         rows = None if positions is None else [self.positions.index(p) for p in kept_positions]
@@ -150,7 +101,7 @@ class Trace(Mapping[str, Tensor]):
 
 
 def trace(
-    model: LlamaForCausalLM,
+    runner: Runner,
     ids: Sequence[int] | Tensor,
     *,
     names: Collection[str] | None = None,
@@ -161,13 +112,12 @@ def trace(
     """Run one text through the model and keep what it computed.
 
     Args:
-        model: The model, on any device, its Linears of any kind.
+        runner: Executes the model.
         ids: The token ids of one text, BOS included if the model expects one.
         names: Of `ACTIVATIONS`; all where left out.
         layers: Whose activations are kept; negative ones count from the last. All where left out.
         positions: The tokens whose activations are kept (as queries, where attention is meant); negative ones count
-            from the last. All where left out, and then `logits` are those of `model(ids)` to the bit. A selection runs
-            through the head alone, in a smaller matmul that may round the last bit otherwise.
+            from the last. All where left out. The last one's logits are those of `generate`, to the bit.
         budget_mb: What the trace may hold, in megabytes of 10^6 bytes.
 
     Raises:
@@ -175,20 +125,98 @@ def trace(
         ContextLengthError: If there are more ids than the context holds.
         MemoryBudgetError: If more than the budget is needed. Nothing has been run then.
     """
-    ids_1T = as_row(model, ids)
-    plan = _Plan.of(model, ids_1T.shape[1], names, layers, positions)
+    known = check_ids(runner.config, ids)
+    plan = _Plan.of(runner, len(known), names, layers, positions)
     plan.check_budget(budget_mb)
-    recorder = _Recorder(plan, model.config.head_dim)
-    shell = _shell(model)
-    recorder.watch(shell)
-    attend = RecordingAttend(CausalAttend(), recorder.record) if plan.has_side("attend") else CausalAttend()
-    positions_1T = torch.arange(ids_1T.shape[1], device=ids_1T.device).unsqueeze(0)
-    with torch.no_grad():
-        hidden_BTD = shell.model(ids_1T, positions_1T, attend)
+    memory = Memory(runner, len(known))
+    return _run(runner, memory.cache, memory.begin(known, len(known)), plan)
+
+
+def trace_steps(
+    runner: Runner,
+    ids: Sequence[int],
+    num_steps: int,
+    *,
+    names: Collection[str] | None = None,
+    layers: Collection[int] | None = None,
+    budget_mb: float = 1024,
+) -> Iterator[Trace]:
+    """Follow a greedy answer token by token: a trace of each step of decoding, from the answer's own cache.
+
+    Args:
+        runner: Executes the model.
+        ids: The prompt; it is run first, untraced.
+        num_steps: How many tokens are chosen and run after it.
+        names: As for `trace`.
+        layers: As for `trace`.
+        budget_mb: What one trace may hold.
+
+    Yields:
+        A trace whose one position is the token that was just run: "k" and "v" are its own, as nothing else was
+        computed, and "k_rot", "scores" and "pattern" are over all tokens so far, which the cache holds.
+
+    Raises:
+        InputError: As `trace`.
+        ContextLengthError: If prompt and steps are more than the context holds.
+        MemoryBudgetError: As `trace`.
+    """
+    room = len(ids) + num_steps
+    known = check_ids(runner.config, [*ids, *[0] * num_steps])[: len(ids)]
+    _Plan.of(runner, room, names, layers, [room - 1]).check_budget(budget_mb)
+    memory = Memory(runner, room)
+    sequence = memory.begin(known, room)
+    logits_1V: Any = None
+    for batch in batches([sequence]):
+        logits_1V = runner.run(batch, memory.cache)
+    for _ in range(num_steps):
+        sequence.ids.append(int(as_tensor(logits_1V)[-1].argmax()))  # sync: the token
+        end = len(sequence.ids)
+        wanted = ACTIVATIONS if names is None else {*check_names(names), "logits"}
+        plan = _Plan.of(runner, end, wanted, layers, [end - 1])
+        found = _run(runner, memory.cache, sequence, plan)
+        logits_1V = found["logits"]
+        yield found if names is None else found.select(names=names)
+
+
+def _run(runner: Runner, cache: Cache, sequence: KeptSequence, plan: "_Plan") -> Trace:
+    """Run what a sequence has not run yet, as a request would, and keep what the plan wants of it."""
+    first, parts = sequence.num_run, list[Tensor]()
+    taps = Taps(plan.tapped)
+    for batch in batches([sequence]):
+        wanted = np.array([p for p in sorted(plan.positions) if p in batch.positions], np.int32)
         if "logits" in plan.keys:
-            shell.logits(plan.rows_of(hidden_BTD, axis=1))
-    kept = {key: recorder.kept[key] for key in plan.keys}
-    return Trace(tuple(ids_1T[0].tolist()), plan.positions, kept)  # sync: the ids, once
+            batch = replace(batch, logit_rows=wanted - batch.positions[0])
+        parts.append(as_tensor(runner.run(batch, cache, taps)))
+    found = {key: torch.cat([as_tensor(part) for part in kept]) for key, kept in taps.kept.items()}
+    kept: dict[str, Tensor] = {}
+    for key in plan.keys:
+        name, layer = split_key(key)
+        if name == "logits":
+            order = [sorted(plan.positions).index(p) for p in plan.positions]
+            kept[key] = torch.cat(parts)[order]
+        elif name not in FROM_CACHE:
+            has_all = ACTIVATIONS[name].axes[0] == "S"
+            kept[key] = found[name, layer] if has_all else plan.rows_of(found[name, layer], first)
+        elif key not in kept:
+            assert layer is not None
+            kept |= _from_cache(cache, sequence, plan, layer, found.get(("q_rot", layer)), first)
+    return Trace(tuple(sequence.ids), plan.positions, {key: kept[key] for key in plan.keys})
+
+
+def _from_cache(
+    cache: Cache, sequence: KeptSequence, plan: "_Plan", layer: int, q_rot: Tensor | None, first: int
+) -> dict[str, Tensor]:
+    """Return a layer's rotated keys, scores and pattern, as far as they are wanted."""
+    k_SKH, v_SKH = map(as_tensor, cache.read(layer, sequence.table.blocks, len(sequence.ids)))
+    found = {make_key("k_rot", layer): k_SKH}
+    if q_rot is not None and (plan.wants("scores", layer) or plan.wants("pattern", layer)):
+        positions_T1 = torch.tensor(plan.positions, device=k_SKH.device).unsqueeze(1)
+        visible_1TS = (torch.arange(len(k_SKH), device=k_SKH.device) <= positions_T1).unsqueeze(0)
+        context = Context(k_SKH.unsqueeze(0), v_SKH.unsqueeze(0), visible_1TS)
+        seen = attend_eagerly(plan.rows_of(q_rot, first).unsqueeze(0), context)
+        found[make_key("scores", layer)] = seen.scores_BNTS[0]
+        found[make_key("pattern", layer)] = seen.pattern_BNTS[0]
+    return {key: tensor for key, tensor in found.items() if key in plan.keys}
 
 
 def make_key(name: str, layer: int | None) -> str:
@@ -211,61 +239,56 @@ class _Plan:
     Attributes:
         keys: The trace's keys, in the order of computation.
         positions: The tokens on the T axes.
-        takes_all: They are all tokens, in order.
         sizes: The length of each axis by its letter.
-        itemsize: Bytes of a number in the model's dtype.
+        itemsize: Bytes of a number in the dtype that the runner computes in.
     """
 
     keys: tuple[str, ...]
     positions: tuple[int, ...]
-    takes_all: bool
     sizes: Mapping[str, int]
     itemsize: int
 
     @classmethod
     def of(
         cls,
-        model: LlamaForCausalLM,
+        runner: Runner,
         num_tokens: int,
         names: Collection[str] | None,
         layers: Collection[int] | None,
         positions: Sequence[int] | None,
     ) -> "_Plan":
-        c = model.config
-        wanted = _check_names(names)
-        kept = _indices(positions, num_tokens, "positions")
-        sizes = {
-            "T": len(kept), "S": num_tokens, "D": c.hidden_size, "N": c.num_attention_heads,
-            "K": c.num_key_value_heads, "H": c.head_dim, "F": c.intermediate_size, "V": c.vocab_size,
-        }  # fmt: skip
-        keys = _keys(wanted, sorted(_indices(layers, c.num_hidden_layers, "layers")))
-        return cls(keys, kept, kept == tuple(range(num_tokens)), sizes, model.dtype.itemsize)
+        c = runner.config
+        kept = indices(positions, num_tokens, "positions")
+        keys = keys_of(check_names(names), sorted(indices(layers, c.num_hidden_layers, "layers")))
+        return cls(keys, kept, axis_sizes(c, len(kept), num_tokens), 4 if runner.dtype == "float32" else 2)
 
-    def has_side(self, side: str) -> bool:
-        return any(ACTIVATIONS[split_key(key)[0]].side == side for key in self.keys)
+    @property
+    def tapped(self) -> set[Key]:
+        """What the runner has to hand out."""
+        wanted = {split_key(key) for key in self.keys}
+        queries = {("q_rot", layer) for name, layer in wanted if name in ("scores", "pattern")}
+        return {key for key in wanted if key[0] not in (*FROM_CACHE, "logits")} | queries
 
     def wants(self, name: str, layer: int) -> bool:
         return make_key(name, layer) in self.keys
 
-    def rows_of(self, tensor: Tensor, axis: int) -> Tensor:
-        """Return the positions asked for."""
-        return tensor if self.takes_all else _take(tensor, axis, self.positions)
+    def rows_of(self, tensor: Tensor, first: int) -> Tensor:
+        """Return the positions asked for of a tensor whose first row is position `first`."""
+        rows = [position - first for position in self.positions]
+        return tensor if rows == list(range(len(tensor))) else _take(tensor, 0, rows)
 
     def num_bytes(self, key: str) -> int:
         activation = ACTIVATIONS[split_key(key)[0]]
         return math.prod(self.sizes[a] for a in activation.axes) * (4 if activation.is_float32 else self.itemsize)
 
     def working_bytes(self) -> int:
-        """What watching one layer's attention takes beside what is kept: its mask, and `attend_eagerly`."""
-        if not self.has_side("attend"):
+        """What one layer's attention takes beside what is kept: its mask, and `attend_eagerly`."""
+        if not any(ACTIVATIONS[split_key(key)[0]].is_float32 for key in self.keys):
             return 0
         s = self.sizes
-        mask = 2 * s["S"] * s["S"]
-        if not any(ACTIVATIONS[split_key(key)[0]].is_float32 for key in self.keys):
-            return mask
-        matrices = 2 * 4 * s["N"] * s["T"] * s["S"]
+        matrices = (1 + 2 * 4 * s["N"]) * s["T"] * s["S"]
         keys_and_values = 2 * 4 * s["S"] * s["N"] * s["H"]
-        return mask + matrices + keys_and_values
+        return matrices + keys_and_values
 
     def check_budget(self, budget_mb: float) -> None:
         by_name: dict[str, int] = {}
@@ -283,64 +306,15 @@ class _Plan:
         )
 
 
-class _Recorder:
-    """Keeps what the hooks and the attend object see, and only what the plan asks for."""
-
-    def __init__(self, plan: _Plan, head_dim: int) -> None:
-        self.plan = plan
-        self.head_dim = head_dim
-        self.kept: dict[str, Tensor] = {}
-
-    def watch(self, shell: LlamaForCausalLM) -> None:
-        """Hook every module that the plan reads from."""
-        for key in self.plan.keys:
-            name, layer = split_key(key)
-            root = shell if layer is None else shell.model.layers[layer]
-            if ACTIVATIONS[name].side != "attend":
-                self._hook(root.get_submodule(ACTIVATIONS[name].module), key)
-
-    def _hook(self, module: nn.Module, key: str) -> None:
-        activation = ACTIVATIONS[split_key(key)[0]]
-
-        def see(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            seen = (args[0] if activation.side == "in" else output)[0]  # the batch is one row
-            if len(activation.axes) > seen.ndim:
-                seen = seen.unflatten(-1, (-1, self.head_dim))
-            # The head is given the positions asked for, and no others.
-            has_all = activation.axes[0] == "T" and key != "logits"
-            self.kept[key] = self.plan.rows_of(seen, axis=0) if has_all else seen
-
-        module.register_forward_hook(see)
-
-    def record(self, layer_idx: int, q_BTNH: Tensor, context: Context) -> None:
-        """Keep what one layer's attention saw."""
-        q_BTNH = self.plan.rows_of(q_BTNH, axis=1)
-        self._keep("q_rot", layer_idx, q_BTNH[0])
-        self._keep("k_rot", layer_idx, context.k_BSKH[0])
-        if self.plan.wants("scores", layer_idx) or self.plan.wants("pattern", layer_idx):
-            visible_BTS = self.plan.rows_of(context.visible_BTS, axis=1)
-            seen = attend_eagerly(q_BTNH, context._replace(visible_BTS=visible_BTS))
-            self._keep("scores", layer_idx, seen.scores_BNTS[0])
-            self._keep("pattern", layer_idx, seen.pattern_BNTS[0])
-
-    def _keep(self, name: str, layer: int, tensor: Tensor) -> None:
-        if self.plan.wants(name, layer):
-            self.kept[make_key(name, layer)] = tensor
+def axis_sizes(config: ModelConfig, num_positions: int, num_tokens: int) -> dict[str, int]:
+    """Return the length of each axis by its letter."""
+    return {
+        "T": num_positions, "S": num_tokens, "D": config.hidden_size, "N": config.num_attention_heads,
+        "K": config.num_key_value_heads, "H": config.head_dim, "F": config.intermediate_size, "V": config.vocab_size,
+    }  # fmt: skip
 
 
-def _shell(module: ModuleT) -> ModuleT:
-    """Return a module tree that shares every parameter and buffer with `module`, but not its hook tables.
-
-    Hooks that a caller has put on the model run in a trace too: they are part of what the model computes.
-    """
-    shell = copy.copy(module)
-    own = shell.__dict__
-    own["_modules"] = {name: None if child is None else _shell(child) for name, child in own["_modules"].items()}
-    own["_forward_hooks"] = own["_forward_hooks"].copy()
-    return shell
-
-
-def _keys(names: Sequence[str], layers: Sequence[int]) -> tuple[str, ...]:
+def keys_of(names: Sequence[str], layers: Sequence[int]) -> tuple[str, ...]:
     """Every key, in the order of computation."""
     outer = [name for name in names if not ACTIVATIONS[name].in_layer]
     inner = [make_key(name, layer) for layer in layers for name in names if ACTIVATIONS[name].in_layer]
@@ -348,7 +322,7 @@ def _keys(names: Sequence[str], layers: Sequence[int]) -> tuple[str, ...]:
     return (*first, *inner, *outer[len(first) :])
 
 
-def _check_names(names: Collection[str] | None) -> list[str]:
+def check_names(names: Collection[str] | None) -> list[str]:
     """Return the names asked for, in the order of computation."""
     wanted = set(ACTIVATIONS) if names is None else {names} if isinstance(names, str) else set(names)
     unknown = sorted(map(str, wanted - set(ACTIVATIONS)))
@@ -358,7 +332,7 @@ def _check_names(names: Collection[str] | None) -> list[str]:
     return [name for name in ACTIVATIONS if name in wanted]
 
 
-def _indices(wanted: Collection[int] | None, size: int, what: str) -> tuple[int, ...]:
+def indices(wanted: Collection[int] | None, size: int, what: str) -> tuple[int, ...]:
     """Return the indices asked for, each once, in the order given, negative ones counted from the end."""
     if wanted is None:
         return tuple(range(size))

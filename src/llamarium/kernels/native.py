@@ -342,13 +342,13 @@ def pack(kind: Kind, num_columns: int, blocks: NDArray[np.uint8], tiles: NDArray
     _ready().lm_pack(kind, len(blocks), num_columns, blocks.ctypes.data, tiles.ctypes.data)
 
 
-def read_ns(data: "Tensor") -> int:
-    """Return the nanoseconds in which all threads read a tensor's memory once, as fast as they can.
+def read_ns(data: NDArray[np.float32]) -> int:
+    """Return the nanoseconds in which all threads read an array's memory once, as fast as they can.
 
     Args:
         data: Of a multiple of 32 KiB, larger than the caches, and written, so that each page is there.
     """
-    return _ready().lm_read_ns(data.data_ptr(), data.nbytes)
+    return _ready().lm_read_ns(data.ctypes.data, data.nbytes)
 
 
 def busy_ns() -> int:

@@ -16,14 +16,16 @@ import importlib
 import logging
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from llamarium.api import Llama, load
-from llamarium.attention import CausalAttend
 from llamarium.errors import ContextLengthError, OptionError, show_value
+from llamarium.inspect.passes import logits_of, num_rows, rows_logits
 from llamarium.inspect.score import scored_tokens
 from llamarium.inspect.tokens import check_count
 from llamarium.lm_eval.harness import harness
@@ -85,7 +87,7 @@ class LlamariumLM(LM):
         check_count(self.max_length, "max_length", limit)
         self.max_gen_toks = max_gen_toks
         check_count(max_gen_toks, "max_gen_toks", sys.maxsize)
-        self._device = self.llama.model.device
+        self._device = torch.device(self.llama.runner.device)
 
     # --- the three questions ------------------------------------------------------------------------------------------
 
@@ -245,22 +247,13 @@ class LlamariumLM(LM):
 
     @torch.inference_mode()
     def _answers(self, batch: Sequence[Sequence[int]], asked: Sequence[tuple[int, list[int]]]) -> list[Answer]:
-        """Compute rows and score continuations, each the last tokens of its row and one more.
-
-        Rows are filled up on the right, where causal attention looks from nowhere that counts.
-        """
-        model = self.llama.model
-        longest = max(map(len, batch))
-        ids_BT = torch.tensor([[*row, *[0] * (longest - len(row))] for row in batch], device=model.device)
-        positions_1T = torch.arange(longest, device=model.device).unsqueeze(0)
-        hidden_BTD = model.model(ids_BT, positions_1T, CausalAttend())
-        lengths = [len(ids) for _, ids in asked]
-        hidden_CD = torch.cat([hidden_BTD[b, len(batch[b]) - len(ids) : len(batch[b])] for b, ids in asked])
-        next_C = torch.tensor([i for _, ids in asked for i in ids], dtype=torch.int64, device=model.device)
-        scored = list(scored_tokens(model, hidden_CD, next_C))
-        logprobs = torch.cat([s.logprobs_C for s in scored]).cpu().split(lengths)  # sync: once a batch, to report
-        greedy = torch.cat([s.greedy_C for s in scored]).cpu().split(lengths)
-        return [(math.fsum(p.tolist()), bool(g.all())) for p, g in zip(logprobs, greedy, strict=True)]
+        """Compute rows and score continuations, each the last tokens of its row and one more."""
+        runner = self.llama.runner
+        wanted = [max(len(ids) for b, ids in asked if b == row) for row in range(len(batch))]
+        if sum(wanted) > num_rows(runner):  # then there is nothing to gain by running them side by side
+            return [_answer(logits_of(runner, batch[b], len(ids)), ids) for b, ids in asked]
+        logits = rows_logits(runner, batch, wanted)
+        return [_answer([logits[b][len(logits[b]) - len(ids) :]], ids) for b, ids in asked]
 
     def _generate(
         self, group: Sequence[int], prompts: Sequence[list[int]], given: Mapping[str, Any]
@@ -282,6 +275,13 @@ class LlamariumLM(LM):
                 "%d of %d requests exceed the context length of %d: their contexts lose their first tokens",
                 num_cut, num_requests, self.max_length,
             )  # fmt: skip
+
+
+def _answer(logits: Iterable[Tensor], ids: Sequence[int]) -> Answer:
+    """Return the log-probability of a continuation, and whether it is the greedy one."""
+    scored = list(scored_tokens(logits, ids))
+    total = math.fsum(chain.from_iterable(part.logprobs_C.tolist() for part in scored))  # sync: to report
+    return total, all(bool(part.greedy_C.all()) for part in scored)
 
 
 def rolling_pairs(ids: Sequence[int], prefix: int, max_length: int) -> Iterator[tuple[list[int], list[int]]]:

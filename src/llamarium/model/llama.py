@@ -111,16 +111,15 @@ class LlamaForCausalLM(nn.Module):
         """Project normalised hidden states (..., D) onto the vocabulary: (..., V)."""
         return self.lm_head(hidden)
 
-    def next_logits(self, ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> Tensor:
-        """Return the logits of what follows each row's last token, (B, V)."""
-        return self.logits(self.model(ids_BT, positions_BT, attend)[:, -1])
-
     def tie_weights(self) -> None:
         """Make the head's weight the embedding's own Parameter, if the config says so."""
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def _check_ids(self, ids_BT: Tensor) -> None:
+        if not isinstance(ids_BT, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance] - a caller's list, say
+            kind = type(ids_BT).__name__
+            raise InputError(f"token ids are a {kind}; expected a tensor (B, T) of int64: torch.tensor([[1, 2, 3]])")
         if ids_BT.ndim != 2 or ids_BT.numel() == 0 or ids_BT.dtype not in (torch.int64, torch.int32):
             found = f"{tuple(ids_BT.shape)} of {ids_BT.dtype}"
             raise InputError(f"token ids are {found}; expected a non-empty (B, T) of int64 or int32")

@@ -7,9 +7,7 @@ Weights, names and results to rounding are the same.
 import torch
 from torch import Tensor, nn
 
-from llamarium.kernels import native
 from llamarium.kernels.cpu_half import linear_half
-from llamarium.kernels.threads import one_torch_thread
 from llamarium.quant.swap import swap_linears
 
 
@@ -34,23 +32,6 @@ class HalfLinear(nn.Linear):
     def _get_name(self) -> str:
         # print(model) shows the module tree that people know; which kernel runs is shown by `llamarium doctor`.
         return "Linear"
-
-
-class KernelLinear(HalfLinear):
-    """A bfloat16 Linear that the C kernels multiply, for any number of rows: each row's bits are those it has alone.
-
-    On another device, or where a gradient is wanted, it is a `HalfLinear`.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Multiply: (..., in_features) to (..., out_features)."""
-        wants_grad = torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad)
-        if wants_grad or input.device.type != "cpu" or self.weight.dtype is not torch.bfloat16:
-            return super().forward(input)
-        matrix = native.Matrix(native.Kind.BF16, *self.weight.shape, self.weight.data_ptr(), None)
-        with one_torch_thread():
-            rows = input.reshape(-1, self.in_features).float().contiguous()
-            return native.product(matrix, rows).to(input.dtype).view(*input.shape[:-1], self.out_features)
 
 
 def use_half_linears(model: nn.Module) -> int:

@@ -8,7 +8,7 @@ not quantized at all.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from llamarium.checkpoints.open import open_model
 from llamarium.checkpoints.packed.save import save_packed
 from llamarium.errors import OptionError
 from llamarium.inspect.divergence import compare
+from llamarium.inspect.passes import CHUNK_BYTES
 from llamarium.inspect.tokens import check_count
 from llamarium.io import atomic_folder
 from llamarium.model import LlamaForCausalLM
@@ -167,9 +168,15 @@ def _mean_kl(model: LlamaForCausalLM, windows_BT: Tensor, original: LlamaForCaus
     positions_1T = torch.arange(windows_BT.shape[1]).unsqueeze(0)
     for ids_T, reference_TD in zip(windows_BT, reference_BTD, strict=True):
         hidden_TD = model.model(ids_T.unsqueeze(0), positions_1T, CausalAttend())[0]
-        for _, compared, *_ in compare(model, hidden_TD, original, reference_TD):
+        for compared, *_ in compare(_logits(model, hidden_TD), _logits(original, reference_TD)):
             total, count = total + float(compared.kl_C.double().sum()), count + len(compared.kl_C)
     return total / count
+
+
+def _logits(model: LlamaForCausalLM, hidden_TD: Tensor) -> Iterator[Tensor]:
+    """Yield the logits of hidden states (C, V), float32, a few positions at a time."""
+    for part_CD in hidden_TD.split(max(1, CHUNK_BYTES // (4 * model.config.vocab_size))):
+        yield model.logits(part_CD).float()
 
 
 def _check_options(head: str, method: str, calibration: str | None) -> None:

@@ -1,0 +1,14 @@
+"""How a model is executed: one `Runner` protocol, one `Batch`, one paged cache, and taps on what is computed.
+
+| file | what it is |
+|---|---|
+| `batch` | the one description of a step of work, for one stream or hundreds |
+| `runner` | the protocol: run a batch over kept keys and values |
+| `blocks` | which blocks of a cache belong to whom |
+| `cache` | keys and values for the C kernels |
+| `native_runner` | C on a CPU, without torch |
+| `module_runner` | the modules themselves, on any device: the reference of all others |
+| `taps` | the activations that a pass can hand out |
+| `weights` | a model's weights as the C kernels read them |
+| `loaded` | which runner answers: the one that was chosen, or the modules where somebody has edited them |
+"""

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from llamarium.api import Llama
 from llamarium.errors import LlamariumError, OutputError, TrainingError
+from llamarium.generation.options import AnswerOptions
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import flops
 from llamarium.quant.base import QuantizedLinear
@@ -296,7 +297,9 @@ class _Loop:
         self._doing("writing a sample")
         llama = Llama("the model", model.eval(), self.setup.tokenizer)
         try:
-            options = {"max_tokens": config.sample_tokens, "temperature": _SAMPLE_TEMPERATURE, "seed": config.seed}
+            options: AnswerOptions = {
+                "max_tokens": config.sample_tokens, "temperature": _SAMPLE_TEMPERATURE, "seed": config.seed,
+            }  # fmt: skip
             if self.setup.chat:
                 made = llama.chat([{"role": "user", "content": config.sample_prompt}], **options)
             else:

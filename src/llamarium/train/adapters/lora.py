@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from llamarium.errors import TrainingError, escape, show_value
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedLinear
+from llamarium.runtime.adapters import LowRank
 
 ALL_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Every Linear of a layer; the head is none of them."""
@@ -259,6 +260,18 @@ def without_adapters(model: nn.Module) -> Generator[None]:
 def lora_linears(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
     """Yield the adapted Linears with their full names."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, LoRALinear))
+
+
+@torch.no_grad()
+def low_rank_of(model: nn.Module) -> dict[str, LowRank]:
+    """Return the adapters of a model on the CPU as the C kernels add them, over the memory of A and B."""
+    found: dict[str, LowRank] = {}
+    for name, linear in lora_linears(model):
+        a, b = linear.lora_A.weight.detach().contiguous().numpy(), linear.lora_B.weight.detach().contiguous().numpy()
+        magnitude = linear.lora_magnitude_vector
+        gain = None if magnitude is None else (magnitude / linear.row_norms()).numpy()
+        found[name] = LowRank(linear.config.scale, a, b, gain)
+    return found
 
 
 def meta_linear(in_features: int, out_features: int) -> nn.Linear:

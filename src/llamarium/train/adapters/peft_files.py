@@ -52,7 +52,7 @@ from llamarium.train.adapters.base_check import (
     linears_fingerprint,
     projection,
 )
-from llamarium.train.adapters.lora import LoRAConfig, apply_lora, lora_linears, target_names
+from llamarium.train.adapters.lora import LoRAConfig, apply_lora, lora_linears, low_rank_of, target_names
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -143,6 +143,24 @@ def base_name(folder: Path) -> str | None:
     return name
 
 
+def with_adapter(llama: Llama, folder: Path) -> Llama:
+    """Return a model with an adapter on it, and the tokenizer beside the adapter: its dialogs are those it learned.
+
+    On a CPU with the C kernels the adapter runs there, beside the base's packed products.
+
+    Args:
+        llama: The base. Its modules get the adapter.
+        folder: The adapter's.
+
+    Raises:
+        LlamariumError: As `load_adapter`, or if the tokenizer cannot be read or has more ids than the model.
+    """
+    load_adapter(llama.model, folder)
+    loaded = llama.loaded.with_adapter(low_rank_of(llama.model) if llama.loaded.native is not None else None)
+    made = Llama(llama.name, loaded, llama.optional_tokenizer, llama.sources, llama.generation_config)
+    return with_tokenizer_of(made, folder)
+
+
 def with_tokenizer_of(llama: Llama, folder: Path) -> Llama:
     """Return a model with the tokenizer beside its adapter, if there is one: its dialogs are those that were learned.
 
@@ -154,7 +172,7 @@ def with_tokenizer_of(llama: Llama, folder: Path) -> Llama:
         return llama
     fit_tokenizer(tokenizer, llama.config, folder)
     recommended = with_answer_ends(llama.generation_config, llama.config, tokenizer)
-    return Llama(llama.name, llama.model, tokenizer, llama.sources, recommended, kv_cache_dtype=llama.kv_cache_dtype)
+    return Llama(llama.name, llama.loaded, tokenizer, llama.sources, recommended)
 
 
 def with_answer_ends(recommended: Mapping[str, Any], config: ModelConfig, tokenizer: Tokenizer) -> Mapping[str, Any]:

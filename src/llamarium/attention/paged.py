@@ -1,0 +1,246 @@
+"""Attention over a paged cache: sequences of any lengths, packed into one row of tokens.
+
+A cache is a number of slots, in blocks; a sequence's position p lies in the slot that its block table names. So
+sequences grow without being moved, share what they have in common, and leave without a gap. The model sees one row of
+M tokens, whichever sequences they belong to; each sequence's queries see its own slots, and nothing else.
+
+At a long context it is the cache that a token's time goes into: 8,000 tokens of Llama 3.2 1B are 262 MB in bfloat16,
+and every new token reads all of it. Kept in 8 bits it is little more than half (`to_codes`).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llamarium.attention.base import Context
+from llamarium.attention.cached import SCALE_BYTES, to_codes
+from llamarium.errors import InputError, MemoryBudgetError
+from llamarium.kernels.memory import reserve
+
+
+class PagedCache:
+    """Keys and values of every layer, in blocks of slots.
+
+    Args:
+        num_layers: L.
+        num_blocks: How many blocks.
+        block_size: P, slots of a block.
+        num_key_value_heads: K.
+        head_dim: H.
+        dtype: Of the keys and values; torch.int8 keeps codes and scales.
+        device: Where they live.
+
+    Raises:
+        MemoryBudgetError: If there is not that much memory.
+
+    Attributes:
+        k: L tensors of (slots, K, H): a sequence whose blocks lie side by side is read where it lies.
+        v: The same for the values.
+        k_scales: With int8, L tensors of (slots, K, 1), float32: keys are k * k_scales. Else nothing.
+        v_scales: The same for the values.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_key_value_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.block_size, self.dtype, self.device = block_size, dtype, torch.device(device)
+        self._num_layers, self._heads = num_layers, (num_key_value_heads, head_dim)
+        self.k, self.v, self.k_scales, self.v_scales = ([] for _ in range(4))  # pyright: ignore[reportAttributeAccessIssue]
+        self._allocate(num_blocks)
+
+    k: list[Tensor]
+    v: list[Tensor]
+    k_scales: list[Tensor]
+    v_scales: list[Tensor]
+
+    def _allocate(self, num_blocks: int) -> None:
+        slots, (heads, head_dim) = num_blocks * self.block_size, self._heads
+        num_scaled = self._num_layers if self.dtype is torch.int8 else 0
+        try:
+            self.k, self.v = (
+                [self._zeros(slots, heads, head_dim, self.dtype) for _ in range(self._num_layers)] for _ in "kv"
+            )
+            self.k_scales, self.v_scales = (
+                [self._zeros(slots, heads, 1, torch.float32) for _ in range(num_scaled)] for _ in "kv"
+            )
+        except (RuntimeError, MemoryError):
+            bytes_per_vector = head_dim * self.dtype.itemsize + (SCALE_BYTES if num_scaled else 0)
+            gigabytes = 2 * self._num_layers * slots * heads * bytes_per_vector / 1e9
+            raise MemoryBudgetError(
+                f"keys and values of {slots} positions take {gigabytes:,.1f} GB, more than there is; ask for fewer "
+                "tokens (max_tokens) or fewer answers at once (n)"
+            ) from None
+        self.num_blocks = num_blocks
+
+    def _zeros(self, slots: int, heads: int, width: int, dtype: torch.dtype) -> Tensor:
+        if self.device.type != "cpu" or slots == 0:
+            return torch.zeros(slots, heads, width, dtype=dtype, device=self.device)
+        return (
+            torch.from_numpy(reserve((slots * heads * width * dtype.itemsize,), np.uint8))
+            .view(dtype)
+            .view(slots, heads, width)
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """What keys and values together occupy once all slots are used, scales included."""
+        return sum(t.numel() * t.element_size() for t in self._tensors())
+
+    def _tensors(self) -> list[Tensor]:
+        return [*self.k, *self.v, *self.k_scales, *self.v_scales]
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one block's content to another, in all layers."""
+        for tensor in self._tensors():
+            blocks = tensor.unflatten(0, (-1, self.block_size))
+            blocks[target] = blocks[source]
+
+    def grow(self, num_blocks: int) -> None:
+        """Become larger; what the blocks hold stays.
+
+        Raises:
+            MemoryBudgetError: If there is not that much memory.
+        """
+        before = self._tensors()
+        self._allocate(num_blocks)
+        for new, kept in zip(self._tensors(), before, strict=True):
+            new[: len(kept)] = kept
+
+    def read(self, layer_idx: int, blocks: Sequence[int], num_slots: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of a sequence's first positions: (S, K, H) each; of int8 as float32."""
+        slots = find_slots(blocks, self.block_size, num_slots, self.device)
+        return self.at(layer_idx, slots, torch.float32)
+
+    def at(self, layer_idx: int, slots: slice | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return keys and values of some slots, (S, K, H) each; of int8 as numbers of `dtype`."""
+        k_SKH, v_SKH = self.k[layer_idx][slots], self.v[layer_idx][slots]
+        if not self.k_scales:
+            return k_SKH, v_SKH
+        k_scale_SK1, v_scale_SK1 = self.k_scales[layer_idx][slots], self.v_scales[layer_idx][slots]
+        return (k_SKH * k_scale_SK1).to(dtype), (v_SKH * v_scale_SK1).to(dtype)
+
+    def put(self, layer_idx: int, slots: slice | Tensor, k_MKH: Tensor, v_MKH: Tensor) -> None:
+        """Keep keys and values of M tokens in these slots."""
+        for kept, scales, new_MKH in ((self.k, self.k_scales, k_MKH), (self.v, self.v_scales, v_MKH)):
+            if scales:
+                new_MKH, scale_MK1 = to_codes(new_MKH)
+                scales[layer_idx][slots] = scale_MK1
+            kept[layer_idx][slots] = new_MKH
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The tokens of one sequence in a packed row.
+
+    Attributes:
+        rows: Where they are in the row.
+        start: The first one's position; the others follow it.
+        slots: Of all positions of the sequence, up to the last of these tokens: (S,), or the slice that they are.
+    """
+
+    rows: slice
+    start: int
+    slots: slice | Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the run."""
+        return self.rows.stop - self.rows.start
+
+    @property
+    def end(self) -> int:
+        """S: positions that the last of them sees."""
+        return self.start + self.num_tokens
+
+
+class PagedAttend:
+    """Attention of one packed row over a `PagedCache`; holds for one pass.
+
+    Args:
+        cache: Where keys and values are kept; all positions before a run have been filled by earlier passes.
+        runs: One for each sequence, in the order of their rows.
+    """
+
+    def __init__(self, cache: PagedCache, runs: Sequence[Run]) -> None:
+        self.cache, self.runs = cache, runs
+        self._new = [_from(run.slots, run.start, run.end) for run in runs]
+        self._masks: dict[int, Tensor] = {}
+
+    def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
+        """Store k and v, then return (1, M, N, H).
+
+        Raises:
+            InputError: If the tokens are not one packed row of the runs' tokens.
+        """
+        if q_BTNH.shape[:2] != (1, self.runs[-1].rows.stop):
+            raise InputError(f"{tuple(q_BTNH.shape[:2])} tokens; expected (1, {self.runs[-1].rows.stop}), as the runs")
+        for run, slots in zip(self.runs, self._new, strict=True):
+            self.cache.put(layer_idx, slots, k_BTKH[0, run.rows], v_BTKH[0, run.rows])
+        parts = [self._attend(layer_idx, i, run, q_BTNH[:, run.rows]) for i, run in enumerate(self.runs)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def context(self, layer_idx: int, k_BTKH: Tensor, v_BTKH: Tensor) -> Context:
+        """The cached keys and values of the one sequence that there is.
+
+        Raises:
+            InputError: If there are several, whose contexts are several too.
+        """
+        if len(self.runs) != 1:
+            raise InputError(f"{len(self.runs)} sequences have no context in common; expected one")
+        run = self.runs[0]
+        k_SKH, v_SKH = self.cache.at(layer_idx, run.slots, k_BTKH.dtype)
+        return Context(k_SKH.unsqueeze(0), v_SKH.unsqueeze(0), self._visible(run).unsqueeze(0))
+
+    def _attend(self, layer_idx: int, i: int, run: Run, q_1TNH: Tensor) -> Tensor:
+        k_SKH, v_SKH = self.cache.at(layer_idx, run.slots, q_1TNH.dtype)
+        k_1KSH, v_1KSH = k_SKH.transpose(0, 1).unsqueeze(0), v_SKH.transpose(0, 1).unsqueeze(0)
+        if run.num_tokens == 1:
+            return _decode(q_1TNH, k_1KSH, v_1KSH)
+        if run.start and i not in self._masks:
+            self._masks[i] = self._visible(run)
+        out_1NTH = F.scaled_dot_product_attention(
+            q_1TNH.transpose(1, 2),
+            k_1KSH,
+            v_1KSH,
+            attn_mask=self._masks.get(i),
+            is_causal=run.start == 0,  # the plain triangle
+            enable_gqa=True,
+        )
+        return out_1NTH.transpose(1, 2)
+
+    def _visible(self, run: Run) -> Tensor:
+        """(T, S): position s is visible to position p if s <= p."""
+        positions_S = torch.arange(run.end, device=self.cache.device)
+        return positions_S <= positions_S[run.start :].unsqueeze(1)
+
+
+def _decode(q_11NH: Tensor, k_1KSH: Tensor, v_1KSH: Tensor) -> Tensor:
+    """One token: the G query heads of a group stand where tokens stand, so no key is read twice."""
+    q_1KGH = q_11NH.view(1, k_1KSH.shape[1], -1, q_11NH.shape[-1])
+    return F.scaled_dot_product_attention(q_1KGH, k_1KSH, v_1KSH).reshape(q_11NH.shape)
+
+
+def find_slots(blocks: Sequence[int], block_size: int, num_slots: int, device: torch.device | str) -> slice | Tensor:
+    """Return the slots of a sequence's first positions; a slice where its blocks lie side by side."""
+    used = list(blocks[: math.ceil(num_slots / block_size)])
+    if used == list(range(used[0], used[0] + len(used))):
+        return slice(used[0] * block_size, used[0] * block_size + num_slots)
+    starts_B1 = torch.tensor(used, device=device).unsqueeze(1) * block_size
+    return (starts_B1 + torch.arange(block_size, device=device)).flatten()[:num_slots]
+
+
+def _from(slots: slice | Tensor, start: int, end: int) -> slice | Tensor:
+    return slice(slots.start + start, slots.start + end) if isinstance(slots, slice) else slots[start:end]

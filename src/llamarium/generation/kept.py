@@ -1,0 +1,169 @@
+"""Sequences whose keys and values are kept, and the step that brings them up to date. Never torch.
+
+A sequence knows its ids and how many of them have been run. What is missing is run by the next `advance`: a prompt of
+thousands of tokens, the one token that was chosen last, or an edited dialog's new end are all the same to it. So
+sequences join and leave between any two steps, and nothing else is needed for that.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from llamarium.runtime.batch import Batch, Span, pack
+from llamarium.runtime.blocks import BlockPool, BlockTable, blocks_for
+from llamarium.runtime.runner import Cache, CacheDtype, Logits, Runner
+
+PREFILL_CHUNK = 2048  # tokens of a batch: bounds the activations of long prompts, not what is computed
+
+
+@dataclass(slots=True)
+class KeptSequence:
+    """One growing sequence.
+
+    Attributes:
+        ids: Its tokens; whoever chooses the next one appends it.
+        table: Where its keys and values lie.
+        num_run: How many of the tokens have their keys and values there.
+        adapter: Which of the runner's adapters it uses, -1 for none.
+    """
+
+    ids: list[int]
+    table: BlockTable
+    num_run: int = 0
+    adapter: int = -1
+
+
+class Memory:
+    """A cache, and who has which of its blocks.
+
+    Args:
+        runner: Makes the cache.
+        num_tokens: Room for so many, each sequence's rounded up to whole blocks.
+        dtype: What keys and values are kept in.
+    """
+
+    def __init__(self, runner: Runner, num_tokens: int = 0, dtype: CacheDtype = "auto") -> None:
+        num_blocks = blocks_for(num_tokens)
+        self.dtype = dtype
+        self.cache: Cache = runner.new_cache(num_blocks, dtype)
+        self._pool = BlockPool(num_blocks)
+
+    def begin(self, ids: Sequence[int], num_tokens: int = 0, adapter: int = -1) -> KeptSequence:
+        """Return a new sequence with room for so many tokens.
+
+        Raises:
+            MemoryBudgetError: If there are not as many free blocks.
+        """
+        table = BlockTable(self._pool)
+        table.reserve(num_tokens)
+        return KeptSequence(list(ids), table, adapter=adapter)
+
+    def fork(self, sequence: KeptSequence, num_tokens: int) -> KeptSequence:
+        """Return another sequence that goes on from here, with room for so many tokens in all.
+
+        Raises:
+            MemoryBudgetError: If there are not as many free blocks.
+        """
+        table = sequence.table.fork(sequence.num_run, self.cache.copy_block)
+        table.reserve(num_tokens)
+        return KeptSequence(list(sequence.ids), table, sequence.num_run, sequence.adapter)
+
+    def grow(self, sequence: KeptSequence, num_tokens: int, most: int) -> None:
+        """Give a sequence room for so many tokens, and the cache as many more blocks as that takes, or twice as many.
+
+        Raises:
+            MemoryBudgetError: If there is not that much memory.
+        """
+        missing = blocks_for(num_tokens) - len(sequence.table.blocks) - self._pool.num_free
+        if missing > 0:
+            before = self.cache.num_blocks
+            num_blocks = max(before + missing, min(2 * blocks_for(num_tokens), blocks_for(most)))
+            self.cache.grow(num_blocks)
+            self._pool.add(num_blocks - before)
+        sequence.table.reserve(num_tokens)
+
+
+class PrefixCache:
+    """The keys and values of one growing sequence, so that a dialog's next turn computes only what is new."""
+
+    def __init__(self, runner: Runner, dtype: CacheDtype = "auto") -> None:
+        self._start(runner, dtype)
+
+    def _start(self, runner: Runner, dtype: CacheDtype) -> None:
+        self.runner = runner
+        self.memory = Memory(runner, 0, dtype)
+        self.sequence = self.memory.begin(())
+
+    def use(self, runner: Runner, dtype: CacheDtype) -> None:
+        """Go on with this runner and dtype; what was kept otherwise is dropped, as it is another model's or rounded."""
+        if runner is not self.runner or dtype != self.memory.dtype:
+            self._start(runner, dtype)
+
+    def begin(self, ids: Sequence[int], num_tokens: int) -> KeptSequence:
+        """Return the sequence with exactly `ids`; what it has in common with what was there is not run again.
+
+        Args:
+            ids: The whole sequence.
+            num_tokens: How many tokens it may grow to.
+
+        Raises:
+            MemoryBudgetError: If there is not that much memory.
+        """
+        kept, same = self.sequence, 0
+        while same < min(len(ids) - 1, kept.num_run) and ids[same] == kept.ids[same]:
+            same += 1
+        kept.ids, kept.num_run = list(ids), same
+        self.memory.grow(kept, num_tokens, self.runner.config.max_position_embeddings)
+        return kept
+
+
+def advance(runner: Runner, cache: Cache, sequences: Sequence[KeptSequence], chunk: int = PREFILL_CHUNK) -> Logits:
+    """Run what each sequence has not run yet, and return the logits after each one's last token, (B, V).
+
+    Args:
+        runner: Executes.
+        cache: Holds the sequences' keys and values.
+        sequences: At least one, each with a token that has not been run.
+        chunk: Tokens of a batch; what is computed does not depend on it.
+    """
+    parts = [runner.run(batch, cache) for batch in batches(sequences, chunk)]
+    return parts[0] if len(parts) == 1 else _join(parts)
+
+
+def batches(sequences: Sequence[KeptSequence], chunk: int = PREFILL_CHUNK) -> Iterator[Batch]:
+    """Yield the batches that bring sequences up to date, and count what each has run as it is asked for the next.
+
+    Of each sequence's last token the logits are wanted, in the order of the sequences.
+    """
+    spans, ends, room = list[Span](), list[tuple[KeptSequence, int]](), chunk
+    for sequence in sequences:
+        start = sequence.num_run
+        while start < (count := len(sequence.ids)):
+            end = min(count, start + room)
+            ids, blocks = sequence.ids[start:end], sequence.table.blocks
+            spans.append(Span(ids, start, blocks, num_logits=int(end == count), adapter=sequence.adapter))
+            ends.append((sequence, end))
+            room, start = room - (end - start), end
+            if room == 0:
+                yield pack(spans)
+                _count(ends)
+                spans, ends, room = [], [], chunk
+    if spans:
+        yield pack(spans)
+        _count(ends)
+
+
+def _count(ends: Sequence[tuple[KeptSequence, int]]) -> None:
+    """Note what has been run: afterwards, so that after an interruption it is still true."""
+    for sequence, end in ends:
+        sequence.num_run = end
+
+
+def _join(parts: Sequence[Logits]) -> Logits:
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(cast("list[np.ndarray[Any, Any]]", parts))
+    import torch
+
+    return torch.cat(parts)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,62 @@
+"""Logits of a text's tokens through the runner that answers requests, a few positions at a time."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from llamarium.generation.kept import PREFILL_CHUNK, Memory
+from llamarium.runtime.batch import BLOCK_SIZE, Span, pack
+from llamarium.runtime.blocks import blocks_for
+from llamarium.runtime.runner import Runner
+
+CHUNK_BYTES = 64 * 2**20
+"""Of logits that are there at a time."""
+
+
+def num_rows(runner: Runner) -> int:
+    """Return how many rows of logits may be there at a time."""
+    return max(1, CHUNK_BYTES // (4 * runner.config.vocab_size))
+
+
+def logits_of(runner: Runner, ids: Sequence[int], num_logits: int | None = None) -> Iterator[Tensor]:
+    """Run a text and yield the logits of its last tokens, (C, V) float32, a few at a time and in order.
+
+    Args:
+        runner: Executes.
+        ids: At least one.
+        num_logits: Of how many tokens; of all where left out.
+    """
+    first = len(ids) - (len(ids) if num_logits is None else num_logits)
+    memory = Memory(runner, len(ids))
+    blocks = memory.begin(ids, len(ids)).table.blocks
+    for start in range(0, first, PREFILL_CHUNK):
+        part = ids[start : min(start + PREFILL_CHUNK, first)]
+        runner.run(pack([Span(part, start, blocks, num_logits=0)]), memory.cache)
+    step = num_rows(runner)
+    for start in range(first, len(ids), step):
+        part = ids[start : start + step]
+        span = Span(part, start, blocks, num_logits=len(part))
+        yield as_tensor(runner.run(pack([span]), memory.cache)).float()
+
+
+def rows_logits(runner: Runner, rows: Sequence[Sequence[int]], num_logits: Sequence[int]) -> list[Tensor]:
+    """Run texts side by side and return the logits of the last tokens of each, (its number, V) float32.
+
+    Args:
+        runner: Executes.
+        rows: The texts' ids, each at least one.
+        num_logits: Of how many tokens of each; together no more than `num_rows` says.
+    """
+    memory = Memory(runner, sum(blocks_for(len(ids)) for ids in rows) * BLOCK_SIZE)
+    spans = [
+        Span(ids, 0, memory.begin(ids, len(ids)).table.blocks, num_logits=count)
+        for ids, count in zip(rows, num_logits, strict=True)
+    ]
+    logits = as_tensor(runner.run(pack(spans), memory.cache)).float()
+    return list(logits.split(list(num_logits)))
+
+
+def as_tensor(values: object) -> Tensor:
+    """Return a runner's arrays as tensors, over the same memory."""
+    return values if isinstance(values, Tensor) else torch.from_numpy(values)

@@ -1,0 +1,29 @@
+"""Memory that is reserved now and taken when it is first written. Never torch."""
+
+import math
+import mmap
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Python names MAP_NORESERVE in later versions only
+
+
+def reserve(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Return an array of zeros whose pages are taken as they are written: a long context costs what is used of it.
+
+    Raises:
+        MemoryError: If there is no room for it in the address space.
+    """
+    kind = np.dtype(dtype)
+    count = math.prod(shape)
+    if count == 0:
+        return np.zeros(shape, kind)
+    try:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+        memory = mmap.mmap(-1, count * kind.itemsize, flags=flags)
+    except (OSError, OverflowError, ValueError) as error:
+        raise MemoryError(str(error)) from None
+    return np.frombuffer(memory, kind).reshape(shape)

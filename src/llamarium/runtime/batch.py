@@ -1,0 +1,104 @@
+"""The one description of a step of work: some tokens of some sequences, and where their past lies. Never torch.
+
+A prompt, a chunk of it, a decode step, a speculative check and any mixture of them are batches; nothing else describes
+them. Tokens are packed, without padding; positions are data; a sequence's past is a list of blocks of the cache.
+
+Shape suffixes: M tokens of the batch, R sequences, W tokens whose logits are wanted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK_SIZE = 64
+"""P, the tokens of a block of the cache: a power of two that divides the 256 slots of C's KV chunks
+(docs/decisions/0014)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A step of work. Arrays are C-contiguous.
+
+    Attributes:
+        token_ids: int64 (M,).
+        positions: int32 (M,); where each token stands in its own sequence.
+        sequences: int32 (M,); the row of `block_tables` that is its sequence's. The tokens of a sequence follow each
+            other, their positions ascending.
+        block_tables: int32 (R, blocks of the longest); position p lies in block table[p // P], slot p % P.
+        logit_rows: int32 (W,); the tokens whose logits are wanted, ascending.
+        adapters: int32 (R,); which of the runner's adapters each sequence uses, -1 for none; None where none uses any.
+    """
+
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int32]
+    sequences: NDArray[np.int32]
+    block_tables: NDArray[np.int32]
+    logit_rows: NDArray[np.int32]
+    adapters: NDArray[np.int32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens of one sequence that follow each other.
+
+    Attributes:
+        token_ids: At least one.
+        start: The first one's position.
+        blocks: The sequence's blocks, enough for the last one's position.
+        num_logits: Of how many of them, the last ones, the logits are wanted.
+        adapter: Which of the runner's adapters is used, -1 for none.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    blocks: Sequence[int]
+    num_logits: int = 1
+    adapter: int = -1
+
+
+def pack(spans: Sequence[Span]) -> Batch:
+    """Put spans of different sequences into one batch, in their order."""
+    if all(len(span.token_ids) == span.num_logits == 1 for span in spans):
+        return _pack_single(spans)
+    ids, positions, sequences, wanted = list[int](), list[range](), list[int](), list[int]()
+    for row, span in enumerate(spans):
+        count = len(span.token_ids)
+        ids.extend(span.token_ids)
+        positions.append(range(span.start, span.start + count))
+        sequences.extend([row] * count)
+        wanted.extend(range(len(ids) - span.num_logits, len(ids)))
+    return Batch(
+        np.array(ids, np.int64),
+        np.concatenate([np.arange(run.start, run.stop, dtype=np.int32) for run in positions]),
+        np.array(sequences, np.int32),
+        _tables(spans),
+        np.array(wanted, np.int32),
+        _adapters(spans),
+    )
+
+
+def _pack_single(spans: Sequence[Span]) -> Batch:
+    """The same for one token a sequence, as most batches are."""
+    rows = np.arange(len(spans), dtype=np.int32)
+    ids = np.array([span.token_ids[0] for span in spans], np.int64)
+    positions = np.array([span.start for span in spans], np.int32)
+    return Batch(ids, positions, rows, _tables(spans), rows, _adapters(spans))
+
+
+def _tables(spans: Sequence[Span]) -> NDArray[np.int32]:
+    """(R, blocks of the longest), each no longer than its span's last position needs."""
+    needed = [(span.start + len(span.token_ids) - 1) // BLOCK_SIZE + 1 for span in spans]
+    if len(spans) == 1:
+        return np.array([spans[0].blocks[: needed[0]]], np.int32)
+    tables = np.zeros((len(spans), max(needed)), np.int32)
+    for row, (span, count) in enumerate(zip(spans, needed, strict=True)):
+        tables[row, :count] = span.blocks[:count]
+    return tables
+
+
+def _adapters(spans: Sequence[Span]) -> NDArray[np.int32] | None:
+    if all(span.adapter < 0 for span in spans):
+        return None
+    return np.array([span.adapter for span in spans], np.int32)

@@ -1,0 +1,111 @@
+"""Keys and values for the C kernels: numpy arrays, paged. Never torch.
+
+A layer's keys are (blocks, K, P, H): those of one head lie together within a block, as the kernels read them.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamarium.config import ModelConfig
+from llamarium.errors import MemoryBudgetError
+from llamarium.kernels import native
+from llamarium.kernels.memory import reserve
+from llamarium.runtime.batch import BLOCK_SIZE
+
+_STORED = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}  # numpy has no bfloat16, but its bits
+
+C_DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
+"""The header's numbers for what keys, values and norms are kept in."""
+
+
+class NativeCache:
+    """Keys and values of every layer.
+
+    Args:
+        config: Of the model.
+        num_blocks: Blocks of `BLOCK_SIZE` slots.
+        dtype: "float32", "bfloat16" or "int8".
+
+    Raises:
+        MemoryBudgetError: If there is no room for it.
+
+    Attributes:
+        config: The same.
+        dtype: The same.
+        k: L arrays of (num_blocks, K, P, H); bfloat16 as its bits, uint16.
+        v: The same for the values.
+        k_scales: With int8, L arrays of (num_blocks, K, P), float32: keys are k * k_scales. Else nothing.
+        v_scales: The same for the values.
+        described: The same for C.
+    """
+
+    def __init__(self, config: ModelConfig, num_blocks: int, dtype: str) -> None:
+        self.config, self.dtype = config, dtype
+        self._allocate(num_blocks)
+
+    def _allocate(self, num_blocks: int) -> None:
+        config, layers = self.config, range(self.config.num_hidden_layers)
+        shape = (num_blocks, config.num_key_value_heads, BLOCK_SIZE)
+        scaled = layers if self.dtype == "int8" else ()
+        try:
+            self.k, self.v = ([reserve((*shape, config.head_dim), _STORED[self.dtype]) for _ in layers] for _ in "kv")
+            self.k_scales, self.v_scales = ([reserve(shape, np.float32) for _ in scaled] for _ in "kv")
+        except MemoryError:
+            raise MemoryBudgetError(
+                f"there is no room for keys and values of {num_blocks * BLOCK_SIZE} positions; ask for fewer tokens "
+                "(max_tokens) or fewer answers at once (n)"
+            ) from None
+        self.num_blocks = num_blocks
+        self.described = native.PagedCache(
+            C_DTYPES[self.dtype], num_blocks, BLOCK_SIZE,
+            *map(_pointers, (self.k, self.v, self.k_scales, self.v_scales)),
+        )  # fmt: skip
+
+    @property
+    def num_bytes(self) -> int:
+        """What keys and values together occupy once all blocks are used, scales included."""
+        return sum(array.nbytes for array in self._arrays())
+
+    def _arrays(self) -> list[NDArray[np.generic]]:
+        return [*self.k, *self.v, *self.k_scales, *self.v_scales]
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one block's content to another, in all layers."""
+        for array in self._arrays():
+            array[target] = array[source]
+
+    def grow(self, num_blocks: int) -> None:
+        """Become larger; what the blocks hold stays.
+
+        Raises:
+            MemoryBudgetError: If there is no room for it.
+        """
+        before = self._arrays()
+        self._allocate(num_blocks)
+        for new, kept in zip(self._arrays(), before, strict=True):
+            new[: len(kept)] = kept
+
+    def read(
+        self, layer_idx: int, blocks: Sequence[int], num_slots: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the keys and values of a sequence's first positions, as queries see them: (S, K, H) each."""
+        used = list(blocks[: -(-num_slots // BLOCK_SIZE)])
+        k_BKPH, v_BKPH = _floats(self.k[layer_idx][used]), _floats(self.v[layer_idx][used])
+        if self.k_scales:
+            k_BKPH = k_BKPH * self.k_scales[layer_idx][used][..., None]
+            v_BKPH = v_BKPH * self.v_scales[layer_idx][used][..., None]
+        k_SKH, v_SKH = (part.swapaxes(1, 2).reshape(-1, *part.shape[1::2])[:num_slots] for part in (k_BKPH, v_BKPH))
+        return k_SKH, v_SKH
+
+
+def _floats(stored: NDArray[np.generic]) -> NDArray[np.float32]:
+    if stored.dtype == np.uint16:
+        return (stored.astype(np.uint32) << 16).view(np.float32)
+    return stored.astype(np.float32)
+
+
+def _pointers(arrays: Sequence[NDArray[np.generic]]) -> "ctypes.Array[ctypes.c_void_p]":
+    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))

@@ -1,0 +1,119 @@
+"""A loaded model: the runner that answers, and the modules that people read, hook and train. Never torch by itself.
+
+With the C kernels a model answers without its modules, and so without torch. They are built when somebody asks for
+them, over the same memory. From then on every request asks once whether they are still what they were; if not, the
+request runs on the modules, and a warning says so once.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from llamarium.config import ModelConfig
+from llamarium.errors import OptionError
+from llamarium.runtime.adapters import Adapter
+from llamarium.runtime.native_runner import NativeRunner
+from llamarium.runtime.runner import Runner
+
+if TYPE_CHECKING:
+    from llamarium.model import LlamaForCausalLM
+    from llamarium.runtime.edits import Snapshot
+    from llamarium.runtime.module_runner import ModuleRunner
+
+
+class LoadedModel:
+    """A model's runner and its modules.
+
+    Args:
+        native: The runner that was chosen when the model was loaded, where the C kernels can run it.
+        build: Returns the modules over the same memory.
+        deterministic: Refuse a request that the modules would have to answer.
+        check: Called once a request, before anything runs; raises if a file that is in use has changed.
+    """
+
+    def __init__(
+        self,
+        native: NativeRunner,
+        build: "Callable[[], LlamaForCausalLM]",
+        *,
+        deterministic: bool = False,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        self._native: NativeRunner | None = native
+        self._build, self._check = build, check
+        self._deterministic = deterministic
+        self._model: LlamaForCausalLM | None = None
+        self._snapshot: Snapshot | None = None
+        self._modules: ModuleRunner | None = None
+
+    @classmethod
+    def of_modules(cls, model: "LlamaForCausalLM", check: Callable[[], None] | None = None) -> "LoadedModel":
+        """Return a model that is its modules."""
+        loaded = cls.__new__(cls)
+        loaded._native, loaded._snapshot, loaded._deterministic = None, None, False
+        loaded._build, loaded._check = lambda: model, check
+        loaded._model, loaded._modules = model, None
+        return loaded
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        return self.model.config if self._native is None else self._native.config
+
+    @property
+    def native(self) -> NativeRunner | None:
+        """The runner in C, where there is one; `runner` says whether it still answers."""
+        return self._native
+
+    def with_adapter(self, adapter: Adapter | None) -> "LoadedModel":
+        """Return this model with an adapter that has been put on its modules, so that C answers with it too.
+
+        Args:
+            adapter: The same as the modules have now, for C; None if it is none that C can add.
+        """
+        if self._native is None or adapter is None:
+            return LoadedModel.of_modules(self.model, self._check)
+        model = self.model
+        native = NativeRunner(self.config, self._native.weights, [adapter], default_adapter=0)
+        return LoadedModel(native, lambda: model, deterministic=self._deterministic, check=self._check)
+
+    @property
+    def model(self) -> "LlamaForCausalLM":
+        """The modules: plain, editable, over the memory that the runner reads."""
+        if self._model is None:
+            from llamarium.runtime.edits import Snapshot
+
+            self._model = self._build()
+            self._snapshot = Snapshot(self._model)
+        return self._model
+
+    def runner(self) -> Runner:
+        """Return what answers the next request.
+
+        Raises:
+            CheckpointError: If a file whose bytes are in use has been changed.
+            OptionError: If the model was loaded as deterministic, and its modules have been edited.
+        """
+        if self._check is not None:
+            self._check()
+        if self._native is not None and (self._snapshot is None or not self._snapshot.is_edited(self.model)):
+            return self._native
+        if self._native is not None and self._modules is None:
+            self._say_edited()
+        from llamarium.runtime.module_runner import ModuleRunner
+
+        if self._modules is None:
+            self._modules = ModuleRunner(self.model)
+        return self._modules
+
+    def _say_edited(self) -> None:
+        if self._deterministic:
+            raise OptionError(
+                "the model was loaded as deterministic, and its modules have been edited since (a hook, an adapter, a "
+                "patched method, a replaced weight), which the C kernels do not see; load it without deterministic"
+            )
+        warnings.warn(
+            "the model's modules have been edited (a hook, an adapter, a patched method, a replaced weight): PyTorch "
+            "answers from now on, as the C kernels do not see that",
+            stacklevel=4,
+        )

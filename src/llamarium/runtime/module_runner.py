@@ -1,0 +1,177 @@
+"""The modules themselves as a runner: any device, any dtype, adapters, hooks. The reference of all others.
+
+Taps are read by hooks, which sit on a shell of the model: it shares every weight and owns nothing but its hook tables.
+So a request on the same weights at the same moment is neither slowed nor recorded, and two recorders cannot mix. Hooks
+that a caller has put on the model run all the same: they are part of what the model computes.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from llamarium.attention.paged import PagedAttend, PagedCache, Run, find_slots
+from llamarium.config import ModelConfig
+from llamarium.errors import InputError
+from llamarium.model import LlamaForCausalLM
+from llamarium.runtime.batch import BLOCK_SIZE, Batch
+from llamarium.runtime.runner import Cache, CacheDtype, Logits
+from llamarium.runtime.taps import ACTIVATIONS, Key, Taps
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+class ModuleRunner:
+    """Runs a model's modules.
+
+    Attributes:
+        model: As it is at each request.
+    """
+
+    is_row_exact: bool = False
+
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        self.model = model
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        return self.model.config
+
+    @property
+    def device(self) -> str:
+        """Where the model computes."""
+        return str(self.model.device)
+
+    @property
+    def dtype(self) -> str:
+        """What the model computes in."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
+    def kv_dtype(self) -> str:
+        """What it keeps keys and values in: as it computes."""
+        return self.dtype
+
+    @property
+    def name(self) -> str:
+        """What computes, for people."""
+        return f"PyTorch in {self.dtype} on {self.device}"
+
+    def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto") -> PagedCache:
+        """Return an empty cache on the model's device; see `Runner.new_cache`."""
+        config = self.model.config
+        return PagedCache(
+            num_layers=config.num_hidden_layers,
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            num_key_value_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            dtype=torch.int8 if dtype == "int8" else self.model.dtype,
+            device=self.model.device,
+        )
+
+    def _whole(self, ids_1M: Tensor, positions_1M: Tensor, attend: PagedAttend, taps: Taps | None) -> Tensor:
+        """Call the model itself: the logits of all tokens, (M, V)."""
+        if taps is None:
+            return self.model(ids_1M, positions_1M, attend)[0]
+        shell = _shell(self.model)
+        _watch(shell, taps)
+        return shell(ids_1M, positions_1M, _TappedAttend(attend, taps))[0]
+
+    @torch.inference_mode()
+    def run(self, batch: Batch, cache: Cache, taps: Taps | None = None) -> Logits:
+        """Run the batch's tokens; see `Runner.run`.
+
+        Each row of logits that is tapped is a product of its own, as it is when a request is answered alone: PyTorch
+        rounds a product of several rows otherwise.
+
+        Raises:
+            InputError: If the cache is not one of this model's.
+        """
+        if not isinstance(cache, PagedCache) or len(cache.k) != len(self.model.model.layers):
+            raise InputError("the cache is another model's; expected one that this runner's new_cache made")
+        if batch.adapters is not None:
+            raise InputError("the modules have the adapter that was put on them, for every sequence; name none")
+        device = self.model.device
+        ids_1M = torch.from_numpy(batch.token_ids).to(device).unsqueeze(0)
+        positions_1M = torch.from_numpy(batch.positions).to(device, torch.int64).unsqueeze(0)
+        rows_W = torch.from_numpy(batch.logit_rows).to(device, torch.int64)
+        attend = PagedAttend(cache, _runs(batch, cache))
+        if _is_called_whole(self.model):
+            return _on_host(self._whole(ids_1M, positions_1M, attend, taps)[rows_W])
+        if taps is None:
+            hidden_WD = self.model.model(ids_1M, positions_1M, attend)[0][rows_W]
+            return _on_host(self.model.logits(hidden_WD))
+        shell = _shell(self.model)
+        _watch(shell, taps)
+        hidden_WD = shell.model(ids_1M, positions_1M, _TappedAttend(attend, taps))[0][rows_W]
+        rows = [self.model.logits(hidden_1D) for hidden_1D in hidden_WD.split(1)]
+        return _on_host(torch.cat(rows) if rows else self.model.logits(hidden_WD))
+
+
+def _is_called_whole(model: LlamaForCausalLM) -> bool:
+    """Whether somebody has hooked or patched the model itself, which would not be seen by calling its parts."""
+    own = vars(model)
+    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own)
+
+
+def _on_host(logits_WV: Tensor) -> Logits:
+    """Logits as float32 of numpy on a CPU; elsewhere they stay where they are."""
+    return logits_WV.float().numpy() if logits_WV.device.type == "cpu" else logits_WV
+
+
+def _runs(batch: Batch, cache: PagedCache) -> list[Run]:
+    """Return where each sequence's tokens are in the packed row, and where its past lies."""
+    borders = np.flatnonzero(np.diff(batch.sequences)) + 1
+    runs: list[Run] = []
+    for begin, end in zip([0, *borders.tolist()], [*borders.tolist(), len(batch.sequences)], strict=True):
+        start, table = int(batch.positions[begin]), batch.block_tables[batch.sequences[begin]].tolist()
+        slots = find_slots(table, cache.block_size, start + end - begin, cache.device)
+        runs.append(Run(slice(begin, end), start, slots))
+    return runs
+
+
+class _TappedAttend:
+    """An `Attend` whose rotated queries are handed out."""
+
+    def __init__(self, inner: PagedAttend, taps: Taps) -> None:
+        self._inner, self._taps = inner, taps
+
+    def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
+        self._taps.put(("q_rot", layer_idx), q_BTNH[0])
+        return self._inner(layer_idx, q_BTNH, k_BTKH, v_BTKH)
+
+
+def _watch(shell: LlamaForCausalLM, taps: Taps) -> None:
+    """Hook every module that something wanted is read from."""
+    head_dim = shell.config.head_dim
+    for key in taps.wanted:
+        name, layer = key
+        activation = ACTIVATIONS[name]
+        if activation.side != "attend":
+            root = shell if layer is None else shell.model.layers[layer]
+            hook = _reader(taps, key, activation.side == "in", head_dim if activation.axes.endswith("H") else None)
+            root.get_submodule(activation.module).register_forward_hook(hook)
+
+
+def _reader(taps: Taps, key: Key, is_input: bool, head_dim: int | None) -> Callable[..., None]:
+    def see(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        seen = (args[0] if is_input else output)[0]  # the batch is one packed row
+        if head_dim is not None and seen.ndim == 2:
+            seen = seen.unflatten(-1, (-1, head_dim))
+        taps.put(key, seen)
+
+    return see
+
+
+def _shell(module: ModuleT) -> ModuleT:
+    """Return a module tree that shares every parameter and buffer with `module`, but not its hook tables."""
+    shell = copy.copy(module)
+    own = shell.__dict__
+    own["_modules"] = {name: None if child is None else _shell(child) for name, child in own["_modules"].items()}
+    own["_forward_hooks"] = own["_forward_hooks"].copy()
+    return shell

@@ -1,0 +1,154 @@
+"""The C kernels as a runner: a whole batch, from ids to logits, in one call. Never torch.
+
+For one new token, what a model costs is reading its weights; hundreds of small operations, each started from Python,
+would cost as much again. So C gets the addresses of all weights once, and for each batch the addresses of its arrays.
+Residual stream, activations and logits are float32, where the modules round to the model's dtype after each operation.
+"""
+
+import ctypes
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamarium.config import ModelConfig
+from llamarium.errors import InputError
+from llamarium.kernels import native
+from llamarium.quant.formats import PACKED_FORMATS
+from llamarium.runtime.adapters import LINEARS, Adapter, describe
+from llamarium.runtime.batch import Batch
+from llamarium.runtime.cache import C_DTYPES, NativeCache
+from llamarium.runtime.rope import rope_frequencies
+from llamarium.runtime.runner import Cache, CacheDtype, Logits
+from llamarium.runtime.taps import ACTIVATIONS, Key, Taps
+from llamarium.runtime.weights import Weight
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_AXES = {"D": "hidden_size", "N": "num_attention_heads", "K": "num_key_value_heads", "H": "head_dim",
+         "F": "intermediate_size"}  # fmt: skip
+
+
+class NativeRunner:
+    """Runs a model's weights through the C kernels, on a CPU.
+
+    Args:
+        config: The model's shape.
+        weights: All of its weights by key; a tied head is no weight of its own.
+        adapters: Corrections that a sequence may ask for, by their place here (`Batch.adapters`).
+        default_adapter: Which of them is used where a batch does not say; -1 is none.
+    """
+
+    is_row_exact: bool = True
+    device: str = "cpu"
+    dtype: str = "float32"
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Weight],
+        adapters: Sequence[Adapter] = (),
+        default_adapter: int = -1,
+    ) -> None:
+        self._config, self.weights, self.adapters = config, weights, tuple(adapters)
+        self._default_adapter = default_adapter
+        self._frequencies = rope_frequencies(config)
+        self._layers = (native.Layer * config.num_hidden_layers)(*map(self._layer, range(config.num_hidden_layers)))
+        norm = weights["model.norm.weight"]
+        self.kv_dtype = "float32" if norm.type_name == "F32" else "bfloat16"
+        self._model = native.Model(
+            config.num_hidden_layers, config.hidden_size, config.intermediate_size, config.num_attention_heads,
+            config.num_key_value_heads, config.head_dim, config.rms_norm_eps, C_DTYPES[self.kv_dtype],
+            self._frequencies.ctypes.data, norm.data.ctypes.data, self._layers,
+            self._matrix(EMBEDDING), self._matrix(EMBEDDING if config.tie_word_embeddings else HEAD),
+            len(adapters), describe(adapters, config.num_hidden_layers),
+        )  # fmt: skip
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        return self._config
+
+    @property
+    def name(self) -> str:
+        """What computes, for people."""
+        return f"C ({native.kernels()})"
+
+    def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto") -> NativeCache:
+        """Return an empty cache; see `Runner.new_cache`."""
+        return NativeCache(self._config, num_blocks, self.kv_dtype if dtype == "auto" else dtype)
+
+    def run(self, batch: Batch, cache: Cache, taps: Taps | None = None) -> Logits:
+        """Run the batch's tokens; see `Runner.run`.
+
+        Raises:
+            InputError: If the cache is not of this model's shape.
+            MemoryBudgetError: If there is no memory for what lies between the layers.
+        """
+        if not isinstance(cache, NativeCache) or cache.config != self._config:
+            raise InputError("the cache is another model's; expected one that this runner's new_cache made")
+        logits_WV = np.empty((len(batch.logit_rows), self._config.vocab_size), np.float32)
+        kept = {} if taps is None else self._arrays(taps, len(batch.token_ids))
+        if batch.adapters is None and self._default_adapter >= 0:
+            batch = replace(batch, adapters=np.full(len(batch.block_tables), self._default_adapter, np.int32))
+        described = _describe_taps(kept, self._config)
+        native.run(self._model, cache.described, _describe(batch), described, logits_WV.ctypes.data)
+        for key, array in kept.items():
+            assert taps is not None
+            taps.put(key, array)
+        return logits_WV
+
+    def _layer(self, layer: int) -> native.Layer:
+        norms = ("input_layernorm", "post_attention_layernorm")
+        addresses = [self.weights[f"model.layers.{layer}.{name}.weight"].data.ctypes.data for name in norms]
+        matrices = {key: self._matrix(f"model.layers.{layer}.{name}.weight") for key, name in LINEARS.items()}
+        return native.Layer(*addresses, **matrices)
+
+    def _matrix(self, key: str) -> native.Matrix:
+        weight = self.weights[key]
+        kind = native.Kind[weight.type_name]
+        return native.Matrix(kind, *weight.shape, weight.data.ctypes.data, _codebook(weight.type_name))
+
+    def _arrays(self, taps: Taps, num_tokens: int) -> dict[Key, NDArray[np.float32]]:
+        """Return the memory for what is wanted of so many tokens: (M, ...) as the activation's axes say."""
+        return {key: np.empty((num_tokens, *self._sizes(key[0])), np.float32) for key in taps.wanted}
+
+    def _sizes(self, name: str) -> list[int]:
+        return [getattr(self._config, _AXES[axis]) for axis in ACTIVATIONS[name].axes[1:]]
+
+
+@functools.cache
+def _levels(type_name: str) -> NDArray[np.uint8] | None:
+    """Return what a type's codes stand for, plus 128, as the kernels read it; it stays where it is."""
+    packed = PACKED_FORMATS.get(type_name)
+    levels = None if packed is None else packed.levels
+    return None if levels is None else np.array([level + 128 for level in levels], np.uint8)
+
+
+def _codebook(type_name: str) -> int | None:
+    levels = _levels(type_name)
+    return None if levels is None else levels.ctypes.data
+
+
+def _describe(batch: Batch) -> native.Batch:
+    """Return a batch for C; it refers to the arrays of the given one."""
+    adapters = None if batch.adapters is None else batch.adapters.ctypes.data
+    return native.Batch(
+        len(batch.token_ids), *batch.block_tables.shape, len(batch.logit_rows), batch.token_ids.ctypes.data,
+        batch.positions.ctypes.data, batch.sequences.ctypes.data, batch.block_tables.ctypes.data,
+        batch.logit_rows.ctypes.data, adapters,
+    )  # fmt: skip
+
+
+def _describe_taps(kept: Mapping[Key, NDArray[np.float32]], config: ModelConfig) -> native.Taps | None:
+    """Return where C puts what is wanted; None where nothing is."""
+    if not kept:
+        return None
+    places = [
+        kept.get((name, layer)) for layer, name in product(range(config.num_hidden_layers), native.TAPS_OF_A_LAYER)
+    ]
+    addresses = (ctypes.c_void_p * len(places))(*(None if place is None else place.ctypes.data for place in places))
+    outer = [kept.get((name, None)) for name in ("embed", "final_norm")]
+    return native.Taps(*(None if place is None else place.ctypes.data for place in outer), addresses)

@@ -1,0 +1,91 @@
+"""What a pass computes on the way, and how somebody gets it. Never torch.
+
+A recorder names the activations that it wants, and the runner that answers requests hands them out: the same pass, the
+same bits, the same logits. What follows from others is not tapped: scores and pattern come from the very queries, and
+from the keys that the cache holds.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+Key = tuple[str, int | None]
+"""An activation's name, and its layer; None for those outside of the layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """Something that can be seen.
+
+    Attributes:
+        axes: One letter an axis: T the positions asked for, S all tokens, and the project's D N K H F V.
+        description: What it is.
+        module: The module that it is read from; within a layer relative to the layer, "" being the layer itself.
+        side: What goes into that module, what comes out, or what its `attend` saw.
+        in_layer: There is one for each layer.
+    """
+
+    axes: str
+    description: str
+    module: str
+    side: Literal["in", "out", "attend"] = "out"
+    in_layer: bool = True
+
+    @property
+    def is_float32(self) -> bool:
+        """Attention is written out in float32; all else is in the dtype that the runner computes in."""
+        return self.axes == "NTS"
+
+
+ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
+    {
+        "embed": Activation("TD", "rows of the embedding table", "model.embed_tokens", in_layer=False),
+        "attn_norm": Activation("TD", "residual stream, normalised for attention", "input_layernorm"),
+        "q": Activation("TNH", "queries, before rotation", "self_attn.q_proj"),
+        "k": Activation("SKH", "keys, before rotation", "self_attn.k_proj"),
+        "v": Activation("SKH", "values", "self_attn.v_proj"),
+        "q_rot": Activation("TNH", "queries, rotated by their positions", "self_attn", "attend"),
+        "k_rot": Activation("SKH", "keys, rotated by their positions, as the cache keeps them", "self_attn", "attend"),
+        "scores": Activation("NTS", "q·k / sqrt(H); -inf where a query may not look", "self_attn", "attend"),
+        "pattern": Activation("NTS", "softmax of the scores: who looks at whom", "self_attn", "attend"),
+        "head_out": Activation("TNH", "what each head gathered", "self_attn.o_proj", "in"),
+        "attn_out": Activation("TD", "what attention adds to the stream", "self_attn"),
+        "resid_mid": Activation("TD", "residual stream after attention", "post_attention_layernorm", "in"),
+        "mlp_norm": Activation("TD", "residual stream, normalised for the MLP", "post_attention_layernorm"),
+        "gate": Activation("TF", "gate projection", "mlp.act_fn", "in"),
+        "up": Activation("TF", "up projection", "mlp.up_proj"),
+        "act": Activation("TF", "silu(gate)", "mlp.act_fn"),
+        "gated": Activation("TF", "silu(gate) · up", "mlp.down_proj", "in"),
+        "mlp_out": Activation("TD", "what the MLP adds to the stream", "mlp"),
+        "resid": Activation("TD", "residual stream after the layer", ""),
+        "final_norm": Activation("TD", "residual stream, normalised for the head", "model.norm", in_layer=False),
+        "logits": Activation("TV", "a score for each token to come next", "lm_head", in_layer=False),
+    }
+)
+"""Every activation by its public name, in the order of computation."""
+
+FROM_CACHE = ("k_rot", "scores", "pattern")
+"""Those that follow from the queries and what the cache holds."""
+
+
+class Taps:
+    """What is wanted of a pass, and what it gave.
+
+    Args:
+        wanted: Keys of `ACTIVATIONS`, but none of `FROM_CACHE`, and not the logits, which a run returns.
+
+    Attributes:
+        wanted: The same, as a set.
+        kept: By key (M, ...) of the batch's tokens: float32 arrays of numpy from C, tensors from modules; one for each
+            part that the batch was run in.
+    """
+
+    def __init__(self, wanted: Iterable[Key]) -> None:
+        self.wanted = frozenset(wanted)
+        self.kept: dict[Key, list[Any]] = {key: [] for key in self.wanted}
+
+    def put(self, key: Key, value: Any) -> None:
+        """Hand out an activation, if it is wanted."""
+        if key in self.wanted:
+            self.kept[key].append(value)

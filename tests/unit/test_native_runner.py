@@ -1,0 +1,201 @@
+"""The runner in C against the modules, and against itself: alone, in company, in chunks, tapped."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from llamarium.errors import InputError
+from llamarium.generation.kept import KeptSequence, Memory, advance, batches
+from llamarium.kernels import native
+from llamarium.model import LlamaForCausalLM
+from llamarium.model.init import init_weights
+from llamarium.quant.ggml import quantize
+from llamarium.quant.packed import pack_ggml
+from llamarium.quant.swap import swap_linears
+from llamarium.runtime.batch import BLOCK_SIZE, Span, pack
+from llamarium.runtime.module_runner import ModuleRunner
+from llamarium.runtime.native_runner import NativeRunner
+from llamarium.runtime.runner import CacheDtype, Runner
+from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Taps
+from native_models import CONFIG, build, native_runner, weights_of
+
+TAPPED = [name for name in ACTIVATIONS if name not in (*FROM_CACHE, "logits")]
+KEYS = [(name, layer) for name in TAPPED for layer in (range(3) if ACTIVATIONS[name].in_layer else (None,))]
+
+
+def begin(
+    runner: Runner, prompts: list[list[int]], room: int, dtype: str = "auto"
+) -> tuple[Memory, list[KeptSequence]]:
+    memory = Memory(runner, sum(-(-room // BLOCK_SIZE) * BLOCK_SIZE for _ in prompts), dtype)
+    return memory, [memory.begin(prompt, room) for prompt in prompts]
+
+
+def last_logits(runner: Runner, prompts: list[list[int]], chunk: int = 2048, dtype: CacheDtype = "auto") -> np.ndarray:
+    memory, sequences = begin(runner, prompts, max(map(len, prompts)), dtype)
+    return advance(runner, memory.cache, sequences, chunk)
+
+
+def both(type_name: str | None, dtype: torch.dtype = torch.float32, head_dim: int = 32) -> tuple[Runner, Runner]:
+    """The same weights through the modules and through C."""
+    model = build(type_name, dtype, head_dim)
+    return ModuleRunner(model), native_runner(model)
+
+
+@pytest.mark.parametrize(("type_name", "head_dim"), [("Q8_0", 32), ("Q4_1", 64), ("Q8_0", 16)])
+def test_a_pass_equals_the_modules(kernels: str, type_name: str, head_dim: int) -> None:
+    prompts = [list(range(1, 290)), [7, 8, 9]]  # beyond one chunk of 256 slots, and of different lengths
+    logits = []
+    for runner in both(type_name, head_dim=head_dim):
+        memory, sequences = begin(runner, prompts, 8200)
+        first = advance(runner, memory.cache, sequences)
+        far = sequences[0]
+        far.ids, far.num_run = [*far.ids, *[0] * (8192 - len(far.ids)), 5], 8192  # what lies between is zeros, in both
+        sequences[1].ids.append(6)
+        logits.append((first, advance(runner, memory.cache, sequences)))
+    for expected, found in zip(*logits, strict=True):
+        # An input near the middle of two codes may be rounded the other way: 1/254 of the largest of its group.
+        np.testing.assert_allclose(found, expected, rtol=0, atol=5e-2 * float(expected.std()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_pass_over_plain_weights_equals_the_modules_in_float32(kernels: str, dtype: torch.dtype) -> None:
+    model = build(None, dtype)
+    exact, runner = ModuleRunner(build(None, dtype).float()), native_runner(model)
+    for ids in ([11], list(range(1, 100)), list(range(5, 300))):
+        expected, found = last_logits(exact, [ids]), last_logits(runner, [ids])
+        share = 1e-5 if dtype == torch.float32 else 2e-2  # the cache is in bfloat16
+        np.testing.assert_allclose(found, expected, rtol=0, atol=share * float(expected.std()))
+
+
+@pytest.mark.parametrize("type_name", ["Q4_0", None])
+def test_tokens_have_the_same_bits_chunked_batched_and_on_any_number_of_threads(
+    type_name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = both(type_name, torch.bfloat16)[1]
+    ids = torch.randint(300, (1, 600), generator=torch.Generator().manual_seed(0)).tolist()[0]
+
+    def last(chunk: int, count: int, others: int) -> np.ndarray:
+        monkeypatch.setattr(native, "num_threads", lambda: count)
+        return last_logits(runner, [ids, *([[3] * 600] * others)], chunk)[0]
+
+    expected = last(600, 1, 0)
+    for chunk, count, others in ((600, 2, 0), (1000, 3, 2), (7, 1, 0), (1, 2, 1), (333, 2, 0)):
+        assert (last(chunk, count, others) == expected).all()
+
+
+def test_it_matters_not_where_the_blocks_lie() -> None:
+    runner = both("Q8_0")[1]
+    ids = list(range(1, 280))
+    cache = runner.new_cache(9)
+    logits = [runner.run(pack([Span(ids, 0, blocks)]), cache) for blocks in ([0, 1, 2, 3, 4], [8, 2, 5, 0, 7])]
+    assert (logits[0] == logits[1]).all()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 5, 7, 9])
+def test_beside_a_huge_score_the_others_weigh_nothing(kernels: str, num_tokens: int) -> None:
+    model = init_weights(LlamaForCausalLM(CONFIG), seed=3).bfloat16().eval().requires_grad_(False)
+    for layer in model.model.layers:
+        for name in ("q_proj", "k_proj"):
+            layer.self_attn.get_submodule(name).get_parameter("weight").fill_(1e6)  # all slots score alike
+    ids = [7] * num_tokens
+    expected, found = last_logits(ModuleRunner(model), [ids]), last_logits(native_runner(model), [ids])
+    assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(4, 4, 32), (6, 3, 16), (3, 1, 64), (4, 1, 72), (5, 1, 32), (2, 1, 48)]
+)
+def test_rows_that_are_taken_together_see_what_each_sees_alone(
+    kernels: str, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    config = replace(
+        CONFIG, num_hidden_layers=1, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    model = init_weights(LlamaForCausalLM(config), seed=1).requires_grad_(False)
+    swap_linears(model, lambda _, linear: pack_ggml(quantize(linear.weight, "Q8_0"), "Q8_0"), skip=())
+    model.to(torch.bfloat16 if dtype == torch.bfloat16 else torch.float32).eval()
+    runner = native_runner(model)
+    ids = torch.randint(300, (301,), generator=torch.Generator().manual_seed(3)).tolist()
+
+    def run(chunk: int) -> np.ndarray:
+        memory, (sequence,) = begin(runner, [ids], 301, "int8" if dtype == torch.int8 else "auto")
+        blocks = sequence.table.blocks
+        spans = [
+            Span(ids[at : at + chunk], at, blocks, num_logits=len(ids[at : at + chunk])) for at in range(0, 301, chunk)
+        ]
+        return np.concatenate([runner.run(pack([span]), memory.cache) for span in spans])
+
+    alone = run(1)  # 8 rows of a sequence are the fewest that are taken together, 32 the most
+    assert all((run(chunk) == alone).all() for chunk in (8, 45, 301))
+
+
+@pytest.mark.parametrize(
+    ("type_name", "dtype"), [("Q4_0", torch.bfloat16), (None, torch.bfloat16), (None, torch.float32)]
+)
+def test_tapped_logits_have_the_same_bits_for_every_subset_of_names(type_name: str | None, dtype: torch.dtype) -> None:
+    runner, ids = both(type_name, dtype)[1], list(range(3, 80))
+    expected = last_logits(runner, [ids])
+    for wanted in [KEYS, *([key] for key in KEYS), KEYS[::2], []]:
+        memory, (sequence,) = begin(runner, [ids], 80)
+        (batch,) = batches([sequence])
+        taps = Taps(wanted)
+        assert (runner.run(batch, memory.cache, taps) == expected).all()
+        assert {key for key, kept in taps.kept.items() if len(kept) == 1 and len(kept[0]) == len(ids)} == set(wanted)
+
+
+def test_taps_are_what_the_modules_compute() -> None:
+    exact, runner = both(None, torch.float32)
+    ids, seen = list(range(3, 40)), list[dict[tuple[str, int | None], np.ndarray]]()
+    for one in (exact, runner):
+        memory, (sequence,) = begin(one, [ids], 40)
+        taps = Taps(KEYS)
+        for batch in batches([sequence], 20):
+            one.run(batch, memory.cache, taps)
+        seen.append({key: np.concatenate([np.asarray(part) for part in kept]) for key, kept in taps.kept.items()})
+    for key in KEYS:
+        expected, found = seen[0][key], seen[1][key]
+        assert found.shape == expected.shape, key
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()), err_msg=str(key))
+
+
+def test_a_step_of_decoding_is_tapped_from_its_own_cache() -> None:
+    exact, runner = both(None, torch.float32)
+    seen = []
+    for one in (exact, runner):
+        memory, (sequence,) = begin(one, [[5, 6, 7]], 8)
+        advance(one, memory.cache, [sequence])
+        sequence.ids.append(8)
+        taps = Taps([("head_out", 2)])
+        (batch,) = batches([sequence])
+        one.run(batch, memory.cache, taps)
+        seen.append(np.asarray(taps.kept["head_out", 2][0]))
+    assert seen[0].shape == (1, 4, 32)
+    np.testing.assert_allclose(seen[1], seen[0], rtol=0, atol=1e-5)
+
+
+def test_a_row_that_is_not_finite_harms_no_other() -> None:
+    model = build(None, torch.bfloat16, config=replace(CONFIG, tie_word_embeddings=False))
+    model.model.embed_tokens.weight[9] = float("nan")
+    runner = native_runner(model)
+    expected = last_logits(runner, [[1, 2, 3]])[0]
+    bad, good = last_logits(runner, [[1, 9, 3], [1, 2, 3]])
+    assert np.isnan(bad).all() and (good == expected).all()
+
+
+def test_another_models_cache_is_refused() -> None:
+    runner = both("Q8_0")[1]
+    other = NativeRunner(replace(CONFIG, num_hidden_layers=1), weights_of(build("Q8_0")))
+    for cache in (other.new_cache(1), ModuleRunner(build("Q8_0")).new_cache(1)):
+        with pytest.raises(InputError, match="the cache is another model's"):
+            runner.run(pack([Span([1], 0, [0])]), cache)
+
+
+def test_a_block_or_token_that_there_is_not_is_refused() -> None:
+    runner = both("Q8_0")[1]
+    for span, error in ((Span([1], 0, [5]), InputError), (Span([300], 0, [0]), IndexError)):
+        with pytest.raises(error):
+            runner.run(pack([span]), runner.new_cache(1))
