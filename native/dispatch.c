@@ -1,7 +1,6 @@
-/* Which kernels this machine can run, and what is made of them. */
+/* Which sets of kernels this machine can run, and every call handed to the one in use. */
 #include <stdatomic.h>
 #include <stddef.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "tiles.h"
@@ -104,10 +103,6 @@ int lm_run(const lm_model *model, const lm_cache *cache, const lm_batch *batch, 
     return ops()->run(model, cache, batch, taps, logits);
 }
 
-int lm_forward(const lm_model *model, const lm_row_cache *cache, const lm_place *places, int32_t num_rows, float *hidden) {
-    return ops()->forward(model, cache, places, num_rows, hidden);
-}
-
 int lm_product(const lm_matrix *w, const float *x, int32_t num_rows, float *y) {
     return ops()->product(w, x, num_rows, y);
 }
@@ -118,27 +113,4 @@ int lm_lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *
 
 int lm_choose(const float *logits, int32_t num_rows, int32_t count, const lm_choice *how, int32_t *ids) {
     return ops()->choose(logits, num_rows, count, how, ids);
-}
-
-static void round_to(int32_t dtype, float *x, size_t count) {
-    for (size_t i = 0; i < count && dtype == LM_BFLOAT16; i++) x[i] = from_bf16(to_bf16(x[i]));
-}
-
-int lm_step(const lm_model *model, const lm_row_cache *cache, const lm_place *places, const int64_t *ids, int32_t num_rows,
-            const lm_matrix *table, const lm_matrix *head, int32_t dtype, float *logits) {
-    const size_t size = (size_t)num_rows * model->hidden;
-    float *hidden = malloc(size * sizeof(float));
-    if (hidden == NULL) return LM_NO_MEMORY;
-    int code = lm_lookup(table, ids, num_rows, hidden);
-    if (code == LM_OK) {
-        round_to(dtype, hidden, size);
-        code = lm_forward(model, cache, places, num_rows, hidden);
-    }
-    if (code == LM_OK) {
-        round_to(dtype, hidden, size);
-        code = lm_product(head, hidden, num_rows, logits);
-    }
-    if (code == LM_OK) round_to(dtype, logits, (size_t)num_rows * head->rows);
-    free(hidden);
-    return code;
 }

@@ -283,7 +283,7 @@ static void run_head(const pass *p, lm_team team) {
     adapt_all(p, team, &s, 0, model->head.rows, p->logits, model->head.rows);
 }
 
-/* The last norm of all rows: a tap, and what lm_forward is for. */
+/* The last norm of all rows, where it is wanted. */
 static void tap_final_norm(const pass *p, lm_team team) {
     const size_t hidden = p->model->hidden;
     float *out = p->taps != NULL ? p->taps->final_norm : NULL;

@@ -121,29 +121,6 @@ typedef struct {
  * block, sequence, adapter or row, that there is not; then nothing is computed. `taps` may be NULL. */
 LM_EXPORT int lm_run(const lm_model *model, const lm_cache *cache, const lm_batch *batch, const lm_taps *taps, float *logits);
 
-/* --- the interface before lm_run, as long as it is used ----------------------------------------------------------- */
-
-/* Keys and values of (row, kv head, slot, head_dim), one pointer a layer. */
-typedef struct {
-    int32_t dtype;
-    int64_t row_stride, head_stride; /* in elements, multiples of head_dim */
-    void **k, **v;
-    float **k_scales, **v_scales; /* of LM_INT8 only */
-} lm_row_cache;
-
-/* One row of tokens' place: which row of the cache, and which slot of it. A row sees slots 0 to its own. */
-typedef struct {
-    int32_t cache_row, position;
-} lm_place;
-
-/* Run `num_rows` embedded tokens (num_rows, hidden) through all layers and the last norm, in place. */
-LM_EXPORT int lm_forward(const lm_model *model, const lm_row_cache *cache, const lm_place *places, int32_t num_rows, float *hidden);
-
-/* A step of decoding, from tokens to logits (num_rows, head.rows): `lm_lookup`, `lm_forward` and `lm_product`, where what goes
- * from one to the next, and the logits, are rounded to `dtype`, LM_FLOAT32 or LM_BFLOAT16. */
-LM_EXPORT int lm_step(const lm_model *model, const lm_row_cache *cache, const lm_place *places, const int64_t *ids, int32_t num_rows,
-                      const lm_matrix *table, const lm_matrix *head, int32_t dtype, float *logits);
-
 /* --- parts -------------------------------------------------------------------------------------------------------- */
 
 /* y (num_rows, w.rows) = x (num_rows, w.cols) w^T */
@@ -187,7 +164,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 11
+#define LM_INTERFACE 12
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "amx", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */

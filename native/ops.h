@@ -15,7 +15,6 @@ typedef struct {
 typedef struct {
     const char *name;
     int (*run)(const lm_model *, const lm_cache *, const lm_batch *, const lm_taps *, float *logits);
-    int (*forward)(const lm_model *, const lm_row_cache *, const lm_place *, int32_t num_rows, float *hidden);
     int (*product)(const lm_matrix *, const float *x, int32_t num_rows, float *y);
     int (*lookup)(const lm_matrix *, const int64_t *rows, int32_t num_rows, float *out);
     int (*choose)(const float *logits, int32_t num_rows, int32_t count, const lm_choice *how, int32_t *ids);

@@ -152,7 +152,7 @@ static void lay_out(pass *p, arena *a, forms wanted, int num_threads) {
     forms of_head = {0};
     add_form(&of_head, &model->head);
     for (int row = 0; row < p->num_rows; row++) num_chunks += chunks_of(p, row);
-    if (p->batch->token_ids != NULL) p->hidden = take(a, rows * model->hidden * sizeof(float));
+    p->hidden = take(a, rows * model->hidden * sizeof(float));
     p->qkv = take(a, rows * (q_size + 2 * model->num_kv_heads * head_dim) * sizeof(float));
     p->angles = take(a, rows * head_dim * sizeof(float));
     p->partials = take(a, num_chunks * model->num_heads * (head_dim + 2) * sizeof(float));

@@ -86,7 +86,7 @@ static int run_rows(pass *p) {
         count_chunks(p);
         for (int i = 0; i < p->num_logits; i++) p->logit_rows[i] = p->batch->logit_rows[p->first_logit + i] - p->first;
         memset(p->counters, 0, ((size_t)model->num_layers + 1) * MAX_STAGES * sizeof(atomic_int));
-        if (p->batch->token_ids != NULL) look_up(&model->table, p->batch->token_ids + p->first, p->num_rows, p->hidden);
+        look_up(&model->table, p->batch->token_ids + p->first, p->num_rows, p->hidden);
         lm_parallel(run_pass, p);
         free(a.memory);
     }
@@ -123,39 +123,5 @@ static int run(const lm_model *model, const lm_cache *cache, const lm_batch *bat
             .taps = taps,
         });
     }
-    return code;
-}
-
-/* lm_forward: a cache whose rows are blocks that no sequence can fill. */
-static int forward(const lm_model *model, const lm_row_cache *cache, const lm_place *places, int32_t num_rows, float *hidden) {
-    int num_sequences = 0;
-    for (int i = 0; i < num_rows; i++) num_sequences = places[i].cache_row < num_sequences ? num_sequences : places[i].cache_row + 1;
-    int32_t *numbers = malloc(((size_t)num_rows * 2 + num_sequences) * sizeof(int32_t));
-    if (numbers == NULL) return LM_NO_MEMORY;
-    int32_t *positions = numbers, *sequences = numbers + num_rows, *tables = numbers + 2 * num_rows;
-    for (int i = 0; i < num_sequences; i++) tables[i] = i;
-    for (int i = 0; i < num_rows; i++) {
-        positions[i] = places[i].position;
-        sequences[i] = places[i].cache_row;
-    }
-    const lm_batch batch = {num_rows, num_sequences, 1, 0, NULL, positions, sequences, tables, NULL, NULL};
-    const int code = run_rows(&(pass){
-        .model = model,
-        .cache = {
-            .dtype = cache->dtype,
-            .block_bits = 30,
-            .block_slots = cache->row_stride / model->head_dim,
-            .head_slots = cache->head_stride / model->head_dim,
-            .k = cache->k,
-            .v = cache->v,
-            .k_scales = cache->k_scales,
-            .v_scales = cache->v_scales,
-        },
-        .batch = &batch,
-        .num_rows = num_rows,
-        .hidden = hidden,
-        .taps = &(lm_taps){.final_norm = hidden},
-    });
-    free(numbers);
     return code;
 }

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from llamarium.checkpoints import modules
 from llamarium.config import ModelConfig, RopeScaling
+from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
@@ -63,3 +65,8 @@ def weights_of(model: LlamaForCausalLM) -> Mapping[str, Weight]:
 def native_runner(model: LlamaForCausalLM) -> NativeRunner:
     """A runner over the memory of a model's modules."""
     return NativeRunner(model.config, weights_of(model))
+
+
+def product(matrix: native.Matrix, x: Tensor) -> Tensor:
+    """`native.product` of tensors."""
+    return torch.from_numpy(native.product(matrix, x.numpy()))

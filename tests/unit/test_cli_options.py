@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import gc
 import io
+import os
 import re
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from llamarium.cli.main import main
 from llamarium.errors import DownloadError, InputError
 from llamarium.generation.params import SamplingParams
 from llamarium.hub.packaged import packaged_path
+from llamarium.kernels.threads import num_threads
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -129,9 +131,53 @@ def test_threads_are_the_command_s_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     threads.set_threads(2)
     threads.set_threads(3)
     threads.put_threads_back()
-    assert seen == [2, 3, 5]
+    assert seen == [2, 3, 2, 5]
     threads.put_threads_back()
-    assert seen == [2, 3, 5]
+    assert seen == [2, 3, 2, 5]
+
+
+def test_threads_are_set_without_torch_and_for_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr("llamarium.kernels.threads._allowed_cpus", lambda: 9)
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    threads.set_threads(2)
+    assert (num_threads(), os.environ["OMP_NUM_THREADS"]) == (2, "2")  # which PyTorch reads when it is imported
+    threads.set_threads(3)
+    assert num_threads() == 3
+    threads.put_threads_back()
+    assert (num_threads(), os.environ["OMP_NUM_THREADS"]) == (4, "4")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    threads.set_threads(2)
+    threads.put_threads_back()
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+LATER = """
+from llamarium.cli.threads import put_threads_back, set_threads
+from llamarium.kernels.threads import num_threads
+set_threads(1)
+import torch
+assert (torch.get_num_threads(), num_threads()) == (1, 1)
+put_threads_back()
+assert torch.get_num_threads() == 3
+"""
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from llamarium.cli.main import main
+assert main(["generate", "x", "--threads", "1", "-n", "1", "-m", "shakespeare-char"]) == 0
+from llamarium.kernels.native import library
+assert library().lm_threads() == 1
+"""
+
+
+@pytest.mark.parametrize("script", [LATER, WITHOUT_TORCH])
+def test_threads_in_a_process_of_its_own(script: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "3"}
+    )
+    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1025", "3000000000"])

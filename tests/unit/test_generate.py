@@ -96,7 +96,7 @@ def test_chunked_prefill_equals_whole(model: LlamaForCausalLM, runner: Runner) -
 def logits_of(
     runner: Runner, prompts: list[list[int]], chunk: int = 2048
 ) -> tuple[Memory, torch.Tensor, list[KeptSequence]]:
-    memory = Memory(runner, 64 * len(prompts))
+    memory = Memory(runner, BLOCK_SIZE * len(prompts))
     sequences = [memory.begin(prompt, 64) for prompt in prompts]
     return memory, torch.from_numpy(advance(runner, memory.cache, sequences, chunk)), sequences
 

@@ -32,7 +32,7 @@ from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.native_runner import NativeRunner
 from llamarium.runtime.runner import Runner
-from native_models import native_runner
+from native_models import native_runner, product
 
 pytestmark = pytest.mark.alone  # with as many threads as there are cores
 
@@ -132,7 +132,7 @@ def test_product_equals_its_definition(kernels: str, type_name: str, extreme: in
             blocks, x = changed.view(blocks.shape), 3e4 * x.sign()
             x[::2].abs_()
         linear = pack_ggml(blocks, type_name)
-        expected, found = product_reference(x, linear), native.product(linear.matrix, x)
+        expected, found = product_reference(x, linear), product(linear.matrix, x)
         # The integer parts are exact; what is left is the order in which the groups are added.
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
@@ -143,11 +143,11 @@ def test_a_row_is_the_same_alone_among_others_and_on_any_number_of_threads(
 ) -> None:
     linear, x = pack_ggml(random_blocks(type_name, 200, 512), type_name), torch.randn(70, 512)
     monkeypatch.setattr(native, "num_threads", lambda: 1)
-    together = native.product(linear.matrix, x)
+    together = product(linear.matrix, x)
     for count in (2, 3, 7):
         monkeypatch.setattr(native, "num_threads", lambda count=count: count)
-        assert torch.equal(native.product(linear.matrix, x), together)
-    alone = torch.cat([native.product(linear.matrix, row.unsqueeze(0)) for row in x])
+        assert torch.equal(product(linear.matrix, x), together)
+    alone = torch.cat([product(linear.matrix, row.unsqueeze(0)) for row in x])
     assert torch.equal(alone, together)
 
 
@@ -155,7 +155,7 @@ def test_a_row_is_the_same_alone_among_others_and_on_any_number_of_threads(
 def test_halves_that_are_zero_subnormal_infinite_or_nan(kernels: str, type_name: str) -> None:
     values = [0.0, 2.0**-24, -(2.0**-15), 65504.0, float("inf"), float("nan")]
     linear, x = with_halves(type_name, values), torch.randn(2, 256)
-    y = native.product(linear.matrix, x)
+    y = product(linear.matrix, x)
     assert (y[:, 0] == 0).all() and y[:, 5].isnan().all() and not y[:, 4].isfinite().any()
     size = x.abs() @ linear.dequantize()[1:4].abs().T
     assert ((y - product_reference(x, linear))[:, 1:4].abs() <= 1e-6 * size).all() and (y[:, 1:4] != 0).all()
@@ -166,7 +166,7 @@ def test_halves_that_are_zero_subnormal_infinite_or_nan(kernels: str, type_name:
 def test_inputs_that_are_zero_or_not_finite(kernels: str, type_name: str) -> None:
     linear, x = pack_ggml(random_blocks(type_name, 16, 512), type_name), torch.randn(4, 512)
     x[0], x[1, 3], x[2, 400] = 0, float("nan"), float("inf")
-    y = native.product(linear.matrix, x)
+    y = product(linear.matrix, x)
     assert (y[0] == 0).all() and y[1:3].isnan().all() and y[3].isfinite().all()
 
 

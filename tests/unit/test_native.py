@@ -23,6 +23,7 @@ from llamarium.quant.packed import (
     product_reference,
     quantize_inputs,
 )
+from native_models import product
 
 pytestmark = pytest.mark.alone  # with as many threads as there are cores
 
@@ -85,7 +86,7 @@ def test_product_equals_its_definition(kernels: str, name: str, extreme: bool) -
         expected = product_reference(x, linear)
         # The integer parts are exact; what is left is the order in which the groups are added.
         largest = float(expected.abs().max())
-        torch.testing.assert_close(native.product(linear.matrix, x), expected, rtol=1e-5, atol=1e-5 * largest)
+        torch.testing.assert_close(product(linear.matrix, x), expected, rtol=1e-5, atol=1e-5 * largest)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 48, 65])
@@ -95,7 +96,7 @@ def test_a_product_of_bfloat16_equals_torchs(kernels: str, rows: int) -> None:
         x = x.bfloat16().float()  # as it rounds them itself
     matrix = native.Matrix(native.Kind.BF16, rows, 96, weight.data_ptr(), None)
     for count in (1, 3, 70):
-        torch.testing.assert_close(native.product(matrix, x[:count]), x[:count] @ weight.float().T, rtol=0, atol=1e-4)
+        torch.testing.assert_close(product(matrix, x[:count]), x[:count] @ weight.float().T, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", GROUPED)
@@ -104,11 +105,11 @@ def test_a_row_is_the_same_alone_among_others_and_on_any_number_of_threads(
 ) -> None:
     linear, x = random_linear(name, 200, 96), torch.randn(70, 96)
     monkeypatch.setattr(native, "num_threads", lambda: 1)
-    together = native.product(linear.matrix, x)
+    together = product(linear.matrix, x)
     for count in (2, 3, 7):
         monkeypatch.setattr(native, "num_threads", lambda count=count: count)
-        assert torch.equal(native.product(linear.matrix, x), together)
-    alone = torch.cat([native.product(linear.matrix, row.unsqueeze(0)) for row in x])
+        assert torch.equal(product(linear.matrix, x), together)
+    alone = torch.cat([product(linear.matrix, row.unsqueeze(0)) for row in x])
     assert torch.equal(alone, together)
 
 
@@ -116,7 +117,7 @@ def test_inputs_that_are_zero_or_not_finite(kernels: str) -> None:
     linear = random_linear("Q4_0", 16, 64)
     x = torch.randn(4, 64)
     x[0], x[1, 3], x[2, 40] = 0, float("nan"), float("inf")
-    y = native.product(linear.matrix, x)
+    y = product(linear.matrix, x)
     assert (y[0] == 0).all() and y[1:3].isnan().all() and y[3].isfinite().all()
 
 
@@ -124,7 +125,7 @@ def test_scales_that_are_subnormal_infinite_or_nan(kernels: str) -> None:
     codes = torch.full((16, 32), 9, dtype=torch.uint8)
     scale = torch.tensor([2.0**-24, -(2.0**-15), 65504.0, float("inf"), float("nan"), 0.0]).half()
     linear = LinearPacked.from_codes(codes[:6], scale.unsqueeze(1), PACKED_FORMATS["Q4_0"])
-    y = native.product(linear.matrix, torch.ones(1, 32))[0]
+    y = product(linear.matrix, torch.ones(1, 32))[0]
     torch.testing.assert_close(y[:3], scale[:3].float() * 32)
     assert y[3].isinf() and y[4].isnan() and y[5] == 0
     assert not linear.has_finite_scales() and random_linear("Q4_1", 20, 32).has_finite_scales()
@@ -140,7 +141,7 @@ def test_a_linear_serves_every_dtype_shape_and_gradient() -> None:
     linear = random_linear("Q4_1", 33, 64)
     x = torch.randn(2, 3, 64)
     assert linear(x).shape == (2, 3, 33) and linear(x.bfloat16()).dtype is torch.bfloat16
-    assert torch.equal(linear(x), native.product(linear.matrix, x.view(6, 64)).view(2, 3, 33))
+    assert torch.equal(linear(x), product(linear.matrix, x.view(6, 64)).view(2, 3, 33))
     wanted = x.clone().requires_grad_()
     linear(wanted).sum().backward()
     torch.testing.assert_close(wanted.grad, linear.dequantize().sum(0).expand_as(x))
@@ -215,7 +216,7 @@ def test_the_kernels_have_torchs_threads_and_torch_one_between_them(monkeypatch:
 def test_threads_sleep_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     linear, x = random_linear("Q4_0", 64, 96), torch.randn(1, 96)
     monkeypatch.setattr(native, "num_threads", lambda: 3)
-    native.product(linear.matrix, x)
+    product(linear.matrix, x)
     time.sleep(0.05)  # they wait for the next call for 3 ms
     before = time.process_time()
     time.sleep(0.4)

@@ -26,9 +26,10 @@ def test_spans_are_packed_in_order() -> None:
 
 
 def test_single_tokens_are_packed_alike() -> None:
-    spans = [Span([5], 3, [2]), Span([6], 130, [4, 0, 1])]
+    far = 2 * BLOCK_SIZE + 2
+    spans = [Span([5], 3, [2]), Span([6], far, [4, 0, 1])]
     fast = pack(spans)
-    assert fast.token_ids.tolist() == [5, 6] and fast.positions.tolist() == [3, 130]
+    assert fast.token_ids.tolist() == [5, 6] and fast.positions.tolist() == [3, far]
     assert fast.block_tables.tolist() == [[2, 0, 0], [4, 0, 1]] and fast.logit_rows.tolist() == [0, 1]
     assert all(array.flags.c_contiguous for array in (fast.token_ids, fast.positions, fast.block_tables))
 

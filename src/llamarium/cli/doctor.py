@@ -153,12 +153,15 @@ def _torch() -> Iterator[Check]:
         "build", f"{torch.__version__}, " + (f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only")
     )
     yield Check("instructions", torch.backends.cpu.get_cpu_capability())
-    given = os.environ.get("OMP_NUM_THREADS")
-    yield Check("threads", str(torch.get_num_threads()) + (f" (OMP_NUM_THREADS is {given})" if given else ""))
     yield Check("GPU", gpu)
 
 
 def _kernels() -> Iterator[Check]:
+    from llamarium.kernels.threads import num_threads
+
+    yield _native()
+    given = os.environ.get("OMP_NUM_THREADS")
+    yield Check("threads", str(num_threads()) + (f" (OMP_NUM_THREADS is {given})" if given else ""))
     try:
         from llamarium.kernels.cpu_half import cpu_has_native_bf16, cpu_has_native_fp16
     except ImportError:  # without torch, which has been said above
@@ -166,7 +169,6 @@ def _kernels() -> Iterator[Check]:
     for name, is_native in (("bfloat16", cpu_has_native_bf16()), ("float16", cpu_has_native_fp16())):
         how = "torch's own, the processor multiplies it" if is_native else "converted to float32 where that is faster"
         yield Check(f"{name} on CPU", how)
-    yield _native()
 
 
 def _native() -> Check:
@@ -177,7 +179,7 @@ def _native() -> Check:
     except LlamariumError as error:
         return Check("C kernels", str(error), ok=False)
     if found is not None:
-        return Check("C kernels", f"{found}, for 4 and 8 bit and for decoding")
+        return Check("C kernels", found)
     if os.environ.get(native.VARIABLE):
         return Check("C kernels", f"none, as {native.VARIABLE} asks: PyTorch does their work")
     how = f"PyTorch does their work, slowly: {native.HOW_TO_BUILD}"

@@ -1,25 +1,24 @@
 """The number of threads that a command computes with, for as long as it runs."""
 
 import os
+from collections.abc import Callable
 from threading import Event, Thread
 
 from llamarium.errors import OptionError
+from llamarium.kernels.threads import set_num_threads
 
-_before: list[int] = []  # what PyTorch was set to before each `set_threads` of this command
+_put_back: list[Callable[[], None]] = []  # one for each `set_threads` of this command
 
 
 def set_threads(threads: int | None) -> None:
-    """Give PyTorch this many CPU threads until the command ends; None leaves its choice.
+    """Compute with this many CPU threads until the command ends; None leaves the number as it is.
 
     Raises:
         OptionError: If the system does not start so many.
     """
     if threads is not None:
         _check_startable(threads)
-        import torch
-
-        _before.append(torch.get_num_threads())
-        torch.set_num_threads(threads)
+        _put_back.append(set_num_threads(threads))
 
 
 def _check_startable(threads: int) -> None:
@@ -49,9 +48,6 @@ def _check_startable(threads: int) -> None:
 
 
 def put_threads_back() -> None:
-    """Give PyTorch the threads that it had before the command: who calls `main` goes on with their own number."""
-    if _before:
-        import torch
-
-        torch.set_num_threads(_before[0])
-        _before.clear()
+    """Set the number that there was before the command: who calls `main` goes on with their own."""
+    while _put_back:
+        _put_back.pop()()

@@ -4,7 +4,7 @@ The library is built with the package and needs nothing at run time. Where it is
 was installed), everything runs through PyTorch, and `llamarium doctor` says so. `LLAMARIUM_KERNELS` chooses a set of
 kernels by name, and `torch` means none.
 
-All functions here take tensors on the CPU that the caller has checked: contiguous, of the stated dtype and shape.
+All functions here take arrays that the caller has checked: C-contiguous, of the stated dtype and shape.
 """
 
 import ctypes
@@ -14,9 +14,7 @@ import warnings
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from enum import IntEnum
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +22,7 @@ from numpy.typing import NDArray
 from llamarium.errors import InputError, MemoryBudgetError, OptionError, show_value
 from llamarium.kernels.threads import num_threads
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-INTERFACE = 11
+INTERFACE = 12
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -133,16 +128,6 @@ class Taps(Structure):
     _fields_ = (("embed", c_void_p), ("final_norm", c_void_p), ("layers", POINTER(c_void_p)))
 
 
-class Cache(Structure):
-    """`lm_row_cache`."""
-
-    _fields_ = (
-        ("dtype", c_int32), ("row_stride", c_int64), ("head_stride", c_int64),
-        ("k", POINTER(c_void_p)), ("v", POINTER(c_void_p)),
-        ("k_scales", POINTER(c_void_p)), ("v_scales", POINTER(c_void_p)),
-    )  # fmt: skip
-
-
 class Choice(Structure):
     """`lm_choice`."""
 
@@ -199,13 +184,8 @@ def _open() -> ctypes.CDLL | None:
     found.lm_kernels.restype = c_char_p
     found.lm_use_kernels.argtypes = [c_char_p]
     found.lm_run.argtypes = [POINTER(Model), POINTER(PagedCache), POINTER(Batch), POINTER(Taps), c_void_p]
-    found.lm_forward.argtypes = [POINTER(Model), POINTER(Cache), c_void_p, c_int32, c_void_p]
     found.lm_lookup.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
     found.lm_product.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
-    found.lm_step.argtypes = [
-        POINTER(Model), POINTER(Cache), c_void_p, c_void_p, c_int32, POINTER(Matrix), POINTER(Matrix),
-        c_int32, c_void_p,
-    ]  # fmt: skip
     found.lm_choose.argtypes = [c_void_p, c_int32, c_int32, POINTER(Choice), c_void_p]
     found.lm_pack.argtypes = [c_int32, c_int32, c_int32, c_void_p, c_void_p]
     found.lm_pack.restype = None
@@ -220,15 +200,14 @@ def kernels() -> str | None:
     return None if found is None else found.lm_kernels().decode()
 
 
-def product(matrix: Matrix, x: "Tensor") -> "Tensor":
-    """Multiply: x (M, in) float32 to (M, out) float32.
+def product(matrix: Matrix, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Multiply: x (M, in) to (M, out).
 
     Raises:
         MemoryBudgetError: If there is no memory for the inputs' codes.
     """
-    lib = _ready()
-    y = x.new_empty(x.shape[0], matrix.rows)
-    _check(lib.lm_product(matrix, x.data_ptr(), x.shape[0], y.data_ptr()))
+    y = np.empty((len(x), matrix.rows), np.float32)
+    _check(_ready().lm_product(matrix, x.ctypes.data, len(x), y.ctypes.data))
     return y
 
 
@@ -258,72 +237,19 @@ def run(model: Model, cache: PagedCache, batch: Batch, taps: Taps | None, logits
     _check(code)
 
 
-def forward(model: Model, cache: Cache, places: Sequence[tuple[int, int]], hidden_MD: "Tensor") -> None:
-    """Run embedded tokens through all layers and the last norm, in place.
-
-    Args:
-        model: The weights.
-        cache: Where keys and values are kept.
-        places: Each token's row and slot of the cache.
-        hidden_MD: float32.
-
-    Raises:
-        MemoryBudgetError: If there is no memory for what lies between the layers.
-    """
-    _check(_ready().lm_forward(model, cache, _numbers(places), len(places), hidden_MD.data_ptr()))
-
-
-def step(
-    model: Model,
-    cache: Cache,
-    places: Sequence[tuple[int, int]],
-    ids: "Tensor",
-    table: Matrix,
-    head: Matrix,
-    dtype: int,
-) -> "Tensor":
-    """Run one token a row, from ids, int64 (B, 1), to logits, float32 (B, V).
-
-    Args:
-        model: The weights.
-        cache: Where keys and values are kept.
-        places: Each token's row and slot of the cache.
-        ids: The tokens.
-        table: What they are looked up in.
-        head: The head's weight.
-        dtype: The number of what embeddings, hidden states and logits are rounded to.
-
-    Raises:
-        IndexError: If there is no such token.
-        MemoryBudgetError: If there is no memory for what lies between the layers.
-    """
-    import torch
-
-    logits, ids = torch.empty(len(places), head.rows), ids.contiguous()
-    code = _ready().lm_step(
-        model, cache, _numbers(places), ids.data_ptr(), len(places), table, head, dtype, logits.data_ptr()
-    )
-    if code == _NO_SUCH_ROW:
-        raise _no_such_row(ids, table)
-    _check(code)
-    return logits
-
-
-def lookup(matrix: Matrix, rows: "Tensor") -> "Tensor":
-    """Return some rows of a packed matrix, by their numbers, int64 (...): (..., in) float32.
+def lookup(matrix: Matrix, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return some rows of a matrix, by their numbers (...): (..., in).
 
     Raises:
         IndexError: If there is no such row.
     """
-    import torch
-
-    out = torch.empty(*rows.shape, matrix.cols)
-    if _ready().lm_lookup(matrix, rows.data_ptr(), rows.numel(), out.data_ptr()):
-        raise _no_such_row(rows, matrix)
+    out = np.empty((*rows.shape, matrix.cols), np.float32)
+    if _ready().lm_lookup(matrix, rows.ctypes.data, rows.size, out.ctypes.data):
+        raise IndexError(f"ids span {int(rows.min())}..{int(rows.max())}; expected 0..{matrix.rows - 1}")
     return out
 
 
-def choose(logits_BV: NDArray[np.float32], choices: "Sequence[Choice]") -> list[int]:
+def choose(logits_BV: NDArray[np.float32], choices: Sequence[Choice]) -> list[int]:
     """Choose a token for each row of logits, contiguous: its id, or -1 where they are NaN or have no finite maximum.
 
     Raises:
@@ -364,19 +290,6 @@ def _ready() -> ctypes.CDLL:
     return lib
 
 
-def _numbers(places: Sequence[tuple[int, int]]) -> "ctypes.Array[c_int32]":
-    return (c_int32 * (2 * len(places)))(*chain.from_iterable(places))
-
-
-def _no_such_row(rows: "Tensor", matrix: Matrix) -> IndexError:
-    return IndexError(f"ids span {int(rows.min())}..{int(rows.max())}; expected 0..{matrix.rows - 1}")
-
-
 def _check(code: int) -> None:
     if code:
         raise MemoryBudgetError("there is no memory left for this pass; ask for fewer tokens or answers at once")
-
-
-def pointers(tensors: "Sequence[Tensor]") -> "ctypes.Array[c_void_p]":
-    """Return the addresses of some tensors as C's array."""
-    return (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))

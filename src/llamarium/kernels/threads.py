@@ -9,9 +9,11 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+
+_VARIABLE = "OMP_NUM_THREADS"
 
 
 class _Held(threading.local):
@@ -23,13 +25,45 @@ _before_fork: int | None = None  # of a child: what its parent had, while PyTorc
 
 
 def num_threads() -> int:
-    """Return how many threads the kernels use: what PyTorch is set to, and no more than the CPUs that are allowed."""
+    """Return how many threads the kernels use: what PyTorch is set to, and no more than the CPUs that are allowed.
+
+    Where PyTorch is not imported, it is what PyTorch would be set to.
+    """
     return min(_wished_threads(), _allowed_cpus())
 
 
 def _wished_threads() -> int:
+    return _held.wished or _before_fork or _torch_threads()
+
+
+def _torch_threads() -> int:
     torch = sys.modules.get("torch")
-    return _held.wished or _before_fork or (default_threads() if torch is None else torch.get_num_threads())
+    return default_threads() if torch is None else torch.get_num_threads()
+
+
+def set_num_threads(count: int) -> Callable[[], None]:
+    """Let the kernels use so many threads, and PyTorch too: now, or from when it is imported, which this does not do.
+
+    Returns:
+        What puts back the number that was there before.
+    """
+    threads, variable = _torch_threads(), os.environ.get(_VARIABLE)
+
+    def put_back() -> None:
+        os.environ.pop(_VARIABLE, None)
+        if variable is not None:
+            os.environ[_VARIABLE] = variable
+        _set_torch_threads(threads)
+
+    os.environ[_VARIABLE] = str(count)  # PyTorch reads it when it is imported
+    _set_torch_threads(count)
+    return put_back
+
+
+def _set_torch_threads(count: int) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(count)
 
 
 @contextmanager
@@ -50,13 +84,13 @@ def one_torch_thread() -> Generator[None]:
         _held.wished = None
 
 
-@functools.cache
 def default_threads() -> int:
     """Return how many threads PyTorch would use: what OMP_NUM_THREADS says, else one for each core."""
-    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    given = os.environ.get(_VARIABLE, "").partition(",")[0]
     return int(given) if given.isdecimal() and int(given) > 0 else _num_cores()
 
 
+@functools.cache
 def _num_cores() -> int:
     """Return how many cores this process may run on; those that do the work of two logical processors count once."""
     if not hasattr(os, "sched_getaffinity"):

@@ -91,8 +91,9 @@ class LinearPacked(QuantizedLinear):
         if wants_grad or not self.uses_kernels or not is_here or native.library() is None:
             return super().forward(x)
         with one_torch_thread():
-            rows = x.reshape(-1, self.in_features).float().contiguous()
-            return native.product(self.matrix, rows).to(x.dtype).view(*x.shape[:-1], self.out_features)
+            rows = x.detach().reshape(-1, self.in_features).float().contiguous()
+            y = torch.from_numpy(native.product(self.matrix, rows.numpy()))
+            return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def parts(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the codes, scales and minima of some rows, by their numbers (n,), as `unpack_rows` does."""
@@ -143,7 +144,7 @@ class EmbeddingPacked(QuantizedEmbedding):
         is_here = ids.device.type == self.weight.device.type == "cpu"
         if not is_here or ids.dtype is not torch.int64 or native.library() is None:
             return self.linear.dequantize_at(ids.flatten(), self.dtype).view(*ids.shape, self.embedding_dim)
-        return native.lookup(self.linear.matrix, ids.contiguous()).to(self.dtype)
+        return torch.from_numpy(native.lookup(self.linear.matrix, ids.contiguous().numpy())).to(self.dtype)
 
     @property
     def linear(self) -> LinearPacked:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-BLOCK_SIZE = 64
+BLOCK_SIZE = 128
 """P, the tokens of a block of the cache: a power of two that divides the 256 slots of C's KV chunks
 (docs/decisions/0014)."""
 
