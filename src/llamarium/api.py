@@ -287,6 +287,15 @@ class Llama:
 
         return trace(self.runner, self.encode(text), **options)
 
+    def trace_steps(self, prompt: Prompt, num_steps: int, **options: Any) -> "Iterator[Trace]":
+        """Follow a greedy answer: the named activations of each step of decoding, from the answer's own cache.
+
+        Options are those of `llamarium.inspect.trace.trace_steps`.
+        """
+        from llamarium.inspect.trace import trace_steps
+
+        return trace_steps(self.runner, self.encode(prompt), num_steps, **options)
+
     def encode(self, prompt: Any) -> list[int]:
         """Return a prompt's ids: text with BOS where the model has one, ids as they are.
 
