@@ -28,7 +28,6 @@ from llamarium.cli.main import main
 from llamarium.errors import CheckpointError, LlamariumError, OptionError, OutputError, UnsupportedTokenizerError
 from llamarium.io import atomic_folder
 from llamarium.model import LlamaForCausalLM
-from llamarium.quant.half import HalfLinear
 from llamarium.quant.swap import quantize_linears
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.characters import CharacterTokenizer
@@ -56,11 +55,9 @@ def loaded(path: Path, **options: Any) -> LlamaForCausalLM:
 def test_a_loaded_model_comes_back(
     dtype: torch.dtype, tied: bool, model_files: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loaded on the CPU its projections are joined views, in bfloat16 its Linears are of half precision."""
-    monkeypatch.setattr("llamarium.kernels.native.library", lambda: None)  # with it, nothing is joined
+    """Without the kernels, so that the modules are loaded one by one."""
+    monkeypatch.setattr("llamarium.kernels.native.library", lambda: None)
     model = loaded(model_files(dtype=dtype, tie_word_embeddings=tied).huggingface())
-    assert isinstance(model.lm_head, HalfLinear) == (dtype == torch.bfloat16)
-    assert "Joined" in type(model.model.layers[0].self_attn).__name__
     save_model(model, tmp_path / "out")
     checkpoint = HuggingFaceCheckpoint(tmp_path / "out")
     assert checkpoint.config == model.config and ("lm_head.weight" in checkpoint.entries) is not tied

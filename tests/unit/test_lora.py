@@ -22,7 +22,6 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.quant.ggml import LinearGGML
-from llamarium.quant.half import HalfLinear
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.nf4 import Linear4bit
@@ -64,10 +63,8 @@ def plain(weight: Tensor) -> nn.Linear:
     return linear
 
 
-def half(weight: Tensor) -> HalfLinear:
-    linear = HalfLinear(weight.shape[1], weight.shape[0])
-    linear.weight = nn.Parameter(weight.bfloat16())
-    return linear
+def half(weight: Tensor) -> nn.Linear:
+    return plain(weight.bfloat16())
 
 
 BASES: dict[str, Callable[[Tensor], nn.Module]] = {

@@ -8,7 +8,6 @@ from torch import nn
 
 from llamarium.errors import OptionError
 from llamarium.presets import preset
-from llamarium.quant.half import HalfLinear, use_half_linears
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.nf4 import Linear4bit
@@ -115,26 +114,6 @@ def test_an_untied_head_may_be_quantized():
     model = Model(tied=False)
     quantize_linears(model, "Q8_0", skip=())
     assert isinstance(model.lm_head, Linear8bit)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_linears_change_nothing_but_the_kernel(dtype):
-    model, ids = Model().to(dtype), torch.arange(6).view(2, 3)
-    keys, shown, logits = list(model.state_dict()), repr(model), model(ids)
-    parameters = [id(p) for p in model.parameters()]
-    assert use_half_linears(model) == 10
-    assert all(type(m) is HalfLinear for m in model.modules() if isinstance(m, nn.Linear))
-    assert list(model.state_dict()) == keys and repr(model) == shown
-    assert [id(p) for p in model.parameters()] == parameters
-    assert model.lm_head.weight is model.embed_tokens.weight
-    with torch.no_grad():
-        torch.testing.assert_close(model(ids), logits)
-
-
-def test_half_linears_leave_a_bias_alone():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
-    use_half_linears(model)
-    assert type(model[0]) is nn.Linear and type(model[1]) is HalfLinear
 
 
 def test_llama_has_the_published_tree():

@@ -24,7 +24,6 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedLinear
 from llamarium.quant.formats import GROUP, PACKED_FORMATS
 from llamarium.quant.ggml import EmbeddingGGML, LinearGGML, dequantize
-from llamarium.quant.half import use_half_linears
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
 from llamarium.quant.swap import QUANTIZED_LINEARS
@@ -61,11 +60,8 @@ def load_model(
             model.set_submodule(name, loader.fill(name, module))
     if model.config.tie_word_embeddings:
         loader.tie(model)
-    if options.device == "cpu":
-        if dtype is not torch.float32:
-            use_half_linears(model)
-        if loader.packs and dtype is torch.bfloat16 and options.quantize != "NF4":
-            _warn_of_shapes(checkpoint, model)
+    if loader.packs and dtype is torch.bfloat16 and options.quantize != "NF4":
+        _warn_of_shapes(checkpoint, model)
     return model.eval().requires_grad_(False), tuple(loader.sources)
 
 

@@ -16,7 +16,6 @@ from llamarium.checkpoints.decode import FLOAT_DTYPES
 from llamarium.config import ModelConfig
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.formats import GROUP, PACKED_FORMATS
-from llamarium.quant.half import use_half_linears
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked
 from llamarium.runtime.weights import Weight
 
@@ -35,8 +34,6 @@ def build_model(config: ModelConfig, weights: Mapping[str, Weight]) -> LlamaForC
         model.set_submodule(name, _module(model.get_submodule(name), weight, dtype))
     if config.tie_word_embeddings:
         tie_head(model)
-    if dtype is not torch.float32:
-        use_half_linears(model)
     return model.eval().requires_grad_(False)
 
 
