@@ -4,6 +4,7 @@ The processes are started once and go through all scenarios one after another, a
 Each scenario is a function that both run, given its folder; what single processes do is done here, in the tests.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -30,6 +32,7 @@ from llamarium.train.distributed.process_group import init_process_group
 from llamarium.train.pretrain import prepare
 from llamarium.train.report.journal import read_journal
 from llamarium.train.run import run
+from llamarium.train.state import checkpoint
 
 pytestmark = pytest.mark.timeout(1000)  # the first test waits for two processes, on a busy machine for long
 SHAPE = (
@@ -143,10 +146,12 @@ def _rank_zero_fails(folder: Path) -> int:
 
 def _cannot_save(folder: Path) -> int:
     """The disk refuses what the first process writes."""
-    out = folder / "full-disk"
-    out.mkdir(exist_ok=True)
-    (out / ".saving-00000003").write_text("a file where a folder is to be made")
-    return _pretrain(folder, f"--out {out}")
+    words = f"--out {folder / 'full-disk'}"
+    if os.environ["RANK"] != "0":
+        return _pretrain(folder, words)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with mock.patch.object(checkpoint, "_seal", side_effect=full):
+        return _pretrain(folder, words)
 
 
 SCENARIOS: list[Callable[[Path], int]] = [

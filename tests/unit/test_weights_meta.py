@@ -335,7 +335,7 @@ def test_what_params_json_leaves_out_is_not_guessed(model_files):
         ({"dim": 130}, "no multiple of n_heads", ConfigError),
         ({"n_heads": None}, "n_heads is None", ConfigError),
         ({"norm_eps": -1}, "norm_eps is -1", ConfigError),
-        ({"norm_eps": float("nan")}, "norm_eps is nan", ConfigError),
+        ({"norm_eps": float("nan")}, "NaN is no number that JSON knows", ConfigError),
         ({"multiple_of": 0}, "multiple_of is 0", ConfigError),
         ({"ffn_dim_multiplier": "x"}, "ffn_dim_multiplier", ConfigError),
         ({"use_scaled_rope": 1}, "use_scaled_rope is 1", ConfigError),
