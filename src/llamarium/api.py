@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args, overload
 
+from llamarium.adapters.files import base_of, read_adapter
+from llamarium.adapters.load import with_adapter, with_tokenizer_of
 from llamarium.checkpoints.loaded import load_weights
 from llamarium.checkpoints.options import Dequantize, DtypeName, LoadOptions, Method, TensorSource
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, LlamariumError, SamplingError, TokenizerError, check_choice, show_value
-from llamarium.generation.completion import NOT_FINITE, Completion, Generation, Piece, row_texts
+from llamarium.generation.completion import NOT_FINITE, Completion, Generation, Piece, row_texts, stop_ids_of
 from llamarium.generation.conversation import Conversation
 from llamarium.generation.kept import PrefixCache
 from llamarium.generation.loop import generate_tokens
@@ -33,12 +35,14 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
+DEFAULT_MODEL = "smollm2-135m"
 CHAT_MAX_TOKENS = 1024
 
 
 def load(
-    model: str | Path = "smollm2-135m",
+    model: str | Path | None = None,
     *,
+    adapter: str | Path | None = None,
     dtype: Literal["auto"] | DtypeName = "auto",
     device: str = "auto",
     quantize: str | None = None,
@@ -51,6 +55,8 @@ def load(
 
     Args:
         model: A built-in name, a folder (Hugging Face or Meta), a `.gguf` file, or `org/name` on the Hugging Face hub.
+            None is the base that the adapter names, and without an adapter "smollm2-135m".
+        adapter: The folder of a LoRA adapter to put on, as `finetune` and `peft` save it; a tokenizer beside it counts.
         dtype: What it computes in; "auto" is as stored, and bfloat16 for quantized files.
         device: "cpu", "cuda", "cuda:1", "mps"; "auto" is a GPU where there is one.
         quantize: Quantize the Linears while loading: "NF4", "Q8_0" or "Q4_1".
@@ -80,14 +86,17 @@ def load(
         strict=strict,
         deterministic=deterministic,
     )
-    opened = open_model(model)
+    opened = open_model(model or (DEFAULT_MODEL if adapter is None else base_of(Path(adapter))))
+    saved = None if adapter is None else read_adapter(Path(adapter), opened.checkpoint.config)
+    if saved is not None:
+        opened = with_tokenizer_of(opened, saved.folder)
     with warnings.catch_warnings():  # of what it warns, `Llama` does
         warnings.simplefilter("ignore")
         SamplingParams.from_generation_config(opened.generation_config)  # refused before the weights are read
     loaded, sources = load_weights(opened.checkpoint, options, progress)
-    return Llama(
-        str(model), loaded, opened.optional_tokenizer, sources, opened.generation_config, opened.why_no_tokenizer
-    )
+    loaded = loaded if saved is None else with_adapter(loaded, saved)
+    tokenizer, recommended = opened.optional_tokenizer, opened.generation_config
+    return Llama(opened.name, loaded, tokenizer, sources, recommended, opened.why_no_tokenizer)
 
 
 class Llama:
@@ -99,6 +108,7 @@ class Llama:
         sources: Where each weight came from.
         generation_config: The publisher's recommended sampling parameters, or nothing.
         stop_ids: Ids that end an answer.
+        why_no_tokenizer: Why `tokenizer` raises, where it does.
     """
 
     def __init__(
@@ -116,9 +126,9 @@ class Llama:
         self.sources = sources
         self.generation_config = generation_config or {}
         self._tokenizer = tokenizer
-        self._why_no_tokenizer = why_no_tokenizer
+        self.why_no_tokenizer = why_no_tokenizer or f"{name} was made without a tokenizer; call llama.model(ids)"
         defaults = SamplingParams.from_generation_config(self.generation_config)  # checks the file, too
-        self.stop_ids = _stop_ids(self.config, tokenizer, defaults.stop_token_ids)
+        self.stop_ids = stop_ids_of(self.config, tokenizer, defaults.stop_token_ids)
 
     def __repr__(self) -> str:
         """Say which model it is, and what answers."""
@@ -149,11 +159,7 @@ class Llama:
             TokenizerError: If the model came without one, or with one of a kind that is not read.
         """
         if self._tokenizer is None:
-            raise TokenizerError(
-                self._why_no_tokenizer
-                or f"{self.name} has no tokenizer files, so it reads and writes no text; put a tokenizer.json or "
-                "tokenizer.model beside the weights, or call llama.model(ids)"
-            )
+            raise TokenizerError(self.why_no_tokenizer)
         return self._tokenizer
 
     @overload
@@ -391,13 +397,3 @@ class Llama:
     def _is_blank(self, prompt: list[int]) -> bool:
         """Whether a prompt has no text, as a BOS alone; nearly always a few tokens say so."""
         return not (self.tokenizer.decode(prompt[:8]) or self.tokenizer.decode(prompt))
-
-
-def _stop_ids(config: ModelConfig, tokenizer: Tokenizer | None, recommended: Sequence[int]) -> frozenset[int]:
-    """Every id that one of the model's own files calls an end, and the dialog format's end of turn."""
-    ids = {*config.eos_token_id, *recommended}
-    if tokenizer is not None:
-        ids.update(tokenizer.eos_token_ids)
-        if tokenizer.chat_format is not None:
-            ids.update(tokenizer.chat_format.stop_ids)
-    return frozenset(ids)

@@ -11,13 +11,16 @@ import torch
 import transformers
 
 import llamarium
+from llamarium.adapters.config import ALL_PROJECTIONS, LoRAConfig
+from llamarium.adapters.files import CONFIG, base_name
+from llamarium.adapters.lora import apply_lora, lora_linears
+from llamarium.adapters.merge import merge_adapters
+from llamarium.adapters.modules import load_adapter
+from llamarium.adapters.save import save_adapter
 from llamarium.tokenizer.base import SpecialTokens, Tokenizer
 from llamarium.tokenizer.bpe import BYTE_TO_CHARACTER
 from llamarium.tokenizer.hf import HuggingFaceBackend
 from llamarium.tokenizer.pipeline import byte_level_tokenizer, llama3_cutter
-from llamarium.train.adapters.lora import ALL_PROJECTIONS, LoRAConfig, apply_lora, lora_linears
-from llamarium.train.adapters.merge import merge_adapters
-from llamarium.train.adapters.peft_files import CONFIG, base_name, load_adapter, save_adapter, with_tokenizer_of
 from llamarium.train.config import FinetuneConfig
 from llamarium.train.finetune import prepare
 
@@ -171,7 +174,7 @@ def test_a_tuned_model_carries_its_dialog_format(
     if method == "lora":
         monkeypatch.chdir(tmp_path)  # the base was given by a relative path
         assert base_name(out) == str(chatless)
-        llama = with_tokenizer_of(llamarium.load(chatless, device="cpu"), out)
+        llama = llamarium.load(adapter=out, device="cpu")
         peft.PeftModel.from_pretrained(theirs(chatless), out)
     else:
         llama = llamarium.load(out, device="cpu")

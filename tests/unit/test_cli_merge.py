@@ -11,13 +11,15 @@ import pytest
 import torch
 
 import llamarium
+from llamarium.adapters.config import LoRAConfig
+from llamarium.adapters.lora import LoRALinear, apply_lora, lora_linears, rows_of
+from llamarium.adapters.merge import merge_adapter
+from llamarium.adapters.modules import load_adapter
+from llamarium.adapters.save import save_adapter
 from llamarium.cli import options
 from llamarium.cli.main import COMMANDS, main
 from llamarium.errors import TrainingError
 from llamarium.quant.packed import LinearPacked
-from llamarium.train.adapters.lora import LoRAConfig, LoRALinear, apply_lora, lora_linears, rows_of
-from llamarium.train.adapters.merge import merge_adapter
-from llamarium.train.adapters.peft_files import load_adapter, save_adapter
 
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42]])
 
@@ -136,7 +138,7 @@ def test_a_refusal_says_the_bound_that_was_applied(
     base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch, dtype: Any, bound: str
 ) -> None:
     distances = iter((0.01, 0.5))  # what the adapter moves, and what the merge does
-    monkeypatch.setattr("llamarium.train.adapters.merge._distance", lambda *_: next(distances))
+    monkeypatch.setattr("llamarium.adapters.merge._distance", lambda *_: next(distances))
     with pytest.raises(TrainingError, match=rf"50\.00% away .* by 1\.00%; expected at most .*{bound}$"):
         merge_adapter(llamarium.load(base, device="cpu", dtype=dtype).model, adapter)
 

@@ -17,6 +17,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import llamarium
+from llamarium.adapters.base_check import LINEARS, PROJECTION
+from llamarium.adapters.config import ALL_PROJECTIONS, LoRAConfig
+from llamarium.adapters.files import CONFIG, WEIGHTS, base_name, read_metadata
+from llamarium.adapters.lora import LoRALinear, apply_lora, lora_linears
+from llamarium.adapters.merge import merge_adapters
+from llamarium.adapters.module_base import base_fingerprint
+from llamarium.adapters.modules import load_adapter
+from llamarium.adapters.save import save_adapter
 from llamarium.errors import CheckpointError, ModelNotFoundError, TrainingError, UnsupportedFormatError
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
@@ -29,23 +37,6 @@ from llamarium.quant.swap import quantize_linears
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.native_runner import NativeRunner
-from llamarium.train.adapters.base_check import LINEARS, PROJECTION, base_fingerprint
-from llamarium.train.adapters.lora import (
-    ALL_PROJECTIONS,
-    LoRAConfig,
-    LoRALinear,
-    apply_lora,
-    lora_linears,
-)
-from llamarium.train.adapters.merge import merge_adapters
-from llamarium.train.adapters.peft_files import (
-    CONFIG,
-    WEIGHTS,
-    base_name,
-    load_adapter,
-    read_metadata,
-    save_adapter,
-)
 from llamarium.train.state.checkpoint import checkpoint_folder, point_at
 
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42]])
@@ -139,7 +130,7 @@ def test_computes_and_learns_what_the_papers_say(kind: str, variant: str) -> Non
 def test_rows_are_unpacked_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     linear = LoRALinear(Linear4bit.from_weight(torch.randn(48, 64)), VARIANTS["dora"], torch.Generator())
     ((_, _, whole),) = linear.merged_rows()
-    monkeypatch.setattr("llamarium.train.adapters.lora._CHUNK_WEIGHTS", 64 * 10)
+    monkeypatch.setattr("llamarium.adapters.lora._CHUNK_WEIGHTS", 64 * 10)
     asked: list[int] = []
     true = Linear4bit.dequantize_rows
     monkeypatch.setattr(

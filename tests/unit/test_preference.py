@@ -12,13 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from llamarium.adapters.config import LoRAConfig
+from llamarium.adapters.lora import apply_lora, lora_linears, without_adapters
 from llamarium.cli.main import main
 from llamarium.errors import TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.train.adapters.lora import LoRAConfig, apply_lora, lora_linears, without_adapters
 from llamarium.train.conduct import conduct
 from llamarium.train.config import DPOConfig
 from llamarium.train.data.batch import IGNORED

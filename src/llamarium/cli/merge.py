@@ -11,14 +11,11 @@ base is unpacked. The merged model's logits are held against the adapter's.
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from llamarium.cli.options import add_json, add_loading, importing_torch, load_base, name_base
-from llamarium.cli.output import emit, note, status, warn, write_text
-
-if TYPE_CHECKING:
-    from llamarium.api import Llama
-    from llamarium.tokenizer.base import Tokenizer
+from llamarium.cli.options import add_json, add_loading, importing_torch, name_base
+from llamarium.cli.output import emit, note, percent, status, write_text
+from llamarium.cli.threads import set_threads
+from llamarium.hub.resolve import resolve
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,20 +36,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merge, check and save."""
-    with importing_torch():
-        from llamarium.checkpoints.save import save_model
-        from llamarium.io import atomic_folder
-        from llamarium.train.adapters.merge import merge_adapter
-        from llamarium.train.adapters.peft_files import with_tokenizer_of
-
     name_base(args)
-    _check_apart(args.out, args.adapter, args.model)
-    with atomic_folder(args.out, replace=args.force) as folder:
-        llama = load_base(args)
-        with status(f"merging into {args.model}"):
-            report = merge_adapter(llama.model, args.adapter, check_base=not args.any_base)
-            llama = with_tokenizer_of(llama, args.adapter)
-            save_model(llama.model, folder, tokenizer=_tokenizer(llama), generation_config=llama.generation_config)
+    path = resolve(args.model)  # first, as a download shows its own progress
+    with status("loading PyTorch"), importing_torch():
+        from llamarium.train.merge import merge
+    set_threads(args.threads)
+    with percent(f"merging into {args.model}") as progress:
+        report = merge(
+            args.adapter,
+            args.out,
+            model=path,
+            dtype=args.dtype,
+            device=args.device,
+            quantize=args.quantize,
+            dequantize=args.dequantize,
+            strict=args.strict,
+            check_base=not args.any_base,
+            replace=args.force,
+            progress=progress,
+        )
     note(
         f"merged, and as it should be: the model's logits are {report.difference:.2%} off the adapter's, where "
         f"rounding to this dtype alone may make {report.tolerance:.1%}; the adapter moves them by {report.effect:.2%}, "
@@ -63,21 +65,3 @@ def run(args: argparse.Namespace) -> int:
     else:
         write_text(f"{args.out}\n")
     return 0
-
-
-def _check_apart(out: Path, adapter: Path, base: str) -> None:
-    from llamarium.errors import OutputError, escape
-
-    for what, path in (("the adapter", adapter), ("the base model", Path(base))):
-        if out.resolve() == path.resolve():
-            raise OutputError(f"{escape(out)}: is {what}; choose another folder for the merged model")
-
-
-def _tokenizer(llama: "Llama") -> "Tokenizer | None":
-    from llamarium.errors import TokenizerError
-
-    try:
-        return llama.tokenizer
-    except TokenizerError as error:
-        warn(f"the merged model is saved without a tokenizer: {error}")
-        return None

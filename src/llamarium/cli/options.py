@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.output import percent, warn
 from llamarium.cli.threads import set_threads
-from llamarium.errors import DownloadError, OptionError, escape
+from llamarium.errors import DownloadError, OptionError
 from llamarium.presets import PRESETS
 from llamarium.quant.formats import chosen_type
 
@@ -155,15 +155,11 @@ def load_llama(args: argparse.Namespace, *, falls_back: bool = True) -> "Llama":
         falls_back: Where no model is named and the built-in one cannot be fetched, the packaged one will do.
 
     Raises:
-        LlamariumError: Whatever `llamarium.load` and `load_adapter` raise.
+        LlamariumError: Whatever `llamarium.load` raises.
     """
-    if args.adapter is None:
-        return load_base(args, falls_back=falls_back)
-    name_base(args)
-    llama = load_base(args)
-    from llamarium.train.adapters.peft_files import with_adapter
-
-    return with_adapter(llama, args.adapter)
+    if args.adapter is not None:
+        name_base(args)
+    return _load(args, falls_back=falls_back, adapter=args.adapter)
 
 
 def name_base(args: argparse.Namespace) -> None:
@@ -172,12 +168,9 @@ def name_base(args: argparse.Namespace) -> None:
     Raises:
         LlamariumError: If the adapter's config cannot be read, or names no base.
     """
-    with importing_torch():
-        from llamarium.train.adapters.peft_files import CONFIG, base_name
+    from llamarium.adapters.files import base_of
 
-    args.model = args.model or base_name(args.adapter)
-    if args.model is None:
-        raise OptionError(f"{escape(args.adapter / CONFIG)}: names no base model; name it with -m")
+    args.model = args.model or base_of(args.adapter)
 
 
 def load_base(args: argparse.Namespace, *, falls_back: bool = True) -> "Llama":
@@ -186,6 +179,10 @@ def load_base(args: argparse.Namespace, *, falls_back: bool = True) -> "Llama":
     Raises:
         LlamariumError: Whatever `llamarium.load` raises.
     """
+    return _load(args, falls_back=falls_back, adapter=None)
+
+
+def _load(args: argparse.Namespace, *, falls_back: bool, adapter: Path | None) -> "Llama":
     args.model, path = _find(args.model, falls_back)  # first, as a download shows its own progress
     with percent(f"loading {args.model}") as progress:
         with importing_torch():
@@ -194,6 +191,7 @@ def load_base(args: argparse.Namespace, *, falls_back: bool = True) -> "Llama":
         set_threads(args.threads)
         llama = load(
             path,
+            adapter=adapter,
             dtype=args.dtype,
             device=args.device,
             quantize=args.quantize,

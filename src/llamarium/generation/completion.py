@@ -7,6 +7,7 @@ stop strings even where they cross tokens, and leaves out the tokens that only m
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from llamarium.config import ModelConfig
 from llamarium.errors import LlamariumError
 from llamarium.generation.loop import FinishReason, TokenEvent
 from llamarium.generation.params import SamplingParams
@@ -192,3 +193,13 @@ def row_texts(
             )
             prompt_of.append(prompt_idx)
     return rows, prompt_of
+
+
+def stop_ids_of(config: ModelConfig, tokenizer: Tokenizer | None, recommended: Sequence[int]) -> frozenset[int]:
+    """Return every id that one of the model's own files calls an end, and the dialog format's end of turn."""
+    ids = {*config.eos_token_id, *recommended}
+    if tokenizer is not None:
+        ids.update(tokenizer.eos_token_ids)
+        if tokenizer.chat_format is not None:
+            ids.update(tokenizer.chat_format.stop_ids)
+    return frozenset(ids)

@@ -65,17 +65,26 @@ class LoadedModel:
         """The runner in C, where there is one; `runner` says whether it still answers."""
         return self._native
 
-    def with_adapter(self, adapter: Adapter | None) -> "LoadedModel":
-        """Return this model with an adapter that has been put on its modules, so that C answers with it too.
+    def with_adapter(self, adapter: Adapter, put_on: "Callable[[LlamaForCausalLM], None]") -> "LoadedModel":
+        """Return this model with an adapter that C adds; the modules get it when somebody asks for them.
 
         Args:
-            adapter: The same as the modules have now, for C; None if it is none that C can add.
+            adapter: For C.
+            put_on: Puts the same adapter on the modules, which are this model's, in place.
         """
-        if self._native is None or adapter is None:
-            return LoadedModel.of_modules(self.model, self._check)
-        model = self.model
+        assert self._native is not None
+
+        def build() -> "LlamaForCausalLM":
+            model = self.model
+            put_on(model)
+            return model
+
         native = NativeRunner(self.config, self._native.weights, [adapter], default_adapter=0)
-        return LoadedModel(native, lambda: model, deterministic=self._deterministic, check=self._check)
+        return LoadedModel(native, build, deterministic=self._deterministic, check=self._check)
+
+    def with_modules(self) -> "LoadedModel":
+        """Return the modules of this model, as they are now, as a model of its own."""
+        return LoadedModel.of_modules(self.model, self._check)
 
     @property
     def model(self) -> "LlamaForCausalLM":

@@ -100,6 +100,14 @@ class NativeRunner:
             taps.put(key, array)
         return logits_WV
 
+    def rows(self, key: str, rows: Sequence[int]) -> NDArray[np.float32]:
+        """Return some rows of a matrix, unpacked: (rows, in).
+
+        Raises:
+            IndexError: If there is no such row.
+        """
+        return native.lookup(self._matrix(key), np.array(rows, np.int64))
+
     def _layer(self, layer: int) -> native.Layer:
         norms = ("input_layernorm", "post_attention_layernorm")
         addresses = [self.weights[f"model.layers.{layer}.{name}.weight"].data.ctypes.data for name in norms]

@@ -16,7 +16,7 @@ Linears are wrapped; the loop is one.
 | a vocabulary of one's own | `data.bpe` |
 | checkpoints that survive being killed, the lock, signals | `state.checkpoint`, `state.lock`, `state.signals` |
 | why a resumed run is the same run | `state.position`, `state.resume`, `state.restore` |
-| LoRA, rsLoRA, DoRA; their files; merging | `adapters.lora`, `adapters.peft_files`, `adapters.merge` |
+| LoRA, rsLoRA, DoRA; their files; merging | `llamarium.adapters`; from names to a folder: `merge` |
 | several devices | `distributed.process_group`; FSDP2 and tensor parallelism in `distributed.parallel` |
 | what happened: the journal, pages, trackers | `report.journal`, `report.write`, `report.page`, `report.trackers` |
 | the same run with one thing changed | `experiments` |

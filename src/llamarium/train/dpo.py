@@ -30,11 +30,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from llamarium.adapters.lora import without_adapters
 from llamarium.errors import TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train import finetune
-from llamarium.train.adapters.lora import without_adapters
 from llamarium.train.config import DPOConfig, FinetuneConfig
 from llamarium.train.data.batch import IGNORED, Batch
 from llamarium.train.data.pairs import PairRows

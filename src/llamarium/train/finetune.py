@@ -11,6 +11,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from llamarium.adapters.base_check import LINEARS, same_linears
+from llamarium.adapters.config import LoRAConfig
+from llamarium.adapters.files import PREFIX, WEIGHTS, read_metadata
+from llamarium.adapters.load import with_answer_ends
+from llamarium.adapters.lora import apply_lora
+from llamarium.adapters.save import adapter_metadata, save_adapter
 from llamarium.api import choose_device
 from llamarium.checkpoints.checkpoint import Checkpoint
 from llamarium.checkpoints.decode import FLOAT_DTYPES
@@ -24,16 +30,6 @@ from llamarium.hub.resolve import resolve
 from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat import with_format
-from llamarium.train.adapters.base_check import LINEARS, same_linears
-from llamarium.train.adapters.lora import LoRAConfig, apply_lora
-from llamarium.train.adapters.peft_files import (
-    PREFIX,
-    WEIGHTS,
-    adapter_metadata,
-    read_metadata,
-    save_adapter,
-    with_answer_ends,
-)
 from llamarium.train.config import FinetuneConfig
 from llamarium.train.data.dialog_rows import DialogRows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup

@@ -38,11 +38,11 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
+from llamarium.adapters.lora import lora_linears
 from llamarium.checkpoints.save import Weight
 from llamarium.config import ModelConfig
 from llamarium.errors import TrainingError, escape
 from llamarium.model import LlamaForCausalLM
-from llamarium.train.adapters.lora import lora_linears
 from llamarium.train.config import RunConfig
 from llamarium.train.distributed.process_group import ProcessGroup
 

@@ -17,7 +17,7 @@ QLoRA, and nothing else in here has to know of it.
 
 Afterwards the correction can be added to W, and a plain model remains (`merge.py`).
 
-Names are PEFT's, so that the keys of a state dict that hold `lora_` are those of its files (`adapters.py`).
+Names are PEFT's, so that the keys of a state dict that hold `lora_` are those of its files (`files.py`).
 
 Source: Hu et al. 2021, "LoRA", section 4.1; Kalajdzievski 2023, "A Rank Stabilization Scaling Factor"; Liu et al. 2024,
 "DoRA", section 4; Dettmers et al. 2023, "QLoRA"; peft, `tuners/lora/layer.py` and `dora.py`.
@@ -26,7 +26,6 @@ Source: Hu et al. 2021, "LoRA", section 4.1; Kalajdzievski 2023, "A Rank Stabili
 import math
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from typing import cast
 
@@ -34,68 +33,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llamarium.errors import TrainingError, escape, show_value
+from llamarium.adapters.config import LoRAConfig
+from llamarium.errors import TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedLinear
-from llamarium.runtime.adapters import LowRank
-
-ALL_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Every Linear of a layer; the head is none of them."""
 
 # Weights of the base that are looked at in float32 at a time, where DoRA or a merge needs its values: 4 MiB.
 _CHUNK_WEIGHTS = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class LoRAConfig:
-    """What the adapters are.
-
-    Attributes:
-        r: Their rank, at least 1.
-        alpha: The correction's strength; it is multiplied by alpha / r.
-        dropout: The share of the adapters' inputs that is zeroed while training, in [0, 1).
-        target_modules: The Linears that get one, by the end of their name: `q_proj`, `mlp.up_proj`,
-            `layers.0.self_attn.q_proj`. "all-linear" is every Linear but the head.
-        use_rslora: Scale by alpha / sqrt(r).
-        use_dora: Learn each row's length, too.
-
-    Raises:
-        TrainingError: For a value outside its range.
-    """
-
-    r: int = 16
-    alpha: float = 32.0
-    dropout: float = 0.0
-    target_modules: tuple[str, ...] | str = ALL_PROJECTIONS
-    use_rslora: bool = False
-    use_dora: bool = False
-
-    def __post_init__(self) -> None:
-        _check("r", self.r, "a whole number of at least 1", _is_number(self.r, int) and self.r >= 1)
-        _check("alpha", self.alpha, "a number above 0, at most 1e6", _is_number(self.alpha) and 0 < self.alpha <= 1e6)
-        _check("dropout", self.dropout, "at least 0 and below 1", _is_number(self.dropout) and 0 <= self.dropout < 1)
-        for name in ("use_rslora", "use_dora"):
-            value: object = getattr(self, name)
-            _check(name, value, "true or false", isinstance(value, bool))
-        targets: object = self.target_modules
-        if targets != "all-linear":
-            names = cast("tuple[object, ...]", targets) if isinstance(targets, tuple) else ()
-            good = bool(names) and all(isinstance(name, str) and name for name in names)
-            _check("target_modules", targets, '"all-linear" or a tuple of names such as "q_proj"', good)
-
-    @property
-    def scale(self) -> float:
-        """What B A x is multiplied by."""
-        return self.alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
-
-
-def _check(name: str, value: object, expected: str, good: bool) -> None:
-    if not good:
-        raise TrainingError(f"LoRA: {name} is {show_value(value)}; expected {expected}")
-
-
-def _is_number(value: object, kind: type | tuple[type, ...] = (int, float)) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 class LoRALinear(nn.Module):
@@ -230,18 +174,7 @@ def target_names(model: LlamaForCausalLM, config: LoRAConfig) -> list[str]:
     if any(lora_linears(model)):
         raise TrainingError("the model has LoRA adapters already; merge them, or load the model afresh")
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | QuantizedLinear)]
-    targets = config.target_modules
-    if isinstance(targets, str):  # "all-linear"
-        return [name for name in linears if name != "lm_head"]
-    chosen = {target: [name for name in linears if f".{name}".endswith(f".{target}")] for target in targets}
-    if unknown := [target for target, found in chosen.items() if not found]:
-        there_are = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linears))
-        shown = ", ".join(escape(name, 80) for name in unknown[:10])
-        raise TrainingError(f"LoRA: the model has no Linear called {shown}; there are: {there_are}")
-    wanted = set(chain.from_iterable(chosen.values()))
-    if "lm_head" in wanted and model.config.tie_word_embeddings:
-        raise TrainingError("LoRA: this model's lm_head is its embedding table, which a merge would part; leave it out")
-    return [name for name in linears if name in wanted]
+    return config.choose(linears, is_tied=model.config.tie_word_embeddings)
 
 
 @contextmanager
@@ -260,18 +193,6 @@ def without_adapters(model: nn.Module) -> Generator[None]:
 def lora_linears(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
     """Yield the adapted Linears with their full names."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, LoRALinear))
-
-
-@torch.no_grad()
-def low_rank_of(model: nn.Module) -> dict[str, LowRank]:
-    """Return the adapters of a model on the CPU as the C kernels add them, over the memory of A and B."""
-    found: dict[str, LowRank] = {}
-    for name, linear in lora_linears(model):
-        a, b = linear.lora_A.weight.detach().contiguous().numpy(), linear.lora_B.weight.detach().contiguous().numpy()
-        magnitude = linear.lora_magnitude_vector
-        gain = None if magnitude is None else (magnitude / linear.row_norms()).numpy()
-        found[name] = LowRank(linear.config.scale, a, b, gain)
-    return found
 
 
 def meta_linear(in_features: int, out_features: int) -> nn.Linear:

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from llamarium.adapters.lora import LoRALinear, meta_linear, rows_of
+from llamarium.adapters.modules import load_adapter
 from llamarium.errors import TrainingError, escape
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
-from llamarium.train.adapters.lora import LoRALinear, meta_linear, rows_of
-from llamarium.train.adapters.peft_files import load_adapter
 
 # How far logits may be apart, as a share of their own length: several times what computing in these dtypes makes of a
 # model of 30 layers (3.7 % in bfloat16, 0.4 % in float16).

@@ -1,0 +1,175 @@
+"""Whether a model is the base that an adapter was trained on, and does not contain the adapter already.
+
+An adapter says nothing without its base: on another base of the same shape it fits and is noise, and on one that it was
+merged into it moves the weights a second time. Three things of the base are kept in the header of an adapter's file,
+where other readers pass over them:
+
+- `llamarium_base`, a hash of what quantizing the Linears does not change: the norms, some of the embedding's rows.
+- `llamarium_base_linears`, how the Linears were stored, and a hash of some rows of each. A merge changes these. Hashes
+  compare only where the Linears are stored alike: a base in NF4 is the same base, and has other numbers.
+- `llamarium_base_projection`, <W, C> / <C, C>, where C is scale B A of all adapters together. A merged model has
+  W + C in the place of W, by which the number grows by 1, however it is stored: quantization adds noise that knows
+  nothing of C. So it tells a merged model from its base where hashes cannot. Both numbers are kept: the base's and the
+  merged model's.
+
+A base is asked through `Base`: `module_base.py` answers of modules, on any device, and `weight_base.py` of the weights
+that the C kernels multiply, without torch. No torch in here.
+"""
+
+import hashlib
+import math
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from llamarium.adapters.files import SavedAdapter
+from llamarium.errors import CheckpointError, escape, show_value
+from llamarium.quant.packing import to_bfloat16
+
+BASE, LINEARS, PROJECTION = "llamarium_base", "llamarium_base_linears", "llamarium_base_projection"
+_EMBEDDING_ROWS = 256
+_LINEAR_ROWS = 8
+# What quantization moves a weight by, as a share of the weights' own size: about 0.1 in 4 bits. Six of them are noise.
+_QUANTIZATION_NOISE = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How much of the adapters' correction C lies in the weights W.
+
+    Attributes:
+        of_correction: <W, C> / <C, C>; 0 where C is nothing.
+        noise: How far quantizing W may move it.
+    """
+
+    of_correction: float
+    noise: float
+
+    @classmethod
+    def of_sums(cls, inner: float, correction: float, base: float, count: int) -> "Share":
+        """Take it from <W, C>, <C, C>, <W, W>, and how many weights they were summed over."""
+        if not correction:  # nothing is learned yet
+            return cls(0.0, 0.0)
+        return cls(inner / correction, _QUANTIZATION_NOISE * math.sqrt(base / count / correction))
+
+
+class Base(Protocol):
+    """The weights that an adapter is put on, wherever they lie."""
+
+    def fingerprint(self) -> str | None:
+        """Return SHA-256, hex, of what quantizing the Linears does not change: norms, some of the embedding's rows.
+
+        Values are taken as bfloat16, in which a model is the same whether it was loaded in bfloat16 or float32. In
+        float16 small numbers have lost what bfloat16 keeps: there is no fingerprint then, and None is returned.
+        """
+        ...
+
+    def linears_fingerprint(self) -> str:
+        """Return how the Linears are stored, and SHA-256, hex, of some rows of each: "plain:0123...".
+
+        The head does not count: tied, it is the embedding; and adapters seldom touch it.
+        """
+        ...
+
+    def share(self) -> Share | None:
+        """Return how much of the adapter's correction the weights have; None where W is sharded over processes."""
+        ...
+
+
+def sampled_embedding(num_rows: int) -> range:
+    """Return which rows of the embedding are looked at."""
+    return range(0, num_rows, max(1, num_rows // _EMBEDDING_ROWS))
+
+
+def sampled_linear(num_rows: int) -> range:
+    """Return which rows of a Linear are looked at."""
+    return range(0, num_rows, max(1, num_rows // _LINEAR_ROWS))
+
+
+def sha256(parts: Iterable[NDArray[Any]]) -> str:
+    """Return SHA-256, hex, of float32 arrays, taken as bfloat16."""
+    digest = hashlib.sha256()
+    for values in parts:
+        digest.update(to_bfloat16(values).data)
+    return digest.hexdigest()
+
+
+def same_linears(saved: str, found: str) -> bool | None:
+    """Tell whether two `linears_fingerprint`s are of the same weights; None where they are stored otherwise."""
+    if saved == found:
+        return True
+    return False if saved.rpartition(":")[0] == found.rpartition(":")[0] else None
+
+
+# --- the check --------------------------------------------------------------------------------------------------------
+
+
+def check_base(base: Base, saved: SavedAdapter) -> None:
+    """Hold a base against what an adapter's file says of its own.
+
+    Warns where the file says too little, or the base is in float16.
+
+    Args:
+        base: What the adapter is put on.
+        saved: The adapter.
+
+    Raises:
+        CheckpointError: If it is another base, or contains the adapter already.
+    """
+    folder, written, name = saved.folder, saved.metadata, saved.base_name
+    if (expected := written.get(BASE)) is None:
+        return
+    found = base.fingerprint()
+    if found is None:
+        _warn("in float16 a base has no fingerprint: whether the adapter is its own is not checked")
+    elif found != expected:
+        raise _another(folder, name, expected, found)
+    if (linears := written.get(LINEARS)) is None:
+        _warn(
+            f"{escape(folder)}: was saved by a version that did not note the base's Linears; whether the base contains "
+            "this adapter already (it was merged into it) is not checked"
+        )
+        return
+    here = base.linears_fingerprint()
+    if (same := same_linears(linears, here)) is True:
+        return
+    contained = _is_contained(base, written.get(PROJECTION))
+    if contained:
+        raise CheckpointError(
+            f"{escape(folder)}: the base contains this adapter already, as it was merged into it; once more would move "
+            f"the weights twice as far. Take the model as it is, or load the base itself ({show_value(name)})"
+        )
+    if same is False:
+        raise _another(folder, name, linears.rpartition(":")[2], here.rpartition(":")[2])
+    if contained is None:
+        _warn(
+            f"{escape(folder)}: the base is stored otherwise than in training; whether it contains this adapter "
+            "already is not checked"
+        )
+
+
+def _is_contained(base: Base, written: str | None) -> bool | None:
+    """Tell whether a base has the correction of the adapters on it; None where that cannot be told."""
+    try:
+        before, merged = map(float, (written or "").split())
+    except ValueError:
+        return None
+    now = base.share()
+    if now is None or not math.isfinite(before + merged) or now.noise > abs(merged - before) / 2:
+        return None
+    return abs(now.of_correction - merged) < abs(now.of_correction - before)
+
+
+def _another(folder: Path, name: object, expected: str, found: str) -> CheckpointError:
+    return CheckpointError(
+        f"{escape(folder)}: the adapter was trained on another base ({show_value(name)}, fingerprint "
+        f"{escape(expected, 12)}; this one has {escape(found, 12)}); load that base"
+    )
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=4)

@@ -1,0 +1,89 @@
+"""What adapters are: their rank, their strength, and which Linears have one. Never torch; `lora.py` explains LoRA."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import cast
+
+from llamarium.errors import TrainingError, escape, show_value
+
+ALL_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Every Linear of a layer; the head is none of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoRAConfig:
+    """What the adapters are.
+
+    Attributes:
+        r: Their rank, at least 1.
+        alpha: The correction's strength; it is multiplied by alpha / r.
+        dropout: The share of the adapters' inputs that is zeroed while training, in [0, 1).
+        target_modules: The Linears that get one, by the end of their name: `q_proj`, `mlp.up_proj`,
+            `layers.0.self_attn.q_proj`. "all-linear" is every Linear but the head.
+        use_rslora: Scale by alpha / sqrt(r).
+        use_dora: Learn each row's length, too.
+
+    Raises:
+        TrainingError: For a value outside its range.
+    """
+
+    r: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    target_modules: tuple[str, ...] | str = ALL_PROJECTIONS
+    use_rslora: bool = False
+    use_dora: bool = False
+
+    def __post_init__(self) -> None:
+        _check("r", self.r, "a whole number of at least 1", _is_number(self.r, int) and self.r >= 1)
+        _check("alpha", self.alpha, "a number above 0, at most 1e6", _is_number(self.alpha) and 0 < self.alpha <= 1e6)
+        _check("dropout", self.dropout, "at least 0 and below 1", _is_number(self.dropout) and 0 <= self.dropout < 1)
+        for name in ("use_rslora", "use_dora"):
+            value: object = getattr(self, name)
+            _check(name, value, "true or false", isinstance(value, bool))
+        targets: object = self.target_modules
+        if targets != "all-linear":
+            names = cast("tuple[object, ...]", targets) if isinstance(targets, tuple) else ()
+            good = bool(names) and all(isinstance(name, str) and name for name in names)
+            _check("target_modules", targets, '"all-linear" or a tuple of names such as "q_proj"', good)
+
+    @property
+    def scale(self) -> float:
+        """What B A x is multiplied by."""
+        return self.alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
+
+    def choose(self, linears: Sequence[str], *, is_tied: bool) -> list[str]:
+        """Return those of a model's Linears that get an adapter, in the model's order.
+
+        Args:
+            linears: Their full names.
+            is_tied: The head is the embedding table.
+
+        Raises:
+            TrainingError: For a target that the model lacks or that cannot have one.
+        """
+        targets = self.target_modules
+        if isinstance(targets, str):  # "all-linear"
+            return [name for name in linears if name != "lm_head"]
+        chosen = {target: [name for name in linears if f".{name}".endswith(f".{target}")] for target in targets}
+        if unknown := [target for target, found in chosen.items() if not found]:
+            there_are = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linears))
+            shown = ", ".join(escape(name, 80) for name in unknown[:10])
+            raise TrainingError(f"LoRA: the model has no Linear called {shown}; there are: {there_are}")
+        wanted = set(chain.from_iterable(chosen.values()))
+        if "lm_head" in wanted and is_tied:
+            raise TrainingError(
+                "LoRA: this model's lm_head is its embedding table, which a merge would part; leave it out"
+            )
+        return [name for name in linears if name in wanted]
+
+
+def _check(name: str, value: object, expected: str, good: bool) -> None:
+    if not good:
+        raise TrainingError(f"LoRA: {name} is {show_value(value)}; expected {expected}")
+
+
+def _is_number(value: object, kind: type | tuple[type, ...] = (int, float)) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)

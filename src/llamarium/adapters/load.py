@@ -1,0 +1,88 @@
+"""A loaded model with an adapter on it. Torch is imported only where the C kernels do not run the model."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llamarium.adapters.base_check import check_base
+from llamarium.adapters.files import SavedAdapter
+from llamarium.adapters.weight_base import WeightBase
+from llamarium.checkpoints.open import OpenedModel
+from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
+from llamarium.config import ModelConfig
+from llamarium.runtime.loaded import LoadedModel
+from llamarium.tokenizer.base import Tokenizer
+
+
+def with_adapter(loaded: LoadedModel, saved: SavedAdapter) -> LoadedModel:
+    """Return a model with an adapter on it.
+
+    With the C kernels the adapter runs there, beside the base's packed products, and the modules get it when somebody
+    asks for them. Without, the modules get it now, in place.
+
+    Args:
+        loaded: The base.
+        saved: What was read for it.
+
+    Raises:
+        CheckpointError: If it is another base, or contains the adapter already.
+    """
+    if loaded.native is None:
+        from llamarium.adapters.modules import put_on
+
+        put_on(loaded.model, saved)
+        return loaded.with_modules()
+    base = WeightBase(loaded.native, saved)
+    check_base(base, saved)
+
+    def put_on_modules(model: Any) -> None:
+        from llamarium.adapters.modules import put_on
+
+        put_on(model, saved, check_base=False)  # it is checked already
+
+    return loaded.with_adapter(base.adapter(), put_on_modules)
+
+
+def tokenizer_beside(folder: Path, config: ModelConfig) -> Tokenizer | None:
+    """Return the tokenizer beside an adapter, with the dialog format that was learned; None if there is none.
+
+    Args:
+        folder: The adapter's.
+        config: The base's.
+
+    Raises:
+        LlamariumError: If it cannot be read, or has more ids than the model.
+    """
+    tokenizer = find_tokenizer(folder)
+    if tokenizer is not None:
+        fit_tokenizer(tokenizer, config, folder)
+    return tokenizer
+
+
+def with_tokenizer_of(opened: OpenedModel, folder: Path) -> OpenedModel:
+    """Return a base with the tokenizer beside an adapter, if there is one, and answers that end where it ends them.
+
+    Raises:
+        LlamariumError: As `tokenizer_beside`.
+    """
+    config, tokenizer = opened.checkpoint.config, tokenizer_beside(folder, opened.checkpoint.config)
+    if tokenizer is None:
+        return opened
+    recommended = with_answer_ends(opened.generation_config, config, tokenizer)
+    return replace(opened, optional_tokenizer=tokenizer, generation_config=recommended)
+
+
+def with_answer_ends(recommended: Mapping[str, Any], config: ModelConfig, tokenizer: Tokenizer) -> Mapping[str, Any]:
+    """Return a generation config by which a model stops where its dialog format ends an answer.
+
+    Args:
+        recommended: The base's.
+        config: The model's, whose `eos_token_id` counts where `recommended` has none.
+        tokenizer: With the format that was learned.
+    """
+    given = recommended.get("eos_token_id", config.eos_token_id)
+    known = [given] if isinstance(given, int) else [*(given or ())]
+    ends = () if tokenizer.chat_format is None else tokenizer.chat_format.stop_ids
+    more = [i for i in ends if i not in known]
+    return {**recommended, "eos_token_id": [*known, *more]} if more else recommended

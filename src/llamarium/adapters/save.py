@@ -1,0 +1,110 @@
+"""Writing adapters in PEFT's layout, which `files.py` describes and reads."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llamarium.adapters.base_check import BASE, LINEARS, PROJECTION
+from llamarium.adapters.config import LoRAConfig
+from llamarium.adapters.files import BUILTIN, CONFIG, PREFIX, WEIGHTS
+from llamarium.adapters.lora import lora_linears
+from llamarium.adapters.module_base import base_fingerprint, linears_fingerprint, projection
+from llamarium.checkpoints.save import Weight, write_safetensors
+from llamarium.errors import TrainingError
+from llamarium.hub.builtin import BUILTINS
+from llamarium.io import sync, unwritable, write_json
+from llamarium.model import LlamaForCausalLM
+from llamarium.tokenizer.base import Tokenizer
+
+
+def save_adapter(
+    model: LlamaForCausalLM,
+    folder: Path,
+    *,
+    base_model: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    full_tensor: Callable[[Tensor], Tensor] | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> None:
+    """Write a model's adapters, in float32; each file is complete or untouched, the config last.
+
+    Args:
+        model: With adapters.
+        folder: Made if missing; an adapter that is there is written over.
+        base_model: The base's name, as `load` takes it; for whoever wants to know what the adapter belongs to.
+        metadata: What `adapter_metadata` returns of the model; for a base whose weights are not at hand any more.
+        full_tensor: Returns all values of a tensor that several processes share.
+        tokenizer: Written beside the adapters, for whoever asks the model later.
+
+    Raises:
+        TrainingError: If the model has no adapters.
+        OutputError: If the folder cannot be written.
+    """
+    linears = dict(lora_linears(model))
+    if not linears:
+        raise TrainingError("the model has no LoRA adapters to save; apply_lora adds them")
+    config = next(iter(linears.values())).config
+    tensors = {key: parameter for key, parameter in model.named_parameters() if ".lora_" in key}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = [_weight(PREFIX + key, tensor, full_tensor) for key, tensor in tensors.items()]
+        metadata = adapter_metadata(model, base_model) if metadata is None else metadata
+        if (found := projection(model)) is not None:
+            metadata = {**metadata, PROJECTION: f"{found.share.of_correction!r} {found.merged!r}"}
+        write_safetensors(folder / WEIGHTS, weights, metadata)
+        if tokenizer is not None:
+            tokenizer.save(folder)
+        names = dict.fromkeys(name.rpartition(".")[2] for name in linears)  # not every reader knows "all-linear"
+        targets = [*names] if isinstance(config.target_modules, str) else [*config.target_modules]
+        write_json(folder / CONFIG, _to_peft(config, targets, _published(base_model)))
+        sync(folder)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+def adapter_metadata(model: LlamaForCausalLM, base_model: str | None = None) -> dict[str, str]:
+    """Return what stands in the header of an adapter's file: which base it belongs to."""
+    fingerprint = base_fingerprint(model)
+    known = {} if fingerprint is None else {BASE: fingerprint, LINEARS: linears_fingerprint(model)}
+    named = {BUILTIN: base_model} if base_model is not None and base_model in BUILTINS else {}
+    return {"format": "pt"} | known | named
+
+
+def _weight(key: str, tensor: Tensor, full_tensor: Callable[[Tensor], Tensor] | None) -> Weight:
+    def read() -> Tensor:
+        return (tensor if full_tensor is None else full_tensor(tensor)).float()
+
+    return Weight(key, tuple(tensor.shape), torch.float32, read)
+
+
+def _published(name: str | None) -> str | None:
+    """Return a base's name as other programs find it: a repository of the hub, or a path that is not relative."""
+    if name is None:
+        return None
+    if name in BUILTINS:
+        return BUILTINS[name].origin or name
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's raises on odd names
+    return str(path.absolute()) if path.exists() else name
+
+
+def _to_peft(config: LoRAConfig, targets: list[str], base_model: str | None) -> dict[str, Any]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": config.r,
+        "lora_alpha": int(config.alpha) if float(config.alpha).is_integer() else config.alpha,
+        "lora_dropout": config.dropout,
+        "target_modules": targets,
+        "use_rslora": config.use_rslora,
+        "use_dora": config.use_dora,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+        "inference_mode": True,
+    }

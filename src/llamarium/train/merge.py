@@ -1,0 +1,77 @@
+"""From an adapter and its base to a plain model's folder, which every tool of the ecosystem reads."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from llamarium.adapters.files import base_of
+from llamarium.adapters.load import tokenizer_beside, with_answer_ends
+from llamarium.adapters.merge import MergeReport, merge_adapter
+from llamarium.api import load
+from llamarium.checkpoints.options import Dequantize, DtypeName
+from llamarium.checkpoints.save import save_model
+from llamarium.errors import OutputError, escape
+from llamarium.io import atomic_folder
+
+
+def merge(
+    adapter: str | Path,
+    out: str | Path,
+    *,
+    model: str | Path | None = None,
+    dtype: Literal["auto"] | DtypeName = "auto",
+    device: str = "auto",
+    quantize: str | None = None,
+    dequantize: Dequantize = "auto",
+    strict: bool = False,
+    check_base: bool = True,
+    replace: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> MergeReport:
+    """Merge an adapter into its base, hold the result against the adapter, and save it.
+
+    Args:
+        adapter: The adapter's folder.
+        out: The folder that the merged model is written to: whole, or not at all.
+        model: The base; None is the one that the adapter names.
+        dtype: As for `load`, and of the merged model. Rounding to float32 loses nothing.
+        device: As for `load`.
+        quantize: As for `load`; the merged model is plain again.
+        dequantize: As for `load`.
+        strict: As for `load`.
+        check_base: Refuse another base than the adapter's own, and one that contains the adapter already.
+        replace: Replace a model that is at `out`.
+        progress: As for `load`.
+
+    Returns:
+        How much of the correction is in the merged weights, and how far its logits are from the adapter's.
+
+    Raises:
+        LlamariumError: As `load`; if the adapter cannot be read or does not fit; if `out` cannot be written.
+        TrainingError: If the merged model computes something else than the adapter.
+
+    Warns:
+        UserWarning: If a tenth of the correction is lost in rounding, or there is no tokenizer.
+    """
+    adapter, out = Path(adapter), Path(out)
+    base = model or base_of(adapter)
+    _check_apart(out, adapter, Path(base))
+    with atomic_folder(out, replace=replace) as folder:
+        llama = load(
+            base, dtype=dtype, device=device, quantize=quantize, dequantize=dequantize, strict=strict, progress=progress
+        )
+        report = merge_adapter(llama.model, adapter, check_base=check_base)
+        tokenizer, recommended = llama.optional_tokenizer, llama.generation_config
+        if (learned := tokenizer_beside(adapter, llama.config)) is not None:
+            tokenizer, recommended = learned, with_answer_ends(recommended, llama.config, learned)
+        if tokenizer is None:
+            warnings.warn(f"the merged model is saved without a tokenizer: {llama.why_no_tokenizer}", stacklevel=2)
+        save_model(llama.model, folder, tokenizer=tokenizer, generation_config=recommended)
+    return report
+
+
+def _check_apart(out: Path, adapter: Path, base: Path) -> None:
+    for what, path in (("the adapter", adapter), ("the base model", base)):
+        if out.resolve() == path.resolve():
+            raise OutputError(f"{escape(out)}: is {what}; choose another folder for the merged model")

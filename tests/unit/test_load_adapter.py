@@ -1,0 +1,187 @@
+"""`load(adapter=...)`: the adapter's answers, without torch where the base runs in C, and on its own base alone."""
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import llamarium
+from llamarium.adapters.files import read_adapter
+from llamarium.adapters.lora import LoRAConfig, apply_lora, lora_linears
+from llamarium.adapters.merge import merge_adapters
+from llamarium.adapters.module_base import ModuleBase
+from llamarium.adapters.modules import load_adapter
+from llamarium.adapters.save import save_adapter
+from llamarium.adapters.weight_base import WeightBase
+from llamarium.api import Llama
+from llamarium.checkpoints.save import save_model
+from llamarium.errors import CheckpointError, OptionError, TokenizerError
+from llamarium.generation.kept import Memory, advance
+from llamarium.kernels import native
+from llamarium.runtime.module_runner import ModuleRunner
+from llamarium.runtime.native_runner import NativeRunner
+from llamarium.runtime.runner import Runner
+from llamarium.train.data.bpe import train_characters
+
+IDS = [1, 5, 17, 200, 3, 255, 0, 42]
+VARIANTS = {
+    "lora": LoRAConfig(r=2),
+    "rslora": LoRAConfig(r=4, alpha=8, use_rslora=True),
+    "dora": LoRAConfig(r=4, use_dora=True),
+    "some": LoRAConfig(r=2, target_modules=("q_proj", "layers.1.mlp.down_proj", "lm_head")),
+}
+STORAGES: dict[str, dict[str, Any]] = {
+    "bfloat16": {},
+    "float32": {"dtype": "float32"},
+    "deterministic": {"dtype": "float32", "deterministic": True},
+    "NF4": {"quantize": "NF4"},
+    "Q4_1": {"quantize": "Q4_1"},
+}
+needs_c = pytest.mark.skipif(native.library() is None, reason="without the C kernels all of it is modules")
+
+
+def trained(base: Path, folder: Path, config: LoRAConfig, seed: int = 0, **options: Any) -> Path:
+    """An adapter for a base, of which every number matters."""
+    model = llamarium.load(base, device="cpu", **options).model
+    apply_lora(model, config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, linear in lora_linears(model):
+            linear.lora_B.weight.normal_(0, 0.1, generator=generator)
+            if linear.lora_magnitude_vector is not None:
+                linear.lora_magnitude_vector.mul_(1.3)
+    save_adapter(model, folder, base_model=str(base))
+    return folder
+
+
+def logits(runner: Runner) -> np.ndarray:
+    memory = Memory(runner, len(IDS))
+    return np.asarray(advance(runner, memory.cache, [memory.begin(IDS, len(IDS))]))
+
+
+def in_float(base: Path, adapter: Path | None, **options: Any) -> np.ndarray:
+    """What the modules compute in float32."""
+    model = llamarium.load(base, device="cpu", **options).model
+    if adapter is not None:
+        load_adapter(model, adapter)
+    return logits(ModuleRunner(model.float()))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("storage", STORAGES)
+def test_answers_as_the_modules_with_the_adapter(
+    storage: str, variant: str, model_files: Callable[..., Any], tmp_path: Path
+) -> None:
+    base = model_files(tie_word_embeddings=False).huggingface()
+    adapter = trained(base, tmp_path / "a", VARIANTS[variant])
+    llama = llamarium.load(adapter=adapter, device="cpu", **STORAGES[storage])
+    if native.library() is not None:
+        assert isinstance(llama.runner, NativeRunner) == (storage not in ("float32", "NF4"))
+    plain = {key: value for key, value in STORAGES[storage].items() if key != "deterministic"}
+    expected, without = in_float(base, adapter, **plain), in_float(base, None, **plain)
+    scale = float(expected.std())
+    np.testing.assert_allclose(logits(llama.runner), expected, rtol=0, atol=0.05 * scale)
+    assert not np.allclose(expected, without, atol=0.2 * scale), "the adapter matters"
+    before = logits(llama.runner)
+    with torch.no_grad():
+        found = llama.model(torch.tensor([IDS]))[0, -1].float().numpy()
+    np.testing.assert_allclose(found, expected[0], rtol=0, atol=0.05 * scale)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # that the modules have been edited
+        assert (logits(llama.runner) == before).all(), "asking for the modules changes nothing"
+
+
+@needs_c
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("stored", ["hf", "F32", "Q8_0", "Q4_0", "Q4_1", "tied"])
+def test_weights_and_modules_say_the_same_of_a_base(
+    stored: str, variant: str, model_files: Callable[..., Any], tmp_path: Path
+) -> None:
+    if stored == "tied" and variant == "some":
+        pytest.skip("a tied head has no adapter")
+    files = model_files(tie_word_embeddings=stored == "tied")
+    base = files.gguf_file(stored) if stored.startswith("Q") else files.huggingface()
+    options = {"dtype": "float32", "deterministic": True} if stored == "F32" else {}
+    adapter = trained(base, tmp_path / "a", VARIANTS[variant])
+    llama = llamarium.load(base, device="cpu", **options)
+    assert llama.loaded.native is not None
+    weights = WeightBase(llama.loaded.native, read_adapter(adapter, llama.config))
+    load_adapter(llama.model, adapter)
+    modules = ModuleBase(llama.model)
+    assert weights.fingerprint() == modules.fingerprint()
+    assert weights.linears_fingerprint() == modules.linears_fingerprint()
+    found, expected = weights.share(), modules.share()
+    assert found is not None and expected is not None
+    assert found.of_correction == pytest.approx(expected.of_correction, rel=1e-4, abs=1e-6)
+    assert found.noise == pytest.approx(expected.noise, rel=1e-5)
+
+
+@needs_c
+@pytest.mark.parametrize("variant", ["lora", "dora"])
+def test_torch_is_not_imported(variant: str, model_files: Callable[..., Any], tmp_path: Path) -> None:
+    base = model_files().huggingface()
+    adapter = trained(base, tmp_path / "a", VARIANTS[variant])
+    code = (
+        "import sys, llamarium\n"
+        f"llama = llamarium.load(adapter={str(adapter)!r}, device='cpu')\n"
+        "llama.generate([1, 5, 17], max_tokens=2, temperature=0.0) if llama.optional_tokenizer else llama.runner\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "NF4", "Q4_1"])
+def test_another_base_and_one_that_contains_the_adapter_are_refused(
+    storage: str, model_files: Callable[..., Any], tmp_path: Path
+) -> None:
+    base = model_files().huggingface()
+    adapter = trained(base, tmp_path / "a", VARIANTS["lora"])
+    other = model_files(seed=1).huggingface()
+    with pytest.raises(CheckpointError, match="trained on another base"):
+        llamarium.load(other, adapter=adapter, device="cpu", **STORAGES[storage])
+    model = llamarium.load(base, device="cpu").model
+    load_adapter(model, adapter)
+    save_model(merge_adapters(model), tmp_path / "merged")
+    with pytest.raises(CheckpointError, match="contains this adapter already"):
+        llamarium.load(tmp_path / "merged", adapter=adapter, device="cpu", **STORAGES[storage])
+
+
+def test_what_lies_beside_the_adapter_is_the_models_and_is_looked_at_first(
+    model_files: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = model_files().huggingface()
+    adapter = trained(base, tmp_path / "a", VARIANTS["lora"])
+    assert llamarium.load(adapter=adapter, device="cpu").optional_tokenizer is None
+    train_characters(["abc"]).save(adapter)
+    assert llamarium.load(str(base), adapter=str(adapter), device="cpu").encode("cab") is not None
+
+    def read(*_: object) -> Llama:
+        raise AssertionError("the weights are read before the adapter is refused")
+
+    monkeypatch.setattr("llamarium.api.load_weights", read)
+    (adapter / "tokenizer.json").write_text("{}")
+    for path in adapter.glob("characters.json"):
+        path.unlink()
+    with pytest.raises(TokenizerError):
+        llamarium.load(adapter=adapter, device="cpu")
+    (adapter / "tokenizer.json").unlink()
+    (adapter / "adapter_model.safetensors").write_bytes(b"junk")
+    with pytest.raises(CheckpointError, match="damaged"):
+        llamarium.load(adapter=adapter, device="cpu")
+
+
+def test_an_adapter_without_a_base_says_how_to_name_it(model_files: Callable[..., Any], tmp_path: Path) -> None:
+    base = model_files().huggingface()
+    adapter = trained(base, tmp_path / "a", VARIANTS["lora"])
+    config = adapter / "adapter_config.json"
+    config.write_text(config.read_text().replace(f'"{base}"', "null"))
+    with pytest.raises(OptionError, match=r"names no base model; name it with -m \(in Python: model=\)"):
+        llamarium.load(adapter=adapter)
+    llamarium.load(base, adapter=adapter, device="cpu")
