@@ -268,6 +268,8 @@ class Llama:
         """
         from llamarium.inspect.divergence import check_same_vocabulary, divergence_of_text
 
+        if not isinstance(against, Llama):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InputError(f"against is {show_value(against)}; expected another Llama")
         configs = self.config, against.config
         check_same_vocabulary((self.name, against.name), configs, (self.tokenizer, against.tokenizer))
         return divergence_of_text(self.runner, against.runner, self.tokenizer, text, **options)

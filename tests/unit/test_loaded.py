@@ -33,6 +33,13 @@ def answer(one: LoadedModel) -> np.ndarray:
     return advance(runner, memory.cache, [memory.begin([1, 2, 3], 8)])
 
 
+def _copied(layer: Any, layer_idx: int) -> Any:
+    """A layer keeps its keys and values under its own number."""
+    layer = copy.deepcopy(layer)
+    layer.self_attn.layer_idx = layer_idx
+    return layer
+
+
 EDITS: dict[str, Callable[[LlamaForCausalLM], Any]] = {
     "a Linear": lambda model: setattr(
         model.model.layers[0].self_attn, "q_proj", copy.deepcopy(model.model.layers[1].self_attn.q_proj)
@@ -42,7 +49,7 @@ EDITS: dict[str, Callable[[LlamaForCausalLM], Any]] = {
     ),
     "a block": lambda model: setattr(model.model.layers[2], "mlp", copy.deepcopy(model.model.layers[0].mlp)),
     "a layer less": lambda model: model.model.layers.__delitem__(1),
-    "a layer twice": lambda model: model.model.layers.__setitem__(2, model.model.layers[1]),
+    "a layer twice": lambda model: model.model.layers.__setitem__(2, _copied(model.model.layers[1], 2)),
     "another head": lambda model: setattr(model, "lm_head", nn.Linear(96, 300, bias=False, dtype=torch.bfloat16)),
     "a norm's memory": lambda model: setattr(
         model.model.norm.weight, "data", torch.full((96,), 3.0, dtype=model.dtype)
@@ -67,11 +74,6 @@ def test_edited_modules_answer_through_the_modules_and_say_so_once(name: str) ->
     before = answer(one)
     assert isinstance(one.runner(), NativeRunner), "asking for the model is no edit"
     EDITS[name](one.model)
-    if name == "a layer less":
-        one.model.config = one.model.config  # the config still says three; only which runner is asked here
-        with pytest.warns(UserWarning, match="PyTorch answers from now on"):
-            assert not isinstance(one.runner(), NativeRunner)
-        return
     with pytest.warns(UserWarning, match="PyTorch answers from now on"):
         after = answer(one)
     with warnings.catch_warnings():

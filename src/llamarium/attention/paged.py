@@ -8,6 +8,7 @@ At a long context it is the cache that a token's time goes into: 8,000 tokens of
 and every new token reads all of it. Kept in 8 bits it is little more than half (`to_codes`).
 """
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -109,15 +110,16 @@ class PagedCache:
             blocks[target] = blocks[source]
 
     def grow(self, num_blocks: int) -> None:
-        """Become larger; what the blocks hold stays.
+        """Become larger; what the blocks hold stays. Where that fails or is interrupted, the cache is as it was.
 
         Raises:
             MemoryBudgetError: If there is not that much memory.
         """
-        before = self._tensors()
-        self._allocate(num_blocks)
-        for new, kept in zip(self._tensors(), before, strict=True):
+        larger = copy.copy(self)
+        larger._allocate(num_blocks)
+        for new, kept in zip(larger._tensors(), self._tensors(), strict=True):
             new[: len(kept)] = kept
+        vars(self).update(vars(larger))
 
     def read(self, layer_idx: int, blocks: Sequence[int], num_slots: int) -> tuple[Tensor, Tensor]:
         """Return the keys and values of a sequence's first positions: (S, K, H) each; of int8 as float32."""

@@ -104,6 +104,9 @@ class PrefixCache:
     def begin(self, ids: Sequence[int], num_tokens: int) -> KeptSequence:
         """Return the sequence with exactly `ids`; what it has in common with what was there is not run again.
 
+        Whoever had the sequence before has it no longer: its blocks are this one's, and `generate_tokens` refuses to go
+        on.
+
         Args:
             ids: The whole sequence.
             num_tokens: How many tokens it may grow to.
@@ -114,9 +117,9 @@ class PrefixCache:
         kept, same = self.sequence, 0
         while same < min(len(ids) - 1, kept.num_run) and ids[same] == kept.ids[same]:
             same += 1
-        kept.ids, kept.num_run = list(ids), same
-        self.memory.grow(kept, num_tokens, self.runner.config.max_position_embeddings)
-        return kept
+        self.sequence = KeptSequence(list(ids), kept.table, same)
+        self.memory.grow(self.sequence, num_tokens, self.runner.config.max_position_embeddings)
+        return self.sequence
 
 
 def advance(runner: Runner, cache: Cache, sequences: Sequence[KeptSequence], chunk: int = PREFILL_CHUNK) -> Logits:

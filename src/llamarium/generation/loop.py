@@ -68,7 +68,7 @@ def generate_tokens(
 
     Raises:
         InputError: For an empty prompt or an id outside the vocabulary; for a `prefix` with several rows,
-            without the cache, or of another runner.
+            without the cache, or of another runner; if another answer is begun with it meanwhile.
         ContextLengthError: If a prompt leaves no room in the context.
         OptionError: For `lookup` without the cache, or with a model whose tokens it might change; for an unknown
             `kv_cache_dtype`.
@@ -94,6 +94,8 @@ def generate_tokens(
         live = [row for row in live if row.finish_reason is None and row.number not in cancelled]
         if not live:
             return
+        if prefix is not None and live[0].sequence is not prefix.sequence:
+            raise InputError("another answer was begun in the same dialog; end or close a stream before the next one")
         going = [row.sequence for row in live]
         if ahead is not None:
             logits_BV = ahead.next_logits(going, min(row.limit - len(row.sequence.ids) for row in live))

@@ -152,6 +152,8 @@ def similarity(embedding: nn.Module, tokenizer: Tokenizer, word: str, other: str
 
 
 def _words(words: str | Sequence[str]) -> Sequence[str]:
+    if not isinstance(words, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"minus or plus is {show_value(words)}; expected a word or a list of words")
     return (words,) if isinstance(words, str) else words
 
 

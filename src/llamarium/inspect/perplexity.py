@@ -30,7 +30,7 @@ from llamarium.inspect.passes import logits_of
 from llamarium.inspect.score import e_to_the, scored_tokens
 from llamarium.inspect.tokens import check_count
 from llamarium.runtime.runner import Runner
-from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.base import Tokenizer, check_text
 from llamarium.tokenizer.pieces import encode_pieces
 
 DEFAULT_CONTEXT = 2048
@@ -170,6 +170,7 @@ def scored_ids(tokenizer: Tokenizer, text: str) -> tuple[list[int], bool]:
         TokenizerError: If the text cannot be encoded.
         InputError: If it has no token to score.
     """
+    check_text(text)
     ids = list(chain.from_iterable(encode_pieces(tokenizer, text)))
     special = tokenizer.special
     bos = special.add_bos and special.bos is not None and ids[:1] != [special.bos]

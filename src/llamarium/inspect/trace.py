@@ -10,9 +10,10 @@ layer), so what was asked for is weighed from the config before anything runs, a
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from numbers import Integral
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from llamarium.attention import Context, attend_eagerly
 from llamarium.config import ModelConfig
-from llamarium.errors import InputError, MemoryBudgetError
+from llamarium.errors import InputError, MemoryBudgetError, show_value
 from llamarium.generation.kept import KeptSequence, Memory, batches
 from llamarium.inspect.passes import as_tensor
 from llamarium.inspect.tokens import check_ids
@@ -324,6 +325,8 @@ def keys_of(names: Sequence[str], layers: Sequence[int]) -> tuple[str, ...]:
 
 def check_names(names: Collection[str] | None) -> list[str]:
     """Return the names asked for, in the order of computation."""
+    if not isinstance(names, Iterable | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"names is {show_value(names)}; expected some of {', '.join(ACTIVATIONS)}")
     wanted = set(ACTIVATIONS) if names is None else {names} if isinstance(names, str) else set(names)
     unknown = sorted(map(str, wanted - set(ACTIVATIONS)))
     if unknown or not wanted:
@@ -336,14 +339,21 @@ def indices(wanted: Collection[int] | None, size: int, what: str) -> tuple[int, 
     """Return the indices asked for, each once, in the order given, negative ones counted from the end."""
     if wanted is None:
         return tuple(range(size))
+    _check_whole(wanted, what)
     if not wanted or any(not -size <= i < size for i in wanted):
         raise InputError(f"{what} are {list(wanted)}; expected some within {-size}..{size - 1}")
     return tuple(dict.fromkeys(i % size for i in wanted))
 
 
+def _check_whole(wanted: object, what: str) -> None:
+    if not isinstance(wanted, Collection) or not all(isinstance(i, Integral) for i in cast("Collection[Any]", wanted)):
+        raise InputError(f"{what} is {show_value(wanted)}; expected a list of whole numbers")
+
+
 def _among(wanted: Collection[int] | None, held: tuple[int, ...], what: str) -> tuple[int, ...]:
     if wanted is None:
         return held
+    _check_whole(wanted, what)
     if not set(wanted) <= set(held):
         raise InputError(f"{what} are {list(wanted)}; this trace holds {list(held)}")
     return tuple(dict.fromkeys(wanted))

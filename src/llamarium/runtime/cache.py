@@ -44,14 +44,11 @@ class NativeCache:
 
     def __init__(self, config: ModelConfig, num_blocks: int, dtype: str) -> None:
         self.config, self.dtype = config, dtype
-        self._allocate(num_blocks)
-
-    def _allocate(self, num_blocks: int) -> None:
-        config, layers = self.config, range(self.config.num_hidden_layers)
+        layers = range(config.num_hidden_layers)
         shape = (num_blocks, config.num_key_value_heads, BLOCK_SIZE)
-        scaled = layers if self.dtype == "int8" else ()
+        scaled = layers if dtype == "int8" else ()
         try:
-            self.k, self.v = ([reserve((*shape, config.head_dim), _STORED[self.dtype]) for _ in layers] for _ in "kv")
+            self.k, self.v = ([reserve((*shape, config.head_dim), _STORED[dtype]) for _ in layers] for _ in "kv")
             self.k_scales, self.v_scales = ([reserve(shape, np.float32) for _ in scaled] for _ in "kv")
         except MemoryError:
             raise MemoryBudgetError(
@@ -60,7 +57,7 @@ class NativeCache:
             ) from None
         self.num_blocks = num_blocks
         self.described = native.PagedCache(
-            C_DTYPES[self.dtype], num_blocks, BLOCK_SIZE,
+            C_DTYPES[dtype], num_blocks, BLOCK_SIZE,
             *map(_pointers, (self.k, self.v, self.k_scales, self.v_scales)),
         )  # fmt: skip
 
@@ -78,15 +75,15 @@ class NativeCache:
             array[target] = array[source]
 
     def grow(self, num_blocks: int) -> None:
-        """Become larger; what the blocks hold stays.
+        """Become larger; what the blocks hold stays. Where that fails or is interrupted, the cache is as it was.
 
         Raises:
             MemoryBudgetError: If there is no room for it.
         """
-        before = self._arrays()
-        self._allocate(num_blocks)
-        for new, kept in zip(self._arrays(), before, strict=True):
+        larger = NativeCache(self.config, num_blocks, self.dtype)
+        for new, kept in zip(larger._arrays(), self._arrays(), strict=True):
             new[: len(kept)] = kept
+        vars(self).update(vars(larger))
 
     def read(
         self, layer_idx: int, blocks: Sequence[int], num_slots: int

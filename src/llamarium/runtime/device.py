@@ -14,7 +14,7 @@ def choose_device(name: object) -> str:
     Raises:
         OptionError: If there is no such device here, or it holds no numbers.
     """
-    if name == "cpu" or (name == "auto" and not _may_have_gpu()):
+    if isinstance(name, str) and (name == "cpu" or (name == "auto" and not _may_have_gpu())):
         return "cpu"
     import torch
 
@@ -24,7 +24,7 @@ def choose_device(name: object) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:  # "privateuseone" wants a module that nobody wrote
         raise OptionError(f"device {show_value(str(name))} cannot be used: {str(error).splitlines()[0]}") from None
     if device.type == "meta":
         raise OptionError("device 'meta' holds no numbers; expected cpu, cuda or mps")

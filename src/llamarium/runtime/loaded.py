@@ -5,9 +5,10 @@ them, over the same memory. From then on every request asks once whether they ar
 request runs on the modules, and a warning says so once.
 """
 
+import copy
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from llamarium.config import ModelConfig
 from llamarium.errors import OptionError
@@ -88,16 +89,24 @@ class LoadedModel:
 
     @property
     def model(self) -> "LlamaForCausalLM":
-        """The modules: plain, editable, over the memory that the runner reads."""
+        """The modules: plain, editable, over the memory that the runner reads.
+
+        Raises:
+            CheckpointError: If a file whose bytes are in use has been changed.
+        """
+        if self._check is not None:
+            self._check()
         if self._model is None:
             from llamarium.runtime.edits import Snapshot
 
-            self._model = self._build()
-            self._snapshot = Snapshot(self._model)
+            model = self._build()
+            self._snapshot, self._model = Snapshot(model), model
         return self._model
 
     def runner(self) -> Runner:
-        """Return what answers the next request.
+        """Return what answers the next request; another object where the modules have been changed since the last one.
+
+        So nobody goes on with keys and values that other weights have made.
 
         Raises:
             CheckpointError: If a file whose bytes are in use has been changed.
@@ -105,15 +114,33 @@ class LoadedModel:
         """
         if self._check is not None:
             self._check()
-        if self._native is not None and (self._snapshot is None or not self._snapshot.is_edited(self.model)):
+        if self._model is None and self._native is not None:
+            return self._native
+        from llamarium.runtime.edits import Snapshot
+        from llamarium.runtime.module_runner import ModuleRunner
+
+        model = self.model
+        self._snapshot = self._snapshot or Snapshot(model)
+        is_edited, is_changed = self._snapshot.look(model)
+        if self._native is not None and not is_edited:
+            self._native = copy.copy(self._native) if is_changed else self._native
             return self._native
         if self._native is not None and self._modules is None:
             self._say_edited()
-        from llamarium.runtime.module_runner import ModuleRunner
-
-        if self._modules is None:
-            self._modules = ModuleRunner(self.model)
+        if self._modules is None or is_changed:
+            self._modules = ModuleRunner(model)
         return self._modules
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied deeply.
+
+        Raises:
+            OptionError: Always.
+        """
+        raise OptionError(
+            "a loaded model cannot be pickled or deep-copied, as it refers to memory of this process; call "
+            "llamarium.load() in the other process, or copy.deepcopy(llama.model) for modules of your own"
+        )
 
     def _say_edited(self) -> None:
         if self._deterministic:

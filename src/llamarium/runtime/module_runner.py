@@ -7,7 +7,7 @@ that a caller has put on the model run all the same: they are part of what the m
 
 import copy
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from llamarium.attention.paged import PagedAttend, PagedCache, Run, find_slots
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError
 from llamarium.model import LlamaForCausalLM
+from llamarium.model.llama import LlamaDecoderLayer
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
 from llamarium.runtime.runner import Cache, CacheDtype, Logits
 from llamarium.runtime.taps import ACTIVATIONS, Key, Taps
@@ -62,10 +63,14 @@ class ModuleRunner:
         return f"PyTorch in {self.dtype} on {self.device}"
 
     def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto") -> PagedCache:
-        """Return an empty cache on the model's device; see `Runner.new_cache`."""
+        """Return an empty cache on the model's device; see `Runner.new_cache`.
+
+        Raises:
+            InputError: If two layers would keep their keys and values in the same place.
+        """
         config = self.model.config
         return PagedCache(
-            num_layers=config.num_hidden_layers,
+            num_layers=self._num_kept_layers(),
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
             num_key_value_heads=config.num_key_value_heads,
@@ -73,6 +78,16 @@ class ModuleRunner:
             dtype=torch.int8 if dtype == "int8" else self.model.dtype,
             device=self.model.device,
         )
+
+    def _num_kept_layers(self) -> int:
+        """How many layers a cache needs; somebody may have taken some out, and each keeps its own number."""
+        numbers = [cast(LlamaDecoderLayer, layer).self_attn.layer_idx for layer in self.model.model.layers]
+        if len(set(numbers)) < len(numbers):
+            raise InputError(
+                f"layers have the numbers {numbers}, so some would overwrite others' keys and values; give each copy "
+                "its own (copy.deepcopy, then self_attn.layer_idx)"
+            )
+        return max(numbers, default=-1) + 1
 
     def _whole(self, ids_1M: Tensor, positions_1M: Tensor, attend: PagedAttend, taps: Taps | None) -> Tensor:
         """Call the model itself: the logits of all tokens, (M, V)."""
@@ -92,7 +107,7 @@ class ModuleRunner:
         Raises:
             InputError: If the cache is not one of this model's.
         """
-        if not isinstance(cache, PagedCache) or len(cache.k) != len(self.model.model.layers):
+        if not isinstance(cache, PagedCache) or len(cache.k) != self._num_kept_layers():
             raise InputError("the cache is another model's; expected one that this runner's new_cache made")
         if batch.adapters is not None:
             raise InputError("the modules have the adapter that was put on them, for every sequence; name none")

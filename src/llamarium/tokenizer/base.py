@@ -11,7 +11,7 @@ Three rules hold for every vocabulary:
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -261,8 +261,10 @@ class Tokenizer:
             skip_special_tokens: Leave control tokens out, rather than spell them.
 
         Raises:
-            TokenizerError: For an id that the vocabulary lacks.
+            TokenizerError: For an id that the vocabulary lacks, or what is no sequence of ids.
         """
+        if not isinstance(ids, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TokenizerError(f"expected token ids, found {type(ids).__name__}")
         visible = self.visible_bytes
         text = b"".join([visible(i, skip_special_tokens) for i in ids]).decode("utf-8", "replace")
         return text.removeprefix(" ") if self.strip_first_space else text
