@@ -1,4 +1,4 @@
-/* Low-rank corrections beside products: y += scale * b (a x), of another adapter for each sequence. `a x` is computed in the stage of
+/* Low-rank corrections beside products: y += scale * b (a x). Each sequence may have an adapter of its own. `a x` is computed in the stage of
  * the product, b times that after it. A row's bits depend on its own adapter alone. */
 #include "pass.h"
 

@@ -1,8 +1,8 @@
-/* Intel's tiles of registers (AMX): whether this process may use them, and their instructions. */
+/* Intel's tile registers (AMX): whether this process may use them, and how their shapes are described. */
 #ifndef LLAMARIUM_AMX_H
 #define LLAMARIUM_AMX_H
 
-#ifdef LM_EMULATE_AMX /* the tests', for processors that have none */
+#ifdef LM_EMULATE_AMX /* in tests, on processors without AMX */
 #include "emulated_amx.h"
 #else
 #include <cpuid.h>
@@ -12,8 +12,8 @@
 #include <unistd.h>
 #endif
 
-/* The processor has tiles and their products of bytes, and the system keeps them when it switches threads; Linux does only
- * for a process that has asked, since they are 8 KB for each of its threads. Asking again changes nothing. */
+/* Whether the processor has tile registers and multiplies bytes in them, and the system saves them when it switches threads. Linux
+ * does so for a process that has asked, since they take 8 KB a thread. Asking again changes nothing. */
 static inline int may_use_amx(void) {
 #ifdef __linux__
     enum { REQUEST_PERMISSION = 0x1023, TILES = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
@@ -21,7 +21,7 @@ static inline int may_use_amx(void) {
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return 0;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 24 & 1) || !(d >> 25 & 1)) return 0; /* amx-tile, amx-int8 */
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    if ((low >> 17 & 3) != 3) return 0; /* the tiles' shapes, and what they hold */
+    if ((low >> 17 & 3) != 3) return 0; /* the system saves the tiles' shapes and content */
     return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILES) == 0;
 #else
     return 0;

@@ -40,7 +40,7 @@ static inline float kept_at(int dtype, const void *from, size_t place) {
 /* A softmax over some slots: the largest score, the sum of e^(score - largest), and the values weighted so. */
 typedef struct {
     float largest, sum;
-    float mixture[]; /* (head_dim), in the order of `load_pair` */
+    paired mixture[]; /* (head_dim) */
 } partial;
 
 static inline partial *partial_at(float *partials, size_t index, int head_dim) {
@@ -61,8 +61,7 @@ INLINE void put_sums(const lanes *values, const int count, quad *out) {
     for (int s = 0; s < count; s++) out[s] = sums_of(values + s * HEADS_AT_ONCE);
 }
 
-/* Prefetch a slot's value, which is read after the chunk's last key: into the second cache, since the first one is too small for
- * both. */
+/* Prefetch a slot's value, which is read after the chunk's last key: into the L2 cache, since L1 is too small for both. */
 INLINE void prefetch_value(const int dtype, const kv_chunk *at, int slot) {
     const size_t size = dtype == LM_FLOAT32 ? 4 : dtype == LM_BFLOAT16 ? 2 : 1;
     const char *value = (const char *)at->v + slot_at(at, slot) * at->head_dim * size;
@@ -74,7 +73,7 @@ INLINE void prefetch_value(const int dtype, const kv_chunk *at, int slot) {
 /* scores[s][h] = q[h] (head_dim) times the key of slot s, for `count` slots from `slot` on, each `distance` after the last one;
  * `count` and `heads` are constants, so that the sums stay in registers. */
 INLINE void score_some(const int dtype, const int heads, const int count, const kv_chunk *at, int slot, int distance,
-                       const float *q, quad *scores) {
+                       const paired *q, quad *scores) {
     const int head_dim = at->head_dim;
     size_t slots[SLOTS_AT_ONCE], places[SLOTS_AT_ONCE];
     for (int s = 0; s < count; s++) {
@@ -88,19 +87,19 @@ INLINE void score_some(const int dtype, const int heads, const int count, const 
         for (int s = 0; s < count; s++) load_pair(dtype, at->k, places[s] + i, keys[s]);
         for (int j = 0; j < 2; j++)
             for (int h = 0; h < heads; h++) {
-                const lanes other = load_floats(q + (size_t)h * head_dim + i + j * LANES);
-                for (int s = 0; s < count; s++) sums[s * HEADS_AT_ONCE + h] += keys[s][j] * other;
+                const lanes query = load_paired(q + (size_t)h * head_dim + i + j * LANES);
+                for (int s = 0; s < count; s++) sums[s * HEADS_AT_ONCE + h] += keys[s][j] * query;
             }
     }
     for (; i + LANES <= head_dim; i += LANES)
         for (int s = 0; s < count; s++) {
             const lanes key = load_lanes(dtype, at->k, places[s] + i);
-            for (int h = 0; h < heads; h++) sums[s * HEADS_AT_ONCE + h] += key * load_floats(q + (size_t)h * head_dim + i);
+            for (int h = 0; h < heads; h++) sums[s * HEADS_AT_ONCE + h] += key * load_paired(q + (size_t)h * head_dim + i);
         }
     for (; i < head_dim; i++)
         for (int s = 0; s < count; s++) {
             const float key = kept_at(dtype, at->k, places[s] + i);
-            for (int h = 0; h < heads; h++) sums[s * HEADS_AT_ONCE + h][0] += key * q[(size_t)h * head_dim + i];
+            for (int h = 0; h < heads; h++) sums[s * HEADS_AT_ONCE + h][0] += key * q[(size_t)h * head_dim + i].value;
         }
     quad found[SLOTS_AT_ONCE];
     put_sums(sums, count, found);
@@ -109,7 +108,7 @@ INLINE void score_some(const int dtype, const int heads, const int count, const 
 }
 
 /* Four slots far from each other at a time, since a core reads several pages side by side faster (docs/decisions/0009). */
-INLINE void score_slots(const int dtype, const int heads, const kv_chunk *at, const float *q, quad *scores) {
+INLINE void score_slots(const int dtype, const int heads, const kv_chunk *at, const paired *q, quad *scores) {
     const int quarter = at->slots / 4;
     for (int slot = 0; slot < quarter; slot++) {
         for (int s = 0; s < 4; s++) prefetch_value(dtype, at, slot + s * quarter);
@@ -191,7 +190,7 @@ INLINE void mix_slots(const int dtype, const int heads, const kv_chunk *at, cons
             float sum = 0;
             for (int s = 0; s < at->slots; s++)
                 sum += kept_at(dtype, at->v, slot_at(at, s) * at->head_dim + i) * weights[s][h];
-            out[h]->mixture[i] = sum;
+            out[h]->mixture[i].value = sum;
         }
 }
 
@@ -214,7 +213,7 @@ INLINE void mix_scores(const int dtype, const int heads, const kv_chunk *at, qua
 
 /* Rows of tokens that follow each other in one sequence; each sees one slot more than the row before it. */
 typedef struct {
-    const float *q;              /* of the first row's first head, in the order of `load_pair` */
+    const paired *q;             /* (head_dim) of the first row's first head, then of the next one */
     size_t stride;               /* to the next row's */
     int count, visible;          /* rows; slots from the chunk's first on that the last row sees, be it more than CHUNK */
     partial *(*out)[HEADS_AT_ONCE]; /* of each row and head */
@@ -251,7 +250,7 @@ INLINE void transpose_keys(const int dtype, const kv_chunk *at, int slot, float 
 
 /* scores (LANES) of as many slots and each head. A register holds slots here and numbers of a key in `score_slots`; what are
  * lanes there are added up in the same order. */
-INLINE void score_columns(const int heads, int head_dim, const float *columns, const float *q, lanes scores[HEADS_AT_ONCE]) {
+INLINE void score_columns(const int heads, int head_dim, const float *columns, const paired *q, lanes scores[HEADS_AT_ONCE]) {
     enum { PARTS = LANES / 4 };
     const int whole = head_dim / LANES * LANES;
     lanes sums[4][HEADS_AT_ONCE];
@@ -262,12 +261,12 @@ INLINE void score_columns(const int heads, int head_dim, const float *columns, c
             for (int j = 0; j < PARTS; j++) {
                 lanes key;
                 memcpy(&key, columns + (size_t)(i + 4 * j) * LANES, sizeof key);
-                for (int h = 0; h < heads; h++) own[j][h] += key * q[(size_t)h * head_dim + i + 4 * j];
+                for (int h = 0; h < heads; h++) own[j][h] += key * q[(size_t)h * head_dim + i + 4 * j].value;
             }
         for (int i = whole; lane == 0 && i < head_dim; i++) {
             lanes key;
             memcpy(&key, columns + (size_t)i * LANES, sizeof key);
-            for (int h = 0; h < heads; h++) own[0][h] += key * q[(size_t)h * head_dim + i];
+            for (int h = 0; h < heads; h++) own[0][h] += key * q[(size_t)h * head_dim + i].value;
         }
         for (int h = 0; h < heads; h++) { /* written out, since compilers keep `own` in memory for the sake of a loop */
             const lanes left = PARTS == 4 ? own[0][h] + own[PARTS / 2][h] : own[0][h];
@@ -335,5 +334,5 @@ static void merge(partial *known, const partial *next, int head_dim) {
     const float a = exp_of(known->largest - largest), b = exp_of(next->largest - largest);
     known->sum = known->sum * a + next->sum * b;
     known->largest = largest;
-    for (int i = 0; i < head_dim; i++) known->mixture[i] = known->mixture[i] * a + next->mixture[i] * b;
+    for (int i = 0; i < head_dim; i++) known->mixture[i].value = known->mixture[i].value * a + next->mixture[i].value * b;
 }

@@ -1,5 +1,5 @@
 /* The choice of a token from its logits: the largest, or one that is drawn after temperature, top-k, top-p and min-p, in the
- * order of sampling.py, which says too how a draw is defined.
+ * order of generation/sampler.py, which also defines a draw.
  *
  * A vocabulary is large, and what a filter leaves of it small. So logits are looked at in blocks, of which the largest is
  * known: no fewer than k logits reach the k-th largest of those, and the blocks that stay below it are not looked at again.

@@ -22,14 +22,15 @@ static void compute_angles(const pass *p, lm_team team) {
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
-/* Rotate and scale a query head, and put it into the order in which the cache's keys are loaded. */
-static __attribute__((noinline)) void rotate_query(const pass *p, int row, const float *from, float *to) {
+/* Rotate and scale a query head, and put it into the order in which the cache's keys are loaded; `to` may be the same memory. */
+static __attribute__((noinline)) void rotate_query(const pass *p, int row, const float *from, paired *to) {
     const int head_dim = p->model->head_dim;
     const float scale = 1 / sqrtf((float)head_dim);
-    if (to != from) memcpy(to, from, head_dim * sizeof(float));
-    rotate(to, p->angles + (size_t)row * head_dim, head_dim / 2);
-    for (int i = 0; i < head_dim; i++) to[i] *= scale;
-    into_pairs(p->cache.dtype, to, head_dim);
+    float *values = (float *)to;
+    if (values != from) memcpy(values, from, head_dim * sizeof(float));
+    rotate(values, p->angles + (size_t)row * head_dim, head_dim / 2);
+    for (int i = 0; i < head_dim; i++) values[i] *= scale;
+    into_pairs(p->cache.dtype, values, head_dim);
 }
 
 /* Rotate a row's key and put it into the cache beside its value. */
@@ -51,14 +52,14 @@ static void merge_head(const pass *p, int layer, int row, int head) {
     const size_t place = (size_t)row * p->model->num_heads + head;
     partial *known = partial_of(p, row, head, 0);
     for (int chunk = 1; chunk < chunks_of(p, row); chunk++) merge(known, partial_of(p, row, head, chunk), head_dim);
-    for (int i = 0; i < head_dim; i++) known->mixture[i] /= known->sum;
-    out_of_pairs(p->cache.dtype, known->mixture, head_dim);
+    for (int i = 0; i < head_dim; i++) known->mixture[i].value /= known->sum;
+    const float *mixture = out_of_pairs(p->cache.dtype, known->mixture, head_dim);
     float *tap = tap_of(p, layer, LM_TAP_HEAD_OUT);
-    if (tap != NULL) memcpy(tap + place * head_dim, known->mixture, head_dim * sizeof(float));
+    if (tap != NULL) memcpy(tap + place * head_dim, mixture, head_dim * sizeof(float));
     if (p->attended != NULL)
-        memcpy(p->attended + place * head_dim, known->mixture, head_dim * sizeof(float));
+        memcpy(p->attended + place * head_dim, mixture, head_dim * sizeof(float));
     else
-        for (int g = 0; g < groups; g++) put_group(known->mixture + g * LM_GROUP, p->mixed, place * groups + g);
+        for (int g = 0; g < groups; g++) put_group(mixture + g * LM_GROUP, p->mixed, place * groups + g);
 }
 
 static void rotate_and_store_stage(const pass *p, lm_team team, int layer) {
@@ -68,7 +69,7 @@ static void rotate_and_store_stage(const pass *p, lm_team team, int layer) {
         const int row = (int)(piece / pieces), head = (int)(piece % pieces);
         float *values = p->qkv + ((size_t)row * (heads + 2 * kv_heads) + head) * head_dim;
         if (head < heads)
-            rotate_query(p, row, values, values);
+            rotate_query(p, row, values, (paired *)values);
         else
             store_slot(p, layer, row, head - heads);
     }
@@ -82,7 +83,7 @@ static void attend_stage(const pass *p, lm_team team, atomic_int *next, int laye
     const int head_dim = model->head_dim, heads = model->num_heads, kv_heads = model->num_kv_heads;
     const int group = heads / kv_heads, all = heads + 2 * kv_heads;
     const int pieces = p->num_runs * kv_heads * p->most_chunks;
-    float *rotated = p->rotated + (size_t)team.index * HEADS_AT_ONCE * head_dim;
+    paired *rotated = p->rotated + (size_t)team.index * HEADS_AT_ONCE * head_dim;
     for (int piece; (piece = lm_next(next)) < pieces;) {
         const int run = piece / (kv_heads * p->most_chunks), kv = piece / p->most_chunks % kv_heads;
         const int row = p->runs[run], count = p->runs[run + 1] - row;
@@ -99,7 +100,7 @@ static void attend_stage(const pass *p, lm_team team, atomic_int *next, int laye
                 for (int h = 0; h < own; h++) out[m][h] = partial_of(p, row + m, first + h, chunk);
             for (int h = 0; h < own && p->apart; h++) rotate_query(p, row, q + (size_t)h * head_dim, rotated + (size_t)h * head_dim);
             attend_chunk(p->cache.dtype, own, &at, &(row_run){
-                .q = p->apart ? rotated : q,
+                .q = p->apart ? rotated : (const paired *)q, /* rotated where they lie, in the stage before */
                 .stride = (size_t)all * head_dim,
                 .count = count,
                 .visible = visible - begin,

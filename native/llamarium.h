@@ -117,8 +117,9 @@ typedef struct {
 
 /* From tokens to logits (num_logits, head.rows): embeddings are looked up, run through all layers and the last norm, and multiplied
  * with the head; keys and values are kept. All numbers between the products are float32. A token's bits depend on its sequence
- * alone: not on the batch it comes in, nor on where a prompt is cut. LM_NO_SUCH_ROW and LM_BAD_BATCH: a token, or a position,
- * block, sequence, adapter or row, that there is not; then nothing is computed. `taps` may be NULL. */
+ * alone: not on the batch it comes in, nor on where a prompt is cut. LM_NO_SUCH_ROW: a token is outside of the vocabulary.
+ * LM_BAD_BATCH: a position, block, sequence, adapter or row of logits does not exist or is out of order. In both cases nothing is
+ * computed. `taps` may be NULL. */
 LM_EXPORT int lm_run(const lm_model *model, const lm_cache *cache, const lm_batch *batch, const lm_taps *taps, float *logits);
 
 /* --- parts -------------------------------------------------------------------------------------------------------- */
@@ -167,7 +168,7 @@ LM_EXPORT int64_t lm_busy_ns(void);
 #define LM_INTERFACE 12
 LM_EXPORT int32_t lm_interface(void);
 
-/* The kernels in use: "amx", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */
+/* The kernels in use: "amx", "avx512_bf16", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */
 LM_EXPORT const char *lm_kernels(void);
 
 /* Use these kernels from now on; 0 if this machine has them. NULL is the best there are. */

@@ -1,5 +1,5 @@
-/* The product of some panels, of a set whose `many_rows_product` takes as many rows as it can, and of another set's
- * `few_rows_product`, which computes the rest: included at the end of a file that defines them.
+/* A `tile_product` made of two functions: `many_rows_product` computes as many rows as it can, and `few_rows_product`, another set's
+ * `tile_product`, the rest. Included at the end of a file that defines both.
  */
 
 /* As many rows of one panel's product as there can be; returns how many. */

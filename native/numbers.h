@@ -1,5 +1,5 @@
-/* Several numbers at once: sixteen, whatever the processor's registers hold (the compiler cuts them as it must), or as many
- * as they do hold. */
+/* Several numbers at once: `wide` is sixteen, for which the compiler takes as many registers as the processor needs, `lanes` is as many
+ * as one register holds, and `quad` is four. */
 #ifndef LLAMARIUM_NUMBERS_H
 #define LLAMARIUM_NUMBERS_H
 
@@ -13,7 +13,7 @@
 typedef float wide __attribute__((vector_size(64)));
 typedef int32_t wide_ints __attribute__((vector_size(64)));
 
-/* Where `mask` is all ones a, where it is 0 b. */
+/* a where `mask` is all ones, b where it is 0. */
 static inline wide select_wide(wide_ints mask, wide a, wide b) {
     return (wide)((mask & (wide_ints)a) | (~mask & (wide_ints)b));
 }
@@ -54,7 +54,8 @@ INLINE float largest_size(const float *x, int count, float *poison) {
     return largest;
 }
 
-/* The nearest whole number, ties to even, from -127 to 127: a scale that is subnormal, and itself rounded, asks for more. */
+/* The nearest whole number, ties to even, limited to -127 to 127: what is divided by a subnormal scale, which is rounded itself, may be
+ * larger. */
 static inline float nearest_code(float wanted) {
     wanted = wanted < 127 ? wanted : 127;
     wanted = wanted > -127 ? wanted : -127;
@@ -79,7 +80,7 @@ typedef uint32_t lane_bits __attribute__((vector_size(4 * LANES)));
 typedef float quad __attribute__((vector_size(16)));
 typedef int32_t quad_ints __attribute__((vector_size(16)));
 
-/* Compilers make floats of bytes in twice as many instructions. */
+/* Not left to compilers, which take twice as many instructions to make floats of bytes. */
 #if defined __AVX512F__
 static inline lanes load_bytes(const void *from) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from))); }
 #elif defined __AVX2__
@@ -101,7 +102,7 @@ static inline lanes load_floats(const float *from) {
 
 /* Two registers' numbers are loaded at a time. A word of memory holds two of LM_BFLOAT16, and each becomes a float by one mask or
  * shift: the first register gets those at even places, the second those at odd ones. What they are multiplied with, or what
- * becomes of them, lies in that order too; a rest of less than PAIR numbers lies as it is. */
+ * becomes of them, is put into that order too; a rest of less than PAIR numbers stays as it is. */
 #define PAIR (2 * LANES)
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a word's low half is the number at the even place");
 
@@ -127,13 +128,25 @@ INLINE lanes load_lanes(const int dtype, const void *from, size_t place) {
     return (lanes)(__builtin_convertvector(halves, lane_bits) << 16);
 }
 
+/* A float in the order of `load_pair`: a type of its own, so that nobody takes it for one that lies where it belongs. */
+typedef struct {
+    float value;
+} paired;
+
+static inline lanes load_paired(const paired *from) {
+    lanes values;
+    memcpy(&values, from, sizeof values);
+    return values;
+}
+
 /* Where `load_pair` puts number `i` of `count`. */
 static inline int place_in_pairs(int dtype, int i, int count) {
     if (dtype != LM_BFLOAT16 || i >= count / PAIR * PAIR) return i;
     return i / PAIR * PAIR + i % 2 * LANES + i % PAIR / 2;
 }
 
-/* Put what is multiplied with numbers of `dtype` into the order in which `load_pair` has them. */
+/* Put what is multiplied with numbers of `dtype` into the order in which `load_pair` has them, where it lies: `paired` from
+ * then on. */
 static inline void into_pairs(int dtype, float *values, int count) {
     for (; dtype == LM_BFLOAT16 && count >= PAIR; values += PAIR, count -= PAIR) {
         float given[PAIR];
@@ -145,9 +158,9 @@ static inline void into_pairs(int dtype, float *values, int count) {
     }
 }
 
-/* Put what has become of such numbers back into their own order. */
-static inline void out_of_pairs(int dtype, float *values, int count) {
-    for (; dtype == LM_BFLOAT16 && count >= PAIR; values += PAIR, count -= PAIR) {
+/* Put what has become of such numbers back into their own order, where it lies. */
+static inline float *out_of_pairs(int dtype, paired *all, int count) {
+    for (float *values = (float *)all; dtype == LM_BFLOAT16 && count >= PAIR; values += PAIR, count -= PAIR) {
         float given[PAIR];
         memcpy(given, values, sizeof given);
         for (int i = 0; i < LANES; i++) {
@@ -155,6 +168,7 @@ static inline void out_of_pairs(int dtype, float *values, int count) {
             values[2 * i + 1] = given[LANES + i];
         }
     }
+    return (float *)all;
 }
 
 static inline quad load_quad(int dtype, const void *from, size_t place) {
@@ -178,7 +192,7 @@ static inline quad load_quad(int dtype, const void *from, size_t place) {
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (quad_ints){__VA_ARGS__})
 #endif
 
-/* Where `mask` is all ones a, where it is 0 b. */
+/* a where `mask` is all ones, b where it is 0. */
 static inline quad select_quad(quad_ints mask, quad a, quad b) {
     return (quad)((mask & (quad_ints)a) | (~mask & (quad_ints)b));
 }
@@ -214,6 +228,7 @@ static inline lane_ints nearest_codes(lanes wanted) {
     return (lane_ints)(wanted + 12582912.0f) - 0x4b400000;
 }
 
+/* The sum of a register's quads. */
 static inline quad fold_lanes(lanes values) {
     quad parts[LANES / 4];
     memcpy(parts, &values, sizeof parts);
@@ -222,7 +237,7 @@ static inline quad fold_lanes(lanes values) {
     return parts[0];
 }
 
-/* The sums over each of four. */
+/* The sum of each of four registers. */
 static inline quad sums_of(const lanes *values) {
     const quad a = fold_lanes(values[0]), b = fold_lanes(values[1]), c = fold_lanes(values[2]), d = fold_lanes(values[3]);
     const quad ab = SHUFFLE(a, b, 0, 4, 1, 5) + SHUFFLE(a, b, 2, 6, 3, 7);
@@ -231,8 +246,8 @@ static inline quad sums_of(const lanes *values) {
 }
 
 #if LANES == 16
-/* The sums over each of sixteen, added up in the same order as `sums_of` does. Each step puts halves beside each other and adds
- * them: of registers, then of their quarters. */
+/* The sum of each of sixteen registers, in the order of `sums_of`. Each step puts halves side by side and adds them: first halves of
+ * registers, then of quads. */
 static inline lanes sums_of_16(const lanes *v) {
     __m512 four[4]; /* one of each four that are four apart: their quads */
     for (int h = 0; h < 4; h++) {

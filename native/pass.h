@@ -10,7 +10,7 @@
 
 enum { OF_Q, OF_K, OF_V, OF_O, OF_GATE, OF_UP, OF_DOWN, OF_HEAD }; /* what an adapter corrects */
 
-/* Rows of tokens, some of a batch's: their results do not depend on which come together. */
+/* Some of a batch's rows of tokens. Their results do not depend on which come together. */
 typedef struct {
     const lm_model *model;
     kv_cache cache;
@@ -23,7 +23,7 @@ typedef struct {
 
     float *hidden, *qkv, *angles, *partials;
     int apart;           /* whether no two rows are of the same sequence */
-    float *rotated;      /* each thread's queries, (HEADS_AT_ONCE, head_dim) */
+    paired *rotated;     /* each thread's queries, (HEADS_AT_ONCE, head_dim) */
     int32_t *logit_rows; /* (num_logits), counted from the pass's first row */
     int *runs, num_runs; /* first rows of what attention takes together, and behind the last one num_rows */
     size_t *chunks;      /* (num_rows + 1): how many KV chunks the rows before see together */

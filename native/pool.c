@@ -60,8 +60,8 @@ int64_t lm_now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Wait until `value` is no longer `old`: on the core, then on it unless somebody else wants it, and after `patience_ns` asleep. A
- * virtual machine that falls asleep loses its core to other machines for milliseconds; so that is for the idle
+/* Wait until `value` is no longer `old`: spinning at first, then giving the core to whoever wants it, and after `patience_ns` asleep. A
+ * virtual machine whose threads sleep loses its cores to other machines for milliseconds, so only idle threads do
  * (docs/decisions/0012). */
 static void wait_while(atomic_uint *value, unsigned old, int64_t patience_ns) {
     for (int i = 0; i < SPINS; i++) {

@@ -11,8 +11,8 @@ typedef struct {
     int matrix, panel, count;
 } piece;
 
-/* Of some matrices first most panels, eight at a time, then the rest, four at a time, so that all threads end at about the same
- * time. */
+/* Most panels of some matrices are handed out first, eight at a time, then the rest, four at a time, so that all threads end at about
+ * the same time. */
 static piece piece_of(const lm_matrix *const *w, int num_matrices, lm_team team, int number) {
     for (int is_rest = 0; is_rest < 2; is_rest++)
         for (int i = 0; i < num_matrices; i++) {

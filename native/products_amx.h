@@ -15,10 +15,10 @@
 #undef NAME
 #define NAME "amx"
 
-#define GROUPS_AT_ONCE 32 /* are widened, to 16 KB: a third of the first cache, as the inputs of 16 rows are */
+#define GROUPS_AT_ONCE 32 /* whose widened codes take 16 KB, a third of the L1 cache; the inputs of 16 rows take about as much */
 
-/* A thread gives its tiles the shapes below when it first needs them, and lets go of them at the end of a job: others in this
- * process use tiles too, and the system has less to keep. */
+/* A thread gives its tiles the shapes below when it first needs them, and releases them at the end of a job: other code in this
+ * process may use tiles too, and the system need not save those that are released. */
 static _Thread_local int has_tiles;
 
 static inline void use_tiles(void) {
@@ -96,7 +96,7 @@ INLINE void widen(const lm_matrix *w, const uint8_t *tiles, int count, const int
     __asm__ volatile("" ::"r"(to) : "memory"); /* gcc does not know that tiles are loaded from memory */
 }
 
-/* As many rows as there are multiples of 8; returns how many that were. */
+/* The rows up to the last multiple of 8; returns how many they are. */
 INLINE int many_rows_product(
     const lm_matrix *w, const uint8_t *tiles, const lm_block *x, int num_rows, const int kind, float *out) {
     _Alignas(64) int8_t codes[GROUPS_AT_ONCE * 512];

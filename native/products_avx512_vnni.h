@@ -195,7 +195,7 @@ INLINE void super_rows(const tile_column *t, const int kind, const int rows) {
 #define ROWS_FOR_BLOCKS 12 /* from so many on it pays to unpack weights first */
 #define BLOCK_PANELS 4
 #define BLOCK_ROWS 4
-#define BLOCK_GROUPS 4 /* of a panel are unpacked at a time: the first cache holds them beside the sums of 64 rows */
+#define BLOCK_GROUPS 4 /* of a panel are unpacked at a time: the L1 cache holds them beside the sums of 64 rows */
 
 _Static_assert(GROUPS_OF_SUPER % BLOCK_GROUPS == 0, "a tile of the K types is whole blocks");
 

@@ -50,7 +50,7 @@ INLINE void paired_rows(
     }
 }
 
-/* As many rows as there are pairs of; returns how many that were. */
+/* The rows up to the last even number; returns how many they are. */
 INLINE int many_rows_product(
     const lm_matrix *w, const uint8_t *tiles, const lm_block *x, int num_rows, const int kind, float *out) {
     const int groups = w->cols / LM_GROUP;

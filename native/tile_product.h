@@ -2,10 +2,9 @@
  * file that defines them and ROWS_AT_ONCE. A set that defines ROWS_FOR_BLOCKS has a `blocked_product` for so many rows of
  * inputs and more.
  *
- * For a few rows of inputs, what a product costs is reading its weights. A core asks memory for more lines at a time where they
- * lie in several pages: eight panels read side by side come a third faster than one after the other. So the panels take
- * turns, tile by tile, and with x86's K types, whose tiles are 2 KB, group by group; the sums of a row are added up in the
- * same order all the same.
+ * With a few rows of inputs, a product takes as long as it takes to read its weights. A core has more reads under way where they lie
+ * in several pages: eight panels side by side are read a third faster than one after the other. So the panels take turns, tile by
+ * tile; with x86's K types, whose tiles are 2 KB, group by group. The sums of a row are added up in the same order in any case.
  */
 
 /* `rows` rows of inputs; these and the kind are constants to the compiler. */

@@ -34,10 +34,10 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-#define BYTES_AHEAD 1280  /* how far before they are multiplied weights are prefetched: docs/decisions/0011 */
+#define BYTES_AHEAD 1280  /* how far ahead of their product weights are prefetched: docs/decisions/0011 */
 #define PANELS_AT_ONCE 8 /* a thread takes at most: docs/decisions/0009 */
 #define ROWS_IN_CACHE 64  /* rows of tokens whose inputs stay in the cache with a panel: no product takes more at once */
-#define PANEL_STRIDE ((ROWS_IN_CACHE + 4) * LM_TILE_ROWS) /* from a panel's results to the next's, not at the same place of a page */
+#define PANEL_STRIDE ((ROWS_IN_CACHE + 4) * LM_TILE_ROWS) /* between panels' results: no whole pages, which share cache lines */
 
 #define GROUPS_OF_SUPER (LM_SUPER / LM_GROUP)
 
