@@ -17,6 +17,7 @@ from llamarium.errors import (
     SamplingError,
     TokenizerError,
 )
+from llamarium.runtime.batch import BLOCK_SIZE
 
 PROMPTS = ["Once upon a time, there was", "2 + 2 =", "The quick brown fox jumps over the lazy dog and then"]
 
@@ -187,8 +188,8 @@ def test_the_length_of_an_answer(smollm2: llamarium.Llama) -> None:
 
 def test_a_cache_that_cannot_be_had_says_what_it_takes() -> None:
     for dtype, message in (
-        ("bfloat16", "no room for keys and values of 64"),
-        ("float32", "of 64.* positions take .* GB"),
+        ("bfloat16", f"no room for keys and values of {BLOCK_SIZE}0{{12}} positions"),
+        ("float32", f"of {BLOCK_SIZE}0{{12}} positions take .* GB"),
     ):
         llama = llamarium.load("shakespeare-char", dtype=dtype, device="cpu")
         with pytest.raises(MemoryBudgetError, match=message):
