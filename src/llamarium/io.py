@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from llamarium.errors import CheckpointError, ModelNotFoundError, OutputError, escape
+from llamarium.leftovers import held, remove_leftovers
 
 MODEL_FILES = (
     "config.json generation_config.json model.safetensors model-*-of-*.safetensors model.safetensors.index.json "
@@ -56,9 +57,10 @@ def atomic_file(path: Path) -> Generator[BinaryIO]:
     Raises:
         OSError: As the file system says; the temporary file is gone then and `path` is what it was.
     """
+    remove_leftovers(path)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with os.fdopen(handle, "wb") as file, held(Path(temporary)):
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -118,7 +120,11 @@ def atomic_folder(target: Path, *, replace: bool) -> Generator[Path]:
         check_replaceable(target, replace=replace)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
+        remove_leftovers(target)
+        with (
+            tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary,
+            held(Path(temporary)),
+        ):
             fresh, old = Path(temporary, "new"), Path(temporary, "old")
             fresh.mkdir()
             yield fresh

@@ -189,3 +189,26 @@ def test_modules_of_a_file_that_was_cut_short_are_refused(model_files: Callable[
     folder = replace(files, weights=weights).huggingface()  # type: ignore[type-var]
     done = subprocess.run([sys.executable, "-c", CUT_SHORT, str(folder)], capture_output=True, text=True, check=False)
     assert (done.returncode, "was written to" in done.stdout) == (0, True), done
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0, "n": 3, "seed": 1}]
+)
+def test_a_prompt_whose_logits_are_nan_ends_alone(native: bool, options: dict[str, float]) -> None:
+    tokenizer = llamarium.load("shakespeare-char").tokenizer
+    config = replace(CONFIG, vocab_size=tokenizer.vocab_size, tie_word_embeddings=False)
+    model = build(None, config=config)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[tokenizer.encode("Z")[-1]] = float("nan")
+    held = LoadedModel(native_runner(model), lambda: model) if native else LoadedModel.of_modules(model)
+    llama = llamarium.Llama("x", held, tokenizer)
+    alone = llama.generate("KING", max_tokens=5, logit_bias={tokenizer.encode("Z")[-1]: -100}, **options)
+    first, bad, last = llama.generate(
+        ["KING", "AZA", "KING"], max_tokens=5, logit_bias={tokenizer.encode("Z")[-1]: -100}, **options
+    )
+    assert {completion.finish_reason for completion in bad.completions} == {"error"}
+    answers = [[c.token_ids for c in found.completions] for found in (first, last, alone)]
+    assert answers[0] == answers[1] == answers[2]
+    with pytest.raises(LlamariumError, match="NaN or infinite"):
+        llama.generate("AZA", max_tokens=5, **options)
