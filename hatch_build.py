@@ -64,6 +64,7 @@ def compile_objects(cc: Sequence[str], folder: Path, *flags: str) -> list[Path]:
     sets = {name: own for name, own in sets.items() if _knows(cc, own)}
     jobs = {name: ["ops.c", f"-DLM_ISA={name}", f'-DLM_PRODUCTS="products_{name}.h"', *sets[name]] for name in sets}
     jobs |= {name: [f"{name}.c"] for name in ("pool", "bandwidth", "pack")}
+    jobs["encode"] = ["encode.c", "-ffp-contract=off"]  # its bytes are those of every processor
     jobs["dispatch"] = ["dispatch.c", *(f"-DLM_HAS_{name.upper()}" for name in sets)]
 
     def run(name: str) -> Path:

@@ -39,6 +39,17 @@ static inline float from_half(uint16_t bits) {
     return value;
 }
 
+static inline uint16_t to_half(float value) { /* to nearest, ties to even */
+    uint32_t bits, shifted;
+    memcpy(&bits, &value, 4);
+    const uint32_t sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+    if (size >= 0x47800000) return (uint16_t)(sign | (size > 0x7f800000 ? 0x7e00 : 0x7c00)); /* NaN, or 2^16 and more */
+    if (size >= 0x38800000) return (uint16_t)(sign | (size + 0xfff + (size >> 13 & 1) - ((uint32_t)(127 - 15) << 23)) >> 13);
+    value = float_of(size) + 0.5f; /* subnormal: its last bit, 2^-24, becomes that of a float from 0.5 on */
+    memcpy(&shifted, &value, 4);
+    return (uint16_t)(sign | (shifted - 0x3f000000));
+}
+
 static inline float half_at(const float16 *halves, int i) {
     uint16_t bits;
     memcpy(&bits, &halves[i], 2);

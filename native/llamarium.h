@@ -147,6 +147,10 @@ LM_EXPORT int lm_choose(const float *logits, int32_t num_rows, int32_t count, co
 /* Put a matrix of GGUF's blocks, (rows, cols / 32 or 256 of them), into tiles of the same type. Nothing is lost. */
 LM_EXPORT void lm_pack(int32_t kind, int32_t rows, int32_t cols, const uint8_t *blocks, uint8_t *tiles);
 
+/* Find GGUF's blocks for weights: x has `num_blocks` times 32 or 256 of them, row after row. LM_NO_TILES for kinds that are not
+ * written: BF16, F32 and IQ4_NL. The bytes depend neither on the processor nor on the number of threads. */
+LM_EXPORT int lm_encode(int32_t kind, int64_t num_blocks, const float *x, uint8_t *blocks);
+
 /* Where what lies in a tile of a type, in bytes from its beginning. */
 typedef struct {
     int32_t columns, bytes;
@@ -165,7 +169,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 12
+#define LM_INTERFACE 13
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "amx", "avx512_bf16", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */

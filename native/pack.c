@@ -2,8 +2,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "blocks.h"
 #include "pool.h"
-#include "tiles.h"
 
 #define PANELS_OF_A_PIECE 8
 
@@ -13,55 +13,6 @@ typedef struct {
     uint8_t *tiles;
     atomic_int next;
 } packing;
-
-/* --- GGUF's blocks ----------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    float16 d;
-    uint8_t q[32]; /* signed */
-} block_q8_0;
-
-typedef struct {
-    float16 d;
-    uint8_t q[16]; /* column i in the low half of byte i, 16 + i in the high one */
-} block_q4_0, block_iq4_nl;
-
-typedef struct {
-    float16 d, m;
-    uint8_t q[16];
-} block_q4_1;
-
-/* Bit i of `high` is the fifth bit of column i. */
-typedef struct {
-    float16 d;
-    uint8_t high[4], low[16];
-} block_q5_0;
-
-/* `small` has eight s and eight t of 6 bits. Those of groups 0 to 3 are whole, those of 4 to 7 in two parts. */
-typedef struct {
-    float16 d, m;
-    uint8_t small[12], low[128];
-} block_q4_k;
-
-typedef struct {
-    float16 d, m;
-    uint8_t small[12], high[32], low[128];
-} block_q5_k;
-
-typedef struct {
-    uint8_t low[128], high[64];
-    int8_t s[16];
-    float16 d;
-} block_q6_k;
-
-#define IS_SIXTEENTH(BLOCK, TILE) _Static_assert(sizeof(BLOCK) * LM_TILE_ROWS == sizeof(TILE), "a tile has no byte more")
-IS_SIXTEENTH(block_q8_0, tile_q8_0);
-IS_SIXTEENTH(block_q4_0, tile_q4_0);
-IS_SIXTEENTH(block_q4_1, tile_q4_1);
-IS_SIXTEENTH(block_q5_0, tile_q5_0);
-IS_SIXTEENTH(block_q4_k, tile_q4_k);
-IS_SIXTEENTH(block_q5_k, tile_q5_k);
-IS_SIXTEENTH(block_q6_k, tile_q6_k);
 
 /* A block with a byte for each of its codes and small integers. */
 typedef struct {

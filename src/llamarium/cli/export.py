@@ -2,6 +2,7 @@
 
   llamarium export -m runs/tiny/best --format gguf --out tiny.gguf
   llamarium export -m smollm2-135m --format gguf --type Q8_0 --out smollm2.gguf
+  llamarium export -m org/name --format gguf --type Q4_K_M --out small.gguf
   llamarium export -m model.gguf --format hf --type BF16 --out folder
 
 hf is a Hugging Face folder (transformers, vLLM, ...), gguf a single file
@@ -13,6 +14,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llamarium.checkpoints.gguf.mixtures import BLOCKS, FLOATS
 from llamarium.cli.options import UsageError, add_json, add_source, add_type, importing_torch
 from llamarium.cli.output import emit, note
 from llamarium.errors import OptionError
@@ -23,9 +25,6 @@ if TYPE_CHECKING:
     from llamarium.checkpoints.checkpoint import Checkpoint
     from llamarium.tokenizer.base import Tokenizer
 
-_FLOATS = ("F32", "F16", "BF16")
-_BLOCKS = ("Q8_0", "Q4_0", "Q4_1")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -35,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_type(
         parser,
         "--type",
-        (*_FLOATS, *_BLOCKS),
-        help=f"what the matrices become; {', '.join(_BLOCKS)} for gguf only (default: what they are, if that is a "
+        (*FLOATS, *BLOCKS),
+        help=f"what the matrices become; {', '.join(BLOCKS)} for gguf only (default: what they are, if that is a "
         "floating point type)",
     )
     parser.add_argument(
@@ -50,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write it."""
-    if args.format == "hf" and args.type in _BLOCKS:
-        raise UsageError(f"--type {args.type} is for --format gguf; a Hugging Face folder takes {', '.join(_FLOATS)}")
+    if args.format == "hf" and args.type in BLOCKS:
+        raise UsageError(f"--type {args.type} is for --format gguf; a Hugging Face folder takes {', '.join(FLOATS)}")
     out = Path(args.out)
     if args.format == "gguf" and out.suffix != ".gguf":
         raise UsageError("--out of a GGUF file ends in .gguf: readers go by the name")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from llamarium.errors import InputError, MemoryBudgetError, OptionError, show_value
 from llamarium.kernels.threads import num_threads
 
-INTERFACE = 12
+INTERFACE = 13
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -189,6 +189,7 @@ def _open() -> ctypes.CDLL | None:
     found.lm_choose.argtypes = [c_void_p, c_int32, c_int32, POINTER(Choice), c_void_p]
     found.lm_pack.argtypes = [c_int32, c_int32, c_int32, c_void_p, c_void_p]
     found.lm_pack.restype = None
+    found.lm_encode.argtypes = [c_int32, c_int64, c_void_p, c_void_p]
     found.lm_read_ns.argtypes = [c_void_p, c_int64]
     found.lm_read_ns.restype = found.lm_busy_ns.restype = c_int64
     return found
@@ -266,6 +267,18 @@ def pack(kind: Kind, num_columns: int, blocks: NDArray[np.uint8], tiles: NDArray
     """Put GGUF's blocks, (rows, bytes of a row), into tiles (panels, tiles, tile_bytes) of the same format."""
     blocks = np.ascontiguousarray(blocks)
     _ready().lm_pack(kind, len(blocks), num_columns, blocks.ctypes.data, tiles.ctypes.data)
+
+
+def encode(kind: Kind, values: NDArray[np.float32], blocks: NDArray[np.uint8]) -> None:
+    """Quantize weights: values (number of blocks, weights of a block) into GGUF's blocks (number, bytes of a block).
+
+    Args:
+        kind: Q8_0, Q4_0, Q4_1, Q5_0, Q4_K, Q5_K or Q6_K.
+        values: C-contiguous.
+        blocks: C-contiguous; overwritten. `quant/ggml_encode.py` makes the same bytes.
+    """
+    code = _ready().lm_encode(kind, len(values), values.ctypes.data, blocks.ctypes.data)
+    assert code == 0, f"{kind.name} is not encoded"
 
 
 def read_ns(data: NDArray[np.float32]) -> int:

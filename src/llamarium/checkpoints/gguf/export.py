@@ -4,10 +4,9 @@ Three things differ from a Hugging Face folder. Rows of q and k go into Meta's i
 neighbours. The scaling of Llama 3.1's RoPE becomes the tensor `rope_freqs.weight`, one divisor per frequency. And the
 tokenizer becomes lists in the metadata, with the name of a pre-tokenizer that llama.cpp has built in.
 
-Types follow llama.cpp's own quantizer: norms stay F32, and the head of a model in 4 bits, where rounding shows most,
-gets Q8_0 (llama.cpp would take Q6_K). A matrix whose rows are no whole number of blocks stays F16.
+Which tensor gets which type is in `mixtures.py`.
 
-Source: llama.cpp, `convert_hf_to_gguf.py` (`LlamaModel`), `llama-quant.cpp` (`llama_tensor_get_type`).
+Source: llama.cpp, `convert_hf_to_gguf.py` (`LlamaModel`).
 """
 
 import json
@@ -21,16 +20,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD
 from llamarium.checkpoints.decode import FLOAT_DTYPES
 from llamarium.checkpoints.gguf.config import ROPE_FREQS
 from llamarium.checkpoints.gguf.file import GGUFData, write_gguf
+from llamarium.checkpoints.gguf.mixtures import MIXTURES, Mixture, type_of, wanted_type
 from llamarium.checkpoints.gguf.reader import LAYER_NAMES, NAMES
 from llamarium.checkpoints.save import Weight, cast, check_tokenizer, tensor_bytes
 from llamarium.config import ModelConfig, RopeScaling
 from llamarium.errors import OptionError, UnsupportedTokenizerError, escape, show_value
 from llamarium.io import unwritable
-from llamarium.quant.ggml import block_format, quantize
+from llamarium.quant.formats import block_format
+from llamarium.quant.ggml_encode import encode
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.files import read_json
 from llamarium.tokenizer.pipeline import llama3_cutter, smollm_cutter
@@ -38,12 +38,10 @@ from llamarium.tokenizer.pipeline import llama3_cutter, smollm_cutter
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
 
-FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3}
-"""What can be written, with llama.cpp's number for a file of this type (`llama_ftype`)."""
-
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 _END_TOKENS = {"eom_token_id": ("<|eom_id|>",), "eot_token_id": ("<|eot_id|>", "<|im_end|>")}
 _KEY = "tokenizer.ggml."
+_PIECE_WEIGHTS = 2**22  # that are checked at once
 
 
 def export_gguf(
@@ -61,7 +59,7 @@ def export_gguf(
         path: Replaced if it exists.
         weights: Exactly those that `config` asks for (`model_weights`, `checkpoint_weights`).
         config: The model's.
-        type_name: A key of `FILE_TYPES`.
+        type_name: A key of `MIXTURES`: what the matrices become, with exceptions.
         name: The model's name, for people.
         tokenizer: Goes into the file; without one the file has weights only.
 
@@ -71,17 +69,18 @@ def export_gguf(
         CheckpointError: If a value does not fit the type, or the tokenizer is too large for the model.
         OutputError: If the file cannot be written.
     """
-    if type_name not in FILE_TYPES:
-        raise OptionError(f"type is {show_value(type_name)}; expected one of {', '.join(FILE_TYPES)}")
+    if type_name not in MIXTURES:
+        raise OptionError(f"type is {show_value(type_name)}; expected one of {', '.join(MIXTURES)}")
+    mixture = MIXTURES[type_name]
     check_tokenizer(tokenizer, config)
-    metadata = _model_metadata(config, type_name, name)
+    metadata = _model_metadata(config, mixture, name)
     metadata |= {_KEY + "model": "no_vocab"} if tokenizer is None else tokenizer_metadata(tokenizer, config)
     metadata |= _end_ids(config, tokenizer)
-    tensors = {_gguf_name(weight.key): _tensor(weight, config, type_name) for weight in weights}
+    tensors = {_gguf_name(weight.key): _tensor(weight, config, mixture) for weight in weights}
     if config.rope_scaling is not None:
         factors = rope_factors(config, config.rope_scaling)
         tensors = {ROPE_FREQS: ("F32", tuple(factors.shape), factors.numpy().tobytes()), **tensors}
-    _warn_of_short_rows(tensors, type_name)
+    _warn_of_short_rows(weights, config, mixture)
     try:
         write_gguf(path, metadata, tensors)
     except OSError as error:
@@ -163,17 +162,9 @@ _NAME_OF_KEY = {key: name for name, key in NAMES.items()}
 _LAYER_NAME_OF_KEY = {key: name for name, key in LAYER_NAMES.items()}
 
 
-def _tensor(weight: Weight, config: ModelConfig, type_name: str) -> tuple[str, tuple[int, ...], GGUFData]:
-    kind = _type_of(weight, config, type_name)
+def _tensor(weight: Weight, config: ModelConfig, mixture: Mixture) -> tuple[str, tuple[int, ...], GGUFData]:
+    kind = type_of(weight.key, weight.shape, config, mixture)
     return kind, weight.shape, lambda: _encode(weight, config, kind)
-
-
-def _type_of(weight: Weight, config: ModelConfig, type_name: str) -> str:
-    if len(weight.shape) == 1:
-        return "F32"
-    is_head = weight.key == HEAD or (weight.key == EMBEDDING and config.tie_word_embeddings)
-    kind = "Q8_0" if is_head and type_name.startswith("Q4") else type_name
-    return "F16" if weight.shape[-1] % block_format(kind).block_size else kind
 
 
 def _encode(weight: Weight, config: ModelConfig, kind: str) -> memoryview:
@@ -184,16 +175,22 @@ def _encode(weight: Weight, config: ModelConfig, kind: str) -> memoryview:
         values = permute(values, config.num_key_value_heads)
     if kind in FLOAT_DTYPES:
         return tensor_bytes(cast(values, FLOAT_DTYPES[kind], weight.key))
-    cast(values, torch.float16, weight.key)  # which a block's scale is
-    return tensor_bytes(quantize(values, kind))
+    for rows in values.split(max(1, _PIECE_WEIGHTS // values.shape[-1])):
+        cast(rows, torch.float16, weight.key)  # which a block's scale is
+    return tensor_bytes(encode(values, kind))
 
 
-def _warn_of_short_rows(tensors: Mapping[str, tuple[str, tuple[int, ...], GGUFData]], type_name: str) -> None:
-    short = [name for name, (kind, shape, _) in tensors.items() if kind == "F16" and len(shape) == 2]
-    if short and type_name != "F16":
+def _warn_of_short_rows(weights: Sequence[Weight], config: ModelConfig, mixture: Mixture) -> None:
+    short: dict[tuple[str, str], list[str]] = {}
+    for weight in weights:
+        if len(weight.shape) == 2:
+            wanted, kind = wanted_type(weight.key, config, mixture), type_of(weight.key, weight.shape, config, mixture)
+            if kind != wanted:
+                short.setdefault((wanted, kind), []).append(_gguf_name(weight.key))
+    for (wanted, kind), names in short.items():
         warnings.warn(
-            f"{len(short)} matrices, such as {short[0]}, are written as F16: their rows are no whole number of "
-            f"{type_name}'s blocks of {block_format(type_name).block_size}",
+            f"{len(names)} matrices, such as {names[0]}, are written as {kind}: their rows are no whole number of "
+            f"{wanted}'s blocks of {block_format(wanted).block_size}",
             stacklevel=3,
         )
 
@@ -201,7 +198,7 @@ def _warn_of_short_rows(tensors: Mapping[str, tuple[str, tuple[int, ...], GGUFDa
 # --- metadata ---------------------------------------------------------------------------------------------------------
 
 
-def _model_metadata(config: ModelConfig, type_name: str, name: str) -> dict[str, Any]:
+def _model_metadata(config: ModelConfig, mixture: Mixture, name: str) -> dict[str, Any]:
     fields = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -218,7 +215,7 @@ def _model_metadata(config: ModelConfig, type_name: str, name: str) -> dict[str,
     }
     if config.rope_scaling is not None:
         fields["rope.scaling.original_context_length"] = config.rope_scaling.original_max_position_embeddings
-    general = {"architecture": "llama", "name": name, "file_type": FILE_TYPES[type_name], "quantization_version": 2}
+    general = {"architecture": "llama", "name": name, "file_type": mixture.number, "quantization_version": 2}
     return {f"general.{key}": value for key, value in general.items()} | {
         f"llama.{key}": value for key, value in fields.items()
     }

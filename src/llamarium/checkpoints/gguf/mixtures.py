@@ -1,0 +1,104 @@
+"""Which tensor of a GGUF file gets which type, for each kind of file that is written.
+
+Kinds of files have names that look like types, and some are: in a file called Q8_0 all matrices are. In others some
+matrices, where rounding shows more, get a better type: the head in all of 4 and 5 bits, and in Q4_K_M and Q5_K_M half of
+the matrices that make values and that go back into the stream. Vectors stay F32.
+
+A matrix whose rows are no whole number of a type's blocks gets the nearest type whose blocks are smaller.
+
+Source: llama.cpp, `llama-quant.cpp` (`llama_tensor_get_type`, `use_more_bits`) and `llama.h` (`llama_ftype`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD
+from llamarium.config import ModelConfig
+from llamarium.quant.formats import block_format
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A kind of file.
+
+    Attributes:
+        number: llama.cpp's for `general.file_type`.
+        type_name: Of most matrices.
+        head: Of the head, or of a table that is the head too.
+        better: The type of some v and down projections; None: there are none.
+        of_values, of_down: Whether the projection of a layer is one, by the layer's index and how many there are.
+    """
+
+    number: int
+    type_name: str
+    head: str
+    better: str | None = None
+    of_values: Callable[[int, int], bool] = lambda layer, num_layers: False
+    of_down: Callable[[int, int], bool] = lambda layer, num_layers: False
+
+
+def _first_last_and_third(layer: int, num_layers: int) -> bool:
+    """Whether a layer is of the first eighth, the last eighth, or every third between."""
+    eighth = num_layers // 8
+    return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
+
+
+def _first_four(layer: int, num_layers: int) -> bool:
+    return layer < 4
+
+
+def _first_eighth(layer: int, num_layers: int) -> bool:
+    return layer < num_layers // 8
+
+
+MIXTURES = {
+    "F32": Mixture(0, "F32", "F32"),
+    "F16": Mixture(1, "F16", "F16"),
+    "BF16": Mixture(32, "BF16", "BF16"),
+    "Q8_0": Mixture(7, "Q8_0", "Q8_0"),
+    "Q6_K": Mixture(18, "Q6_K", "Q6_K"),
+    "Q5_K_M": Mixture(17, "Q5_K", "Q6_K", "Q6_K", _first_last_and_third, _first_last_and_third),
+    "Q5_K_S": Mixture(16, "Q5_K", "Q6_K"),
+    "Q5_1": Mixture(9, "Q5_1", "Q6_K"),
+    "Q5_0": Mixture(8, "Q5_0", "Q6_K"),
+    "Q4_K_M": Mixture(15, "Q4_K", "Q6_K", "Q6_K", _first_last_and_third, _first_last_and_third),
+    "Q4_K_S": Mixture(14, "Q4_K", "Q6_K", "Q5_K", _first_four, _first_eighth),
+    "Q4_1": Mixture(3, "Q4_1", "Q6_K"),
+    "Q4_0": Mixture(2, "Q4_0", "Q6_K"),
+}
+"""Every kind of file that is written, by name."""
+
+MIXTURES |= {"Q4_K": MIXTURES["Q4_K_M"], "Q5_K": MIXTURES["Q5_K_M"]}  # llama.cpp means those too
+
+FLOATS = ("F32", "F16", "BF16")
+BLOCKS = tuple(name for name in MIXTURES if name not in FLOATS)
+
+_SMALLER_BLOCKS = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}
+
+
+def type_of(key: str, shape: tuple[int, ...], config: ModelConfig, mixture: Mixture) -> str:
+    """Return the type that a weight gets.
+
+    Args:
+        key: Its name in a state dict.
+        shape: Its own, (out, in) for a matrix.
+        config: The model's.
+        mixture: One of `MIXTURES`.
+    """
+    if len(shape) == 1:
+        return "F32"
+    kind = wanted_type(key, config, mixture)
+    if shape[-1] % block_format(kind).block_size:
+        kind = _SMALLER_BLOCKS.get(kind, "F16")
+    return "F16" if shape[-1] % block_format(kind).block_size else kind
+
+
+def wanted_type(key: str, config: ModelConfig, mixture: Mixture) -> str:
+    """Return the type that a matrix gets if its rows are a whole number of blocks."""
+    if key == HEAD or (key == EMBEDDING and config.tie_word_embeddings):
+        return mixture.head
+    chosen = {"self_attn.v_proj.weight": mixture.of_values, "mlp.down_proj.weight": mixture.of_down}
+    for name, is_better in chosen.items():
+        if key.endswith(name) and is_better(int(key.split(".")[2]), config.num_hidden_layers):
+            return mixture.better or mixture.type_name
+    return mixture.type_name
