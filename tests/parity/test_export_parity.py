@@ -15,6 +15,7 @@ import transformers
 
 import llamarium
 from llamarium.checkpoints.gguf.export import export_gguf
+from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
 from llamarium.checkpoints.huggingface.reader import HuggingFaceCheckpoint
 from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.options import LoadOptions
@@ -68,8 +69,8 @@ def test_the_gguf_package_reads_it(bpe: Tokenizer, pair_of: Callable[[str], Any]
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     assert len(tensors) == len(list(model.parameters())) + 1  # and the RoPE factors
     assert {t.tensor_type.name for n, t in tensors.items() if n.endswith("norm.weight")} == {"F32"}
-    found = gguf.dequantize(tensors["output.weight"].data, gguf.GGMLQuantizationType.Q8_0)
-    assert abs(found - model.lm_head.weight.detach().numpy()).max() < 0.002
+    found = gguf.dequantize(tensors["output.weight"].data, gguf.GGMLQuantizationType.Q6_K)
+    assert abs(found - model.lm_head.weight.detach().numpy()).max() < 0.01
     kinds = {name: reader.fields[name].types for name in ("general.file_type", "llama.rope.freq_base")}
     assert kinds == {
         "general.file_type": [gguf.GGUFValueType.UINT32],
@@ -87,6 +88,17 @@ def test_transformers_reads_it(name: str, bpe: Tokenizer, pair_of: Callable[[str
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
     ids = torch.arange(24).view(2, 12) * 17 % 512
     torch.testing.assert_close(theirs.eval()(ids).logits, pair_of(name).ours(ids), rtol=1.3e-6, atol=1e-5)
+
+
+@torch.no_grad()
+def test_transformers_reads_a_mixture(bpe: Tokenizer, pair_of: Callable[[str], Any], tmp_path: Path) -> None:
+    path = exported("llama-3.2-1b", "Q4_K_M", bpe, pair_of, tmp_path)
+    transformers.logging.disable_progress_bar()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
+    ours = load_model(GGUFCheckpoint(path), LoadOptions(dtype="float32"))[0]
+    for name in ("embed_tokens", "layers.0.mlp.down_proj", "layers.0.self_attn.q_proj"):
+        found = ours.model.get_submodule(name).weight
+        torch.testing.assert_close(theirs.model.get_submodule(name).weight, found, rtol=0, atol=1e-7)
 
 
 LLAMA_CPP = """
@@ -113,6 +125,7 @@ def llama_cpp(paths: list[Path], prompt: str, banned: list[int]) -> list[list[di
 
 
 @pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="no wheel of llama.cpp for this platform")
+@pytest.mark.filterwarnings("ignore:.* matrices, such as .* are written as")  # of the mixture: 448 is no multiple of 256
 @torch.no_grad()
 def test_llama_cpp_says_the_same(bpe: Tokenizer, pair_of: Callable[[str], Any], tmp_path: Path) -> None:
     """From a text on, so with the same ids for it: scaled RoPE and not, tied and not, grouped heads, float and packed.
@@ -127,6 +140,7 @@ def test_llama_cpp_says_the_same(bpe: Tokenizer, pair_of: Callable[[str], Any], 
         ("llama-3.2-3b", "BF16"): 0.05,
         ("llama-3.2-1b", "Q8_0"): 0.15,
         ("llama-3.1-8b", "Q4_0"): 0.15,
+        ("llama-3.1-8b", "Q4_K_M"): 0.15,
     }
     paths = [exported(name, kind, bpe, pair_of, tmp_path) for name, kind in cases]
     banned = [i for i in range(bpe.vocab_size) if not bpe.token_bytes(i).isascii()] + list(bpe.special_tokens.values())

@@ -1,4 +1,7 @@
-"""Block formats against gguf-py's `gguf.quants`: bit for bit both ways."""
+"""Block formats against gguf-py's `gguf.quants`, bit for bit both ways; the K types' error against llama.cpp's."""
+
+import ctypes
+import importlib.util
 
 import gguf
 import numpy as np
@@ -6,10 +9,13 @@ import pytest
 import torch
 from gguf import quants
 
+from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.gguf.file import read_gguf
+from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
+from llamarium.kernels import native
 from llamarium.quant.formats import GGML_TYPES
 from llamarium.quant.ggml_blocks import dequantize
-from llamarium.quant.ggml_encode import quantize
+from llamarium.quant.ggml_encode import encode, quantize
 
 # Where each format keeps its half-precision scales, in bytes from the block's start.
 SCALES = {
@@ -103,3 +109,59 @@ def test_smollm2_weights_are_bit_exact(smollm2_path):
         data = rows.reshape(-1, GGML_TYPES[name].row_bytes(tensor.shape[-1]))[:64].copy()
         theirs = quants.dequantize(data, gguf.GGMLQuantizationType[name])
         assert np.array_equal(bits(dequantize(torch.from_numpy(data), name).numpy()), bits(theirs))
+
+
+# --- the K types, whose scales are found by a search ------------------------------------------------------------------
+
+
+def by_llama_cpp(weight: np.ndarray, name: str) -> np.ndarray:
+    """Quantize as llama.cpp does, with the function that its wheel happens to export."""
+    import xllamacpp.xllamacpp as wheel
+
+    function = getattr(ctypes.CDLL(wheel.__file__), f"quantize_row_{name.lower()[:-1]}K_ref", None)
+    if function is None:
+        pytest.skip("this wheel of llama.cpp does not export its quantizer")
+    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64], None
+    blocks = np.empty((len(weight), GGML_TYPES[name].row_bytes(weight.shape[1])), dtype=np.uint8)
+    function(weight.ctypes.data, blocks.ctypes.data, weight.size)
+    return blocks
+
+
+def relative_errors(weight: np.ndarray, blocks: np.ndarray, name: str) -> tuple[float, float]:
+    """Return the error, and the error with weights counted by their size, which is what the search makes small."""
+    made = quants.dequantize(blocks, gguf.GGMLQuantizationType[name])
+    squares, error = weight.astype(np.float64) ** 2, (made - weight).astype(np.float64) ** 2
+    size = np.abs(weight) + np.sqrt(squares.reshape(-1, 32).mean(-1).repeat(32).reshape(weight.shape))
+    return np.sqrt(error.sum() / squares.sum()), np.sqrt((size * error).sum() / (size * squares).sum())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="no wheel of llama.cpp for this platform")
+@pytest.mark.parametrize(("name", "bound"), [("Q4_K", 0.072), ("Q5_K", 0.036), ("Q6_K", 0.0172)])
+def test_the_k_types_are_no_worse_than_llama_cpps(name, bound, smollm2_path):
+    """Of Gaussian numbers and of real weights; the bound is what a Gaussian has been measured at."""
+    gaussian = np.random.default_rng(0).normal(0, 0.02, (32, 2048)).astype(np.float32)
+    real = read(GGUFCheckpoint(smollm2_path), "model.embed_tokens.weight")[:128].reshape(-1, 256).numpy().copy()
+    for weight in (gaussian, real):
+        ours = relative_errors(weight, quantize(torch.from_numpy(weight), name).numpy(), name)
+        theirs = relative_errors(weight, by_llama_cpp(weight, name), name)
+        assert ours[0] <= 1.001 * theirs[0] and ours[1] <= theirs[1]
+    assert relative_errors(gaussian, encode(torch.from_numpy(gaussian), name).numpy(), name)[0] < bound
+
+
+@pytest.mark.skipif(native.library() is None, reason="no kernels")
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K"])
+def test_the_kernels_make_the_same_bytes(name):
+    """Also of odd weights, in more pieces than one, and from bfloat16."""
+    odd = np.tile(weights_of_every_kind()[:, :32], 8)
+    wide = np.random.default_rng(5).normal(0, 1, (600, 256)) ** 3
+    for weight in (odd, wide.astype(np.float32)):
+        for given in (torch.from_numpy(weight), torch.from_numpy(weight).bfloat16()):
+            assert torch.equal(encode(given, name), quantize(given, name))
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K"])
+def test_what_can_be_said_exactly_is(name):
+    """Zeros, and all weights the same, whichever sign."""
+    for value in (0.0, 0.5, -0.5):
+        weight = torch.full((2, 256), value)
+        assert (dequantize(encode(weight, name), name) - weight).abs().max() <= 2e-3 * abs(value)

@@ -197,6 +197,41 @@ def test_short_rows_stay_f16_and_it_is_said(model_files: Callable[..., Any], tmp
     assert GGUFCheckpoint(tmp_path / "m.gguf").entries["model.layers.1.mlp.down_proj.weight"].dtype == "F16"
 
 
+def kinds_of(path: Path) -> dict[str, str]:
+    return {name: tensor.type_name for name, tensor in read_gguf(path).tensors.items() if len(tensor.shape) == 2}
+
+
+@pytest.mark.parametrize(("type_name", "number"), [("Q4_K_M", 15), ("Q5_K_M", 17), ("Q4_K", 15), ("Q5_K", 17)])
+def test_a_mixture_gives_half_of_two_projections_more_bits(
+    type_name: str, number: int, model_files: Callable[..., Any], tmp_path: Path
+) -> None:
+    """With 8 layers: the first, the last, and every third between; and the head."""
+    files = model_files(dtype=torch.float32, hidden_size=256, intermediate_size=256, num_hidden_layers=8, head_dim=64)
+    weights = [Weight.of(key, tensor) for key, tensor in files.weights.items()]
+    export_gguf(tmp_path / "m.gguf", weights, files.config, type_name=type_name, name="m")
+    assert read_gguf(tmp_path / "m.gguf").metadata["general.file_type"] == number
+    kinds = kinds_of(tmp_path / "m.gguf")
+    better = {f"blk.{layer}.{part}.weight" for layer in (0, 3, 6, 7) for part in ("attn_v", "ffn_down")}
+    assert {name for name, kind in kinds.items() if kind == "Q6_K"} == better | {"token_embd.weight"}
+    assert {kind for name, kind in kinds.items() if name not in better} == {"Q6_K", type_name[:4]}
+    checkpoint = GGUFCheckpoint(tmp_path / "m.gguf")
+    for key, tensor in files.weights.items():
+        assert (read(checkpoint, key) - tensor).square().mean().sqrt() <= 0.08 * tensor.square().mean().sqrt(), key
+
+
+def test_rows_too_short_for_256_get_smaller_blocks_and_it_is_said(
+    model_files: Callable[..., Any], tmp_path: Path
+) -> None:
+    files = model_files(dtype=torch.float32, hidden_size=64, intermediate_size=256)
+    weights = [Weight.of(key, tensor) for key, tensor in files.weights.items()]
+    for type_name, short, whole in (("Q4_K_S", "Q5_0", "Q4_K"), ("Q5_K_S", "Q5_1", "Q5_K"), ("Q6_K", "Q8_0", "Q6_K")):
+        with pytest.warns(UserWarning, match=rf"are written as {short}: .* {whole}'s blocks of 256"):
+            export_gguf(tmp_path / "m.gguf", weights, files.config, type_name=type_name, name="m")
+        kinds = kinds_of(tmp_path / "m.gguf")
+        assert (kinds["blk.1.attn_q.weight"], kinds["token_embd.weight"]) == (short, "Q8_0")
+        assert kinds["blk.1.ffn_down.weight"] == whole
+
+
 def test_permuting_is_undone(model_files: Callable[..., Any]) -> None:
     rows = torch.arange(32 * 3).view(32, 3)
     assert not torch.equal(permute(rows, 4), rows)

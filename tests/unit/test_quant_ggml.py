@@ -67,8 +67,8 @@ def test_refusals():
         dequantize(torch.zeros(1, 66, dtype=torch.uint8), "IQ2_XXS")
     with pytest.raises(UnsupportedFormatError, match=r"\\x1b"):
         quantize(torch.zeros(1, 32), "\x1b[2J")
-    with pytest.raises(OptionError, match="Q4_K is read but not written; expected one of F32"):
-        quantize(torch.zeros(1, 256), "Q4_K")
+    with pytest.raises(OptionError, match="Q2_K is read but not written; expected one of F32"):
+        quantize(torch.zeros(1, 256), "Q2_K")
     with pytest.raises(CheckpointError, match=r"19 bytes cannot be Q4_0; expected a multiple of 18"):
         dequantize(torch.zeros(2, 19, dtype=torch.uint8), "Q4_0")
     with pytest.raises(CheckpointError, match=r"40 weights cannot be Q8_0; expected a multiple of 32"):

@@ -1,7 +1,7 @@
 """From weights to GGUF blocks of the K types: the readable counterpart of `native/encode.c`, with the same bytes.
 
 A block of 256 weights has two levels of scales. Each sub-block has a step and, in Q4_K and Q5_K, an offset; these are
-small integers, which the block multiplies with one or two halves. Which steps and offsets are best is found by a search:
+small integers times one or two halves of the block. Which steps and offsets are best is found by a search:
 
 1. Try some steps near the one with which the codes just reach all weights of a sub-block. A smaller one cuts off the
    outermost weights and serves all others better.
@@ -72,12 +72,15 @@ def _encode(values: Tensor, low: int, high: int, *, has_offsets: bool) -> tuple[
 
 
 def _fit_lines(x: Tensor, w: Tensor, high: int) -> tuple[Tensor, Tensor]:
-    """Find for each sub-block of two lanes a step and an offset, neither below 0, (n, 16, 1) each: x = step * q - offset.
+    """Find for each sub-block of two lanes a step and an offset, neither below 0: x = step * q - offset.
 
     Args:
         x: Weights, (n, 16, 16).
         w: How much their errors count.
         high: The largest code.
+
+    Returns:
+        Both (n, 16, 1), the same in the two lanes of a sub-block.
     """
     least, most = (
         _pairs(x.amin(-1, keepdim=True)).amin(-1, keepdim=True),

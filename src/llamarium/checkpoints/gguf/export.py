@@ -181,13 +181,13 @@ def _encode(weight: Weight, config: ModelConfig, kind: str) -> memoryview:
 
 
 def _warn_of_short_rows(weights: Sequence[Weight], config: ModelConfig, mixture: Mixture) -> None:
-    short: dict[tuple[str, str], list[str]] = {}
+    """Say which matrices do not get the type that was asked for; those that get a better one are left unsaid."""
+    wanted, short = mixture.type_name, dict[str, list[str]]()
     for weight in weights:
-        if len(weight.shape) == 2:
-            wanted, kind = wanted_type(weight.key, config, mixture), type_of(weight.key, weight.shape, config, mixture)
-            if kind != wanted:
-                short.setdefault((wanted, kind), []).append(_gguf_name(weight.key))
-    for (wanted, kind), names in short.items():
+        kind = type_of(weight.key, weight.shape, config, mixture)
+        if len(weight.shape) == 2 and kind != wanted == wanted_type(weight.key, config, mixture):
+            short.setdefault(kind, []).append(_gguf_name(weight.key))
+    for kind, names in short.items():
         warnings.warn(
             f"{len(names)} matrices, such as {names[0]}, are written as {kind}: their rows are no whole number of "
             f"{wanted}'s blocks of {block_format(wanted).block_size}",

@@ -1,8 +1,8 @@
 """Which tensor of a GGUF file gets which type, for each kind of file that is written.
 
-Kinds of files have names that look like types, and some are: in a file called Q8_0 all matrices are. In others some
-matrices, where rounding shows more, get a better type: the head in all of 4 and 5 bits, and in Q4_K_M and Q5_K_M half of
-the matrices that make values and that go back into the stream. Vectors stay F32.
+Kinds of files have names like types, and in a file called Q8_0 all matrices are of that type. In others some matrices,
+where rounding shows more, get a better one: the head in all files of 4 and 5 bits, and in Q4_K_M and Q5_K_M half of the
+v and down projections. Vectors stay F32.
 
 A matrix whose rows are no whole number of a type's blocks gets the nearest type whose blocks are smaller.
 
@@ -51,7 +51,7 @@ def _first_eighth(layer: int, num_layers: int) -> bool:
     return layer < num_layers // 8
 
 
-MIXTURES = {
+_MIXTURES = {
     "F32": Mixture(0, "F32", "F32"),
     "F16": Mixture(1, "F16", "F16"),
     "BF16": Mixture(32, "BF16", "BF16"),
@@ -66,9 +66,9 @@ MIXTURES = {
     "Q4_1": Mixture(3, "Q4_1", "Q6_K"),
     "Q4_0": Mixture(2, "Q4_0", "Q6_K"),
 }
-"""Every kind of file that is written, by name."""
 
-MIXTURES |= {"Q4_K": MIXTURES["Q4_K_M"], "Q5_K": MIXTURES["Q5_K_M"]}  # llama.cpp means those too
+MIXTURES = _MIXTURES | {"Q4_K": _MIXTURES["Q4_K_M"], "Q5_K": _MIXTURES["Q5_K_M"]}
+"""Every kind of file that is written, by name; Q4_K and Q5_K are what llama.cpp takes them for."""
 
 FLOATS = ("F32", "F16", "BF16")
 BLOCKS = tuple(name for name in MIXTURES if name not in FLOATS)
