@@ -125,7 +125,7 @@ def llama_cpp(paths: list[Path], prompt: str, banned: list[int]) -> list[list[di
 
 
 @pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="no wheel of llama.cpp for this platform")
-@pytest.mark.filterwarnings("ignore:.* matrices, such as .* are written as")  # of the mixture: 448 is no multiple of 256
+@pytest.mark.filterwarnings("ignore:.* matrices, such as .* are written as")  # rows of 896
 @torch.no_grad()
 def test_llama_cpp_says_the_same(bpe: Tokenizer, pair_of: Callable[[str], Any], tmp_path: Path) -> None:
     """From a text on, so with the same ids for it: scaled RoPE and not, tied and not, grouped heads, float and packed.
