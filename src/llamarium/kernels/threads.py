@@ -37,8 +37,9 @@ def _wished_threads() -> int:
 
 
 def _torch_threads() -> int:
-    torch = sys.modules.get("torch")
-    return default_threads() if torch is None else torch.get_num_threads()
+    # Another thread may be importing PyTorch right now: then the module is there, and its functions are not.
+    get: Callable[[], int] | None = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    return default_threads() if get is None else get()
 
 
 def set_num_threads(count: int) -> Callable[[], None]:
@@ -61,9 +62,9 @@ def set_num_threads(count: int) -> Callable[[], None]:
 
 
 def _set_torch_threads(count: int) -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(count)
+    set_: Callable[[int], None] | None = getattr(sys.modules.get("torch"), "set_num_threads", None)
+    if set_ is not None:
+        set_(count)
 
 
 @contextmanager
@@ -119,10 +120,9 @@ def _after_fork_in_child() -> None:
     The kernels go on with as many as before: their pool starts anew.
     """
     global _before_fork
-    torch = sys.modules.get("torch")
-    if torch is not None:
+    if "torch" in sys.modules:
         _before_fork = _wished_threads()
-        torch.set_num_threads(1)
+        _set_torch_threads(1)
 
 
 if hasattr(os, "register_at_fork"):
