@@ -185,3 +185,18 @@ def test_an_adapter_without_a_base_says_how_to_name_it(model_files: Callable[...
     with pytest.raises(OptionError, match=r"names no base model; name it with -m \(in Python: model=\)"):
         llamarium.load(adapter=adapter)
     llamarium.load(base, adapter=adapter, device="cpu")
+
+
+@needs_c
+def test_an_adapter_that_is_trained_further_in_place_is_what_answers(
+    model_files: Callable[..., Any], tmp_path: Path
+) -> None:
+    base = model_files(tie_word_embeddings=False).huggingface()
+    llama = llamarium.load(adapter=trained(base, tmp_path / "a", VARIANTS["lora"]), device="cpu")
+    before, model = logits(llama.runner), llama.model
+    with torch.no_grad():
+        for _, linear in lora_linears(model):
+            linear.lora_B.weight.mul_(-3)
+    with pytest.warns(UserWarning, match="PyTorch answers"):
+        after = logits(llama.runner)
+    assert (after == logits(ModuleRunner(model))).all() and not np.allclose(after, before, atol=0.1 * before.std())

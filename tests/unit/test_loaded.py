@@ -3,6 +3,8 @@
 import copy
 import gc
 import pickle
+import threading
+import time
 import types
 import warnings
 from collections.abc import Callable
@@ -219,3 +221,31 @@ def test_a_hook_on_the_model_itself_runs(tapped: bool) -> None:
     (batch,) = batches([memory.begin([1, 2, 3], 8)])
     found = runner.run(batch, memory.cache, Taps([("gate", 1)]) if tapped else None)
     assert seen == [(1, 3, 300)] and np.allclose(found, 2 * expected, atol=0.1 * float(expected.std()))
+
+
+def test_a_method_that_is_patched_on_its_class_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = loaded()
+    kind = type(one.model.model.layers[0].self_attn)
+    before, project = answer(one), kind.project
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "project", lambda self, x_BTD: [2 * part for part in project(self, x_BTD)])
+        with pytest.warns(UserWarning, match="PyTorch answers"):
+            assert not np.allclose(answer(one), before, atol=1e-3)
+    assert isinstance(one.runner(), NativeRunner) and (answer(one) == before).all()
+
+
+def test_threads_that_ask_for_the_modules_at_once_get_the_same() -> None:
+    model, built = build("Q8_0", torch.bfloat16), list[LlamaForCausalLM]()
+
+    def slowly() -> LlamaForCausalLM:
+        time.sleep(0.05)
+        built.append(copy.copy(model))
+        return built[-1]
+
+    one, found = LoadedModel(native_runner(model), slowly), list[LlamaForCausalLM]()
+    threads = [threading.Thread(target=lambda: found.append(one.model)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(built) == 1 and len(found) == 4 and all(each is built[0] for each in found)

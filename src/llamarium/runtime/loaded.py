@@ -6,6 +6,7 @@ request runs on the modules, and a warning says so once.
 """
 
 import copy
+import threading
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
@@ -21,12 +22,15 @@ if TYPE_CHECKING:
     from llamarium.runtime.edits import Snapshot
     from llamarium.runtime.module_runner import ModuleRunner
 
+_looking = threading.RLock()
+"""Threads that ask for a model's modules get the same, and each learns of an edit; a model may be built of another."""
+
 
 class LoadedModel:
     """A model's runner and its modules.
 
     Args:
-        native: The runner that was chosen when the model was loaded, where the C kernels can run it.
+        native: The runner that was chosen when the model was loaded; None where the C kernels cannot run it.
         build: Returns the modules over the same memory.
         deterministic: Refuse a request that the modules would have to answer.
         check: Called once a request, before anything runs; raises if a file that is in use has changed.
@@ -34,13 +38,13 @@ class LoadedModel:
 
     def __init__(
         self,
-        native: NativeRunner,
+        native: NativeRunner | None,
         build: "Callable[[], LlamaForCausalLM]",
         *,
         deterministic: bool = False,
         check: Callable[[], None] | None = None,
     ) -> None:
-        self._native: NativeRunner | None = native
+        self._native = native
         self._build, self._check = build, check
         self._deterministic = deterministic
         self._model: LlamaForCausalLM | None = None
@@ -50,11 +54,7 @@ class LoadedModel:
     @classmethod
     def of_modules(cls, model: "LlamaForCausalLM", check: Callable[[], None] | None = None) -> "LoadedModel":
         """Return a model that is its modules."""
-        loaded = cls.__new__(cls)
-        loaded._native, loaded._snapshot, loaded._deterministic = None, None, False
-        loaded._build, loaded._check = lambda: model, check
-        loaded._model, loaded._modules = model, None
-        return loaded
+        return cls(None, lambda: model, check=check)
 
     @property
     def config(self) -> ModelConfig:
@@ -96,12 +96,15 @@ class LoadedModel:
         """
         if self._check is not None:
             self._check()
-        if self._model is None:
-            from llamarium.runtime.edits import Snapshot
+        with _looking:
+            if self._model is None:
+                from llamarium.runtime.edits import Snapshot
 
-            model = self._build()
-            self._snapshot, self._model = Snapshot(model), model
-        return self._model
+                model = self._build()
+                weights = () if self._native is None else self._native.weights.values()
+                self._snapshot = Snapshot(model, [weight.data.ctypes.data for weight in weights])
+                self._model = model
+            return self._model
 
     def runner(self) -> Runner:
         """Return what answers the next request; another object where the modules have been changed since the last one.
@@ -116,11 +119,14 @@ class LoadedModel:
             self._check()
         if self._model is None and self._native is not None:
             return self._native
-        from llamarium.runtime.edits import Snapshot
+        with _looking:
+            return self._look()
+
+    def _look(self) -> Runner:
         from llamarium.runtime.module_runner import ModuleRunner
 
         model = self.model
-        self._snapshot = self._snapshot or Snapshot(model)
+        assert self._snapshot is not None
         is_edited, is_changed = self._snapshot.look(model)
         if self._native is not None and not is_edited:
             self._native = copy.copy(self._native) if is_changed else self._native
@@ -151,5 +157,5 @@ class LoadedModel:
         warnings.warn(
             "the model's modules have been edited (a hook, an adapter, a patched method, a replaced weight): PyTorch "
             "answers from now on, as the C kernels do not see that",
-            stacklevel=4,
+            stacklevel=5,
         )
