@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from llamarium.errors import OptionError
+from llamarium.errors import InputError, OptionError
 from llamarium.generation.kept import Memory, advance, batches
+from llamarium.inspect.trace import trace, trace_steps
 from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.loaded import LoadedModel
 from llamarium.runtime.native_runner import NativeRunner
@@ -249,3 +250,16 @@ def test_threads_that_ask_for_the_modules_at_once_get_the_same() -> None:
     for thread in threads:
         thread.join()
     assert len(built) == 1 and len(found) == 4 and all(each is built[0] for each in found)
+
+
+def test_a_trace_says_what_it_cannot_see() -> None:
+    one = loaded()
+    with pytest.raises(InputError):
+        next(trace_steps(one.runner(), [], 2))
+    mlp = one.model.model.layers[0].mlp
+    mlp.forward = lambda x_BTD, whole=mlp.forward: whole(x_BTD)
+    with pytest.warns(UserWarning, match="PyTorch answers"):
+        runner = one.runner()
+    with pytest.raises(InputError, match="gate: the modules that compute them were not called"):
+        trace(runner, [1, 2, 3], names=["gate"])
+    assert trace(runner, [1, 2, 3], names=["gate"], layers=[1])["layers.1.gate"].shape == (3, 160)

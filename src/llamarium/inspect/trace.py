@@ -162,7 +162,8 @@ def trace_steps(
         MemoryBudgetError: As `trace`.
     """
     room = len(ids) + num_steps
-    known = check_ids(runner.config, [*ids, *[0] * num_steps])[: len(ids)]
+    known = check_ids(runner.config, ids)
+    check_ids(runner.config, [*known, *[0] * num_steps])  # whether the context holds the answer too
     _Plan.of(runner, room, names, layers, [room - 1]).check_budget(budget_mb)
     memory = Memory(runner, room)
     sequence = memory.begin(known, room)
@@ -188,6 +189,10 @@ def _run(runner: Runner, cache: Cache, sequence: KeptSequence, plan: "_Plan") ->
         if "logits" in plan.keys:
             batch = replace(batch, logit_rows=wanted - batch.positions[0])
         parts.append(as_tensor(runner.run(batch, cache, taps)))
+    if unseen := sorted({key[0] for key, values in taps.kept.items() if not values}):
+        raise InputError(
+            f"{', '.join(unseen)}: the modules that compute them were not called (a patched forward?); leave them out"
+        )
     found = {key: torch.cat([as_tensor(part) for part in kept]) for key, kept in taps.kept.items()}
     kept: dict[str, Tensor] = {}
     for key in plan.keys:

@@ -8,6 +8,10 @@
 | `cache` | keys and values for the C kernels |
 | `native_runner` | C on a CPU, without torch |
 | `module_runner` | the modules themselves, on any device: the reference of all others |
+| `edits` | whether the modules are still what the runner was made of |
+| `adapters` | low-rank corrections beside a model's matrices, for C |
+| `rope` | RoPE's frequencies without torch |
+| `device` | which device a model computes on |
 | `taps` | the activations that a pass can hand out |
 | `weights` | a model's weights as the C kernels read them |
 | `loaded` | which runner answers: the one that was chosen, or the modules where somebody has edited them |
