@@ -67,7 +67,11 @@ class Memory:
             MemoryBudgetError: If there are not as many free blocks.
         """
         table = sequence.table.fork(sequence.num_run, self.cache.copy_block)
-        table.reserve(num_tokens)
+        try:
+            table.reserve(num_tokens)
+        except BaseException:
+            table.release()
+            raise
         return KeptSequence(list(sequence.ids), table, sequence.num_run, sequence.adapter)
 
     def grow(self, sequence: KeptSequence, num_tokens: int, most: int) -> None:

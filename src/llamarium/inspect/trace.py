@@ -22,13 +22,16 @@ from torch import Tensor
 from llamarium.attention import Context, attend_eagerly
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, MemoryBudgetError, show_value
-from llamarium.generation.kept import KeptSequence, Memory, batches
+from llamarium.generation.kept import PREFILL_CHUNK, KeptSequence, Memory, batches
 from llamarium.inspect.passes import as_tensor
 from llamarium.inspect.tokens import check_ids
-from llamarium.runtime.runner import Cache, Runner
+from llamarium.runtime.runner import DTYPE_BYTES, Cache, Runner
 from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Activation, Key, Taps
 
 __all__ = ["ACTIVATIONS", "Activation", "Trace", "make_key", "split_key", "trace", "trace_steps"]
+
+
+_EXACT_CHUNK = 256  # tokens of a batch where cutting a text changes no bit: bounds what a trace holds for a while
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,44 +185,63 @@ def trace_steps(
 
 def _run(runner: Runner, cache: Cache, sequence: KeptSequence, plan: "_Plan") -> Trace:
     """Run what a sequence has not run yet, as a request would, and keep what the plan wants of it."""
-    first, parts = sequence.num_run, list[Tensor]()
-    taps = Taps(plan.tapped)
-    for batch in batches([sequence]):
-        wanted = np.array([p for p in sorted(plan.positions) if p in batch.positions], np.int32)
+    ordered = sorted(plan.positions)
+    found, logits = dict[Key, list[Tensor]](), list[Tensor]()
+    for batch in batches([sequence], plan.chunk):
+        rows = [p - int(batch.positions[0]) for p in ordered if p in batch.positions]
         if "logits" in plan.keys:
-            batch = replace(batch, logit_rows=wanted - batch.positions[0])
-        parts.append(as_tensor(runner.run(batch, cache, taps)))
-    if unseen := sorted({key[0] for key, values in taps.kept.items() if not values}):
-        raise InputError(
-            f"{', '.join(unseen)}: the modules that compute them were not called (a patched forward?); leave them out"
-        )
-    found = {key: torch.cat([as_tensor(part) for part in kept]) for key, kept in taps.kept.items()}
+            batch = replace(batch, logit_rows=np.array(rows, np.int32))
+        taps = Taps(plan.tapped)
+        logits.append(as_tensor(runner.run(batch, cache, taps)))
+        for key, seen in _seen(taps):  # what is not wanted of it goes before the next batch
+            has_all = ACTIVATIONS[key[0]].axes[0] == "S" or rows == list(range(len(seen)))
+            found.setdefault(key, []).append(seen if has_all else _take(seen, 0, rows))
+    tapped = {key: parts[0] if len(parts) == 1 else torch.cat(parts) for key, parts in found.items()}
+    order = [ordered.index(p) for p in plan.positions]
     kept: dict[str, Tensor] = {}
     for key in plan.keys:
         name, layer = split_key(key)
         if name == "logits":
-            order = [sorted(plan.positions).index(p) for p in plan.positions]
-            kept[key] = torch.cat(parts)[order]
+            kept[key] = _in_order(torch.cat(logits), order)
         elif name not in FROM_CACHE:
-            has_all = ACTIVATIONS[name].axes[0] == "S"
-            kept[key] = found[name, layer] if has_all else plan.rows_of(found[name, layer], first)
+            seen = tapped[name, layer]
+            kept[key] = seen if ACTIVATIONS[name].axes[0] == "S" else _in_order(seen, order)
         elif key not in kept:
             assert layer is not None
-            kept |= _from_cache(cache, sequence, plan, layer, found.get(("q_rot", layer)), first)
+            q_rot = tapped.get(("q_rot", layer))
+            kept |= _from_cache(cache, sequence, plan, layer, None if q_rot is None else _in_order(q_rot, order))
     return Trace(tuple(sequence.ids), plan.positions, {key: kept[key] for key in plan.keys})
 
 
+def _seen(taps: Taps) -> Iterator[tuple[Key, Tensor]]:
+    """Yield what a batch has handed out, (M, ...) each.
+
+    Raises:
+        InputError: If something that was wanted was not computed.
+    """
+    if unseen := sorted({key[0] for key, values in taps.kept.items() if not values}):
+        raise InputError(
+            f"{', '.join(unseen)}: the modules that compute them were not called (a patched forward?); leave them out"
+        )
+    for key, values in taps.kept.items():
+        yield key, as_tensor(values[0]) if len(values) == 1 else torch.cat([as_tensor(part) for part in values])
+
+
+def _in_order(rows: Tensor, order: Sequence[int]) -> Tensor:
+    return rows if list(order) == list(range(len(rows))) else _take(rows, 0, order)
+
+
 def _from_cache(
-    cache: Cache, sequence: KeptSequence, plan: "_Plan", layer: int, q_rot: Tensor | None, first: int
+    cache: Cache, sequence: KeptSequence, plan: "_Plan", layer: int, q_rot_TNH: Tensor | None
 ) -> dict[str, Tensor]:
     """Return a layer's rotated keys, scores and pattern, as far as they are wanted."""
     k_SKH, v_SKH = map(as_tensor, cache.read(layer, sequence.table.blocks, len(sequence.ids)))
     found = {make_key("k_rot", layer): k_SKH}
-    if q_rot is not None and (plan.wants("scores", layer) or plan.wants("pattern", layer)):
+    if q_rot_TNH is not None and (plan.wants("scores", layer) or plan.wants("pattern", layer)):
         positions_T1 = torch.tensor(plan.positions, device=k_SKH.device).unsqueeze(1)
         visible_1TS = (torch.arange(len(k_SKH), device=k_SKH.device) <= positions_T1).unsqueeze(0)
         context = Context(k_SKH.unsqueeze(0), v_SKH.unsqueeze(0), visible_1TS)
-        seen = attend_eagerly(plan.rows_of(q_rot, first).unsqueeze(0), context)
+        seen = attend_eagerly(q_rot_TNH.unsqueeze(0), context)
         found[make_key("scores", layer)] = seen.scores_BNTS[0]
         found[make_key("pattern", layer)] = seen.pattern_BNTS[0]
     return {key: tensor for key, tensor in found.items() if key in plan.keys}
@@ -247,12 +269,14 @@ class _Plan:
         positions: The tokens on the T axes.
         sizes: The length of each axis by its letter.
         itemsize: Bytes of a number in the dtype that the runner computes in.
+        chunk: Tokens of a batch; all of them are handed out before those that are not wanted go.
     """
 
     keys: tuple[str, ...]
     positions: tuple[int, ...]
     sizes: Mapping[str, int]
     itemsize: int
+    chunk: int
 
     @classmethod
     def of(
@@ -266,7 +290,8 @@ class _Plan:
         c = runner.config
         kept = indices(positions, num_tokens, "positions")
         keys = keys_of(check_names(names), sorted(indices(layers, c.num_hidden_layers, "layers")))
-        return cls(keys, kept, axis_sizes(c, len(kept), num_tokens), 4 if runner.dtype == "float32" else 2)
+        chunk = _EXACT_CHUNK if runner.is_row_exact else PREFILL_CHUNK  # PyTorch's bits hang on it
+        return cls(keys, kept, axis_sizes(c, len(kept), num_tokens), DTYPE_BYTES[runner.dtype], chunk)
 
     @property
     def tapped(self) -> set[Key]:
@@ -278,23 +303,23 @@ class _Plan:
     def wants(self, name: str, layer: int) -> bool:
         return make_key(name, layer) in self.keys
 
-    def rows_of(self, tensor: Tensor, first: int) -> Tensor:
-        """Return the positions asked for of a tensor whose first row is position `first`."""
-        rows = [position - first for position in self.positions]
-        return tensor if rows == list(range(len(tensor))) else _take(tensor, 0, rows)
-
     def num_bytes(self, key: str) -> int:
         activation = ACTIVATIONS[split_key(key)[0]]
         return math.prod(self.sizes[a] for a in activation.axes) * (4 if activation.is_float32 else self.itemsize)
 
     def working_bytes(self) -> int:
-        """What one layer's attention takes beside what is kept: its mask, and `attend_eagerly`."""
-        if not any(ACTIVATIONS[split_key(key)[0]].is_float32 for key in self.keys):
-            return 0
+        """What is there for a while: a batch's rows that are not wanted, one layer's mask, and `attend_eagerly`."""
         s = self.sizes
+        others = max(0, min(self.chunk, s["S"]) - s["T"])
+        batch = sum(self._row_bytes(name) for name, _ in self.tapped if ACTIVATIONS[name].axes[0] == "T") * others
+        if not any(ACTIVATIONS[split_key(key)[0]].is_float32 for key in self.keys):
+            return batch
         matrices = (1 + 2 * 4 * s["N"]) * s["T"] * s["S"]
         keys_and_values = 2 * 4 * s["S"] * s["N"] * s["H"]
-        return matrices + keys_and_values
+        return batch + matrices + keys_and_values
+
+    def _row_bytes(self, name: str) -> int:
+        return math.prod(self.sizes[a] for a in ACTIVATIONS[name].axes[1:]) * self.itemsize
 
     def check_budget(self, budget_mb: float) -> None:
         by_name: dict[str, int] = {}

@@ -25,7 +25,7 @@ class Batch:
         token_ids: int64 (M,).
         positions: int32 (M,); where each token stands in its own sequence.
         sequences: int32 (M,); the row of `block_tables` that is its sequence's. The tokens of a sequence follow each
-            other, their positions ascending.
+            other, and so do their positions.
         block_tables: int32 (R, blocks of the longest); position p lies in block table[p // P], slot p % P.
         logit_rows: int32 (W,); the tokens whose logits are wanted, ascending.
         adapters: int32 (R,); which of the runner's adapters each sequence uses, -1 for none; None where none uses any.

@@ -103,7 +103,11 @@ class BlockTable:
         other, whole = BlockTable(self._pool), num_tokens // BLOCK_SIZE
         if num_tokens % BLOCK_SIZE:
             copies = self._pool.take(1)
-            copy_block(self.blocks[whole], copies[0])
+            try:
+                copy_block(self.blocks[whole], copies[0])
+            except BaseException:
+                self._pool.release(copies)
+                raise
         else:
             copies = []
         self._pool.share(self.blocks[:whole])

@@ -145,6 +145,10 @@ def _runs(batch: Batch, cache: PagedCache) -> list[Run]:
     runs: list[Run] = []
     for begin, end in zip([0, *borders.tolist()], [*borders.tolist(), len(batch.sequences)], strict=True):
         start, table = int(batch.positions[begin]), batch.block_tables[batch.sequences[begin]].tolist()
+        used = table[: -(-(start + end - begin) // cache.block_size)]
+        follow = (np.diff(batch.positions[begin:end]) == 1).all()
+        if not follow or start + end - begin > len(table) * cache.block_size or max(used) >= cache.num_blocks:
+            raise InputError("the batch names positions that do not follow each other, or blocks that the cache lacks")
         slots = find_slots(table, cache.block_size, start + end - begin, cache.device)
         runs.append(Run(slice(begin, end), start, slots))
     return runs
