@@ -16,6 +16,7 @@ from llamarium.generation.params import SamplingParams
 from llamarium.generation.sampler import Chosen, Sampler, SamplingRow
 from llamarium.generation.speculate import Lookahead, PromptLookup
 from llamarium.runtime.batch import BLOCK_SIZE
+from llamarium.runtime.blocks import blocks_for
 from llamarium.runtime.runner import CacheDtype, Logits, Runner
 
 FinishReason = Literal["stop", "length", "error"]
@@ -78,7 +79,7 @@ def generate_tokens(
     _check_options(runner, prompts, params, use_cache, kv_cache_dtype, prefix, lookup)
     live = _rows(runner.config, prompts, params, stop_ids)
     if prefix is None:
-        memory = Memory(runner, sum(-(-row.limit // BLOCK_SIZE) * BLOCK_SIZE for row in live), kv_cache_dtype)
+        memory = Memory(runner, sum(blocks_for(row.limit) for row in live) * BLOCK_SIZE, kv_cache_dtype)
         logits_BV = _begin(runner, memory, prompts, live, shares=use_cache)
     else:
         memory, live[0].sequence = prefix.memory, prefix.begin(prompts[0], live[0].limit)
