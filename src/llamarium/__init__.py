@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llamarium.api import Llama, load
+    from llamarium.checkpoints.export import export
     from llamarium.checkpoints.tokenizers import load_tokenizer
     from llamarium.config import ModelConfig, RopeScaling
     from llamarium.errors import LlamariumError
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from llamarium.presets import PRESETS, preset
     from llamarium.quantization.quantize import quantize
     from llamarium.tokenizer.base import Tokenizer
+    from llamarium.train.functions import dpo, finetune, pretrain
+    from llamarium.train.merge import merge
 
 __version__ = "0.1.0"
 
@@ -40,9 +43,14 @@ _HOMES = {
     "RopeScaling": "config",
     "SamplingParams": "generation.params",
     "Tokenizer": "tokenizer.base",
+    "dpo": "train.functions",
+    "export": "checkpoints.export",
+    "finetune": "train.functions",
     "load": "api",
     "load_tokenizer": "checkpoints.tokenizers",
+    "merge": "train.merge",
     "preset": "presets",
+    "pretrain": "train.functions",
     "quantize": "quantization.quantize",
 }
 
@@ -61,9 +69,14 @@ __all__ = [
     "SamplingParams",
     "Tokenizer",
     "__version__",
+    "dpo",
+    "export",
+    "finetune",
     "load",
     "load_tokenizer",
+    "merge",
     "preset",
+    "pretrain",
     "quantize",
 ]
 

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
             dequantize=args.dequantize,
             strict=args.strict,
             check_base=not args.any_base,
-            replace=args.force,
+            force=args.force,
             progress=progress,
         )
     note(

@@ -5,17 +5,15 @@ import math
 import signal
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from pathlib import Path
 
 from llamarium.cli.output import emit, note, warn
 from llamarium.cli.threads import set_threads
 from llamarium.cli.training_view import view
 from llamarium.hub.folders import is_adapter
-from llamarium.train.conduct import conduct
+from llamarium.train.conduct import take_part
 from llamarium.train.config import RunConfig
 from llamarium.train.distributed.process_group import ProcessGroup, init_process_group
 from llamarium.train.report.trackers import trackers
-from llamarium.train.run import Ending, run
 from llamarium.train.setup import Emit, Event, Setup, is_passing
 
 
@@ -27,11 +25,20 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
     """
     set_threads(config.threads)
     with init_process_group(config) as process_group:
-        ending = (
-            _train_on_rank_zero(config, args, process_group, prepare)
-            if process_group.is_rank_zero
-            else _train_on_other_rank(args, process_group, prepare)
-        )
+        is_first, out = process_group.is_rank_zero, args.out
+        with trackers(args.report_to if is_first else (), out) as tracking:
+            ending = take_part(
+                process_group,
+                prepare,
+                out,
+                resume=args.resume,
+                allow_changes=args.allow_changes,
+                watch=watching(config.steps, tracking, json=args.json),
+            )
+        if is_first and args.report:
+            from llamarium.train.report.write import write_report
+
+            note(f"report: {write_report(out)}")
     if not process_group.is_rank_zero:
         return 0 if ending.signal is None else 128 + ending.signal
     at = ending.position
@@ -89,31 +96,3 @@ def watching(num_steps: int, trackers: Iterable[Emit], *, json: bool, **labels: 
                 watchers[0](event)
 
         yield tell
-
-
-def _train_on_rank_zero(
-    config: RunConfig, args: argparse.Namespace, process_group: ProcessGroup, prepare: Callable[[ProcessGroup], Setup]
-) -> Ending:
-    """Train, and write everything that is written."""
-    out: Path = args.out
-    with trackers(args.report_to, out) as tracking:
-        ending = conduct(
-            lambda: process_group.rank_zero_first(lambda: prepare(process_group)),
-            out,
-            resume=args.resume,
-            allow_changes=args.allow_changes,
-            watch=watching(config.steps, tracking, json=args.json),
-        )
-    if args.report:
-        from llamarium.train.report.write import write_report
-
-        note(f"report: {write_report(out)}")
-    return ending
-
-
-def _train_on_other_rank(
-    args: argparse.Namespace, process_group: ProcessGroup, prepare: Callable[[ProcessGroup], Setup]
-) -> Ending:
-    """Train in step with rank zero, and write nothing."""
-    setup = process_group.rank_zero_first(lambda: prepare(process_group))
-    return run(setup, args.out, resume=args.resume, allow_changes=args.allow_changes, emit=lambda event: None)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from llamarium.io import atomic_file, unwritable
 from llamarium.train.config import RunConfig
+from llamarium.train.distributed.process_group import ProcessGroup
 from llamarium.train.report.journal import Journal
 from llamarium.train.run import Ending, check_start, run
 from llamarium.train.setup import Emit, Event, Setup, is_passing
@@ -55,6 +56,37 @@ def conduct(
                 show(event)
 
             return run(setup, out, resume=resume, allow_changes=allow_changes, emit=emit)
+
+
+def take_part(
+    process_group: ProcessGroup,
+    prepare: Callable[[ProcessGroup], Setup],
+    out: Path,
+    *,
+    resume: bool,
+    allow_changes: bool = False,
+    watch: AbstractContextManager[Emit],
+) -> Ending:
+    """Train as one of several processes: rank zero conducts the run, the others go in step with it and write nothing.
+
+    Args:
+        process_group: The processes.
+        prepare: Makes what this one works with.
+        out: As for `conduct`, as are the others.
+        resume: As for `run`.
+        allow_changes: As for `run`.
+        watch: Of rank zero.
+
+    Raises:
+        LlamariumError: As `conduct`.
+    """
+
+    def make() -> Setup:
+        return process_group.rank_zero_first(lambda: prepare(process_group))
+
+    if process_group.is_rank_zero:
+        return conduct(make, out, resume=resume, allow_changes=allow_changes, watch=watch)
+    return run(make(), out, resume=resume, allow_changes=allow_changes, emit=lambda event: None)
 
 
 def is_acceptance(event: Event) -> bool:

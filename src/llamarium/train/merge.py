@@ -26,7 +26,7 @@ def merge(
     dequantize: Dequantize = "auto",
     strict: bool = False,
     check_base: bool = True,
-    replace: bool = False,
+    force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> MergeReport:
     """Merge an adapter into its base, hold the result against the adapter, and save it.
@@ -41,7 +41,7 @@ def merge(
         dequantize: As for `load`.
         strict: As for `load`.
         check_base: Refuse another base than the adapter's own, and one that contains the adapter already.
-        replace: Replace a model that is at `out`.
+        force: Replace a model that is at `out`.
         progress: As for `load`.
 
     Returns:
@@ -57,7 +57,7 @@ def merge(
     adapter, out = Path(adapter), Path(out)
     base = model or base_of(adapter)
     _check_apart(out, adapter, Path(base))
-    with atomic_folder(out, replace=replace) as folder:
+    with atomic_folder(out, replace=force) as folder:
         llama = load(
             base, dtype=dtype, device=device, quantize=quantize, dequantize=dequantize, strict=strict, progress=progress
         )
