@@ -3,8 +3,9 @@
     python bench/adapter.py                          the built-in SmolLM2 (Q4_1), rank 16
     python bench/adapter.py --model folder --rank 64
 
-Both run in one process over the same weights, in turn. The adapter's own arithmetic and memory are small; what it could
-cost is in how they are reached. The claim: at least 0.9 of the base's speed.
+Both run in one process over the same weights, in turn. Rank 16 on every Linear of SmolLM2 is 19.5 MB of float32 beside
+84 MB in Q4_1, which every token reads, and the products of low rank need barriers of their own. The goal
+is at least 0.9 of the base's speed.
 """
 
 import tempfile
