@@ -5,7 +5,7 @@
 
 The text is cut in two: the methods that calibrate see the first nine tenths, and the last tenth is measured, its first
 --tokens tokens. Without --text it is the manual text that comes with Python (`pydoc_data.topics`). The original is
-computed in float32, unpacked; every other line as the CPU kernels compute it, inputs rounded to 8 bits.
+computed in float32, unpacked; every other line as the CPU kernels compute it, with inputs of 16 bits (older: 8).
 
 SmolLM2's built-in file is in Q4_1, so "the original" is what Q4_1 left of it. That favours Q4_1, which is the same
 grid: its lines show the cost of requantizing, not of 4 bits.

@@ -103,8 +103,8 @@ int lm_run(const lm_model *model, const lm_cache *cache, const lm_batch *batch, 
     return ops()->run(model, cache, batch, taps, logits);
 }
 
-int lm_product(const lm_matrix *w, const float *x, int32_t num_rows, float *y) {
-    return ops()->product(w, x, num_rows, y);
+int lm_product(const lm_matrix *w, const float *x, int32_t num_rows, int32_t input_bits, float *y) {
+    return ops()->product(w, x, num_rows, input_bits, y);
 }
 
 int lm_lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *out) {

@@ -1,9 +1,13 @@
-/* What products take: rows of tokens, normalised if they are hidden states, and rounded to 8 bits in groups of 32. */
+/* What products take: rows of tokens, normalised if they are hidden states, and rounded to 8 bits in groups of 32.
+ *
+ * With 16 bits what that leaves out is rounded to 8 bits again, with a scale of its own. These residuals are a row of inputs like any
+ * other: a token has two rows then, whose products are added, always the one to the other. */
 #include "numbers.h"
 #include "pool.h"
 
-/* Round a group of 32 numbers to 8 bits each. NaN and infinities make the scale NaN, and with it every result. */
-static inline void quantize_group(const float *x, lm_block *block) {
+/* Round a group of 32 numbers to 8 bits each. NaN and infinities make the scale NaN, and with it every result. `residual`, if
+ * it is not NULL, is what the codes leave out. */
+static inline void quantize_group(const float *x, lm_block *block, float *residual) {
     enum { COUNT = LM_GROUP / LANES };
     lanes values[COUNT];
     memcpy(values, x, sizeof values);
@@ -25,6 +29,9 @@ static inline void quantize_group(const float *x, lm_block *block) {
     block->first = (int16_t)first;
     block->sum = (int16_t)(first + sum_of(sums[1]));
     block->total = (float)block->sum * block->scale;
+    if (residual == NULL) return;
+    for (int i = 0; i < COUNT; i++) values[i] -= __builtin_convertvector(codes[i], lanes) * block->scale;
+    memcpy(residual, values, sizeof values);
 }
 
 /* What RMSNorm multiplies a row of hidden states with, its weights apart. */
@@ -58,15 +65,25 @@ static inline void put_bf16_group(const float *group, bf16_input *to) {
 
 /* One stage's inputs, as the matrices want them; what no matrix wants is NULL. */
 typedef struct {
-    lm_block *blocks;    /* (num_rows, cols / 32), for packed matrices */
+    int groups;          /* cols / 32 */
+    int parts;           /* of a packed matrix's inputs: 1 with 8 bits, 2 with 16 */
+    lm_block *blocks;    /* (num_rows, parts, groups), for packed matrices: codes, and those of what they leave out */
     bf16_inputs bf16;    /* (num_rows, cols), for BF16 */
     float *floats;       /* (num_rows, cols), for F32 */
 } inputs;
 
-static inline void put_group(const float *group, inputs in, size_t place) {
+/* How many blocks a group of a packed matrix's inputs becomes. */
+static inline int parts_of(int input_bits) { return input_bits == 16 ? 2 : 1; }
+
+static inline void put_group(const float *group, inputs in, size_t row, int g) {
+    const size_t place = row * in.groups + g;
     if (in.floats != NULL) memcpy(in.floats + place * LM_GROUP, group, LM_GROUP * sizeof(float));
     if (in.bf16.at != NULL) put_bf16_group(group, in.bf16.at + place * LM_GROUP);
-    if (in.blocks != NULL) quantize_group(group, &in.blocks[place]);
+    if (in.blocks == NULL) return;
+    lm_block *block = &in.blocks[row * in.parts * in.groups + g];
+    float residual[LM_GROUP];
+    quantize_group(group, block, in.parts == 2 ? residual : NULL);
+    if (in.parts == 2) quantize_group(residual, block + in.groups, NULL);
 }
 
 /* out (hidden): a row of hidden states, normalised; they may be the same. */
@@ -95,6 +112,6 @@ static void prepare_inputs(lm_team team, const float *x, const int32_t *rows, in
         memcpy(group, from + place, sizeof group);
         if (norm != NULL)
             for (int i = 0; i < LM_GROUP; i++) group[i] *= factor * number_at(model->norm_dtype, norm, (size_t)place + i);
-        put_group(group, in, piece);
+        put_group(group, in, row, piece % groups);
     }
 }

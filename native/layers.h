@@ -59,7 +59,7 @@ static void merge_head(const pass *p, int layer, int row, int head) {
     if (p->attended != NULL)
         memcpy(p->attended + place * head_dim, mixture, head_dim * sizeof(float));
     else
-        for (int g = 0; g < groups; g++) put_group(mixture + g * LM_GROUP, p->mixed, place * groups + g);
+        for (int g = 0; g < groups; g++) put_group(mixture + g * LM_GROUP, p->mixed, row, head * groups + g);
 }
 
 static void rotate_and_store_stage(const pass *p, lm_team team, int layer) {
@@ -210,7 +210,7 @@ static void copy_hidden(const pass *p, lm_team team, float *to) {
 }
 
 /* A group of 32 of silu(gate) * up, as `put_gated` computes it, and what is handed out of it. */
-static void gate_group(const float *gate, const float *up, float *act, float *gated, inputs in, size_t place) {
+static void gate_group(const float *gate, const float *up, float *act, float *gated, inputs in, size_t row, int g) {
     _Alignas(64) float group[LM_GROUP];
     for (int i = 0; i < LM_GROUP; i += 16) {
         wide g, u;
@@ -222,7 +222,7 @@ static void gate_group(const float *gate, const float *up, float *act, float *ga
         memcpy(group + i, &g, sizeof g);
     }
     if (gated != NULL) memcpy(gated, group, sizeof group);
-    put_group(group, in, place);
+    put_group(group, in, row, g);
 }
 
 /* `gated_products` in two stages, since something between them is wanted. */
@@ -237,13 +237,13 @@ static void open_mlp(const pass *p, lm_team team, atomic_int *next, int index, i
     if (p->max_rank > 0) lower(p, team, &s, tap_of(p, index, LM_TAP_MLP_NORM), p->model->hidden);
     lm_barrier(team);
     for (int64_t piece = team.index; piece < (int64_t)p->num_rows * groups; piece += team.count) {
-        const int row = (int)(piece / groups), begin = (int)(piece % groups) * LM_GROUP;
+        const int row = (int)(piece / groups), g = (int)(piece % groups), begin = g * LM_GROUP;
         const size_t place = (size_t)row * size, at = place + begin;
         if (p->max_rank > 0) {
             adapt(p, &s, row, 0, begin, begin + LM_GROUP, gate + place);
             adapt(p, &s, row, 1, begin, begin + LM_GROUP, up + place);
         }
-        gate_group(gate + at, up + at, act == NULL ? NULL : act + at, gated == NULL ? NULL : gated + at, p->gated, piece);
+        gate_group(gate + at, up + at, act == NULL ? NULL : act + at, gated == NULL ? NULL : gated + at, p->gated, row, g);
     }
 }
 

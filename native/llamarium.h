@@ -66,6 +66,7 @@ typedef struct {
     lm_matrix table, head;    /* embeddings (vocabulary, hidden); logits are the head times hidden states */
     int32_t num_adapters;
     const lm_adapter *adapters;
+    int32_t input_bits; /* 8 or 16: what packed matrices' inputs are rounded to (docs/decisions/0021) */
 } lm_model;
 
 /* Keys and values in blocks of positions: (num_blocks, num_kv_heads, block_size, head_dim), one pointer a layer. With LM_INT8 each
@@ -124,8 +125,8 @@ LM_EXPORT int lm_run(const lm_model *model, const lm_cache *cache, const lm_batc
 
 /* --- parts -------------------------------------------------------------------------------------------------------- */
 
-/* y (num_rows, w.rows) = x (num_rows, w.cols) w^T */
-LM_EXPORT int lm_product(const lm_matrix *w, const float *x, int32_t num_rows, float *y);
+/* y (num_rows, w.rows) = x (num_rows, w.cols) w^T; x is rounded to `input_bits`, 8 or 16, if w is packed. */
+LM_EXPORT int lm_product(const lm_matrix *w, const float *x, int32_t num_rows, int32_t input_bits, float *y);
 
 /* out (num_rows, w.cols): some rows of a matrix, as an embedding looks them up. */
 LM_EXPORT int lm_lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *out);
@@ -169,7 +170,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 13
+#define LM_INTERFACE 14
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "amx", "avx512_bf16", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */

@@ -31,14 +31,18 @@ static void run_single(void *context, lm_team team) {
     LEAVE_JOB();
 }
 
-static int product(const lm_matrix *w, const float *x, int32_t num_rows, float *y) {
-    const size_t groups = (size_t)num_rows * (w->cols / LM_GROUP);
-    const size_t group_bytes = is_float(w) ? LM_GROUP * sizeof(float) : sizeof(lm_block);
+static int product(const lm_matrix *w, const float *x, int32_t num_rows, int32_t input_bits, float *y) {
+    const int parts = parts_of(input_bits), groups = w->cols / LM_GROUP;
+    const size_t group_bytes = is_float(w) ? LM_GROUP * sizeof(float) : parts * sizeof(lm_block);
     void *memory;
-    if (posix_memalign(&memory, 64, groups * group_bytes) != 0) return LM_NO_MEMORY;
-    const inputs in = w->kind == LM_BF16 ? (inputs){.bf16.at = memory}
-                    : w->kind == LM_F32  ? (inputs){.floats = memory}
-                                         : (inputs){.blocks = memory};
+    if (posix_memalign(&memory, 64, (size_t)num_rows * groups * group_bytes) != 0) return LM_NO_MEMORY;
+    inputs in = {.groups = groups, .parts = parts};
+    if (w->kind == LM_BF16)
+        in.bf16.at = memory;
+    else if (w->kind == LM_F32)
+        in.floats = memory;
+    else
+        in.blocks = memory;
     single s = {.w = w, .x = x, .num_rows = num_rows, .y = y, .in = in};
     lm_enter();
     lm_parallel(run_single, &s);

@@ -15,7 +15,7 @@ typedef struct {
 typedef struct {
     const char *name;
     int (*run)(const lm_model *, const lm_cache *, const lm_batch *, const lm_taps *, float *logits);
-    int (*product)(const lm_matrix *, const float *x, int32_t num_rows, float *y);
+    int (*product)(const lm_matrix *, const float *x, int32_t num_rows, int32_t input_bits, float *y);
     int (*lookup)(const lm_matrix *, const int64_t *rows, int32_t num_rows, float *out);
     int (*choose)(const float *logits, int32_t num_rows, int32_t count, const lm_choice *how, int32_t *ids);
 } lm_ops;

@@ -110,6 +110,7 @@ static void *take(arena *a, size_t bytes) {
 /* Which forms of its inputs a model's matrices want. */
 typedef struct {
     int blocks, bf16, floats;
+    int bits; /* of the blocks */
 } forms;
 
 static void add_form(forms *wanted, const lm_matrix *w) {
@@ -117,7 +118,7 @@ static void add_form(forms *wanted, const lm_matrix *w) {
 }
 
 static forms forms_of(const lm_model *model) {
-    forms wanted = {0};
+    forms wanted = {.bits = model->input_bits};
     for (int i = 0; i < model->num_layers; i++) {
         const lm_layer *l = &model->layers[i];
         const lm_matrix *const all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
@@ -127,8 +128,8 @@ static forms forms_of(const lm_model *model) {
 }
 
 static inputs take_inputs(arena *a, forms wanted, size_t rows, size_t cols) {
-    inputs in = {0};
-    if (wanted.blocks) in.blocks = take(a, rows * (cols / LM_GROUP) * sizeof(lm_block));
+    inputs in = {.groups = (int)(cols / LM_GROUP), .parts = parts_of(wanted.bits)};
+    if (wanted.blocks) in.blocks = take(a, rows * in.parts * in.groups * sizeof(lm_block));
     if (wanted.bf16) in.bf16.at = take(a, rows * cols * sizeof(bf16_input));
     if (wanted.floats) in.floats = take(a, rows * cols * sizeof(float));
     return in;
@@ -149,7 +150,7 @@ static void lay_out(pass *p, arena *a, forms wanted, int num_threads) {
     const lm_model *model = p->model;
     const size_t rows = p->num_rows, head_dim = model->head_dim, q_size = model->num_heads * head_dim;
     size_t num_chunks = 0;
-    forms of_head = {0};
+    forms of_head = {.bits = model->input_bits};
     add_form(&of_head, &model->head);
     for (int row = 0; row < p->num_rows; row++) num_chunks += chunks_of(p, row);
     p->hidden = take(a, rows * model->hidden * sizeof(float));

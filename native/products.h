@@ -37,12 +37,24 @@ static inline void prefetch_beginning(const lm_matrix *w, piece at) {
             __builtin_prefetch(panel_at(w, at.panel + i) + place);
 }
 
-/* Results of a piece for `num_rows` rows of tokens from `m` on, at most ROWS_IN_CACHE. */
+/* out (num_rows, 16) = the results of each token's two rows, added. */
+static inline void add_residuals(float *out, int num_rows) {
+    for (int k = 0; k < num_rows; k++) {
+        wide codes, residuals;
+        memcpy(&codes, out + 2 * k * LM_TILE_ROWS, sizeof codes);
+        memcpy(&residuals, out + (2 * k + 1) * LM_TILE_ROWS, sizeof residuals);
+        codes += residuals;
+        memcpy(out + k * LM_TILE_ROWS, &codes, sizeof codes);
+    }
+}
+
+/* Results of a piece for `num_rows` rows of tokens from `m` on, at most ROWS_IN_CACHE / in.parts. */
 static inline void panels_product(const lm_matrix *w, piece at, inputs in, int m, int num_rows, float *out) {
     if (is_float(w))
         float_product(w, at.panel, at.count, in, m, num_rows, out);
     else
-        tile_product(w, at.panel, at.count, in.blocks + (size_t)m * (w->cols / LM_GROUP), num_rows, out);
+        tile_product(w, at.panel, at.count, in.blocks + (size_t)m * in.parts * in.groups, num_rows * in.parts, out);
+    for (int i = 0; i < at.count && in.parts == 2 && !is_float(w); i++) add_residuals(out + i * PANEL_STRIDE, num_rows);
 }
 
 /* Rows of tokens `m` to `m + rows` of one panel, written to y (num_rows), or added to it. */
@@ -58,13 +70,14 @@ static inline void write_panel(const float *out, int panel, const lm_matrix *w, 
 static void products(lm_team team, atomic_int *next, const lm_matrix *const *w, int count, inputs in, int num_rows,
                      float *const *y, const int *strides, int add) {
     _Alignas(64) float out[PANELS_AT_ONCE * PANEL_STRIDE];
+    const int at_once = ROWS_IN_CACHE / in.parts;
     piece at = piece_of(w, count, team, lm_next(next));
     for (piece coming; at.count > 0; at = coming) {
         coming = piece_of(w, count, team, lm_next(next));
         prefetch_beginning(w[coming.matrix], coming);
         const int i = at.matrix;
-        for (int m = 0; m < num_rows; m += ROWS_IN_CACHE) {
-            const int rows = min_int(ROWS_IN_CACHE, num_rows - m);
+        for (int m = 0; m < num_rows; m += at_once) {
+            const int rows = min_int(at_once, num_rows - m);
             panels_product(w[i], at, in, m, rows, out);
             for (int k = 0; k < at.count; k++)
                 write_panel(out + k * PANEL_STRIDE, at.panel + k, w[i], m, rows, y[i], strides[i], add);
@@ -73,7 +86,7 @@ static void products(lm_team team, atomic_int *next, const lm_matrix *const *w, 
 }
 
 /* silu(gate) * up of a group of 32, as inputs of the next product. */
-static void put_gated(const float *gate, const float *up, int row, inputs gated, size_t place) {
+static void put_gated(const float *gate, const float *up, int row, inputs gated, size_t to, int g) {
     _Alignas(64) float group[LM_GROUP];
     for (int half = 0; half < 2; half++) {
         wide g, u;
@@ -82,26 +95,26 @@ static void put_gated(const float *gate, const float *up, int row, inputs gated,
         g = silu(g) * u;
         memcpy(group + half * LM_TILE_ROWS, &g, sizeof g);
     }
-    put_group(group, gated, place);
+    put_group(group, gated, to, g);
 }
 
 /* Both products of a gated layer, and what is made of them, in one stage: two panels of each make a group of 32. */
 static void gated_products(lm_team team, atomic_int *next, const lm_layer *layer, inputs in, int num_rows, inputs gated) {
     _Alignas(64) float gate[PANELS_AT_ONCE * PANEL_STRIDE], up[PANELS_AT_ONCE * PANEL_STRIDE];
     const lm_matrix *const w[] = {&layer->gate};
-    const int groups = layer->gate.rows / LM_GROUP;
+    const int at_once = ROWS_IN_CACHE / in.parts;
     piece at = piece_of(w, 1, team, lm_next(next));
     for (piece coming; at.count > 0; at = coming) {
         coming = piece_of(w, 1, team, lm_next(next));
         prefetch_beginning(&layer->gate, coming);
         prefetch_beginning(&layer->up, at);
-        for (int m = 0; m < num_rows; m += ROWS_IN_CACHE) {
-            const int rows = min_int(ROWS_IN_CACHE, num_rows - m);
+        for (int m = 0; m < num_rows; m += at_once) {
+            const int rows = min_int(at_once, num_rows - m);
             panels_product(&layer->gate, at, in, m, rows, gate);
             panels_product(&layer->up, at, in, m, rows, up);
             for (int k = 0; k < rows; k++)
                 for (int i = 0; i < at.count; i += 2)
-                    put_gated(gate + i * PANEL_STRIDE, up + i * PANEL_STRIDE, k, gated, (size_t)(m + k) * groups + (at.panel + i) / 2);
+                    put_gated(gate + i * PANEL_STRIDE, up + i * PANEL_STRIDE, k, gated, m + k, (at.panel + i) / 2);
         }
     }
 }

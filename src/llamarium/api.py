@@ -17,6 +17,7 @@ from llamarium.generation.kept import PrefixCache
 from llamarium.generation.loop import generate_tokens
 from llamarium.generation.options import AnswerOptions, Passing, split_options
 from llamarium.generation.params import GenerationOptions, SamplingParams
+from llamarium.kernels.native import InputBits
 from llamarium.quant.formats import chosen_type
 from llamarium.runtime.device import choose_device
 from llamarium.runtime.loaded import LoadedModel
@@ -48,6 +49,7 @@ def load(
     quantize: str | None = None,
     dequantize: Dequantize = "auto",
     deterministic: bool = False,
+    input_bits: InputBits | None = None,
     strict: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> "Llama":
@@ -66,6 +68,8 @@ def load(
         deterministic: Give a request the same bits alone, in any batch, with any chunking and on any number of threads,
             or refuse to load. The C kernels do so anyway; float32 weights are multiplied by them for it, where PyTorch
             is faster.
+        input_bits: What the C kernels round the inputs of packed weights to, 8 or 16; None is 16. With 8 prompts are
+            read in little more than half of the time, and answers leave those of float32 sooner.
         strict: Refuse weights that are NaN or infinite, instead of warning.
         progress: Called with (bytes read, bytes in all).
 
@@ -77,6 +81,7 @@ def load(
     check_choice("dtype", dtype, ("auto", *get_args(DtypeName)))
     check_choice("dequantize", dequantize, get_args(Dequantize))
     check_choice("deterministic", deterministic, (True, False))
+    check_choice("input_bits", input_bits, (None, *get_args(InputBits)))
     check_choice("strict", strict, (True, False))
     options = LoadOptions(
         dtype=None if dtype == "auto" else dtype,
@@ -85,6 +90,7 @@ def load(
         dequantize=dequantize,
         strict=strict,
         deterministic=deterministic,
+        input_bits=input_bits,
     )
     opened = open_model(model or (DEFAULT_MODEL if adapter is None else base_of(Path(adapter))))
     saved = None if adapter is None else read_adapter(Path(adapter), opened.checkpoint.config)

@@ -536,6 +536,7 @@ def test_bench_of_the_kernels(run: Callable[..., str], llama: Llama) -> None:
     out = run(*words)
     assert table_fits(out)
     assert "1 thread" in out.splitlines()[0] and str(native.kernels()) in out.splitlines()[0]
+    assert out.splitlines()[1] == "inputs of packed weights are rounded to 16 bits"
     assert re.search(r"after 8,000 .* 280\.9 MB +\d+\.\d +\d+\.\d % +\d+\.\d %\n", out)
     assert re.search(r"^memory: \d+\.\d to \d+\.\d GB/s, read by 1 thread$", out, re.MULTILINE)
     found = json.loads(run(*words, "--kv-cache-dtype", "int8", "--json"))

@@ -172,6 +172,23 @@ def test_deterministic_is_given_or_refused(model_files: Callable[..., Any]) -> N
             llamarium.load(folder, device="cpu", deterministic=True, **refused)
 
 
+def test_input_bits_reach_both_who_answer_and_are_refused_where_nothing_is_rounded(
+    model_files: Callable[..., Any],
+) -> None:
+    gguf, folder = model_files().gguf_file("Q4_1"), model_files().huggingface()
+    for path, options in ((gguf, {}), (folder, {"quantize": "Q8_0"})):
+        for asked, expected in ((None, 16), (8, 8), (16, 16)):
+            llama = llamarium.load(path, device="cpu", input_bits=asked, **options)
+            assert isinstance(llama.runner, NativeRunner) and llama.runner.input_bits == expected
+            linears = [module for module in llama.model.modules() if isinstance(module, LinearPacked)]
+            assert linears and all(linear.input_bits == expected for linear in linears)
+    for refused in ({}, {"dtype": "float32"}, {"quantize": "NF4"}):  # weights of floats, in C and in PyTorch; NF4
+        with pytest.raises(OptionError, match="input_bits=8 was asked for, which is for packed weights"):
+            llamarium.load(folder, device="cpu", input_bits=8, **refused)
+    with pytest.raises(OptionError, match="input_bits is 4; expected None, 8, 16"):
+        llamarium.load(gguf, device="cpu", input_bits=4)  # pyright: ignore[reportArgumentType]
+
+
 def test_sources_tell_each_weight_s_way(model_files: Callable[..., Any]) -> None:
     llama = llamarium.load(model_files().gguf_file("Q8_0"), device="cpu")
     sources = {s.key: s for s in llama.sources}

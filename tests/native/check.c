@@ -139,8 +139,10 @@ static void expect_close(const float *found, const float *expected, size_t count
 
 /* --- products --------------------------------------------------------------------------------------------------- */
 
+static int input_bits = 16; /* of products and passes */
+
 static void multiply(const lm_matrix *w, const float *x, int num_rows, float *y) {
-    if (lm_product(w, x, num_rows, y) != LM_OK) fail("no memory");
+    if (lm_product(w, x, num_rows, input_bits, y) != LM_OK) fail("no memory");
 #ifdef LM_EMULATE_AMX
     if (amx_is_in_use()) fail("the tiles' registers are kept after the job");
 #endif
@@ -273,8 +275,11 @@ static void check_products(const char *set) {
     check_float_product(set, LM_F32);
     for (int kind = 0; kind < LENGTH(KINDS); kind++) {
         const int cols = tile_cols(kind);
-        check_row_counts(set, kind);
-        check_product(set, kind, 17, 2 * cols, 67, RANDOM_CODES, 0);
+        for (int bits = 8; bits <= 16; bits += 8) {
+            input_bits = bits;
+            check_row_counts(set, kind);
+            check_product(set, kind, 17, 2 * cols, 67, RANDOM_CODES, 0);
+        }
         if (cols == LM_GROUP) check_product(set, kind, 17, 67 * cols, 9, RANDOM_CODES, 0); /* more than are prepared at once */
         for (int shape = 0; shape < LENGTH(shapes); shape++)
             for (int i = 0; i < LENGTH(counts); i++)
@@ -337,7 +342,7 @@ static void make_tiny(tiny *t, int kind, int head_dim) {
         };
     t->head = random_matrix(kind, VOCAB, HIDDEN, RANDOM_CODES);
     t->model = (lm_model){LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, head_dim,
-                          1e-5f, LM_FLOAT32, t->frequencies, t->norm, t->layers, t->head, t->head, 0, NULL};
+                          1e-5f, LM_FLOAT32, t->frequencies, t->norm, t->layers, t->head, t->head, 0, NULL, input_bits};
 }
 
 static void free_tiny(tiny *t) {

@@ -86,7 +86,8 @@ def test_every_loading_option_reaches_load(monkeypatch: pytest.MonkeyPatch, tmp_
 
     monkeypatch.setattr("llamarium.api.load", load)
     monkeypatch.setattr(options, "set_threads", lambda threads: seen.update(threads=threads))
-    words = "--dtype float32 --device cuda:1 --quantize q8_0 --dequantize use --deterministic --strict --threads 3 -m"
+    words = "--dtype float32 --device cuda:1 --quantize q8_0 --dequantize use --deterministic --input-bits 8"
+    words += " --strict --threads 3 -m"
     llama = options.load_llama(parse(*words.split(), str(tmp_path)))
     assert llama.name == str(tmp_path)
     assert callable(seen.pop("progress"))
@@ -97,6 +98,8 @@ def test_every_loading_option_reaches_load(monkeypatch: pytest.MonkeyPatch, tmp_
         "quantize": "Q8_0",
         "dequantize": "use",
         "deterministic": True,
+        "input_bits": 8,
+        "adapter": None,
         "strict": True,
         "threads": 3,
     }

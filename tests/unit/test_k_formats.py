@@ -15,6 +15,7 @@ import llamarium
 from llamarium.checkpoints.packed.save import PackedWeight, save_packed
 from llamarium.generation.kept import Memory, advance
 from llamarium.kernels import native
+from llamarium.kernels.native import InputBits
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
@@ -111,16 +112,19 @@ def test_every_code_and_integer_has_its_place() -> None:
 @pytest.mark.parametrize("type_name", K_FORMATS)
 def test_the_definition_is_the_weights_times_the_rounded_inputs(type_name: str) -> None:
     blocks, x = random_blocks(type_name, 20, 512), torch.randn(3, 512)
+    linear = pack_ggml(blocks, type_name)
+    linear.input_bits = 8
     codes, scale = quantize_inputs(x)
     rounded = (codes.double() * scale.double().unsqueeze(-1)).flatten(1)
     expected = rounded @ dequantize(blocks, type_name).double().T
-    found = product_reference(x, pack_ggml(blocks, type_name)).double()
+    found = product_reference(x, linear).double()
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("type_name", K_FORMATS)
 @pytest.mark.parametrize("extreme", [0, 255, None])
-def test_product_equals_its_definition(kernels: str, type_name: str, extreme: int | None) -> None:
+@pytest.mark.parametrize("bits", [8, 16])
+def test_product_equals_its_definition(kernels: str, type_name: str, extreme: int | None, bits: InputBits) -> None:
     for rows, columns, num_inputs in ((16, 256, 1), (1, 256, 2), (33, 512, 13), (48, 2048, 9)):
         blocks, x = random_blocks(type_name, rows, columns), torch.randn(num_inputs, columns)
         if extreme is not None:  # all codes and integers are the least or the largest, and so are the inputs
@@ -132,7 +136,8 @@ def test_product_equals_its_definition(kernels: str, type_name: str, extreme: in
             blocks, x = changed.view(blocks.shape), 3e4 * x.sign()
             x[::2].abs_()
         linear = pack_ggml(blocks, type_name)
-        expected, found = product_reference(x, linear), product(linear.matrix, x)
+        linear.input_bits = bits
+        expected, found = product_reference(x, linear), product(linear.matrix, x, bits)
         # The integer parts are exact; what is left is the order in which the groups are added.
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 

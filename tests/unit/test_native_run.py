@@ -61,7 +61,7 @@ class Tiny:
             layers[i] = native.Layer(*norms, **matrices)
         self.model = native.Model(
             L, D, F, N, K, H, EPS, 0, self.frequencies.ctypes.data, self.norms["final"].ctypes.data, layers,
-            self.matrix("table", V, D), self.matrix("head", V, D), 0, None,
+            self.matrix("table", V, D), self.matrix("head", V, D), 0, None, 16,
         )  # fmt: skip
 
     def floats(self, *shape: int) -> Array:

@@ -1,6 +1,8 @@
 """The runner in C against the modules, and against itself: alone, in company, in chunks, tapped."""
 
+import copy
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,10 +11,11 @@ import torch
 from llamarium.errors import InputError
 from llamarium.generation.kept import KeptSequence, Memory, advance, batches
 from llamarium.kernels import native
+from llamarium.kernels.native import InputBits
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.quant.ggml import quantize
-from llamarium.quant.packed import pack_ggml
+from llamarium.quant.packed import LinearPacked, pack_ggml
 from llamarium.quant.swap import swap_linears
 from llamarium.runtime.batch import BLOCK_SIZE, Span, pack
 from llamarium.runtime.module_runner import ModuleRunner
@@ -41,6 +44,29 @@ def both(type_name: str | None, dtype: torch.dtype = torch.float32, head_dim: in
     """The same weights through the modules and through C."""
     model = build(type_name, dtype, head_dim)
     return ModuleRunner(model), native_runner(model)
+
+
+def test_inputs_of_16_bits_are_nearer_to_float32_and_each_setting_is_row_exact(kernels: str) -> None:
+    model = build("Q8_0", torch.float32, 32)
+    prompts = [list(range(1, 90)), [7, 8, 9]]
+    exact = last_logits(unrounded(model), prompts)
+    distance: dict[int, float] = {}
+    for bits in get_args(InputBits):
+        runner = NativeRunner(model.config, weights_of(model), input_bits=bits)
+        found = last_logits(runner, prompts)
+        distance[bits] = float(np.linalg.norm(found - exact))
+        for row, prompt in enumerate(prompts):
+            assert (last_logits(runner, [prompt], chunk=7)[0] == found[row]).all(), "alone, and in pieces"
+    assert 0 < distance[16] < distance[8] / 50
+
+
+def unrounded(model: LlamaForCausalLM) -> Runner:
+    """The modules of the same weights, whose products do not round."""
+    plain = copy.deepcopy(model)
+    for module in plain.modules():
+        if isinstance(module, LinearPacked):
+            module.uses_kernels = False
+    return ModuleRunner(plain)
 
 
 @pytest.mark.parametrize(("type_name", "head_dim"), [("Q8_0", 32), ("Q4_1", 64), ("Q8_0", 16)])

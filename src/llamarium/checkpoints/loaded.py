@@ -1,6 +1,6 @@
 """From an opened checkpoint to a loaded model: C where its kernels can run all of it, else the modules."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from llamarium.checkpoints.checkpoint import Checkpoint
@@ -10,6 +10,7 @@ from llamarium.errors import OptionError, escape
 from llamarium.kernels import native
 from llamarium.runtime.loaded import LoadedModel
 from llamarium.runtime.native_runner import NativeRunner
+from llamarium.runtime.weights import Weight
 
 if TYPE_CHECKING:
     from llamarium.model import LlamaForCausalLM
@@ -38,9 +39,9 @@ def load_weights(
     def build() -> "LlamaForCausalLM":
         from llamarium.checkpoints.modules import build_model
 
-        return build_model(checkpoint.config, weights)
+        return build_model(checkpoint.config, weights, runner.input_bits)
 
-    runner = NativeRunner(checkpoint.config, weights)
+    runner = _runner(checkpoint, weights, options)
     check = getattr(checkpoint, "check_unchanged", None)
     loaded = LoadedModel(runner, build, deterministic=options.deterministic, check=check)
     return loaded, sources_of(checkpoint, weights)
@@ -51,14 +52,15 @@ def _load_modules(
 ) -> tuple[LoadedModel, tuple[TensorSource, ...]]:
     """Load modules; where they have become what the kernels multiply (quantized while loading, say), these run them."""
     from llamarium.checkpoints.load import load_model
-    from llamarium.checkpoints.modules import weights_of
+    from llamarium.checkpoints.modules import round_inputs, weights_of
 
     model, sources = load_model(checkpoint, options, progress)
     check = getattr(checkpoint, "check_unchanged", None)
     may = options.join and native.library() is not None and (options.deterministic or model.dtype.itemsize == 2)
     weights = weights_of(model) if may else None
     if weights is not None:
-        runner = NativeRunner(checkpoint.config, weights)
+        runner = _runner(checkpoint, weights, options)
+        round_inputs(model, runner.input_bits)
         return LoadedModel(runner, lambda: model, deterministic=options.deterministic, check=check), sources
     if options.deterministic:
         raise OptionError(
@@ -66,4 +68,20 @@ def _load_modules(
             f"float32) on the CPU; this model is in {str(model.dtype).removeprefix('torch.')} on {model.device}, with "
             f"{native.kernels() or 'PyTorch'} as kernels (`llamarium doctor`)"
         )
+    _refuse_input_bits(checkpoint, options)
     return LoadedModel.of_modules(model, check), sources
+
+
+def _runner(checkpoint: Checkpoint, weights: Mapping[str, Weight], options: LoadOptions) -> NativeRunner:
+    runner = NativeRunner(checkpoint.config, weights, input_bits=options.input_bits or native.INPUT_BITS)
+    if not runner.rounds_inputs:
+        _refuse_input_bits(checkpoint, options)
+    return runner
+
+
+def _refuse_input_bits(checkpoint: Checkpoint, options: LoadOptions) -> None:
+    if options.input_bits is not None:
+        raise OptionError(
+            f"{escape(checkpoint.path)}: input_bits={options.input_bits} was asked for, which is for packed weights "
+            "that the C kernels multiply, and nothing is rounded here; leave it out"
+        )

@@ -14,18 +14,22 @@ from torch.overrides import TorchFunctionMode
 from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD, expected_shapes
 from llamarium.checkpoints.decode import FLOAT_DTYPES
 from llamarium.config import ModelConfig
+from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.formats import GROUP, PACKED_FORMATS
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked
 from llamarium.runtime.weights import Weight
 
 
-def build_model(config: ModelConfig, weights: Mapping[str, Weight]) -> LlamaForCausalLM:
+def build_model(
+    config: ModelConfig, weights: Mapping[str, Weight], input_bits: InputBits = INPUT_BITS
+) -> LlamaForCausalLM:
     """Build a model's modules over the memory that its weights lie in.
 
     Args:
         config: The model's shape.
         weights: What `native_weights` gave.
+        input_bits: What packed Linears round their inputs to.
     """
     model = empty_model(config)
     dtype = FLOAT_DTYPES[weights["model.norm.weight"].type_name]
@@ -34,7 +38,15 @@ def build_model(config: ModelConfig, weights: Mapping[str, Weight]) -> LlamaForC
         model.set_submodule(name, _module(model.get_submodule(name), weight, dtype))
     if config.tie_word_embeddings:
         tie_head(model)
+    round_inputs(model, input_bits)
     return model.eval().requires_grad_(False)
+
+
+def round_inputs(model: LlamaForCausalLM, bits: InputBits) -> None:
+    """Let a model's packed Linears round their inputs to so many bits."""
+    for module in model.modules():
+        if isinstance(module, LinearPacked):
+            module.input_bits = bits
 
 
 def empty_model(config: ModelConfig) -> LlamaForCausalLM:

@@ -7,6 +7,7 @@ from typing import Literal
 from llamarium.checkpoints.checkpoint import Checkpoint, TensorEntry
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.errors import OptionError, escape
+from llamarium.kernels.native import InputBits
 
 DtypeName = Literal["bfloat16", "float16", "float32"]
 DTYPE_OF_TYPE: dict[str, DtypeName] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -34,6 +35,7 @@ class LoadOptions:
         join: On a CPU, put weights in the order of the kernels; a model that is to be trained has them plain.
         deterministic: Let the C kernels take every pass, also those that PyTorch would take sooner, so that a request's
             bits are the same alone, in any batch, with any chunking and on any number of threads.
+        input_bits: What the C kernels round the inputs of packed weights to; None is 16.
     """
 
     dtype: DtypeName | None = None
@@ -43,6 +45,7 @@ class LoadOptions:
     strict: bool = False
     join: bool = True
     deterministic: bool = False
+    input_bits: InputBits | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,12 +140,14 @@ def _setting(llama: "Llama") -> dict[str, Any]:
     """Say who computes, in what, and with how many threads."""
     from llamarium.kernels import native
     from llamarium.kernels.threads import num_threads
+    from llamarium.runtime.native_runner import NativeRunner
 
     runner = llama.runner
     return {
         "dtype": runner.dtype,
         "device": runner.device,
         "kernels": native.kernels() if runner is llama.loaded.native else None,
+        "input_bits": runner.input_bits if isinstance(runner, NativeRunner) and runner.rounds_inputs else None,
         "threads": num_threads(),
     }
 
@@ -168,7 +170,8 @@ def _print(llama: "Llama", results: Sequence["Speed"]) -> None:
     setting = _setting(llama)
     computes = f"the C kernels {setting['kernels']}" if setting["kernels"] else "PyTorch"
     threads = f"{setting['threads']} thread{'s' if setting['threads'] > 1 else ''}"
-    print(f"{llama.name} in {setting['dtype']} on {setting['device']}: {computes}, {threads}\n")
+    print(f"{llama.name} in {setting['dtype']} on {setting['device']}: {computes}, {threads}")
+    print(f"inputs of packed weights are rounded to {setting['input_bits']} bits\n" if setting["input_bits"] else "")
     numbers = ("tokens/s", "time", "read", "GB/s", "of memory", "outside")
     shown = table("", *numbers, right=numbers)
     for speed in results:

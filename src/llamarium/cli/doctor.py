@@ -179,7 +179,7 @@ def _native() -> Check:
     except LlamariumError as error:
         return Check("C kernels", str(error), ok=False)
     if found is not None:
-        return Check("C kernels", found)
+        return Check("C kernels", f"{found}, inputs of packed weights have {native.INPUT_BITS} bits")
     if os.environ.get(native.VARIABLE):
         return Check("C kernels", f"none, as {native.VARIABLE} asks: PyTorch does their work")
     how = f"PyTorch does their work, slowly: {native.HOW_TO_BUILD}"

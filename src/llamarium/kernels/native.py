@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from enum import IntEnum
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +23,17 @@ from numpy.typing import NDArray
 from llamarium.errors import InputError, MemoryBudgetError, OptionError, show_value
 from llamarium.kernels.threads import num_threads
 
-INTERFACE = 13
+INTERFACE = 14
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
 KERNELS = ("amx", "avx512_bf16", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod", "portable")
+InputBits = Literal[8, 16]
+"""What the inputs of packed weights are rounded to before they are multiplied (docs/decisions/0021)."""
+
+INPUT_BITS: InputBits = 16
+"""Unless somebody asks for less."""
+
 _OFF = "torch"
 _NO_SUCH_ROW, _BAD_BATCH = 2, 3
 _FILE = Path(__file__).with_name("_native.so")
@@ -92,6 +99,7 @@ class Model(Structure):
         ("num_kv_heads", c_int32), ("head_dim", c_int32), ("norm_eps", c_float), ("norm_dtype", c_int32),
         ("frequencies", c_void_p), ("final_norm", c_void_p), ("layers", POINTER(Layer)),
         ("table", Matrix), ("head", Matrix), ("num_adapters", c_int32), ("adapters", POINTER(Adapter)),
+        ("input_bits", c_int32),
     )  # fmt: skip
 
 
@@ -185,7 +193,7 @@ def _open() -> ctypes.CDLL | None:
     found.lm_use_kernels.argtypes = [c_char_p]
     found.lm_run.argtypes = [POINTER(Model), POINTER(PagedCache), POINTER(Batch), POINTER(Taps), c_void_p]
     found.lm_lookup.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
-    found.lm_product.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
+    found.lm_product.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_int32, c_void_p]
     found.lm_choose.argtypes = [c_void_p, c_int32, c_int32, POINTER(Choice), c_void_p]
     found.lm_pack.argtypes = [c_int32, c_int32, c_int32, c_void_p, c_void_p]
     found.lm_pack.restype = None
@@ -201,14 +209,14 @@ def kernels() -> str | None:
     return None if found is None else found.lm_kernels().decode()
 
 
-def product(matrix: Matrix, x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Multiply: x (M, in) to (M, out).
+def product(matrix: Matrix, x: NDArray[np.float32], input_bits: InputBits = INPUT_BITS) -> NDArray[np.float32]:
+    """Multiply: x (M, in), rounded to `input_bits` if the matrix is packed, to (M, out).
 
     Raises:
         MemoryBudgetError: If there is no memory for the inputs' codes.
     """
     y = np.empty((len(x), matrix.rows), np.float32)
-    _check(_ready().lm_product(matrix, x.ctypes.data, len(x), y.ctypes.data))
+    _check(_ready().lm_product(matrix, x.ctypes.data, len(x), input_bits, y.ctypes.data))
     return y
 
 

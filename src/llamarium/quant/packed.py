@@ -6,7 +6,8 @@ it is multiplied with. `native/tiles.h` says where what lies in a tile.
 
 Nothing is lost in packing: codes and scales are the file's. What is rounded besides are the inputs: a group of 32
 inputs becomes 8-bit codes and a scale, so that codes are multiplied with codes, in whole numbers, without an error.
-That is `product_reference`; the kernels compute the same sums.
+With inputs of 16 bits, the default, what those codes leave out is rounded once more, with a scale of its own, and
+multiplied too. That is `product_reference`; the kernels compute the same sums.
 """
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from llamarium.errors import OptionError
 from llamarium.kernels import native
+from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.kernels.threads import one_torch_thread
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
 from llamarium.quant.formats import GROUP, PACKED_FORMATS, TILE_ROWS, PackedFormat, block_format
@@ -41,7 +43,10 @@ class LinearPacked(QuantizedLinear):
         format: How a tile is stored.
         weight: uint8, (panels, tiles, tile_bytes); a last panel that is not full has zero scales in the rest.
         uses_kernels: Whether products may round their inputs; else the weight is unpacked at each use.
+        input_bits: What they round them to.
     """
+
+    input_bits: InputBits = INPUT_BITS
 
     def __init__(self, weight: Tensor, out_features: int, format: PackedFormat, *, uses_kernels: bool = True) -> None:
         """Take tiles as they are; nothing is copied."""
@@ -83,7 +88,7 @@ class LinearPacked(QuantizedLinear):
     def forward(self, x: Tensor) -> Tensor:
         """Multiply: (..., in_features) to (..., out_features), in x's dtype.
 
-        With the C kernels inputs are rounded to 8 bits, as `product_reference` does. On other devices, without
+        With the C kernels inputs are rounded to `input_bits`, as `product_reference` does. On other devices, without
         `uses_kernels`, and where a gradient is wanted, the weight is unpacked instead.
         """
         wants_grad = torch.is_grad_enabled() and x.requires_grad
@@ -92,7 +97,7 @@ class LinearPacked(QuantizedLinear):
             return super().forward(x)
         with one_torch_thread():
             rows = x.detach().reshape(-1, self.in_features).float().contiguous()
-            y = torch.from_numpy(native.product(self.matrix, rows.numpy()))
+            y = torch.from_numpy(native.product(self.matrix, rows.numpy(), self.input_bits))
             return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def parts(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -151,7 +156,9 @@ class EmbeddingPacked(QuantizedEmbedding):
         """The same table as a Linear: a tied model's head."""
         if self._linear[0].weight is not self.weight:
             kernels = self._linear[0].uses_kernels
+            input_bits = self._linear[0].input_bits
             self._linear[0] = LinearPacked(self.weight, self.num_embeddings, self.format, uses_kernels=kernels)
+            self._linear[0].input_bits = input_bits
         return self._linear[0]
 
     def has_finite_scales(self) -> bool:
@@ -252,9 +259,17 @@ def quantize_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
 def product_reference(x: Tensor, linear: LinearPacked) -> Tensor:
     """Multiply as the kernels do: x (M, in) to (M, out), float32; slow, and short enough to read."""
     codes, scale_MG = quantize_inputs(x)
+    y_MO = _product_of_codes(codes, scale_MG, linear)
+    if linear.input_bits == 16:
+        residual = x.float() - (codes * scale_MG.unsqueeze(-1)).flatten(1)
+        y_MO += _product_of_codes(*quantize_inputs(residual), linear)
+    return y_MO
+
+
+def _product_of_codes(codes: Tensor, scale_MG: Tensor, linear: LinearPacked) -> Tensor:
     weights, scale_OG, minimum_OG = linear.parts(torch.arange(linear.out_features))
     values = values_of(weights, linear.format).view(*scale_OG.shape, -1)  # 32 or 16 columns share a scale
-    codes = codes.view(len(x), scale_OG.shape[1], -1)
+    codes = codes.view(len(codes), scale_OG.shape[1], -1)
     scale_MG = scale_MG.repeat_interleave(scale_OG.shape[1] // scale_MG.shape[1], dim=1)
     sums_MOG = torch.einsum("mgc,ogc->mog", codes.double(), values.double()).float()  # whole numbers, without an error
     y_MO = (sums_MOG * (scale_OG * scale_MG.unsqueeze(1))).sum(-1)

@@ -80,7 +80,8 @@ class LoadedModel:
             put_on(model)
             return model
 
-        native = NativeRunner(self.config, self._native.weights, [adapter], default_adapter=0)
+        weights, input_bits = self._native.weights, self._native.input_bits
+        native = NativeRunner(self.config, weights, [adapter], default_adapter=0, input_bits=input_bits)
         return LoadedModel(native, build, deterministic=self._deterministic, check=self._check)
 
     def with_modules(self) -> "LoadedModel":

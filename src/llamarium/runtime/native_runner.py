@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError
 from llamarium.kernels import native
+from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.runtime.adapters import LINEARS, Adapter, describe
 from llamarium.runtime.batch import Batch
@@ -39,11 +40,13 @@ class NativeRunner:
         weights: All of its weights by key; a tied head is no weight of its own.
         adapters: Corrections that a sequence may ask for, by their place here (`Batch.adapters`).
         default_adapter: Which of them is used where a batch does not say; -1 is none.
+        input_bits: What inputs of packed weights are rounded to: 16 is nearer to float32, 8 reads prompts faster.
     """
 
     is_row_exact: bool = True
     device: str = "cpu"
     dtype: str = "float32"
+    input_bits: InputBits
 
     def __init__(
         self,
@@ -51,9 +54,10 @@ class NativeRunner:
         weights: Mapping[str, Weight],
         adapters: Sequence[Adapter] = (),
         default_adapter: int = -1,
+        input_bits: InputBits = INPUT_BITS,
     ) -> None:
         self._config, self.weights, self.adapters = config, weights, tuple(adapters)
-        self._default_adapter = default_adapter
+        self._default_adapter, self.input_bits = default_adapter, input_bits
         self._frequencies = rope_frequencies(config)
         self._layers = (native.Layer * config.num_hidden_layers)(*map(self._layer, range(config.num_hidden_layers)))
         norm = weights["model.norm.weight"]
@@ -63,13 +67,18 @@ class NativeRunner:
             config.num_key_value_heads, config.head_dim, config.rms_norm_eps, C_DTYPES[self.kv_dtype],
             self._frequencies.ctypes.data, norm.data.ctypes.data, self._layers,
             self._matrix(EMBEDDING), self._matrix(EMBEDDING if config.tie_word_embeddings else HEAD),
-            len(adapters), describe(adapters, config.num_hidden_layers),
+            len(adapters), describe(adapters, config.num_hidden_layers), input_bits,
         )  # fmt: skip
 
     @property
     def config(self) -> ModelConfig:
         """The model's shape."""
         return self._config
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether `input_bits` matters: whether a weight is packed."""
+        return any(weight.type_name in PACKED_FORMATS for weight in self.weights.values())
 
     @property
     def name(self) -> str:
