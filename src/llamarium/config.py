@@ -19,6 +19,9 @@ from typing import Any, TypeGuard
 
 from llamarium.errors import ConfigError, escape, show_value
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+"""The keys of the two weights that `tie_word_embeddings` makes one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:

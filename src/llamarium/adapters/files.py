@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.adapters.config import LoRAConfig
-from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD, check_names, expected_shapes
+from llamarium.checkpoints.checkpoint import check_names, expected_shapes
 from llamarium.checkpoints.huggingface.safetensors_file import SafetensorsTensor, read_safetensors_header
 from llamarium.checkpoints.storage import FLOATS, TensorFile
-from llamarium.config import ModelConfig, read_json_object
+from llamarium.config import EMBEDDING, HEAD, ModelConfig, read_json_object
 from llamarium.errors import (
     CheckpointError,
     ModelNotFoundError,

@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from llamarium.adapters.base_check import Share, sampled_embedding, sampled_linear, sha256
 from llamarium.adapters.files import SavedAdapter
-from llamarium.checkpoints.checkpoint import EMBEDDING, expected_shapes
+from llamarium.checkpoints.checkpoint import expected_shapes
 from llamarium.checkpoints.storage import FLOATS
+from llamarium.config import EMBEDDING
 from llamarium.quant.packing import to_float32
 from llamarium.runtime.adapters import LINEARS, Adapter, LowRank
 from llamarium.runtime.native_runner import NativeRunner

@@ -14,13 +14,10 @@ from typing import Any, Literal, Protocol
 from numpy.typing import NDArray
 
 from llamarium.checkpoints.storage import Bytes
-from llamarium.config import ModelConfig
+from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.errors import CheckpointError, escape, show_value
 
 FormatName = Literal["huggingface", "meta", "gguf", "packed"]
-
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)

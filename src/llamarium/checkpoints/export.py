@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from llamarium.checkpoints.checkpoint import EMBEDDING
 from llamarium.checkpoints.gguf.mixtures import BLOCKS, FLOATS
 from llamarium.checkpoints.open import OpenedModel, open_model
+from llamarium.config import EMBEDDING
 from llamarium.errors import OptionError, OutputError, check_choice, escape
 from llamarium.io import atomic_folder
 from llamarium.quant.formats import chosen_type

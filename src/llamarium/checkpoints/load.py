@@ -13,11 +13,12 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 
-from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD, Checkpoint, TensorEntry, list_some
+from llamarium.checkpoints.checkpoint import Checkpoint, TensorEntry, list_some
 from llamarium.checkpoints.decode import FLOAT_DTYPES, as_tensor, nf4_linear, read
 from llamarium.checkpoints.modules import empty_model, tie_head
 from llamarium.checkpoints.native_weights import report_nonfinite
 from llamarium.checkpoints.options import LoadOptions, TensorSource, check_options, natural_dtype
+from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import escape
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD, expected_shapes
+from llamarium.checkpoints.checkpoint import expected_shapes
 from llamarium.checkpoints.decode import FLOAT_DTYPES
-from llamarium.config import ModelConfig
+from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.formats import GROUP, PACKED_FORMATS

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD, Checkpoint, StoredTensor, TensorEntry
+from llamarium.checkpoints.checkpoint import Checkpoint, StoredTensor, TensorEntry
 from llamarium.checkpoints.options import (
     TYPE_OF_DTYPE,
     LoadOptions,
@@ -20,6 +20,7 @@ from llamarium.checkpoints.options import (
     natural_dtype,
 )
 from llamarium.checkpoints.storage import FLOATS
+from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import CheckpointError, escape
 from llamarium.kernels import native
 from llamarium.quant.formats import GROUP, PACKED_FORMATS

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD, Checkpoint, expected_shapes, list_some
+from llamarium.checkpoints.checkpoint import Checkpoint, expected_shapes, list_some
 from llamarium.checkpoints.decode import FLOAT_DTYPES, read
-from llamarium.config import ModelConfig
+from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.errors import CheckpointError, OptionError, OutputError, escape, show_value
 from llamarium.io import (
     MODEL_FILES,

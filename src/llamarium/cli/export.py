@@ -13,7 +13,6 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from llamarium.checkpoints.export import export
 from llamarium.checkpoints.gguf.mixtures import BLOCKS, FLOATS
 from llamarium.cli.options import UsageError, add_json, add_source, add_type, importing_torch
 from llamarium.cli.output import emit, note
@@ -49,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--out of a GGUF file ends in .gguf: readers go by the name")
     with importing_torch():
         import_module("torch")
+    from llamarium.checkpoints.export import export
+
     export(args.model, out, format=args.format, type=args.type, with_tokenizer=not args.no_tokenizer, force=args.force)
     size = sum(file.stat().st_size for file in out.iterdir()) if out.is_dir() else out.stat().st_size
     if args.json:

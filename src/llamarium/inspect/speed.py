@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.checkpoints.checkpoint import EMBEDDING
-from llamarium.config import ModelConfig
+from llamarium.config import EMBEDDING, ModelConfig
 from llamarium.errors import ContextLengthError
 from llamarium.generation.kept import PrefixCache, advance
 from llamarium.generation.loop import generate_tokens

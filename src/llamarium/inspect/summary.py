@@ -10,8 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llamarium.checkpoints.checkpoint import EMBEDDING
-from llamarium.config import ModelConfig
+from llamarium.config import EMBEDDING, ModelConfig
 from llamarium.kernels import native
 from llamarium.model.cost import ParameterCount, count_parameters, flops, kv_bytes_per_token
 from llamarium.runtime.loaded import LoadedModel

@@ -22,9 +22,10 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD, Checkpoint
+from llamarium.checkpoints.checkpoint import Checkpoint
 from llamarium.checkpoints.decode import FLOAT_DTYPES, read
 from llamarium.checkpoints.packed.save import PackedWeight
+from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import CheckpointError, OptionError, escape, show_value
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.llama import LlamaDecoderLayer

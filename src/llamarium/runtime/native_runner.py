@@ -14,7 +14,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.config import ModelConfig
+from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.errors import InputError
 from llamarium.kernels import native
 from llamarium.kernels.native import INPUT_BITS, InputBits
@@ -27,7 +27,6 @@ from llamarium.runtime.runner import Cache, CacheDtype, Logits
 from llamarium.runtime.taps import ACTIVATIONS, Key, Taps
 from llamarium.runtime.weights import Weight
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _AXES = {"D": "hidden_size", "N": "num_attention_heads", "K": "num_key_value_heads", "H": "head_dim",
          "F": "intermediate_size"}  # fmt: skip
 

@@ -12,8 +12,7 @@ Source: llama.cpp, `llama-quant.cpp` (`llama_tensor_get_type`, `use_more_bits`) 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD
-from llamarium.config import ModelConfig
+from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.quant.formats import block_format
 
 

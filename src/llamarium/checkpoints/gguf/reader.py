@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.checkpoints.checkpoint import EMBEDDING, HEAD, FormatName, StoredTensor, TensorEntry, check_weights
+from llamarium.checkpoints.checkpoint import FormatName, StoredTensor, TensorEntry, check_weights
 from llamarium.checkpoints.gguf.config import ROPE_FREQS, gguf_config
 from llamarium.checkpoints.gguf.file import GGUFFile, GGUFTensor, read_gguf
 from llamarium.checkpoints.storage import TensorFile, unpermute
+from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import CheckpointError, escape
 
 NAMES = {"token_embd.weight": EMBEDDING, "output_norm.weight": "model.norm.weight", "output.weight": HEAD}

@@ -11,19 +11,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from llamarium.checkpoints.checkpoint import (
-    EMBEDDING,
-    HEAD,
-    FormatName,
-    StoredTensor,
-    TensorEntry,
-    check_names,
-    check_weights,
-)
+from llamarium.checkpoints.checkpoint import FormatName, StoredTensor, TensorEntry, check_names, check_weights
 from llamarium.checkpoints.huggingface.bnb import NF4Group, check_method, group_components
 from llamarium.checkpoints.huggingface.safetensors_file import HEADER_LIMIT_BYTES, SafetensorsTensor, read_safetensors
 from llamarium.checkpoints.storage import FLOATS, TensorFile, equal_by_pieces
-from llamarium.config import ModelConfig, read_json_object
+from llamarium.config import EMBEDDING, HEAD, ModelConfig, read_json_object
 from llamarium.errors import CheckpointError, ModelNotFoundError, UnsupportedFormatError, escape
 
 SINGLE = "model.safetensors"

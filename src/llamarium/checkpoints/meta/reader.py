@@ -16,8 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.checkpoints.checkpoint import (
-    EMBEDDING,
-    HEAD,
     FormatName,
     StoredTensor,
     TensorEntry,
@@ -28,6 +26,7 @@ from llamarium.checkpoints.checkpoint import (
 from llamarium.checkpoints.meta.config import meta_config
 from llamarium.checkpoints.meta.file import read_meta_shard
 from llamarium.checkpoints.storage import FLOATS, Bytes, equal_by_pieces, open_state, unpermute
+from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import CheckpointError, ModelNotFoundError, escape
 
 _NAMES = {"tok_embeddings.weight": EMBEDDING, "norm.weight": "model.norm.weight", "output.weight": HEAD}
