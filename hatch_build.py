@@ -1,5 +1,7 @@
 """Compiles native/ when the package is built: one shared library for all Pythons, since ctypes loads it.
 
+The page is built beside it (hatch_page.py).
+
 native/ops.c is compiled once for each set of instructions; at run time the library takes the best one that the
 processor has (native/dispatch.c). Without a C compiler, or if it fails, the package is built without the library, and
 PyTorch does its work. To build it in place: `python hatch_build.py`, or `make native`.
@@ -8,6 +10,7 @@ What was compiled is kept in build/native, under a name made from all that it de
 """
 
 import hashlib
+import importlib.util
 import os
 import shlex
 import shutil
@@ -134,10 +137,37 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-class NativeBuildHook(BuildHookInterface):
-    """Puts the library into wheels, and beside the sources for editable installs."""
+def _page() -> Any:
+    """Return hatch_page.py, which builds the page; builders do not look for modules here."""
+    spec = importlib.util.spec_from_file_location("hatch_page", Path(__file__).with_name("hatch_page.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class BuildHook(BuildHookInterface):
+    """Puts the library and the page into wheels, and beside the sources for editable installs."""
+
+    def dependencies(self) -> list[str]:
+        """Return what a build needs that pyproject.toml does not name."""
+        return _page().requirements()
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build both; each may be missing, and is said to be."""
+        self._build_page(build_data)
+        self._build_library(build_data)
+
+    def _build_page(self, build_data: dict[str, Any]) -> None:
+        page = _page()
+        try:
+            page.build()
+        except (page.BuildError, OSError) as error:
+            self.app.display_warning(f"llamarium is built without its page: {error}")
+            return
+        build_data["artifacts"].append(f"{page.BUNDLE.relative_to(self.root).as_posix()}/**")
+
+    def _build_library(self, build_data: dict[str, Any]) -> None:
         """Build the library and say so in the wheel's tag; leave the wheel pure without it."""
         try:
             build()

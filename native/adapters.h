@@ -1,5 +1,5 @@
-/* Low-rank corrections beside products: y += scale * b (a x). Each sequence may have an adapter of its own. `a x` is computed in the stage of
- * the product, b times that after it. A row's bits depend on its own adapter alone. */
+/* Low-rank corrections beside products: y += scale * b (a x). Each sequence may have an adapter of its own. All threads compute `a x` before
+ * the stage's products, and b times that is added to each panel of a product before it is written. A row's bits depend on its own adapter alone. */
 #include "pass.h"
 
 static const lm_lora *lora_of(const lm_adapter *adapter, int layer, int which) {
@@ -54,51 +54,48 @@ static __attribute__((noinline)) quad some_dots(const float *rows, int num_rows,
     return found;
 }
 
-/* Matrices of the same inputs, which one stage multiplies. */
+/* Matrices of the same inputs, which one stage multiplies, and what corrects their products. */
 typedef struct {
+    const pass *p;
     int layer, count;
     int which[MOST_OF_A_STAGE];
     const int32_t *rows; /* of the pass, whose inputs and outputs these are; NULL: all */
     int num_rows;
+    unsigned lowered;    /* lm_await this before the first correction */
 } adapted;
 
-static inline int row_of(const adapted *s, int row) { return s->rows != NULL ? s->rows[row] : row; }
-
-static inline float *lowered_at(const pass *p, int row, int i) {
-    return p->lowered + ((size_t)row * MOST_OF_A_STAGE + i) * p->padded_rank;
+static inline const lm_lora *correction_of(const adapted *s, int row, int i) {
+    return lora_at(s->p, s->rows != NULL ? s->rows[row] : row, s->layer, s->which[i]);
 }
 
-/* This thread's share of a x, for x (num_rows, cols). */
-static void lower(const pass *p, lm_team team, const adapted *s, const float *x, int cols) {
-    const int quads = p->padded_rank / 4, of_row = quads * s->count;
+static inline float *lowered_at(const adapted *s, int row, int i) {
+    return s->p->lowered + ((size_t)row * MOST_OF_A_STAGE + i) * s->p->padded_rank;
+}
+
+/* This thread's share of a x, for x (num_rows, cols). Others may still be at theirs when this returns. */
+static void lower(lm_team team, adapted *s, const float *x, int cols) {
+    const int quads = s->p->padded_rank / 4, of_row = quads * s->count;
     for (int64_t piece = team.index; piece < (int64_t)s->num_rows * of_row; piece += team.count) {
         const int row = (int)(piece / of_row), i = (int)(piece / quads % s->count), first = (int)(piece % quads) * 4;
-        const lm_lora *lora = lora_at(p, row_of(s, row), s->layer, s->which[i]);
+        const lm_lora *lora = correction_of(s, row, i);
         if (lora == NULL || first >= lora->rank) continue;
         const quad found = some_dots(lora->a + (size_t)first * cols, lora->rank - first, x + (size_t)row * cols, cols);
-        memcpy(lowered_at(p, row, i) + first, &found, sizeof found);
+        memcpy(lowered_at(s, row, i) + first, &found, sizeof found);
     }
+    s->lowered = lm_arrive(team);
 }
 
-/* Columns `begin` to `end` of a row's y, which are a product, with what its adapter adds. */
-static void adapt(const pass *p, const adapted *s, int row, int i, int begin, int end, float *y) {
-    const lm_lora *lora = lora_at(p, row_of(s, row), s->layer, s->which[i]);
+/* out (16, of which `width` are rows of the matrix): a panel of product i of a row, with what its adapter adds. */
+static void correct(const adapted *s, int row, int i, int panel, int width, float *out) {
+    const lm_lora *lora = correction_of(s, row, i);
     if (lora == NULL) return;
-    for (int c = begin; c < end; c += 4) {
-        const int count = min_int(4, end - c);
-        const quad added = some_dots(lora->b + (size_t)c * lora->rank, count, lowered_at(p, row, i), lora->rank);
+    for (int c = 0; c < width; c += 4) {
+        const int count = min_int(4, width - c);
+        const size_t first = (size_t)panel * LM_TILE_ROWS + c;
+        const quad added = some_dots(lora->b + first * lora->rank, count, lowered_at(s, row, i), lora->rank);
         for (int k = 0; k < count; k++) {
-            y[c + k] += lora->scale * added[k];
-            if (lora->gain != NULL) y[c + k] *= lora->gain[c + k];
+            out[c + k] += lora->scale * added[k];
+            if (lora->gain != NULL) out[c + k] *= lora->gain[first + k];
         }
-    }
-}
-
-/* This thread's share of y (num_rows, stride), of which `cols` are the product. */
-static void adapt_all(const pass *p, lm_team team, const adapted *s, int i, int cols, float *y, int stride) {
-    const int groups = (cols + LM_GROUP - 1) / LM_GROUP;
-    for (int64_t piece = team.index; piece < (int64_t)s->num_rows * groups; piece += team.count) {
-        const int row = (int)(piece / groups), begin = (int)(piece % groups) * LM_GROUP;
-        adapt(p, s, row, i, begin, min_int(cols, begin + LM_GROUP), y + (size_t)row * stride);
     }
 }

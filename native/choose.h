@@ -1,5 +1,5 @@
 /* The choice of a token from its logits: the largest, or one that is drawn after temperature, top-k, top-p and min-p, in the
- * order of generation/sampler.py, which also defines a draw.
+ * order of sampling/sampler.py, which also defines a draw.
  *
  * A vocabulary is large, and what a filter leaves of it small. So logits are looked at in blocks, of which the largest is
  * known: no fewer than k logits reach the k-th largest of those, and the blocks that stay below it are not looked at again.
@@ -292,17 +292,34 @@ static int draw_filtered(const logit_row *row, const lm_choice *how) {
     return chosen;
 }
 
+/* Copy logits, those of tokens that may not come as -infinity. */
+static void copy_masked(const float *logits, int count, const uint32_t *mask, float *out) {
+    const wide_ints bit_of_lane = {1,      1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
+                                   1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
+    for (int i = 0; i < count; i += 16) {
+        const int32_t bits = mask[i / 32] >> i % 32 & 0xffff;
+        const wide_ints may_come = (((wide_ints){0} + bits) & bit_of_lane) != 0;
+        const wide kept = select_wide(may_come, sixteen_at(logits, count, i), (wide){0} - INFINITY);
+        memcpy(out + i, &kept, (count - i < 16 ? count - i : 16) * sizeof(float));
+    }
+}
+
 static int choose(const float *logits, int count, lm_choice how) {
     if (how.top_k >= count) how.top_k = 0;
     const int num_blocks = (count + CHOICE_BLOCK - 1) / CHOICE_BLOCK;
+    float *memory = malloc((num_blocks + (how.mask ? (size_t)count : 0)) * sizeof(float));
+    if (memory == NULL) return LM_NO_ID_FOR_MEMORY;
     logit_row row = {.logits = logits, .count = count, .num_blocks = num_blocks, .temperature = how.temperature,
-                     .block_largest = malloc(num_blocks * sizeof(float))};
-    if (row.block_largest == NULL) return LM_NO_ID_FOR_MEMORY;
+                     .block_largest = memory};
+    if (how.mask) {
+        row.logits = memory + num_blocks;
+        copy_masked(logits, count, how.mask, memory + num_blocks);
+    }
     int chosen = LM_NO_ID;
     if (find_largest(&row)) {
         const int has_filter = how.top_k > 0 || how.top_p < 1 || how.min_p > 0;
         chosen = how.temperature <= 0 ? first_largest(&row) : has_filter ? draw_filtered(&row, &how) : draw_any(&row, &how);
     }
-    free(row.block_largest);
+    free(memory);
     return chosen;
 }

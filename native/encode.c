@@ -1,4 +1,4 @@
-/* From weights to GGUF's blocks. src/llamarium/quant/ggml_encode.py and ggml_encode_k.py say how scales are found and why; this is
+/* From weights to GGUF's blocks. src/llamarium/quant/ggml/encode.py and encode_k.py say how scales are found and why; this is
  * the same arithmetic, to the bit. So nothing is fused here (-ffp-contract=off), and sums have the order that they have there. */
 #include <math.h>
 

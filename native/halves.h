@@ -16,6 +16,12 @@ static inline float float_of(uint32_t bits) {
     return value;
 }
 
+static inline uint32_t float_bits(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+
 static inline float from_bf16(uint16_t bits) { return float_of((uint32_t)bits << 16); }
 
 static inline uint16_t to_bf16(float value) { /* to nearest, ties to even; NaN stays NaN */

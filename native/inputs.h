@@ -1,37 +1,93 @@
-/* What products take: rows of tokens, normalised if they are hidden states, and rounded to 8 bits in groups of 32.
+/* What products take: rows of tokens, normalised if they are hidden states, and rounded to 8 bits in groups of 32, outliers to 16.
  *
- * With 16 bits what that leaves out is rounded to 8 bits again, with a scale of its own. These residuals are a row of inputs like any
- * other: a token has two rows then, whose products are added, always the one to the other. */
+ * With 16 bits for all of them, what that leaves out is rounded once more, with a scale of its own. These residuals are a row of inputs
+ * like any other: a token has two rows then, whose products are added, always the one to the other. */
+#ifndef LLAMARIUM_INPUTS_H
+#define LLAMARIUM_INPUTS_H
+
 #include "numbers.h"
 #include "pool.h"
 
-/* Round a group of 32 numbers to 8 bits each. NaN and infinities make the scale NaN, and with it every result. `residual`, if
- * it is not NULL, is what the codes leave out. */
+#define MOST_CODE 127.0f
+#define MOST_OUTLIER_CODE 32639.0f /* 127 + 256 * 127 */
+
+/* Between these, a scale times a weight's, both of few bits, is rounded nowhere: products are neither subnormal nor infinite. */
+#define LEAST_SCALE 0x1p-100f
+#define MOST_SCALE 0x1p110f
+
+enum { SIGNLESS = 0x7fffffff, FOUR_BITS = 7, BELOW_EIGHTHS = 0xfffff };
+
+/* 7 - the number of the four that an input of a group is one of: so that of equal ones the first is found. */
+static const int32_t FOUR_KEYS[LM_GROUP] = {
+    7, 7, 7, 7, 6, 6, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4, 3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0};
+
+/* How a group is rounded. */
+typedef struct {
+    float scale, inverse;  /* the scale is NaN if an input is NaN, infinite or too large */
+    int eighths, outlier;  /* of lm_block */
+} group_scale;
+
+/* The scale in which the outlier has codes of 16 bits and all others of 8, rounded up to three bits of mantissa. Sizes are compared as
+ * integers, since floats without signs are ordered as their bits are; a size's last three bits make room for its key. */
+static inline group_scale scale_of(const lanes values[LM_GROUP / LANES]) {
+    lane_ints keys[LM_GROUP / LANES];
+    memcpy(keys, FOUR_KEYS, sizeof keys);
+    for (int i = 0; i < LM_GROUP / LANES; i++) keys[i] |= (lane_ints)values[i] & (SIGNLESS - FOUR_BITS);
+    const two_ints found = two_largest(keys);
+    const float largest = float_of(found.first & (SIGNLESS - FOUR_BITS)), others = float_of(found.second & (SIGNLESS - FOUR_BITS));
+    const float own = largest / MOST_OUTLIER_CODE, rest = others / MOST_CODE, needed = rest > own ? rest : own;
+    if (!(needed <= MOST_SCALE)) return (group_scale){.scale = NAN};
+    const uint32_t bits = (float_bits(needed > LEAST_SCALE ? needed : LEAST_SCALE) + BELOW_EIGHTHS) & ~BELOW_EIGHTHS;
+    const float scale = float_of(bits);
+    return (group_scale){scale, 1 / scale, bits >> 20 & 7, FOUR_BITS - (found.first & FOUR_BITS)};
+}
+
+/* An outlier's codes. The low byte of none is -128, whose sign AVX2 cannot turn. */
+static inline quad_ints outlier_codes(quad values, float inverse) {
+    const quad_ints codes = nearest_four(values * inverse);
+    return codes - ((codes & 255) == 128);
+}
+
+/* Round a group of 32 inputs. NaN and infinities make the scale NaN, and with it every result. `residual`, if it is not NULL, is what the
+ * codes leave out. */
 static inline void quantize_group(const float *x, lm_block *block, float *residual) {
     enum { COUNT = LM_GROUP / LANES };
     lanes values[COUNT];
+    lane_ints keys[COUNT], codes[COUNT], sums[2] = {{0}};
     memcpy(values, x, sizeof values);
-    lane_ints sizes = {0}, sums[2] = {{0}}, codes[COUNT];
-    for (int i = 0; i < COUNT; i++) {
-        const lane_ints size = (lane_ints)values[i] & 0x7fffffff; /* floats without signs are ordered as their bits are */
-        sizes = select_ints(size > sizes, size, sizes);
+    memcpy(keys, FOUR_KEYS, sizeof keys);
+    const group_scale s = scale_of(values);
+    if (isnan(s.scale)) {
+        *block = (lm_block){.scale = NAN, .total = NAN, .eighths = LM_NO_EIGHTHS};
+        if (residual != NULL) memset(residual, 0, LM_GROUP * sizeof(float));
+        return;
     }
-    const float largest = float_of(largest_of(sizes)), inverse = largest > 0 ? 127 / largest : 0;
-    for (int i = 0; i < COUNT; i++) {
-        codes[i] = nearest_codes(values[i] * inverse);
+    for (int i = 0; i < COUNT; i++) { /* the outlier's places stay 0 here */
+        values[i] = (lanes)((lane_ints)values[i] & (keys[i] != FOUR_BITS - s.outlier));
+        codes[i] = nearest_ints(values[i] * s.inverse);
         sums[i / (COUNT / 2)] += codes[i];
+        values[i] -= __builtin_convertvector(codes[i], lanes) * s.scale;
     }
-    int32_t all[LM_GROUP];
-    memcpy(all, codes, sizeof all);
-    for (int i = 0; i < LM_GROUP; i++) block->q[i] = (int8_t)all[i];
-    const int32_t first = sum_of(sums[0]);
-    block->scale = largest < INFINITY ? largest / 127 : NAN;
-    block->first = (int16_t)first;
-    block->sum = (int16_t)(first + sum_of(sums[1]));
-    block->total = (float)block->sum * block->scale;
-    if (residual == NULL) return;
-    for (int i = 0; i < COUNT; i++) values[i] -= __builtin_convertvector(codes[i], lanes) * block->scale;
-    memcpy(residual, values, sizeof values);
+    put_low_bytes(codes, block->q);
+    if (residual != NULL) memcpy(residual, values, sizeof values);
+
+    quad four;
+    memcpy(&four, x + 4 * s.outlier, sizeof four);
+    const quad_ints own = outlier_codes(four, s.inverse);
+    const int32_t low = low_bytes_of(own), high = low_bytes_of((own + 128) >> 8);
+    memcpy(block->q + 4 * s.outlier, &low, sizeof low);
+    memcpy(block->high, &high, sizeof high);
+    four -= __builtin_convertvector(own, quad) * s.scale;
+    if (residual != NULL) memcpy(residual + 4 * s.outlier, &four, sizeof four);
+
+    const int32_t sum = (own[0] + own[2]) + (own[1] + own[3]);
+    const two_ints halves = sums_of_two(sums);
+    block->outlier = (int16_t)s.outlier;
+    block->eighths = (int16_t)s.eighths;
+    block->scale = s.scale;
+    block->first = halves.first + (s.outlier < 4 ? sum : 0);
+    block->sum = halves.first + halves.second + sum;
+    block->total = (float)block->sum * s.scale;
 }
 
 /* What RMSNorm multiplies a row of hidden states with, its weights apart. */
@@ -115,3 +171,5 @@ static void prepare_inputs(lm_team team, const float *x, const int32_t *rows, in
         put_group(group, in, row, piece % groups);
     }
 }
+
+#endif

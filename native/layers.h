@@ -4,7 +4,7 @@
  * thread that lost its core for a while holds nobody up; which thread computes a piece does not change its result. Between
  * two stages stands a barrier.
  */
-#include "adapters.h"
+#include "products.h"
 
 #ifndef LEAVE_JOB /* what a set has to give back on each thread when a job ends */
 #define LEAVE_JOB() ((void)0)
@@ -142,7 +142,7 @@ static inputs normed(const pass *p, lm_team team, const void *norm, float *tap) 
     prepare_inputs(share, p->hidden, NULL, p->num_rows, hidden, p->model, norm, in);
     for (int row = team.index; row < p->num_rows && tap != NULL; row += team.count)
         normalise(p->model, norm, p->hidden + (size_t)row * hidden, tap + (size_t)row * hidden);
-    if (share.count > 1 || p->max_rank > 0) lm_barrier(team);
+    if (share.count > 1) lm_barrier(team);
     return in;
 }
 
@@ -169,33 +169,26 @@ static void project_queries(const pass *p, lm_team team, atomic_int *next, int i
     const lm_model *model = p->model;
     const lm_layer *layer = &model->layers[index];
     const int q_size = model->num_heads * model->head_dim, kv_size = model->num_kv_heads * model->head_dim;
-    const int all = q_size + 2 * kv_size, begins[] = {0, q_size, q_size + kv_size}, sizes[] = {q_size, kv_size, kv_size};
+    const int all = q_size + 2 * kv_size, begins[] = {0, q_size, q_size + kv_size};
     const lm_matrix *const qkv[] = {&layer->q, &layer->k, &layer->v};
-    float *x = tap_of(p, index, LM_TAP_ATTN_NORM);
-    const adapted s = {.layer = index, .count = 3, .which = {OF_Q, OF_K, OF_V}, .num_rows = p->num_rows};
-    products(team, next, qkv, 3, normed(p, team, layer->attention_norm, x), p->num_rows,
-             (float *const[]){p->qkv, p->qkv + begins[1], p->qkv + begins[2]}, (const int[]){all, all, all}, 0);
-    if (p->max_rank > 0) {
-        lower(p, team, &s, x, model->hidden);
-        lm_barrier(team);
-        for (int i = 0; i < 3; i++) adapt_all(p, team, &s, i, sizes[i], p->qkv + begins[i], all);
-    }
+    const inputs in = normed(p, team, layer->attention_norm, tap_of(p, index, LM_TAP_ATTN_NORM));
+    adapted s = {.p = p, .layer = index, .count = 3, .which = {OF_Q, OF_K, OF_V}, .num_rows = p->num_rows};
+    if (p->max_rank > 0) lower(team, &s, in.floats, model->hidden);
+    products(team, next, qkv, 3, in, p->num_rows, (float *const[]){p->qkv, p->qkv + begins[1], p->qkv + begins[2]},
+             (const int[]){all, all, all}, 0, p->max_rank > 0 ? &s : NULL);
     lm_barrier(team);
     tap_queries(p, team, index);
 }
 
-/* Add a product of x to the hidden states. Where `tap` is wanted, it is computed there, and then added. */
-static void add_product(const pass *p, lm_team team, atomic_int *next, int index, int which, inputs in, const float *x, float *tap) {
+/* Add a product to the hidden states. Where `tap` is wanted, it is computed there, and then added. */
+static void add_product(const pass *p, lm_team team, atomic_int *next, int index, int which, inputs in, float *tap) {
     const lm_layer *layer = &p->model->layers[index];
     const lm_matrix *const w[] = {which == OF_O ? &layer->o : &layer->down};
     const int hidden = p->model->hidden;
-    const adapted s = {.layer = index, .count = 1, .which = {which}, .num_rows = p->num_rows};
-    products(team, next, w, 1, in, p->num_rows, (float *const[]){tap != NULL ? tap : p->hidden}, &hidden, tap == NULL);
-    if (p->max_rank > 0) {
-        lower(p, team, &s, x, w[0]->cols);
-        lm_barrier(team);
-        adapt_all(p, team, &s, 0, hidden, tap, hidden);
-    }
+    adapted s = {.p = p, .layer = index, .count = 1, .which = {which}, .num_rows = p->num_rows};
+    if (p->max_rank > 0) lower(team, &s, in.floats, w[0]->cols);
+    products(team, next, w, 1, in, p->num_rows, (float *const[]){tap != NULL ? tap : p->hidden}, &hidden, tap == NULL,
+             p->max_rank > 0 ? &s : NULL);
     lm_barrier(team);
     if (tap == NULL) return;
     for (size_t row = team.index; row < (size_t)p->num_rows; row += team.count)
@@ -226,23 +219,17 @@ static void gate_group(const float *gate, const float *up, float *act, float *ga
 }
 
 /* `gated_products` in two stages, since something between them is wanted. */
-static void open_mlp(const pass *p, lm_team team, atomic_int *next, int index, inputs in) {
+static void open_mlp(const pass *p, lm_team team, atomic_int *next, int index, inputs in, const adapted *s) {
     const lm_layer *layer = &p->model->layers[index];
     const int size = p->model->intermediate, groups = size / LM_GROUP;
     const lm_matrix *const w[] = {&layer->gate, &layer->up};
     float *gate = tap_of(p, index, LM_TAP_GATE), *up = tap_of(p, index, LM_TAP_UP);
     float *act = tap_of(p, index, LM_TAP_ACT), *gated = tap_of(p, index, LM_TAP_GATED);
-    const adapted s = {.layer = index, .count = 2, .which = {OF_GATE, OF_UP}, .num_rows = p->num_rows};
-    products(team, next, w, 2, in, p->num_rows, (float *const[]){gate, up}, (const int[]){size, size}, 0);
-    if (p->max_rank > 0) lower(p, team, &s, tap_of(p, index, LM_TAP_MLP_NORM), p->model->hidden);
+    products(team, next, w, 2, in, p->num_rows, (float *const[]){gate, up}, (const int[]){size, size}, 0, s);
     lm_barrier(team);
     for (int64_t piece = team.index; piece < (int64_t)p->num_rows * groups; piece += team.count) {
         const int row = (int)(piece / groups), g = (int)(piece % groups), begin = g * LM_GROUP;
         const size_t place = (size_t)row * size, at = place + begin;
-        if (p->max_rank > 0) {
-            adapt(p, &s, row, 0, begin, begin + LM_GROUP, gate + place);
-            adapt(p, &s, row, 1, begin, begin + LM_GROUP, up + place);
-        }
         gate_group(gate + at, up + at, act == NULL ? NULL : act + at, gated == NULL ? NULL : gated + at, p->gated, row, g);
     }
 }
@@ -252,15 +239,17 @@ static void run_layer(const pass *p, lm_team team, int index) {
     atomic_int *next = p->counters + (size_t)index * MAX_STAGES;
     project_queries(p, team, next++, index);
     attention(p, team, next++, index);
-    add_product(p, team, next++, index, OF_O, p->mixed, tap_of(p, index, LM_TAP_HEAD_OUT), tap_of(p, index, LM_TAP_ATTN_OUT));
+    add_product(p, team, next++, index, OF_O, p->mixed, tap_of(p, index, LM_TAP_ATTN_OUT));
     copy_hidden(p, team, wanted_tap(p, index, LM_TAP_RESID_MID));
     const inputs in = normed(p, team, layer->mlp_norm, tap_of(p, index, LM_TAP_MLP_NORM));
+    adapted s = {.p = p, .layer = index, .count = 2, .which = {OF_GATE, OF_UP}, .num_rows = p->num_rows};
+    if (p->max_rank > 0) lower(team, &s, in.floats, p->model->hidden);
     if (opens_mlp(p, index))
-        open_mlp(p, team, next++, index, in);
+        open_mlp(p, team, next++, index, in, p->max_rank > 0 ? &s : NULL);
     else
-        gated_products(team, next++, layer, in, p->num_rows, p->gated);
+        gated_products(team, next++, layer, in, p->num_rows, p->gated, p->max_rank > 0 ? &s : NULL);
     lm_barrier(team);
-    add_product(p, team, next++, index, OF_DOWN, p->gated, tap_of(p, index, LM_TAP_GATED), tap_of(p, index, LM_TAP_MLP_OUT));
+    add_product(p, team, next++, index, OF_DOWN, p->gated, tap_of(p, index, LM_TAP_MLP_OUT));
     copy_hidden(p, team, wanted_tap(p, index, LM_TAP_RESID));
 }
 
@@ -271,17 +260,12 @@ static void run_head(const pass *p, lm_team team) {
     const inputs in = p->last[is_few ? team.index : 0];
     const lm_model *model = p->model;
     const lm_matrix *const head[] = {&model->head};
-    const adapted s = {.count = 1, .which = {OF_HEAD}, .rows = p->logit_rows, .num_rows = p->num_logits};
+    adapted s = {.p = p, .count = 1, .which = {OF_HEAD}, .rows = p->logit_rows, .num_rows = p->num_logits};
     prepare_inputs(is_few ? (lm_team){0, 1} : team, p->hidden, p->logit_rows, p->num_logits, hidden, model, model->final_norm, in);
-    for (int i = team.index; i < p->num_logits && p->max_rank > 0; i += team.count)
-        normalise(model, model->final_norm, p->hidden + (size_t)p->logit_rows[i] * hidden, p->head_inputs + (size_t)i * hidden);
-    if (!is_few || p->max_rank > 0) lm_barrier(team);
+    if (!is_few) lm_barrier(team);
+    if (p->max_rank > 0) lower(team, &s, in.floats, hidden);
     products(team, p->counters + (size_t)model->num_layers * MAX_STAGES, head, 1, in, p->num_logits, (float *const[]){p->logits},
-             &model->head.rows, 0);
-    if (p->max_rank == 0) return;
-    lower(p, team, &s, p->head_inputs, hidden);
-    lm_barrier(team);
-    adapt_all(p, team, &s, 0, model->head.rows, p->logits, model->head.rows);
+             &model->head.rows, 0, p->max_rank > 0 ? &s : NULL);
 }
 
 /* The last norm of all rows, where it is wanted. */

@@ -66,7 +66,7 @@ typedef struct {
     lm_matrix table, head;    /* embeddings (vocabulary, hidden); logits are the head times hidden states */
     int32_t num_adapters;
     const lm_adapter *adapters;
-    int32_t input_bits; /* 8 or 16: what packed matrices' inputs are rounded to (docs/decisions/0021) */
+    int32_t input_bits; /* 8 or 16: what packed matrices' inputs are rounded to, but for outliers (docs/decisions/0022) */
 } lm_model;
 
 /* Keys and values in blocks of positions: (num_blocks, num_kv_heads, block_size, head_dim), one pointer a layer. With LM_INT8 each
@@ -125,7 +125,7 @@ LM_EXPORT int lm_run(const lm_model *model, const lm_cache *cache, const lm_batc
 
 /* --- parts -------------------------------------------------------------------------------------------------------- */
 
-/* y (num_rows, w.rows) = x (num_rows, w.cols) w^T; x is rounded to `input_bits`, 8 or 16, if w is packed. */
+/* y (num_rows, w.rows) = x (num_rows, w.cols) w^T; x is rounded if w is packed, as lm_model's `input_bits` says. */
 LM_EXPORT int lm_product(const lm_matrix *w, const float *x, int32_t num_rows, int32_t input_bits, float *y);
 
 /* out (num_rows, w.cols): some rows of a matrix, as an embedding looks them up. */
@@ -138,11 +138,13 @@ typedef struct {
     int32_t top_k;     /* 0: all */
     double top_p;      /* 1: all */
     uint64_t seed, step; /* which of those that are left: a draw is a function of both */
+    const uint32_t *mask; /* (count + 31) / 32: a token may come if its bit is set, the lowest bit first; NULL: any may */
 } lm_choice;
 
 enum { LM_NO_ID = -1, LM_NO_ID_FOR_MEMORY = -2 };
 
-/* ids (num_rows): a token for each row of logits (num_rows, count); LM_NO_ID where they are NaN or have no finite maximum. */
+/* ids (num_rows): a token for each row of logits (num_rows, count); LM_NO_ID where those of
+ * tokens that may come are NaN or have no finite maximum. */
 LM_EXPORT int lm_choose(const float *logits, int32_t num_rows, int32_t count, const lm_choice *how, int32_t *ids);
 
 /* Put a matrix of GGUF's blocks, (rows, cols / 32 or 256 of them), into tiles of the same type. Nothing is lost. */

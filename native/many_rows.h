@@ -15,9 +15,9 @@ static int many_rows(const lm_matrix *w, int panel, const lm_block *x, int num_r
 }
 
 /* As in tile_product.h. */
-static void tile_product(const lm_matrix *w, int panel, int num_panels, const lm_block *x, int num_rows, float *out) {
+static void tile_product(const lm_matrix *w, int panel, int num_panels, const uint8_t *coming, const lm_block *x, int num_rows, float *out) {
     int done = 0;
     for (int i = 0; i < num_panels; i++) done = many_rows(w, panel + i, x, num_rows, out + (size_t)i * PANEL_STRIDE);
     x += (size_t)done * (w->cols / LM_GROUP);
-    few_rows_product(w, panel, num_panels, x, num_rows - done, out + done * LM_TILE_ROWS);
+    few_rows_product(w, panel, num_panels, coming, x, num_rows - done, out + done * LM_TILE_ROWS);
 }

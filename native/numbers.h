@@ -6,8 +6,10 @@
 #include <math.h>
 
 #include "tiles.h"
-#if defined __AVX2__
+#if defined __SSE2__
 #include <immintrin.h>
+#elif defined __ARM_NEON
+#include <arm_neon.h>
 #endif
 
 typedef float wide __attribute__((vector_size(64)));
@@ -197,36 +199,125 @@ static inline quad select_quad(quad_ints mask, quad a, quad b) {
     return (quad)((mask & (quad_ints)a) | (~mask & (quad_ints)b));
 }
 
-static inline lane_ints select_ints(lane_ints mask, lane_ints a, lane_ints b) { return (mask & a) | (~mask & b); }
+typedef struct {
+    int32_t first, second;
+} two_ints;
 
-static inline int32_t largest_of(lane_ints values) {
-    quad_ints parts[LANES / 4];
-    memcpy(parts, &values, sizeof parts);
-    for (int count = LANES / 8; count > 0; count /= 2)
-        for (int i = 0; i < count; i++) {
-            const quad_ints mask = parts[i] > parts[i + count];
-            parts[i] = (mask & parts[i]) | (~mask & parts[i + count]);
-        }
-    const int32_t a = parts[0][0] > parts[0][2] ? parts[0][0] : parts[0][2];
-    const int32_t b = parts[0][1] > parts[0][3] ? parts[0][1] : parts[0][3];
-    return a > b ? a : b;
+/* Three things of 32 numbers, written out since compilers take twice as many instructions. `two_largest`, of numbers that are not
+ * negative: the largest one, and the largest one outside the four that it is among. `sums_of_two`: of two registers. `put_low_bytes`. */
+#if LANES >= 8
+static inline two_ints last_two_largest(__m256i most, __m256i rest) {
+    const __m128i a = _mm256_castsi256_si128(most), b = _mm256_extracti128_si256(most, 1);
+    const __m128i less = _mm_max_epi32(_mm256_castsi256_si128(rest), _mm256_extracti128_si256(rest, 1));
+    return (two_ints){_mm_cvtsi128_si32(_mm_max_epi32(a, b)), _mm_cvtsi128_si32(_mm_max_epi32(_mm_min_epi32(a, b), less))};
 }
 
-static inline int32_t sum_of(lane_ints values) {
-    quad_ints parts[LANES / 4];
-    memcpy(parts, &values, sizeof parts);
-    for (int count = LANES / 8; count > 0; count /= 2)
-        for (int i = 0; i < count; i++) parts[i] += parts[i + count];
-    return (parts[0][0] + parts[0][2]) + (parts[0][1] + parts[0][3]);
+static inline two_ints sums_of_halves(__m256i first, __m256i second) {
+    const __m256i pairs = _mm256_hadd_epi32(first, second);
+    const __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    const __m128i both = _mm_hadd_epi32(sums, sums);
+    return (two_ints){_mm_cvtsi128_si32(both), _mm_extract_epi32(both, 1)};
+}
+#endif
+
+#if LANES == 16
+static inline two_ints two_largest(const lane_ints values[2]) {
+    __m512i a = (__m512i)values[0], b = (__m512i)values[1];
+    a = _mm512_max_epi32(a, _mm512_shuffle_epi32(a, _MM_PERM_CDAB)), b = _mm512_max_epi32(b, _mm512_shuffle_epi32(b, _MM_PERM_CDAB));
+    a = _mm512_max_epi32(a, _mm512_shuffle_epi32(a, _MM_PERM_BADC)), b = _mm512_max_epi32(b, _mm512_shuffle_epi32(b, _MM_PERM_BADC));
+    const __m512i more = _mm512_max_epi32(a, b), less = _mm512_min_epi32(a, b);
+    const __m256i c = _mm512_castsi512_si256(more), d = _mm512_extracti64x4_epi64(more, 1);
+    const __m256i left = _mm256_max_epi32(_mm512_castsi512_si256(less), _mm512_extracti64x4_epi64(less, 1));
+    const __m256i most = _mm256_max_epi32(c, d), rest = _mm256_max_epi32(_mm256_min_epi32(c, d), left);
+    return last_two_largest(most, rest);
 }
 
-/* `nearest_code` of each, as whole numbers: the low bits of the sum. */
-static inline lane_ints nearest_codes(lanes wanted) {
-    const lanes most = (lanes){0} + 127.0f;
-    wanted = (lanes)select_ints(wanted < most, (lane_ints)wanted, (lane_ints)most);
-    wanted = (lanes)select_ints(wanted > -most, (lane_ints)wanted, (lane_ints)-most);
-    return (lane_ints)(wanted + 12582912.0f) - 0x4b400000;
+static inline two_ints sums_of_two(const lane_ints values[2]) {
+    __m256i halves[2];
+    for (int i = 0; i < 2; i++)
+        halves[i] = _mm256_add_epi32(_mm512_castsi512_si256((__m512i)values[i]), _mm512_extracti64x4_epi64((__m512i)values[i], 1));
+    return sums_of_halves(halves[0], halves[1]);
 }
+
+static inline void put_low_bytes(const lane_ints values[2], int8_t *to) {
+    for (int i = 0; i < 2; i++) _mm_storeu_si128((__m128i *)(to + 16 * i), _mm512_cvtepi32_epi8((__m512i)values[i]));
+}
+#elif LANES == 8
+static inline two_ints two_largest(const lane_ints values[4]) {
+    __m256i most = _mm256_setzero_si256(), rest = most;
+    for (int i = 0; i < 4; i++) {
+        __m256i a = _mm256_max_epi32((__m256i)values[i], _mm256_shuffle_epi32((__m256i)values[i], 0xb1));
+        a = _mm256_max_epi32(a, _mm256_shuffle_epi32(a, 0x4e));
+        rest = _mm256_max_epi32(rest, _mm256_min_epi32(most, a));
+        most = _mm256_max_epi32(most, a);
+    }
+    return last_two_largest(most, rest);
+}
+
+static inline two_ints sums_of_two(const lane_ints values[2]) {
+    return sums_of_halves((__m256i)values[0], (__m256i)values[1]);
+}
+
+static inline void put_low_bytes(const lane_ints values[4], int8_t *to) {
+    const __m256i low = _mm256_set1_epi32(255);
+    __m256i halves[2]; /* packing goes by 16 bytes: its quads of codes come in the order 0 2 4 6 1 3 5 7 */
+    for (int i = 0; i < 2; i++)
+        halves[i] = _mm256_packus_epi32(
+            _mm256_and_si256((__m256i)values[2 * i], low), _mm256_and_si256((__m256i)values[2 * i + 1], low));
+    const __m256i bytes = _mm256_packus_epi16(halves[0], halves[1]);
+    _mm256_storeu_si256((__m256i *)to, _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+}
+#else
+static inline two_ints two_largest(const lane_ints values[8]) {
+    two_ints found = {0, 0};
+    for (int i = 0; i < 8; i++) {
+        const lane_ints v = values[i];
+        const int32_t a = v[0] > v[2] ? v[0] : v[2], b = v[1] > v[3] ? v[1] : v[3], most = a > b ? a : b;
+        const int32_t less = most < found.first ? most : found.first;
+        found.second = less > found.second ? less : found.second;
+        found.first = most > found.first ? most : found.first;
+    }
+    return found;
+}
+
+static inline int32_t sum_of(lane_ints values) { return (values[0] + values[2]) + (values[1] + values[3]); }
+
+static inline two_ints sums_of_two(const lane_ints values[2]) { return (two_ints){sum_of(values[0]), sum_of(values[1])}; }
+
+static inline void put_low_bytes(const lane_ints values[8], int8_t *to) {
+    int32_t all[LM_GROUP];
+    memcpy(all, values, sizeof all);
+    for (int i = 0; i < LM_GROUP; i++) to[i] = (int8_t)all[i];
+}
+#endif
+
+/* The low bytes of four numbers as they lie in memory. */
+static inline int32_t low_bytes_of(quad_ints values) {
+#if defined __AVX2__
+    return _mm_cvtsi128_si32(_mm_shuffle_epi8((__m128i)values, _mm_set1_epi32(0x0c080400)));
+#else
+    return (int32_t)((values[0] & 255) | (values[1] & 255) << 8 | (values[2] & 255) << 16 | (uint32_t)values[3] << 24);
+#endif
+}
+
+/* The nearest whole numbers of floats below 2^22, ties to even. */
+static inline quad_ints nearest_four(quad x) {
+#if defined __SSE2__
+    return (quad_ints)_mm_cvtps_epi32((__m128)x);
+#elif defined __ARM_NEON
+    return (quad_ints)vcvtnq_s32_f32((float32x4_t)x);
+#else
+    return (quad_ints)(x + 12582912.0f) - 0x4b400000; /* 1.5 * 2^23 and its bits: the sum's low ones are the whole number */
+#endif
+}
+
+#if LANES == 16
+static inline lane_ints nearest_ints(lanes x) { return (lane_ints)_mm512_cvtps_epi32((__m512)x); }
+#elif LANES == 8
+static inline lane_ints nearest_ints(lanes x) { return (lane_ints)_mm256_cvtps_epi32((__m256)x); }
+#else
+static inline lane_ints nearest_ints(lanes x) { return nearest_four(x); }
+#endif
 
 /* The sum of a register's quads. */
 static inline quad fold_lanes(lanes values) {

@@ -27,7 +27,7 @@ static void run_single(void *context, lm_team team) {
     single *s = context;
     prepare_inputs(team, s->x, NULL, s->num_rows, s->w->cols, NULL, NULL, s->in);
     lm_barrier(team);
-    products(team, &s->next, &s->w, 1, s->in, s->num_rows, (float *const[]){s->y}, &s->w->rows, 0);
+    products(team, &s->next, &s->w, 1, s->in, s->num_rows, (float *const[]){s->y}, &s->w->rows, 0, NULL);
     LEAVE_JOB();
 }
 

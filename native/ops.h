@@ -4,12 +4,19 @@
 
 #include "llamarium.h"
 
-/* A group of 32 inputs as 8-bit integers: x = scale * q. */
+enum { LM_NO_EIGHTHS = 8 };
+
+/* A group of 32 inputs as integers: x = scale * code. Its outlier are the four inputs, 4 * outlier to 4 * outlier + 3, that the group's
+ * largest one is among. They have codes of 16 bits, so that they do not make those of all others coarse, which have 8
+ * (docs/decisions/0022). Of the scale's mantissa three bits are used, so that it can be multiplied with by adding. */
 typedef struct {
-    int8_t q[LM_GROUP];
+    int8_t q[LM_GROUP]; /* codes, of the outlier the low bits */
+    int8_t high[4];     /* of the outlier: code = q + 256 * high */
+    int16_t outlier;
+    int16_t eighths;    /* scale = (1 + eighths / 8) 2^n, or LM_NO_EIGHTHS where it is NaN */
     float scale;
     float total;        /* of the inputs: scale * sum */
-    int16_t sum, first; /* of q, and of its first half */
+    int32_t sum, first; /* of the codes, and of the first 16 */
 } lm_block;
 
 typedef struct {

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "attention.h"
-#include "products.h"
+#include "inputs.h"
 
 #define FEW_ROWS 4 /* of tokens, which each thread normalises for itself */
 #define MAX_STAGES 8
@@ -33,10 +33,9 @@ typedef struct {
     inputs *normed;      /* of each thread for a few rows, else one for all */
     inputs *last;        /* the same of the rows whose logits are wanted */
     inputs mixed, gated;
-    float *own_taps[LM_TAPS_OF_A_LAYER]; /* what adapters, or other taps, need and no caller has asked for */
+    float *own_taps[LM_TAPS_OF_A_LAYER]; /* what other taps need and no caller has asked for */
     int max_rank, padded_rank; /* of the rows' adapters; to whole quads */
     float *lowered;            /* an adapter's a x: (num_rows, MOST_OF_A_STAGE, padded_rank) */
-    float *head_inputs;        /* (num_logits, hidden), where the head may have an adapter */
     atomic_int *counters; /* one a stage that hands out pieces: (num_layers + 1, MAX_STAGES) */
 } pass;
 
@@ -69,25 +68,21 @@ static float *wanted_tap(const pass *p, int layer, int tap) {
     return all == NULL ? NULL : all + (size_t)p->first * width_of(p->model, tap);
 }
 
-/* Where it is to be put, for the caller or for an adapter. */
+/* Where it is to be put, for the caller or for another tap. */
 static float *tap_of(const pass *p, int layer, int tap) {
     float *wanted = wanted_tap(p, layer, tap);
     return wanted != NULL ? wanted : p->own_taps[tap];
 }
 
-/* Whether gate and up are handed out, or corrected, before they are multiplied. */
+/* Whether gate and up are handed out before they are multiplied. */
 static int opens_mlp(const pass *p, int layer) {
-    int found = p->max_rank > 0;
+    int found = 0;
     for (int tap = LM_TAP_GATE; tap <= LM_TAP_GATED; tap++) found |= wanted_tap(p, layer, tap) != NULL;
     return found;
 }
 
 /* Whether a tap needs memory of the pass's own. */
 static int needs_own(const pass *p, int tap) {
-    static const char by_adapters[LM_TAPS_OF_A_LAYER] = {
-        [LM_TAP_ATTN_NORM] = 1, [LM_TAP_HEAD_OUT] = 1, [LM_TAP_ATTN_OUT] = 1, [LM_TAP_MLP_NORM] = 1, [LM_TAP_GATED] = 1,
-        [LM_TAP_MLP_OUT] = 1};
-    if (p->max_rank > 0 && by_adapters[tap]) return 1;
     int opens = 0;
     for (int layer = 0; layer < p->model->num_layers && (tap == LM_TAP_GATE || tap == LM_TAP_UP); layer++) opens |= opens_mlp(p, layer);
     return opens;
@@ -150,7 +145,7 @@ static void lay_out(pass *p, arena *a, forms wanted, int num_threads) {
     const lm_model *model = p->model;
     const size_t rows = p->num_rows, head_dim = model->head_dim, q_size = model->num_heads * head_dim;
     size_t num_chunks = 0;
-    forms of_head = {.bits = model->input_bits};
+    forms of_head = {.bits = model->input_bits, .floats = wanted.floats};
     add_form(&of_head, &model->head);
     for (int row = 0; row < p->num_rows; row++) num_chunks += chunks_of(p, row);
     p->hidden = take(a, rows * model->hidden * sizeof(float));
@@ -170,7 +165,6 @@ static void lay_out(pass *p, arena *a, forms wanted, int num_threads) {
     for (int tap = 0; tap < LM_TAPS_OF_A_LAYER; tap++)
         p->own_taps[tap] = needs_own(p, tap) ? take(a, rows * width_of(model, tap) * sizeof(float)) : NULL;
     p->lowered = take(a, rows * MOST_OF_A_STAGE * p->padded_rank * sizeof(float));
-    p->head_inputs = p->max_rank > 0 ? take(a, (size_t)p->num_logits * model->hidden * sizeof(float)) : NULL;
     p->scratch = take(a, num_threads * run_scratch(head_dim) * sizeof(float));
 }
 

@@ -73,17 +73,21 @@ static void wait_while(atomic_uint *value, unsigned old, int64_t patience_ns) {
     sleep_while(value, old);
 }
 
-void lm_barrier(lm_team team) {
-    if (team.count == 1) return;
-    unsigned old = atomic_load(&passed);
-    if (atomic_fetch_add(&arrived, 1) + 1 == team.count) {
+unsigned lm_arrive(lm_team team) {
+    const unsigned old = atomic_load(&passed);
+    if (team.count > 1 && atomic_fetch_add(&arrived, 1) + 1 == team.count) {
         atomic_store(&arrived, 0);
         atomic_fetch_add(&passed, 1);
         wake();
-        return;
     }
-    wait_while(&passed, old, PATIENCE_IN_A_JOB_NS);
+    return old;
 }
+
+void lm_await(lm_team team, unsigned arrival) {
+    if (team.count > 1) wait_while(&passed, arrival, PATIENCE_IN_A_JOB_NS);
+}
+
+void lm_barrier(lm_team team) { lm_await(team, lm_arrive(team)); }
 
 typedef struct {
     int index;

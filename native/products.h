@@ -1,4 +1,5 @@
 /* The products of one stage: a thread takes some panels of a matrix at a time, and a set's `tile_product` multiplies them. */
+#include "adapters.h"
 #include "products_float.h"
 #include LM_PRODUCTS /* tile_product of this set */
 
@@ -28,6 +29,10 @@ static piece piece_of(const lm_matrix *const *w, int num_matrices, lm_team team,
     return (piece){0, 0, 0};
 }
 
+#ifndef PREFETCHES_COMING /* whether a set's products of so many rows prefetch where the coming piece begins */
+#define PREFETCHES_COMING(NUM_ROWS) ((void)(NUM_ROWS), 0)
+#endif
+
 /* Prefetch where a piece begins; products prefetch what follows on the way. */
 static inline void prefetch_beginning(const lm_matrix *w, piece at) {
     if (is_float(w)) return; /* `four_rows` prefetches itself */
@@ -35,6 +40,14 @@ static inline void prefetch_beginning(const lm_matrix *w, piece at) {
     for (int i = 0; i < at.count; i++)
         for (size_t place = 0; place < size && place < BYTES_AHEAD; place += 64)
             __builtin_prefetch(panel_at(w, at.panel + i) + place);
+}
+
+/* What is multiplied after a piece of w, for a product that prefetches it: NULL if there is none, or if it is prefetched here. */
+static inline const uint8_t *announced(const lm_matrix *w, const lm_matrix *next, piece coming, int num_rows) {
+    if (coming.count == 0) return NULL;
+    if (PREFETCHES_COMING(num_rows) && !is_float(w) && w->kind == next->kind && w->cols == next->cols) return panel_at(next, coming.panel);
+    prefetch_beginning(next, coming);
+    return NULL;
 }
 
 /* out (num_rows, 16) = the results of each token's two rows, added. */
@@ -49,11 +62,11 @@ static inline void add_residuals(float *out, int num_rows) {
 }
 
 /* Results of a piece for `num_rows` rows of tokens from `m` on, at most ROWS_IN_CACHE / in.parts. */
-static inline void panels_product(const lm_matrix *w, piece at, inputs in, int m, int num_rows, float *out) {
+static inline void panels_product(const lm_matrix *w, piece at, const uint8_t *coming, inputs in, int m, int num_rows, float *out) {
     if (is_float(w))
         float_product(w, at.panel, at.count, in, m, num_rows, out);
     else
-        tile_product(w, at.panel, at.count, in.blocks + (size_t)m * in.parts * in.groups, num_rows * in.parts, out);
+        tile_product(w, at.panel, at.count, coming, in.blocks + (size_t)m * in.parts * in.groups, num_rows * in.parts, out);
     for (int i = 0; i < at.count && in.parts == 2 && !is_float(w); i++) add_residuals(out + i * PANEL_STRIDE, num_rows);
 }
 
@@ -66,23 +79,38 @@ static inline void write_panel(const float *out, int panel, const lm_matrix *w, 
     }
 }
 
-/* Several matrices of the same inputs as one: y[i] (num_rows, strides[i]) is written, or added to. */
+/* A piece's results out (at.count, PANEL_STRIDE) for `num_rows` rows of tokens from `m` on, with what their adapters add to product i;
+ * s may be NULL. */
+static void correct_panels(lm_team team, const adapted *s, int i, const lm_matrix *w, piece at, int m, int num_rows, float *out) {
+    if (s == NULL) return;
+    lm_await(team, s->lowered);
+    for (int k = 0; k < at.count; k++) {
+        const int panel = at.panel + k, width = min_int(LM_TILE_ROWS, w->rows - panel * LM_TILE_ROWS);
+        for (int row = 0; row < num_rows; row++)
+            correct(s, m + row, i, panel, width, out + k * PANEL_STRIDE + row * LM_TILE_ROWS);
+    }
+}
+
+/* Several matrices of the same inputs as one: y[i] (num_rows, strides[i]) is written, or added to; `s` is NULL where no adapter corrects
+ * them. */
 static void products(lm_team team, atomic_int *next, const lm_matrix *const *w, int count, inputs in, int num_rows,
-                     float *const *y, const int *strides, int add) {
+                     float *const *y, const int *strides, int add, const adapted *s) {
     _Alignas(64) float out[PANELS_AT_ONCE * PANEL_STRIDE];
     const int at_once = ROWS_IN_CACHE / in.parts;
     piece at = piece_of(w, count, team, lm_next(next));
     for (piece coming; at.count > 0; at = coming) {
         coming = piece_of(w, count, team, lm_next(next));
-        prefetch_beginning(w[coming.matrix], coming);
         const int i = at.matrix;
+        const uint8_t *next_tiles = announced(w[i], w[coming.matrix], coming, num_rows * in.parts);
         for (int m = 0; m < num_rows; m += at_once) {
             const int rows = min_int(at_once, num_rows - m);
-            panels_product(w[i], at, in, m, rows, out);
+            panels_product(w[i], at, next_tiles, in, m, rows, out);
+            correct_panels(team, s, i, w[i], at, m, rows, out);
             for (int k = 0; k < at.count; k++)
                 write_panel(out + k * PANEL_STRIDE, at.panel + k, w[i], m, rows, y[i], strides[i], add);
         }
     }
+    if (s != NULL) lm_await(team, s->lowered); /* a thread that found no piece too */
 }
 
 /* silu(gate) * up of a group of 32, as inputs of the next product. */
@@ -99,22 +127,26 @@ static void put_gated(const float *gate, const float *up, int row, inputs gated,
 }
 
 /* Both products of a gated layer, and what is made of them, in one stage: two panels of each make a group of 32. */
-static void gated_products(lm_team team, atomic_int *next, const lm_layer *layer, inputs in, int num_rows, inputs gated) {
+static void gated_products(lm_team team, atomic_int *next, const lm_layer *layer, inputs in, int num_rows, inputs gated,
+                           const adapted *s) {
     _Alignas(64) float gate[PANELS_AT_ONCE * PANEL_STRIDE], up[PANELS_AT_ONCE * PANEL_STRIDE];
     const lm_matrix *const w[] = {&layer->gate};
     const int at_once = ROWS_IN_CACHE / in.parts;
     piece at = piece_of(w, 1, team, lm_next(next));
     for (piece coming; at.count > 0; at = coming) {
         coming = piece_of(w, 1, team, lm_next(next));
-        prefetch_beginning(&layer->gate, coming);
-        prefetch_beginning(&layer->up, at);
+        const uint8_t *of_up = announced(&layer->gate, &layer->up, at, num_rows * in.parts);
+        const uint8_t *next_tiles = announced(&layer->up, &layer->gate, coming, num_rows * in.parts);
         for (int m = 0; m < num_rows; m += at_once) {
             const int rows = min_int(at_once, num_rows - m);
-            panels_product(&layer->gate, at, in, m, rows, gate);
-            panels_product(&layer->up, at, in, m, rows, up);
+            panels_product(&layer->gate, at, of_up, in, m, rows, gate);
+            panels_product(&layer->up, at, next_tiles, in, m, rows, up);
+            correct_panels(team, s, 0, &layer->gate, at, m, rows, gate);
+            correct_panels(team, s, 1, &layer->up, at, m, rows, up);
             for (int k = 0; k < rows; k++)
                 for (int i = 0; i < at.count; i += 2)
                     put_gated(gate + i * PANEL_STRIDE, up + i * PANEL_STRIDE, k, gated, m + k, (at.panel + i) / 2);
         }
     }
+    if (s != NULL) lm_await(team, s->lowered);
 }

@@ -14,6 +14,7 @@
 #undef tile_product
 #undef NAME
 #define NAME "amx"
+#undef PREFETCHES_COMING
 
 #define GROUPS_AT_ONCE 32 /* whose widened codes take 16 KB, a third of the L1 cache; the inputs of 16 rows take about as much */
 
@@ -59,12 +60,23 @@ INLINE void multiply(const lm_block *x, size_t stride, const int8_t *codes, cons
 #undef MULTIPLY
 }
 
-INLINE void add_sums(
-    __m512 *total, const int32_t *sums, const uint8_t *tile, const lm_block *x, int groups, const int kind, const int rows) {
+/* What the upper bits of the outlier's codes add to a row's sums; `codes` are less what stands for 0. */
+INLINE __m512i outlier_sums(const int8_t *codes, const lm_block *block, const int kind) {
+    const __m512i zero = _mm512_set1_epi8((char)FORMATS[kind].zero), high = four(block->high), none = _mm512_setzero_si512();
+    const __m512i stored = _mm512_add_epi8(_mm512_load_si512(codes + 64 * block->outlier), zero);
+    const __m512i sum = _mm512_sub_epi32(_mm512_dpbusd_epi32(none, stored, high), _mm512_dpbusd_epi32(none, zero, high));
+    return _mm512_slli_epi32(sum, 8);
+}
+
+INLINE void add_sums(__m512 *total, const int32_t *sums, const int8_t *codes, const uint8_t *tile, const lm_block *x, int groups,
+                     const int kind, const int rows) {
     const factors f = load_factors(tile, kind);
 #pragma GCC unroll 16
-    for (int m = 0; m < rows; m++)
-        total[m] = add_group(total[m], _mm512_load_si512(sums + m * LM_TILE_ROWS), f, &x[(size_t)m * groups], kind);
+    for (int m = 0; m < rows; m++) {
+        const lm_block *block = &x[(size_t)m * groups];
+        const __m512i sum = _mm512_add_epi32(_mm512_load_si512(sums + m * LM_TILE_ROWS), outlier_sums(codes, block, kind));
+        total[m] = add_group(total[m], sum, times(f.scale, block), f.other, block, kind);
+    }
 }
 
 /* Some groups of `rows` rows of inputs times `count` tiles, whose codes are given: added to out (rows, 16), which `begins`. */
@@ -78,8 +90,8 @@ INLINE void add_tiles(const int8_t *codes, const uint8_t *tiles, int count, cons
     for (int g = 0; g < count; g += 2, codes += 2 * 512, tiles += 2 * size, x += 2) {
         multiply(x, stride, codes, rows, 0, sums[0]);
         if (g + 1 < count) multiply(x + 1, stride, codes + 512, rows, 1, sums[1]);
-        add_sums(total, sums[0], tiles, x, groups, kind, rows);
-        if (g + 1 < count) add_sums(total, sums[1], tiles + size, x + 1, groups, kind, rows);
+        add_sums(total, sums[0], codes, tiles, x, groups, kind, rows);
+        if (g + 1 < count) add_sums(total, sums[1], codes + 512, tiles + size, x + 1, groups, kind, rows);
     }
 #pragma GCC unroll 16
     for (int m = 0; m < rows; m++) _mm512_storeu_ps(out + m * LM_TILE_ROWS, total[m]);
@@ -91,6 +103,7 @@ INLINE void widen(const lm_matrix *w, const uint8_t *tiles, int count, const int
     for (int g = 0; g < count; g++, tiles += tile_bytes(kind), to += 512) {
         __m512i codes[8];
         load_codes(codes_of(kind, tiles, 0), kind, book, codes);
+        prefetch_codes(codes_of(kind, tiles, 0), kind);
         for (int j = 0; j < 8; j++) _mm512_store_si512(to + 64 * j, _mm512_sub_epi8(codes[j], zero));
     }
     __asm__ volatile("" ::"r"(to) : "memory"); /* gcc does not know that tiles are loaded from memory */

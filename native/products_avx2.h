@@ -58,6 +58,20 @@ INLINE void load_codes(const code_line *lines, int half, const lm_matrix *w, con
 
 INLINE __m256 halves_at(const float16 *from) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from)); }
 
+/* sum + four columns' codes times inputs. */
+INLINE __m256i add_four(__m256i sum, __m256i codes, __m256i input, const int kind) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    if (!is_signed(kind)) return _mm256_add_epi32(sum, _mm256_madd_epi16(ones, _mm256_maddubs_epi16(codes, input)));
+    const __m256i products = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(input, codes));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(ones, products));
+}
+
+/* sum + what the upper bits of the outlier's codes add to it. */
+INLINE __m256i add_outlier(__m256i sum, const __m256i codes[8], const lm_block *block, const int kind) {
+    const __m256i high = add_four(_mm256_setzero_si256(), codes[block->outlier], four(block->high), kind);
+    return _mm256_add_epi32(sum, _mm256_slli_epi32(high, 8));
+}
+
 /* 8 of a tile's 16 rows (`half` 0 or 1) times `rows` rows of inputs. */
 INLINE void half_tile_rows(const tile_column *t, const uint8_t *tile, int half, float *out, const int kind, const int rows) {
     const __m256i ones = _mm256_set1_epi16(1);
@@ -76,10 +90,10 @@ INLINE void half_tile_rows(const tile_column *t, const uint8_t *tile, int half, 
             if (narrow)
                 sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes[j], input));
             else
-                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(ones, _mm256_maddubs_epi16(
-                    _mm256_abs_epi8(codes[j]), _mm256_sign_epi8(input, codes[j]))));
+                sum = add_four(sum, codes[j], input, kind);
         }
         if (narrow) sum = _mm256_madd_epi16(ones, sum);
+        sum = add_outlier(sum, codes, block, kind);
         if (zero) sum = _mm256_sub_epi32(sum, _mm256_set1_epi32(zero * block->sum));
         const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(block->scale));
         __m256 total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), both, sums_at(t, out + 8 * half));
@@ -107,11 +121,15 @@ INLINE __m256i half_group(const __m256i *codes, const int8_t *q, const int kind)
     return _mm256_add_epi32(_mm256_madd_epi16(ones, left), _mm256_madd_epi16(ones, right));
 }
 
-/* A group's product before the float16 scale and the inputs': a whole number below 2^24, as floats hold them. */
+/* A group's product before the float16 scale and the inputs'. */
 INLINE __m256 super_value(
     const __m256i codes[8], const lm_block *block, const int kind, __m256 scale, __m256 right_scale) {
     __m256i left = half_group(codes, block->q, kind), right = half_group(codes + 4, block->q + 16, kind);
     const int zero = FORMATS[kind].zero;
+    if (block->outlier < 4)
+        left = add_outlier(left, codes, block, kind);
+    else
+        right = add_outlier(right, codes, block, kind);
     if (!has_two_scales(kind)) return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_add_epi32(left, right)), scale);
     left = _mm256_sub_epi32(left, _mm256_set1_epi32(zero * block->first));
     right = _mm256_sub_epi32(right, _mm256_set1_epi32(zero * (block->sum - block->first)));

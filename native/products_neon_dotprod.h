@@ -56,6 +56,14 @@ INLINE int32x4_t half_group(int32x4_t sum, const int8x16_t *codes, const int8_t 
     return vdotq_laneq_s32(sum, codes[3], inputs, 3);
 }
 
+/* sum + what the upper bits of the outlier's codes add to it. */
+INLINE int32x4_t add_outlier(int32x4_t sum, const int8x16_t codes[8], const lm_block *block) {
+    int32_t bits;
+    memcpy(&bits, block->high, 4);
+    const int32x4_t high = vdotq_s32(vdupq_n_s32(0), codes[block->outlier], vreinterpretq_s8_s32(vdupq_n_s32(bits)));
+    return vaddq_s32(sum, vshlq_n_s32(high, 8));
+}
+
 /* Where the sum of the codes' products starts. */
 INLINE int32_t start_of(const lm_block *block, const int kind) {
     return FORMATS[kind].zero == 128 ? 0 : -FORMATS[kind].zero * block->sum; /* 128 is off the codes */
@@ -80,19 +88,25 @@ INLINE void tile_rows(const tile_column *t, const int kind, const int rows) {
             for (int m = 0; m < rows; m++) {
                 const lm_block *block = &t->x[(size_t)m * t->groups];
                 float *out = t->out + k * PANEL_STRIDE + m * LM_TILE_ROWS + 4 * i;
-                const int32x4_t left = half_group(vdupq_n_s32(start_of(block, kind)), codes, block->q);
+                const int32x4_t start = add_outlier(vdupq_n_s32(start_of(block, kind)), codes, block);
+                const int32x4_t left = half_group(start, codes, block->q);
                 vst1q_f32(out, add_group(sums_at(t, out), half_group(left, codes + 4, block->q + 16), tile, i, block, kind));
             }
         }
 }
 
-/* A group's product before the float16 scale and the inputs': a whole number below 2^24, as floats hold them. */
+/* A group's product before the float16 scale and the inputs'. */
 INLINE float32x4_t super_value(
     const int8x16_t codes[8], const lm_block *block, const int kind, float32x4_t scale, float32x4_t right_scale) {
     const int zero = FORMATS[kind].zero;
-    int32x4_t left = half_group(vdupq_n_s32(-zero * block->first), codes, block->q);
-    if (!has_two_scales(kind)) return vmulq_f32(vcvtq_f32_s32(half_group(left, codes + 4, block->q + 16)), scale);
-    const int32x4_t right = half_group(vdupq_n_s32(-zero * (block->sum - block->first)), codes + 4, block->q + 16);
+    int32x4_t left = vdupq_n_s32(-zero * block->first), right = vdupq_n_s32(-zero * (block->sum - block->first));
+    if (block->outlier < 4)
+        left = add_outlier(left, codes, block);
+    else
+        right = add_outlier(right, codes, block);
+    left = half_group(left, codes, block->q);
+    right = half_group(right, codes + 4, block->q + 16);
+    if (!has_two_scales(kind)) return vmulq_f32(vcvtq_f32_s32(vaddq_s32(left, right)), scale);
     return vfmaq_f32(vmulq_f32(vcvtq_f32_s32(right), right_scale), vcvtq_f32_s32(left), scale);
 }
 

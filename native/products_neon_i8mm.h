@@ -11,9 +11,7 @@
 #define NAME "neon_i8mm"
 
 /* Rows 4i and 4i + 1 of a tile, columns 8p to 8p + 7, as pairs[2 p]; rows 4i + 2 and 4i + 3 as pairs[2 p + 1]. */
-INLINE void load_pairs(const uint8_t *tile, int i, const int kind, uint8x16_t book, int8x16_t pairs[8]) {
-    int8x16_t codes[8];
-    load_codes(codes_of(kind, tile, 0), i, kind, book, codes);
+INLINE void make_pairs(const int8x16_t codes[8], int8x16_t pairs[8]) {
     for (int p = 0; p < 4; p++) {
         const int32x4_t left = vreinterpretq_s32_s8(codes[2 * p]), right = vreinterpretq_s32_s8(codes[2 * p + 1]);
         pairs[2 * p] = vreinterpretq_s8_s32(vzip1q_s32(left, right));
@@ -31,8 +29,9 @@ INLINE void paired_rows(
         for (int m = 0; m < rows; m++) total[m] = vdupq_n_f32(0);
         const uint8_t *tile = tiles;
         for (int g = 0; g < groups; g++, tile += size) {
-            int8x16_t pairs[8];
-            load_pairs(tile, i, kind, book, pairs);
+            int8x16_t codes[8], pairs[8];
+            load_codes(codes_of(kind, tile, 0), i, kind, book, codes);
+            make_pairs(codes, pairs);
             for (int m = 0; m < rows; m += 2) {
                 const lm_block *one = &x[(size_t)m * groups + g], *other = one + groups;
                 const int32x2_t starts = {start_of(one, kind), start_of(other, kind)};
@@ -42,8 +41,10 @@ INLINE void paired_rows(
                     upper = vmmlaq_s32(upper, pairs[2 * p], both);
                     lower = vmmlaq_s32(lower, pairs[2 * p + 1], both);
                 }
-                total[m] = add_group(total[m], vuzp1q_s32(upper, lower), tile, i, one, kind);
-                total[m + 1] = add_group(total[m + 1], vuzp2q_s32(upper, lower), tile, i, other, kind);
+                const int32x4_t sum = add_outlier(vuzp1q_s32(upper, lower), codes, one);
+                const int32x4_t other_sum = add_outlier(vuzp2q_s32(upper, lower), codes, other);
+                total[m] = add_group(total[m], sum, tile, i, one, kind);
+                total[m + 1] = add_group(total[m + 1], other_sum, tile, i, other, kind);
             }
         }
         for (int m = 0; m < rows; m++) vst1q_f32(out + m * LM_TILE_ROWS + 4 * i, total[m]);

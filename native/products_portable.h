@@ -3,16 +3,20 @@
 
 #define NAME "portable"
 
+static int32_t input_code(const lm_block *x, int col) {
+    return x->q[col] + (col / 4 == x->outlier ? 256 * x->high[col % 4] : 0);
+}
+
 /* A row of a tile times a group of inputs. */
 static float group_product(const lm_matrix *w, const uint8_t *tile, int row, const lm_block *x) {
     const code_line *lines = codes_of(w->kind, tile, 0);
     int32_t sum = 0;
-    for (int c = 0; c < LM_GROUP; c++) sum += code_at(w, lines, row, c) * x->q[c];
+    for (int c = 0; c < LM_GROUP; c++) sum += code_at(w, lines, row, c) * input_code(x, c);
     const float product = (float)sum * (half_at(scales_of(w->kind, tile), row) * x->scale);
     return FORMATS[w->kind].has_minimum ? product + half_at(minima_of(w->kind, tile), row) * x->total : product;
 }
 
-/* A row of a tile of the K types times eight groups of inputs; the whole numbers stay below 2^24, as floats hold them. */
+/* A row of a tile of the K types times eight groups of inputs; the whole numbers stay below 2^30. */
 static float super_product(const lm_matrix *w, const uint8_t *tile, int row, const lm_block *x) {
     const int has_minimum = FORMATS[w->kind].has_minimum;
     float product = 0, offset = 0;
@@ -20,7 +24,7 @@ static float super_product(const lm_matrix *w, const uint8_t *tile, int row, con
         const code_line *lines = codes_of(w->kind, tile, g);
         int32_t sum = 0;
         for (int c = 0; c < LM_GROUP; c++)
-            sum += scale_at(w->kind, tile, row, g * LM_GROUP + c) * code_at(w, lines, row, c) * x->q[c];
+            sum += scale_at(w->kind, tile, row, g * LM_GROUP + c) * code_at(w, lines, row, c) * input_code(x, c);
         product += (float)sum * x->scale;
         if (has_minimum) offset += (float)(minimum_at(tile, row, g) * x->sum) * x->scale;
     }
@@ -29,7 +33,8 @@ static float super_product(const lm_matrix *w, const uint8_t *tile, int row, con
 }
 
 /* Panel i of `num_panels` from `panel` on: out + i * PANEL_STRIDE (num_rows, 16) = its 16 rows times `num_rows` rows of inputs. */
-static void tile_product(const lm_matrix *w, int panel, int num_panels, const lm_block *x, int num_rows, float *out) {
+static void tile_product(const lm_matrix *w, int panel, int num_panels, const uint8_t *coming, const lm_block *x, int num_rows, float *out) {
+    (void)coming; /* as in tile_product.h */
     const int groups = w->cols / LM_GROUP, num_tiles = tiles_of(w);
     for (int i = 0; i < num_panels; i++)
         for (int m = 0; m < num_rows; m++)

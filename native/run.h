@@ -68,7 +68,7 @@ static void look_up(const lm_matrix *w, const int64_t *rows, int num_rows, float
 /* Run a pass whose rows and cache are given. */
 static int run_rows(pass *p) {
     const lm_model *model = p->model;
-    const forms wanted = forms_of(model);
+    forms wanted = forms_of(model);
     const int num_threads = lm_enter();
     arena a = {NULL, 0};
     p->positions = p->batch->positions + p->first;
@@ -76,6 +76,7 @@ static int run_rows(pass *p) {
     p->apart = are_apart(p);
     p->max_rank = largest_rank(p);
     p->padded_rank = (p->max_rank + 3) / 4 * 4;
+    wanted.floats |= p->max_rank > 0; /* what is lowered is not rounded */
     lay_out(p, &a, wanted, num_threads);
     const size_t bytes = a.used;
     const int failed = posix_memalign((void **)&a.memory, 64, bytes);

@@ -30,11 +30,12 @@ INLINE void some_rows(
     }
 }
 
-INLINE void product_of_kind(
-    const lm_matrix *w, int panel, int num_panels, const lm_block *x, int num_rows, const int kind, float *out) {
+INLINE void product_of_kind(const lm_matrix *w, int panel, int num_panels, const uint8_t *coming, const lm_block *x, int num_rows,
+                            const int kind, float *out) {
 #ifdef ROWS_FOR_BLOCKS
-    if (num_rows >= ROWS_FOR_BLOCKS) return blocked_product(w, panel, num_panels, x, num_rows, kind, out);
+    if (num_rows >= ROWS_FOR_BLOCKS) return blocked_product(w, panel, num_panels, coming, x, num_rows, kind, out);
 #endif
+    (void)coming;
     const size_t groups = w->cols / LM_GROUP;
     int m = 0;
 #define ROWS(NUMBER)                      \
@@ -43,16 +44,19 @@ INLINE void product_of_kind(
 #if ROWS_AT_ONCE >= 8
     ROWS(8);
 #endif
+#if ROWS_AT_ONCE >= 4
     ROWS(4);
+#endif
     ROWS(2);
     ROWS(1);
 #undef ROWS
 }
 
-/* Panel i of `num_panels` from `panel` on: out + i * PANEL_STRIDE (num_rows, 16) = its 16 rows times `num_rows` rows of inputs. */
-static void tile_product(const lm_matrix *w, int panel, int num_panels, const lm_block *x, int num_rows, float *out) {
+/* Panel i of `num_panels` from `panel` on: out + i * PANEL_STRIDE (num_rows, 16) = its 16 rows times `num_rows` rows of inputs. `coming`,
+ * if it is not NULL, is where as many panels begin that are multiplied next: to be prefetched, by sets with PREFETCHES_COMING. */
+static void tile_product(const lm_matrix *w, int panel, int num_panels, const uint8_t *coming, const lm_block *x, int num_rows, float *out) {
 #define CASE(KIND) \
-    case KIND: product_of_kind(w, panel, num_panels, x, num_rows, KIND, out); break;
+    case KIND: product_of_kind(w, panel, num_panels, coming, x, num_rows, KIND, out); break;
     switch (w->kind) {
         FOR_GROUP_TYPES(CASE)
         FOR_SUPER_TYPES(CASE)

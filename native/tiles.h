@@ -34,7 +34,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-#define BYTES_AHEAD 1280  /* how far ahead of their product weights are prefetched: docs/decisions/0011 */
+#define BYTES_AHEAD 320   /* how far ahead of their product weights are prefetched: docs/decisions/0011 */
 #define PANELS_AT_ONCE 8 /* a thread takes at most: docs/decisions/0009 */
 #define ROWS_IN_CACHE 64  /* rows of tokens whose inputs stay in the cache with a panel: no product takes more at once */
 #define PANEL_STRIDE ((ROWS_IN_CACHE + 4) * LM_TILE_ROWS) /* between panels' results: no whole pages, which share cache lines */
@@ -172,7 +172,7 @@ static inline const six_bits *six_bits_of(const uint8_t *tile) { return &((const
 static inline int high_line(int kind, int j) { return 4 + j * (FORMATS[kind].code_bits - 4) / 8; }
 static inline int high_shift(int kind, int j) { return j * (FORMATS[kind].code_bits - 4) % 8; }
 
-/* A tile of each of some panels that follow each other, what they are multiplied with, and where the sums are. */
+/* A tile, or some, of each of some panels that follow each other, what they are multiplied with, and where the sums are. */
 typedef struct {
     const lm_matrix *w;
     const uint8_t *tiles; /* the first one */

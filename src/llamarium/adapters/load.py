@@ -1,6 +1,6 @@
 """A loaded model with an adapter on it. Torch is imported only where the C kernels do not run the model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,10 @@ from llamarium.adapters.weight_base import WeightBase
 from llamarium.checkpoints.open import OpenedModel
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
 from llamarium.config import ModelConfig
-from llamarium.runtime.loaded import LoadedModel
+from llamarium.errors import OptionError
+from llamarium.runtime.loaded_model import LoadedModel
+from llamarium.runtime.native.adapters import Adapter
+from llamarium.runtime.native.runner import NativeRunner
 from llamarium.tokenizer.base import Tokenizer
 
 
@@ -42,6 +45,51 @@ def with_adapter(loaded: LoadedModel, saved: SavedAdapter) -> LoadedModel:
         put_on(model, saved, check_base=False)  # it is checked already
 
     return loaded.with_adapter(base.adapter(), put_on_modules)
+
+
+def with_several(loaded: LoadedModel, saved: Sequence[SavedAdapter]) -> NativeRunner:
+    """Return a runner over the same weights that has several adapters, of which each sequence may use one.
+
+    Args:
+        loaded: The base, without an adapter of its own.
+        saved: What was read for it; `Batch.adapters` has their places here.
+
+    Raises:
+        OptionError: If the C kernels do not run the base, or it has an adapter already.
+        CheckpointError: If one is of another base, or the base contains it already.
+    """
+    native = loaded.native
+    if native is None:
+        raise OptionError(
+            "several adapters side by side need a model that the C kernels run (`llamarium doctor`); put one on with "
+            "load(adapter=...), or merge it"
+        )
+    if native.adapters:
+        raise OptionError("the model has an adapter already; load the base without one to choose among several")
+    adapters: list[Adapter] = []
+    for one in saved:
+        base = WeightBase(native, one)
+        check_base(base, one)
+        adapters.append(base.adapter())
+    return NativeRunner(native.config, native.weights, adapters, input_bits=native.input_bits)
+
+
+def check_same_dialogs(tokenizer: Tokenizer, saved: SavedAdapter, config: ModelConfig) -> None:
+    """Refuse an adapter that learned dialogs in another form than the base's tokenizer writes them.
+
+    Raises:
+        OptionError: If it did.
+        LlamariumError: As `tokenizer_beside`.
+    """
+    learned = tokenizer_beside(saved.folder, config)
+    if learned is None or learned.chat_format is None:
+        return
+    probe = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    if tokenizer.chat_format is None or learned.chat(probe) != tokenizer.chat(probe):
+        raise OptionError(
+            f"{saved.folder}: the adapter learned dialogs in another form than the base's; answer with it alone: "
+            "load(adapter=...)"
+        )
 
 
 def tokenizer_beside(folder: Path, config: ModelConfig) -> Tokenizer | None:

@@ -23,7 +23,7 @@ from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
 # How far logits may be apart, as a share of their own length: several times what computing in these dtypes makes of a
 # model of 30 layers (3.7 % in bfloat16, 0.4 % in float16).
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.04, torch.bfloat16: 0.2}
-_FULLY_KEPT, _MIN_KEPT = 0.9, 0.5
+FULLY_KEPT, _MIN_KEPT = 0.9, 0.5
 _NUM_PROBES = 64
 _NUM_VECTORS = 8
 _PRODUCT_TOLERANCE = 1e-5  # of a single matrix, in float32; sums in another order make 1e-6
@@ -77,7 +77,7 @@ def merge_adapter(model: LlamaForCausalLM, folder: Path, *, check_base: bool = T
             f"{escape(folder)}: the merged model's logits are {report.difference:.2%} away from the adapter's, which "
             f"itself moves them by {report.effect:.2%}; expected at most {most:.2%} in {dtype}{advice}"
         )
-    if kept < _FULLY_KEPT:
+    if kept < FULLY_KEPT:
         lost = (
             f"{escape(folder)}: only {kept:.0%} of what was learned is left in weights that are rounded to {dtype}; "
             "merge in float32"

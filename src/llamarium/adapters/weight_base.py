@@ -12,9 +12,9 @@ from llamarium.checkpoints.checkpoint import expected_shapes
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.config import EMBEDDING
 from llamarium.quant.packing import to_float32
-from llamarium.runtime.adapters import LINEARS, Adapter, LowRank
-from llamarium.runtime.native_runner import NativeRunner
-from llamarium.runtime.weights import Weight
+from llamarium.runtime.native.adapters import LINEARS, Adapter, LowRank
+from llamarium.runtime.native.runner import NativeRunner
+from llamarium.runtime.native.weights import Weight
 
 _Floats = NDArray[np.float32]
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from llamarium.attention.base import Context
 from llamarium.errors import ContextLengthError, InputError, MemoryBudgetError
 
-SCALE_BYTES = 4
+SCALE_DTYPE = torch.float32
 """Of a key's or value's scale, in a cache of 8 bits."""
 
 
@@ -61,9 +61,9 @@ class KVCache:
         num_scaled = num_layers if dtype is torch.int8 else 0
         try:
             self.k, self.v = (_zeros(num_layers, (*shape, head_dim), dtype, device) for _ in "kv")
-            self.k_scales, self.v_scales = (_zeros(num_scaled, (*shape, 1), torch.float32, device) for _ in "kv")
+            self.k_scales, self.v_scales = (_zeros(num_scaled, (*shape, 1), SCALE_DTYPE, device) for _ in "kv")
         except (RuntimeError, MemoryError):
-            bytes_per_vector = head_dim * dtype.itemsize + (SCALE_BYTES if num_scaled else 0)
+            bytes_per_vector = head_dim * dtype.itemsize + (SCALE_DTYPE.itemsize if num_scaled else 0)
             gigabytes = 2 * num_layers * math.prod(shape) * bytes_per_vector / 1e9
             raise MemoryBudgetError(
                 f"the KV cache of {batch_size} rows of {num_slots} tokens takes {gigabytes:,.1f} GB, more than there "

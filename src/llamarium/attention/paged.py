@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llamarium.attention.base import Context
-from llamarium.attention.cached import SCALE_BYTES, to_codes
+from llamarium.attention.cached import SCALE_DTYPE, to_codes
 from llamarium.errors import InputError, MemoryBudgetError
 from llamarium.kernels.memory import reserve
 
@@ -75,10 +75,10 @@ class PagedCache:
                 [self._zeros(slots, heads, head_dim, self.dtype) for _ in range(self._num_layers)] for _ in "kv"
             )
             self.k_scales, self.v_scales = (
-                [self._zeros(slots, heads, 1, torch.float32) for _ in range(num_scaled)] for _ in "kv"
+                [self._zeros(slots, heads, 1, SCALE_DTYPE) for _ in range(num_scaled)] for _ in "kv"
             )
         except (RuntimeError, MemoryError):
-            bytes_per_vector = head_dim * self.dtype.itemsize + (SCALE_BYTES if num_scaled else 0)
+            bytes_per_vector = head_dim * self.dtype.itemsize + (SCALE_DTYPE.itemsize if num_scaled else 0)
             gigabytes = 2 * self._num_layers * slots * heads * bytes_per_vector / 1e9
             raise MemoryBudgetError(
                 f"keys and values of {slots} positions take {gigabytes:,.1f} GB, more than there is; ask for fewer "
@@ -144,7 +144,7 @@ class PagedCache:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Segment:
     """The tokens of one sequence in a packed row.
 
     Attributes:
@@ -159,7 +159,7 @@ class Run:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the run."""
+        """Tokens of the segment."""
         return self.rows.stop - self.rows.start
 
     @property
@@ -172,26 +172,27 @@ class PagedAttend:
     """Attention of one packed row over a `PagedCache`; holds for one pass.
 
     Args:
-        cache: Where keys and values are kept; all positions before a run have been filled by earlier passes.
-        runs: One for each sequence, in the order of their rows.
+        cache: Where keys and values are kept; all positions before a segment have been filled by earlier passes.
+        segments: One for each sequence, in the order of their rows.
     """
 
-    def __init__(self, cache: PagedCache, runs: Sequence[Run]) -> None:
-        self.cache, self.runs = cache, runs
-        self._new = [_from(run.slots, run.start, run.end) for run in runs]
+    def __init__(self, cache: PagedCache, segments: Sequence[Segment]) -> None:
+        self.cache, self.segments = cache, segments
+        self._new = [_from(segment.slots, segment.start, segment.end) for segment in segments]
         self._masks: dict[int, Tensor] = {}
 
     def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
         """Store k and v, then return (1, M, N, H).
 
         Raises:
-            InputError: If the tokens are not one packed row of the runs' tokens.
+            InputError: If the tokens are not one packed row of the segments' tokens.
         """
-        if q_BTNH.shape[:2] != (1, self.runs[-1].rows.stop):
-            raise InputError(f"{tuple(q_BTNH.shape[:2])} tokens; expected (1, {self.runs[-1].rows.stop}), as the runs")
-        for run, slots in zip(self.runs, self._new, strict=True):
-            self.cache.put(layer_idx, slots, k_BTKH[0, run.rows], v_BTKH[0, run.rows])
-        parts = [self._attend(layer_idx, i, run, q_BTNH[:, run.rows]) for i, run in enumerate(self.runs)]
+        if q_BTNH.shape[:2] != (1, self.segments[-1].rows.stop):
+            expected = (1, self.segments[-1].rows.stop)
+            raise InputError(f"{tuple(q_BTNH.shape[:2])} tokens; expected {expected}, as the segments have")
+        for segment, slots in zip(self.segments, self._new, strict=True):
+            self.cache.put(layer_idx, slots, k_BTKH[0, segment.rows], v_BTKH[0, segment.rows])
+        parts = [self._attend(layer_idx, i, one, q_BTNH[:, one.rows]) for i, one in enumerate(self.segments)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def context(self, layer_idx: int, k_BTKH: Tensor, v_BTKH: Tensor) -> Context:
@@ -200,33 +201,33 @@ class PagedAttend:
         Raises:
             InputError: If there are several, whose contexts are several too.
         """
-        if len(self.runs) != 1:
-            raise InputError(f"{len(self.runs)} sequences have no context in common; expected one")
-        run = self.runs[0]
-        k_SKH, v_SKH = self.cache.at(layer_idx, run.slots, k_BTKH.dtype)
-        return Context(k_SKH.unsqueeze(0), v_SKH.unsqueeze(0), self._visible(run).unsqueeze(0))
+        if len(self.segments) != 1:
+            raise InputError(f"{len(self.segments)} sequences have no context in common; expected one")
+        segment = self.segments[0]
+        k_SKH, v_SKH = self.cache.at(layer_idx, segment.slots, k_BTKH.dtype)
+        return Context(k_SKH.unsqueeze(0), v_SKH.unsqueeze(0), self._visible(segment).unsqueeze(0))
 
-    def _attend(self, layer_idx: int, i: int, run: Run, q_1TNH: Tensor) -> Tensor:
-        k_SKH, v_SKH = self.cache.at(layer_idx, run.slots, q_1TNH.dtype)
+    def _attend(self, layer_idx: int, i: int, segment: Segment, q_1TNH: Tensor) -> Tensor:
+        k_SKH, v_SKH = self.cache.at(layer_idx, segment.slots, q_1TNH.dtype)
         k_1KSH, v_1KSH = k_SKH.transpose(0, 1).unsqueeze(0), v_SKH.transpose(0, 1).unsqueeze(0)
-        if run.num_tokens == 1:
+        if segment.num_tokens == 1:
             return _decode(q_1TNH, k_1KSH, v_1KSH)
-        if run.start and i not in self._masks:
-            self._masks[i] = self._visible(run)
+        if segment.start and i not in self._masks:
+            self._masks[i] = self._visible(segment)
         out_1NTH = F.scaled_dot_product_attention(
             q_1TNH.transpose(1, 2),
             k_1KSH,
             v_1KSH,
             attn_mask=self._masks.get(i),
-            is_causal=run.start == 0,  # the plain triangle
+            is_causal=segment.start == 0,  # the plain triangle
             enable_gqa=True,
         )
         return out_1NTH.transpose(1, 2)
 
-    def _visible(self, run: Run) -> Tensor:
+    def _visible(self, segment: Segment) -> Tensor:
         """(T, S): position s is visible to position p if s <= p."""
-        positions_S = torch.arange(run.end, device=self.cache.device)
-        return positions_S <= positions_S[run.start :].unsqueeze(1)
+        positions_S = torch.arange(segment.end, device=self.cache.device)
+        return positions_S <= positions_S[segment.start :].unsqueeze(1)
 
 
 def _decode(q_11NH: Tensor, k_1KSH: Tensor, v_1KSH: Tensor) -> Tensor:

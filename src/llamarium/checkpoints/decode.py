@@ -15,7 +15,7 @@ from llamarium.checkpoints.checkpoint import Checkpoint, StoredTensor
 from llamarium.checkpoints.storage import TensorFile
 from llamarium.errors import CheckpointError, escape
 from llamarium.quant.formats import PACKED_FORMATS
-from llamarium.quant.ggml import dequantize
+from llamarium.quant.ggml.blocks import dequantize
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.packed import LinearPacked
 

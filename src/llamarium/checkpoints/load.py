@@ -24,7 +24,8 @@ from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedLinear
 from llamarium.quant.formats import GROUP, PACKED_FORMATS
-from llamarium.quant.ggml import EmbeddingGGML, LinearGGML, dequantize
+from llamarium.quant.ggml.blocks import dequantize
+from llamarium.quant.ggml.linear import EmbeddingGGML, LinearGGML
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
 from llamarium.quant.swap import QUANTIZED_LINEARS

@@ -18,7 +18,7 @@ from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.formats import GROUP, PACKED_FORMATS
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked
-from llamarium.runtime.weights import Weight
+from llamarium.runtime.native.weights import Weight
 
 
 def build_model(

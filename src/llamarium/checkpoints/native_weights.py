@@ -7,6 +7,7 @@ in bfloat16 stay views of their file, GGUF's blocks are packed, other floats are
 
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -23,9 +24,10 @@ from llamarium.checkpoints.storage import FLOATS
 from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import CheckpointError, escape
 from llamarium.kernels import native
+from llamarium.kernels.threads import num_threads
 from llamarium.quant.formats import GROUP, PACKED_FORMATS
 from llamarium.quant.packing import count_nonfinite, count_nonfinite_tiles, pack_blocks, to_bfloat16, to_float32
-from llamarium.runtime.weights import Weight
+from llamarium.runtime.native.weights import Weight
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all)."""
@@ -56,13 +58,17 @@ def native_weights(
     if forms is None:
         return None
     done, total = 0, sum(entry.num_bytes for entry in checkpoint.entries.values())
-    weights: dict[str, Weight] = {}
-    for key, entry in checkpoint.entries.items():
-        weights[key] = _weight(checkpoint, entry, forms[key])
-        check_finite(entry, weights[key], strict=options.strict)
-        done += entry.num_bytes
-        if progress is not None:
-            progress(done, total)
+    weights, counts = dict[str, Weight](), dict[str, Future[int]]()
+    with ThreadPoolExecutor(num_threads()) as pool:  # looking at every weight takes longer than opening the file
+        for key, entry in checkpoint.entries.items():
+            weights[key] = _weight(checkpoint, entry, forms[key])
+            counts[key] = pool.submit(_count_nonfinite, weights[key])
+            done += entry.num_bytes
+            if progress is not None:
+                progress(done, total)
+        for key, entry in checkpoint.entries.items():
+            if num_bad := counts[key].result():
+                report_nonfinite(entry, num_bad, strict=options.strict)
     return weights
 
 
@@ -113,21 +119,10 @@ def _values(stored: StoredTensor) -> "np.ndarray[tuple[int, ...], np.dtype[np.ge
     return stored.data.view(FLOATS[stored.type_name]).reshape(stored.shape)
 
 
-def check_finite(entry: TensorEntry, weight: Weight, *, strict: bool) -> None:
-    """Look for weights that are NaN or infinite.
-
-    Raises:
-        CheckpointError: If there are any and `strict` is asked for.
-
-    Warns:
-        UserWarning: If there are any.
-    """
+def _count_nonfinite(weight: Weight) -> int:
     if weight.type_name in FLOATS:
-        num_bad = count_nonfinite(weight.data)
-    else:
-        num_bad = count_nonfinite_tiles(weight.data, PACKED_FORMATS[weight.type_name])
-    if num_bad:
-        report_nonfinite(entry, num_bad, strict=strict)
+        return count_nonfinite(weight.data)
+    return count_nonfinite_tiles(weight.data, PACKED_FORMATS[weight.type_name])
 
 
 def report_nonfinite(entry: TensorEntry, num_bad: int, *, strict: bool) -> None:

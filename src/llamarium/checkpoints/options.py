@@ -35,7 +35,7 @@ class LoadOptions:
         join: On a CPU, put weights in the order of the kernels; a model that is to be trained has them plain.
         deterministic: Let the C kernels take every pass, also those that PyTorch would take sooner, so that a request's
             bits are the same alone, in any batch, with any chunking and on any number of threads.
-        input_bits: What the C kernels round the inputs of packed weights to; None is 16.
+        input_bits: What the C kernels round the inputs of packed weights to; None is 8.
     """
 
     dtype: DtypeName | None = None

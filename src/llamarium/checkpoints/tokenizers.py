@@ -43,7 +43,7 @@ def find_tokenizer(path: Path, metadata: Mapping[str, Any] | None = None) -> Tok
         metadata = read_gguf(path).metadata if metadata is None else metadata
         if "tokenizer.ggml.model" not in metadata:
             return None
-        from llamarium.tokenizer.gguf_vocab import from_gguf_metadata
+        from llamarium.tokenizer.backends.gguf import from_gguf_metadata
 
         return from_gguf_metadata(metadata, str(path))
     if path.is_dir() and not any((path / name).exists() for name in _FILES):

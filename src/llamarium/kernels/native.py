@@ -29,10 +29,10 @@ INTERFACE = 14
 VARIABLE = "LLAMARIUM_KERNELS"
 KERNELS = ("amx", "avx512_bf16", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod", "portable")
 InputBits = Literal[8, 16]
-"""What the inputs of packed weights are rounded to before they are multiplied (docs/decisions/0021)."""
+"""What the inputs of packed weights are rounded to, but for outliers, before they are multiplied (decision 0022)."""
 
-INPUT_BITS: InputBits = 16
-"""Unless somebody asks for less."""
+INPUT_BITS: InputBits = 8
+"""Unless somebody asks for more."""
 
 _OFF = "torch"
 _NO_SUCH_ROW, _BAD_BATCH = 2, 3
@@ -141,7 +141,7 @@ class Choice(Structure):
 
     _fields_ = (
         ("temperature", c_float), ("min_p", c_float), ("top_k", c_int32), ("top_p", c_double),
-        ("seed", c_uint64), ("step", c_uint64),
+        ("seed", c_uint64), ("step", c_uint64), ("mask", c_void_p),
     )  # fmt: skip
 
 
@@ -283,7 +283,7 @@ def encode(kind: Kind, values: NDArray[np.float32], blocks: NDArray[np.uint8]) -
     Args:
         kind: Q8_0, Q4_0, Q4_1, Q5_0, Q4_K, Q5_K or Q6_K.
         values: C-contiguous.
-        blocks: C-contiguous; overwritten. `quant/ggml_encode.py` makes the same bytes.
+        blocks: C-contiguous; overwritten. `quant/ggml/encode.py` makes the same bytes.
     """
     code = _ready().lm_encode(kind, len(values), values.ctypes.data, blocks.ctypes.data)
     assert code == 0, f"{kind.name} is not encoded"

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _VARIABLE = "OMP_NUM_THREADS"
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+_SPINS = 1000  # docs/decisions/0026-threads-of-training.md has the measurements; libgomp's own is 300,000
 
 
 class _Held(threading.local):
@@ -29,7 +31,7 @@ def num_threads() -> int:
 
     Where PyTorch is not imported, it is what PyTorch would be set to.
     """
-    return min(_wished_threads(), _allowed_cpus())
+    return min(_wished_threads(), allowed_cpus())
 
 
 def _wished_threads() -> int:
@@ -61,10 +63,31 @@ def set_num_threads(count: int) -> Callable[[], None]:
     return put_back
 
 
+@contextmanager
+def computing_with(count: int | None) -> Generator[None]:
+    """Let the kernels and PyTorch use so many threads in the body; None leaves the number as it is."""
+    put_back = None if count is None else set_num_threads(count)
+    try:
+        yield
+    finally:
+        if put_back is not None:
+            put_back()
+
+
 def _set_torch_threads(count: int) -> None:
     set_: Callable[[int], None] | None = getattr(sys.modules.get("torch"), "set_num_threads", None)
     if set_ is not None:
         set_(count)
+
+
+def spin_briefly() -> None:
+    """Let PyTorch's threads soon sleep while they wait, if it is imported from now on and the user says nothing else.
+
+    Its OpenMP on Linux, libgomp, lets them spin for milliseconds, in which they hold a core that another program, or
+    the very thread that they wait for, would use.
+    """
+    if not any(name in os.environ for name in _WAITING):
+        os.environ["GOMP_SPINCOUNT"] = str(_SPINS)
 
 
 @contextmanager
@@ -104,7 +127,7 @@ def _num_cores() -> int:
 
 
 @functools.cache
-def _allowed_cpus() -> int:
+def allowed_cpus() -> int:
     """Return how many CPUs this process may keep busy: those it may run on, and no more than its cgroup's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:

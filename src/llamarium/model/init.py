@@ -1,10 +1,15 @@
 """Fresh weights for a model that is to be trained, or measured."""
 
-import torch
-from torch import nn
+from collections.abc import Iterator
 
+import torch
+from torch import Tensor, nn
+
+from llamarium.config import ModelConfig
 from llamarium.model.llama import LlamaForCausalLM
 from llamarium.model.norm import LlamaRMSNorm
+
+_PIECE_ROWS = 8192  # of a table that are drawn at a time: 64 MB for Llama 3.2 1B
 
 
 @torch.no_grad()
@@ -24,3 +29,67 @@ def init_weights(model: LlamaForCausalLM, seed: int) -> LlamaForCausalLM:
         elif isinstance(module, (nn.Linear, nn.Embedding)):
             module.weight.normal_(0.0, model.config.initializer_range, generator=generator)
     return model
+
+
+class FreshEmbedding(nn.Module):
+    """The embedding table that `init_weights` gives a model, without the model: rows are drawn again when looked up.
+
+    What is kept are the generator's states, one for every 8,192 rows, so that a table of any size takes no memory. To
+    the bit it is the table of `init_weights(LlamaForCausalLM(config), seed)` on a CPU. That of a tied model is drawn
+    last, as the head, so all other weights are drawn once before it.
+
+    Args:
+        config: The model's.
+        seed: As for `init_weights`.
+    """
+
+    states: Tensor
+
+    def __init__(self, config: ModelConfig, seed: int) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = config.vocab_size, config.hidden_size
+        self._std = config.initializer_range
+        generator = torch.Generator().manual_seed(seed)
+        for shape in _drawn_before_the_table(config):
+            for rows in _pieces(shape[0]):
+                self._draw(len(rows), shape[1], generator)
+        states: list[Tensor] = []
+        self._rows = list(_pieces(config.vocab_size))
+        for rows in self._rows:
+            states.append(generator.get_state())
+            self._draw(len(rows), config.hidden_size, generator)
+        self.register_buffer("states", torch.stack(states))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Draw the rows of integer ids (...): (..., embedding_dim), float32."""
+        flat_M = ids.flatten()
+        piece_M = (flat_M // _PIECE_ROWS).clamp(max=len(self._rows) - 1)
+        found_MD = torch.empty(len(flat_M), self.embedding_dim)
+        for piece in piece_M.unique().tolist():
+            rows, is_here_M = self._rows[piece], piece_M == piece
+            generator = torch.Generator()
+            generator.set_state(self.states[piece].clone())  # torch reads it from the storage's beginning
+            drawn_RD = self._draw(len(rows), self.embedding_dim, generator)
+            found_MD[is_here_M] = drawn_RD[flat_M[is_here_M] - rows.start]
+        return found_MD.view(*ids.shape, self.embedding_dim)
+
+    def _draw(self, num_rows: int, num_columns: int, generator: torch.Generator) -> Tensor:
+        return torch.empty(num_rows, num_columns).normal_(0.0, self._std, generator=generator)
+
+
+def _drawn_before_the_table(config: ModelConfig) -> Iterator[tuple[int, ...]]:
+    """Yield the shapes that `init_weights` draws before the table gets the values that it keeps."""
+    if not config.tie_word_embeddings:
+        return
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)) and module is not model.lm_head:
+            yield tuple(module.weight.shape)
+
+
+def _pieces(num_rows: int) -> Iterator[range]:
+    """Cut rows so that pieces draw what the whole does: PyTorch draws 16 numbers at a time, the last ones once more."""
+    last = max(0, num_rows // _PIECE_ROWS - 1) * _PIECE_ROWS
+    yield from (range(start, start + _PIECE_ROWS) for start in range(0, last, _PIECE_ROWS))
+    yield range(last, num_rows)

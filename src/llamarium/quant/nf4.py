@@ -293,6 +293,10 @@ class Linear4bit(QuantizedLinear):
         flat = _dequantize_range(self._quantized(), start * columns, stop * columns, self.layout.block_size)
         return flat.view(-1, columns).to(dtype)
 
+    def scales(self) -> Tensor:
+        """Return each block's absmax, unpacked: (blocks,), float32."""
+        return _dequantize_scales(self._quantized(), 0, self.layout.num_blocks)
+
     def forward(self, x: Tensor) -> Tensor:
         """Multiply, in `compute_dtype` if there is one: (..., in_features) to (..., out_features)."""
         return super().forward(x.to(self.compute_dtype or x.dtype)).to(x.dtype)

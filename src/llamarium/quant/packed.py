@@ -5,10 +5,13 @@ consecutive weights of a row share a float16 scale. In the K types 256 share one
 it is multiplied with. `native/tiles.h` says where what lies in a tile.
 
 Nothing is lost in packing: codes and scales are the file's. What is rounded besides are the inputs: a group of 32
-inputs becomes 8-bit codes and a scale, so that codes are multiplied with codes, in whole numbers, without an error.
-With inputs of 16 bits, the default, what those codes leave out is rounded once more, with a scale of its own, and
-multiplied too. That is `product_reference`; the kernels compute the same sums.
+inputs becomes codes and a scale, so that codes are multiplied with codes, in whole numbers. Codes have 8 bits, those of
+the four inputs that the largest is among 16 (`quantize_inputs`). With `input_bits` of 16, what those codes leave out is
+rounded once more, with a scale of its own, and multiplied too. That is `product_reference`; the kernels compute the
+same sums.
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -19,7 +22,7 @@ from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.kernels.threads import one_torch_thread
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
 from llamarium.quant.formats import GROUP, PACKED_FORMATS, TILE_ROWS, PackedFormat, block_format
-from llamarium.quant.ggml_blocks import five_bit_codes, super_blocks
+from llamarium.quant.ggml.blocks import five_bit_codes, super_blocks
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.tiles import group_tiles, halves_of, joined_codes, super_tiles, unpack_rows, values_of
@@ -105,7 +108,10 @@ class LinearPacked(QuantizedLinear):
         return unpack_rows(self.weight, rows, self.format)
 
     def dequantize_at(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return some rows of W, by their numbers (n,): (n, in_features)."""
+        """Return some rows of W, by their numbers (n,): (n, in_features). C and PyTorch give the same bits."""
+        is_here = rows.device.type == self.weight.device.type == "cpu"
+        if is_here and rows.dtype is torch.int64 and native.library() is not None:
+            return torch.from_numpy(native.lookup(self.matrix, rows.contiguous().numpy())).to(dtype)
         codes, scale, minimum = self.parts(rows)
         groups = values_of(codes, self.format).view(*scale.shape, -1) * scale.unsqueeze(-1)
         if minimum is not None:
@@ -146,10 +152,7 @@ class EmbeddingPacked(QuantizedEmbedding):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Look up integer ids (...): vectors (..., embedding_dim)."""
-        is_here = ids.device.type == self.weight.device.type == "cpu"
-        if not is_here or ids.dtype is not torch.int64 or native.library() is None:
-            return self.linear.dequantize_at(ids.flatten(), self.dtype).view(*ids.shape, self.embedding_dim)
-        return torch.from_numpy(native.lookup(self.linear.matrix, ids.contiguous().numpy())).to(self.dtype)
+        return self.linear.dequantize_at(ids.flatten(), self.dtype).view(*ids.shape, self.embedding_dim)
 
     @property
     def linear(self) -> LinearPacked:
@@ -248,12 +251,41 @@ def _codebook(format: PackedFormat) -> int | None:
 # --- the definition of the product ------------------------------------------------------------------------------------
 
 
+_MOST_OUTLIER_CODE = 127.0 + 256 * 127
+_LEAST_SCALE, _MOST_SCALE = 2.0**-100, 2.0**110  # with any weight's scale the product is neither subnormal nor infinite
+_BELOW_EIGHTHS = 2**20 - 1  # the bits of a float's mantissa but for the upper three
+
+
 def quantize_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Round groups of 32 inputs to 8 bits: x (M, in) to codes int8 (M, groups, 32) and scales float32 (M, groups)."""
-    groups = x.float().view(len(x), -1, GROUP)
-    largest = groups.abs().amax(dim=-1, keepdim=True)
-    inverse = torch.where(largest > 0, torch.tensor(127.0) / largest, 0.0)  # a number / tensor would round twice
-    return (groups * inverse).round().clamp(-127, 127).to(torch.int8), (largest / 127).squeeze(-1)
+    """Round groups of 32 inputs to 8 bits, and their outliers to 16 (docs/decisions/0022).
+
+    A group's outlier are the four inputs, 4 j to 4 j + 3, that the largest one is among. The scale is such that all
+    others have codes up to 127, and has three bits of mantissa: 1, 1.125, 1.25, ... times a power of two. NaN and
+    infinities make it NaN, and so do inputs from which nothing finite would come.
+
+    Args:
+        x: (M, in).
+
+    Returns:
+        codes: int16, (M, groups, 32).
+        scales: float32, (M, groups); x is nearly codes * scales.
+    """
+    fours = x.float().view(len(x), -1, GROUP // 4, 4)
+    sizes = fours.abs().amax(dim=-1)
+    # As the kernels find them: sizes are compared but for their last three bits, and of equal fours the first is taken.
+    keys = (sizes.contiguous().view(torch.int32) & ~7) | torch.arange(7, -1, -1, dtype=torch.int32)
+    key = keys.amax(dim=-1, keepdim=True)
+    is_outlier = keys == key
+    largest = (key & ~7).view(torch.float32)
+    others = (keys.masked_fill(is_outlier, 0).amax(dim=-1, keepdim=True) & ~7).view(torch.float32)
+    needed = torch.maximum(largest / _MOST_OUTLIER_CODE, others / 127)
+    bits = needed.clamp(min=_LEAST_SCALE).view(torch.int32)
+    scale = ((bits + _BELOW_EIGHTHS) & ~_BELOW_EIGHTHS).view(torch.float32)
+    scale = scale.masked_fill(~(needed <= _MOST_SCALE), math.nan)
+    inverse = 1 / scale
+    codes = (fours * inverse.unsqueeze(-1)).round().nan_to_num(0, 0, 0)
+    codes += is_outlier.unsqueeze(-1) & (codes.remainder(256) == 128)  # so that no low byte is -128
+    return codes.to(torch.int16).flatten(-2), scale.squeeze(-1)
 
 
 def product_reference(x: Tensor, linear: LinearPacked) -> Tensor:
@@ -271,7 +303,7 @@ def _product_of_codes(codes: Tensor, scale_MG: Tensor, linear: LinearPacked) -> 
     values = values_of(weights, linear.format).view(*scale_OG.shape, -1)  # 32 or 16 columns share a scale
     codes = codes.view(len(codes), scale_OG.shape[1], -1)
     scale_MG = scale_MG.repeat_interleave(scale_OG.shape[1] // scale_MG.shape[1], dim=1)
-    sums_MOG = torch.einsum("mgc,ogc->mog", codes.double(), values.double()).float()  # whole numbers, without an error
+    sums_MOG = torch.einsum("mgc,ogc->mog", codes.double(), values.double()).float()  # whole numbers, rounded once
     y_MO = (sums_MOG * (scale_OG * scale_MG.unsqueeze(1))).sum(-1)
     if minimum_OG is not None:
         y_MO += (codes.float().sum(-1) * scale_MG) @ minimum_OG.T

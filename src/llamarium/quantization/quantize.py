@@ -8,7 +8,7 @@ not quantized at all.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,16 +18,16 @@ from torch import Tensor
 from llamarium.attention import CausalAttend
 from llamarium.checkpoints.checkpoint import Checkpoint
 from llamarium.checkpoints.open import open_model
-from llamarium.checkpoints.packed.save import save_packed
+from llamarium.checkpoints.packed.save import PackedWeight, save_packed
 from llamarium.errors import OptionError
-from llamarium.inspect.divergence import compare
+from llamarium.inspect.measures.divergence import compare
 from llamarium.inspect.passes import CHUNK_BYTES
 from llamarium.inspect.tokens import check_count
 from llamarium.io import atomic_folder
 from llamarium.model import LlamaForCausalLM
-from llamarium.quant.fit import FITTED_FORMATS
 from llamarium.quant.formats import FORMATS, chosen_type
 from llamarium.quantization.calibrate import sample_windows
+from llamarium.quantization.fit import FITTED_FORMATS
 from llamarium.quantization.quantizer import CALIBRATED, QuantizeMethod, Quantizer, Recipe
 from llamarium.tokenizer.base import Tokenizer
 
@@ -124,19 +124,9 @@ def quantize(
         said = {"matrices": type, "head": head, "method": method}
         if windows_BT is not None:
             said |= {"samples": str(len(windows_BT)), "context": str(windows_BT.shape[1])}
-        save_packed(
-            weights,
-            checkpoint.config,
-            folder,
-            tokenizer=opened.optional_tokenizer,
-            generation_config=opened.generation_config,
-            recipe=said,
-        )
-    formats = [(math.prod(weight.shape), weight.format) for weight in weights if weight.format is not None]
-    num_weights = sum(count for count, _ in formats)
-    num_bits = sum(count * FORMATS[name].bits_per_weight for count, name in formats)
-    num_bytes = sum(file.stat().st_size for file in Path(out).iterdir())
-    return Quantized(Path(out), type, head, method, num_weights, num_bytes, num_bits / num_weights, kl)
+        tokenizer, recommended = opened.optional_tokenizer, opened.generation_config
+        save_packed(weights, checkpoint.config, folder, tokenizer=tokenizer, generation_config=recommended, recipe=said)
+    return Quantized(Path(out), type, head, method, *_sizes(weights, Path(out)), kl)
 
 
 def choose_head(quantizer: Quantizer, windows_BT: Tensor) -> tuple[str, dict[str | None, float]]:
@@ -177,6 +167,14 @@ def _logits(model: LlamaForCausalLM, hidden_TD: Tensor) -> Iterator[Tensor]:
     """Yield the logits of hidden states (C, V), float32, a few positions at a time."""
     for part_CD in hidden_TD.split(max(1, CHUNK_BYTES // (4 * model.config.vocab_size))):
         yield model.logits(part_CD).float()
+
+
+def _sizes(weights: Sequence[PackedWeight], folder: Path) -> tuple[int, int, float]:
+    """Return how many weights the matrices have, the bytes of the folder's files, and the bits of a weight."""
+    formats = [(math.prod(weight.shape), weight.format) for weight in weights if weight.format is not None]
+    num_weights = sum(count for count, _ in formats)
+    num_bits = sum(count * FORMATS[name].bits_per_weight for count, name in formats)
+    return num_weights, sum(file.stat().st_size for file in folder.iterdir()), num_bits / num_weights
 
 
 def _check_options(head: str, method: str, calibration: str | None) -> None:

@@ -5,9 +5,9 @@ Four methods, each of them better and dearer than the one before:
 | method     | scales                                                      | needs a text |
 |------------|-------------------------------------------------------------|--------------|
 | nearest    | of the largest weight of a group; round to nearest          |              |
-| fit        | of the least squared error (`quant/fit.py`)                 |              |
+| fit        | of the least squared error (`quantization/fit.py`)          |              |
 | importance | of the least error weighted by the inputs' mean squares     | yes          |
-| gptq       | as the columns before have left it (`quant/gptq.py`)        | yes          |
+| gptq       | as the columns before have left it (`quantization/gptq.py`) | yes          |
 
 A `Quantizer` takes one layer after the other: its weights are read in float32, its inputs looked at
 (`quantization/calibrate.py`), its Linears quantized and kept until somebody takes them to a file. The embedding and
@@ -30,11 +30,11 @@ from llamarium.errors import CheckpointError, OptionError, escape, show_value
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.llama import LlamaDecoderLayer
 from llamarium.model.rope import Rotary
-from llamarium.quant.fit import FITTED_FORMATS, fit
 from llamarium.quant.formats import GROUP, PACKED_FORMATS
-from llamarium.quant.gptq import gptq
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked
 from llamarium.quantization.calibrate import LINEARS_BY_INPUT, InputStatistics, run_layer
+from llamarium.quantization.fit import FITTED_FORMATS, fit
+from llamarium.quantization.gptq import gptq
 
 QuantizeMethod = Literal["nearest", "fit", "importance", "gptq"]
 METHODS: tuple[QuantizeMethod, ...] = ("nearest", "fit", "importance", "gptq")

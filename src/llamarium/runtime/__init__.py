@@ -5,14 +5,11 @@
 | `batch` | the one description of a step of work, for one stream or hundreds |
 | `runner` | the protocol: run a batch over kept keys and values |
 | `blocks` | which blocks of a cache belong to whom |
-| `cache` | keys and values for the C kernels |
-| `native_runner` | C on a CPU, without torch |
+| `taps` | the activations that a pass can hand out |
+| `native` | C on a CPU, without torch: the runner, its keys and values, weights, and adapters' low-rank corrections |
 | `module_runner` | the modules themselves, on any device: the reference of all others |
 | `edits` | whether the modules are still what the runner was made of |
-| `adapters` | low-rank corrections beside a model's matrices, for C |
+| `loaded_model` | which runner answers: the one that was chosen, or the modules where somebody has edited them |
 | `rope` | RoPE's frequencies without torch |
 | `device` | which device a model computes on |
-| `taps` | the activations that a pass can hand out |
-| `weights` | a model's weights as the C kernels read them |
-| `loaded` | which runner answers: the one that was chosen, or the modules where somebody has edited them |
 """

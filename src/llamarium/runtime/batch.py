@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_SIZE = 128
-"""P, the tokens of a block of the cache: a power of two that divides the 256 slots of C's KV chunks
-(docs/decisions/0014)."""
+"""P, the tokens of a block of the cache, where nothing else is asked for: a power of two that divides the 256 slots of
+C's KV chunks (docs/decisions/0014). No result depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class Span:
     adapter: int = -1
 
 
-def pack(spans: Sequence[Span]) -> Batch:
-    """Put spans of different sequences into one batch, in their order."""
+def pack(spans: Sequence[Span], block_size: int = BLOCK_SIZE) -> Batch:
+    """Put spans of different sequences into one batch, in their order; `block_size` is the cache's."""
     if all(len(span.token_ids) == span.num_logits == 1 for span in spans):
-        return _pack_single(spans)
+        return _pack_single(spans, block_size)
     ids, positions, sequences, wanted = list[int](), list[range](), list[int](), list[int]()
     for row, span in enumerate(spans):
         count = len(span.token_ids)
@@ -73,23 +73,23 @@ def pack(spans: Sequence[Span]) -> Batch:
         np.array(ids, np.int64),
         np.concatenate([np.arange(run.start, run.stop, dtype=np.int32) for run in positions]),
         np.array(sequences, np.int32),
-        _tables(spans),
+        _tables(spans, block_size),
         np.array(wanted, np.int32),
         _adapters(spans),
     )
 
 
-def _pack_single(spans: Sequence[Span]) -> Batch:
+def _pack_single(spans: Sequence[Span], block_size: int) -> Batch:
     """The same for one token a sequence, as most batches are."""
     rows = np.arange(len(spans), dtype=np.int32)
     ids = np.array([span.token_ids[0] for span in spans], np.int64)
     positions = np.array([span.start for span in spans], np.int32)
-    return Batch(ids, positions, rows, _tables(spans), rows, _adapters(spans))
+    return Batch(ids, positions, rows, _tables(spans, block_size), rows, _adapters(spans))
 
 
-def _tables(spans: Sequence[Span]) -> NDArray[np.int32]:
+def _tables(spans: Sequence[Span], block_size: int) -> NDArray[np.int32]:
     """(R, blocks of the longest), each no longer than its span's last position needs."""
-    needed = [(span.start + len(span.token_ids) - 1) // BLOCK_SIZE + 1 for span in spans]
+    needed = [(span.start + len(span.token_ids) - 1) // block_size + 1 for span in spans]
     if len(spans) == 1:
         return np.array([spans[0].blocks[: needed[0]]], np.int32)
     tables = np.zeros((len(spans), max(needed)), np.int32)

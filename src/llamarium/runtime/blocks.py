@@ -1,19 +1,23 @@
 """Which blocks of a cache belong to whom. Never torch.
 
-A cache is a number of blocks of `BLOCK_SIZE` slots. A sequence has a list of them, in the order of its positions. A
-block may belong to several sequences (the answers to one prompt share its keys and values), so owners are counted; one
-that is shared is never written to: a sequence that would gets a copy of its own (`BlockTable.fork`).
+A cache is a number of blocks of slots. A sequence has a list of them, in the order of its positions. A block may belong
+to several sequences (the answers to one prompt share its keys and values), so owners are counted; one that is shared is
+never written to: a sequence that would gets a copy of its own (`BlockTable.fork`).
+
+A block that nobody owns any more may still hold keys and values that somebody may ask for (`engine/prefix.py`). Such
+blocks are free, but taken last, and the one that was left longest ago first.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from llamarium.errors import MemoryBudgetError
 from llamarium.runtime.batch import BLOCK_SIZE
 
 
-def blocks_for(num_tokens: int) -> int:
+def blocks_for(num_tokens: int, block_size: int = BLOCK_SIZE) -> int:
     """Return how many blocks so many tokens need."""
-    return -(-num_tokens // BLOCK_SIZE)
+    return -(-num_tokens // block_size)
 
 
 class BlockPool:
@@ -21,15 +25,26 @@ class BlockPool:
 
     Args:
         num_blocks: Of the cache.
+        block_size: Its slots of a block.
+        forget: Called with a block that was worth keeping, when it is taken for something else.
+
+    Attributes:
+        block_size: The same.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        self._free = list(range(num_blocks))[::-1]  # the lowest first, so that a sequence's blocks lie side by side
+    def __init__(
+        self, num_blocks: int, block_size: int = BLOCK_SIZE, forget: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self.block_size = block_size
+        # the lowest first, so that a sequence's blocks lie side by side
+        self._free = OrderedDict[int, None].fromkeys(range(num_blocks))
         self._owners = [0] * num_blocks
+        self._forget = forget
+        self._kept = set[int]()
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody has."""
+        """Blocks that nobody owns."""
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
@@ -40,33 +55,60 @@ class BlockPool:
         """
         if count > len(self._free):
             raise MemoryBudgetError(
-                f"{count * BLOCK_SIZE} more positions of keys and values are needed, and the cache has room for "
-                f"{len(self._free) * BLOCK_SIZE}; ask for fewer tokens or answers at once"
+                f"{count * self.block_size} more positions of keys and values are needed, and the cache has room for "
+                f"{len(self._free) * self.block_size}; ask for fewer tokens or answers at once"
             )
-        taken = [self._free.pop() for _ in range(count)]
+        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in taken:
             self._owners[block] = 1
+            if block in self._kept:
+                self._kept.remove(block)
+                self._forget(block)
         return taken
 
+    def keep(self, block: int) -> None:
+        """Note that what a block holds is worth keeping; `forget` is called when it is taken for something else."""
+        assert self._owners[block] > 0
+        self._kept.add(block)
+
+    def unkeep(self, block: int) -> None:
+        """Note that what a block holds is worth nothing any more, as its owner goes on writing to it."""
+        assert self._owners[block] == 1
+        self._kept.remove(block)
+
+    def is_owned(self, block: int) -> bool:
+        """Whether somebody has it."""
+        return self._owners[block] > 0
+
+    def num_owners(self, block: int) -> int:
+        """Return how many have it."""
+        return self._owners[block]
+
     def share(self, blocks: Sequence[int]) -> None:
-        """Count one more owner of blocks that somebody has."""
+        """Count one more owner of blocks that somebody owns, or that are kept."""
         for block in blocks:
-            assert self._owners[block] > 0
+            if self._owners[block] == 0:
+                assert block in self._kept
+                del self._free[block]
             self._owners[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Give blocks back; one that nobody has any more is free."""
+        """Give blocks back; one that nobody owns any more is free.
+
+        Of a sequence the last are given back first, as what they hold is of use only with those before them.
+        """
         for block in reversed(blocks):
             assert self._owners[block] > 0
             self._owners[block] -= 1
             if self._owners[block] == 0:
-                self._free.append(block)
+                self._free[block] = None
+                self._free.move_to_end(block, last=block in self._kept)
 
     def add(self, count: int) -> None:
         """Note that the cache has become so many blocks larger."""
         first = len(self._owners)
         self._owners.extend([0] * count)
-        self._free[:0] = range(first + count - 1, first - 1, -1)
+        self._free.update(dict.fromkeys(range(first, first + count)))
 
 
 class BlockTable:
@@ -86,9 +128,17 @@ class BlockTable:
         Raises:
             MemoryBudgetError: If the cache has not as many free blocks.
         """
-        missing = blocks_for(num_tokens) - len(self.blocks)
+        missing = self.missing(num_tokens)
         if missing > 0:
             self.blocks.extend(self._pool.take(missing))
+
+    def missing(self, num_tokens: int) -> int:
+        """Return how many blocks are needed for so many tokens in all, and not there; negative if more are there."""
+        return blocks_for(num_tokens, self._pool.block_size) - len(self.blocks)
+
+    def owners(self) -> list[int]:
+        """Return how many sequences have each of its blocks."""
+        return [self._pool.num_owners(block) for block in self.blocks]
 
     def fork(self, num_tokens: int, copy_block: Callable[[int, int], None]) -> "BlockTable":
         """Return the table of another sequence with the same first tokens.
@@ -100,19 +150,35 @@ class BlockTable:
         Raises:
             MemoryBudgetError: If there is no block for the copy.
         """
-        other, whole = BlockTable(self._pool), num_tokens // BLOCK_SIZE
-        if num_tokens % BLOCK_SIZE:
-            copies = self._pool.take(1)
+        other = BlockTable(self._pool)
+        whole, rest = divmod(num_tokens, self._pool.block_size)
+        other.share(self.blocks[:whole])
+        if rest:
             try:
-                copy_block(self.blocks[whole], copies[0])
+                other.copy(self.blocks[whole], copy_block)
             except BaseException:
-                self._pool.release(copies)
+                other.release()
                 raise
-        else:
-            copies = []
-        self._pool.share(self.blocks[:whole])
-        other.blocks = [*self.blocks[:whole], *copies]
         return other
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Go on over blocks that another sequence has filled, or had."""
+        self._pool.share(blocks)
+        self.blocks.extend(blocks)
+
+    def copy(self, source: int, copy_block: Callable[[int, int], None]) -> None:
+        """Go on with a copy of a block; the source is owned, or kept.
+
+        Raises:
+            MemoryBudgetError: If there is no block for the copy.
+        """
+        self._pool.share([source])  # so that it is not taken for the copy itself
+        try:
+            (target,) = self._pool.take(1)
+            self.blocks.append(target)
+            copy_block(source, target)
+        finally:
+            self._pool.release([source])
 
     def release(self) -> None:
         """Give all blocks back."""

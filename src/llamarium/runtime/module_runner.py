@@ -1,28 +1,28 @@
 """The modules themselves as a runner: any device, any dtype, adapters, hooks. The reference of all others.
 
-Taps are read by hooks, which sit on a shell of the model: it shares every weight and owns nothing but its hook tables.
-So a request on the same weights at the same moment is neither slowed nor recorded, and two recorders cannot mix. Hooks
-that a caller has put on the model run all the same: they are part of what the model computes.
+Taps are read by hooks on a shell of the model (`runtime/shell.py`), so a request on the same weights at the same moment
+is neither slowed nor recorded. Hooks that a caller has put on the model run all the same: they are part of what the
+model computes.
 """
 
-import copy
-from collections.abc import Callable
-from typing import TypeVar, cast
+from contextlib import AbstractContextManager, nullcontext
+from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from llamarium.attention.paged import PagedAttend, PagedCache, Run, find_slots
+from llamarium.attention.paged import PagedAttend, PagedCache, Segment, find_slots
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError
+from llamarium.kernels.threads import one_torch_thread
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.llama import LlamaDecoderLayer
+from llamarium.quant.packed import LinearPacked
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
 from llamarium.runtime.runner import Cache, CacheDtype, Logits
-from llamarium.runtime.taps import ACTIVATIONS, Key, Taps
-
-ModuleT = TypeVar("ModuleT", bound=nn.Module)
+from llamarium.runtime.shell import shell_of, watch
+from llamarium.runtime.taps import Taps
 
 
 class ModuleRunner:
@@ -62,7 +62,7 @@ class ModuleRunner:
         """What computes, for people."""
         return f"PyTorch in {self.dtype} on {self.device}"
 
-    def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto") -> PagedCache:
+    def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto", block_size: int = BLOCK_SIZE) -> PagedCache:
         """Return an empty cache on the model's device; see `Runner.new_cache`.
 
         Raises:
@@ -72,7 +72,7 @@ class ModuleRunner:
         return PagedCache(
             num_layers=self._num_kept_layers(),
             num_blocks=num_blocks,
-            block_size=BLOCK_SIZE,
+            block_size=block_size,
             num_key_value_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
             dtype=torch.int8 if dtype == "int8" else self.model.dtype,
@@ -93,8 +93,8 @@ class ModuleRunner:
         """Call the model itself: the logits of all tokens, (M, V)."""
         if taps is None:
             return self.model(ids_1M, positions_1M, attend)[0]
-        shell = _shell(self.model)
-        _watch(shell, taps)
+        shell = shell_of(self.model)
+        watch(shell, taps)
         return shell(ids_1M, positions_1M, _TappedAttend(attend, taps))[0]
 
     @torch.inference_mode()
@@ -111,21 +111,35 @@ class ModuleRunner:
             raise InputError("the cache is another model's; expected one that this runner's new_cache made")
         if batch.adapters is not None:
             raise InputError("the modules have the adapter that was put on them, for every sequence; name none")
+        with threads_for(self.model):
+            return self._run(batch, cache, taps)
+
+    def _run(self, batch: Batch, cache: PagedCache, taps: Taps | None) -> Logits:
         device = self.model.device
         ids_1M = torch.from_numpy(batch.token_ids).to(device).unsqueeze(0)
         positions_1M = torch.from_numpy(batch.positions).to(device, torch.int64).unsqueeze(0)
         rows_W = torch.from_numpy(batch.logit_rows).to(device, torch.int64)
-        attend = PagedAttend(cache, _runs(batch, cache))
+        attend = PagedAttend(cache, _segments(batch, cache))
         if _is_called_whole(self.model):
             return _on_host(self._whole(ids_1M, positions_1M, attend, taps)[rows_W])
         if taps is None:
             hidden_WD = self.model.model(ids_1M, positions_1M, attend)[0][rows_W]
             return _on_host(self.model.logits(hidden_WD))
-        shell = _shell(self.model)
-        _watch(shell, taps)
+        shell = shell_of(self.model)
+        watch(shell, taps)
         hidden_WD = shell.model(ids_1M, positions_1M, _TappedAttend(attend, taps))[0][rows_W]
         rows = [self.model.logits(hidden_1D) for hidden_1D in hidden_WD.split(1)]
         return _on_host(torch.cat(rows) if rows else self.model.logits(hidden_WD))
+
+
+def threads_for(model: LlamaForCausalLM) -> AbstractContextManager[None]:
+    """Return the block in which modules are run: with one thread for PyTorch where the C kernels multiply.
+
+    They have threads of their own, and what is left to PyTorch is small: its threads would wait for each other, and
+    take the cores from the kernels meanwhile.
+    """
+    is_packed = any(isinstance(module, LinearPacked) for module in model.modules())
+    return one_torch_thread() if is_packed else nullcontext()
 
 
 def _is_called_whole(model: LlamaForCausalLM) -> bool:
@@ -139,10 +153,10 @@ def _on_host(logits_WV: Tensor) -> Logits:
     return logits_WV.float().numpy() if logits_WV.device.type == "cpu" else logits_WV
 
 
-def _runs(batch: Batch, cache: PagedCache) -> list[Run]:
+def _segments(batch: Batch, cache: PagedCache) -> list[Segment]:
     """Return where each sequence's tokens are in the packed row, and where its past lies."""
     borders = np.flatnonzero(np.diff(batch.sequences)) + 1
-    runs: list[Run] = []
+    segments: list[Segment] = []
     for begin, end in zip([0, *borders.tolist()], [*borders.tolist(), len(batch.sequences)], strict=True):
         start, table = int(batch.positions[begin]), batch.block_tables[batch.sequences[begin]].tolist()
         used = table[: -(-(start + end - begin) // cache.block_size)]
@@ -150,8 +164,8 @@ def _runs(batch: Batch, cache: PagedCache) -> list[Run]:
         if not follow or start + end - begin > len(table) * cache.block_size or max(used) >= cache.num_blocks:
             raise InputError("the batch names positions that do not follow each other, or blocks that the cache lacks")
         slots = find_slots(table, cache.block_size, start + end - begin, cache.device)
-        runs.append(Run(slice(begin, end), start, slots))
-    return runs
+        segments.append(Segment(slice(begin, end), start, slots))
+    return segments
 
 
 class _TappedAttend:
@@ -163,34 +177,3 @@ class _TappedAttend:
     def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
         self._taps.put(("q_rot", layer_idx), q_BTNH[0])
         return self._inner(layer_idx, q_BTNH, k_BTKH, v_BTKH)
-
-
-def _watch(shell: LlamaForCausalLM, taps: Taps) -> None:
-    """Hook every module that something wanted is read from."""
-    head_dim = shell.config.head_dim
-    for key in taps.wanted:
-        name, layer = key
-        activation = ACTIVATIONS[name]
-        if activation.side != "attend":
-            root = shell if layer is None else shell.model.layers[layer]
-            hook = _reader(taps, key, activation.side == "in", head_dim if activation.axes.endswith("H") else None)
-            root.get_submodule(activation.module).register_forward_hook(hook)
-
-
-def _reader(taps: Taps, key: Key, is_input: bool, head_dim: int | None) -> Callable[..., None]:
-    def see(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        seen = (args[0] if is_input else output)[0]  # the batch is one packed row
-        if head_dim is not None and seen.ndim == 2:
-            seen = seen.unflatten(-1, (-1, head_dim))
-        taps.put(key, seen)
-
-    return see
-
-
-def _shell(module: ModuleT) -> ModuleT:
-    """Return a module tree that shares every parameter and buffer with `module`, but not its hook tables."""
-    shell = copy.copy(module)
-    own = shell.__dict__
-    own["_modules"] = {name: None if child is None else _shell(child) for name, child in own["_modules"].items()}
-    own["_forward_hooks"] = own["_forward_hooks"].copy()
-    return shell

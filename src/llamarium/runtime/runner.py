@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 from llamarium.config import ModelConfig
-from llamarium.runtime.batch import Batch
+from llamarium.runtime.batch import BLOCK_SIZE, Batch
 from llamarium.runtime.taps import Taps
 
 CacheDtype = Literal["auto", "int8"]
 """What keys and values are kept in: the model's own dtype, or 8 bits with a scale for each (`attention/paged.py`)."""
 
 Logits = Any
-"""(W, V): float32 of numpy on a CPU; a tensor of torch where the model is on another device."""
+"""(W, V) or, of a sampler's rows, (B, V): float32 of numpy on a CPU; a tensor of torch where the model is on another
+device."""
 
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
@@ -30,10 +31,12 @@ class Cache(Protocol):
 
     Attributes:
         num_blocks: How many.
+        block_size: P, the slots of each.
         num_bytes: What they occupy if all of them are used, scales included.
     """
 
     num_blocks: int
+    block_size: int
 
     @property
     def num_bytes(self) -> int:
@@ -97,8 +100,14 @@ class Runner(Protocol):
         """What computes."""
         ...
 
-    def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto") -> Cache:
+    def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto", block_size: int = BLOCK_SIZE) -> Cache:
         """Return an empty cache for this runner.
+
+        Args:
+            num_blocks: How many blocks.
+            dtype: What keys and values are kept in.
+            block_size: Slots of a block, a power of two from 16 to 256. Small ones waste less memory; a long past is
+                read more slowly over them (docs/decisions/0014).
 
         Raises:
             MemoryBudgetError: If there is not that much memory.

@@ -30,10 +30,10 @@ from llamarium.config import ModelConfig, RopeScaling
 from llamarium.errors import OptionError, UnsupportedTokenizerError, escape, show_value
 from llamarium.io import unwritable
 from llamarium.quant.formats import block_format
-from llamarium.quant.ggml_encode import encode
+from llamarium.quant.ggml.encode import encode
+from llamarium.tokenizer.backends.files import read_json
+from llamarium.tokenizer.backends.pipeline import llama3_cutter, smollm_cutter
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.files import read_json
-from llamarium.tokenizer.pipeline import llama3_cutter, smollm_cutter
 
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer

@@ -15,7 +15,7 @@ Source: ggml's `docs/gguf.md`, `gguf.cpp`.
 import math
 import mmap
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -161,14 +161,19 @@ class _Reader:
     def read_metadata(self, num_entries: int) -> dict[str, Any]:
         metadata: dict[str, Any] = {}
         for _ in range(num_entries):
-            self.where = "the metadata"
-            (key,) = self.read_strings(1)
-            self.where = f"metadata {escape(key, 80)}"
-            if key in metadata:
-                raise self.fault("is there twice")
+            key = self.read_name("the metadata", "metadata", metadata)
             (kind,) = self.unpack(_U32)
             metadata[key] = self.read_value(kind)
         return metadata
+
+    def read_name(self, table: str, what: str, others: Container[str]) -> str:
+        """Read the name that an entry of a table begins with, and that none of the others has."""
+        self.where = table
+        (name,) = self.read_strings(1)
+        self.where = f"{what} {escape(name, 80)}"
+        if name in others:
+            raise self.fault("is there twice")
+        return name
 
     def read_value(self, kind: int) -> Any:
         return self.read_array(depth=1) if kind == _ARRAY else self.read_values(kind, 1)[0]
@@ -225,11 +230,7 @@ class _Reader:
         """Read the table; offsets are made absolute once its end is known."""
         rows: dict[str, tuple[tuple[int, ...], int, int]] = {}
         for _ in range(num_tensors):
-            self.where = "the tensor table"
-            (name,) = self.read_strings(1)
-            self.where = f"tensor {escape(name, 80)}"
-            if name in rows:
-                raise self.fault("is there twice")
+            name = self.read_name("the tensor table", "tensor", rows)
             (num_dims,) = self.unpack(_U32)
             if num_dims > _MAX_DIMS:
                 raise self.fault(f"has {num_dims} dimensions; ggml has at most {_MAX_DIMS}")

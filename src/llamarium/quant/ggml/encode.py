@@ -1,7 +1,7 @@
 """From weights to GGUF blocks; for the formats with one level of scales byte for byte as `gguf.quants` does it.
 
 This is the readable form; where there are the CPU kernels, `encode` has them make the same bytes in a fraction of the
-time. The K types are in `ggml_encode_k.py`.
+time. The K types are in `encode_k.py`.
 
 Every format takes a block of 32 weights, finds the step `d` between levels, and stores the nearest level of each
 weight. The reconstruction error is at most half a step for the formats with a minimum (Q4_1, Q5_1) and for Q8_0.
@@ -24,7 +24,7 @@ from torch import Tensor
 from llamarium.errors import OptionError
 from llamarium.kernels import native
 from llamarium.quant.formats import block_format
-from llamarium.quant.ggml_encode_k import q4_k, q5_k, q6_k
+from llamarium.quant.ggml.encode_k import q4_k, q5_k, q6_k
 
 # Weights per piece: bounds the float32 copies.
 _PIECE_WEIGHTS = 2**20

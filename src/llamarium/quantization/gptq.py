@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from llamarium.errors import OptionError
-from llamarium.quant.fit import check_format, check_values, fit_groups, nearest_codes
 from llamarium.quant.formats import GROUP, PackedFormat
 from llamarium.quant.packed import LinearPacked
 from llamarium.quant.tiles import values_of
+from llamarium.quantization.fit import check_format, check_values, fit_groups, nearest_codes
 
 DAMPING = 0.01
 """What is added to G's diagonal, as a share of its mean; the paper's 1 %."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from llamarium.config import ModelConfig
 from llamarium.errors import OptionError
-from llamarium.runtime.adapters import Adapter
-from llamarium.runtime.native_runner import NativeRunner
+from llamarium.runtime.native.adapters import Adapter
+from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.runner import Runner
 
 if TYPE_CHECKING:
@@ -83,6 +83,16 @@ class LoadedModel:
         weights, input_bits = self._native.weights, self._native.input_bits
         native = NativeRunner(self.config, weights, [adapter], default_adapter=0, input_bits=input_bits)
         return LoadedModel(native, build, deterministic=self._deterministic, check=self._check)
+
+    def beside(self) -> "LoadedModel":
+        """Return a model over the same weights, whose modules can be changed without this one's."""
+
+        def build() -> "LlamaForCausalLM":
+            from llamarium.runtime.shell import shell_of
+
+            return shell_of(self.model)
+
+        return LoadedModel(self._native, build, deterministic=self._deterministic, check=self._check)
 
     def with_modules(self) -> "LoadedModel":
         """Return the modules of this model, as they are now, as a model of its own."""

@@ -19,13 +19,13 @@ from llamarium.errors import InputError
 from llamarium.kernels import native
 from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.quant.formats import PACKED_FORMATS
-from llamarium.runtime.adapters import LINEARS, Adapter, describe
-from llamarium.runtime.batch import Batch
-from llamarium.runtime.cache import C_DTYPES, NativeCache
+from llamarium.runtime.batch import BLOCK_SIZE, Batch
+from llamarium.runtime.native.adapters import LINEARS, Adapter, describe
+from llamarium.runtime.native.cache import C_DTYPES, NativeCache
+from llamarium.runtime.native.weights import Weight
 from llamarium.runtime.rope import rope_frequencies
 from llamarium.runtime.runner import Cache, CacheDtype, Logits
 from llamarium.runtime.taps import ACTIVATIONS, Key, Taps
-from llamarium.runtime.weights import Weight
 
 _AXES = {"D": "hidden_size", "N": "num_attention_heads", "K": "num_key_value_heads", "H": "head_dim",
          "F": "intermediate_size"}  # fmt: skip
@@ -39,7 +39,7 @@ class NativeRunner:
         weights: All of its weights by key; a tied head is no weight of its own.
         adapters: Corrections that a sequence may ask for, by their place here (`Batch.adapters`).
         default_adapter: Which of them is used where a batch does not say; -1 is none.
-        input_bits: What inputs of packed weights are rounded to: 16 is nearer to float32, 8 reads prompts faster.
+        input_bits: What inputs of packed weights are rounded to: 8 reads prompts faster, 16 is nearer to float32.
     """
 
     is_row_exact: bool = True
@@ -84,9 +84,9 @@ class NativeRunner:
         """What computes, for people."""
         return f"C ({native.kernels()})"
 
-    def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto") -> NativeCache:
+    def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto", block_size: int = BLOCK_SIZE) -> NativeCache:
         """Return an empty cache; see `Runner.new_cache`."""
-        return NativeCache(self._config, num_blocks, self.kv_dtype if dtype == "auto" else dtype)
+        return NativeCache(self._config, num_blocks, self.kv_dtype if dtype == "auto" else dtype, block_size)
 
     def run(self, batch: Batch, cache: Cache, taps: Taps | None = None) -> Logits:
         """Run the batch's tokens; see `Runner.run`.

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from llamarium.errors import CheckpointError, OptionError
 from llamarium.quant.formats import GROUP, TILE_ROWS, PackedFormat
-from llamarium.quant.ggml_encode import step_above_minimum, step_around_zero, step_both_sides
+from llamarium.quant.ggml.encode import step_above_minimum, step_around_zero, step_both_sides
 from llamarium.quant.packed import LinearPacked
 from llamarium.quant.tiles import values_of
 

@@ -8,9 +8,9 @@ from llamarium.checkpoints.native_weights import native_weights, sources_of
 from llamarium.checkpoints.options import LoadOptions, TensorSource
 from llamarium.errors import OptionError, escape
 from llamarium.kernels import native
-from llamarium.runtime.loaded import LoadedModel
-from llamarium.runtime.native_runner import NativeRunner
-from llamarium.runtime.weights import Weight
+from llamarium.runtime.loaded_model import LoadedModel
+from llamarium.runtime.native.runner import NativeRunner
+from llamarium.runtime.native.weights import Weight
 
 if TYPE_CHECKING:
     from llamarium.model import LlamaForCausalLM

@@ -11,11 +11,9 @@ from torch import Tensor
 
 from llamarium.errors import CheckpointError
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
-from llamarium.quant.formats import GGML_TYPES, Format, block_format
-from llamarium.quant.ggml_blocks import dequantize
-from llamarium.quant.ggml_encode import quantize
-
-__all__ = ["GGML_TYPES", "EmbeddingGGML", "Format", "LinearGGML", "block_format", "dequantize", "quantize"]
+from llamarium.quant.formats import block_format
+from llamarium.quant.ggml.blocks import dequantize
+from llamarium.quant.ggml.encode import quantize
 
 
 class LinearGGML(QuantizedLinear):

@@ -26,8 +26,9 @@ class NativeCache:
 
     Args:
         config: Of the model.
-        num_blocks: Blocks of `BLOCK_SIZE` slots.
+        num_blocks: How many blocks.
         dtype: "float32", "bfloat16" or "int8".
+        block_size: P, slots of a block.
 
     Raises:
         MemoryBudgetError: If there is no room for it.
@@ -35,6 +36,7 @@ class NativeCache:
     Attributes:
         config: The same.
         dtype: The same.
+        block_size: The same.
         k: L arrays of (num_blocks, K, P, H); bfloat16 as its bits, uint16.
         v: The same for the values.
         k_scales: With int8, L arrays of (num_blocks, K, P), float32: keys are k * k_scales. Else nothing.
@@ -42,22 +44,22 @@ class NativeCache:
         described: The same for C.
     """
 
-    def __init__(self, config: ModelConfig, num_blocks: int, dtype: str) -> None:
-        self.config, self.dtype = config, dtype
+    def __init__(self, config: ModelConfig, num_blocks: int, dtype: str, block_size: int = BLOCK_SIZE) -> None:
+        self.config, self.dtype, self.block_size = config, dtype, block_size
         layers = range(config.num_hidden_layers)
-        shape = (num_blocks, config.num_key_value_heads, BLOCK_SIZE)
+        shape = (num_blocks, config.num_key_value_heads, block_size)
         scaled = layers if dtype == "int8" else ()
         try:
             self.k, self.v = ([reserve((*shape, config.head_dim), _STORED[dtype]) for _ in layers] for _ in "kv")
             self.k_scales, self.v_scales = ([reserve(shape, np.float32) for _ in scaled] for _ in "kv")
         except MemoryError:
             raise MemoryBudgetError(
-                f"there is no room for keys and values of {num_blocks * BLOCK_SIZE} positions; ask for fewer tokens "
+                f"there is no room for keys and values of {num_blocks * block_size} positions; ask for fewer tokens "
                 "(max_tokens) or fewer answers at once (n)"
             ) from None
         self.num_blocks = num_blocks
         self.described = native.PagedCache(
-            C_DTYPES[dtype], num_blocks, BLOCK_SIZE,
+            C_DTYPES[dtype], num_blocks, block_size,
             *map(_pointers, (self.k, self.v, self.k_scales, self.v_scales)),
         )  # fmt: skip
 
@@ -80,7 +82,7 @@ class NativeCache:
         Raises:
             MemoryBudgetError: If there is no room for it.
         """
-        larger = NativeCache(self.config, num_blocks, self.dtype)
+        larger = NativeCache(self.config, num_blocks, self.dtype, self.block_size)
         for new, kept in zip(larger._arrays(), self._arrays(), strict=True):
             new[: len(kept)] = kept
         vars(self).update(vars(larger))
@@ -89,7 +91,7 @@ class NativeCache:
         self, layer_idx: int, blocks: Sequence[int], num_slots: int
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return the keys and values of a sequence's first positions, as queries see them: (S, K, H) each."""
-        used = list(blocks[: -(-num_slots // BLOCK_SIZE)])
+        used = list(blocks[: -(-num_slots // self.block_size)])
         k_BKPH, v_BKPH = _floats(self.k[layer_idx][used]), _floats(self.v[layer_idx][used])
         if self.k_scales:
             k_BKPH = k_BKPH * self.k_scales[layer_idx][used][..., None]

@@ -1,0 +1,1 @@
+"""GGUF's types: back to weights (`blocks`), from weights (`encode`, `encode_k`), and as modules (`linear`)."""

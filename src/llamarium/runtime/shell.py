@@ -1,0 +1,53 @@
+"""A model's modules once more, over the same weights, with hooks of their own.
+
+A shell shares every parameter and buffer with the modules that it is made of, and owns nothing but its tables of hooks
+and of submodules. So what is hooked or replaced on it concerns nobody else: not the model, not a request on the same
+weights at the same moment, not another shell.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+from llamarium.model import LlamaForCausalLM
+from llamarium.runtime.taps import ACTIVATIONS, Key, Taps
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+_HOOKS = (
+    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
+
+
+def watch(shell: LlamaForCausalLM, taps: Taps) -> None:
+    """Hook every module that something wanted is read from."""
+    head_dim = shell.config.head_dim
+    for key in taps.wanted:
+        name, layer = key
+        activation = ACTIVATIONS[name]
+        if activation.side != "attend":
+            root = shell if layer is None else shell.model.layers[layer]
+            hook = _reader(taps, key, activation.side == "in", head_dim if activation.axes.endswith("H") else None)
+            root.get_submodule(activation.module).register_forward_hook(hook)
+
+
+def _reader(taps: Taps, key: Key, is_input: bool, head_dim: int | None) -> Callable[..., None]:
+    def see(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        seen = (args[0] if is_input else output)[0]  # the batch is one packed row
+        if head_dim is not None and seen.ndim == 2:
+            seen = seen.unflatten(-1, (-1, head_dim))
+        taps.put(key, seen)
+
+    return see
+
+
+def shell_of(module: ModuleT) -> ModuleT:
+    """Return a module tree that shares every parameter and buffer with `module`, but not its hook tables."""
+    shell = copy.copy(module)
+    own = shell.__dict__
+    own["_modules"] = {name: None if child is None else shell_of(child) for name, child in own["_modules"].items()}
+    own |= {name: own[name].copy() for name in _HOOKS}
+    return shell
