@@ -1,50 +1,42 @@
 """From tokens to text: what an answer looks like, and how it grows.
 
 The loop in `generation/loop.py` knows ids only. Here each row's ids become text that never splits a character, stops at
-stop strings even where they cross tokens, and leaves out the tokens that only mean "stop".
+stop strings even where they cross tokens, and leaves out the tokens that only mean "stop". Where there are tools, the
+text is divided into what is said and what is called.
+
+A `Piece` is what every protocol words in its own way. `Piece.deltas` are what it adds, in order: `ContentDelta`, and of
+each call `CallBegin`, `CallArguments` and `CallEnd`. The last piece of an answer says why it ends:
+
+    for delta in piece.deltas:
+        match delta:
+            case ContentDelta(text): ...                    # never empty
+            case CallBegin(index, call_id, name): ...       # calls count from 0, and never overlap
+            case CallArguments(index, fragment): ...        # joined, the text of a JSON object
+            case CallEnd(index, is_complete): ...           # not complete: the answer broke off or went wrong in it
+    if piece.finish_reason is not None: ...                 # "tool_calls" where it ends by itself and has calls
+
+However the text is cut into tokens, the deltas, joined, are the same, and the same as `Completion`'s.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from llamarium.config import ModelConfig
-from llamarium.errors import LlamariumError
-from llamarium.generation.loop import FinishReason, TokenEvent
-from llamarium.generation.params import SamplingParams
+from llamarium.engine.request import FinishReason, TokenEvent
+from llamarium.errors import AnswerError
+from llamarium.generation.logprobs import Alternative, PromptLogprobs, TokenLogprob
+from llamarium.sampling.constraint import NoToken
+from llamarium.sampling.params import SamplingParams
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.stops import StopStringFilter
+from llamarium.tokenizer.tools.definition import ToolCall
+from llamarium.tokenizer.tools.deltas import ContentDelta, Delta, text_of
+from llamarium.tokenizer.tools.forms import tag_ids
+from llamarium.tokenizer.tools.request import ToolRequest
 
-NOT_FINITE = (
-    "the model's logits are NaN or infinite, so no token can be chosen; the weights may be damaged (NaN), or the dtype "
-    "too narrow for this model (try float32)"
-)
-"""Why an answer ends with "error"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """One token that might have come.
-
-    Attributes:
-        token_id: Its id.
-        token: Its text, as tables show it.
-        logprob: Its natural log-probability under the model, before sampling parameters.
-    """
-
-    token_id: int
-    token: str
-    logprob: float
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob(Alternative):
-    """The token that came, and the most probable ones at that place.
-
-    Attributes:
-        top: The most probable tokens, best first; as many as `logprobs` asked for.
-    """
-
-    top: tuple[Alternative, ...]
+EndReason = FinishReason | Literal["tool_calls"]
+"""Why an answer ends: as the engine says it, or "tool_calls" where it ends by itself ("stop") and has called tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +44,25 @@ class Piece:
     """What one token adds to an answer.
 
     Attributes:
-        text: Complete characters that can be shown now; often empty while a character or a stop string may go on.
+        text: Complete characters that can be shown now; often empty while a character, a stop string or what may be a
+            call goes on. Calls are no part of it.
         token_ids: The ids it comes from.
         logprobs: One entry for each id if `logprobs` was asked for, else empty.
-        finish_reason: "stop", "length" or "error" with the last piece, else None.
+        finish_reason: "stop", "length", "tool_calls" or "error" with the last piece, else None.
         index: Which of the `n` answers it belongs to.
+        deltas: What it adds, text and calls, in order.
+        stop_string: The stop string that ends the answer, with the last piece.
+        prompt_logprobs: Of the prompt, with the first piece of an answer, if they were asked for.
     """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
-    finish_reason: FinishReason | None
+    finish_reason: EndReason | None
     index: int = 0
+    deltas: tuple[Delta, ...] = ()
+    stop_string: str | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +70,40 @@ class Completion:
     """One finished answer.
 
     Attributes:
-        text: Its text, without stop string or stop token.
+        text: Its text, without calls, stop string or stop token.
         token_ids: All ids that were generated, a stop id included.
         logprobs: One entry for each id if `logprobs` was asked for, else None.
-        finish_reason: "stop" at a stop id or stop string, "length" at `max_tokens` or the end of the context, "error"
-            where the model's logits were NaN or infinite.
+        finish_reason: "stop" at a stop id, a stop string or a grammar's end, "tool_calls" if it has calls there,
+            "length" at `max_tokens` or the end of the context, "error" where no token could be chosen.
         seed: With this seed the same request gives this answer again.
+        error: Why it ended with "error", else None.
+        tool_calls: The calls of tools; the last may be incomplete where the answer broke off.
+        stop_string: The stop string that ended it, or None.
     """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None
-    finish_reason: FinishReason
+    finish_reason: EndReason
     seed: int | None
+    error: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    stop_string: str | None = None
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as the dialog's next message; see `message_of`."""
+        return message_of(self.text, self.tool_calls)
+
+
+def message_of(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """Return an answer as a dialog's message, as OpenAI's API has it.
+
+    A call that broke off has no arguments that could be given back to the model, and is left out.
+    """
+    complete = [call.to_openai() for call in calls if call.is_complete]
+    called = {"tool_calls": complete} if complete else {}
+    return {"role": "assistant", "content": text or (None if complete else ""), **called}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -93,15 +113,27 @@ class Generation:
     Attributes:
         prompt_ids: The prompt as the model saw it.
         completions: The `n` answers.
+        prompt_logprobs: An entry for each of the prompt's tokens if they were asked for, else None.
     """
 
     prompt_ids: tuple[int, ...]
     completions: tuple[Completion, ...]
+    prompt_logprobs: PromptLogprobs | None = None
 
     @property
     def text(self) -> str:
         """The first answer's text."""
         return self.completions[0].text
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The first answer's calls of tools."""
+        return self.completions[0].tool_calls
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The first answer as the dialog's next message."""
+        return self.completions[0].message
 
     def __str__(self) -> str:
         """Return the first answer's text."""
@@ -116,10 +148,11 @@ class Generation:
         """Return this, if its answers have come to an end.
 
         Raises:
-            LlamariumError: If the model's logits were NaN or infinite.
+            AnswerError: If no token could be chosen, and why.
         """
-        if any(completion.finish_reason == "error" for completion in self.completions):
-            raise LlamariumError(NOT_FINITE)
+        for completion in self.completions:
+            if completion.error is not None:
+                raise AnswerError(completion.error)
         return self
 
 
@@ -134,6 +167,7 @@ class RowText:
         stop_ids: Ids that end the row and have no text.
         begins: The row begins a text of its own, rather than continuing the prompt's: some vocabularies put a space
             before a text, which is then not part of it.
+        tools: Whose calls the text is searched for. The control tokens that announce them are spelled then.
     """
 
     tokenizer: Tokenizer
@@ -141,39 +175,87 @@ class RowText:
     index: int
     stop_ids: frozenset[int]
     begins: bool
+    tools: ToolRequest | None = None
     token_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
+    finish_reason: EndReason | None = None
+    error: str | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
     def __post_init__(self) -> None:
-        """Begin decoding."""
-        self._decoder = self.tokenizer.stream(continuation=not self.begins)
+        """Begin decoding. What a grammar accepts is all of the text, with no space taken away."""
+        continues = not self.begins or self.params.grammar is not None
+        self._calls = None if self.tools is None else self.tools.parser()
+        spelled = frozenset[int]() if self._calls is None else tag_ids(self.tokenizer.special_tokens)
+        self._decoder = self.tokenizer.stream(continuation=continues, spelled=spelled)
         self._stops = StopStringFilter(self.params.stop)
 
     def push(self, event: TokenEvent) -> Piece:
         """Take the row's next token and return what it adds."""
-        is_text = event.token_id not in self.stop_ids and event.finish_reason != "error"
+        prompt = None if event.prompt_scores is None else PromptLogprobs(self.tokenizer, event.prompt_scores)
+        self.prompt_logprobs = prompt or self.prompt_logprobs
+        is_text = event.token_id >= 0 and event.token_id not in self.stop_ids
         text = self._decoder.push(event.token_id) if is_text else ""
-        if event.finish_reason is not None:
+        if event.finish_reason is not None and self.params.grammar is None:  # no half character, which none accepts
             text += self._decoder.finish()
         text = self._stops.push(text)
         self.finish_reason = "stop" if self._stops.stopped else event.finish_reason
         if self.finish_reason is not None:
             text += self._stops.finish()
+        text, deltas = self._divide(text)
         self.texts.append(text)
         if event.finish_reason == "error":
-            return Piece(text, (), (), "error", self.index)
-        self.token_ids.append(event.token_id)
-        logprobs = () if self.params.logprobs is None else (self._logprob(event),)
+            self.error = NoToken(event.token_id).message
+            return Piece(text, (), (), "error", self.index, deltas)
+        ids = (event.token_id,) if event.token_id >= 0 else ()
+        logprobs = tuple(self._logprob(event) for _ in ids if self.params.logprobs is not None)
+        self.token_ids.extend(ids)
         self.logprobs.extend(logprobs)
-        return Piece(text, (event.token_id,), logprobs, self.finish_reason, self.index)
+        return Piece(text, ids, logprobs, self.finish_reason, self.index, deltas, self._stops.matched, prompt)
+
+    def _divide(self, text: str) -> tuple[str, tuple[Delta, ...]]:
+        """Return what of a text is said, and that with the calls; where calls end the answer, note it."""
+        calls = self._calls
+        if calls is None:
+            return text, (ContentDelta(text),) if text else ()
+        deltas = calls.push(text)
+        if calls.is_done and self.finish_reason is None:
+            self.finish_reason = "stop"
+        if self.finish_reason is not None:
+            deltas += calls.finish()
+        if self.finish_reason == "stop" and calls.calls:
+            self.finish_reason = "tool_calls"
+        return text_of(deltas), tuple(deltas)
+
+    def pieces(self, events: Iterable[TokenEvent]) -> Iterator[Piece]:
+        """Yield what each of the row's tokens adds, to the answer's end.
+
+        Raises:
+            AnswerError: If no token could be chosen, and why.
+        """
+        for event in events:
+            piece = self.push(event)
+            if self.error is not None:
+                raise AnswerError(self.error)
+            yield piece
+            if piece.finish_reason is not None:
+                return
 
     def completion(self) -> Completion:
         """Return the finished answer."""
         assert self.finish_reason is not None
         logprobs = None if self.params.logprobs is None else tuple(self.logprobs)
-        return Completion("".join(self.texts), tuple(self.token_ids), logprobs, self.finish_reason, self.params.seed)
+        return Completion(
+            "".join(self.texts),
+            tuple(self.token_ids),
+            logprobs,
+            self.finish_reason,
+            self.params.seed,
+            self.error,
+            () if self._calls is None else self._calls.calls,
+            self._stops.matched,
+        )
 
     def _logprob(self, event: TokenEvent) -> TokenLogprob:
         top = tuple(Alternative(i, self.tokenizer.token_text(i), logprob) for i, logprob in event.top)
@@ -181,16 +263,19 @@ class RowText:
 
 
 def row_texts(
-    tokenizer: Tokenizer, params: Sequence[SamplingParams], stop_ids: frozenset[int], begins: Sequence[bool]
+    tokenizer: Tokenizer,
+    params: Sequence[SamplingParams],
+    stop_ids: frozenset[int],
+    begins: Sequence[bool],
+    tools: ToolRequest | None = None,
 ) -> tuple[list[RowText], list[int]]:
     """Return a `RowText` for every row of `generate_tokens`, and the prompt that each row answers."""
     rows: list[RowText] = []
     prompt_of: list[int] = []
     for prompt_idx, wanted in enumerate(params):
         for index, single in enumerate(wanted.rows()):
-            rows.append(
-                RowText(tokenizer, single, index, stop_ids | frozenset(wanted.stop_token_ids), begins[prompt_idx])
-            )
+            stops = stop_ids | frozenset(wanted.stop_token_ids)
+            rows.append(RowText(tokenizer, single, index, stops, begins[prompt_idx], tools))
             prompt_of.append(prompt_idx)
     return rows, prompt_of
 

@@ -1,45 +1,78 @@
 """A dialog of several turns, whose keys and values are kept from turn to turn."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar, Unpack
 
-from llamarium.generation.completion import Piece
-from llamarium.generation.kept import PrefixCache
+from llamarium.generation.completion import Piece, message_of
+from llamarium.generation.dialog import ChatOptions
+from llamarium.generation.loop import PrefixCache
+from llamarium.runtime.runner import Runner
+from llamarium.tokenizer.tools.deltas import Delta, calls_of, text_of
 
-if TYPE_CHECKING:
-    from llamarium.api import Llama
+
+class ChatModel(Protocol):
+    """What a dialog is held with: a `Llama`."""
+
+    @property
+    def runner(self) -> Runner:
+        """What answers the next request."""
+        ...
+
+    def stream_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        prefix: PrefixCache | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Iterator[Piece]:
+        """Answer a dialog piece by piece."""
+        ...
 
 
-class Conversation:
+ChatModelT = TypeVar("ChatModelT", bound=ChatModel)
+
+
+class Conversation(Generic[ChatModelT]):
     """A dialog of several turns.
 
     Attributes:
         messages: What has been said, as {"role", "content"}; change it freely between turns.
     """
 
-    def __init__(self, llama: "Llama", system: str | None = None) -> None:
+    def __init__(self, llama: ChatModelT, system: str | None = None) -> None:
         self.llama = llama
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
         if system is not None:
             self.messages.append({"role": "system", "content": system})
         self._prefix = PrefixCache(llama.runner)
 
-    def say(self, text: str, **options: Any) -> Iterator[Piece]:
+    def say(self, text: str, **options: Any) -> Generator[Piece]:
         """Say something and stream the answer; both are in `messages` when the stream ends or is closed.
 
-        Options are those of `Llama.chat`.
+        Options are those of `Llama.chat`. The call itself refuses what cannot be asked for.
 
         An answer that is interrupted stays as far as it got. If the dialog cannot be answered (it has outgrown the
         context, say), what was said is taken back.
         """
-        said = [*self.messages, {"role": "user", "content": text}]
-        pieces = self.llama.stream_chat(said, prefix=self._prefix, **options)
-        answer: list[str] = []
+        return self._answer([{"role": "user", "content": text}], options)
+
+    def go_on(self, **options: Any) -> Generator[Piece]:
+        """Stream the answer to `messages` as they stand, as where results of calls were put into them; as `say`."""
+        return self._answer([], options)
+
+    def _answer(self, said: list[dict[str, Any]], options: dict[str, Any]) -> Generator[Piece]:
+        pieces = self.llama.stream_chat([*self.messages, *said], prefix=self._prefix, **options)
+        return self._following(said, pieces)
+
+    def _following(self, said: list[dict[str, Any]], pieces: Iterator[Piece]) -> Generator[Piece]:
+        """Pass the pieces of an answer on, and remember it."""
+        deltas: list[Delta] = []
+        has_begun = False
         try:
             for piece in pieces:
-                answer.append(piece.text)
+                has_begun = True
+                deltas += piece.deltas
                 yield piece
         finally:
-            if answer:
-                self.messages.append({"role": "user", "content": text})
-                self.messages.append({"role": "assistant", "content": "".join(answer)})
+            if has_begun:
+                self.messages += [*said, message_of(text_of(deltas), calls_of(deltas))]

@@ -1,8 +1,8 @@
-"""Sequences whose keys and values are kept, and the step that brings them up to date. Never torch.
+"""Sequences whose keys and values are kept, and the step that brings them up to date: for looking at passes one by one.
 
 A sequence knows its ids and how many of them have been run. What is missing is run by the next `advance`: a prompt of
-thousands of tokens, the one token that was chosen last, or an edited dialog's new end are all the same to it. So
-sequences join and leave between any two steps, and nothing else is needed for that.
+thousands of tokens and the one token that was chosen last are all the same to it. Answers come from the engine
+(`llamarium.engine`), which does this for many requests at once. Never torch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,71 +59,6 @@ class Memory:
         table = BlockTable(self._pool)
         table.reserve(num_tokens)
         return KeptSequence(list(ids), table, adapter=adapter)
-
-    def fork(self, sequence: KeptSequence, num_tokens: int) -> KeptSequence:
-        """Return another sequence that goes on from here, with room for so many tokens in all.
-
-        Raises:
-            MemoryBudgetError: If there are not as many free blocks.
-        """
-        table = sequence.table.fork(sequence.num_run, self.cache.copy_block)
-        try:
-            table.reserve(num_tokens)
-        except BaseException:
-            table.release()
-            raise
-        return KeptSequence(list(sequence.ids), table, sequence.num_run, sequence.adapter)
-
-    def grow(self, sequence: KeptSequence, num_tokens: int, most: int) -> None:
-        """Give a sequence room for so many tokens, and the cache as many more blocks as that takes, or twice as many.
-
-        Raises:
-            MemoryBudgetError: If there is not that much memory.
-        """
-        missing = blocks_for(num_tokens) - len(sequence.table.blocks) - self._pool.num_free
-        if missing > 0:
-            before = self.cache.num_blocks
-            num_blocks = max(before + missing, min(2 * blocks_for(num_tokens), blocks_for(most)))
-            self.cache.grow(num_blocks)
-            self._pool.add(num_blocks - before)
-        sequence.table.reserve(num_tokens)
-
-
-class PrefixCache:
-    """The keys and values of one growing sequence, so that a dialog's next turn computes only what is new."""
-
-    def __init__(self, runner: Runner, dtype: CacheDtype = "auto") -> None:
-        self._start(runner, dtype)
-
-    def _start(self, runner: Runner, dtype: CacheDtype) -> None:
-        self.runner = runner
-        self.memory = Memory(runner, 0, dtype)
-        self.sequence = self.memory.begin(())
-
-    def use(self, runner: Runner, dtype: CacheDtype) -> None:
-        """Go on with this runner and dtype; what was kept otherwise is dropped, as it is another model's or rounded."""
-        if runner is not self.runner or dtype != self.memory.dtype:
-            self._start(runner, dtype)
-
-    def begin(self, ids: Sequence[int], num_tokens: int) -> KeptSequence:
-        """Return the sequence with exactly `ids`; what it has in common with what was there is not run again.
-
-        Whoever had the sequence before has it no longer: its blocks are this one's, and `generate_tokens` refuses to go
-        on.
-
-        Args:
-            ids: The whole sequence.
-            num_tokens: How many tokens it may grow to.
-
-        Raises:
-            MemoryBudgetError: If there is not that much memory.
-        """
-        kept, same = self.sequence, 0
-        while same < min(len(ids) - 1, kept.num_run) and ids[same] == kept.ids[same]:
-            same += 1
-        self.sequence = KeptSequence(list(ids), kept.table, same)
-        self.memory.grow(self.sequence, num_tokens, self.runner.config.max_position_embeddings)
-        return self.sequence
 
 
 def advance(runner: Runner, cache: Cache, sequences: Sequence[KeptSequence], chunk: int = PREFILL_CHUNK) -> Logits:

@@ -1,12 +1,17 @@
 """How an answer is made: the options of `Llama.generate` and its like, by name and type. Never torch."""
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import TypedDict, cast, get_args
 
-from llamarium.errors import check_choice
-from llamarium.generation.params import GenerationOptions
-from llamarium.generation.speculate import PromptLookup
+from llamarium.engine.draft import DraftModel
+from llamarium.engine.speculate import PromptLookup
+from llamarium.errors import OptionError, check_choice, show_value
+from llamarium.generation.text_model import TextModel
 from llamarium.runtime.runner import CacheDtype
+from llamarium.sampling.params import GenerationOptions
+
+AskedSpeculation = PromptLookup | DraftModel | TextModel | None
+"""What guesses tokens, or a model that is to."""
 
 
 class AnswerOptions(GenerationOptions, total=False):
@@ -16,35 +21,118 @@ class AnswerOptions(GenerationOptions, total=False):
         use_cache: False recomputes everything for every token.
         prompt_lookup: True, or a `PromptLookup`, guesses tokens from what was said before: the same answer, sooner
             where it repeats prompt or itself.
+        draft_model: A smaller `Llama` with the same vocabulary guesses tokens: the same answer, sooner where it is
+            right often enough. A `DraftModel` goes on with what it has learned.
         kv_cache_dtype: What keys and values are kept in: "auto" is the model's dtype, "int8" about half of bfloat16's
             memory.
     """
 
     use_cache: bool
     prompt_lookup: bool | PromptLookup
+    draft_model: TextModel | DraftModel | None
     kv_cache_dtype: CacheDtype
+
+
+class RequestOptions(TypedDict, total=False):
+    """How a request is treated, apart from what is asked of the sampler.
+
+    Attributes:
+        timeout_s: Seconds after which it ends with a `RequestTimeoutError`.
+        adapter: Which of the engine's adapters answers; None is the model as it is.
+        salt: Keys and values are shared only with requests of the same; a secret one makes a prefix one's own.
+        must_keep_up: End the answer with an error where its reader falls far behind, instead of keeping all of it.
+    """
+
+    timeout_s: float | None
+    adapter: str | None
+    salt: str
+    must_keep_up: bool
+
+
+class StreamOptions(GenerationOptions, RequestOptions, total=False):
+    """The options of `TextEngine.stream`."""
+
+
+class EngineOptions(TypedDict, total=False):
+    """The options of `Llama.engine`.
+
+    Attributes:
+        kv_memory: Bytes of keys and values; None is a quarter of the memory that is free now, 4 GiB at most.
+        max_num_seqs: How many answers run side by side at most; the others wait.
+        kv_cache_dtype: What keys and values are kept in; "int8" takes about half of bfloat16's memory.
+        prompt_lookup: As in `AnswerOptions`, for all answers; what one has shown of the costs serves the next.
+        draft_model: As in `AnswerOptions`; its keys and values are part of `kv_memory`.
+    """
+
+    kv_memory: int | None
+    max_num_seqs: int
+    kv_cache_dtype: CacheDtype
+    prompt_lookup: bool | PromptLookup
+    draft_model: TextModel | DraftModel | None
 
 
 @dataclass(frozen=True, slots=True)
-class Passing:
+class PassOptions:
     """How an answer's passes are run; see `AnswerOptions`."""
 
     use_cache: bool
-    lookup: PromptLookup | None
+    speculation: AskedSpeculation
     kv_cache_dtype: CacheDtype
 
 
-def split_options(options: AnswerOptions) -> Passing:
+def split_options(options: AnswerOptions) -> PassOptions:
     """Take how passes are run out of some options, and leave the sampler's.
 
     Raises:
         OptionError: If a value is none of those that there are.
     """
-    use_cache, lookup = options.pop("use_cache", True), options.pop("prompt_lookup", False)
-    kv_cache_dtype = options.pop("kv_cache_dtype", "auto")
+    use_cache, kv_cache_dtype = options.pop("use_cache", True), options.pop("kv_cache_dtype", "auto")
     check_choice("use_cache", use_cache, (True, False))
     check_choice("kv_cache_dtype", kv_cache_dtype, get_args(CacheDtype))
+    speculation = asked_speculation(options.pop("prompt_lookup", False), options.pop("draft_model", None))
+    return PassOptions(use_cache, speculation, kv_cache_dtype)
+
+
+def asked_speculation(prompt_lookup: object, draft_model: object) -> AskedSpeculation:
+    """Return what two options ask for.
+
+    Raises:
+        OptionError: If a value is none of those that there are, or both are given.
+    """
+    lookup = prompt_lookup
     if not isinstance(lookup, PromptLookup):
         check_choice("prompt_lookup", lookup, (True, False, None))
         lookup = PromptLookup() if lookup else None
-    return Passing(use_cache, lookup, kv_cache_dtype)
+    draft = _checked_draft(draft_model)
+    if lookup is not None and draft is not None:
+        raise OptionError("prompt_lookup and draft_model both guess the next tokens; give one of them")
+    return lookup or draft
+
+
+def _checked_draft(draft: object) -> TextModel | DraftModel | None:
+    if draft is None or isinstance(draft, DraftModel):
+        return draft
+    if not all(hasattr(draft, name) for name in ("runner", "optional_tokenizer")):
+        raise OptionError(f"draft_model is {show_value(draft)}; expected a model as llamarium.load() returns it")
+    return cast(TextModel, draft)
+
+
+def split_request(options: StreamOptions) -> RequestOptions:
+    """Take how a request is treated out of its options, and leave the sampler's."""
+    how = RequestOptions()
+    for name in RequestOptions.__annotations__:
+        if name in options:
+            how[name] = options.pop(name)
+    return how
+
+
+def check_timeout(timeout_s: object) -> None:
+    """Refuse what is no time that a request may have.
+
+    Raises:
+        OptionError: For that.
+    """
+    if timeout_s is None:
+        return
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:  # false for NaN
+        raise OptionError(f"timeout_s is {show_value(timeout_s)}; expected seconds, 0 or more")

@@ -41,6 +41,8 @@ _LARGEST_BATCH = 4096
 LM: Any = harness("api.model").LM
 _log = logging.getLogger("lm_eval.llamarium")  # below the harness's own, which shows it
 
+harness("models")  # its own models, which it registers by itself only while no other is known
+
 
 @harness("api.registry").register_model("llamarium")
 class LlamariumLM(LM):

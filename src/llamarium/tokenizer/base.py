@@ -11,18 +11,21 @@ Three rules hold for every vocabulary:
 
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from llamarium.errors import ChatFormatError, ContextLengthError, TokenizerError, escape, show_value
 from llamarium.tokenizer.streaming import StreamDecoder
+from llamarium.tokenizer.text import check_text
 
 if TYPE_CHECKING:
     from llamarium.tokenizer.bpe import ByteLevelBPE, Explanation
-    from llamarium.tokenizer.chat import ChatFormat
+    from llamarium.tokenizer.chat.format import ChatFormat
+    from llamarium.tokenizer.tools.definition import ToolDefinition
+    from llamarium.tokenizer.tools.forms import ToolForm
 
 _PLAIN_CHARACTERS = 16  # for each token that fits: a text of up to so many is encoded at once
 _PART_CHARACTERS = 2**16
@@ -142,13 +145,13 @@ class Tokenizer:
     @cached_property
     def chat_format(self) -> "ChatFormat | None":
         """How a dialog becomes ids: built in for Llama 3 and ChatML, else the file's template, else None."""
-        from llamarium.tokenizer.chat import choose_format
+        from llamarium.tokenizer.chat.choose import choose_format
 
         return choose_format(self)
 
-    def with_chat_template(self, template: str) -> "Tokenizer":
+    def with_chat_template(self, template: str) -> Self:
         """Return a tokenizer of the same vocabulary whose dialogs, and saved files, are of another template."""
-        return Tokenizer(
+        return type(self)(
             self.backend,
             self.special,
             vocab_size=self.vocab_size,
@@ -197,8 +200,9 @@ class Tokenizer:
             count += len(self.backend.encode(text[start : start + _PART_CHARACTERS]))
             if count > 2 * num_tokens:
                 raise ContextLengthError(
-                    f"the text has {len(text):,} characters, of which the first {start + _PART_CHARACTERS:,} alone are "
-                    f"{count:,} tokens, and the model's context holds {num_tokens:,}; use a shorter text"
+                    f"the prompt is too long: of its {len(text):,} characters the first {start + _PART_CHARACTERS:,} "
+                    f"alone are {count:,} tokens; this model's maximum context length is {num_tokens} tokens: "
+                    "use a shorter text"
                 )
 
     def _encode_parsed(self, text: str) -> list[int]:
@@ -269,17 +273,20 @@ class Tokenizer:
         text = b"".join([visible(i, skip_special_tokens) for i in ids]).decode("utf-8", "replace")
         return text.removeprefix(" ") if self.strip_first_space else text
 
-    def stream(self, *, skip_special_tokens: bool = True, continuation: bool = False) -> StreamDecoder:
+    def stream(
+        self, *, skip_special_tokens: bool = True, continuation: bool = False, spelled: Collection[int] = ()
+    ) -> StreamDecoder:
         """Return a decoder that takes one id at a time and shows complete characters only.
 
         Args:
             skip_special_tokens: Leave control tokens out, rather than spell them.
+            spelled: Control tokens that are spelled all the same: those that announce calls, say.
             continuation: The ids go on where other text ended, such as a prompt: a space at their beginning is part
                 of the text. Otherwise they are a text of their own, and Llama 2's space before it is taken away, as
                 `decode` does.
         """
         return StreamDecoder(
-            lambda token_id: self.visible_bytes(token_id, skip_special_tokens),
+            lambda token_id: self.visible_bytes(token_id, skip_special_tokens and token_id not in spelled),
             strip_first_space=self.strip_first_space and not continuation,
         )
 
@@ -344,22 +351,27 @@ class Tokenizer:
             )
         return explanation
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
-        """Return the ids of a dialog, BOS included where the format has one.
-
-        Args:
-            messages: Each with `role` (system, user, assistant, tool) and `content`, a str.
-            add_generation_prompt: End with the header of the assistant's next message.
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: "Sequence[ToolDefinition]" = (),
+        tool_form: "ToolForm | None" = None,
+    ) -> list[int]:
+        """Return the ids of a dialog, BOS included where the format has one; arguments as `ChatFormat.encode`.
 
         Raises:
             ChatFormatError: If the vocabulary has no chat format or the dialog does not fit it.
+            ToolError: If there are tools that the format does not write.
         """
         if self.chat_format is None:
             raise ChatFormatError(
                 f"{self.source}: no chat template and no control tokens of a known dialog format (Llama 3, ChatML); "
                 "this is a base model's tokenizer: continue a text (`llamarium generate`), or choose a chat model"
             )
-        return self.chat_format.encode(messages, add_generation_prompt=add_generation_prompt)
+        form = self.chat_format
+        return form.encode(messages, add_generation_prompt=add_generation_prompt, tools=tools, tool_form=tool_form)
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, or `characters.json`, into `folder`.
@@ -368,23 +380,6 @@ class Tokenizer:
             OutputError: If a file cannot be written.
         """
         self.backend.save(Path(folder), self)
-
-
-def check_text(text: object) -> None:
-    """Refuse what is no text.
-
-    Raises:
-        TokenizerError: For another type, or a lone surrogate: half of a UTF-16 pair, which no UTF-8 text holds.
-    """
-    if not isinstance(text, str):
-        raise TokenizerError(f"expected text (str), found {type(text).__name__}")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise TokenizerError(
-            f"the text holds the lone surrogate U+{ord(text[error.start]):04X} at character {error.start}; it is no "
-            'valid Unicode: read the source with its own encoding, or use errors="replace"'
-        ) from None
 
 
 def _index(token_id: int) -> int:

@@ -20,14 +20,14 @@ def load_tokenizer_file(path: Path) -> Tokenizer:
     """
     file = _find(Path(path))
     if file.suffix == ".model":
-        from llamarium.tokenizer.meta import load_meta
+        from llamarium.tokenizer.backends.meta import load_meta
 
         return load_meta(file)
     if file.name == "characters.json":
-        from llamarium.tokenizer.characters import CharacterTokenizer
+        from llamarium.tokenizer.backends.characters import CharacterTokenizer
 
         return CharacterTokenizer.from_file(file)
-    from llamarium.tokenizer.hf import load_huggingface
+    from llamarium.tokenizer.backends.huggingface import load_huggingface
 
     return load_huggingface(file)
 

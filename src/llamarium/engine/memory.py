@@ -1,0 +1,51 @@
+"""How much memory keys and values get. Never torch."""
+
+import os
+from pathlib import Path
+
+from llamarium.engine.engine import SERVING_BLOCK_SIZE
+from llamarium.errors import OptionError
+from llamarium.runtime.blocks import blocks_for
+from llamarium.runtime.runner import CacheDtype, Runner
+
+MAX_KV_BYTES = 4 * 2**30
+"""Of keys and values, where nobody says how many."""
+
+_SHARE = 1 / 4  # of the memory that is free
+
+
+def num_blocks_for(
+    runner: Runner, kv_memory: int | None, max_num_seqs: int, kv_cache_dtype: CacheDtype, draft: Runner | None = None
+) -> int:
+    """Return how many blocks a cache gets.
+
+    Args:
+        runner: Executes the model.
+        kv_memory: Bytes; None is a quarter of the memory that is free now, 4 GiB at most.
+        max_num_seqs: How many answers run side by side; more than their whole contexts is never needed.
+        kv_cache_dtype: What keys and values are kept in.
+        draft: Executes a draft model, which gets as many blocks of its own out of the same memory.
+
+    Raises:
+        OptionError: If there is not room for one block.
+    """
+    caches = [one.new_cache(1, kv_cache_dtype, SERVING_BLOCK_SIZE) for one in (runner, draft) if one is not None]
+    block_bytes = sum(cache.num_bytes for cache in caches)
+    if kv_memory is None:
+        kv_memory = max(block_bytes, min(MAX_KV_BYTES, round(_SHARE * free_bytes())))
+    if kv_memory < block_bytes:
+        raise OptionError(
+            f"kv_memory is {kv_memory} bytes; expected at least {block_bytes}, which keys and values of "
+            f"{SERVING_BLOCK_SIZE} tokens take"
+        )
+    most = max_num_seqs * blocks_for(runner.config.max_position_embeddings, SERVING_BLOCK_SIZE)
+    return min(kv_memory // block_bytes, most)
+
+
+def free_bytes() -> int:
+    """Return the memory that programs may take: Linux says it, elsewhere it is what the machine has."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,134 @@
+"""What the blocks of a cache hold, so that a prompt whose beginning was run before is not run again. Never torch.
+
+A block's key is a hash of everything that its keys and values depend on: the tokens in it, the key of the block before
+it, and at the root whatever else changes them (the adapter, a salt; model, rotation and dtype are one engine's own). A
+hit also compares the tokens. Of a block that is shared in part only, its new owner gets a copy.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice, takewhile
+
+import numpy as np
+
+from llamarium.runtime.blocks import BlockPool
+
+Key = bytes
+
+_MAX_COMPARED = 64  # blocks that go on from the same place with the same token
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What is there of a prompt.
+
+    Attributes:
+        blocks: Blocks that hold its beginning, whole.
+        keys: Of each of them.
+        partial: A block whose first tokens go on from there, or None.
+        num_partial: How many of its tokens do.
+        is_all: Whether these are all that it holds.
+        missing: The key of the first whole block that is not there, or None.
+    """
+
+    blocks: list[int]
+    keys: list[Key]
+    partial: int | None = None
+    num_partial: int = 0
+    is_all: bool = False
+    missing: Key | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    parent: Key
+    ids: tuple[int, ...]
+    key: Key
+
+
+def root_key(*what: object) -> Key:
+    """Return the key that a sequence's first block goes on from: of all that changes its keys and values but tokens."""
+    return hashlib.blake2b(repr(what).encode(), digest_size=16).digest()
+
+
+def block_key(parent: Key, ids: Sequence[int]) -> Key:
+    """Return the key of a block with these tokens, after the block with the key `parent`."""
+    return hashlib.blake2b(parent + np.array(ids, np.int64).tobytes(), digest_size=16).digest()
+
+
+class PrefixIndex:
+    """Finds the blocks that hold the beginning of a prompt.
+
+    Args:
+        num_blocks: Of the cache.
+        block_size: Its slots of a block.
+
+    Attributes:
+        pool: The cache's blocks.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.pool = BlockPool(num_blocks, block_size, self._forget)
+        self._contents: dict[int, _Content] = {}
+        self._blocks: dict[Key, int] = {}
+        self._children: defaultdict[tuple[Key, int], dict[int, None]] = defaultdict(dict)  # by parent and first token
+
+    def find(self, root: Key, ids: Sequence[int]) -> Match:
+        """Return what is there of `ids`; the caller owns none of it yet."""
+        size = self.pool.block_size
+        blocks, keys, parent = list[int](), list[Key](), root
+        for start in range(0, len(ids), size):
+            part = tuple(ids[start : start + size])
+            key = block_key(parent, part)
+            block = self._blocks.get(key)
+            if block is None or len(part) < size or self._contents[block].ids != part:
+                return Match(blocks, keys, *self._longest(parent, part), key if len(part) == size else None)
+            blocks.append(block)
+            keys.append(key)
+            parent = key
+        return Match(blocks, keys)
+
+    def enter(self, parent: Key, block: int, ids: Sequence[int]) -> Key:
+        """Note what a block holds, and return its key; a second one with the same content is not noted.
+
+        Args:
+            parent: The key of the block before it, or the root's.
+            block: Somebody owns it, and nobody will write to these slots again.
+            ids: The tokens in it, at least one; fewer than its slots only if it is a sequence's last.
+        """
+        content = _Content(parent, tuple(ids), block_key(parent, ids))
+        if content.key not in self._blocks and block not in self._contents:
+            self.pool.keep(block)
+            self._contents[block] = content
+            self._blocks[content.key] = block
+            self._children[parent, content.ids[0]][block] = None
+        return content.key
+
+    def take_out(self, block: int) -> None:
+        """Forget what a block holds, as its only owner is going to write to it."""
+        self.pool.unkeep(block)
+        self._forget(block)
+
+    def _longest(self, parent: Key, ids: tuple[int, ...]) -> tuple[int | None, int, bool]:
+        """Return the block after `parent` with the most first tokens in common, how many, and if it holds no others.
+
+        Of equals it is the newest. Of many that begin with the same token only the newest are looked at: a miss costs
+        the tokens of a part of a block, and looking at thousands of blocks would cost more.
+        """
+        best, most = None, 0
+        for block in islice(reversed(self._children.get((parent, ids[0]), {})), _MAX_COMPARED):
+            pairs = zip(self._contents[block].ids, ids, strict=False)
+            count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            if count > most:
+                best, most = block, count
+        return best, most, best is not None and most == len(self._contents[best].ids)
+
+    def _forget(self, block: int) -> None:
+        content = self._contents.pop(block)
+        del self._blocks[content.key]
+        place = content.parent, content.ids[0]
+        del self._children[place][block]
+        if not self._children[place]:
+            del self._children[place]

@@ -1,0 +1,164 @@
+"""What is asked of the engine, and what it says: ids, never text. Never torch."""
+
+import heapq
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from llamarium.config import ModelConfig
+from llamarium.engine.pooling import Pooling, Vector
+from llamarium.engine.scoring import PromptScores
+from llamarium.errors import ContextLengthError, InputError, MemoryBudgetError
+from llamarium.sampling.constraint import CompiledGrammar
+from llamarium.sampling.params import SamplingParams
+
+FinishReason = Literal["stop", "length", "error", "timeout"]
+
+_FEW_DEADLINES = 64  # that are kept without looking through them
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt, and how it is to be answered.
+
+    Attributes:
+        prompt_ids: Its tokens, at least one.
+        params: What is asked of the sampler; `n` answers share the prompt.
+        stop_ids: Ids that end an answer, besides the parameters' own; the stop id itself is told.
+        adapter: Which of the runner's adapters is used, -1 for none.
+        salt: Keys and values are shared only with requests of the same.
+        grammar: What the parameters' grammar compiles to, where they have one.
+        deadline_s: When it ends though it is not finished, by the engine's clock.
+        pooling: Not an answer is wanted but the prompt's vector, of these hidden states; `params` say nothing then.
+    """
+
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    stop_ids: Collection[int] = ()
+    adapter: int = -1
+    salt: str = ""
+    grammar: CompiledGrammar | None = None
+    deadline_s: float = math.inf
+    pooling: Pooling | None = None
+
+
+class TokenEvent(NamedTuple):
+    """One new token of one answer, or its end without one.
+
+    Attributes:
+        request: Which request, as `Engine.add` numbered it.
+        row: Which of its answers, 0 to n - 1.
+        token_id: The token; below 0 where there is none: a `NoToken`, if that says why.
+        logprob: Its log-probability under the model, before any sampling parameter; NaN unless asked for.
+        top: The most probable (id, logprob) pairs, as many as `logprobs` asked for.
+        finish_reason: "stop" after a stop id or where a grammar's text is complete, "length" at `max_tokens` or the end
+            of the context, "error" where no token could be chosen, "timeout" at the request's deadline, else None.
+        num_cached: Of the prompt's tokens, how many were not run for it, as their keys and values were there.
+        prompt_scores: Of the prompt, with an answer's first token, where the request asked for them.
+        vector: The prompt's, where the request asked for that; it ends with "stop" then, and with
+            "error" where its hidden states are no numbers.
+    """
+
+    request: int
+    row: int
+    token_id: int
+    logprob: float = math.nan
+    top: tuple[tuple[int, float], ...] = ()
+    finish_reason: FinishReason | None = None
+    num_cached: int = 0
+    prompt_scores: PromptScores | None = None
+    vector: Vector | None = None
+
+
+def limit_of(config: ModelConfig, request: Request) -> int:
+    """Return at how many tokens, prompt included, an answer to a request ends."""
+    return min(len(request.prompt_ids) + request.params.max_tokens, config.max_position_embeddings)
+
+
+def room_of(config: ModelConfig, request: Request) -> int:
+    """Return for how many tokens there must be room, if the last one is not run: the prompt's is."""
+    return max(limit_of(config, request), len(request.prompt_ids) + 1)
+
+
+def check_prompt(config: ModelConfig, prompt: Sequence[int], name: str = "the prompt", *, room: int = 1) -> None:
+    """Refuse what the model cannot continue.
+
+    Args:
+        config: The model's.
+        prompt: Token ids.
+        name: Of the prompt, for messages.
+        room: How many tokens an answer has at least.
+
+    Raises:
+        InputError: For an empty prompt or an id outside the vocabulary.
+        ContextLengthError: If it leaves no room in the context.
+    """
+    if not prompt:
+        raise InputError(f"{name} has no tokens; expected at least one (a model with a BOS token adds it)")
+    if min(prompt) < 0 or max(prompt) >= config.vocab_size:
+        span = f"{min(prompt)}..{max(prompt)}"
+        raise InputError(f"{name} has token ids {span}; expected 0..{config.vocab_size - 1}")
+    if len(prompt) + room > config.max_position_embeddings:
+        raise too_long(len(prompt), None, config.max_position_embeddings, name)
+
+
+def too_long(num_prompt: int, wanted: int | None, most: int, name: str = "the prompt") -> ContextLengthError:
+    """Return the error of a prompt that does not fit, with both numbers.
+
+    Clients know by the words of OpenAI's and Anthropic's messages that a shorter prompt would help.
+
+    Args:
+        num_prompt: The prompt's tokens.
+        wanted: More that are asked for; None is any number.
+        most: That fit, prompt and answer together.
+        name: Of the prompt, for messages.
+    """
+    asks = "" if wanted is None else f" and asks for {wanted} more, {num_prompt + wanted} together"
+    return ContextLengthError(
+        f"{name} is too long: it has {num_prompt} tokens{asks}; this model's maximum context length is {most} tokens, "
+        "prompt and answer together: shorten the prompt, or ask for fewer tokens"
+    )
+
+
+def no_room(request: Request, num_slots: int, most: int) -> MemoryBudgetError:
+    """Return the error of a request that the whole cache has not room for.
+
+    Args:
+        request: The request.
+        num_slots: Tokens that the cache holds.
+        most: Tokens of prompt and answer together: the last one is not held.
+    """
+    num_tokens = len(request.prompt_ids)
+    if request.pooling is not None:
+        return MemoryBudgetError(
+            f"the text has {num_tokens} tokens, and the cache has room for {num_slots}; use a shorter text"
+        )
+    return MemoryBudgetError(
+        f"the prompt has {num_tokens} tokens and asks for {request.params.max_tokens} more, and the cache has room for "
+        f"{most}; shorten the prompt, or ask for fewer tokens"
+    )
+
+
+class Deadlines:
+    """The deadlines of requests, by the engine's clock."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int]] = []
+
+    def add(self, deadline_s: float, number: int, live: Collection[int]) -> None:
+        """Note a request's.
+
+        Those of requests that have ended are forgotten once they are most of what is kept: they may be far away.
+        """
+        if deadline_s == math.inf:
+            return
+        if len(self._heap) > 2 * len(live) + _FEW_DEADLINES:
+            self._heap = [one for one in self._heap if one[1] in live]
+            heapq.heapify(self._heap)
+        heapq.heappush(self._heap, (deadline_s, number))
+
+    def due(self, now_s: float) -> Iterator[int]:
+        """Yield the requests whose deadline has passed, ended ones among them."""
+        while self._heap and self._heap[0][0] <= now_s:
+            yield heapq.heappop(self._heap)[1]

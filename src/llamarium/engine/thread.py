@@ -1,0 +1,263 @@
+"""An engine in a thread of its own, for callers in any other. Never torch.
+
+Callers leave what they want in a queue; between two steps the engine's thread takes it, and hands out what came of the
+step. A caller's own function is called there, so it must be quick and must not raise.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, TypeVar
+
+from llamarium.engine.counts import Counts
+from llamarium.engine.engine import Engine
+from llamarium.engine.request import Request, TokenEvent
+from llamarium.engine.scheduler import Answer
+from llamarium.errors import EngineStoppedError, GaveWayError, MemoryBudgetError
+
+Deliver = Callable[[Sequence[TokenEvent] | Exception], None]
+"""Takes what came of a step for one request, or why nothing more will come."""
+
+State = Literal["ready", "draining", "stopped", "broken"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What an engine was doing after its last step.
+
+    Attributes:
+        running: Answers that have blocks.
+        waiting: Answers that wait.
+        used_blocks: Blocks that answers have.
+        num_blocks: Of the cache.
+        counts: What it has done so far.
+    """
+
+    running: int
+    waiting: int
+    used_blocks: int
+    num_blocks: int
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    answers: list[Answer]
+    deliver: Deliver
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    number: int
+    row: int | None
+
+
+class _EndAll:
+    """End every request that is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read(Generic[T]):
+    work: Callable[[Engine], T]
+    found: Future[T]
+
+    def do(self, engine: Engine) -> None:
+        """Do the work, unless nobody waits for it any more; what it raises is theirs."""
+        if not self.found.set_running_or_notify_cancel():
+            return
+        try:
+            self.found.set_result(self.work(engine))
+        except Exception as error:  # noqa: BLE001 - it is who reads that has failed, and not the engine
+            self.found.set_exception(error)
+
+    def refuse(self, error: Exception) -> None:
+        """Say why the work will not be done."""
+        if self.found.set_running_or_notify_cancel():
+            self.found.set_exception(error)
+
+
+class EngineThread:
+    """Runs an engine until it is closed.
+
+    Attributes:
+        engine: Only its `prepare`, and what never changes, is for others.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._commands = queue.SimpleQueue[_Begin | _Abort | _Read[Any] | _EndAll | None]()
+        self._deliver: dict[int, Deliver] = {}
+        self._failure: BaseException | None = None
+        self._closing = False
+        self._snapshot = self._look()
+        self._lock = threading.Lock()  # no request is put into the queue after the last command
+        self._thread = threading.Thread(target=self._serve, name="llamarium-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def state(self) -> State:
+        """What it is up to."""
+        if self._failure is not None:
+            return "broken"
+        if not self._closing:
+            return "ready"
+        return "draining" if self._thread.is_alive() else "stopped"
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why it broke, if it did."""
+        return self._failure
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What it was doing after its last step."""
+        return self._snapshot
+
+    def submit(self, request: Request, deliver: Deliver) -> int:
+        """Begin a request and return its number.
+
+        Args:
+            request: What is asked.
+            deliver: Is called by the engine's thread.
+
+        Raises:
+            EngineStoppedError: If the engine takes no more requests.
+            LlamariumError: As `Engine.prepare`.
+        """
+        answers = self.engine.prepare(request)
+        self._ask(_Begin(answers, deliver))
+        return answers[0].number
+
+    def read(self, work: Callable[[Engine], T]) -> Future[T]:
+        """Have something looked at between two steps, by the engine's thread.
+
+        Args:
+            work: Must be quick, change nothing, and return nothing that the engine goes on changing.
+
+        Returns:
+            What it returns, once that is there.
+
+        Raises:
+            EngineStoppedError: If the engine takes no more requests.
+        """
+        found = Future[T]()
+        self._ask(_Read(work, found))
+        return found
+
+    def _ask(self, command: "_Begin | _Read[Any]") -> None:
+        with self._lock:
+            if self._failure is not None:
+                raise EngineStoppedError(f"the engine has broken: {self._failure}")
+            if self._closing:
+                raise EngineStoppedError("the engine is being closed and takes no more requests")
+            self._commands.put(command)
+
+    def abort(self, number: int, row: int | None = None) -> None:
+        """End a request, or one of its answers, before the next step; nothing more is told of it."""
+        self._commands.put(_Abort(number, row))
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Take no more requests, let those that are there come to an end, and stop.
+
+        Args:
+            timeout_s: After so many seconds those that are left are ended with an error; None waits as long as it
+                takes.
+
+        Returns:
+            Whether all came to their end.
+        """
+        with self._lock:
+            self._closing = True
+            self._commands.put(None)
+        self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            return self._failure is None
+        self._commands.put(_EndAll())
+        self._thread.join()
+        return False
+
+    def _serve(self) -> None:
+        try:
+            while self._take_commands():
+                try:
+                    events = self.engine.step()
+                except MemoryBudgetError as error:
+                    self._give_way(error)
+                else:
+                    self._hand_out(events)
+        except BaseException as error:  # noqa: BLE001 - whatever it was, those who wait must hear of it
+            self._fail(error)
+
+    def _hand_out(self, events: Sequence[TokenEvent]) -> None:
+        for number, own in _by_request(events).items():
+            deliver = self._deliver.get(number)  # nobody, where it gave way after these were chosen
+            if deliver is None:
+                continue
+            if not self.engine.is_live(number):
+                del self._deliver[number]
+            deliver(own)
+
+    def _give_way(self, error: MemoryBudgetError) -> None:
+        """End one request where there is no memory for a step with all of them."""
+        number = self.engine.give_way()
+        if number is None:
+            raise error
+        message = f"there was no memory for all answers that were run, and this one was ended: {error}; ask again later"
+        self._end(number, GaveWayError(message))
+
+    def _take_commands(self) -> bool:
+        """Do what was asked for; wait for it where there is nothing else to do. False when all is done."""
+        while True:
+            self._snapshot = self._look()
+            try:
+                command = self._commands.get(block=self.engine.is_idle and not self._closing)
+            except queue.Empty:
+                return not (self._closing and self.engine.is_idle)
+            if isinstance(command, _Begin):
+                self._deliver[self.engine.start(command.answers)] = command.deliver
+            elif isinstance(command, _Abort):
+                self.engine.abort(command.number, command.row)
+                if not self.engine.is_live(command.number):
+                    self._deliver.pop(command.number, None)
+            elif isinstance(command, _Read):
+                command.do(self.engine)
+            elif isinstance(command, _EndAll):
+                self._end_all()
+
+    def _end_all(self) -> None:
+        for number in list(self._deliver):
+            self.engine.abort(number)
+            self._end(number, EngineStoppedError("the engine was closed before the answer came to its end"))
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._failure = error
+        while not self._commands.empty():
+            command = self._commands.get()
+            if isinstance(command, _Begin):
+                self._deliver[command.answers[0].number] = command.deliver
+            elif isinstance(command, _Read):
+                command.refuse(EngineStoppedError(f"the engine has broken: {error}"))
+        for number in list(self._deliver):
+            self._end(number, EngineStoppedError(f"the engine has broken: {error}"))
+
+    def _end(self, number: int, error: Exception) -> None:
+        deliver = self._deliver.pop(number, None)
+        if deliver is not None:
+            deliver(error)
+
+    def _look(self) -> Snapshot:
+        engine = self.engine
+        counts = replace(engine.counts)
+        return Snapshot(engine.num_running, engine.num_waiting, engine.num_used_blocks, engine.num_blocks, counts)
+
+
+def _by_request(events: Sequence[TokenEvent]) -> dict[int, list[TokenEvent]]:
+    found: dict[int, list[TokenEvent]] = {}
+    for event in events:
+        found.setdefault(event.request, []).append(event)
+    return found

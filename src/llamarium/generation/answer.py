@@ -1,0 +1,103 @@
+"""Answers in text: what `generate_tokens` chooses, as completions or piece by piece. Never torch."""
+
+from collections.abc import Iterator, Sequence
+
+from llamarium.errors import SamplingError
+from llamarium.generation.completion import Generation, Piece, RowText, row_texts
+from llamarium.generation.drafting import speculation_of
+from llamarium.generation.loop import PrefixCache, generate_tokens
+from llamarium.generation.options import PassOptions
+from llamarium.generation.text_model import TextModel, begins_text, compiled
+from llamarium.sampling.params import SamplingParams
+from llamarium.tokenizer.tools.request import ToolRequest
+
+
+def complete(
+    model: TextModel,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    how: PassOptions,
+    *,
+    new_text: bool = False,
+    tools: ToolRequest | None = None,
+) -> list[Generation]:
+    """Answer all prompts side by side.
+
+    Args:
+        model: Answers.
+        prompts: Their ids.
+        params: Of each.
+        how: How passes are run.
+        new_text: Answers are texts of their own, as in a dialog, rather than going on where a prompt ends.
+        tools: That may be called.
+
+    Raises:
+        LlamariumError: As `generate_tokens`. A row that no token could be chosen for gets a completion that says so.
+    """
+    tokenizer = model.tokenizer
+    begins = [new_text or begins_text(tokenizer, prompt) for prompt in prompts]
+    rows, prompt_of = row_texts(tokenizer, [params] * len(prompts), model.stop_ids, begins, tools)
+    cancelled: set[int] = set()
+    for event in generate_tokens(
+        model.runner,
+        prompts,
+        [params] * len(prompts),
+        stop_ids=model.stop_ids,
+        use_cache=how.use_cache,
+        kv_cache_dtype=how.kv_cache_dtype,
+        cancelled=cancelled,
+        speculation=speculation_of(model, how.speculation),
+        grammar=compiled(model, params),
+    ):
+        if rows[event.row].push(event).finish_reason is not None:
+            cancelled.add(event.row)
+    answers: list[list[RowText]] = [[] for _ in prompts]
+    for row, prompt_idx in zip(rows, prompt_of, strict=True):
+        answers[prompt_idx].append(row)
+    return [
+        Generation(tuple(ids), tuple(row.completion() for row in found), found[0].prompt_logprobs)
+        for ids, found in zip(prompts, answers, strict=True)
+    ]
+
+
+def stream(
+    model: TextModel,
+    prompt: list[int],
+    params: SamplingParams,
+    how: PassOptions,
+    *,
+    new_text: bool = False,
+    tools: ToolRequest | None = None,
+    prefix: PrefixCache | None = None,
+) -> Iterator[Piece]:
+    """Answer one prompt, piece by piece; arguments as for `complete`.
+
+    Args:
+        model: Answers.
+        prompt: Its ids.
+        params: With n 1.
+        how: How passes are run.
+        new_text: As for `complete`.
+        tools: As for `complete`.
+        prefix: Keeps keys and values from one turn of a dialog to the next.
+
+    Raises:
+        SamplingError: If more than one answer is asked for.
+        LlamariumError: As `generate_tokens`, or if no token could be chosen.
+    """
+    if params.n != 1:
+        raise SamplingError(f"n is {params.n}; streaming gives one answer, use generate() for several")
+    begins = new_text or begins_text(model.tokenizer, prompt)
+    (row,), _ = row_texts(model.tokenizer, [params], model.stop_ids, [begins], tools)
+    events = generate_tokens(
+        model.runner,
+        [prompt],
+        [params],
+        stop_ids=model.stop_ids,
+        use_cache=how.use_cache,
+        kv_cache_dtype=how.kv_cache_dtype,
+        prefix=prefix,
+        speculation=speculation_of(model, how.speculation),
+        grammar=compiled(model, params),
+    )
+    return row.pieces(events)

@@ -1,0 +1,99 @@
+"""What is asked of a model in a dialog: the messages, and the tools that it may call. Never torch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from llamarium.config import ModelConfig
+from llamarium.errors import SamplingError
+from llamarium.generation.options import AnswerOptions, StreamOptions
+from llamarium.generation.text_model import TextModel
+from llamarium.sampling.grammar.calls import grammar_of_calls
+from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
+from llamarium.sampling.params import GenerationOptions
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.chat.choose import choose_tool_form
+from llamarium.tokenizer.tools.definition import ToolDefinition
+from llamarium.tokenizer.tools.forms import ToolForm, check_form
+from llamarium.tokenizer.tools.functions import described
+from llamarium.tokenizer.tools.request import ToolRequest
+
+
+class ToolOptions(TypedDict, total=False):
+    """The tools of a dialog; all but the last as OpenAI's API has them.
+
+    Attributes:
+        tools: What the model may call: objects as OpenAI's API has them, functions of Python, or `ToolDefinition`.
+        tool_choice: "auto" leaves it to the model, "none" hides the tools from it, "required" has it call one; an
+            object names one that it has to call, or those that it may.
+        parallel_tool_calls: There may be several calls in one answer, which is the default.
+        tool_form: How tools and calls are written; None is what the model was trained with, as far as it is known.
+    """
+
+    tools: Sequence[Mapping[str, Any] | Callable[..., Any] | ToolDefinition] | None
+    tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool | None
+    tool_form: ToolForm | None
+
+
+class ChatOptions(AnswerOptions, ToolOptions, total=False):
+    """The options of an answer in a dialog."""
+
+
+class StreamChatOptions(StreamOptions, ToolOptions, total=False):
+    """The options of `TextEngine.stream_chat`."""
+
+
+def read_dialog(
+    model: TextModel, messages: Sequence[Mapping[str, Any]], tools: ToolOptions, options: GenerationOptions
+) -> tuple[list[int], ToolRequest]:
+    """Return a dialog's ids and its tools.
+
+    Args:
+        model: Is asked.
+        messages: The dialog.
+        tools: What it may call.
+        options: Of the sampler; where calls are held to a grammar, it is put into them.
+
+    Raises:
+        ToolError: By the field's path.
+        ChatFormatError: If the dialog does not fit the model's format.
+        SamplingError: If the answer is to have another form besides.
+    """
+    request = ToolRequest.read(
+        described(tools.get("tools")), tools.get("tool_choice"), tools.get("parallel_tool_calls")
+    )
+    form = tool_form_of(model.tokenizer, model.config, tools.get("tool_form"))
+    ids = model.tokenizer.chat(messages, tools=request.offered, tool_form=form)
+    given = [name for name in GRAMMAR_OPTIONS if options.get(name)]
+    if given and request.offered:
+        raise SamplingError(f"{given[0]} beside tools: an answer may be a call, so it has no other form; give one")
+    grammar = grammar_of_calls(request, form or own_tool_form(model.tokenizer))
+    if grammar is not None:
+        options["grammar"] = grammar
+    return ids, request
+
+
+def split_tools(options: ToolOptions) -> ToolOptions:
+    """Take the tools out of some options, and leave the others."""
+    tools = ToolOptions()
+    for name in ToolOptions.__annotations__:
+        if name in options:
+            tools[name] = options.pop(name)
+    return tools
+
+
+def tool_form_of(tokenizer: Tokenizer, config: ModelConfig, named: ToolForm | None = None) -> ToolForm | None:
+    """Return how a model is told of tools: what is named, else what it was trained with, else None for its own way.
+
+    Raises:
+        ToolError: If what is named is no form.
+    """
+    check_form(named)
+    if named is not None or tokenizer.chat_format is None:
+        return named
+    return choose_tool_form(tokenizer.chat_format, config)
+
+
+def own_tool_form(tokenizer: Tokenizer) -> ToolForm | None:
+    """Return how calls are written in a model's own way, or None if that is not known."""
+    return None if tokenizer.chat_format is None else tokenizer.chat_format.tool_form

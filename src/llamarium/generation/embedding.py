@@ -1,0 +1,61 @@
+"""Texts as vectors: what an engine makes of a prompt's hidden states. Never torch."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamarium.engine.request import Request, TokenEvent
+from llamarium.engine.thread import EngineThread
+from llamarium.errors import AnswerError, LlamariumError, RequestTimeoutError
+
+
+class Embedding(NamedTuple):
+    """A text's vector.
+
+    Attributes:
+        vector: float32 (D,), of length 1.
+        num_tokens: Of the text.
+        num_cached: How many of them were not run, as their keys and values were there.
+    """
+
+    vector: NDArray[np.float32]
+    num_tokens: int
+    num_cached: int
+
+
+def embed(thread: EngineThread, request: Request) -> Future[Embedding]:
+    """Ask an engine for a prompt's vector.
+
+    Args:
+        thread: The engine's.
+        request: With `pooling`.
+
+    Returns:
+        What has the vector, or the error, once it is there: a `RequestTimeoutError`, an `EngineStoppedError`, a
+        `GaveWayError`, or an `AnswerError` where the hidden states are no numbers. Whoever cancels it ends the request.
+
+    Raises:
+        LlamariumError: As `EngineThread.submit`.
+    """
+    future: Future[Embedding] = Future()
+
+    def deliver(came: Sequence[TokenEvent] | Exception) -> None:
+        with suppress(InvalidStateError):  # it was cancelled meanwhile
+            found = came if isinstance(came, Exception) else _embedding(came[-1], len(request.prompt_ids))
+            future.set_exception(found) if isinstance(found, Exception) else future.set_result(found)
+
+    number = thread.submit(request, deliver)
+    future.add_done_callback(lambda done: thread.abort(number) if done.cancelled() else None)
+    return future
+
+
+def _embedding(event: TokenEvent, num_tokens: int) -> Embedding | LlamariumError:
+    if event.finish_reason == "timeout":
+        return RequestTimeoutError("the vector was not there in the time that the request had")
+    if event.vector is None:
+        return AnswerError("the model's hidden states were NaN, infinite or zero, so there is no vector")
+    return Embedding(event.vector, num_tokens, event.num_cached)

@@ -1,0 +1,87 @@
+"""Log-probabilities with their tokens' texts: of an answer's tokens, and of a prompt's. Never torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+
+from llamarium.engine.scoring import PromptScores
+from llamarium.tokenizer.base import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One token that might have come.
+
+    Attributes:
+        token_id: Its id.
+        token: Its text, as tables show it.
+        logprob: Its natural log-probability under the model, before sampling parameters.
+    """
+
+    token_id: int
+    token: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob(Alternative):
+    """The token that came, and the most probable ones at that place.
+
+    Attributes:
+        top: The most probable tokens, best first; as many as `logprobs` asked for.
+    """
+
+    top: tuple[Alternative, ...]
+
+
+class PromptLogprobs(Sequence[TokenLogprob | None]):
+    """What each token of a prompt is told about: None for the first, as nothing comes before it.
+
+    A prompt may be long, so entries are made when they are looked at.
+
+    Args:
+        tokenizer: Knows the tokens' texts.
+        scores: Of the prompt.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, scores: PromptScores) -> None:
+        self._tokenizer, self._scores = tokenizer, scores
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """The prompt's tokens."""
+        return self._scores.ids
+
+    def __len__(self) -> int:
+        """Return how many tokens the prompt has."""
+        return len(self._scores.ids)
+
+    @overload
+    def __getitem__(self, place: int) -> TokenLogprob | None: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[TokenLogprob | None, ...]: ...
+    def __getitem__(self, place: int | slice) -> TokenLogprob | tuple[TokenLogprob | None, ...] | None:
+        """Return what is told of one token, or of several."""
+        places = range(len(self))[place]
+        return self._entry(places) if isinstance(places, int) else tuple(map(self._entry, places))
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other tells the same."""
+        if not isinstance(other, PromptLogprobs):
+            return NotImplemented
+        mine, theirs = self._scores, other._scores
+        return list(mine.ids) == list(theirs.ids) and all(
+            np.array_equal(getattr(mine, name)[1:], getattr(theirs, name)[1:])
+            for name in ("logprobs", "top_ids", "top_logprobs")
+        )
+
+    def _entry(self, place: int) -> TokenLogprob | None:
+        if place == 0:
+            return None
+        scores, text = self._scores, self._tokenizer.token_text
+        top_ids, top_logprobs = scores.top_ids[place].tolist(), scores.top_logprobs[place].tolist()
+        top = tuple(Alternative(i, text(i), logprob) for i, logprob in zip(top_ids, top_logprobs, strict=True))
+        token_id = scores.ids[place]
+        return TokenLogprob(token_id, text(token_id), float(scores.logprobs[place]), top)

@@ -1,0 +1,398 @@
+"""Many requests at once, in text: what `Llama.engine` returns. Never torch.
+
+    engine = llama.engine()
+    for piece in engine.stream("Once upon a time"): ...          # in any thread
+    async for piece in engine.stream("Once upon a time"): ...    # in any event loop
+
+A thread of the engine's own answers all of them side by side (`llamarium.engine`). Each gets the tokens that it would
+get alone.
+"""
+
+import asyncio
+import math
+import queue
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Self, Unpack, get_args
+
+from llamarium.adapters.files import SavedAdapter
+from llamarium.engine.draft import DraftModel
+from llamarium.engine.engine import MAX_NUM_SEQS, Engine
+from llamarium.engine.memory import num_blocks_for
+from llamarium.engine.pooling import Pooling
+from llamarium.engine.request import Request, TokenEvent
+from llamarium.engine.speculate import PromptLookup
+from llamarium.engine.thread import EngineThread, Snapshot, State
+from llamarium.errors import AnswerError, InputError, OptionError, RequestTimeoutError, SlowReaderError, check_choice
+from llamarium.generation.completion import Generation, Piece, RowText, row_texts
+from llamarium.generation.dialog import StreamChatOptions, read_dialog, split_tools
+from llamarium.generation.drafting import speculation_of_any
+from llamarium.generation.embedding import Embedding, embed
+from llamarium.generation.options import StreamOptions, asked_speculation, check_timeout, split_request
+from llamarium.generation.text_model import TextModel, begins_text, compiled
+from llamarium.runtime.runner import CacheDtype, Runner
+from llamarium.sampling.constraint import CompiledGrammar
+from llamarium.sampling.params import SamplingParams
+from llamarium.tokenizer.tools.request import ToolRequest
+
+MAX_BUFFERED = 4096
+"""Steps whose pieces may wait for a reader who is asked to keep up; then the answer ends with an error."""
+
+
+class Answers:
+    """The answers to one prompt, piece by piece, as an iterator in a thread or in an event loop; one of both.
+
+    With `n` answers the pieces come as they are made; `Piece.index` says whose each is. Whoever drops or closes it
+    ends the request.
+
+    Attributes:
+        prompt_ids: The prompt as the model sees it.
+        adapter: Which adapter answers; None is the model as it is.
+        num_cached: How many of its tokens were not run, as their keys and values were there; known with the first
+            piece.
+    """
+
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        rows: list[RowText],
+        *,
+        adapter: str | None = None,
+        most_buffered: float = math.inf,
+    ) -> None:
+        self.prompt_ids, self.adapter = tuple(prompt_ids), adapter
+        self.num_cached = 0
+        self._rows = rows
+        self._num_open = len(rows)
+        self._most_buffered = most_buffered
+        self._inbox = queue.SimpleQueue[Sequence[TokenEvent] | Exception]()
+        self._ready = deque[Piece]()
+        self._wake: Callable[[], object] = lambda: None
+        self._came: asyncio.Event | None = None
+        self._abort: Callable[[int | None], None] = lambda _: None
+
+    @property
+    def num_answers(self) -> int:
+        """How many there are to the prompt."""
+        return len(self._rows)
+
+    def begin(self, thread: EngineThread, request: Request) -> Self:
+        """Ask the engine.
+
+        Raises:
+            LlamariumError: As `EngineThread.submit`.
+        """
+        me = weakref.ref(self)
+
+        def deliver(came: Sequence[TokenEvent] | Exception) -> None:
+            if (answers := me()) is not None:
+                answers._take(came)
+
+        number = thread.submit(request, deliver)
+        self._abort = lambda row: thread.abort(number, row)
+        weakref.finalize(self, thread.abort, number)
+        return self
+
+    def __iter__(self) -> Self:
+        """Return this."""
+        return self
+
+    def __next__(self) -> Piece:
+        """Wait for the next piece.
+
+        Raises:
+            RequestTimeoutError: If the request's time is over.
+            EngineStoppedError: If the engine has stopped.
+            AnswerError, GaveWayError, SlowReaderError: If it was ended for one of their reasons.
+        """
+        while not self._ready:
+            if self._num_open == 0:
+                raise StopIteration
+            self._push(self._inbox.get())
+        return self._ready.popleft()
+
+    def __aiter__(self) -> Self:
+        """Return this."""
+        return self
+
+    async def __anext__(self) -> Piece:
+        """Wait for the next piece; raises as `__next__`."""
+        while not self._ready:
+            if self._num_open == 0:
+                raise StopAsyncIteration
+            self._push(await self._arrival())
+        return self._ready.popleft()
+
+    async def arrived(self) -> list[Piece]:
+        """Wait for the next step's pieces, one for each answer; none at the end. Raises as `__next__`."""
+        while not self._ready and self._num_open > 0:
+            self._push(await self._arrival())
+        pieces, self._ready = list(self._ready), deque[Piece]()
+        return pieces
+
+    def close(self) -> None:
+        """End the request; its blocks are free after the step that is being run."""
+        self._num_open = 0
+        self._ready.clear()
+        self._abort(None)
+        self._inbox.put(())  # for who is waiting
+        self._call_reader()
+
+    def collect(self) -> Generation:
+        """Wait for the whole; raises as `__next__`."""
+        for _ in self:
+            pass
+        return self._generation()
+
+    async def acollect(self) -> Generation:
+        """Wait for the whole; raises as `__next__`."""
+        async for _ in self:
+            pass
+        return self._generation()
+
+    def _generation(self) -> Generation:
+        if any(row.finish_reason is None for row in self._rows):
+            raise InputError("the request was ended before its answers were complete; there is nothing to collect")
+        completions = tuple(row.completion() for row in self._rows)
+        return Generation(self.prompt_ids, completions, self._rows[0].prompt_logprobs)
+
+    def _take(self, came: Sequence[TokenEvent] | Exception) -> None:
+        """Take what came of a step, in the engine's thread."""
+        if self._inbox.qsize() >= self._most_buffered:
+            self._abort(None)
+            came = SlowReaderError("the answer was not read as fast as it came, and has been ended")
+            self._most_buffered = math.inf
+        self._inbox.put(came)
+        if not self._call_reader():
+            self._abort(None)
+
+    def _call_reader(self) -> bool:
+        """Wake who waits in an event loop; False if that loop was closed."""
+        try:
+            self._wake()
+        except RuntimeError:
+            return False
+        return True
+
+    async def _arrival(self) -> Sequence[TokenEvent] | Exception:
+        if self._came is None:
+            loop, came = asyncio.get_running_loop(), asyncio.Event()
+            self._came, self._wake = came, lambda: loop.call_soon_threadsafe(came.set)
+        while True:
+            self._came.clear()
+            try:
+                return self._inbox.get_nowait()
+            except queue.Empty:
+                await self._came.wait()
+
+    def _push(self, came: Sequence[TokenEvent] | Exception) -> None:
+        """Turn what came into pieces."""
+        if isinstance(came, Exception):
+            self._num_open = 0
+            raise came
+        for event in came:
+            self._push_event(event)
+
+    def _push_event(self, event: TokenEvent) -> None:
+        row = self._rows[event.row]
+        if row.finish_reason is not None:  # chosen while its stop string was found
+            return
+        self.num_cached = event.num_cached
+        if event.finish_reason == "timeout":
+            self.close()
+            raise RequestTimeoutError("the answer did not come to its end in the time that the request had")
+        piece = row.push(event)
+        if row.error is not None:
+            self.close()
+            raise AnswerError(row.error)
+        self._ready.append(piece)
+        if piece.finish_reason is not None:
+            self._num_open -= 1
+            if event.finish_reason is None:
+                self._abort(event.row)
+
+
+class TextEngine:
+    """Answers many requests at once; close it, or use it in a `with`.
+
+    Args:
+        model: A `Llama`.
+        runner: Executes it, with adapters; None is the model's own.
+        adapters: What was read for the runner's adapters, by their names and in its order.
+        kv_memory: As in `EngineOptions`, and so are the others.
+        max_num_seqs: See above.
+        kv_cache_dtype: See above.
+        prompt_lookup: See above.
+        draft_model: See above.
+
+    Raises:
+        OptionError: If an option is out of range, or guesses could change the tokens.
+        InputError: If the draft model has another vocabulary.
+        MemoryBudgetError: If there is no memory for the cache.
+        TokenizerError: If the model came without a tokenizer.
+
+    Attributes:
+        saved_adapters: Those that a request may choose, by their names.
+        adapters: Their names.
+        kv_cache_dtype: What keys and values are kept in.
+        max_tokens: The most tokens of a request, prompt and answer together.
+        read: As `EngineThread.read`.
+    """
+
+    def __init__(
+        self,
+        model: TextModel,
+        *,
+        runner: Runner | None = None,
+        adapters: Mapping[str, SavedAdapter] | None = None,
+        kv_memory: int | None = None,
+        max_num_seqs: int = MAX_NUM_SEQS,
+        kv_cache_dtype: CacheDtype = "auto",
+        prompt_lookup: bool | PromptLookup = False,
+        draft_model: TextModel | DraftModel | None = None,
+    ) -> None:
+        self._model, self._tokenizer = model, model.tokenizer
+        check_choice("kv_cache_dtype", kv_cache_dtype, get_args(CacheDtype))
+        self._base, self.saved_adapters = model.runner, dict(adapters or {})
+        self.adapters = tuple(self.saved_adapters)
+        self.kv_cache_dtype: CacheDtype = kv_cache_dtype
+        runner = runner or self._base
+        guesses = speculation_of_any(model, runner, asked_speculation(prompt_lookup, draft_model))
+        small = guesses.runner if isinstance(guesses, DraftModel) else None
+        num_blocks = num_blocks_for(runner, kv_memory, max_num_seqs, kv_cache_dtype, small)
+        made = Engine(runner, num_blocks, kv_cache_dtype=kv_cache_dtype, max_num_seqs=max_num_seqs, speculation=guesses)
+        self._thread = EngineThread(made)
+        self.max_tokens, self.read = made.max_tokens, self._thread.read
+
+    @property
+    def runner(self) -> Runner:
+        """What executes the model, with the adapters in the order of their names; its passes may run beside answers."""
+        return self._thread.engine.runner
+
+    @property
+    def state(self) -> State:
+        """What it is up to."""
+        return self._thread.state
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why it broke, if it did."""
+        return self._thread.failure
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What it was doing after its last step."""
+        return self._thread.snapshot
+
+    def stream(self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]) -> Answers:
+        """Answer a prompt, piece by piece; options as in `Llama.generate`, and `RequestOptions`.
+
+        Raises:
+            LlamariumError: For what cannot be answered; as soon as it is called.
+        """
+        how = split_request(options)
+        return self.submit(self._model.encode(prompt), self._model.sampling_params(**options), **how)
+
+    def stream_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[StreamChatOptions]) -> Answers:
+        """Answer a dialog, piece by piece; as `stream`, with tools as in `Llama.chat`."""
+        how, given = split_request(options), split_tools(options)
+        ids, tools = read_dialog(self._model, messages, given, options)
+        return self.submit(ids, self._model.chat_params(**options), new_text=True, tools=tools, **how)
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        new_text: bool = False,
+        stop_ids: Iterable[int] | None = None,
+        timeout_s: float | None = None,
+        adapter: str | None = None,
+        salt: str = "",
+        must_keep_up: bool = False,
+        grammar: CompiledGrammar | None = None,
+        tools: ToolRequest | None = None,
+    ) -> Answers:
+        """Answer a prompt's ids.
+
+        Args:
+            prompt_ids: At least one.
+            params: What is asked of the sampler.
+            new_text: The answers are texts of their own, as in a dialog, rather than going on where the prompt ends.
+            stop_ids: Ids that end an answer; None is the model's own.
+            timeout_s: As in `RequestOptions`.
+            adapter: As in `RequestOptions`.
+            salt: As in `RequestOptions`.
+            must_keep_up: As in `RequestOptions`.
+            grammar: What the parameters' grammar compiles to, if that has been done; else it is done now.
+            tools: That may be called; the prompt tells of them.
+
+        Raises:
+            LlamariumError: As `Engine.prepare`; if the engine has stopped, or the model was edited since it was made.
+        """
+        number, deadline_s = self._treatment(adapter, timeout_s)
+        stops = self._model.stop_ids if stop_ids is None else frozenset(stop_ids)
+        begins = new_text or begins_text(self._tokenizer, prompt_ids)
+        rows, _ = row_texts(self._tokenizer, [params], stops, [begins], tools)
+        grammar = grammar or compiled(self._model, params)
+        request = Request(prompt_ids, params, stops, number, salt, grammar, deadline_s)
+        most = MAX_BUFFERED if must_keep_up else math.inf
+        return Answers(prompt_ids, rows, adapter=adapter, most_buffered=most).begin(self._thread, request)
+
+    def embed(
+        self,
+        prompt_ids: Sequence[int],
+        pooling: Pooling = "mean",
+        *,
+        timeout_s: float | None = None,
+        adapter: str | None = None,
+        salt: str = "",
+    ) -> Future[Embedding]:
+        """Return the vector of a text's ids, once it is there: of its last layer's normalised states; see `embed`.
+
+        Args:
+            prompt_ids: At least one.
+            pooling: "mean" is of all tokens' states, "last" the last token's. The vector has length 1.
+            timeout_s: As in `RequestOptions`, and so are the others.
+            adapter: See above.
+            salt: See above.
+
+        Raises:
+            LlamariumError: As `submit`.
+        """
+        check_choice("pooling", pooling, get_args(Pooling))
+        number, deadline_s = self._treatment(adapter, timeout_s)
+        params = SamplingParams(max_tokens=1)  # none is chosen
+        return embed(self._thread, Request(prompt_ids, params, (), number, salt, None, deadline_s, pooling))
+
+    def _treatment(self, adapter: str | None, timeout_s: float | None) -> tuple[int, float]:
+        """Return an adapter's number and a request's deadline."""
+        if self._model.runner is not self._base:
+            raise OptionError("the model was edited after the engine was made; call llama.engine() again")
+        if adapter is not None:
+            check_choice("adapter", adapter, self.adapters)
+        check_timeout(timeout_s)
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        return -1 if adapter is None else self.adapters.index(adapter), deadline_s
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Take no more requests, answer those that are there, and stop.
+
+        Args:
+            timeout_s: After so many seconds those that are left end with an error; None waits as long as it takes.
+
+        Returns:
+            Whether all came to their end.
+        """
+        return self._thread.close(timeout_s)
+
+    def __enter__(self) -> Self:
+        """Return this."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it, without waiting for answers."""
+        self.close(timeout_s=0)

@@ -1,0 +1,91 @@
+"""What one event of a completion's or a chat's stream says."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from llamarium.errors import escape
+from llamarium.load_test.exchange import Failure, Usage
+
+DONE = b"[DONE]"
+_MESSAGE_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """An event.
+
+    Attributes:
+        has_text: Whether a part of the answer is in it: text, reasoning or a tool's call.
+        is_last: Whether it says why the answer ends.
+        usage: The server's counts, where it has them.
+    """
+
+    has_text: bool
+    is_last: bool
+    usage: Usage | None
+
+
+def parse_chunk(data: bytes) -> Chunk:
+    """Read an event's data.
+
+    Raises:
+        Failure: If it is no JSON object, or an error of the server's.
+    """
+    try:
+        fields = _object(json.loads(data))
+    except (ValueError, RecursionError):
+        fields = None
+    if fields is None:
+        raise Failure("not JSON", f"an event is {shown(data)}")
+    if fields.get("error"):
+        raise Failure("stream error", error_message(data))
+    choices = fields.get("choices")
+    choice = (_object(cast(list[object], choices)[0]) if isinstance(choices, list) and choices else None) or {}
+    delta = _object(choice.get("delta")) or {}
+    texts = (
+        choice.get("text"),
+        *(delta.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls")),
+    )
+    return Chunk(any(texts), bool(choice.get("finish_reason")), _usage(_object(fields.get("usage"))))
+
+
+def listed_models(body: bytes) -> list[str]:
+    """Return the names that `/v1/models` lists; none where it is something else."""
+    try:
+        models = (_object(json.loads(body)) or {}).get("data")
+    except (ValueError, RecursionError):
+        return []
+    found = cast(list[object], models) if isinstance(models, list) else []
+    return [name for model in found if isinstance(name := (_object(model) or {}).get("id"), str)]
+
+
+def error_message(body: bytes) -> str:
+    """Return what the body of an error says: OpenAI's `error.message`, FastAPI's `detail`, or the beginning of it."""
+    try:
+        fields = _object(json.loads(body)) or {}
+    except (ValueError, RecursionError):
+        fields = {}
+    error = fields.get("error", fields.get("detail"))
+    message = (_object(error) or {}).get("message", error)
+    return escape(message, _MESSAGE_CHARACTERS) if isinstance(message, str) and message else shown(body)
+
+
+def shown(data: bytes) -> str:
+    """Show bytes from a server safely."""
+    return escape(" ".join(data.decode("utf-8", "replace").split()), _MESSAGE_CHARACTERS) or "(nothing)"
+
+
+def _object(value: object) -> Mapping[str, Any] | None:
+    return cast(Mapping[str, Any], value) if isinstance(value, dict) else None
+
+
+def _usage(fields: Mapping[str, Any] | None) -> Usage | None:
+    if fields is None:
+        return None
+    prompt, completion = fields.get("prompt_tokens"), fields.get("completion_tokens")
+    cached = (_object(fields.get("prompt_tokens_details")) or {}).get("cached_tokens")
+    if type(prompt) is not int or type(completion) is not int:
+        return None
+    return Usage(prompt, completion, cached if type(cached) is int else None)

@@ -1,0 +1,252 @@
+"""One request to an OpenAI-compatible server, timed; which model it has, and whether it is ready.
+
+The time of a piece is taken when its bytes have been read from the socket, before anything is made of them. Proxies are
+not looked for: what is measured is the server.
+"""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from llamarium.errors import InputError, ServerError, escape
+from llamarium.load_test.chunks import DONE, error_message, listed_models, parse_chunk, shown
+from llamarium.load_test.connections import BrokenAnswer, Connections, Response
+from llamarium.load_test.events import Events
+from llamarium.load_test.exchange import Exchange, Failure
+from llamarium.load_test.workload import Request
+
+_POLL_S = 0.2
+_ASK_S = 10.0  # for what a server knows without computing
+_ERROR_BYTES = 65536  # of an error's body that are read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Whom to ask, and how.
+
+    Attributes:
+        url: As `base_url` returns it.
+        model: The name that requests carry.
+        api_key: For the Authorization header.
+        timeout_s: For a request, from its start to its end.
+        extra: Fields that every request's body has besides; None takes away one that it would have.
+    """
+
+    url: str
+    model: str = ""
+    api_key: str | None = field(default=None, repr=False)
+    timeout_s: float = 600.0
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def base_url(text: str) -> str:
+    """Return a server's address without a `/v1` or a slash at its end.
+
+    Raises:
+        InputError: If it is no http or https address.
+    """
+    try:
+        parts, port = urlsplit(text), urlsplit(text).port
+        (parts.hostname or "").encode("idna")  # as looking it up does
+    except ValueError:
+        parts, port = urlsplit(""), None
+    is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
+    if not is_address or "@" in parts.netloc or parts.query or parts.fragment or re.search(r"[^!-~]", text):
+        raise InputError(f"--url is {escape(text.rpartition('@')[2])}; expected an address as http://127.0.0.1:8080")
+    return text.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+@asynccontextmanager
+async def connect(target: Target) -> AsyncGenerator["Client"]:
+    """Open a client, and close its connections at the end."""
+    client = Client(target)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+class Client:
+    """Asks one server, over as many connections as there are requests at once.
+
+    Args:
+        target: The server.
+
+    Raises:
+        InputError: If the key has characters that a header cannot carry.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        headers = {"Content-Type": "application/json", "User-Agent": "llamarium"}
+        if target.api_key:
+            if not (target.api_key.isascii() and target.api_key.isprintable()):
+                raise InputError("the API key has characters that no key has; is a line's end among them?")
+            headers["Authorization"] = f"Bearer {target.api_key}"
+        self._connections = Connections(target.url, headers)
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._connections.close()
+
+    async def ask(self, request: Request, due: float | None = None) -> Exchange:
+        """Send a request and read its answer to the end; what goes wrong stands in the result.
+
+        Args:
+            request: What to ask.
+            due: When it should have been sent (`time.perf_counter`); None is now.
+        """
+        exchange = Exchange(request, time.perf_counter() if due is None else due)
+        await self.carry_out(exchange)
+        return exchange
+
+    async def carry_out(self, exchange: Exchange) -> None:
+        """Do what `ask` does with an exchange that others may look at meanwhile."""
+        try:
+            async with asyncio.timeout(self.target.timeout_s):
+                await self._exchange(exchange)
+        except TimeoutError:
+            exchange.failure = Failure("timeout", f"no end within {self.target.timeout_s:g} s")
+        except Failure as failure:
+            exchange.failure = Failure(failure.kind, self._without_key(failure.message))
+        if exchange.failure is not None:
+            exchange.end = time.perf_counter()
+
+    async def _exchange(self, exchange: Exchange) -> None:
+        """Send, and note what comes.
+
+        Raises:
+            Failure: If the answer is not whole.
+        """
+        path = "/v1/chat/completions" if exchange.request.is_chat else "/v1/completions"
+        answer = _Answer(exchange)
+        try:
+            response = await self._connections.ask("POST", path, self._body(exchange.request), answer.receive)
+        except BrokenAnswer as error:
+            raise Failure("broken stream", escape(error)) from None
+        except OSError as error:
+            raise Failure("connection", escape(error)) from None
+        answer.check(response)
+
+    def _body(self, request: Request) -> bytes:
+        fields = {
+            "model": self.target.model,
+            "messages" if request.is_chat else "prompt": request.prompt,
+            "max_tokens": request.max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self.target.extra,
+        }
+        return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
+
+    async def model(self) -> str:
+        """Return the name of the server's only model.
+
+        Raises:
+            ServerError: If it does not say, or has several.
+        """
+        status, said = await self._get("/v1/models")
+        if status != 200:
+            raise ServerError(f"{self.target.url}/v1/models: {self._told(status, said)}; --model names a model")
+        names = listed_models(said)
+        if len(names) != 1:
+            listed = f" ({escape(', '.join(names))})" if names else ""
+            raise ServerError(f"{self.target.url} lists {len(names)} models{listed}; choose one with --model")
+        return names[0]
+
+    async def ready(self, wait_s: float) -> None:
+        """Wait until the server says that it is ready: `/health`, or `/v1/models` where there is none.
+
+        Raises:
+            ServerError: If it does not within `wait_s`, with what it said last.
+        """
+        end = time.perf_counter() + wait_s
+        while True:
+            status, said = await self._get("/health")
+            if status in (404, 405):
+                status, said = await self._get("/v1/models")
+            if status == 200:
+                return
+            if time.perf_counter() + _POLL_S > end:
+                raise ServerError(f"{self.target.url} is not ready after {wait_s:g} s: {self._told(status, said)}")
+            await asyncio.sleep(_POLL_S)
+
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        """Return status and body; where there is no answer, 0 and why."""
+        parts: list[bytes] = []
+
+        def receive(response: Response, now: float, body: bytes) -> None:
+            parts.append(body)
+
+        try:
+            async with asyncio.timeout(_ASK_S):
+                response = await self._connections.ask("GET", path, b"", receive)
+        except TimeoutError:
+            return 0, f"no answer within {_ASK_S:g} s".encode()
+        except OSError as error:
+            return 0, str(error).encode()
+        return response.status, b"".join(parts)
+
+    def _told(self, status: int, said: bytes) -> str:
+        return f"http {status}: {self._without_key(error_message(said))}" if status else shown(said)
+
+    def _without_key(self, message: str) -> str:
+        """Leave the key out of what a server says of it."""
+        return message.replace(self.target.api_key, "***") if self.target.api_key else message
+
+
+class _Answer:
+    """Reads an answer as it comes, and notes it."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._events = Events()
+        self._other = b""  # the body of what is no stream
+        self._is_whole = False
+
+    def receive(self, response: Response, now: float, body: bytes) -> None:
+        """Note when each piece came.
+
+        Raises:
+            Failure: If the server says so, or nonsense.
+        """
+        if not _is_stream(response):
+            self._other += body[: _ERROR_BYTES - len(self._other)]
+            return
+        for event in self._events.feed(body):
+            self._exchange.end = now
+            if event == DONE:
+                self._is_whole = True
+                continue
+            chunk = parse_chunk(event)
+            if chunk.has_text:
+                self._exchange.arrivals.append(now)
+            self._is_whole |= chunk.is_last
+            self._exchange.usage = chunk.usage or self._exchange.usage
+
+    def check(self, response: Response) -> None:
+        """Look at the answer, which has ended.
+
+        Raises:
+            Failure: If it is not whole.
+        """
+        if response.status != 200:
+            raise Failure(f"http {response.status}", error_message(self._other))
+        if not _is_stream(response):
+            kind = response.headers.get("content-type", "no content type")
+            raise Failure("no stream", f"{escape(kind)}: {shown(self._other)}")
+        num_pieces = len(self._exchange.arrivals)
+        if not self._is_whole:
+            raise Failure("broken stream", f"it ended after {num_pieces} pieces, without a finish_reason or [DONE]")
+        if not num_pieces:
+            raise Failure("empty answer", "the answer has no text")
+
+
+def _is_stream(response: Response) -> bool:
+    return response.status == 200 and "text/event-stream" in response.headers.get("content-type", "")

@@ -1,0 +1,148 @@
+"""When requests are sent: in a closed loop of clients, or at times of their own.
+
+A closed loop is so many users who each wait for an answer, think, and ask again: it slows down with the server.
+Requests that come at times of their own do not; what an overloaded server makes of them shows in their latency, which
+is counted from when a request was due.
+"""
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from llamarium.load_test.client import Client
+from llamarium.load_test.exchange import Exchange
+from llamarium.load_test.workload import Request
+
+
+@dataclass(slots=True)
+class Run:
+    """What was asked, and what it took to ask.
+
+    Attributes:
+        exchanges: In the order of their ends.
+        start: Seconds of `time.perf_counter`, as `end`.
+        end: When the last answer had come, or the run was interrupted.
+        cpu_s: Processor time of this process in between.
+        num_started: Requests that were sent.
+        was_interrupted: Whether the run was cancelled, and the requests under way with it.
+    """
+
+    exchanges: list[Exchange] = field(default_factory=list[Exchange])
+    start: float = 0.0
+    end: float = 0.0
+    cpu_s: float = 0.0
+    num_started: int = 0
+    was_interrupted: bool = False
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the first request to the last answer."""
+        return self.end - self.start
+
+
+Progress = Callable[[Run], None]
+
+
+def poisson(requests: Iterable[Request], rate: float, *, seed: int = 0) -> Iterator[tuple[float, Request]]:
+    """Give each request its time: independent arrivals, `rate` a second on average.
+
+    Yields:
+        Seconds from the start, and the request; the first comes at 0.
+    """
+    source, due = random.Random(f"arrivals {seed}"), 0.0
+    for request in requests:
+        yield due, request
+        due += source.expovariate(rate)
+
+
+async def closed_loop(
+    client: Client,
+    requests: Iterable[Request],
+    *,
+    num_clients: int,
+    think_s: float = 0.0,
+    duration_s: float = math.inf,
+    progress: Progress | None = None,
+) -> Run:
+    """Ask with `num_clients` clients, each of which takes the next request when it has its answer.
+
+    Args:
+        client: Of the server.
+        requests: All that are to be asked.
+        num_clients: How many ask at once.
+        think_s: Seconds from an answer to the same client's next request.
+        duration_s: No request is sent later than that.
+        progress: Called after each answer.
+
+    Returns:
+        The run; if it is cancelled, what there is by then.
+    """
+    run, waiting = Run(), iter(requests)
+
+    async def ask_on() -> None:
+        pause_s = 0.0
+        for request in waiting:
+            await asyncio.sleep(pause_s)
+            if time.perf_counter() - run.start >= duration_s:
+                return
+            await _ask(client, run, request, progress)
+            pause_s = think_s
+
+    with _timed(run):
+        async with asyncio.TaskGroup() as group:
+            for _ in range(num_clients):
+                group.create_task(ask_on())
+    return run
+
+
+async def open_loop(
+    client: Client,
+    timetable: Iterable[tuple[float, Request]],
+    *,
+    duration_s: float = math.inf,
+    progress: Progress | None = None,
+) -> Run:
+    """Send each request at its time, whatever has become of those before it.
+
+    Args:
+        client: Of the server.
+        timetable: Seconds from the start, and the request; in the order of time.
+        duration_s: No request is sent later than that.
+        progress: Called after each answer.
+
+    Returns:
+        The run; if it is cancelled, what there is by then.
+    """
+    run = Run()
+    with _timed(run):
+        async with asyncio.TaskGroup() as group:
+            for offset_s, request in timetable:
+                if offset_s >= duration_s:
+                    break
+                due = run.start + offset_s
+                await asyncio.sleep(due - time.perf_counter())
+                group.create_task(_ask(client, run, request, progress, due))
+    return run
+
+
+async def _ask(client: Client, run: Run, request: Request, progress: Progress | None, due: float | None = None) -> None:
+    run.num_started += 1
+    run.exchanges.append(await client.ask(request, due))
+    if progress is not None:
+        progress(run)
+
+
+@contextmanager
+def _timed(run: Run) -> Generator[None]:
+    """Time the body; a cancellation ends it early and is noted."""
+    run.start, cpu_start = time.perf_counter(), time.process_time()
+    try:
+        yield
+    except asyncio.CancelledError:
+        run.was_interrupted = True
+    finally:
+        run.end, run.cpu_s = time.perf_counter(), time.process_time() - cpu_start

@@ -1,0 +1,125 @@
+"""What a run comes to: percentiles of its times, throughput, goodput, errors."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from llamarium.load_test.drive import Run
+from llamarium.load_test.goal import Goal
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How numbers are spread."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread | None":
+        """Return the spread of some values; None where there is none."""
+        if not values:
+            return None
+        ordered = sorted(values)
+        middle, high, highest = (percentile(ordered, percent) for percent in (50, 90, 99))
+        return cls(math.fsum(ordered) / len(ordered), middle, high, highest, ordered[-1])
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Return a percentile of values in rising order, between two of them by their distance (NumPy's default)."""
+    place = (len(ordered) - 1) * percent / 100
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A run in numbers; times are of whole answers alone.
+
+    Attributes:
+        duration_s: Seconds from the first request to the last answer.
+        num_requests: That came to an end, good or bad.
+        num_answered: Whose answers are whole.
+        num_unfinished: That an interruption cut short.
+        errors: How many failed, by kind.
+        examples: For each kind the first message.
+        requests_per_s: Whole answers a second.
+        output_tokens_per_s: Tokens of whole answers a second.
+        total_tokens_per_s: These and their prompts'; None where the server does not count.
+        mean_concurrency: Requests under way, on average.
+        goodput_per_s: Answers a second that meet the goal; None where there is none.
+        num_good: How many these are.
+        ttft_s: Seconds until the first piece.
+        itl_s: Seconds between two pieces, of all answers together.
+        tpot_s: Seconds for each token after the first, on average over an answer.
+        e2e_s: Seconds until the end.
+        prompt_tokens: Of each prompt, as the server counts them.
+        cached_tokens: Of these, what it says that it still knew.
+        output_tokens: Of each answer.
+        server_counts: Whether the server counts tokens; otherwise pieces are counted.
+        cpu_s_per_token: What the load generator itself took for each token of an answer.
+        cpu_share: And of one processor's time.
+    """
+
+    duration_s: float
+    num_requests: int
+    num_answered: int
+    num_unfinished: int
+    errors: Mapping[str, int]
+    examples: Mapping[str, str]
+    requests_per_s: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float | None
+    mean_concurrency: float
+    goodput_per_s: float | None
+    num_good: int | None
+    ttft_s: Spread | None
+    itl_s: Spread | None
+    tpot_s: Spread | None
+    e2e_s: Spread | None
+    prompt_tokens: Spread | None
+    cached_tokens: Spread | None
+    output_tokens: Spread | None
+    server_counts: bool
+    cpu_s_per_token: float | None
+    cpu_share: float
+
+
+def summarize(run: Run, goal: Goal | None = None) -> Summary:
+    """Bring a run into numbers."""
+    answers = [exchange for exchange in run.exchanges if exchange.failure is None]
+    failures = [exchange.failure for exchange in run.exchanges if exchange.failure is not None]
+    usages = [exchange.usage for exchange in answers if exchange.usage is not None]
+    num_output = sum(exchange.num_tokens for exchange in answers)
+    num_good = None if goal is None else sum(map(goal.is_met, answers))
+    server_counts = len(usages) == len(answers) > 0
+    seconds = run.duration_s or math.inf
+    return Summary(
+        duration_s=run.duration_s,
+        num_requests=len(run.exchanges),
+        num_answered=len(answers),
+        num_unfinished=run.num_started - len(run.exchanges),
+        errors=dict(Counter(failure.kind for failure in failures).most_common()),
+        examples={failure.kind: failure.message for failure in reversed(failures)},
+        requests_per_s=len(answers) / seconds,
+        output_tokens_per_s=num_output / seconds,
+        total_tokens_per_s=(num_output + sum(u.prompt_tokens for u in usages)) / seconds if server_counts else None,
+        mean_concurrency=sum(exchange.e2e_s for exchange in run.exchanges) / seconds,
+        goodput_per_s=None if num_good is None else num_good / seconds,
+        num_good=num_good,
+        ttft_s=Spread.of([exchange.ttft_s for exchange in answers]),
+        itl_s=Spread.of([gap for exchange in answers for gap in exchange.gaps_s]),
+        tpot_s=Spread.of([tpot for exchange in answers if (tpot := exchange.tpot_s) is not None]),
+        e2e_s=Spread.of([exchange.e2e_s for exchange in answers]),
+        prompt_tokens=Spread.of([usage.prompt_tokens for usage in usages]),
+        cached_tokens=Spread.of([usage.cached_tokens for usage in usages if usage.cached_tokens is not None]),
+        output_tokens=Spread.of([exchange.num_tokens for exchange in answers]),
+        server_counts=server_counts,
+        cpu_s_per_token=run.cpu_s / num_output if num_output else None,
+        cpu_share=run.cpu_s / seconds,
+    )

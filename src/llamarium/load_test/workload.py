@@ -1,0 +1,136 @@
+"""What is asked: synthetic prompts of a wanted length, or a file's; the same requests for the same seed.
+
+A synthetic prompt is made of common English words, drawn at random. With the space before it each of them is one token
+in the vocabularies of GPT-2, Llama 3 and their like, so that N words are N tokens, and no server has to take ids. What
+a server adds (a token in front, a dialog's template) is its own; how many tokens it read is taken from its own count.
+"""
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from llamarium.errors import InputError, show_value
+from llamarium.load_test.lengths import Lengths
+
+WORDS = tuple(
+    "the of and to in is that for it was on as with be by this are from at or an have not they which one you were all "
+    "her she there would their we him been has when who will no more if out so said what up its about into than them "
+    "can only other time new some could these two may first then do any like my now over such our man me even most "
+    "made after also did many must before back see through way where get much go well your know should down work year "
+    "because come people just say each those take day good how long little own old great still life being here world "
+    "house under last never place same another while right hand might part small every three think".split()
+)
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One thing to ask.
+
+    Attributes:
+        prompt: A text or token ids, for `/v1/completions`; a dialog's messages, for `/v1/chat/completions`.
+        max_tokens: How long the answer may be.
+    """
+
+    prompt: str | tuple[int, ...] | tuple[Message, ...]
+    max_tokens: int
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it is a dialog."""
+        return isinstance(self.prompt, tuple) and isinstance(self.prompt[0], Mapping)
+
+    def as_chat(self) -> "Request":
+        """Return the same text as what a user says.
+
+        Raises:
+            InputError: If it is token ids.
+        """
+        if self.is_chat:
+            return self
+        if not isinstance(self.prompt, str):
+            raise InputError("a prompt of token ids cannot be sent as a dialog")
+        return Request(({"role": "user", "content": self.prompt},), self.max_tokens)
+
+
+def synthetic(
+    prompt_tokens: Lengths, max_tokens: Lengths, *, shared_prefix: int = 0, seed: int | str = 0
+) -> Iterator[Request]:
+    """Yield requests without end.
+
+    Args:
+        prompt_tokens: Words that are a prompt's own.
+        max_tokens: Of the answers.
+        shared_prefix: How many words come before them that all prompts have in common.
+        seed: Of prefix, prompts and lengths.
+    """
+    prefix = random.Random(f"prefix {seed}").choices(WORDS, k=shared_prefix)
+    source = random.Random(seed)
+    while True:
+        own = source.choices(WORDS, k=prompt_tokens.draw(source))
+        yield Request(" ".join((*prefix, *own)), max_tokens.draw(source))
+
+
+def from_file(path: Path, max_tokens: Lengths, *, seed: int = 0) -> list[Request]:
+    """Read a JSONL file's requests.
+
+    A line has `messages`, or a `prompt` (a text or token ids), and may have `max_tokens`.
+
+    Args:
+        path: The file.
+        max_tokens: Of lines that do not say it.
+        seed: Of these.
+
+    Raises:
+        InputError: If a line is something else, or there is none.
+    """
+    lines = [(number, line) for number, line in enumerate(_lines(path), 1) if line.strip()]
+    if not lines:
+        raise InputError(f"{path} has no requests; expected lines of JSON with prompt or messages")
+    source = random.Random(seed)
+    return [_parsed(f"{path}, line {number}", line, max_tokens, source) for number, line in lines]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8: {error}") from None
+
+
+def _parsed(where: str, line: str, lengths: Lengths, source: random.Random) -> Request:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{where} is {show_value(found)}; expected an object with prompt or messages")
+    fields = cast(dict[str, Any], found)
+    prompt = _prompt(fields)
+    if prompt is None:
+        raise InputError(
+            f"{where}: expected a prompt (a text or token ids) or messages (objects), found {show_value(fields)}"
+        )
+    max_tokens = fields.get("max_tokens", lengths.draw(source))
+    if type(max_tokens) is not int or max_tokens < 1:
+        raise InputError(f"{where}: max_tokens is {show_value(max_tokens)}; expected a whole number of at least 1")
+    return Request(prompt, max_tokens)
+
+
+def _prompt(fields: Mapping[str, Any]) -> str | tuple[int, ...] | tuple[Message, ...] | None:
+    prompt, messages = fields.get("prompt"), fields.get("messages")
+    if isinstance(prompt, str) and prompt and messages is None:
+        return prompt
+    if _all(prompt, int) and messages is None:
+        return tuple(cast(Sequence[int], prompt))
+    if _all(messages, dict) and prompt is None:
+        return tuple(cast(Sequence[Message], messages))
+    return None
+
+
+def _all(values: object, kind: type) -> bool:
+    return isinstance(values, list) and bool(values) and all(type(v) is kind for v in cast(list[object], values))

@@ -1,0 +1,259 @@
+"""Answering a corpus on many machines with Ray Data (`pip install 'llamarium[ray]'`).
+
+    rows = ray.data.read_json("questions.jsonl", lines=True)  # a column `messages`, or `prompt`
+    answered = rows.map_batches(
+        AnswerRows,
+        fn_constructor_kwargs={"model": "smollm2-135m", "max_tokens": 200},
+        batch_format="pyarrow",
+        batch_size=1000,
+        num_cpus=16,  # all that a machine has, and so one actor on each
+        compute=ray.data.ActorPoolStrategy(size=4),  # machines
+    )
+
+Columns have the names that `ray.data.llm` gives them. `AnswerLines` takes the lines of `llamarium batch` instead.
+Nothing else of Llamarium imports this module.
+"""
+
+import asyncio
+import io
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any, TypedDict, Unpack, cast
+
+import llamarium
+from llamarium.adapters.model_names import public_name
+from llamarium.engine.engine import MAX_NUM_SEQS
+from llamarium.errors import EngineStoppedError, InputError, LlamariumError, show_value
+from llamarium.generation.dialog import ToolOptions
+from llamarium.generation.options import EngineOptions, StreamOptions, check_timeout, split_request
+from llamarium.generation.text_engine import Answers, TextEngine
+from llamarium.generation.text_model import compiled
+from llamarium.server.batch.answer import Batch, Tally
+from llamarium.server.batch.lines import read_lines
+from llamarium.server.lifecycle.loading import Loading
+from llamarium.server.lifecycle.service import ServedModel, Service
+from llamarium.server.settings import Settings
+
+Table = Any
+"""A `pyarrow.Table`; the package is without types."""
+
+
+class Answered(TypedDict):
+    """The columns that rows get.
+
+    Attributes:
+        generated_text: The answer; None where there is none.
+        finish_reason: Why it ends: "stop" or "length"; None where there is none.
+        num_input_tokens: Of the prompt; None where there is no answer.
+        num_generated_tokens: Of the answer; None where there is none.
+        error: Why there is no answer; None where there is one.
+    """
+
+    generated_text: str | None
+    finish_reason: str | None
+    num_input_tokens: int | None
+    num_generated_tokens: int | None
+    error: str | None
+
+
+class AnswerRows:
+    """Answers the rows of batches: each actor of Ray Data has one, with a model and an engine of its own.
+
+    A row has `messages`, a dialog, or `prompt`, a text or ids to go on from; `sampling_params`, if it is there, holds
+    options of its own. A field that is null is as if it were not given. All rows of a batch are under way at once. One
+    that cannot be answered says why in `error`, and the others are answered.
+
+    Args:
+        model: As for `llamarium.load`.
+        loading: Its other arguments.
+        engine: The options of `Llama.engine`.
+        **options: Those of `TextEngine.stream`, for rows that do not say otherwise.
+
+    Raises:
+        LlamariumError: If the model cannot be loaded so, or if an option is unknown or has a value that it cannot have.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        loading: Mapping[str, Any] | None = None,
+        engine: EngineOptions | None = None,
+        **options: Unpack[StreamOptions],
+    ) -> None:
+        _check(options)  # before the model is loaded
+        self._options = options
+        llama = llamarium.load(model, **(loading or {}))
+        given = options.copy()
+        check_timeout(split_request(given).get("timeout_s"))
+        compiled(llama, llama.sampling_params(**given))
+        self._engine = llama.engine(**(engine or EngineOptions()))
+
+    def __call__(self, batch: Table) -> Table:
+        """Return the batch with the columns of `Answered`.
+
+        Raises:
+            InputError: If it is no table of pyarrow's.
+            EngineStoppedError: If the engine breaks; Ray starts another actor.
+        """
+        import pyarrow
+
+        _check_table(batch)
+        begun = [self._begin(row) for row in batch.to_pylist()]
+        answered = pyarrow.Table.from_pylist([_finish(one) for one in begun], _schema())
+        columns = {name: batch[name] for name in batch.column_names}
+        return pyarrow.table(columns | {name: answered[name] for name in answered.column_names})
+
+    def close(self) -> None:
+        """Stop the engine; where Ray ends an actor, its process ends."""
+        self._engine.close(timeout_s=0)
+
+    def _begin(self, row: dict[str, Any]) -> "Answers | LlamariumError":
+        """Begin to answer a row."""
+        messages, prompt = _given(row.get("messages")), row.get("prompt")
+        own = _given(row.get("sampling_params")) or {}
+        try:
+            if not isinstance(own, dict):
+                raise InputError(f"sampling_params is {show_value(own)}; expected options by their names")
+            options = cast(StreamOptions, {**self._options, **cast(dict[str, Any], own)})
+            _check(options)
+            if messages is not None and prompt is None:
+                return self._engine.stream_chat(messages, **options)
+            if prompt is not None and messages is None:
+                return self._engine.stream(prompt, **options)
+            raise InputError("expected messages or prompt, one of them")
+        except EngineStoppedError:
+            raise
+        except LlamariumError as error:
+            return error
+
+
+class AnswerLines:
+    """Answers lines in OpenAI's batch format, by the routes of the server: what `llamarium batch` does, in an actor.
+
+    A batch has a column `text`, as `ray.data.read_text` makes it, a request in each row. What comes is a column
+    `answer`: the lines that `llamarium batch` writes, in the order in which they are complete. Where a line without a
+    custom_id stands is told within its batch.
+
+    Args:
+        model: As for `llamarium.load`.
+        loading: Its other arguments.
+        engine: The options of `Llama.engine`.
+        served_model_name: What requests call the model, and answers; None is its own name.
+
+    Raises:
+        LlamariumError: If the model cannot be loaded so.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        loading: Mapping[str, Any] | None = None,
+        engine: EngineOptions | None = None,
+        served_model_name: str | None = None,
+    ) -> None:
+        llama = llamarium.load(model, **(loading or {}))
+        how = engine or EngineOptions()
+        self._engine = llama.engine(**how)
+        given = Loading[tuple[ServedModel, TextEngine]](lambda _: (llama, self._engine))
+        given.wait()
+        most = how.get("max_num_seqs", MAX_NUM_SEQS)
+        self._service = Service(given, Settings(max_num_seqs=most, max_queue=sys.maxsize, request_timeout_s=None))
+        self._names = (served_model_name or public_name(model, (loading or {}).get("adapter"), {}),)
+
+    def __call__(self, batch: Table) -> Table:
+        """Return the answers.
+
+        Raises:
+            InputError: If it is no table of pyarrow's, or has no texts.
+            EngineStoppedError: If the engine breaks; Ray starts another actor.
+        """
+        import pyarrow
+
+        _check_table(batch)
+        texts: list[Any] = batch["text"].to_pylist() if "text" in batch.column_names else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise InputError(f"a batch has {batch.column_names}; expected a column text, with a line in each row")
+        answers: list[bytes] = []
+        lines = read_lines(io.BytesIO("\n".join(texts).encode()))
+        batch_of_lines = Batch(self._service, self._names, answers.append, _warn, Tally(len(texts)))
+        asyncio.run(batch_of_lines.ask_all(lines))
+        return pyarrow.table({"answer": pyarrow.array([one.decode().rstrip() for one in answers], pyarrow.string())})
+
+    def close(self) -> None:
+        """Stop the engine; where Ray ends an actor, its process ends."""
+        self._engine.close(timeout_s=0)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=2)
+
+
+def _check_table(batch: Table) -> None:
+    import pyarrow
+
+    if not isinstance(batch, pyarrow.Table):
+        kind = type(batch).__name__
+        raise InputError(f'a batch is {kind}; expected a pyarrow.Table: map_batches(..., batch_format="pyarrow")')
+
+
+def _check(options: Mapping[str, object]) -> None:
+    """Refuse options whose answers no column could hold.
+
+    Raises:
+        InputError: For these.
+    """
+    if options.get("n") not in (None, 1):
+        raise InputError(f"n is {show_value(options.get('n'))}; a row has one answer")
+    if options.get("adapter") is not None:
+        raise InputError("adapter: all rows have the model's; put it on with loading={'adapter': FOLDER}")
+    for name in ToolOptions.__annotations__:
+        if name in options:
+            raise InputError(f"{name}: a row's answer is a text, not a call of a tool; `llamarium batch` tells calls")
+
+
+def _finish(begun: "Answers | LlamariumError") -> Answered:
+    """Wait for an answer."""
+    if isinstance(begun, LlamariumError):
+        return _failed(begun)
+    try:
+        generation = begun.collect()
+    except EngineStoppedError:
+        raise
+    except LlamariumError as error:
+        return _failed(error)
+    answer = generation.completions[0]
+    return {
+        "generated_text": answer.text,
+        "finish_reason": answer.finish_reason,
+        "num_input_tokens": len(generation.prompt_ids),
+        "num_generated_tokens": len(answer.token_ids),
+        "error": None,
+    }
+
+
+def _failed(error: LlamariumError) -> Answered:
+    return {
+        "generated_text": None,
+        "finish_reason": None,
+        "num_input_tokens": None,
+        "num_generated_tokens": None,
+        "error": str(error),
+    }
+
+
+def _given(value: Any) -> Any:
+    """Return a value without fields that are null: a table has every field that one of its rows has."""
+    if isinstance(value, dict):
+        return {name: _given(item) for name, item in cast(dict[str, Any], value).items() if item is not None}
+    return [_given(item) for item in cast(list[Any], value)] if isinstance(value, list) else value
+
+
+def _schema() -> Any:
+    import pyarrow
+
+    texts, counts = pyarrow.string(), pyarrow.int64()
+    kinds = {"num_input_tokens": counts, "num_generated_tokens": counts}
+    return pyarrow.schema([(name, kinds.get(name, texts)) for name in Answered.__annotations__])

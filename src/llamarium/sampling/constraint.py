@@ -1,0 +1,75 @@
+"""What a row of the sampler asks about the form of its answer. Nothing in here knows grammars or texts."""
+
+from collections.abc import Collection
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class NoToken(IntEnum):
+    """Why a row got no token: what stands in an id's place."""
+
+    NOT_FINITE = -1
+    NOTHING_FITS = -2
+    TOO_MUCH_WORK = -3
+    NOT_ASKED = -4
+
+    @property
+    def message(self) -> str:
+        """What there is to say about it."""
+        return _MESSAGES[self]
+
+
+_MESSAGES = {
+    NoToken.NOT_FINITE: (
+        "the model's logits are NaN or infinite, so no token can be chosen; the weights may be damaged (NaN), or the "
+        "dtype too narrow for this model (try float32)"
+    ),
+    NoToken.NOTHING_FITS: (
+        "no token continues the answer as its grammar wants; the vocabulary lacks a character that it needs, or a stop "
+        "token id stands in its way"
+    ),
+    NoToken.TOO_MUCH_WORK: (
+        "the grammar took more work at one token than the limits allow; it has too many ways to read the same text"
+    ),
+    NoToken.NOT_ASKED: "no token was asked for: the answer has none",
+}
+
+
+class Constraint(Protocol):
+    """One answer's form: which tokens may come next, given those that came. Stop ids may where the answer may end."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the answer is complete and nothing can follow: no further token is asked for."""
+        ...
+
+    @property
+    def failure(self) -> NoToken:
+        """Why no token is allowed, where none is."""
+        ...
+
+    def mask(self) -> NDArray[np.uint32]:
+        """Return a bit for each token, the lowest of the first word for token 0; shape (ceil(V / 32),).
+
+        It is computed from the moment the last token was accepted; this waits for its end. Valid until `accept`.
+        """
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Take the next token, one that the mask allows."""
+        ...
+
+
+class CompiledGrammar(Protocol):
+    """A grammar, ready for answers with one vocabulary."""
+
+    def begin(self, stop_ids: Collection[int]) -> Constraint:
+        """Return the form of one new answer.
+
+        Args:
+            stop_ids: Ids that end it: allowed where it may end, and nowhere else, even if they have a text.
+        """
+        ...

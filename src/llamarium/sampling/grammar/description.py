@@ -1,0 +1,175 @@
+"""What a request says of its answer's form: a `Grammar`, checked as far as no tokenizer is needed for."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self, cast
+
+from llamarium.errors import GrammarError, GrammarLimitError, SamplingError, show_value
+from llamarium.sampling.grammar import json_schema, lark
+
+Kind = Literal["json_schema", "regex", "choice", "lark", "gbnf", "calls"]
+
+MAX_BYTES = 256 * 1024
+"""The largest text of a grammar: with it the slowest that was found compiles within half a second."""
+MAX_CHOICES = 10_000
+"""The most texts of a choice."""
+OPTIONS = ("grammar", "json_schema", "json_object", "regex", "choice")
+"""The options of an answer that `from_options` reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """Which texts an answer may be. Made by `json_schema`, `json_object`, `regex`, `choice`, `lark` or `gbnf`.
+
+    Those of calls are made by `calls.grammar_of_calls`.
+
+    Attributes:
+        kind: How `text` is written.
+        text: The grammar; of a choice the JSON list.
+    """
+
+    kind: Kind
+    text: str
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str) -> Self:
+        """Accept the JSON values that a schema allows.
+
+        Properties come in the schema's order. Blanks are allowed between JSON's signs, 32 at a place.
+
+        Args:
+            schema: JSON Schema 2020-12, as an object or its JSON text. Older drafts' keywords are taken where they
+                mean the same.
+
+        Raises:
+            GrammarError: For a keyword that is not supported, naming it and its place.
+            GrammarLimitError: If it is larger than the limits.
+        """
+        if isinstance(schema, str):
+            found = json_schema.parsed(_checked("the JSON schema", schema))
+        else:
+            found = json_schema.parsed(_checked("the JSON schema", _as_json(schema)))
+        json_schema.lowered(found)
+        return cls("json_schema", json.dumps(found, ensure_ascii=False))
+
+    @classmethod
+    def json_object(cls) -> Self:
+        """Accept any JSON object."""
+        return cls.json_schema({"type": "object"})
+
+    @classmethod
+    def regex(cls, expression: str) -> Self:
+        r"""Accept what a regular expression matches from end to end.
+
+        It is Rust's, without lookarounds and word borders: https://docs.rs/regex/latest/regex/#syntax. So `\d` is any
+        script's digit.
+
+        Raises:
+            GrammarError: If it is no text, or empty. Whether it can be read is known when it is compiled.
+            GrammarLimitError: If it is larger than the limits.
+        """
+        return cls("regex", _checked("the regular expression", expression))
+
+    @classmethod
+    def choice(cls, texts: Sequence[str]) -> Self:
+        """Accept one of some texts.
+
+        Raises:
+            GrammarError: If there is none, or one is empty or no text.
+            GrammarLimitError: If there are too many.
+        """
+        if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise GrammarError(f"choice is {show_value(texts)}; expected a list of at least one text")
+        if len(texts) > MAX_CHOICES:
+            raise GrammarLimitError(f"choice has {len(texts):,} texts; expected at most {MAX_CHOICES:,}")
+        for text in texts:
+            _checked("a text of choice", text)
+        return cls("choice", _checked("choice", json.dumps(list(texts), ensure_ascii=False)))
+
+    @classmethod
+    def lark(cls, text: str) -> Self:
+        """Accept what a Lark grammar accepts, from its rule `start` on.
+
+        It is llguidance's Lark without control tokens, schemas and options of sampling:
+        https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md.
+
+        Raises:
+            GrammarError: For what is not a text's form. Whether it can be read is known when it is compiled.
+            GrammarLimitError: If it is larger than the limits.
+        """
+        lark.check_lark(_checked("the Lark grammar", text))
+        return cls("lark", text)
+
+    @classmethod
+    def gbnf(cls, text: str) -> Self:
+        """Accept what a grammar of llama.cpp accepts, from its rule `root` on.
+
+        Source: https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md.
+
+        Raises:
+            GrammarError: If it is no text, or empty. Whether it can be read is known when it is compiled.
+            GrammarLimitError: If it is larger than the limits.
+        """
+        lark.check_num_rules(_checked("the GBNF grammar", text).count("::="))
+        return cls("gbnf", text)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> "Grammar | None":
+        """Return what one of the options `OPTIONS` says, or None without any; None counts as not given.
+
+        Raises:
+            SamplingError: For more than one of them, or a value of another type.
+            GrammarError: As the constructors.
+        """
+        given = [name for name in OPTIONS if options.get(name) is not None]
+        if len(given) > 1:
+            raise SamplingError(f"{' and '.join(given)}: an answer has one form; give one of them")
+        if not given or options.get("json_object") is False:
+            return None
+        (name,) = given
+        value = options[name]
+        if name == "grammar":
+            return checked_grammar(value)
+        if name == "json_object":
+            if value is not True:
+                raise SamplingError(f"json_object is {show_value(value)}; expected True or False")
+            return cls.json_object()
+        return getattr(cls, name)(value)
+
+
+def checked_grammar(value: object) -> Grammar | None:
+    """Return a grammar or None.
+
+    Raises:
+        SamplingError: For anything else.
+    """
+    if value is None or isinstance(value, Grammar):
+        return value
+    raise SamplingError(
+        f"grammar is {show_value(value)}; expected a Grammar, as Grammar.lark(text) and Grammar.gbnf(text) are"
+    )
+
+
+def _checked(what: str, text: object) -> str:
+    """Return a text that is one, and not too large."""
+    if not isinstance(text, str) or not text:
+        raise GrammarError(f"{what} is {show_value(text)}; expected a text that is not empty")
+    try:
+        size = len(text.encode("utf-8")) if len(text) <= MAX_BYTES else len(text)
+    except UnicodeEncodeError:
+        raise GrammarError(f"{what} is no valid Unicode: it holds a lone surrogate") from None
+    if size > MAX_BYTES:
+        raise GrammarLimitError(f"{what} has {size:,} bytes; expected at most {MAX_BYTES:,}")
+    return text
+
+
+def _as_json(schema: object) -> str:
+    if not isinstance(schema, Mapping):
+        raise GrammarError(f"the JSON schema is {show_value(schema)}; expected an object, or its JSON text")
+    try:
+        return json.dumps(dict(cast("Mapping[str, Any]", schema)), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise GrammarError(f"the JSON schema is no JSON: {error}") from None
+    except RecursionError:
+        raise GrammarLimitError("the JSON schema is nested too deep; make it flatter") from None

@@ -1,0 +1,59 @@
+"""Grammars that people write: Lark's, as llguidance reads it, and llama.cpp's GBNF.
+
+llguidance's Lark has more than a text's form: control tokens of a vocabulary, options of sampling, options of its own
+parser, JSON schemas with their own leniency. None of that is a text, so it is refused by name.
+"""
+
+import re
+
+from llamarium.errors import GrammarError, GrammarLimitError, show_value
+
+MAX_RULES = 1000
+"""How many rules a grammar may have: llguidance follows them by recursion, for which `compiler.py` has room."""
+
+_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/')
+_RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_][\w.-]*[ \t]*(?:\[[^\]\n]*\]|\{[^}\n]*\})?[ \t]*:", re.M)
+_DIRECTIVE = re.compile(r"%(\w*)")
+_KNOWN_DIRECTIVES = ("ignore", "import", "regex")
+_OPTION = re.compile(r"\b(temperature|max_tokens|stop)\s*=")
+_NOT_TEXT = {
+    "<": "control tokens (<...>), which are no text",
+    "@": "other grammars (@...)",
+    "~": "~, which is repetition or negation; write {M,N} for the one, and there is no other",
+}
+
+
+def check_lark(text: str) -> None:
+    """Refuse what is not the form of a text.
+
+    Raises:
+        GrammarError: Naming it.
+        GrammarLimitError: If there are too many rules.
+    """
+    bare = _QUOTED.sub(" ", text)
+    for directive in _DIRECTIVE.findall(bare):
+        if directive not in _KNOWN_DIRECTIVES:
+            known = ", ".join(f"%{name}" for name in _KNOWN_DIRECTIVES)
+            hint = "; a schema is Grammar.json_schema" if directive == "json" else ""
+            raise GrammarError(f"the Lark grammar has %{show_value(directive)[1:-1]}; there are: {known}{hint}")
+    if option := _OPTION.search(bare):
+        raise GrammarError(f"the Lark grammar has {option[1]}=; give that with the request, not in the grammar")
+    for sign, what in _NOT_TEXT.items():
+        if sign in bare:
+            raise GrammarError(f"the Lark grammar has {what}")
+    check_num_rules(len(_RULE.findall(bare)))
+
+
+def check_num_rules(count: int) -> None:
+    """Refuse too many rules.
+
+    Raises:
+        GrammarLimitError: If there are.
+    """
+    if count > MAX_RULES:
+        raise GrammarLimitError(f"the grammar has {count:,} rules; expected at most {MAX_RULES:,}")
+
+
+def literal(text: str) -> str:
+    """Return the regular expression, within slashes, of one text."""
+    return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)

@@ -1,0 +1,164 @@
+"""What the sampler is given and gives: one request's row, the logits, and the token that was chosen. Never torch."""
+
+import math
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamarium.errors import AnswerError, SamplingError
+from llamarium.kernels import native
+from llamarium.sampling.constraint import Constraint, NoToken
+from llamarium.sampling.params import SamplingParams
+
+
+class Chosen(NamedTuple):
+    """One row's token of one step.
+
+    Attributes:
+        token_id: The token; below 0 there is none, and it is a `NoToken`, which says why. Other rows do not feel it.
+        logprob: Its log-probability under the model; NaN unless `logprobs` asked for it.
+        top: The most probable (id, logprob) pairs, as many as `logprobs` asked for; the lowest ids among equals first.
+    """
+
+    token_id: int
+    logprob: float = math.nan
+    top: tuple[tuple[int, float], ...] = ()
+
+    def id_of(self, row: int) -> int:
+        """Return the token's id.
+
+        Args:
+            row: The row's number, for the message.
+
+        Raises:
+            AnswerError: If there is none.
+        """
+        if self.token_id < 0:
+            raise AnswerError(f"row {row}: {NoToken(self.token_id).message}")
+        return self.token_id
+
+
+@dataclass(slots=True, eq=False)
+class Penalties:
+    """Which tokens a row holds, and how many of each its answer holds.
+
+    Attributes:
+        ids: Shape (U,), int64, each token once: those of the prompt, then what only the answer holds.
+        counts: Shape (U,), float32: how often the answer holds it.
+    """
+
+    ids: NDArray[np.int64]
+    counts: NDArray[np.float32]
+    _places: dict[int, int]
+
+    @classmethod
+    def of(cls, prompt_ids: Iterable[int], answer_ids: Iterable[int]) -> "Penalties":
+        """Count the tokens of a row."""
+        places = {token_id: place for place, token_id in enumerate(dict.fromkeys(prompt_ids))}
+        ids = np.fromiter(places, np.int64, len(places))
+        made = cls(ids, np.zeros(len(ids), np.float32), places)
+        for token_id in answer_ids:
+            made.add(token_id)
+        return made
+
+    def add(self, token_id: int) -> None:
+        """Count one more token of the answer."""
+        place = self._places.setdefault(token_id, len(self._places))
+        if place == len(self.ids):
+            self.ids = np.append(self.ids, token_id)
+            self.counts = np.append(self.counts, np.float32(0))
+        self.counts[place] += 1
+
+
+class SamplingRow:
+    """One request on its way: what it asks, and what is known of its tokens so far.
+
+    Attributes:
+        params: What it asks, with n 1.
+        seed: The request's own, or a fresh one.
+        num_tokens: How many tokens its answer has.
+        penalties: What its penalties look at; None if it has none.
+        constraint: The form of its answer; None if any will do.
+    """
+
+    __slots__ = ("choice", "constraint", "num_tokens", "params", "penalties", "seed")
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        vocab_size: int,
+        answer_ids: Sequence[int] = (),
+        constraint: Constraint | None = None,
+    ) -> None:
+        """Begin a request, or take it up again.
+
+        Args:
+            params: With n 1 (`SamplingParams.rows` makes them).
+            prompt_ids: The prompt's tokens.
+            vocab_size: V.
+            answer_ids: The tokens that it has been given so far.
+            constraint: At its beginning; `CompiledGrammar.begin` makes one, for `params.grammar`.
+
+        Raises:
+            SamplingError: If it asks for more than one answer, or names ids or counts outside the vocabulary.
+        """
+        if params.n != 1:
+            raise SamplingError(f"n is {params.n}; a row of the sampler is one answer: expected SamplingParams.rows()")
+        check_against_vocabulary(params, vocab_size)
+        assert (constraint is None) == (params.grammar is None), "who makes a row brings what its grammar compiles to"
+        self.params = params
+        self.constraint = constraint
+        self.seed = secrets.randbits(63) if params.seed is None else params.seed
+        self.num_tokens = len(answer_ids)
+        self.penalties = Penalties.of(prompt_ids, answer_ids) if params.penalizes else None
+        top_k = params.top_k if params.top_k < vocab_size else 0  # 0 where it keeps the whole vocabulary
+        self.choice = native.Choice(params.temperature, params.min_p, top_k, params.top_p, self.seed, self.num_tokens)
+        if constraint is not None:
+            for token_id in answer_ids:
+                constraint.accept(token_id)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its answer has the form that it was to have, and nothing can follow; false without a form."""
+        return self.constraint is not None and self.constraint.is_finished
+
+    def add(self, token_id: int) -> None:
+        """Note the next token of the answer."""
+        self.num_tokens += 1
+        self.choice.step = self.num_tokens
+        if self.penalties is not None:
+            self.penalties.add(token_id)
+        if self.constraint is not None:
+            self.constraint.accept(token_id)
+
+
+def check_stop_ids(ids: Sequence[int], vocab_size: int) -> None:
+    """Refuse a caller's stop ids that no answer can have; a publisher's may be of a larger vocabulary.
+
+    Raises:
+        SamplingError: If one is outside the vocabulary.
+    """
+    outside = [token_id for token_id in ids if token_id >= vocab_size]
+    if outside:
+        raise SamplingError(
+            f"stop_token_ids names token {outside[0]}; expected ids below the vocabulary's {vocab_size}"
+        )
+
+
+def check_against_vocabulary(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse parameters that name more tokens than there are.
+
+    Raises:
+        SamplingError: If `logprobs`, `prompt_logprobs` or an id of `logit_bias` is outside the vocabulary.
+    """
+    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if count is not None and count > vocab_size:
+            raise SamplingError(f"{name} is {count}; expected at most the vocabulary's {vocab_size}")
+    outside = [token_id for token_id in params.logit_bias if token_id >= vocab_size]
+    if outside:
+        raise SamplingError(f"logit_bias names token {outside[0]}; expected ids below the vocabulary's {vocab_size}")

@@ -1,0 +1,317 @@
+"""From a request's fields to the engine's answers: prompts, lengths, and what is noted on the way."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from fastapi import Request
+
+from llamarium.engine.request import check_prompt, too_long
+from llamarium.errors import GrammarError, LlamariumError, RequestTimeoutError, SamplingError
+from llamarium.generation.completion import Piece
+from llamarium.generation.dialog import own_tool_form
+from llamarium.generation.text_engine import Answers
+from llamarium.sampling.constraint import CompiledGrammar
+from llamarium.sampling.grammar.calls import compile_calls, grammar_of_calls
+from llamarium.sampling.grammar.description import Grammar
+from llamarium.sampling.params import GenerationOptions, SamplingParams
+from llamarium.server.dialogs import renamed
+from llamarium.server.errors import ApiError, of_library
+from llamarium.server.lifecycle.service import MAX_ANSWERS, ServedModel, Service
+from llamarium.server.lifecycle.threads import in_own_thread
+from llamarium.server.metrics import Metrics, Timer
+from llamarium.server.naming import ModelChoice
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.tools.forms import ToolForm
+from llamarium.tokenizer.tools.request import ToolRequest
+
+T = TypeVar("T")
+
+Encode = Callable[[Tokenizer], list[list[int]]]
+"""Returns the ids of a request's prompts; called outside the event loop."""
+
+Form = tuple[str, Callable[[], Grammar]]
+"""The field that asks for a form, and what reads it; large schemas take their time."""
+
+NO_TOOLS = ToolRequest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRequest:
+    """What is asked of the engine, whatever the protocol.
+
+    Attributes:
+        model: What the request names.
+        encode: Returns the prompts' ids.
+        options: Of the sampler, without `max_tokens`.
+        form: Of the answer, where one is asked for.
+        tools: That may be called; the ids tell of them.
+        path_of: Returns what the protocol calls a field that OpenAI's chat completions call so, as in
+            `tools[0].function.parameters`.
+        max_tokens: As the client said; None is what the model's generation config says, else the rest of the context.
+        num_prompts: How many `encode` returns.
+        prompt_field: That holds the prompt, for messages.
+        length_field: That holds `max_tokens`, for messages.
+        new_text: The answer is a text of its own.
+        ignore_eos: Only the client's own stops end an answer.
+        salt: Keys and values are shared with requests of the same only.
+    """
+
+    model: ModelChoice
+    encode: Encode
+    options: GenerationOptions
+    max_tokens: int | None
+    num_prompts: int
+    prompt_field: str
+    length_field: str
+    form: Form | None = None
+    tools: ToolRequest = NO_TOOLS
+    path_of: Callable[[str], str] = str
+    new_text: bool = False
+    ignore_eos: bool = False
+    salt: str = ""
+
+    @property
+    def num_answers(self) -> int:
+        """Over all prompts."""
+        return self.num_prompts * (self.options.get("n") or 1)
+
+    @property
+    def number_field(self) -> str:
+        """The field that asks for so many answers."""
+        return "n" if self.num_answers > self.num_prompts else self.prompt_field
+
+
+async def submit(service: Service, asked: AnswerRequest) -> list[Answers]:
+    """Give a request's prompts to the engine, in a thread, as texts may be long.
+
+    One whose grammar has to be compiled has a thread of its own, as others shall not wait for that.
+
+    Raises:
+        ApiError: If it cannot be answered.
+    """
+    check_form(asked.form, asked.tools)
+    if asked.num_answers > MAX_ANSWERS:
+        raise ApiError(
+            400,
+            f"{asked.num_answers} answers are asked for; a request has {MAX_ANSWERS} at most",
+            param=asked.number_field,
+        )
+    if asked.form is not None or asked.tools.is_held:
+        return await in_own_thread(partial(_submit, service, asked))
+    return await asyncio.to_thread(_submit, service, asked)
+
+
+def check_form(form: Form | None, tools: ToolRequest) -> None:
+    """Refuse a form of the answer beside tools that may be called.
+
+    Raises:
+        ApiError: By the form's field.
+    """
+    if form is not None and tools.offered:
+        raise ApiError(
+            400,
+            f"{form[0]} is not supported beside tools: an answer may be a call, so it has no other form",
+            code="unsupported_parameter",
+            param=form[0],
+        )
+
+
+def place_of(field: str, place: int, count: int) -> str:
+    """Return the path of one of a request's prompts: the field itself where there is one alone."""
+    return field if count == 1 else f"{field}[{place}]"
+
+
+def _submit(service: Service, asked: AnswerRequest) -> list[Answers]:
+    model, engine = service.loaded or service.require()
+    begun: list[Answers] = []
+    field = asked.prompt_field
+    try:
+        prompts = asked.encode(model.tokenizer)
+        form, grammar = held_form(model, asked.form, asked.tools, service.tool_form)
+        for place, ids in enumerate(prompts):
+            field = place_of(asked.prompt_field, place, len(prompts))
+            check_prompt(model.config, ids, room=0 if asked.max_tokens == 0 else 1)
+            params = _params(model, asked, form, len(ids), service.max_tokens)
+            begun.append(
+                engine.submit(
+                    ids,
+                    params,
+                    new_text=asked.new_text,
+                    stop_ids=() if asked.ignore_eos else None,
+                    timeout_s=service.settings.request_timeout_s,
+                    adapter=asked.model.adapter,
+                    salt=asked.salt,
+                    must_keep_up=True,
+                    grammar=grammar,
+                    tools=asked.tools,
+                )
+            )
+    except BaseException as error:
+        close(begun)
+        if isinstance(error, LlamariumError):
+            raise refusal_of(error, replace(asked, prompt_field=field), model.tokenizer.source) from None
+        raise
+    return begun
+
+
+def held_form(
+    model: ServedModel, form: Form | None, tools: ToolRequest, tool_form: ToolForm | None
+) -> tuple[Grammar, CompiledGrammar] | tuple[None, None]:
+    """Return the form of an answer, and what it compiles to, if it has one.
+
+    Args:
+        model: That answers.
+        form: That is asked for.
+        tools: That may be called.
+        tool_form: How the model is told of them; None is its own way.
+
+    Raises:
+        ApiError: If the form cannot be read.
+        GrammarError: If it cannot be compiled.
+        ToolError: As `grammar_of_calls` and `compile_calls`.
+    """
+    found = wanted_form(form, tools, tool_form or own_tool_form(model.tokenizer))
+    if found is None:
+        return None, None
+    if form is not None:
+        return found, model.grammars.compile(found)
+    return found, compile_calls(model.grammars, found, tools)
+
+
+def wanted_form(form: Form | None, tools: ToolRequest, tool_form: ToolForm | None) -> Grammar | None:
+    """Return the form that a request asks for, or that its tools need, if any; it is not compiled.
+
+    Raises:
+        ApiError: If the form cannot be read.
+        ToolError: As `grammar_of_calls`.
+    """
+    if form is None:
+        return grammar_of_calls(tools, tool_form)
+    try:
+        return form[1]()
+    except GrammarError as error:
+        raise _of_form(error, form[0]) from None
+
+
+def _of_form(error: GrammarError, field: str) -> ApiError:
+    refusal = of_library(error)
+    refusal.param = field
+    return refusal
+
+
+def refusal_of(error: LlamariumError, asked: AnswerRequest, source: str) -> ApiError:
+    """Say which of the client's fields an error is about."""
+    if isinstance(error, GrammarError) and asked.form is not None:
+        return _of_form(error, asked.form[0])
+    refusal = of_library(error, field=asked.prompt_field, source=source)
+    return renamed(refusal, lambda name: asked.length_field if name == "max_tokens" else asked.path_of(name))
+
+
+def _params(
+    model: ServedModel, asked: AnswerRequest, form: Grammar | None, num_prompt: int, most: int
+) -> SamplingParams:
+    options = asked.options.copy()
+    if form is not None:
+        _check_ends(asked)
+        options["grammar"] = form
+    recommended = model.generation_config.get("max_new_tokens")
+    wanted = asked.max_tokens
+    if num_prompt + (1 if wanted is None else wanted) > most:
+        raise too_long(num_prompt, wanted, most)
+    if wanted is None:
+        wanted = min(most - num_prompt, most if recommended is None else recommended)
+    options["max_tokens"] = wanted
+    params = model.sampling_params(**options)
+    return replace(params, stop_token_ids=tuple(options.get("stop_token_ids") or ())) if asked.ignore_eos else params
+
+
+def _check_ends(asked: AnswerRequest) -> None:
+    """Refuse stop strings beside a form, in the client's words.
+
+    Raises:
+        SamplingError: If there are any.
+    """
+    if not asked.options.get("stop"):
+        return
+    if asked.form is not None:
+        beside = asked.form[0]
+    elif asked.tools.choice == "required":
+        beside = "tool_choice, which wants a call"
+    else:
+        beside = "a strict tool"
+    raise SamplingError(f"stop is given beside {beside}: it could end the answer before its form does; give one")
+
+
+def close(answers: Iterable[Answers]) -> None:
+    """End requests that nobody waits for any more."""
+    for one in answers:
+        one.close()
+
+
+async def follow(request: Request, answers: Answers) -> AsyncIterator[Sequence[Piece]]:
+    """Yield what each step brings, and note when it came.
+
+    Args:
+        request: The client's.
+        answers: To one of its prompts.
+
+    Raises:
+        ApiError: If the answer breaks off.
+    """
+    metrics: Metrics = request.app.state.metrics
+    noted = metrics.of(answers.adapter)
+    timer, reason = Timer(noted, request.scope["began"]), "disconnected"
+    try:
+        while pieces := await answers.arrived():
+            timer.tokens()
+            for piece in pieces:
+                if piece.finish_reason is not None:
+                    noted.finished(piece.finish_reason)
+            yield pieces
+        reason = ""
+        timer.end()
+    except LlamariumError as error:
+        reason = "timeout" if isinstance(error, RequestTimeoutError) else "error"
+        raise of_library(error) from None
+    finally:
+        if reason:
+            noted.aborted(reason)
+            answers.close()
+
+
+async def with_tokenizer(
+    request: Request, field: str, work: Callable[[Tokenizer], T], path_of: Callable[[str], str] = str
+) -> T:
+    """Do something with the tokenizer in a thread, as texts may be long.
+
+    Args:
+        request: The client's.
+        field: That holds what is read.
+        work: Is called there.
+        path_of: As in `AnswerRequest`.
+
+    Raises:
+        ApiError: For what it refuses.
+    """
+    model, _ = request.app.state.service.require()
+    tokenizer: Tokenizer = model.tokenizer
+    try:
+        return await asyncio.to_thread(work, tokenizer)
+    except LlamariumError as error:
+        raise renamed(of_library(error, field=field, source=tokenizer.source), path_of) from None
+
+
+async def side_by_side(work: Sequence[Any]) -> None:
+    """Run coroutines side by side; the first error ends all, and is raised."""
+    if len(work) == 1:
+        await work[0]
+        return
+    try:
+        async with asyncio.TaskGroup() as group:
+            for one in work:
+                group.create_task(one)
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None

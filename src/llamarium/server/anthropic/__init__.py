@@ -1,0 +1,1 @@
+"""Anthropic's protocol: messages, their stream of events, and the counting of their tokens."""

@@ -1,0 +1,44 @@
+"""A call's arguments as an object, also where the answer broke off within them."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+_WHITE = " \t\n\r"
+_SCAN: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().raw_decode
+
+
+def members(text: str) -> dict[str, Any]:
+    """Return the members of a JSON object's text; of one that breaks off those that came whole."""
+    try:
+        whole = json.loads(text or "{}")
+    except ValueError:
+        return _first_members(text)
+    return whole if isinstance(whole, dict) else {}
+
+
+def _first_members(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    place = _after(text, 0, "{")
+    try:
+        while place is not None:
+            name, end = _SCAN(text, _skip(text, place))
+            value, end = _SCAN(text, _skip(text, _after(text, end, ":") or len(text)))
+            place = _after(text, end, ",")
+            if place is not None or not isinstance(value, int | float):  # a number may go on where the text breaks off
+                found[name] = value
+    except ValueError:
+        pass
+    return found
+
+
+def _after(text: str, place: int, mark: str) -> int | None:
+    """Return the place after white space and a mark; None where it does not stand there."""
+    place = _skip(text, place)
+    return place + 1 if text.startswith(mark, place) else None
+
+
+def _skip(text: str, place: int) -> int:
+    while place < len(text) and text[place] in _WHITE:
+        place += 1
+    return place

@@ -1,0 +1,158 @@
+"""What a request for a message asks of the model: its dialog, its tools, and the beginning of an answer."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llamarium.server.anthropic.requests import (
+    Block,
+    CountRequest,
+    MessageParam,
+    TextBlock,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from llamarium.server.dialogs import Dialog, encode_dialog, misplaced, missing
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.tools.forms import ToolForm
+from llamarium.tokenizer.tools.request import ToolRequest
+
+_BLOCK = r"(messages\[\d+\]\.content\[\d+\])"
+_NAMES = {
+    r"(tools\[\d+\])\.function\.parameters": r"\1.input_schema",
+    rf"{_BLOCK}\.function\.arguments": r"\1.input",
+    rf"(tools\[\d+\]|tool_choice|{_BLOCK})\.function": r"\1",
+    rf"{_BLOCK}\.tool_call_id": r"\1.tool_use_id",
+    r"parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    r"stop(?!_)": "stop_sequences",
+}
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request's prompt.
+
+    Attributes:
+        dialog: What was said.
+        tools: What the model may call.
+        begun: The beginning of the answer, which goes on right where it ends; None where there is none.
+    """
+
+    dialog: Dialog
+    tools: ToolRequest
+    begun: str | None
+
+    def ids(self, tokenizer: Tokenizer, most: int, tool_form: ToolForm | None) -> list[int]:
+        """Return its ids; arguments as of `encode_dialog`.
+
+        Raises:
+            LlamariumError: If it is too long, or does not fit the model's format.
+        """
+        tools = self.tools.offered
+        ids = encode_dialog(tokenizer, self.dialog.messages, most, tools=tools, tool_form=tool_form)
+        if self.begun is None:
+            return ids
+        tokenizer.check_length(self.begun, most)
+        return ids + tokenizer.encode(self.begun, add_special_tokens=False)
+
+
+def read_prompt(body: CountRequest) -> Prompt:
+    """Return what a request asks of the model.
+
+    Raises:
+        ApiError: If it does not fit together.
+    """
+    dialog = Dialog(_NAMES)
+    if body.system is not None:
+        dialog.add("system", {"role": "system", "content": _text(body.system)})
+    *said, last = body.messages
+    for i, message in enumerate(said if last.role == "assistant" else body.messages):
+        _add(dialog, f"messages[{i}]", message)
+    listed = None if body.tools is None else [_function(tool.model_dump()) for tool in body.tools]
+    tools = dialog.tools(listed, *_choice(body.tool_choice))
+    begun = _begun(last, f"messages[{len(said)}]", tools) if last.role == "assistant" else None
+    if not dialog.messages:
+        raise misplaced("messages", "has the beginning of an answer alone; expected what it answers before it")
+    return Prompt(dialog, tools, begun)
+
+
+def _add(dialog: Dialog, where: str, message: MessageParam) -> None:
+    """Take a message: results of calls are messages of their own, before what else is said."""
+    content = message.content
+    blocks: Sequence[Block] = [] if isinstance(content, str) else content
+    has_text = isinstance(content, str) or any(isinstance(block, TextBlock) for block in blocks)
+    for k, block in enumerate(blocks):
+        if isinstance(block, ToolResultBlock):
+            _check_role(message, "user", f"{where}.content[{k}]")
+            told = {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
+            dialog.add(f"{where}.content[{k}]", told)
+        elif isinstance(block, ToolUseBlock):
+            _check_role(message, "assistant", f"{where}.content[{k}]")
+    if has_text or not any(isinstance(block, ToolResultBlock) for block in blocks):
+        dialog.add(where, {"role": message.role, "content": _text(content) if has_text or not blocks else None})
+    for k, block in enumerate(blocks):
+        if isinstance(block, ToolUseBlock):
+            dialog.add_call(f"{where}.content[{k}]", block.id, block.name, json.dumps(block.input, ensure_ascii=False))
+
+
+def _check_role(message: MessageParam, role: str, where: str) -> None:
+    if message.role != role:
+        raise misplaced(f"{where}.type", f"belongs to the role {role}; this is {message.role}")
+
+
+def _text(content: str | Sequence[Block]) -> str:
+    """Return what is said, without calls and their results."""
+    if isinstance(content, str):
+        return content
+    return "".join(block.text for block in content if isinstance(block, TextBlock))
+
+
+def _result(block: ToolResultBlock) -> str:
+    """Return what a call has given, as the model is told of it: a dialog's format has no mark for errors."""
+    text = _text(block.content or "")
+    return f"Error: {text}" if block.is_error else text
+
+
+def _begun(message: MessageParam, where: str, tools: ToolRequest) -> str:
+    """Return the beginning of the answer.
+
+    Raises:
+        ApiError: If calls stand in it, or may come in what follows.
+    """
+    if not isinstance(message.content, str):
+        for k, block in enumerate(message.content):
+            if not isinstance(block, TextBlock):
+                raise misplaced(f"{where}.content[{k}]", "ends the dialog; expected the call's result after it")
+    if tools.offered:
+        raise misplaced(where, "is the beginning of an answer, which is not supported beside tools")
+    return _text(message.content)
+
+
+def _function(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool as OpenAI has it."""
+    own = {"name": tool["name"], "parameters": tool["input_schema"]}
+    more = {name: tool[name] for name in ("description", "strict") if tool[name] is not None}
+    return {"type": "function", "function": own | more}
+
+
+def _choice(choice: ToolChoice | None) -> tuple[object, bool | None]:
+    """Return `tool_choice` and `parallel_tool_calls` as OpenAI has them.
+
+    Raises:
+        ApiError: If a name is given or missing, against the type.
+    """
+    if choice is None:
+        return None, None
+    if choice.type == "tool" and choice.name is None:
+        raise missing("tool_choice.name")
+    if choice.type != "tool" and choice.name is not None:
+        raise misplaced("tool_choice.name", f"is given, and tool_choice.type is {choice.type}")
+    if choice.type == "none" and choice.disable_parallel_tool_use is not None:
+        param = "tool_choice.disable_parallel_tool_use"
+        raise misplaced(param, "belongs to a choice of calls; tool_choice.type is none")
+    named = {"type": "function", "function": {"name": choice.name}}
+    parallel = None if choice.disable_parallel_tool_use is None else not choice.disable_parallel_tool_use
+    return (named if choice.type == "tool" else _CHOICES[choice.type]), parallel

@@ -1,0 +1,94 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+
+import asyncio
+
+from fastapi import APIRouter, Request, Response
+
+from llamarium.generation.dialog import own_tool_form
+from llamarium.sampling.grammar.description import Grammar
+from llamarium.sampling.params import GenerationOptions
+from llamarium.server.answering import AnswerRequest, Form, check_form, wanted_form, with_tokenizer
+from llamarium.server.anthropic.dialog import Prompt, read_prompt
+from llamarium.server.anthropic.requests import CountRequest, MessagesRequest
+from llamarium.server.anthropic.wording import MessageWording
+from llamarium.server.errors import ApiError
+from llamarium.server.http.body import StrictRoute
+from llamarium.server.http.stream import STREAMED
+from llamarium.server.lifecycle.service import Service
+from llamarium.server.naming import chosen_model
+from llamarium.server.replying import reply
+from llamarium.tokenizer.base import Tokenizer
+
+router = APIRouter(route_class=StrictRoute)
+
+
+@router.post("/v1/messages", responses=STREAMED)
+async def messages(request: Request, body: MessagesRequest) -> Response:
+    """Answer a dialog."""
+    model = chosen_model(request, body.model)
+    service: Service = request.app.state.service
+    most, tool_form = service.max_tokens, service.tool_form
+    prompt = await asyncio.to_thread(read_prompt, body)
+    asked = AnswerRequest(
+        model=model,
+        encode=lambda tokenizer: [prompt.ids(tokenizer, most, tool_form)],
+        options=_options(body),
+        form=_form(body, prompt),
+        tools=prompt.tools,
+        max_tokens=body.max_tokens,
+        num_prompts=1,
+        prompt_field="messages",
+        length_field="max_tokens",
+        path_of=prompt.dialog.path_of,
+        new_text=prompt.begun is None,
+        salt=body.cache_salt or "",
+    )
+    wording = MessageWording(model.name, request.scope["request_id"])
+    return await reply(request, asked, wording, streams=body.stream or False)
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
+    """Count the tokens that a prompt would have; what a message would be refused for is, but for its compiling."""
+    chosen_model(request, body.model)
+    service: Service = request.app.state.service
+    most, tool_form = service.max_tokens, service.tool_form
+    prompt = await asyncio.to_thread(read_prompt, body)
+    form = _form(body, prompt)
+    check_form(form, prompt.tools)
+
+    def count(tokenizer: Tokenizer) -> int:
+        ids = prompt.ids(tokenizer, most, tool_form)
+        wanted_form(form, prompt.tools, tool_form or own_tool_form(tokenizer))
+        return len(ids)
+
+    return {"input_tokens": await with_tokenizer(request, "messages", count, prompt.dialog.path_of)}
+
+
+def _options(body: MessagesRequest) -> GenerationOptions:
+    return GenerationOptions(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        seed=body.seed,
+        stop=body.stop_sequences,
+    )
+
+
+def _form(body: CountRequest, prompt: Prompt) -> Form | None:
+    """Return the form of the answer, if one is asked for.
+
+    Raises:
+        ApiError: If the answer has been begun besides.
+    """
+    asked = None if body.output_config is None else body.output_config.format
+    if asked is None:
+        return None
+    if prompt.begun is not None:
+        raise ApiError(
+            400,
+            "output_config.format asks for a form, and the last message is the beginning of an answer, whose form is "
+            "not known; end with a user's message",
+            param="output_config.format",
+        )
+    return "output_config.format.schema", lambda: Grammar.json_schema(asked.schema_)

@@ -1,0 +1,165 @@
+"""The requests for messages: what Anthropic's client sends, and what of it is refused."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from llamarium.server.fields import Body, by_type, of_type
+
+_NO_REASONING = "the model does not reason apart from its answer"
+_NO_SERVER_TOOLS = "the server calls no tools by itself"
+
+
+class CacheControl(Body):
+    """The mark of a prefix that will be asked for again. Prefixes are found by themselves, so it is taken as it is."""
+
+    refused: ClassVar[Mapping[str, str]] = {"ttl": "prefixes are kept for as long as there is memory"}
+
+    type: Literal["ephemeral"]
+
+
+class TextBlock(Body):
+    """A part of what is said."""
+
+    refused: ClassVar[Mapping[str, str]] = {"citations": "answers do not cite"}
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+
+
+class ToolUseBlock(Body):
+    """A call that the assistant has made."""
+
+    refused: ClassVar[Mapping[str, str]] = {"caller": _NO_SERVER_TOOLS, "toolset_name": _NO_SERVER_TOOLS}
+
+    type: Literal["tool_use"]
+    id: str = Field(min_length=1)
+    name: str
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+
+
+class ToolResultBlock(Body):
+    """What a call has given."""
+
+    refused: ClassVar[Mapping[str, str]] = {"toolset_name": _NO_SERVER_TOOLS}
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+Block = Annotated[
+    Annotated[TextBlock, of_type("text")]
+    | Annotated[ToolUseBlock, of_type("tool_use")]
+    | Annotated[ToolResultBlock, of_type("tool_result")],
+    by_type(),
+]
+
+
+class MessageParam(Body):
+    """A message of a dialog."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class JsonFormat(Body):
+    """The form of an answer. It is always held strictly."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    """How an answer is to be."""
+
+    refused: ClassVar[Mapping[str, str]] = {"effort": _NO_REASONING}
+
+    format: JsonFormat | None = None
+
+
+class Thinking(Body):
+    """Whether the model reasons before its answer."""
+
+    refused: ClassVar[Mapping[str, str]] = {"budget_tokens": _NO_REASONING, "display": _NO_REASONING}
+
+    type: Literal["disabled"]
+
+
+class Metadata(Body):
+    """Who asks."""
+
+    user_id: str | None = None
+
+
+class Tool(Body):
+    """A function that the model may call. Its arguments are told as they come, unless somebody wants them otherwise."""
+
+    refused: ClassVar[Mapping[str, str]] = {"input_examples": "the model is told a tool's schema alone"}
+
+    type: Literal["custom"] | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    allowed_callers: list[Literal["direct"]] | None = Field(None, min_length=1)
+    defer_loading: Literal[False] | None = None
+    eager_input_streaming: Literal[True] | None = None
+
+
+class ToolChoice(Body):
+    """Whether the model may, or has to, call."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class CountRequest(Body):
+    """`POST /v1/messages/count_tokens`: what a prompt is made of."""
+
+    dialog: ClassVar[str | None] = "messages"
+
+    messages: list[MessageParam] = Field(min_length=1)
+    model: str | None = None
+    system: str | list[TextBlock] | None = None
+    cache_control: CacheControl | None = None
+    output_config: OutputConfig | None = None
+    thinking: Thinking | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    speed: Literal["standard"] | None = None
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "user_profile_id": "there are no profiles here",
+        "workspace_id": "there are no workspaces here",
+    }
+
+
+class MessagesRequest(CountRequest):
+    """`POST /v1/messages`."""
+
+    max_tokens: int
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    # not Anthropic's
+    seed: int | None = None
+    cache_salt: str | None = Field(None, min_length=1)
+
+    refused: ClassVar[Mapping[str, str]] = {
+        **CountRequest.refused,
+        "container": "the server runs nothing but the model",
+        "diagnostics": "nothing is stored that a prompt could be compared with",
+        "inference_geo": "the model runs on this machine",
+    }

@@ -1,0 +1,118 @@
+"""A message in Anthropic's words: whole, and as a stream of events."""
+
+import secrets
+from typing import Any
+
+from llamarium.generation.completion import Piece
+from llamarium.server.anthropic.arguments import members
+from llamarium.server.errors import ApiError
+from llamarium.server.http.stream import event
+from llamarium.server.usage import Usage
+from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, ContentDelta, Delta
+
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class MessageWording:
+    """Words one message; see `Wording`.
+
+    Args:
+        model: The name that it is answered under.
+        request_id: The request's.
+    """
+
+    ping = event({"type": "ping"}).encode()
+
+    def __init__(self, model: str, request_id: str | None) -> None:
+        self._request_id = request_id
+        self._content: list[dict[str, Any]] = []
+        self._open: str | None = None  # the type of the last block, until it ends
+        self._parts: list[str] = []  # of its text, or of its input as JSON
+        self._has_begun = False
+        self._message: dict[str, Any] = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
+
+    def begin(self) -> str:
+        """Return nothing: the first event tells how much of the prompt was there, which the first step says."""
+        return ""
+
+    def say(self, usage: Usage, piece: Piece) -> str:
+        """Return the events of what the message adds."""
+        start = "" if self._has_begun else self._start(usage)
+        return start + "".join(map(self._say, piece.deltas))
+
+    def end(self, usage: Usage, last: Piece) -> str:
+        """Return the events of the message's end."""
+        assert last.finish_reason is not None
+        stopped = last.stop_string is not None and last.finish_reason == "stop"
+        reason = "stop_sequence" if stopped else _STOP_REASONS[last.finish_reason]
+        delta = {"stop_reason": reason, "stop_sequence": last.stop_string if stopped else None}
+        closed = self._close()
+        self._message |= delta | {"content": self._content, "usage": _counts(usage)}
+        told = event({"type": "message_delta", "delta": delta, "usage": _counts(usage)})
+        return closed + told + event({"type": "message_stop"})
+
+    def failure(self, error: ApiError) -> str:
+        """Return the event of an error."""
+        return event(error.anthropic_body(self._request_id))
+
+    def whole(self) -> dict[str, Any]:
+        """Return the message."""
+        return self._message
+
+    def _start(self, usage: Usage) -> str:
+        self._has_begun = True
+        return event({"type": "message_start", "message": self._message | {"usage": _counts(usage)}})
+
+    def _say(self, delta: Delta) -> str:
+        match delta:
+            case ContentDelta(text):
+                begun = "" if self._open == "text" else self._begin({"type": "text", "text": ""})
+                return begun + self._add(text, {"type": "text_delta", "text": text})
+            case CallBegin(_, call_id, name):
+                return self._begin({"type": "tool_use", "id": call_id, "name": name, "input": {}})
+            case CallArguments(_, fragment):
+                return self._add(fragment, {"type": "input_json_delta", "partial_json": fragment})
+            case CallEnd():
+                return self._close()
+
+    def _begin(self, block: dict[str, Any]) -> str:
+        """Return the events of a block's beginning, and of the end of the one before."""
+        closed = self._close()
+        self._open = block["type"]
+        self._content.append(block)
+        return closed + event({"type": "content_block_start", "index": self._index, "content_block": block})
+
+    def _add(self, part: str, delta: dict[str, Any]) -> str:
+        self._parts.append(part)
+        return event({"type": "content_block_delta", "index": self._index, "delta": delta})
+
+    def _close(self) -> str:
+        """Return the event of the end of the block that is open, if one is."""
+        if self._open is None:
+            return ""
+        joined = "".join(self._parts)
+        self._content[-1] |= {"text": joined} if self._open == "text" else {"input": members(joined)}
+        self._open, self._parts = None, []
+        return event({"type": "content_block_stop", "index": self._index})
+
+    @property
+    def _index(self) -> int:
+        return len(self._content) - 1
+
+
+def _counts(usage: Usage) -> dict[str, Any]:
+    """Return the counts under Anthropic's names: there, tokens that were kept are no part of `input_tokens`."""
+    return {
+        "input_tokens": usage.prompt - usage.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached,
+        "output_tokens": usage.generated,
+    }

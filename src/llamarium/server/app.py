@@ -1,0 +1,126 @@
+"""The application: which routes there are, and the layers that a request passes on its way to them.
+
+From the outside in: `Access` (its id, its line in the log), CORS where an origin is allowed, `Guard` (may it ask?), and
+the routes, a room for each protocol.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from llamarium.server.anthropic import messages
+from llamarium.server.errors import AnthropicErrorBody, ApiError, ErrorBody, documented
+from llamarium.server.faults import refusal_of
+from llamarium.server.http.access import Access
+from llamarium.server.http.body import Bodies
+from llamarium.server.http.guard import Guard
+from llamarium.server.http.log import Log
+from llamarium.server.lifecycle.service import Service
+from llamarium.server.metrics import Metrics
+from llamarium.server.openai import chat, completions, embeddings, models
+from llamarium.server.openai.responses import responses
+from llamarium.server.plain import status, texts
+from llamarium.server.settings import Settings
+
+_OPENAI = (status, texts, models, chat, completions, embeddings, responses)
+_ROUTERS = (*((module.router, ErrorBody) for module in _OPENAI), (messages.router, AnthropicErrorBody))
+"""The routes, and the form of their refusals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """Routes that who starts the server brings along; the server knows nothing else of them.
+
+    Attributes:
+        add: Puts them into the application.
+        open_paths: Those of them that are answered without a key, as files are that everybody may have.
+    """
+
+    add: Callable[[FastAPI], None]
+    open_paths: frozenset[str] = frozenset()
+
+
+def create_app(service: Service, names: tuple[str, ...], log: Log, extensions: Sequence[Extension] = ()) -> ASGIApp:
+    """Return the application.
+
+    Args:
+        service: The model behind it; it may still be loading.
+        names: Under which the model is served, at least one.
+        log: Takes a line for each request.
+        extensions: Further routes.
+    """
+    app = create_routes(service, names)
+    for extension in extensions:
+        extension.add(app)
+    return layered(app, service.settings, log, frozenset[str]().union(*(one.open_paths for one in extensions)))
+
+
+def layered(app: ASGIApp, settings: Settings, log: Log, open_paths: frozenset[str] = frozenset()) -> ASGIApp:
+    """Return what answers, with the layers around it that every request passes; some paths need no key."""
+    app = Guard(app, settings, open_paths)
+    if settings.cors_origins:
+        app = CORSMiddleware(
+            app,
+            settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    return Access(app, log)
+
+
+def create_routes(service: Service, names: tuple[str, ...]) -> FastAPI:
+    """Return the routes without the layers around them, for requests that come no other way than ours.
+
+    A request's scope has `notes`, a dict, and `request_id`, a text or None.
+
+    Args:
+        service: The model behind them.
+        names: Under which it is served, at least one.
+    """
+    app = FastAPI(title="Llamarium", docs_url=None, redoc_url=None)  # their pages load scripts from elsewhere
+    app.state.service, app.state.names, app.state.created = service, names, int(time.time())
+    app.state.bodies = Bodies()
+    app.state.metrics = Metrics(service, names[0])
+    for router, error in _ROUTERS:
+        app.include_router(router, responses=documented(error))
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    return app
+
+
+def post_paths() -> tuple[str, ...]:
+    """Return where requests with a body are taken."""
+    routes = (route for router, _ in _ROUTERS for route in router.routes)
+    return tuple(route.path for route in routes if isinstance(route, APIRoute) and "POST" in (route.methods or ()))
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    """Put the framework's refusals (404, 405) into our form."""
+    if not isinstance(error, ApiError):
+        assert isinstance(error, HTTPException)
+        known = {
+            404: f"there is nothing at {request.url.path}",
+            405: f"{request.url.path} does not take {request.method}",
+        }
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+        error = ApiError(
+            error.status_code, known.get(error.status_code, error.detail), code=code, headers=error.headers
+        )
+    return error.response(request.scope["path"], request.scope["request_id"])
+
+
+async def _on_invalid(request: Request, error: Exception) -> Response:
+    """Say which field is at fault."""
+    assert isinstance(error, RequestValidationError)
+    in_query = error.body is None and all(fault["loc"][0] == "query" for fault in error.errors())
+    refusal = refusal_of(error.errors(), dict(request.query_params) if in_query else error.body)
+    return refusal.response(request.scope["path"], request.scope["request_id"])

@@ -1,0 +1,131 @@
+"""Asking the server's routes in the same process: the code that answers HTTP, without a socket."""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.types import Message
+
+from llamarium.server.app import post_paths
+from llamarium.server.batch.lines import BatchRequest
+from llamarium.server.errors import ApiError, internal_error
+from llamarium.server.http.access import where
+from llamarium.server.http.stream import encode
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a route has answered.
+
+    Attributes:
+        status: As over HTTP.
+        body: JSON, in one line of ASCII.
+        bug: Where the server has failed, if it has.
+    """
+
+    status: int
+    body: str
+    bug: str | None = None
+
+
+class Routes:
+    """The routes that take POST.
+
+    Args:
+        app: As `create_routes` returns it.
+    """
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app, self._paths = app, post_paths()
+
+    def check(self, asked: BatchRequest) -> None:
+        """Refuse what no batch can ask.
+
+        Raises:
+            ApiError: If there is no such route, or a stream is asked for.
+        """
+        if asked.url not in self._paths:
+            raise ApiError(
+                404,
+                f"url: nothing takes POST at {asked.url!r}; there is: {', '.join(self._paths)}",
+                code="not_found",
+                param="url",
+            )
+        if asked.body.get("stream") is True:
+            raise ApiError(
+                400,
+                "body.stream is not supported: an answer is one line of a file; leave it out",
+                code="unsupported_parameter",
+                param="body.stream",
+            )
+
+    async def post(self, asked: BatchRequest) -> Answer:
+        """Return what the route answers; a bug of ours is an answer with status 500."""
+        sent = _Sent()
+        try:
+            await self._app(_scope(asked.url), _Body(_written(asked.body)).receive, sent.send)
+        except Exception as error:  # noqa: BLE001 - told without its text, which may hold a prompt
+            return Answer(500, encode(internal_error().body_at(asked.url, None)), where(error))
+        return Answer(sent.status, _as_ascii(b"".join(sent.parts)))
+
+
+class _Body:
+    """What a route receives: a body, and then nothing more."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body: bytes | None = body
+
+    async def receive(self) -> Message:
+        if self._body is None:
+            await asyncio.get_running_loop().create_future()  # nobody leaves
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+class _Sent:
+    """What a route sends."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.parts: list[bytes] = []
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            self.parts.append(message.get("body", b""))
+
+
+def _written(body: Mapping[str, Any]) -> bytes:
+    """Return a body in UTF-8, as clients send it: in ASCII one may be larger than is read."""
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _scope(path: str) -> dict[str, Any]:
+    headers: Mapping[bytes, bytes] = {b"content-type": b"application/json"}
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": list(headers.items()),
+        "client": None,
+        "server": None,
+        "notes": {},
+        "request_id": None,
+        "began": time.monotonic(),
+    }
+
+
+def _as_ascii(body: bytes) -> str:
+    """Return JSON in ASCII: some readers of lines split them at U+2028."""
+    return body.decode() if body.isascii() else encode(json.loads(body))

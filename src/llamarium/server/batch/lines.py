@@ -1,0 +1,124 @@
+"""The lines of a batch: reading them within bounds, what they are called, and what they ask.
+
+A line is `{"custom_id": ..., "method": "POST", "url": "/v1/...", "body": {...}}`. Source: OpenAI's batch API.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Literal, cast
+
+from pydantic import Field
+
+from llamarium.server.errors import ApiError
+from llamarium.server.faults import validated
+from llamarium.server.http.body import MAX_LEVELS, NotJson, parse_json
+from llamarium.server.openai.fields import Body
+from llamarium.server.settings import Settings
+
+MAX_CUSTOM_ID_CHARACTERS = 512
+"""Characters of a custom_id."""
+
+MAX_LINE_BYTES = Settings().max_body_bytes + 2**16
+"""Of a line: a request's body, and what is around it."""
+
+_PART_BYTES = 2**20  # of a line that is too long to be kept
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line as it stands in a file.
+
+    Attributes:
+        number: Its place, from 1.
+        text: What is in it; empty if that is too much.
+        digest: Of what is in it.
+        custom_id: What it is called; None if that cannot be told.
+    """
+
+    number: int
+    text: bytes
+    digest: str
+    custom_id: str | None
+
+    @property
+    def id(self) -> str:
+        """Of its answer: the same whenever the same is asked, so that a changed line is noticed.
+
+        Lines without a name are known by their places.
+        """
+        place = "" if self.custom_id is not None else f"{self.number} "
+        return f"batch_req_{hashlib.sha256(f'{place}{self.digest}'.encode()).hexdigest()[:24]}"
+
+
+class BatchRequest(Body):
+    """What a line asks."""
+
+    custom_id: str = Field(min_length=1, max_length=MAX_CUSTOM_ID_CHARACTERS)
+    method: Literal["POST"]
+    url: str
+    body: dict[str, Any]
+
+
+def read_lines(file: BinaryIO, most_bytes: int = MAX_LINE_BYTES) -> Iterator[Line]:
+    """Yield a file's lines from its beginning, but for those that are blank.
+
+    Args:
+        file: Can go back to its beginning.
+        most_bytes: Of a line; of a longer one nothing is kept but its digest.
+    """
+    file.seek(0)
+    number = 0
+    while text := file.readline(most_bytes + 1):
+        number += 1
+        if len(text) > most_bytes and not text.endswith(b"\n"):
+            yield Line(number, b"", _digest_of_rest(file, text), None)
+        elif text := text.strip():
+            yield Line(number, text, hashlib.sha256(text).hexdigest(), _name_of(text))
+
+
+def noted(lines: Iterable[Line], note: Callable[[bytes], object]) -> Iterator[Line]:
+    """Yield lines, and call `note` with what each is known by, as a hash's `update`."""
+    for line in lines:
+        note(line.id.encode())
+        yield line
+
+
+def _digest_of_rest(file: BinaryIO, begin: bytes) -> str:
+    """Read a line to its end without keeping it; return the digest of all of it."""
+    found = hashlib.sha256(begin)
+    while part := file.readline(_PART_BYTES):
+        found.update(part)
+        if part.endswith(b"\n"):
+            break
+    return found.hexdigest()
+
+
+def _name_of(text: bytes) -> str | None:
+    """Return a line's custom_id, also where the line is refused for something else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    name = cast(dict[str, Any], value).get("custom_id") if isinstance(value, dict) else None
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_CUSTOM_ID_CHARACTERS:
+        return None
+    return name if name.isascii() or not any("\ud800" <= character <= "\udfff" for character in name) else None
+
+
+def parse(line: Line) -> BatchRequest:
+    """Return what a line asks.
+
+    Raises:
+        ApiError: If it is no line of a batch.
+    """
+    if not line.text:
+        raise ApiError(413, "the line is longer than a request may be", code="request_too_large")
+    try:
+        value = parse_json(line.text, MAX_LEVELS + 1)
+    except NotJson as error:
+        raise ApiError(400, f"the line cannot be read as JSON: {error}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, "expected a JSON object with custom_id, method, url and body", code="invalid_json")
+    return validated(BatchRequest, value)

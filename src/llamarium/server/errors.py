@@ -1,0 +1,186 @@
+"""Refusals: what a client is told, with which status, in the form of the protocol that it speaks.
+
+The path says which that is: what lies at or below `/v1/messages` is Anthropic's, all else OpenAI's.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from llamarium.errors import (
+    AnswerError,
+    ContextLengthError,
+    EngineStoppedError,
+    GaveWayError,
+    InputError,
+    LlamariumError,
+    MemoryBudgetError,
+    RequestTimeoutError,
+    SamplingError,
+    SlowReaderError,
+    TokenizerError,
+    ToolError,
+)
+from llamarium.sampling.params import GenerationOptions
+
+_SAMPLING = frozenset(GenerationOptions.__annotations__)
+_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_ANTHROPIC_KINDS = {
+    **_KINDS,
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
+
+class Detail(BaseModel):
+    """What an error tells."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of a refusal, as OpenAI has it."""
+
+    error: Detail
+
+
+class AnthropicCause(BaseModel):
+    """What programs are told of an error.
+
+    Attributes:
+        error_code: OpenAI's `code`.
+        param: The path of the field that is at fault. Not Anthropic's.
+    """
+
+    error_code: str | None
+    param: str | None
+
+
+class AnthropicDetail(BaseModel):
+    """What an error tells, as Anthropic has it."""
+
+    type: str
+    message: str
+    details: AnthropicCause | None = None
+
+
+class AnthropicErrorBody(BaseModel):
+    """The body of a refusal, as Anthropic has it."""
+
+    type: Literal["error"]
+    error: AnthropicDetail
+    request_id: str | None
+
+
+def documented(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """Return a route's refusals, for the application's own description."""
+    return {
+        "4XX": {"model": body, "description": "Refused: the request is at fault."},
+        "5XX": {"model": body, "description": "Failed, or not ready."},
+    }
+
+
+class ApiError(HTTPException):
+    """A request that is refused, or has failed.
+
+    Attributes:
+        message: What was found, what was expected and what to do.
+        code: The refusal's name for programs, or None.
+        param: The path of the field that is at fault, as in `messages[0].content`, or None.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, None if headers is None else dict(headers))
+        self.message, self.code, self.param = message, code, param
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error in OpenAI's form."""
+        kind = "server_error" if self.status_code >= 500 else _KINDS.get(self.status_code, "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def anthropic_body(self, request_id: str | None) -> dict[str, Any]:
+        """Return the error in Anthropic's form."""
+        kind = _ANTHROPIC_KINDS.get(self.status_code, "invalid_request_error")
+        detail: dict[str, Any] = {"type": kind, "message": self.message}
+        if self.code or self.param:
+            detail["details"] = {"error_code": self.code, "param": self.param}
+        return {"type": "error", "error": detail, "request_id": request_id}
+
+    def body_at(self, path: str, request_id: str | None) -> dict[str, Any]:
+        """Return the error in the form of what lies at a path; the request may have no id yet."""
+        return self.anthropic_body(request_id) if is_anthropic(path) else self.body
+
+    def response(self, path: str, request_id: str | None) -> Response:
+        """Return the answer that tells it; arguments as of `body_at`."""
+        return JSON(self.body_at(path, request_id), self.status_code, self.headers)
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether what lies at a path speaks Anthropic's protocol."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def internal_error() -> ApiError:
+    """Return what a client is told of a bug of ours."""
+    return ApiError(500, "the server failed to answer this request; its log says where", code="internal_error")
+
+
+class JSON(Response):
+    """A value as JSON, in ASCII: some readers of lines split them at U+2028."""
+
+    media_type = "application/json"
+
+    def __init__(self, value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(json.dumps(value, allow_nan=False, separators=(",", ":")), status, headers)
+
+
+def of_library(error: LlamariumError, *, field: str | None = None, source: str = "") -> ApiError:
+    """Translate an error of the library.
+
+    Args:
+        error: What was raised.
+        field: The one that holds the prompt.
+        source: The tokenizer's, which is a path and none of the client's business.
+    """
+    message = str(error).removeprefix(f"{source}: ")
+    message = message.replace(source, "the tokenizer") if source else message
+    if isinstance(error, ContextLengthError | MemoryBudgetError):
+        return ApiError(400, message, code="context_length_exceeded", param=field)
+    if isinstance(error, SamplingError):
+        name = message.replace("[", " ").replace(":", " ").split(" ", 1)[0]
+        return ApiError(400, message, param=name if name in _SAMPLING else None)
+    if isinstance(error, ToolError):
+        return ApiError(400, message, param=error.param)
+    if isinstance(error, TokenizerError | InputError):
+        return ApiError(400, message, param=field)
+    if isinstance(error, RequestTimeoutError):
+        return ApiError(408, message, code="request_timeout")
+    if isinstance(error, EngineStoppedError):
+        return ApiError(503, "the server is stopping, and the answer has not come to its end", code="unavailable")
+    if isinstance(error, GaveWayError):
+        message = "there was no memory for all answers that were run, and this one was ended; ask again"
+        return ApiError(503, message, code="overloaded", headers={"retry-after": "1"})
+    if isinstance(error, SlowReaderError):
+        return ApiError(408, message, code="slow_reader")
+    if isinstance(error, AnswerError):
+        return ApiError(500, message, code="model_error")
+    return internal_error()  # of the model's files, say, whose paths are none of the client's business

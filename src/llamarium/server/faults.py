@@ -1,0 +1,91 @@
+"""From what pydantic finds wrong with a body to one refusal, which names the field as the client wrote it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+
+from llamarium.errors import show_value
+from llamarium.server.errors import ApiError
+
+REFUSED = "refused_field"
+"""The type of pydantic's error for a field that is known and not honoured; its context has `field` and `reason`."""
+
+KindT = TypeVar("KindT", bound=BaseModel)
+
+Path = tuple[str | int, ...]
+
+
+def refusal_of(faults: Sequence[dict[str, Any]], body: Any) -> ApiError:
+    """Return the refusal of a body.
+
+    A field that may be one of several kinds has a fault for each; those are told that lie deepest in the body, as they
+    are of the kind that was meant.
+
+    Args:
+        faults: As pydantic tells them.
+        body: What was read.
+    """
+    if not isinstance(body, dict):
+        return ApiError(400, "expected a JSON object as the body", code="invalid_json")
+    paths = [path_in(fault, body) for fault in faults]
+    deepest = max(paths, key=len)
+    told = _meant([fault for fault, path in zip(faults, paths, strict=True) if path == deepest])
+    first = next((fault for fault in told if fault["type"] == REFUSED), told[0])
+    context = first.get("ctx", {})
+    if first["type"] == REFUSED:
+        param = spelled((*deepest, context["field"]))
+        return ApiError(
+            400, f"{param} is not supported: {context['reason']}", code="unsupported_parameter", param=param
+        )
+    param = spelled(deepest)
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"{param} is not a field of this request", code="unknown_parameter", param=param)
+    if first["type"] == "union_tag_invalid":
+        param = spelled((*deepest, "type"))
+        found, expected = context["tag"][1:-1], context["expected_tags"].replace("'<", "").replace(">'", "")
+        message = f"{param} is {show_value(found)}; expected {expected}"
+        return ApiError(400, message, code="invalid_parameter", param=param)
+    if first["type"] == "union_tag_not_found":
+        param = spelled((*deepest, "type"))
+        return ApiError(400, f"{param} is missing", code="missing_parameter", param=param)
+    if first["type"] == "missing":
+        return ApiError(400, f"{param} is missing", code="missing_parameter", param=param)
+    reasons = " or: ".join(dict.fromkeys(fault["msg"] for fault in told))
+    return ApiError(400, f"{param}: {reasons}", code="invalid_parameter", param=param)
+
+
+def validated(kind: type[KindT], body: Any) -> KindT:
+    """Return what a body says.
+
+    Raises:
+        ApiError: As `refusal_of`.
+    """
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        faults = [{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors(include_url=False)]
+        raise refusal_of(faults, body) from None
+
+
+def _meant(faults: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Leave out faults of kinds that were not meant: an object is told by its `type`, and nothing else is."""
+    tagged = [fault for fault in faults if fault["type"].startswith("union_tag_")]
+    if any(isinstance(fault["input"], dict) for fault in tagged):
+        return tagged
+    return [fault for fault in faults if not fault["type"].startswith("union_tag_")] or faults
+
+
+def path_in(fault: Mapping[str, Any], body: Any) -> Path:
+    """Return a fault's place in the body, without the kinds that pydantic names where it tried several."""
+    path: list[str | int] = []
+    for part in fault["loc"][1:]:
+        if (isinstance(body, dict) and part in body) or (isinstance(body, list) and part in range(len(body))):
+            body = cast(Any, body)[part]
+            path.append(part)
+    return (*path, fault["loc"][-1]) if fault["type"] == "missing" else tuple(path)
+
+
+def spelled(path: Path) -> str:
+    """Return a path as in `messages[0].content`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")

@@ -1,0 +1,87 @@
+"""The fields of a request's body: each is honoured, or refused by its name, whatever the protocol.
+
+A field that is declared is checked strictly, and null is as if it were not given. One that the official client knows
+and this server does not honour stands in `refused` with the reason. Any other is unknown, and refused as well.
+`docs/reference/server.md` lists all of them.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from llamarium.errors import show_value
+from llamarium.server.errors import ApiError
+from llamarium.server.faults import REFUSED
+
+_NESTED = ("content", "tool_calls", "output")  # lists within what is said
+
+
+class Body(BaseModel):
+    """What every request's body has in common."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Fields that are known and not honoured, and why."""
+
+    dialog: ClassVar[str | None] = None
+    """The field that holds a dialog, if one does."""
+
+    @classmethod
+    def check_length(cls, value: Any, most: int) -> None:
+        """Refuse a dialog that cannot fit, before anybody looks at its messages.
+
+        Args:
+            value: The body, as JSON.
+            most: Tokens that fit. No message, part or call takes less than one.
+
+        Raises:
+            ApiError: If there are more of them.
+        """
+        if cls.dialog is None or not isinstance(value, dict):
+            return
+        count = _count(cast("dict[str, Any]", value).get(cls.dialog))
+        if count > most:
+            raise ApiError(
+                400,
+                f"{cls.dialog} is too long: it has {count:,} messages, parts and calls, each of which takes a token at "
+                f"least; this model's maximum context length is {most} tokens: send fewer",
+                code="context_length_exceeded",
+                param=cls.dialog,
+            )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        """Refuse fields by name; one that is null is as if it were not given."""
+        if not isinstance(value, dict):
+            return value
+        for name in value:
+            if name in cls.refused and value[name] is not None:
+                raise PydanticCustomError(REFUSED, "{reason}", {"field": name, "reason": cls.refused[name]})
+        return {name: item for name, item in value.items() if name not in cls.refused}
+
+
+def _count(said: Any) -> int:
+    """Return how many objects a list holds with the lists of the objects in it; anything else has none."""
+    if not isinstance(said, list):
+        return 0
+    objects = [cast("dict[str, Any]", one) for one in cast("list[Any]", said) if isinstance(one, dict)]
+    return len(objects) + sum(_count(inner) for one in objects for name in _NESTED if (inner := one.get(name)))
+
+
+def of_type(name: str) -> Tag:
+    """Return what names a kind of object among others; in brackets, as no field is called."""
+    return Tag(f"<{name}>")
+
+
+def by_type(default: str | None = None) -> Discriminator:
+    """Return what chooses among kinds of objects by their `type`; without one it is the default's, if there is one."""
+
+    def name(value: Any) -> str | None:
+        found = value.get("type", default) if isinstance(value, dict) else getattr(value, "type", None)
+        return None if found is None else f"<{found if isinstance(found, str) else show_value(found)}>"
+
+    return Discriminator(name)

@@ -1,0 +1,94 @@
+"""Where a server listens, and the names that it answers to. Imports nothing heavy."""
+
+import errno
+import ipaddress
+import os
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+from llamarium.errors import OptionError
+from llamarium.server.settings import Settings
+
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+_UNREAD_BYTES = 2**18  # that the system keeps for a client that does not read
+
+
+def own_names(host: str, allowed: Iterable[str]) -> frozenset[str]:
+    """Return the host names that a server answers to.
+
+    Args:
+        host: Where it listens.
+        allowed: Others that it was told.
+    """
+    here = (socket.gethostname(),) if is_everywhere(host) else ()
+    return LOCAL_NAMES | {name.strip("[]").lower() for name in (host, *allowed, *here)}
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether a host stands for every address of the machine."""
+    return is_address(host) and ipaddress.ip_address(host).is_unspecified
+
+
+def host_name(header: str) -> str:
+    """Return the name in a Host header, without port and brackets."""
+    name = header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
+    return name.lower().removesuffix(".")
+
+
+def is_address(name: str) -> bool:
+    """Whether a name is an IP address."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def listen(settings: Settings) -> socket.socket:
+    """Return a bound socket.
+
+    Raises:
+        OptionError: If the address is taken, or not this machine's.
+    """
+    if settings.uds is not None:
+        return _listen_here(settings.uds)
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)  # its connections have the same
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        place = f"{settings.host}, port {settings.port}"
+        raise OptionError(f"cannot listen at {place}: {error.strerror or error}; choose another") from None
+    return listener
+
+
+def _listen_here(path: str) -> socket.socket:
+    """Return a Unix socket for its owner alone, in place of one that nobody listens at any more."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        if Path(path).is_socket() and listener.connect_ex(path) == errno.ECONNREFUSED:
+            Path(path).unlink()
+            listener.close()
+            listener = socket.socket(socket.AF_UNIX)
+        before = os.umask(0o177)
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(before)
+    except OSError as error:
+        listener.close()
+        raise OptionError(f"cannot listen at {path}: {error.strerror or error}; choose another path") from None
+    return listener
+
+
+def address(settings: Settings, listener: socket.socket) -> str:
+    """Return where clients find the server."""
+    if settings.uds is not None:
+        return f"unix:{settings.uds}"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{listener.getsockname()[1]}"

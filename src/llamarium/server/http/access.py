@@ -1,0 +1,79 @@
+"""The outermost layer: a request's id, the line that is written about it, and the last place that catches a bug."""
+
+import re
+import secrets
+import time
+import traceback
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llamarium.server.errors import internal_error, is_anthropic
+from llamarium.server.http.log import Log
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class Access:
+    """Gives each request an id, and writes one line about it.
+
+    Args:
+        app: What answers.
+        log: Takes the lines.
+    """
+
+    def __init__(self, app: ASGIApp, log: Log) -> None:
+        self._app, self._log = app, log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            return
+        scope["began"], status = time.monotonic(), 0
+        scope["request_id"] = request_id = _request_id(scope)
+        names = (b"x-request-id", b"request-id") if is_anthropic(scope["path"]) else (b"x-request-id",)
+        scope["notes"] = notes = {}
+
+        async def tell(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], *((name, request_id.encode()) for name in names)]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, tell)
+        except Exception as error:  # noqa: BLE001 - told without its text, which may hold a client's
+            notes["error"] = where(error)
+            if status == 0:
+                await internal_error().response(scope["path"], request_id)(scope, receive, tell)
+        finally:
+            self._log.request(
+                {
+                    "client": (scope.get("client") or ("-",))[0],
+                    "method": scope["method"],
+                    "path": scope["path"],
+                    "status": status,
+                    "seconds": round(time.monotonic() - scope["began"], 3),
+                    "id": request_id,
+                    **notes,
+                }
+            )
+
+
+def _request_id(scope: MutableMapping[str, Any]) -> str:
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
+    return given if _SANE_ID.fullmatch(given) else new_request_id()
+
+
+def new_request_id() -> str:
+    """Return an id that no request has had."""
+    return f"req-{secrets.token_hex(12)}"
+
+
+def where(error: Exception) -> str:
+    """Say which error it is and where it was raised, without its text and without paths."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = frames[-1] if frames else None
+    return type(error).__name__ if place is None else f"{type(error).__name__} in {place.name}, line {place.lineno}"

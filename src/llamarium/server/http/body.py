@@ -1,0 +1,280 @@
+"""Reading a request's body: within its bounds, as strict JSON.
+
+Python's own reader takes what JSON does not have (NaN, repeated keys, half of a surrogate pair), and numbers and
+nestings of any size. All of them are refused here, before anybody looks at a field.
+"""
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
+
+from llamarium.server.errors import ApiError
+from llamarium.server.faults import validated
+from llamarium.server.fields import Body
+from llamarium.server.settings import Settings
+
+MAX_LEVELS = 64
+"""How deep objects and lists may be nested."""
+
+MAX_VALUES = 2**20
+"""Values of a body at most: an empty list takes three bytes to send and sixty to keep."""
+
+MAX_BYTES_AT_ONCE = 2**28
+"""Of all bodies that are on their way, or have come and are being read."""
+
+_LONGEST_INTEGER = 19  # digits: 2**63 - 1
+_LARGE = 2**14  # bytes: read and checked in a thread, as that takes longer than others should wait
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class Bodies:
+    """How much is held of bodies, over all requests: from their first byte until they have become ids."""
+
+    num_bytes = 0
+
+    @contextmanager
+    def hold(self) -> Generator["Held"]:
+        """Count one request's body while the block runs."""
+        held = Held(self)
+        try:
+            yield held
+        finally:
+            held.release()
+
+
+class Held:
+    """What has come of one body.
+
+    Args:
+        bodies: All of them.
+    """
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies, self.num_bytes = bodies, 0
+
+    def add(self, num_bytes: int, most: int) -> None:
+        """Count what came.
+
+        Raises:
+            ApiError: 413, if the body has more than `most` bytes; 503, if all of them are too many.
+        """
+        self.num_bytes += num_bytes
+        self._bodies.num_bytes += num_bytes
+        if self.num_bytes > most:
+            raise _too_large(most)
+        if self._bodies.num_bytes > MAX_BYTES_AT_ONCE:
+            message = "too much has been sent at once; try again later"
+            raise ApiError(503, message, code="overloaded", headers={"retry-after": "1"})
+
+    def release(self) -> None:
+        """Count it no more."""
+        self._bodies.num_bytes -= self.num_bytes
+        self.num_bytes = 0
+
+
+class StrictRequest(Request):
+    """A request whose body is bounded, in time too, and whose JSON is strict.
+
+    Args:
+        request: As the framework has it.
+        held: Counts what comes.
+        kind: What the body is to be.
+    """
+
+    def __init__(self, request: Request, held: Held, kind: type[Body]) -> None:
+        super().__init__(request.scope, request.receive)
+        self._held, self._kind = held, kind
+
+    async def body(self) -> bytes:
+        """Read the whole body.
+
+        Raises:
+            ApiError: 408, 413, 415 or 503.
+        """
+        if not hasattr(self, "_body"):
+            self._body = await self._bounded_body()
+        return self._body
+
+    async def json(self) -> Body:
+        """Read the body, and check its fields: the framework takes what comes of it as it is.
+
+        Raises:
+            ApiError: 400, as `read_json` and `validated`, and for a dialog that cannot fit.
+        """
+        body = await self.body()
+        self._body = b""  # a stream may live for long
+        return await asyncio.to_thread(self._read, body) if len(body) > _LARGE else self._read(body)
+
+    def _read(self, body: bytes) -> Body:
+        value = read_json(body)
+        service = self.app.state.service
+        if service.loaded is not None:
+            self._kind.check_length(value, service.max_tokens)
+        return validated(self._kind, value)
+
+    async def _bounded_body(self) -> bytes:
+        check_json_type(self.headers.get("content-type", ""), self.headers.get("content-encoding", ""))
+        settings = self.app.state.service.settings
+        if int(self.headers.get("content-length", "0")) > settings.max_body_bytes:
+            raise _too_large(settings.max_body_bytes)  # before it comes
+        return await read_bounded(self.stream(), settings, self._held)
+
+
+async def read_bounded(parts: AsyncIterator[bytes], settings: Settings, held: Held) -> bytes:
+    """Read a body within the bounds of its size, of its time and of all bodies together.
+
+    Args:
+        parts: As they come.
+        settings: Have the bounds.
+        held: Counts what comes.
+
+    Raises:
+        ApiError: 408, 413 or 503.
+    """
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            return await _read(parts, settings.max_body_bytes, held)
+    except TimeoutError:
+        message = f"the body did not arrive within {settings.body_timeout_s:g} s"
+        raise ApiError(408, message, code="request_timeout") from None
+
+
+async def _read(parts: AsyncIterator[bytes], most: int, held: Held) -> bytes:
+    found: list[bytes] = []
+    async for part in parts:
+        held.add(len(part), most)
+        found.append(part)
+    return b"".join(found)
+
+
+def _too_large(most: int) -> ApiError:
+    message = f"the body has more than {most:,} bytes, which is the most that is read"
+    return ApiError(413, message, code="request_too_large")
+
+
+class StrictRoute(APIRoute):
+    """A route whose body, where it has one, comes by a `StrictRequest`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler, with the request wrapped."""
+        handler = super().get_route_handler()
+        if self.body_field is None:  # of GET
+            return handler
+        kind: type[Body] = self.body_field.field_info.annotation  # pyright: ignore[reportAssignmentType]
+
+        async def strict(request: Request) -> Response:
+            with request.app.state.bodies.hold() as held:
+                try:
+                    return await handler(StrictRequest(request, held, kind))
+                except ClientDisconnect:
+                    return Response(status_code=499)
+
+        return strict
+
+
+def check_json_type(content_type: str, content_encoding: str) -> None:
+    """Refuse a body that does not say that it is JSON.
+
+    Raises:
+        ApiError: 415.
+    """
+    kind, _, parameters = (part.strip().lower() for part in content_type.partition(";"))
+    if kind != "application/json" or parameters.replace('"', "").replace(" ", "") not in ("", "charset=utf-8"):
+        raise ApiError(415, "expected the content-type application/json", code="unsupported_media_type")
+    if content_encoding.strip().lower() not in ("", "identity"):
+        raise ApiError(415, "a body with a content-encoding is not read", code="unsupported_media_type")
+
+
+class NotJson(ValueError):
+    """What JSON does not have, or no field of ours could hold; the message says what."""
+
+
+def read_json(body: bytes) -> Any:
+    """Read a body.
+
+    Raises:
+        ApiError: 400, as `parse_json`.
+    """
+    try:
+        return parse_json(body)
+    except NotJson as error:
+        raise ApiError(400, f"the body cannot be read as JSON: {error}", code="invalid_json") from None
+
+
+def parse_json(body: bytes, most_levels: int = MAX_LEVELS) -> Any:
+    """Read a JSON text strictly.
+
+    Args:
+        body: The text.
+        most_levels: How deep objects and lists may be nested in it.
+
+    Raises:
+        NotJson: For what is none, and for what no field of ours could hold.
+    """
+    if sum(map(body.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise NotJson(f"it has more than {MAX_VALUES:,} values")
+    try:
+        value = json.loads(
+            body.decode(), object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_constant
+        )
+    except UnicodeDecodeError:
+        raise NotJson("it is not in UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise NotJson(f"{error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise NotJson(f"it is nested deeper than {most_levels} levels") from None
+    if body.count(b"[") + body.count(b"{") > most_levels:
+        _check_levels(value, most_levels)
+    if _SURROGATE.search(body):
+        _check_surrogates(value)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise NotJson("an object has a key twice")
+    return found
+
+
+def _integer(digits: str) -> int:
+    value = int(digits) if len(digits) <= _LONGEST_INTEGER + 1 else 2**63
+    if not -(2**63) <= value < 2**63:
+        raise NotJson("a whole number is outside -2**63 to 2**63 - 1")
+    return value
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise NotJson("a number is too large")
+    return value
+
+
+def _constant(name: str) -> NoReturn:
+    raise NotJson(f"{name} is no JSON")
+
+
+def _check_levels(value: Any, most: int) -> None:
+    level = [value]
+    for _ in range(most):
+        inner = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+        level = [item for item in inner if isinstance(item, dict | list)]
+        if not level:
+            return
+    raise NotJson(f"it is nested deeper than {most} levels")
+
+
+def _check_surrogates(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise NotJson("a text holds half of a surrogate pair, which is no Unicode") from None

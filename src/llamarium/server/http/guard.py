@@ -1,0 +1,89 @@
+"""Who may ask: the server's own host names, pages of allowed origins, and who has a key."""
+
+import hashlib
+import hmac
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from llamarium.server.errors import ApiError
+from llamarium.server.hosts import host_name, is_address, is_everywhere, own_names
+from llamarium.server.settings import Settings
+
+OPEN_PATHS = frozenset({"/health"})
+"""What is answered without a key."""
+
+
+class Guard:
+    """Refuses whom the settings do not let in.
+
+    Args:
+        app: Answers the others.
+        settings: Of the server.
+        open_paths: Answered without a key, besides `OPEN_PATHS`.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, open_paths: frozenset[str] = frozenset()) -> None:
+        self._app, self._settings, self._open_paths = app, settings, OPEN_PATHS | open_paths
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in settings.api_keys]
+        self._names = own_names(settings.host, settings.allowed_hosts)
+        self._any_address = settings.uds is None and is_everywhere(settings.host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or refuse it."""
+        try:
+            self._check(scope)
+        except ApiError as error:
+            await error.response(scope["path"], scope["request_id"])(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        headers = [(name, value.decode("latin-1")) for name, value in scope["headers"]]
+        hosts = [value for name, value in headers if name == b"host"]
+        origins = [value for name, value in headers if name == b"origin"]
+        if self._settings.uds is None:
+            self._check_host(hosts, scope["http_version"])
+        for origin in origins:
+            self._check_origin(origin, hosts)
+        if self._keys and scope["path"] not in self._open_paths and scope["method"] != "OPTIONS":
+            self._check_key([value for name, value in headers if name in (b"authorization", b"x-api-key")])
+
+    def _check_host(self, hosts: list[str], version: str) -> None:
+        """Refuse names that are not the server's: a page's own name may be made to point here (DNS rebinding)."""
+        if not hosts and version == "1.0":
+            return
+        name = host_name(hosts[0]) if len(hosts) == 1 else ""
+        if name in self._names or (self._any_address and is_address(name)):
+            return
+        raise ApiError(
+            403,
+            "this host name is not the server's own; start it with --allowed-host to allow it",
+            code="host_not_allowed",
+        )
+
+    def _check_origin(self, origin: str, hosts: list[str]) -> None:
+        """Refuse pages of other origins; a page of the server's own asks the host that it came from."""
+        allowed = self._settings.cors_origins
+        own = {f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts}
+        if origin in own or origin in allowed or "*" in allowed:
+            return
+        raise ApiError(
+            403,
+            "pages of this origin may not ask; start the server with --cors-origin to let them",
+            code="origin_not_allowed",
+        )
+
+    def _check_key(self, given: list[str]) -> None:
+        for value in given:
+            scheme, _, rest = value.partition(" ")
+            key = rest.strip() if scheme.lower() == "bearer" else value
+            digest = hashlib.sha256(key.encode("latin-1")).digest()
+            matches = [hmac.compare_digest(digest, known) for known in self._keys]  # in equal time
+            if any(matches):
+                return
+        raise ApiError(
+            401,
+            "no valid API key was given; send the header Authorization: Bearer KEY",
+            code="invalid_api_key",
+            headers={"www-authenticate": "Bearer"},
+        )

@@ -1,0 +1,136 @@
+"""Answering over time: a stream of events, pings while there are none, and noticing who has left."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+T = TypeVar("T")
+
+Write = Callable[[bytes], Awaitable[None]]
+"""Sends bytes to a stream; waits where the reader is slow."""
+
+encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+"""JSON in ASCII, so that no reader of lines splits an event at U+2028."""
+
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The answer, or its events.", "content": {"text/event-stream": {}}}
+}
+"""Both kinds of answers, for the application's own description."""
+
+COMMENT = b": ping\n\n"
+
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # nginx would hold events back
+
+
+def event(data: Mapping[str, Any]) -> str:
+    """Return an event that is named by its `type`."""
+    return f"event: {data['type']}\ndata: {encode(data)}\n\n"
+
+
+class EventStream(Response):
+    """Server-sent events.
+
+    Args:
+        produce: Writes the events, each a whole one; it ends the stream by returning. It is cancelled when the client
+            leaves.
+        ping_s: Seconds without an event after which a ping is sent.
+        held: Is closed at the end, whichever that is.
+        ping: What is sent then; a comment, unless the protocol has an event for it.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        produce: Callable[[Write], Coroutine[Any, Any, None]],
+        ping_s: float,
+        held: ExitStack,
+        ping: bytes = COMMENT,
+    ) -> None:
+        super().__init__(headers=_HEADERS)
+        del self.headers["content-length"]
+        self._produce, self._ping_s, self._held, self._ping = produce, ping_s, held, ping
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        with self._held:
+            if not await self._send_all(receive, send):
+                scope["notes"]["error"] = "client_left"
+
+    async def _send_all(self, receive: Receive, send: Send) -> bool:
+        """Send all events; return False if the client left before."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        written_at = time.monotonic()
+
+        async def write(event: bytes) -> None:
+            nonlocal written_at
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+            written_at = time.monotonic()
+
+        async def ping() -> None:
+            if time.monotonic() - written_at >= self._ping_s:
+                await write(self._ping)
+
+        async def whole() -> bool:
+            await self._produce(write)
+            return True
+
+        came_to_its_end = await while_listening(whole(), receive, ping, self._ping_s)
+        if came_to_its_end:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return bool(came_to_its_end)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """Return what `work` returns, or None if the client left meanwhile; then it is cancelled."""
+    return await while_listening(work, request.receive)
+
+
+async def while_listening(
+    work: Coroutine[Any, Any, T],
+    receive: Receive,
+    idle: Callable[[], Awaitable[None]] | None = None,
+    idle_s: float = 1e9,
+) -> T | None:
+    """Run `work` until it ends or the client leaves.
+
+    Args:
+        work: What is done; it is cancelled when the client leaves.
+        receive: The request's, whose body has been read.
+        idle: Called every `idle_s` seconds on the way.
+        idle_s: See there.
+
+    Returns:
+        What `work` returns, or None if the client left before.
+    """
+    task = asyncio.ensure_future(work)
+    listener = asyncio.ensure_future(_leaving(receive, idle, idle_s))
+    both = (task, listener)
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else listener.result()
+    finally:
+        for one in both:
+            one.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
+
+
+async def _leaving(receive: Receive, idle: Callable[[], Awaitable[None]] | None, idle_s: float) -> None:
+    """Return when the client has left."""
+    while True:
+        try:
+            async with asyncio.timeout(idle_s):
+                message = await receive()
+        except TimeoutError:
+            if idle is not None:
+                await idle()
+            continue
+        if message["type"] == "http.disconnect":
+            return

@@ -1,0 +1,58 @@
+"""Loading a model in a thread, so that the server imports what it needs and answers `/health` meanwhile.
+
+Imports nothing heavy: the thread is started before the server's own modules are imported.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+Progress = Callable[[int, int], None]
+"""Is told (bytes read, bytes in all)."""
+
+
+class Loading(Generic[T]):
+    """Something on its way: a model and its engine.
+
+    Args:
+        load: Called by a thread of its own, which begins at once.
+
+    Attributes:
+        progress: Bytes read, and bytes in all.
+        result: What `load` has returned, once it has.
+        failure: Why it never will.
+        seconds: How long it took.
+    """
+
+    def __init__(self, load: Callable[[Progress], T]) -> None:
+        self.progress = (0, 0)
+        self.result: T | None = None
+        self.failure: Exception | None = None
+        self.seconds = 0.0
+        self._load = load
+        self._thread = threading.Thread(target=self._run, name="llamarium-load", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its thread is alive."""
+        return self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait until it is there, or never will be."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        try:
+            found = self._load(self._report)
+            self.seconds = time.monotonic() - began
+            self.result = found
+        except Exception as error:  # noqa: BLE001 - whatever it was, the server says so and ends
+            self.failure = error
+
+    def _report(self, done: int, total: int) -> None:
+        self.progress = (done, total)

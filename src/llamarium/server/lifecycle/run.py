@@ -1,0 +1,149 @@
+"""Running a server: its socket, its signals, and how it ends."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from llamarium.server.app import Extension, create_app
+from llamarium.server.hosts import address
+from llamarium.server.http.log import Log
+from llamarium.server.http.protocol import connection_class
+from llamarium.server.lifecycle.live import Live
+from llamarium.server.lifecycle.service import Service
+from llamarium.server.lifecycle.threads import are_at_work, in_own_thread
+
+_LOOK_S = 0.05  # from one look at the engine to the next
+_BREAKING_S = 0.5  # that clients have to be told of a broken engine
+_CLOSING_S = 2  # that connections have to take what was written
+
+
+def run(service: Service, names: tuple[str, ...], listener: socket.socket, extensions: Sequence[Extension] = ()) -> int:
+    """Serve until told to stop.
+
+    Args:
+        service: The model; it has begun to load.
+        names: Under which it is served.
+        listener: The socket, bound.
+        extensions: Further routes.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        LlamariumError: If the model cannot be loaded.
+    """
+    log = Log(service.settings.log_format)
+    config = uvicorn.Config(
+        create_app(service, names, log, extensions),
+        http=connection_class(service.settings),
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=_CLOSING_S,
+    )
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what it would tell, our lines tell
+    server = Server(config, service, log)
+    log.event(f"listening at {address(service.settings, listener)}", model=names[0])
+    try:
+        server.run(sockets=[listener])
+    finally:
+        if service.settings.uds is not None:
+            Path(service.settings.uds).unlink(missing_ok=True)
+    if service.failure is not None:
+        raise service.failure
+    if service.is_loading or are_at_work():  # nothing can tell such a thread to stop
+        sys.stderr.flush()
+        os._exit(server.exit_code)
+    return server.exit_code
+
+
+class Server(uvicorn.Server):
+    """Uvicorn's, with signals and endings of our own.
+
+    Attributes:
+        exit_code: Of the process.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: Service, log: Log) -> None:
+        super().__init__(config)
+        self.exit_code = 0
+        self._service = service
+        self._log, self._live = log, Live(service, log)
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept, and to watch over the engine."""
+        await super().startup(sockets)
+        self._watcher = asyncio.create_task(self._watch())
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Take SIGINT and SIGTERM while the body runs."""
+        if threading.current_thread() is not threading.main_thread():  # others get no signals
+            yield
+            return
+        taken = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self.handle_exit) for number in taken}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop: the first time when all is answered, the second time at once."""
+        if self._service.is_draining:
+            os._exit(128 + sig)
+        self._service.is_draining = True
+        self.exit_code = 130 if sig == signal.SIGINT else 0
+
+    async def _watch(self) -> None:
+        """End the server when it is told to stop, or when the model or its engine have failed."""
+        try:
+            await self._until_the_end()
+        finally:
+            self.should_exit = True
+
+    async def _until_the_end(self) -> None:
+        service = self._service
+        told = False
+        while (state := service.state) in ("loading", "ready"):
+            if state == "ready" and not told:
+                told = True
+                self._log.event(f"ready after {service.loading_s:.2f} s", max_context=service.max_tokens)
+            self._live.show()
+            await asyncio.sleep(_LOOK_S)
+        self._log.status("")
+        if service.state == "broken":
+            self.exit_code = 1
+            self._log.event("the engine has failed" if service.loaded else "the model cannot be loaded")
+            await asyncio.sleep(_BREAKING_S)
+        else:
+            await self._drain()
+
+    async def _drain(self) -> None:
+        """Let what runs come to its end, for as long as it may."""
+        service, limit_s = self._service, self._service.settings.drain_timeout_s
+        if service.in_flight:
+            self._log.event(f"stopping: {service.in_flight} answers have {limit_s:g} s (a second signal ends them)")
+        end = time.monotonic() + limit_s
+        while service.in_flight and time.monotonic() < end:
+            await asyncio.sleep(_LOOK_S)
+        if service.state == "broken":
+            self.exit_code = 1
+            self._log.event("the engine has failed")
+        await in_own_thread(service.close)

@@ -1,0 +1,192 @@
+"""The model behind the routes: still loading, ready, draining or broken; and who is being answered."""
+
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
+
+from llamarium.errors import OptionError
+from llamarium.generation.dialog import tool_form_of
+from llamarium.generation.text_engine import TextEngine, TextModel
+from llamarium.server.errors import ApiError
+from llamarium.server.lifecycle.loading import Loading
+from llamarium.server.settings import Settings
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.tools.forms import ToolForm
+
+State = Literal["loading", "ready", "draining", "broken"]
+
+MAX_ANSWERS = 1024
+"""Answers to one HTTP request, over all of its prompts."""
+
+
+def check_context(engine: TextEngine, max_context: int | None) -> None:
+    """Refuse what model and cache cannot hold.
+
+    Args:
+        engine: With both.
+        max_context: Tokens of a request, as they were asked for.
+
+    Raises:
+        OptionError: If it is more.
+    """
+    if max_context is not None and max_context > engine.max_tokens:
+        raise OptionError(
+            f"max_context is {max_context}; the model's context and its cache (kv_memory) hold {engine.max_tokens} "
+            "tokens of one request"
+        )
+
+
+class ServedModel(TextModel, Protocol):
+    """What is served: a `Llama`."""
+
+    name: str
+    generation_config: Mapping[str, Any]
+
+
+class Service:
+    """A model that may still be loading, its engine, and a count of those who are being answered.
+
+    Args:
+        loading: The model on its way.
+        settings: Of the server.
+
+    Attributes:
+        settings: The same.
+        in_flight: Answers that clients wait for.
+        is_draining: No more requests are taken.
+    """
+
+    def __init__(self, loading: Loading[tuple[ServedModel, TextEngine]], settings: Settings) -> None:
+        self.settings = settings
+        self.in_flight = 0
+        self.is_draining = False
+        self._loading = loading
+        self._typical_s = 1.0
+
+    @property
+    def state(self) -> State:
+        """What it is up to."""
+        loaded = self.loaded
+        if self.failure is not None or (loaded is not None and loaded[1].state == "broken"):
+            return "broken"
+        if self.is_draining:
+            return "draining"
+        return "loading" if loaded is None else "ready"
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Bytes read, and bytes in all, while it loads."""
+        return self._loading.progress
+
+    @property
+    def loading_s(self) -> float:
+        """How long loading took."""
+        return self._loading.seconds
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the model could not be loaded."""
+        return self._loading.failure
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the thread that loads is alive."""
+        return self._loading.is_running
+
+    @property
+    def loaded(self) -> tuple[ServedModel, TextEngine] | None:
+        """The model and its engine, once they are there."""
+        return self._loading.result
+
+    def require(self) -> tuple[ServedModel, TextEngine]:
+        """Return the model and its engine.
+
+        Raises:
+            ApiError: 503, if they are not there yet, or not any more.
+        """
+        state, loaded = self.state, self.loaded
+        if state == "ready" and loaded is not None:
+            return loaded
+        message = {
+            "loading": "the model is still loading; ask again in a moment (/health says when it is ready)",
+            "draining": "the server is stopping and takes no more requests",
+        }.get(state, "the model has failed, and the server is stopping")
+        raise ApiError(503, message, code=state, headers={"retry-after": "1"})
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's, once it is there; also while the server is stopping."""
+        assert self.loaded is not None
+        return self.loaded[0].tokenizer
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the adapters that a request may choose.
+
+        Raises:
+            ApiError: As `require`.
+        """
+        _, engine = self.loaded or self.require()
+        return engine.adapters
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of a request, prompt and answer together."""
+        _, engine = self.loaded or self.require()
+        return min(engine.max_tokens, self.settings.max_context or engine.max_tokens)
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        """How the model is told of tools; None is its dialog format's own way."""
+        model, _ = self.loaded or self.require()
+        return tool_form_of(model.tokenizer, model.config, self.settings.tool_form)
+
+    @property
+    def capacity(self) -> int:
+        """How many answers may be under way before a request is refused."""
+        return self.settings.max_num_seqs + self.settings.max_queue
+
+    @contextmanager
+    def place(self, num_answers: int, field: str = "n") -> Generator[None]:
+        """Count answers as under way while the body runs; they are answered also if the server stops meanwhile.
+
+        Args:
+            num_answers: How many.
+            field: The one that asks for so many.
+
+        Raises:
+            ApiError: 503, if no requests are taken; 429, if there is no room for so many besides those that are under
+                way; 400, if there never is.
+        """
+        self.require()
+        if num_answers > self.capacity:
+            raise ApiError(
+                400,
+                f"{num_answers} answers are asked for, and {self.capacity} may run and wait (--max-num-seqs, "
+                "--max-queue); ask for fewer at once",
+                param=field,
+            )
+        if self.in_flight + num_answers > self.capacity:
+            raise ApiError(
+                429,
+                f"{self.in_flight} answers are under way, and {self.capacity} may run and wait; try again later",
+                code="rate_limit_exceeded",
+                headers={"retry-after": str(max(1, min(60, round(self._typical_s))))},
+            )
+        self.in_flight += num_answers
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.in_flight -= num_answers
+            self._typical_s += (time.monotonic() - began - self._typical_s) / 8
+
+    def close(self, timeout_s: float = 0) -> bool:
+        """Take no more requests; end those that are left after so many seconds.
+
+        Returns:
+            Whether all came to their end.
+        """
+        self.is_draining = True
+        return True if self.loaded is None else self.loaded[1].close(timeout_s)

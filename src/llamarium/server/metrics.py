@@ -1,0 +1,147 @@
+"""Counts and times, as Prometheus reads them: in vLLM's shape, with `llamarium:` before the names."""
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from llamarium.server.lifecycle.service import Service
+
+_FIRST_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
+_BETWEEN_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
+_WHOLE_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+
+
+class Metrics:
+    """What `/metrics` shows.
+
+    Args:
+        service: Whose engine is looked at when somebody asks.
+        model_name: A label of every metric; those of a request that an adapter answers have the adapter's name.
+    """
+
+    def __init__(self, service: Service, model_name: str) -> None:
+        registry = self._registry = CollectorRegistry()
+        self._model_name, label = model_name, ["model_name"]
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"llamarium:{name}", text, label, registry=registry, buckets=buckets)
+
+        self._first = histogram("time_to_first_token_seconds", "From the request to its first token.", _FIRST_S)
+        self._between = histogram("inter_token_latency_seconds", "From one token to the next.", _BETWEEN_S)
+        self._whole = histogram("e2e_request_latency_seconds", "From the request to its end.", _WHOLE_S)
+        self._success = Counter(
+            "llamarium:request_success",
+            "Answers that came to their end.",
+            [*label, "finished_reason"],
+            registry=registry,
+        )
+        self._aborted = Counter(
+            "llamarium:request_aborted", "Requests that did not.", [*label, "reason"], registry=registry
+        )
+        registry.register(_EngineCollector(service, model_name))
+        self._of = dict[str | None, RequestMetrics]()
+        self.of(None)  # so that they are there before anybody has asked
+
+    def of(self, adapter: str | None) -> "RequestMetrics":
+        """Return those of the requests that an adapter answers, or the model as it is."""
+        if adapter not in self._of:
+            self._of[adapter] = self._labelled(adapter or self._model_name)
+        return self._of[adapter]
+
+    def _labelled(self, name: str) -> "RequestMetrics":
+        histograms = (self._first.labels(name), self._between.labels(name), self._whole.labels(name))
+        return RequestMetrics(name, *histograms, self._success, self._aborted)
+
+    def text(self) -> bytes:
+        """Return all of them."""
+        return generate_latest(self._registry)
+
+
+class RequestMetrics:
+    """What is noted of the requests to one name.
+
+    Attributes:
+        first: Times to the first token.
+        between: Times from one token to the next.
+        whole: Times to the end.
+    """
+
+    def __init__(
+        self, name: str, first: Histogram, between: Histogram, whole: Histogram, success: Counter, aborted: Counter
+    ) -> None:
+        self._name, self._success, self._aborted = name, success, aborted
+        self.first, self.between, self.whole = first, between, whole
+
+    def finished(self, reason: str) -> None:
+        """Count an answer."""
+        self._success.labels(self._name, reason).inc()
+
+    def aborted(self, reason: str) -> None:
+        """Count a request that broke off."""
+        self._aborted.labels(self._name, reason).inc()
+
+
+class Timer:
+    """Times the tokens of one request.
+
+    Args:
+        metrics: Are told.
+        began: When the request came, on the monotonic clock.
+    """
+
+    def __init__(self, metrics: RequestMetrics, began: float) -> None:
+        self._metrics, self._began = metrics, began
+        self._last = 0.0
+
+    def tokens(self) -> None:
+        """Note that a step has brought tokens."""
+        now = time.monotonic()
+        if self._last:
+            self._metrics.between.observe(now - self._last)
+        else:
+            self._metrics.first.observe(now - self._began)
+        self._last = now
+
+    def end(self) -> None:
+        """Note the end."""
+        self._metrics.whole.observe(time.monotonic() - self._began)
+
+
+class _EngineCollector:
+    """What the engine was doing after its last step, read when somebody asks."""
+
+    def __init__(self, service: Service, model_name: str) -> None:
+        self._service, self._label = service, model_name
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the engine's metrics, if there is one."""
+        if self._service.loaded is None:
+            return
+        seen = self._service.loaded[1].snapshot
+        counts = seen.counts
+        gauges = (
+            ("num_requests_running", "Answers that are being run.", seen.running),
+            ("num_requests_waiting", "Answers that wait.", seen.waiting),
+            (
+                "kv_cache_usage_perc",
+                "Share of the cache's blocks that answers have.",
+                seen.used_blocks / seen.num_blocks,
+            ),
+        )
+        counters = (
+            ("prefix_cache_queries", "Prompt tokens that were looked for in the cache.", counts.sought_tokens),
+            ("prefix_cache_hits", "Prompt tokens that were there.", counts.cached_tokens),
+            ("prompt_tokens", "Tokens of prompts.", counts.prompt_tokens),
+            ("generation_tokens", "Tokens of answers.", counts.generated_tokens),
+            ("model_pass_seconds", "Seconds in passes over the model.", counts.pass_s),
+            ("spec_decode_num_draft_tokens", "Guessed tokens that were run.", counts.drafted_tokens),
+            ("spec_decode_num_accepted_tokens", "Guessed tokens that came.", counts.accepted_tokens),
+            ("num_preemptions", "How often an answer had to give its blocks back.", counts.preempted),
+        )
+        for family, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for name, text, value in rows:
+                metric = family(f"llamarium:{name}", text, labels=["model_name"])
+                metric.add_metric([self._label], value)
+                yield metric

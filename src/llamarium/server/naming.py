@@ -1,0 +1,40 @@
+"""Which model a request names: the one that is served, under any of its names, or an adapter of it."""
+
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from llamarium.server.errors import ApiError
+from llamarium.server.lifecycle.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """What a request's `model` means.
+
+    Attributes:
+        name: What its answers and its metrics call it.
+        adapter: Which of the engine's adapters answers; None is the model as it is.
+    """
+
+    name: str
+    adapter: str | None = None
+
+
+def chosen_model(request: Request, name: str | None) -> ModelChoice:
+    """Return what a request's `model` means; none at all is the model as it is.
+
+    Raises:
+        ApiError: 404 for a name that nothing is served under; 503 while that is not known.
+    """
+    names: tuple[str, ...] = request.app.state.names
+    if name is None or name in names:
+        return ModelChoice(names[0])
+    service: Service = request.app.state.service
+    adapters = service.adapters
+    if name not in adapters:
+        known = ", ".join((*names, *adapters))
+        message = f"no model {name!r} is served here; there is: {known}"
+        raise ApiError(404, message, code="model_not_found", param="model")
+    request.scope["notes"]["adapter"] = name
+    return ModelChoice(name, name)

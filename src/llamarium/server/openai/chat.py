@@ -1,0 +1,128 @@
+"""`POST /v1/chat/completions`."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from llamarium.generation.completion import Generation, Piece
+from llamarium.sampling.params import GenerationOptions
+from llamarium.server.answering import AnswerRequest
+from llamarium.server.errors import ApiError
+from llamarium.server.http.body import StrictRoute
+from llamarium.server.http.stream import STREAMED, encode
+from llamarium.server.lifecycle.service import Service
+from llamarium.server.naming import chosen_model
+from llamarium.server.openai.fields import dialog_ids, sampler_options, shows_usage
+from llamarium.server.openai.forms import form_of
+from llamarium.server.openai.logprobs import for_chat
+from llamarium.server.openai.requests import ChatRequest
+from llamarium.server.openai.respond import Chunks, respond
+from llamarium.server.openai.tools import tool_request
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, ContentDelta, Delta
+
+router = APIRouter(route_class=StrictRoute)
+
+
+class ChatShape:
+    """A chat completion.
+
+    Args:
+        has_tools: The answer may have calls; without words its content is null then.
+        tells_ids: The ids of prompt and answer are told, under vLLM's names.
+    """
+
+    prefix, whole_name, chunk_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, has_tools: bool, tells_ids: bool) -> None:
+        self._no_content, self._tells_ids = None if has_tools else "", tells_ids
+
+    def choice(self, tokenizer: Tokenizer, generation: Generation, prompt: int, row: int) -> dict[str, Any]:
+        """Return one answer, without its index."""
+        answer = generation.completions[row]
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text or self._no_content, "refusal": None}
+        if answer.tool_calls:
+            message["tool_calls"] = [call.to_openai() for call in answer.tool_calls]
+        return {
+            "message": message,
+            "logprobs": None if answer.logprobs is None else for_chat(tokenizer, answer.logprobs),
+            "finish_reason": answer.finish_reason,
+            **({"token_ids": answer.token_ids} if self._tells_ids else {}),
+        }
+
+    def beside(self, generations: Sequence[Generation]) -> dict[str, Any]:
+        """Return the prompt's ids, where they are told."""
+        return {"prompt_token_ids": generations[0].prompt_ids} if self._tells_ids else {}
+
+    def first(self, chunks: Chunks, prompt: int, index: int, prompt_ids: Sequence[int]) -> str:
+        """Return the chunk that says whose answer it is; the first of all tells the prompt's ids."""
+        told = f',"prompt_token_ids":{encode(prompt_ids)}' if self._tells_ids and index == 0 else ""
+        return chunks.event(index, f'"delta":{{"role":"assistant","content":{encode(self._no_content)}}}', beside=told)
+
+    def piece(self, tokenizer: Tokenizer, chunks: Chunks, index: int, piece: Piece) -> str:
+        """Return the piece's text and calls, and at the end why it ends."""
+        logprobs = encode(for_chat(tokenizer, piece.logprobs)) if piece.logprobs else "null"
+        ids = f',"token_ids":{encode(piece.token_ids)}' if self._tells_ids and piece.token_ids else ""
+        events = ""
+        for delta in piece.deltas:
+            if told := _told(delta):
+                events += chunks.event(index, f'"delta":{{{told}}}{ids}', logprobs)
+                ids, logprobs = "", "null"
+        if not events and (piece.logprobs or ids):
+            events = chunks.event(index, f'"delta":{{"content":""}}{ids}', logprobs)
+        if piece.finish_reason is not None:
+            events += chunks.event(index, '"delta":{}', reason=f'"{piece.finish_reason}"')
+        return events
+
+
+def _told(delta: Delta) -> str:
+    """Return what a chunk tells of a delta, as JSON; nothing of a call's end."""
+    if isinstance(delta, ContentDelta):  # nearly always
+        return f'"content":{encode(delta.text)}'
+    match delta:
+        case CallBegin(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            called = {"index": index, "id": call_id, "type": "function", "function": function}
+        case CallArguments(index, fragment):
+            called = {"index": index, "function": {"arguments": fragment}}
+        case CallEnd():
+            return ""
+    return f'"tool_calls":[{encode(called)}]'
+
+
+@router.post("/v1/chat/completions", responses=STREAMED)
+async def chat_completions(request: Request, body: ChatRequest) -> Response:
+    """Answer a dialog."""
+    model = chosen_model(request, body.model)
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise ApiError(400, "max_tokens and max_completion_tokens are the same; give one", param="max_tokens")
+    service: Service = request.app.state.service
+    most, tool_form = service.max_tokens, service.tool_form
+    tools = await asyncio.to_thread(tool_request, body.tools, body.tool_choice, body.parallel_tool_calls)
+    asked = AnswerRequest(
+        model=model,
+        encode=lambda tokenizer: [dialog_ids(tokenizer, body.messages, most, tools=tools.offered, tool_form=tool_form)],
+        options=_options(body),
+        form=form_of(body),
+        tools=tools,
+        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        num_prompts=1,
+        prompt_field="messages",
+        length_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
+        new_text=True,
+        ignore_eos=body.ignore_eos or False,
+        salt=body.cache_salt or "",
+    )
+    shape = ChatShape(bool(tools.offered), body.return_token_ids or False)
+    return await respond(request, asked, shape, streams=body.stream or False, shows_usage=shows_usage(body))
+
+
+def _options(body: ChatRequest) -> GenerationOptions:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs is given without logprobs; set logprobs to true", param="top_logprobs")
+    options = sampler_options(body)
+    if body.logprobs:
+        options["logprobs"] = body.top_logprobs or 0
+    return options

@@ -1,0 +1,156 @@
+"""`POST /v1/embeddings`: texts as vectors, of the hidden states that the engine's own steps compute."""
+
+import asyncio
+import base64
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from llamarium.engine.pooling import Pooling
+from llamarium.engine.request import check_prompt
+from llamarium.errors import ContextLengthError, LlamariumError, RequestTimeoutError
+from llamarium.generation.embedding import Embedding
+from llamarium.server.answering import side_by_side, with_tokenizer
+from llamarium.server.errors import ApiError, of_library
+from llamarium.server.fields import Body
+from llamarium.server.http.body import StrictRoute
+from llamarium.server.http.stream import encode, unless_gone
+from llamarium.server.lifecycle.service import Service
+from llamarium.server.metrics import Metrics
+from llamarium.server.naming import chosen_model
+from llamarium.server.openai.completions import Prompt, encode_prompt, for_each, prompts_of
+from llamarium.tokenizer.base import Tokenizer
+
+router = APIRouter(route_class=StrictRoute)
+
+MAX_INPUTS = 2048
+"""Texts of one request, as at OpenAI's."""
+
+
+class EmbeddingRequest(Body):
+    """`POST /v1/embeddings`."""
+
+    input: str | list[str] | list[int] | list[list[int]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+    # not OpenAI's
+    pooling: Pooling | None = None
+    cache_salt: str | None = Field(None, min_length=1)
+
+
+@router.post("/v1/embeddings")
+async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
+    """Return the vectors of texts."""
+    chosen = chosen_model(request, body.model)
+    service: Service = request.app.state.service
+    model, _ = service.require()
+    _check_dimensions(body.dimensions, model.config.hidden_size)
+    prompts = await _prompts(request, body)
+    with service.place(1):
+        found = await unless_gone(request, _embed(request, body, prompts, chosen.adapter))
+    if found is None:
+        return Response(status_code=499)
+    notes = {"prompt": sum(one.num_tokens for one in found), "cached": sum(one.num_cached for one in found)}
+    request.scope["notes"].update(notes)
+    content = await asyncio.to_thread(_written, found, chosen.name, body.encoding_format == "base64", notes["prompt"])
+    return Response(content, media_type="application/json")
+
+
+def _check_dimensions(asked: int | None, width: int) -> None:
+    if asked is not None and asked != width:
+        raise ApiError(
+            400,
+            f"dimensions is {asked}; the model's vectors have {width}, and it was not made so that parts of them tell "
+            "as much",
+            param="dimensions",
+        )
+
+
+async def _prompts(request: Request, body: EmbeddingRequest) -> list[list[int]]:
+    """Return the ids of a request's texts.
+
+    Raises:
+        ApiError: For one that has no vector, by its place.
+    """
+    given = prompts_of(body.input, "input")
+    if len(given) > MAX_INPUTS:
+        raise ApiError(400, f"input has {len(given)} texts; a request has {MAX_INPUTS} at most", param="input")
+    service: Service = request.app.state.service
+    model, most = service.require()[0], service.max_tokens
+
+    def encode_all(tokenizer: Tokenizer) -> list[list[int]]:
+        def work(prompt: Prompt, path: str) -> list[int]:
+            ids = encode_prompt(tokenizer, prompt, most)
+            if len(ids) > most:
+                raise ContextLengthError(
+                    f"{path} is too long: it has {len(ids)} tokens; this model's maximum context length is {most} "
+                    "tokens: use a shorter text"
+                )
+            check_prompt(model.config, ids, path, room=0)
+            return ids
+
+        return for_each(given, "input", tokenizer, work)
+
+    return await with_tokenizer(request, "input", encode_all)
+
+
+async def _embed(
+    request: Request, body: EmbeddingRequest, prompts: Sequence[list[int]], adapter: str | None
+) -> list[Embedding]:
+    """Return the vectors of a request's texts.
+
+    A few of them are with the engine at a time, so that others who come meanwhile need not wait for all.
+
+    Raises:
+        ApiError: If there is none, or it was not there in time.
+    """
+    service: Service = request.app.state.service
+    metrics: Metrics = request.app.state.metrics
+    noted = metrics.of(adapter)
+    _, engine = service.require()
+    limit_s, began = service.settings.request_timeout_s, time.monotonic()
+    places, found = iter(range(len(prompts))), dict[int, Embedding]()
+
+    async def work() -> None:
+        for place in places:  # which all who work have in common
+            left_s = None if limit_s is None else max(0.0, began + limit_s - time.monotonic())
+            pooling, salt = body.pooling or "mean", body.cache_salt or ""
+            asked = engine.embed(prompts[place], pooling, timeout_s=left_s, adapter=adapter, salt=salt)
+            found[place] = await asyncio.wrap_future(asked)
+            noted.finished("stop")
+
+    reason = "disconnected"
+    try:
+        await side_by_side([work() for _ in range(min(len(prompts), max(1, service.settings.max_num_seqs // 4)))])
+        reason = ""
+    except LlamariumError as error:
+        reason = "timeout" if isinstance(error, RequestTimeoutError) else "error"
+        raise of_library(error, field="input") from None
+    finally:
+        if reason:
+            noted.aborted(reason)
+    noted.whole.observe(time.monotonic() - began)
+    return [found[place] for place in range(len(prompts))]
+
+
+def _written(found: Sequence[Embedding], model: str, as_base64: bool, num_tokens: int) -> bytes:
+    """Return the answer, written vector by vector, so that other threads go on in between."""
+
+    def entry(place: int, one: Embedding) -> str:
+        told = _base64(one) if as_base64 else one.vector.tolist()
+        return encode({"object": "embedding", "index": place, "embedding": told})
+
+    entries = ",".join(entry(place, one) for place, one in enumerate(found))
+    usage = encode({"prompt_tokens": num_tokens, "total_tokens": num_tokens})
+    return f'{{"object":"list","data":[{entries}],"model":{encode(model)},"usage":{usage}}}'.encode()
+
+
+def _base64(one: Embedding) -> str:
+    """Return a vector as OpenAI's clients read it: float32, the lowest byte first."""
+    return base64.b64encode(one.vector.astype(np.dtype("<f4")).tobytes()).decode()

@@ -1,0 +1,209 @@
+"""The fields that OpenAI's requests have in common."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from llamarium.sampling.params import GenerationOptions
+from llamarium.server.dialogs import encode_dialog, missing
+from llamarium.server.errors import ApiError
+from llamarium.server.fields import Body
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.tools.definition import ToolDefinition
+from llamarium.tokenizer.tools.forms import ToolForm
+
+MAX_LOGPROBS = 20
+
+_MAX_DIGITS = 10  # of a token id
+
+
+class StreamOptions(Body):
+    """What a stream tells besides the answer."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class Sampling(Body):
+    """The fields that completions and chat completions share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1)
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    # not OpenAI's: as vLLM has them
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    cache_salt: str | None = Field(None, min_length=1)
+    return_token_ids: bool | None = None
+
+
+SAME_NAMES = (
+    "n",
+    "temperature",
+    "top_p",
+    "seed",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "stop_token_ids",
+)
+"""Fields that are the sampler's parameters of the same names."""
+
+
+def sampler_options(body: Sampling) -> GenerationOptions:
+    """Return what a request asks of the sampler, without logprobs and the length of the answer.
+
+    Raises:
+        ApiError: If a key of `logit_bias` is no token id.
+    """
+    options = GenerationOptions()
+    for name in SAME_NAMES:
+        options[name] = getattr(body, name)
+    if body.logit_bias is not None:
+        keys = body.logit_bias.keys()
+        if not all(key.isascii() and key.isdigit() and len(key) < _MAX_DIGITS for key in keys):
+            raise ApiError(400, "logit_bias has a key that is no token id", param="logit_bias")
+        options["logit_bias"] = {int(key): bias for key, bias in body.logit_bias.items()}
+    return options
+
+
+def shows_usage(body: Sampling) -> bool:
+    """Whether a stream ends with the counts.
+
+    Raises:
+        ApiError: If options of a stream are given, and no stream is asked for.
+    """
+    if body.stream_options is None:
+        return False
+    if not body.stream:
+        raise ApiError(400, "stream_options is given without stream; set stream to true", param="stream_options")
+    return body.stream_options.include_usage or False
+
+
+class TextPart(Body):
+    """A part of a message."""
+
+    refused: ClassVar[Mapping[str, str]] = {"prompt_cache_breakpoint": "prefixes are found by themselves"}
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Body):
+    """What was called."""
+
+    name: str
+    arguments: str
+    parsed_arguments: Any = None  # what the official client has made of the arguments, and sends along
+
+
+class ToolCall(Body):
+    """A call that the assistant has made."""
+
+    refused: ClassVar[Mapping[str, str]] = {"custom": "tools are functions, with a schema of their arguments"}
+
+    id: str = Field(min_length=1)
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class Message(Body):
+    """A message of a dialog."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[ToolCall] | None = Field(None, min_length=1)
+    tool_call_id: str | None = None
+    parsed: Any = None  # what the official client has made of the content, and sends along
+    # what clients add to answers that they send back, here as long as it says nothing
+    annotations: list[Any] | None = Field(None, max_length=0)
+    provider_specific_fields: dict[str, None] | None = None
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "name": "the dialog format has no names",
+        "function_call": "give it as tool_calls",
+        "audio": "this server takes and answers text",
+        "refusal": "give it as content",
+    }
+
+    def plain(self, where: str) -> dict[str, Any]:
+        """Return it with its content as one text, as dialogs are encoded.
+
+        Args:
+            where: Its path in the request.
+
+        Raises:
+            ApiError: If it lacks what its role needs, or has what is another role's.
+        """
+        self._check(where)
+        content = self.content
+        text = "".join(part.text for part in content) if isinstance(content, list) else content
+        plain: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        if self.tool_calls:
+            plain["tool_calls"] = [
+                call.model_dump(exclude={"function": {"parsed_arguments"}}) for call in self.tool_calls
+            ]
+        if self.tool_call_id is not None:
+            plain["tool_call_id"] = self.tool_call_id
+        return plain
+
+    def _check(self, where: str) -> None:
+        if self.content is None and self.tool_calls is None:
+            raise missing(f"{where}.content")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise missing(f"{where}.tool_call_id")
+        for name, role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+            if self.role != role and getattr(self, name) is not None:
+                param = f"{where}.{name}"
+                raise ApiError(
+                    400,
+                    f"{param} belongs to the role {role}; this is {self.role}",
+                    code="invalid_parameter",
+                    param=param,
+                )
+
+
+def dialog_ids(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    most: int,
+    *,
+    add_generation_prompt: bool = True,
+    tools: Sequence[ToolDefinition] = (),
+    tool_form: ToolForm | None = None,
+) -> list[int]:
+    """Return the ids of a dialog.
+
+    Args:
+        tokenizer: The model's.
+        messages: The dialog.
+        most: Tokens that fit; a text that is far longer is not encoded.
+        add_generation_prompt: End with the header of an answer.
+        tools: What the model may call.
+        tool_form: How it is told of them.
+
+    Raises:
+        ApiError: If a message lacks a field, or has one of another role.
+        LlamariumError: If it is too long, or does not fit the model's format.
+    """
+    plain = [message.plain(f"messages[{i}]") for i, message in enumerate(messages)]
+    return encode_dialog(
+        tokenizer, plain, most, add_generation_prompt=add_generation_prompt, tools=tools, tool_form=tool_form
+    )

@@ -1,0 +1,117 @@
+"""The request for a response: what OpenAI's client sends, and what of it is refused."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from llamarium.sampling.grammar.description import Grammar
+from llamarium.server.answering import Form
+from llamarium.server.dialogs import missing
+from llamarium.server.errors import ApiError
+from llamarium.server.fields import Body
+from llamarium.server.openai.fields import MAX_LOGPROBS
+from llamarium.server.openai.responses.items import Item
+from llamarium.server.openai.responses.tools import FunctionTool, ToolChoice
+
+_STATELESS = "nothing is stored between two requests; give the whole dialog as input"
+_KEPT = "prefixes are found by themselves, and kept for as long as there is memory"
+
+
+class TextFormat(Body):
+    """The form of an answer. A schema is held strictly, whatever `strict` says."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = Field(None, pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(Body):
+    """How an answer's text is to be."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponseStreamOptions(Body):
+    """What a stream tells besides the answer."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponseRequest(Body):
+    """`POST /v1/responses`."""
+
+    dialog: ClassVar[str | None] = "input"
+
+    input: str | list[Item]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    text: TextConfig | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+
+    background: Literal[False] | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
+    truncation: Literal["disabled"] | None = None
+    user: str | None = None
+    # not OpenAI's
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    cache_salt: str | None = Field(None, min_length=1)
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "access_programs": "there are no such programs here",
+        "background_options": _STATELESS,
+        "context_management": "a dialog that does not fit is refused, and never shortened",
+        "conversation": _STATELESS,
+        "image": "this server takes and answers text",
+        "max_tool_calls": "the server calls no tools by itself",
+        "moderation": "answers are not moderated",
+        "previous_response_id": _STATELESS,
+        "prompt": "there are no stored prompts; give instructions and input",
+        "prompt_cache_options": _KEPT,
+        "prompt_cache_retention": _KEPT,
+        "reasoning": "the model does not reason apart from its answer",
+    }
+
+
+def form_of(body: ResponseRequest) -> Form | None:
+    """Return what a request says of its answer's form, or None where any text will do.
+
+    Raises:
+        ApiError: If it does not say which.
+    """
+    asked = None if body.text is None else body.text.format
+    if asked is None:
+        return None
+    own = {"name": asked.name, "schema": asked.schema_, "description": asked.description, "strict": asked.strict}
+    if asked.type != "json_schema":
+        for name, value in own.items():
+            if value is not None:
+                param = f"text.format.{name}"
+                raise ApiError(400, f"{param} is given, and text.format.type is {asked.type}", param=param)
+        return None if asked.type == "text" else ("text.format", Grammar.json_object)
+    for name in ("name", "schema"):
+        if own[name] is None:
+            raise missing(f"text.format.{name}")
+    return "text.format.schema", _schema(own["schema"])
+
+
+def _schema(schema: Any) -> Callable[[], Grammar]:
+    return lambda: Grammar.json_schema(schema)

@@ -1,0 +1,100 @@
+"""`POST /v1/responses`."""
+
+import asyncio
+
+from fastapi import APIRouter, Request, Response
+
+from llamarium.sampling.params import GenerationOptions
+from llamarium.server.answering import AnswerRequest
+from llamarium.server.dialogs import Dialog, encode_dialog
+from llamarium.server.errors import ApiError
+from llamarium.server.http.body import StrictRoute
+from llamarium.server.http.stream import STREAMED
+from llamarium.server.lifecycle.service import Service
+from llamarium.server.naming import chosen_model
+from llamarium.server.openai.responses.items import add_item
+from llamarium.server.openai.responses.requests import ResponseRequest, form_of
+from llamarium.server.openai.responses.tools import NAMES
+from llamarium.server.openai.responses.wording import ResponseWording
+from llamarium.server.replying import reply
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.tools.request import ToolRequest
+
+router = APIRouter(route_class=StrictRoute)
+
+
+@router.post("/v1/responses", responses=STREAMED)
+async def responses(request: Request, body: ResponseRequest) -> Response:
+    """Answer a dialog."""
+    model = chosen_model(request, body.model)
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options is given without stream; set stream to true", param="stream_options")
+    service: Service = request.app.state.service
+    most, tool_form = service.max_tokens, service.tool_form
+    dialog, tools = await asyncio.to_thread(_read, body)
+
+    def encode(tokenizer: Tokenizer) -> list[list[int]]:
+        return [encode_dialog(tokenizer, dialog.messages, most, tools=tools.offered, tool_form=tool_form)]
+
+    asked = AnswerRequest(
+        model=model,
+        encode=encode,
+        options=_options(body),
+        form=form_of(body),
+        tools=tools,
+        path_of=dialog.path_of,
+        max_tokens=body.max_output_tokens,
+        num_prompts=1,
+        prompt_field="input",
+        length_field="max_output_tokens",
+        new_text=True,
+        salt=body.cache_salt or "",
+    )
+    wording = ResponseWording(body, model.name, service.tokenizer)
+    return await reply(request, asked, wording, streams=body.stream or False)
+
+
+def _read(body: ResponseRequest) -> tuple[Dialog, ToolRequest]:
+    """Return a request's dialog, and what it says about tools.
+
+    Raises:
+        ApiError: By the client's field.
+    """
+    dialog = _dialog(body)
+    choice = body.tool_choice if isinstance(body.tool_choice, str | None) else body.tool_choice.to_chat()
+    listed = None if body.tools is None else [tool.to_chat() for tool in body.tools]
+    return dialog, dialog.tools(listed, choice, body.parallel_tool_calls)
+
+
+def _dialog(body: ResponseRequest) -> Dialog:
+    """Return a request's dialog.
+
+    Raises:
+        ApiError: If nothing is said in it.
+    """
+    if not body.input:
+        raise ApiError(400, "input is empty; expected a text, or a list of items", param="input")
+    dialog = Dialog(NAMES)
+    if body.instructions is not None:
+        dialog.add("instructions", {"role": "system", "content": body.instructions})
+    if isinstance(body.input, str):
+        dialog.add("input", {"role": "user", "content": body.input})
+    else:
+        for i, item in enumerate(body.input):
+            add_item(dialog, f"input[{i}]", item)
+    return dialog
+
+
+def _options(body: ResponseRequest) -> GenerationOptions:
+    if body.top_logprobs and not body.include:
+        raise ApiError(
+            400,
+            "top_logprobs is given without log-probabilities; include message.output_text.logprobs",
+            param="top_logprobs",
+        )
+    options = GenerationOptions()
+    for name in ("temperature", "top_p", "top_k", "min_p", "seed"):
+        options[name] = getattr(body, name)
+    if body.include:
+        options["logprobs"] = body.top_logprobs or 0
+    return options

@@ -1,0 +1,212 @@
+"""A response in OpenAI's words: whole, and as a stream of numbered events."""
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llamarium.generation.completion import Piece
+from llamarium.server.errors import ApiError
+from llamarium.server.fields import Body
+from llamarium.server.http.stream import COMMENT, event
+from llamarium.server.openai.logprobs import for_chat
+from llamarium.server.openai.responses.requests import ResponseRequest
+from llamarium.server.usage import Usage
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, ContentDelta
+
+
+class ResponseWording:
+    """Words one response; see `Wording`.
+
+    Args:
+        body: What was asked.
+        model: The name that it is answered under.
+        tokenizer: Spells tokens.
+    """
+
+    ping = COMMENT
+
+    def __init__(self, body: ResponseRequest, model: str, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._number = 0  # of the next event
+        self._output: list[dict[str, Any]] = []
+        self._open: str | None = None  # the type of the last item, until it ends
+        self._parts: list[str] = []  # of its text, or of its arguments
+        self._logprobs: list[dict[str, Any]] = []
+        self._held: list[dict[str, Any]] = []  # log-probabilities of tokens whose text has not come
+        self._response = _envelope(body, model)
+
+    def begin(self) -> str:
+        """Return that there is a response, and that it is being made."""
+        return self._tell("response.created", response=self._response) + self._tell(
+            "response.in_progress", response=self._response
+        )
+
+    def say(self, usage: Usage, piece: Piece) -> str:
+        """Return the events of what the answer adds.
+
+        Log-probabilities come with the text that their tokens make, and not at all where that is a call.
+        """
+        events = ""
+        self._held += for_chat(self._tokenizer, piece.logprobs)["content"]
+        for delta in piece.deltas:
+            events += self._say_text(delta.text) if isinstance(delta, ContentDelta) else self._say_call(delta)
+        return events
+
+    def end(self, usage: Usage, last: Piece) -> str:
+        """Return the events of the answer's end."""
+        is_cut = last.finish_reason == "length"
+        status = "incomplete" if is_cut else "completed"
+        events = "" if self._output else self._begin_message()
+        events += self._say_text("") if self._held and self._open == "message" else ""
+        events += self._close(status)
+        self._response |= {"status": status, "output": self._output, "usage": _counts(usage)}
+        if is_cut:
+            self._response["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            self._response["completed_at"] = int(time.time())
+        return events + self._tell(f"response.{status}", response=self._response)
+
+    def failure(self, error: ApiError) -> str:
+        """Return the events of an error."""
+        whole = self._output if self._open is None else self._output[:-1]
+        return failure_events(self._response, whole, self._number, error)
+
+    def whole(self) -> dict[str, Any]:
+        """Return the response."""
+        return self._response
+
+    def _say_text(self, text: str) -> str:
+        begun = "" if self._open == "message" else self._begin_message()
+        self._parts.append(text)
+        logprobs, self._held = self._held, []
+        self._logprobs += logprobs
+        return begun + self._tell_part("response.output_text.delta", delta=text, logprobs=logprobs)
+
+    def _say_call(self, delta: CallBegin | CallArguments | CallEnd) -> str:
+        self._held = []
+        match delta:
+            case CallBegin(_, call_id, name):
+                call = {"id": f"fc_{secrets.token_hex(12)}", "call_id": call_id, "name": name, "arguments": ""}
+                return self._begin({"type": "function_call", **call, "status": "in_progress"})
+            case CallArguments(_, fragment):
+                self._parts.append(fragment)
+                return self._tell_item("response.function_call_arguments.delta", delta=fragment)
+            case CallEnd(_, is_complete):
+                return self._close("completed" if is_complete else "incomplete")
+
+    def _begin_message(self) -> str:
+        item_id = f"msg_{secrets.token_hex(12)}"
+        added = self._begin(
+            {"type": "message", "id": item_id, "role": "assistant", "status": "in_progress", "content": []}
+        )
+        return added + self._tell_part("response.content_part.added", part=_part("", []))
+
+    def _begin(self, item: dict[str, Any]) -> str:
+        """Return the events of an item's beginning, and of the end of the one before."""
+        closed = self._close("completed")
+        self._open = item["type"]
+        self._output.append(item)
+        return closed + self._tell("response.output_item.added", output_index=self._index, item=item)
+
+    def _close(self, status: str) -> str:
+        """Return the events of the end of the item that is open, if one is."""
+        if self._open is None:
+            return ""
+        joined, item = "".join(self._parts), self._output[-1]
+        if self._open == "message":
+            part = _part(joined, self._logprobs)
+            done = self._tell_part("response.output_text.done", text=joined, logprobs=self._logprobs)
+            done += self._tell_part("response.content_part.done", part=part)
+            item |= {"status": status, "content": [part]}
+        else:
+            done = self._tell_item("response.function_call_arguments.done", name=item["name"], arguments=joined)
+            item |= {"status": status, "arguments": joined}
+        self._open, self._parts, self._logprobs = None, [], []
+        return done + self._tell("response.output_item.done", output_index=self._index, item=item)
+
+    def _tell_item(self, kind: str, **fields: Any) -> str:
+        return self._tell(kind, item_id=self._output[-1]["id"], output_index=self._index, **fields)
+
+    def _tell_part(self, kind: str, **fields: Any) -> str:
+        return self._tell_item(kind, content_index=0, **fields)
+
+    def _tell(self, kind: str, **fields: Any) -> str:
+        self._number += 1
+        return event({"type": kind, "sequence_number": self._number - 1, **fields})
+
+    @property
+    def _index(self) -> int:
+        return len(self._output) - 1
+
+
+def failure_events(response: Mapping[str, Any], items: Sequence[Any], number: int, error: ApiError) -> str:
+    """Return the events that a response ends with which breaks off.
+
+    Args:
+        response: As it was told at first.
+        items: Those that came to their end; of the one that broke off a client has what it was told.
+        number: Of the next event.
+        error: Why.
+    """
+    cause = {"code": "server_error", "message": error.message}
+    failed = {**response, "status": "failed", "error": cause, "output": list(items)}
+    told = {"code": error.code, "message": error.message, "param": error.param}
+    last = event({"type": "error", "sequence_number": number, **told})
+    return last + event({"type": "response.failed", "sequence_number": number + 1, "response": failed})
+
+
+def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _envelope(body: ResponseRequest, model: str) -> dict[str, Any]:
+    """Return a response of which nothing has come, with what was asked."""
+    text: dict[str, Any] = {"format": {"type": "text"}}
+    if body.text is not None and body.text.format is not None:
+        text["format"] = _as_given(body.text.format)
+    return {
+        "id": f"resp_{secrets.token_hex(12)}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "model": model,
+        "output": [],
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "background": False,
+        "store": False,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_logprobs": body.top_logprobs or 0,
+        "text": text,
+        "tool_choice": _as_given(body.tool_choice) or "auto",
+        "tools": [_as_given(tool) for tool in body.tools or ()],
+        "truncation": "disabled",
+        "service_tier": "default",
+        "usage": None,
+        "user": body.user,
+        "prompt_cache_key": body.prompt_cache_key,
+        "safety_identifier": body.safety_identifier,
+    }
+
+
+def _as_given(value: Body | str | None) -> Any:
+    return value.model_dump(by_alias=True, exclude_none=True) if isinstance(value, Body) else value
+
+
+def _counts(usage: Usage) -> dict[str, Any]:
+    """Return the counts under the names that responses have for them."""
+    return {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+        "output_tokens": usage.generated,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt + usage.generated,
+    }

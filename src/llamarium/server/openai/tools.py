@@ -1,0 +1,79 @@
+"""The fields about tools: what may be called, whether it must be, and the calls that a dialog holds."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from llamarium.errors import ToolError
+from llamarium.server.errors import of_library
+from llamarium.server.fields import Body
+from llamarium.tokenizer.tools.request import ToolRequest
+
+_NO_CUSTOM = {"custom": "tools are functions, with a schema of their arguments"}
+
+
+class Function(Body):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A tool."""
+
+    refused = _NO_CUSTOM
+
+    type: Literal["function"]
+    function: Function
+
+
+class Name(Body):
+    """A function, by its name."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """A tool, by its name."""
+
+    refused = _NO_CUSTOM
+
+    type: Literal["function"]
+    function: Name
+
+
+class AllowedTools(Body):
+    """Some of the tools, and whether one has to be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1)
+
+
+class ChosenTools(Body):
+    """One tool that has to be called, or the choice between some."""
+
+    refused = _NO_CUSTOM
+
+    type: Literal["function", "allowed_tools"]
+    function: Name | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+ToolChoice = Literal["auto", "none", "required"] | ChosenTools
+
+
+def tool_request(tools: list[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> ToolRequest:
+    """Return what a request says about tools.
+
+    Raises:
+        ApiError: By the field's path.
+    """
+    listed = None if tools is None else [tool.model_dump() for tool in tools]
+    chosen = choice if choice is None or isinstance(choice, str) else choice.model_dump(exclude_none=True)
+    try:
+        return ToolRequest.read(listed, chosen, parallel)
+    except ToolError as error:
+        raise of_library(error) from None

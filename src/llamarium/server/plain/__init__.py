@@ -1,0 +1,1 @@
+"""The routes that belong to no protocol."""

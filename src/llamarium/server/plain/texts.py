@@ -1,0 +1,134 @@
+"""Text to ids and back, and dialogs to texts, as the model sees them: vLLM's routes, and llama.cpp's template."""
+
+from typing import ClassVar
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from llamarium.server.answering import with_tokenizer
+from llamarium.server.errors import ApiError
+from llamarium.server.fields import Body
+from llamarium.server.http.body import StrictRoute
+from llamarium.server.lifecycle.service import Service
+from llamarium.server.naming import chosen_model
+from llamarium.server.openai.fields import Message, dialog_ids
+from llamarium.server.openai.tools import Tool, tool_request
+from llamarium.tokenizer.base import Tokenizer
+
+router = APIRouter(route_class=StrictRoute)
+
+
+class TokenizeRequest(Body):
+    """`POST /tokenize`: a text, or a dialog."""
+
+    dialog: ClassVar[str | None] = "messages"
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    tools: list[Tool] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+    def check(self) -> None:
+        """Refuse what would have no effect.
+
+        Raises:
+            ApiError: By the field.
+        """
+        if (self.prompt is None) == (self.messages is None):
+            raise ApiError(400, "expected prompt or messages, one of them", param="prompt")
+        if self.prompt is not None:
+            for name in ("tools", "add_generation_prompt"):
+                if getattr(self, name) is not None:
+                    raise ApiError(400, f"{name} belongs to messages, and prompt is given; leave it out", param=name)
+        elif self.add_special_tokens is not None:
+            raise ApiError(
+                400,
+                "add_special_tokens belongs to prompt, and messages are given, whose format has its own; leave it out",
+                param="add_special_tokens",
+            )
+
+
+class DetokenizeRequest(Body):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class TemplateRequest(Body):
+    """`POST /apply-template`."""
+
+    dialog: ClassVar[str | None] = "messages"
+
+    model: str | None = None
+    messages: list[Message] = Field(min_length=1)
+    tools: list[Tool] | None = None
+    add_generation_prompt: bool = True
+
+
+@router.post("/tokenize")
+async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, object]:
+    """Return the ids of a text or of a dialog."""
+    chosen_model(request, body.model)
+    body.check()
+    prompt, messages = body.prompt, body.messages
+    service: Service = request.app.state.service
+    most = service.max_tokens
+
+    def ids_of(tokenizer: Tokenizer) -> list[int]:
+        if messages is not None:
+            return _dialog_ids(service, tokenizer, messages, body.tools, body.add_generation_prompt is not False)
+        assert prompt is not None
+        tokenizer.check_length(prompt, most)
+        return tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
+
+    def answer(tokenizer: Tokenizer) -> dict[str, object]:
+        ids = ids_of(tokenizer)
+        names = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
+        return {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": names}
+
+    return await with_tokenizer(request, "prompt" if messages is None else "messages", answer)
+
+
+@router.post("/detokenize")
+async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, object]:
+    """Return the text of ids, control tokens spelled."""
+    chosen_model(request, body.model)
+
+    def answer(tokenizer: Tokenizer) -> dict[str, object]:
+        return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)}
+
+    return await with_tokenizer(request, "tokens", answer)
+
+
+@router.post("/apply-template")
+async def apply_template(request: Request, body: TemplateRequest) -> dict[str, object]:
+    """Return the text that the model sees of a dialog, control tokens spelled."""
+    chosen_model(request, body.model)
+    service: Service = request.app.state.service
+
+    def answer(tokenizer: Tokenizer) -> dict[str, object]:
+        ids = _dialog_ids(service, tokenizer, body.messages, body.tools, body.add_generation_prompt)
+        return {"prompt": tokenizer.decode(ids, skip_special_tokens=False)}
+
+    return await with_tokenizer(request, "messages", answer)
+
+
+def _dialog_ids(
+    service: Service,
+    tokenizer: Tokenizer,
+    messages: list[Message],
+    tools: list[Tool] | None,
+    add_generation_prompt: bool,
+) -> list[int]:
+    return dialog_ids(
+        tokenizer,
+        messages,
+        service.max_tokens,
+        add_generation_prompt=add_generation_prompt,
+        tools=tool_request(tools, None, None).offered,
+        tool_form=service.tool_form,
+    )

@@ -1,0 +1,27 @@
+"""The server on many machines: an application of Ray Serve (`pip install 'llamarium[ray]'`).
+
+    serve run llamarium.server.ray_serve:build model=smollm2-135m num_cpus=4 allow_anyone=true
+
+A `Front` takes HTTP requests and refuses whom the server would refuse. It asks one of the replicas, which have the
+model, an engine and the server's routes: the one that a conversation belongs to, as it has the keys and values of the
+turns before (`ranking.py`). docs/guides/deploy.md says how it is run.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from llamarium.extras import optional
+
+if TYPE_CHECKING:
+    from llamarium.server.ray_serve.application import build
+
+__all__ = ["build"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the application, and with it Ray, when it is first used."""
+    if name == "build":
+        optional("ray.serve", "ray", "llamarium.server.ray_serve")
+        from llamarium.server.ray_serve.application import build
+
+        return build
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

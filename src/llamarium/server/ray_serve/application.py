@@ -1,0 +1,71 @@
+"""The application: fronts, replicas, and what Ray is told of them."""
+
+from dataclasses import asdict
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig
+
+from llamarium.server.ray_serve.front import Front
+from llamarium.server.ray_serve.options import RayOptions, options_of
+from llamarium.server.ray_serve.ranking import Places
+from llamarium.server.ray_serve.replica import Replica
+from llamarium.server.settings import Settings
+
+_ROUTER = "llamarium.server.ray_serve.router.ConversationRouter"
+_MAX_LOADINGS = 3  # of a replica's model, before the application is said to have failed
+_FRONT_CPUS = 0.1
+_LOOK_S = 0.5  # from one look at what still runs to the next, when one is told to stop
+_LOGGING = {"enable_access_log": False}  # ours says more
+_ENDING_S = 5.0  # that fronts have to tell clients, after the replicas have ended
+
+
+def build(args: dict[str, Any]) -> Application:
+    """Return the application, for `serve run`, `serve deploy` or `ray.serve.run`.
+
+    Args:
+        args: Fields of `RayOptions`.
+
+    Raises:
+        LlamariumError: If they cannot be honoured.
+    """
+    options = options_of(args)
+    settings = options.settings()
+    replicas = _replicas(options).bind(options.of_model(), options.served_names(), settings)
+    return _fronts(options, settings).bind(replicas, settings)
+
+
+def _replicas(options: RayOptions) -> serve.Deployment:
+    """Who finds no place waits in a replica, which refuses as the server does; in a front only where there is none."""
+    places = Places(options.max_num_seqs, options.max_queue)
+    made = serve.deployment(
+        name="Replica",
+        ray_actor_options={"num_cpus": options.num_cpus, "num_gpus": options.num_gpus},
+        max_ongoing_requests=places.num_taken,
+        max_queued_requests=max(1, options.max_queue),
+        autoscaling_config=AutoscalingConfig(
+            min_replicas=options.min_replicas,
+            max_replicas=options.max_replicas,
+            target_ongoing_requests=options.target_ongoing_requests or options.max_num_seqs / 2,
+        ),
+        request_router_config={"request_router_class": _ROUTER, "request_router_kwargs": asdict(places)},
+        graceful_shutdown_timeout_s=options.drain_timeout,
+        graceful_shutdown_wait_loop_s=_LOOK_S,
+        logging_config=_LOGGING,
+        max_constructor_retry_count=_MAX_LOADINGS,
+    )
+    return made(Replica)
+
+
+def _fronts(options: RayOptions, settings: Settings) -> serve.Deployment:
+    made = serve.deployment(
+        name="Front",
+        num_replicas=options.num_fronts,
+        ray_actor_options={"num_cpus": _FRONT_CPUS},
+        max_ongoing_requests=settings.max_connections,
+        graceful_shutdown_timeout_s=options.drain_timeout + _ENDING_S,
+        graceful_shutdown_wait_loop_s=_LOOK_S,
+        logging_config=_LOGGING,
+    )
+    return made(serve.ingress()(Front))

@@ -1,0 +1,119 @@
+"""An answer on its way from a replica to a client, and its end where the replica does not tell one."""
+
+import json
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from llamarium.server.errors import ApiError, is_anthropic
+from llamarium.server.http.access import where
+from llamarium.server.http.stream import COMMENT, event
+from llamarium.server.openai.respond import error_event
+from llamarium.server.openai.responses.wording import failure_events
+from llamarium.server.ray_serve.forward import IDS, Head
+
+_ITEM = b"event: response.output_item.done\n"
+
+
+class Relay:
+    """Passes one answer on.
+
+    Args:
+        scope: The request's.
+        receive: The request's.
+        send: The request's.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self._is_stream = self._is_over = False
+        self._ending = _ending(scope)
+
+    async def pass_on(self, part: Head | bytes) -> None:
+        """Send what a replica has written."""
+        if isinstance(part, bytes):
+            self._ending.see(part)
+            await self._body(part)
+            return
+        self._is_stream = part.body is None
+        headers = [one for one in part.headers if one[0] not in IDS]
+        await self._send({"type": "http.response.start", "status": part.status, "headers": headers})
+        if part.body is not None:
+            await self._body(part.body, is_last=True)
+
+    async def end(self) -> None:
+        """End the answer."""
+        if self._is_stream:
+            await self._body(b"", is_last=True)
+
+    async def refuse(self, refusal: ApiError, error: Exception) -> None:
+        """End the answer with an error: an event, where a stream has begun."""
+        self._scope["notes"]["error"] = where(error) if refusal.status_code == 500 else refusal.code
+        if self._is_stream:
+            await self._body(self._ending.of(refusal), is_last=True)
+        elif not self._is_over:
+            response = refusal.response(self._scope["path"], self._scope["request_id"])
+            await response(self._scope, self._receive, self._send)
+
+    async def _body(self, body: bytes, *, is_last: bool = False) -> None:
+        self._is_over = is_last
+        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+
+class Ending:
+    """How a stream ends that breaks off."""
+
+    def see(self, piece: bytes) -> None:
+        """Take events that it has shown."""
+
+    def of(self, error: ApiError) -> bytes:
+        """Return its last events."""
+        return error_event(error)
+
+
+class MessageEnding(Ending):
+    """The same of a message.
+
+    Args:
+        request_id: The request's.
+    """
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+
+    def of(self, error: ApiError) -> bytes:
+        """Return the error."""
+        return event(error.anthropic_body(self._request_id)).encode()
+
+
+class ResponseEnding(Ending):
+    """The same of a response, whose events are numbered and whose last one shows all of it."""
+
+    def __init__(self) -> None:
+        self._number = 0  # of the next event
+        self._response: dict[str, Any] = {}
+        self._items: list[Any] = []
+
+    def see(self, piece: bytes) -> None:
+        """Take events that it has shown; each is a whole one."""
+        for shown in piece.replace(COMMENT, b"").split(b"\n\n")[:-1]:
+            if self._number == 0:
+                self._response = _data(shown)["response"]
+            if shown.startswith(_ITEM):
+                self._items.append(_data(shown)["item"])
+            self._number += 1
+
+    def of(self, error: ApiError) -> bytes:
+        """Return the error, and the response as far as its items are whole."""
+        return failure_events(self._response, self._items, self._number, error).encode()
+
+
+def _ending(scope: Scope) -> Ending:
+    path = scope["path"]
+    if is_anthropic(path):
+        return MessageEnding(scope["request_id"])
+    return ResponseEnding() if path == "/v1/responses" else Ending()
+
+
+def _data(shown: bytes) -> Any:
+    return json.loads(shown.partition(b"\ndata: ")[2])

@@ -1,0 +1,150 @@
+"""A replica: the model, its engine and the server's routes, asked by fronts instead of over HTTP."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+
+from starlette.types import Message
+
+import llamarium.api
+from llamarium.errors import EngineStoppedError
+from llamarium.generation.text_engine import TextEngine
+from llamarium.server.app import create_routes
+from llamarium.server.http.access import Access
+from llamarium.server.http.log import Log
+from llamarium.server.lifecycle.loading import Loading, Progress
+from llamarium.server.lifecycle.service import ServedModel, Service, check_context
+from llamarium.server.ray_serve.forward import Forwarded, Head, scope_of
+from llamarium.server.ray_serve.options import ModelOptions
+from llamarium.server.settings import Settings
+
+_LOOK_S = 0.05  # from one look at the model or its engine to the next
+_BREAKING_S = 0.5  # that fronts have to be told of a broken engine
+
+
+class Replica:
+    """Answers what fronts forward; Ray has it answer nothing before its constructor has returned.
+
+    Args:
+        model: Which is loaded, and how.
+        names: Under which it is served.
+        settings: Of the server.
+
+    Raises:
+        LlamariumError: If the model cannot be loaded.
+    """
+
+    async def __init__(self, model: ModelOptions, names: tuple[str, ...], settings: Settings) -> None:
+        self._service = Service(Loading(lambda report: _load(model, settings, report)), settings)
+        while self._service.is_loading:
+            await asyncio.sleep(_LOOK_S)
+        if self._service.failure is not None:
+            raise self._service.failure
+        self._app = Access(create_routes(self._service, names), Log(settings.log_format))
+        self._name = _name()
+        self._asked = set[asyncio.Task[None]]()
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def answer(self, asked: Forwarded) -> AsyncIterator[Head | bytes]:
+        """Yield an answer's head, and the pieces of its body where it is a stream."""
+        run = Run(asked, self._name)
+        task = asyncio.create_task(run.through(self._app))
+        self._asked.add(task)
+        task.add_done_callback(self._asked.discard)
+        try:
+            async for part in run.parts():
+                yield part
+        finally:
+            run.left.set()
+
+    async def metrics(self, asked: Forwarded) -> tuple[str, str]:
+        """Return the replica's name and its metrics; Ray asks all replicas for theirs."""
+        heads = [part async for part in self.answer(asked)]
+        assert isinstance(heads[0], Head) and heads[0].body is not None
+        return self._name, heads[0].body.decode()
+
+    async def _watch(self) -> None:
+        """End the process when its engine has failed: Ray starts another."""
+        while self._service.state == "ready":
+            await asyncio.sleep(_LOOK_S)
+        Log(self._service.settings.log_format).event("the engine has failed")
+        await asyncio.sleep(_BREAKING_S)
+        sys.stderr.flush()
+        os._exit(1)
+
+
+class Run:
+    """One request on its way through the routes.
+
+    Args:
+        asked: The request.
+        replica: The name of who answers.
+
+    Attributes:
+        left: Nobody waits for the answer any more.
+    """
+
+    def __init__(self, asked: Forwarded, replica: str) -> None:
+        self.left = asyncio.Event()
+        self._asked, self._replica = asked, replica
+        self._is_read = False
+        self._outbox = asyncio.Queue[Message | None]()
+
+    async def through(self, app: Access) -> None:
+        """Have it answered."""
+        try:
+            await app(scope_of(self._asked), self._receive, self._outbox.put)
+        finally:
+            self._outbox.put_nowait(None)
+
+    async def parts(self) -> AsyncIterator[Head | bytes]:
+        """Yield what comes: a whole answer at once, of a stream what there is."""
+        start = await self._next()
+        headers = [(name.lower(), value) for name, value in start["headers"]]
+        if any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers):
+            yield Head(start["status"], headers, None, self._replica)
+            async for piece in self._pieces():
+                yield piece
+        else:
+            body = b"".join([piece async for piece in self._pieces()])
+            yield Head(start["status"], headers, body, self._replica)
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        is_open = True
+        while is_open:
+            pieces = list[bytes]()
+            while is_open and not (pieces and self._outbox.empty()):
+                message = await self._next()
+                pieces.append(message.get("body", b""))
+                is_open = message.get("more_body", False)
+            if joined := b"".join(pieces):
+                yield joined
+
+    async def _next(self) -> Message:
+        message = await self._outbox.get()
+        if message is None:
+            raise EngineStoppedError("the answer broke off; the replica's log says where")
+        return message
+
+    async def _receive(self) -> Message:
+        if not self._is_read:
+            self._is_read = True
+            return {"type": "http.request", "body": self._asked.body, "more_body": False}
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+
+def _name() -> str:
+    """Return what Ray calls this replica."""
+    from ray import serve
+
+    return serve.get_replica_context().replica_id.unique_id
+
+
+def _load(model: ModelOptions, settings: Settings, report: Progress) -> tuple[ServedModel, TextEngine]:
+    llama = llamarium.api.load(**model.load_options(), progress=report)
+    draft = None if model.draft_model is None else llamarium.api.load(**model.draft_options(), progress=report)
+    engine = llama.engine(**model.engine_options(), draft_model=draft)
+    check_context(engine, settings.max_context)
+    return llama, engine

@@ -1,0 +1,48 @@
+"""Ray Serve's face of `ranking.py`: a front has one, which says whom it asks."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from llamarium.server.ray_serve.forward import Forwarded
+from llamarium.server.ray_serve.ranking import Places, by_choice, ranking
+
+
+class ConversationRouter(RequestRouter):
+    """Brings a conversation back to its replica; who has no conversation gets the less busy one of two."""
+
+    _places: Places
+
+    def initialize_state(self, *, to_run: int, to_wait: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Take what the application says of its replicas."""
+        self._places = Places(to_run, to_wait)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Return replicas in groups; Ray asks the least busy one of the first group that is not full."""
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True  # where all are full
+        asked = _asked(pending_request)
+        replicas = {one.replica_id.unique_id: one for one in candidate_replicas}
+        replicas = {name: one for name, one in replicas.items() if name not in asked.full} or replicas
+        if not replicas:
+            return []
+        names = list(replicas)
+        if asked.conversation is None:
+            random.shuffle(names)
+            return [[replicas[name] for name in group] for group in (names[:2], names[2:]) if group]
+        groups = by_choice(ranking(asked.conversation, names), self._under_way(candidate_replicas), self._places)
+        return [[replicas[name] for name in group] for group in groups]
+
+    def _under_way(self, replicas: Sequence[RunningReplica]) -> dict[str, int]:
+        cache = self.replica_queue_len_cache
+        return {one.replica_id.unique_id: cache.get(one.replica_id) or 0 for one in replicas}
+
+
+def _asked(pending: PendingRequest | None) -> Forwarded:
+    """Return what a front asks; of other calls nothing is to be known."""
+    asked: Any = pending.args[0] if pending is not None and pending.args else None
+    return asked if isinstance(asked, Forwarded) else Forwarded({})

@@ -1,0 +1,97 @@
+r"""A tokenizer whose tokens are the characters of a text: the smallest there is, to train small models with.
+
+Its file, `characters.json`, is the alphabet: `{"type": "characters", "version": 1, "characters": ["\n", " ", ...]}`.
+"""
+
+from pathlib import Path
+
+from llamarium.errors import TokenizerError, escape, show_value
+from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, read_json, write_json
+from llamarium.tokenizer.base import SpecialTokens, Tokenizer
+from llamarium.tokenizer.bpe import ByteLevelBPE
+from llamarium.tokenizer.text import check_text
+
+
+class CharacterTokenizer:
+    """Makes tokenizers of characters."""
+
+    @staticmethod
+    def from_text(text: str) -> Tokenizer:
+        """Give each different character of `text` an id, in the order of code points.
+
+        Raises:
+            TokenizerError: If `text` is empty or no valid Unicode.
+        """
+        check_text(text)
+        if not text:
+            raise TokenizerError("a character tokenizer is built from a text; this one is empty")
+        return _build(sorted(set(text)), "characters of a text")
+
+    @staticmethod
+    def from_file(path: Path) -> Tokenizer:
+        """Read a `characters.json`.
+
+        Raises:
+            TokenizerError: If it is malformed, or holds a character twice.
+        """
+        raw = read_json(path, MAX_SMALL_FILE_BYTES)
+        characters = raw.get("characters")
+        if raw.get("type") != "characters" or raw.get("version") != 1 or not isinstance(characters, list):
+            raise TokenizerError(
+                f'{path}: expected {{"type": "characters", "version": 1, "characters": [...]}}; '
+                f"found the keys {escape(', '.join(raw))}"
+            )
+        for i, character in enumerate(characters):
+            if not isinstance(character, str) or len(character) != 1 or "\ud800" <= character <= "\udfff":
+                raise TokenizerError(f"{path}: characters[{i}] is {show_value(character)}; expected one character")
+        if not characters or len(set(characters)) != len(characters):
+            raise TokenizerError(
+                f"{path}: {len(characters)} characters, {len(set(characters))} different ones; expected each once"
+            )
+        return _build(characters, str(path))
+
+
+class CharacterBackend:
+    """One id per character."""
+
+    def __init__(self, characters: list[str], source: str) -> None:
+        """Take the alphabet in the order of the ids."""
+        self._characters = characters
+        self._ids = {character: i for i, character in enumerate(characters)}
+        self._source = source
+
+    def encode(self, text: str) -> list[int]:
+        """Encode a text.
+
+        Raises:
+            TokenizerError: Naming the first character that the alphabet lacks.
+        """
+        try:
+            return [self._ids[character] for character in text]
+        except KeyError as error:
+            (character,) = error.args
+            raise TokenizerError(
+                f"{self._source}: the character {escape(character)!r} (U+{ord(character):04X}) is not among the "
+                f"{len(self._characters)} that this tokenizer was built from"
+            ) from None
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Return the UTF-8 of one character."""
+        return self._characters[token_id].encode("utf-8")
+
+    def byte_level_bpe(self) -> ByteLevelBPE:
+        """Return the readable twin: each character is a piece and a token, and nothing merges."""
+        return ByteLevelBPE(
+            ids={character.encode("utf-8"): i for character, i in self._ids.items()},
+            rank=lambda left, right: None,
+            cut=list,
+            whole_pieces=True,
+        )
+
+    def save(self, folder: Path, tokenizer: Tokenizer) -> None:
+        """Write `characters.json`."""
+        write_json(folder / "characters.json", {"type": "characters", "version": 1, "characters": self._characters})
+
+
+def _build(characters: list[str], source: str) -> Tokenizer:
+    return Tokenizer(CharacterBackend(characters, source), SpecialTokens(), vocab_size=len(characters), source=source)

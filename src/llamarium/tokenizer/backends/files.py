@@ -1,0 +1,153 @@
+"""Reading and writing the small files around a vocabulary, with limits and whole-or-nothing writes."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llamarium.errors import TokenizerError, escape
+from llamarium.io import atomic_file, unwritable
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from llamarium.tokenizer.base import Tokenizer
+
+# Eight times the largest published vocabularies (262,144 tokens), and the size of their tokenizer.json (33.4 MB).
+MAX_TOKENS = 2**21
+MAX_FILE_BYTES = 32 * 2**20
+MAX_SMALL_FILE_BYTES = 2 * 2**20
+"""Of the files beside a vocabulary: tokenizer_config.json, chat_template.jinja. Llama 3.1's takes 55 kB."""
+
+# JSON takes up to 60 times its text in memory when it is parsed, if it holds nothing but empty lists. A vocabulary of
+# 262,144 tokens and its merges are 1.7 million values.
+_MAX_JSON_VALUES = 2**22
+
+
+def read_bytes(path: Path, limit: int = MAX_FILE_BYTES) -> bytes:
+    """Read a whole file of at most `limit` bytes.
+
+    Raises:
+        TokenizerError: If it cannot be read, is empty, or is larger.
+    """
+    try:
+        size = path.stat().st_size
+        if not 0 < size <= limit:
+            raise TokenizerError(f"{path}: {size} bytes; expected 1 to {limit} for a tokenizer file")
+        return path.read_bytes()
+    except OSError as error:
+        raise TokenizerError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def read_text(path: Path, limit: int = MAX_FILE_BYTES) -> str:
+    """Read a whole UTF-8 file of at most `limit` bytes.
+
+    Raises:
+        TokenizerError: As `read_bytes`, or if it is no UTF-8.
+    """
+    try:
+        return read_bytes(path, limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path}: no UTF-8 at byte {error.start}; expected a text file") from None
+
+
+def read_json(path: Path, limit: int = MAX_FILE_BYTES) -> dict[str, Any]:
+    """Read one JSON object of at most `limit` bytes.
+
+    Raises:
+        TokenizerError: As `read_text`, or if it is no JSON object, names a key twice, nests too deeply, or holds more
+            values than a vocabulary can need.
+    """
+    return parse_json(read_text(path, limit), path)
+
+
+def parse_json(text: str, path: Path) -> dict[str, Any]:
+    """Parse the text of a JSON object; errors as of `read_json`."""
+    if (count := text.count(",") + text.count("[") + text.count("{")) > _MAX_JSON_VALUES:
+        raise TokenizerError(f"{path}: {count} values; expected at most {_MAX_JSON_VALUES} in a tokenizer file")
+    try:
+        value: Any = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"{path}: cannot be read as JSON: {escape(error)}") from None
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"the key {escape(twice)!r} appears twice in one object")
+    return found
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write JSON, whole or not at all.
+
+    Raises:
+        OutputError: If the folder or file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as file:
+            file.write(text.encode(errors="backslashreplace"))  # half a surrogate pair as JSON's \udcff
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write one JSON object, whole or not at all.
+
+    Raises:
+        OutputError: If the file cannot be written.
+    """
+    write_text(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+
+
+def save_huggingface(folder: Path, tokenizer: "Tokenizer", inner: "tokenizers.Tokenizer") -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json`, as transformers reads them.
+
+    The BOS rule becomes the post-processor. Of several end-of-text ids the first is `eos_token`; the full list belongs
+    into the model's `generation_config.json`.
+
+    Args:
+        folder: Where to; made if missing.
+        tokenizer: The control tokens and the chat template.
+        inner: The vocabulary in the package's form, without a post-processor of its own.
+
+    Raises:
+        OutputError: If a file cannot be written.
+    """
+    spelling = {i: text for text, i in tokenizer.special.ids.items()}
+    bos, eos, pad = tokenizer.bos_token_id, tokenizer.eos_token_ids[:1], tokenizer.pad_token_id
+    raw: dict[str, Any] = json.loads(inner.to_str())
+    raw["post_processor"] = _bos_first(spelling[bos], bos) if tokenizer.special.add_bos and bos is not None else None
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": tokenizer.special.add_bos,
+        "add_eos_token": False,
+        "bos_token": None if bos is None else spelling[bos],
+        "eos_token": spelling[eos[0]] if eos else None,
+        "pad_token": None if pad is None else spelling[pad],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": tokenizer.chat_template,
+    }
+    write_text(folder / "tokenizer.json", json.dumps(raw, ensure_ascii=False))
+    write_json(folder / "tokenizer_config.json", {key: value for key, value in config.items() if value is not None})
+
+
+def _bos_first(spelling: str, token_id: int) -> dict[str, Any]:
+    """Return the post-processor that puts BOS before each text."""
+
+    def bos(type_id: int) -> dict[str, Any]:
+        return {"SpecialToken": {"id": spelling, "type_id": type_id}}
+
+    first, second = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
+    return {
+        "type": "TemplateProcessing",
+        "single": [bos(0), first],
+        "pair": [bos(0), first, bos(1), second],
+        "special_tokens": {spelling: {"id": spelling, "ids": [token_id], "tokens": [spelling]}},
+    }

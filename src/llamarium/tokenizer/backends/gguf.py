@@ -1,0 +1,139 @@
+"""The vocabulary inside a GGUF file.
+
+A GGUF's metadata holds the tokens, their types and the merges as lists, and names the pre-tokenizer. From these the
+same `tokenizers` pipeline is built that the model's `tokenizer.json` describes.
+
+Source: llama.cpp, `src/llama-vocab.cpp`, and the GGUF specification, section "Tokenizer".
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from llamarium.errors import TokenizerError, UnsupportedTokenizerError, escape, show_value
+from llamarium.tokenizer.backends.files import MAX_TOKENS
+from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend, guard_rust
+from llamarium.tokenizer.backends.pipeline import byte_level_tokenizer, llama3_cutter, smollm_cutter
+from llamarium.tokenizer.base import SpecialTokens, Tokenizer
+
+# Name of the pre-tokenizer: its pipeline, whether a whole piece may be a token at once, whether BOS is the default.
+_PRE_TOKENIZERS = {
+    "llama-bpe": (llama3_cutter, True, True),
+    "smollm": (smollm_cutter, False, False),
+}
+_CONTROL, _USER_DEFINED = 3, 4
+_KEY = "tokenizer.ggml."
+
+
+def from_gguf_metadata(metadata: Mapping[str, Any], source: str) -> Tokenizer:
+    """Build the tokenizer from a GGUF file's metadata.
+
+    Args:
+        metadata: Key to value; arrays are lists.
+        source: The file's name, for messages.
+
+    Raises:
+        TokenizerError: If a key is missing or malformed, or names a model or pre-tokenizer that is not read.
+    """
+    cutter, whole_pieces, bos_default = _pre_tokenizer(metadata, source)
+    tokens = _list(metadata, "tokens", str, source)
+    types = _list(metadata, "token_type", int, source) if _KEY + "token_type" in metadata else [1] * len(tokens)
+    if len(types) != len(tokens) or not 0 < len(tokens) <= MAX_TOKENS:
+        raise TokenizerError(
+            f"{source}: {len(tokens)} tokens and {len(types)} token types; expected as many, 1 to {MAX_TOKENS}"
+        )
+    vocab = {token: i for i, token in enumerate(tokens)}
+    if len(vocab) != len(tokens):
+        twice = next(token for i, token in enumerate(tokens) if vocab[token] != i)
+        raise TokenizerError(f"{source}: {_KEY}tokens holds {escape(twice)!r} twice; expected each token once")
+    special = _special_tokens(metadata, tokens, types, bos_default, source)
+    inner = guard_rust(
+        lambda: byte_level_tokenizer(
+            vocab=vocab,
+            merges=_merges(metadata, source),
+            special=special.ids,
+            cutter=cutter(),
+            whole_pieces=whole_pieces,
+            plain=tuple(tokens[i] for i in _of_kind(types, _USER_DEFINED) if tokens[i]),
+        ),
+        source,
+    )
+    backend = HuggingFaceBackend(inner, byte_level=True, source=source)
+    template = metadata.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise TokenizerError(f"{source}: tokenizer.chat_template is {type(template).__name__}; expected a string")
+    return Tokenizer(backend, special, vocab_size=len(tokens), source=source, chat_template=template)
+
+
+def _pre_tokenizer(metadata: Mapping[str, Any], source: str) -> Any:
+    model = metadata.get(_KEY + "model")
+    if model != "gpt2":
+        what = "is missing" if model is None else f"is {show_value(model)}"
+        raise UnsupportedTokenizerError(
+            f'{source}: {_KEY}model {what}; supported is "gpt2" (byte-level BPE). For a SentencePiece vocabulary '
+            '("llama", as Llama 2 has) use the model\'s tokenizer.json'
+        )
+    pre = metadata.get(_KEY + "pre")
+    if not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
+        what = "is missing" if pre is None else f"is {show_value(pre)}"
+        raise UnsupportedTokenizerError(f"{source}: {_KEY}pre {what}; supported are {', '.join(_PRE_TOKENIZERS)}")
+    return _PRE_TOKENIZERS[pre]
+
+
+def _merges(metadata: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
+    """Read the merges, each "left right". A printed token holds no space, so there is exactly one."""
+    merges = _list(metadata, "merges", str, source)
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    if set(map(len, pairs)) - {2} or not all(map(all, pairs)):  # a loop over 280,000 of them takes long
+        i = next(i for i, pair in enumerate(pairs) if len(pair) != 2 or not all(pair))
+        found = show_value(merges[i])
+        raise TokenizerError(f"{source}: {_KEY}merges[{i}] is {found}; expected two tokens and a space between")
+    return pairs
+
+
+def _special_tokens(
+    metadata: Mapping[str, Any], tokens: list[str], types: list[int], bos_default: bool, source: str
+) -> SpecialTokens:
+    ids = {tokens[i]: i for i in _of_kind(types, _CONTROL) if tokens[i]}
+    named = {name: _token_id(metadata, name, len(tokens), source) for name in ("bos", "eos", "padding", "eot", "eom")}
+    ids |= {tokens[i]: i for i in named.values() if i is not None}
+    add_bos = metadata.get(_KEY + "add_bos_token", bos_default)
+    if not isinstance(add_bos, bool):
+        raise TokenizerError(f"{source}: {_KEY}add_bos_token is {show_value(add_bos)}; expected true or false")
+    if add_bos and named["bos"] is None:
+        raise TokenizerError(f"{source}: a text begins with BOS, but {_KEY}bos_token_id is missing")
+    if metadata.get(_KEY + "add_eos_token"):
+        raise TokenizerError(f"{source}: {_KEY}add_eos_token is true, which is not supported")
+    ends = (named["eos"], named["eot"], named["eom"])
+    return SpecialTokens(
+        ids=ids,
+        bos=named["bos"],
+        eos=tuple(dict.fromkeys(i for i in ends if i is not None)),
+        pad=named["padding"],
+        add_bos=add_bos,
+    )
+
+
+def _of_kind(types: list[int], kind: int) -> list[int]:
+    return [i for i, other in enumerate(types) if other == kind]
+
+
+def _token_id(metadata: Mapping[str, Any], name: str, count: int, source: str) -> int | None:
+    key = f"{_KEY}{name}_token_id"
+    value = metadata.get(key)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value < count:
+        raise TokenizerError(f"{source}: {key} is {show_value(value)}; expected an id of 0 to {count - 1}")
+    return value
+
+
+def _list(metadata: Mapping[str, Any], name: str, kind: type, source: str) -> list[Any]:
+    value = metadata.get(_KEY + name)
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+        raise TokenizerError(f"{source}: {_KEY}{name} is {escape(type(value).__name__)}; expected an array")
+    items = list(value)
+    if set(map(type, items)) - {kind}:
+        i = next(i for i, item in enumerate(items) if type(item) is not kind)
+        found = show_value(items[i])
+        raise TokenizerError(f"{source}: {_KEY}{name}[{i}] is {found}; expected {kind.__name__}")
+    return items

@@ -1,0 +1,284 @@
+"""What the JSON around a Hugging Face vocabulary means, and what in it is refused.
+
+Everything is checked here before the `tokenizers` package sees the file.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from llamarium.errors import TokenizerError, escape, show_value
+from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, MAX_TOKENS, read_text
+from llamarium.tokenizer.base import SpecialTokens
+
+# What a `Sequence` calls its list.
+_MEMBERS = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "post_processor": "processors",
+    "decoder": "decoders",
+}
+_DROPPING_CUTTERS = ("BertPreTokenizer", "CharDelimiterSplit", "Whitespace", "WhitespaceSplit")
+
+# How control tokens are spelled; a file that forgets to flag one as special must not let a user's text write it.
+_CONTROL_SPELLING = re.compile(r"<\|[^|]+\|>")
+
+
+def check_tokenizer_json(raw: Mapping[str, Any], source: str) -> set[int]:
+    """Check the types, ids and features of a `tokenizer.json`; return the ids.
+
+    Raises:
+        TokenizerError: Naming the field, what was found and what is expected.
+    """
+    model = _object(raw, "model", source)
+    kind = model.get("type", "BPE")
+    if kind != "BPE":
+        raise TokenizerError(f'{source}: model.type is {escape(kind)!r}; supported is "BPE"')
+    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(name):
+            raise TokenizerError(f"{source}: model.{name} is {show_value(model[name])}; expected none")
+    if not isinstance(model.get("merges"), list):
+        raise TokenizerError(f"{source}: model.merges is {type(model.get('merges')).__name__}; expected a list")
+    added: dict[str, Any] = {}
+    for token in added_tokens(raw, source):
+        if token["content"] in added:
+            raise TokenizerError(f"{source}: the added token {escape(token['content'])!r} is there twice")
+        added[token["content"]] = token["id"]
+    ids = _object(model, "vocab", source) | added
+    _check_ids(ids, source)
+    return set(ids.values())
+
+
+def merges(raw: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
+    """Return the merges as pairs, the first learned first; older files hold them as "left right".
+
+    Raises:
+        TokenizerError: Showing one that is no pair.
+    """
+    found = raw["model"]["merges"]
+    if set(map(type, found)) == {str}:
+        found = [merge.split(" ") for merge in found if not merge.startswith("#version")]  # the package skips it, too
+    if set(map(type, found)) - {list} or set(map(len, found)) - {2}:  # a loop over 280,000 of them takes long
+        wrong = next(merge for merge in found if type(merge) is not list or len(merge) != 2)
+        raise TokenizerError(f"{source}: model.merges holds {show_value(wrong)}; expected pairs of tokens")
+    return list(map(tuple, found))
+
+
+def _object(parent: Mapping[str, Any], name: str, source: str) -> dict[str, Any]:
+    value = parent.get(name)
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{source}: {name} is {type(value).__name__}; expected an object")
+    return value
+
+
+def _check_ids(ids: Mapping[str, Any], source: str) -> None:
+    """Check that ids are whole numbers in range, one per token."""
+    if not ids:
+        raise TokenizerError(f"{source}: no tokens; expected model.vocab to hold some")
+    seen: dict[int, str] = {}
+    for token, i in ids.items():
+        if type(i) is not int or not 0 <= i < MAX_TOKENS:
+            raise TokenizerError(
+                f"{source}: {escape(token)!r} has the id {escape(i)}; expected a whole number of 0 to {MAX_TOKENS - 1}"
+            )
+        if seen.setdefault(i, token) != token:
+            raise TokenizerError(
+                f"{source}: {escape(seen[i])!r} and {escape(token)!r} share the id {i}; expected one id per token"
+            )
+
+
+def added_tokens(raw: Mapping[str, Any], source: str) -> list[dict[str, Any]]:
+    """Return the added tokens, those spelled like control tokens flagged as special.
+
+    Raises:
+        TokenizerError: For one without content or of a wrong type.
+    """
+    tokens = raw.get("added_tokens") or []
+    if not isinstance(tokens, list):
+        raise TokenizerError(f"{source}: added_tokens is {type(tokens).__name__}; expected a list")
+    return [_added_token(token, i, source) for i, token in enumerate(tokens)]
+
+
+def _added_token(token: Any, position: int, source: str) -> dict[str, Any]:
+    content = token.get("content") if isinstance(token, dict) else None
+    if not isinstance(content, str) or not content or "id" not in token:
+        raise TokenizerError(
+            f"{source}: added_tokens[{position}] is {show_value(token)}; expected an object with id and content"
+        )
+    return {**token, "special": bool(token.get("special")) or bool(_CONTROL_SPELLING.fullmatch(content))}
+
+
+def is_byte_level(raw: Mapping[str, Any], source: str) -> bool:
+    """Tell byte-level BPE (True) from SentencePiece-style BPE with byte fallback (False), by the decoder.
+
+    Raises:
+        TokenizerError: If it is neither.
+    """
+    kinds = {step["type"] for _, step in steps(raw, "decoder", source)}
+    cutters = [step for _, step in steps(raw, "pre_tokenizer", source)]
+    if "ByteLevel" in kinds and any(step["type"] == "ByteLevel" for step in cutters):
+        if any(step.get("add_prefix_space") for step in cutters):
+            raise TokenizerError(
+                f"{source}: add_prefix_space is true; expected false, or decoding would not give the text back"
+            )
+        return True
+    if kinds & {"ByteFallback", "Metaspace"}:
+        return False
+    found = escape(", ".join(sorted(kinds)) or "none")
+    raise TokenizerError(
+        f"{source}: the decoder is {found}; supported are byte-level BPE (Llama 3) and BPE with byte fallback (Llama 2)"
+    )
+
+
+def strips_first_space(raw: Mapping[str, Any], source: str) -> bool:
+    """Tell whether decoding takes one space from the text's beginning."""
+    return any(
+        (step["type"] == "Strip" and step.get("start") == 1)
+        or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
+        for _, step in steps(raw, "decoder", source)
+    )
+
+
+def steps(raw: Mapping[str, Any], name: str, source: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the steps of one pipeline component, `Sequence` unfolded, each with its place for messages.
+
+    Raises:
+        TokenizerError: For a step that is no object with a type, or a `Sequence` without its list.
+    """
+    members = _MEMBERS[name]
+    waiting: list[tuple[str, Any]] = [] if raw.get(name) is None else [(name, raw[name])]
+    while waiting:
+        where, step = waiting.pop()
+        if not isinstance(step, dict) or not isinstance(step.get("type"), str):
+            raise TokenizerError(f"{source}: {where} is {show_value(step)}; expected an object with a type")
+        if step["type"] != "Sequence":
+            yield where, step
+            continue
+        inner = step.get(members)
+        if not isinstance(inner, list):
+            raise TokenizerError(f"{source}: {where}.{members} is {type(inner).__name__}; expected a list")
+        waiting += reversed([(f"{where}.{members}[{i}]", item) for i, item in enumerate(inner)])
+
+
+def check_pieces(raw: Mapping[str, Any], source: str) -> None:
+    """Refuse pre-tokenizers that drop the characters at which they cut.
+
+    Raises:
+        TokenizerError: Naming the step.
+    """
+    for where, step in steps(raw, "pre_tokenizer", source):
+        if step["type"] in _DROPPING_CUTTERS or (step.get("behavior") == "Removed" and not step.get("invert")):
+            raise TokenizerError(
+                f"{source}: {where} ({escape(step['type'])}) removes characters from the text; expected one that keeps "
+                "them, or decoding would not give the text back"
+            )
+
+
+def text_changes(raw: Mapping[str, Any], source: str, *, byte_level: bool) -> Iterator[str]:
+    """Yield one sentence per rule of the file because of which `decode(encode(text))` may differ from `text`.
+
+    Llama 2's normalizer (a ▁ before the text, and one for each space) is undone by decoding.
+    """
+    undone = [{"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
+    if strips_first_space(raw, source):
+        undone.append({"type": "Prepend", "prepend": "▁"})
+    for where, step in steps(raw, "normalizer", source):
+        if byte_level or step not in undone:
+            yield f"{where} ({escape(step['type'])}) rewrites it before encoding"
+    for where, step in steps(raw, "pre_tokenizer", source):
+        if step.get("behavior") == "Removed":
+            yield f"{where} ({escape(step['type'])}) drops what its pattern does not match"
+    for i, token in enumerate(raw["added_tokens"]):
+        if not token["special"] and (token.get("lstrip") or token.get("rstrip")):
+            yield f"added_tokens[{i}] ({show_value(token['content'])}) takes away the spaces beside it"
+
+
+def special_tokens(raw: Mapping[str, Any], config: Mapping[str, Any], source: str) -> SpecialTokens:
+    """Read the control tokens, and whether BOS is put before a text.
+
+    An explicit `add_bos_token` in tokenizer_config.json decides, as in transformers; else the post-processor does.
+
+    Raises:
+        TokenizerError: If a named token is not in the vocabulary, the two files name different BOS tokens, or the
+            file puts anything else around a text.
+    """
+    ids = {t["content"]: t["id"] for t in added_tokens(raw, source) if t["special"]}
+    named = {name: _named_id(config, name, ids, raw, source) for name in ("bos_token", "eos_token", "pad_token")}
+    template_bos = _template_bos(raw, source)
+    bos = named["bos_token"] if named["bos_token"] is not None else template_bos
+    if template_bos not in (None, bos):
+        raise TokenizerError(
+            f"{source}: the post-processor puts the id {template_bos} before a text, tokenizer_config.json says that "
+            f"bos_token is {bos}; expected the same"
+        )
+    add_bos = config.get("add_bos_token")
+    add_bos = template_bos is not None if add_bos is None else bool(add_bos) and bos is not None
+    if config.get("add_eos_token"):
+        raise TokenizerError(
+            f"{source}: tokenizer_config.json sets add_eos_token, which is not supported; set it to false"
+        )
+    eos = named["eos_token"]
+    return SpecialTokens(ids=ids, bos=bos, eos=() if eos is None else (eos,), pad=named["pad_token"], add_bos=add_bos)
+
+
+def _named_id(
+    config: Mapping[str, Any], name: str, ids: dict[str, int], raw: Mapping[str, Any], source: str
+) -> int | None:
+    """Look up `bos_token` and the like; the token counts as a control token from then on."""
+    value = config.get(name)
+    text = value.get("content") if isinstance(value, dict) else value
+    if text is None:
+        return None
+    found = ids.get(text, raw["model"]["vocab"].get(text)) if isinstance(text, str) else None
+    if found is None:
+        raise TokenizerError(
+            f"{source}: tokenizer_config.json says that {name} is {show_value(text)}, which is not in the vocabulary"
+        )
+    ids[text] = found
+    return found
+
+
+def _template_bos(raw: Mapping[str, Any], source: str) -> int | None:
+    """Return the id that the post-processor puts before a text."""
+    before: list[int] = []
+    after: list[int] = []
+    for _, step in steps(raw, "post_processor", source):
+        if step["type"] == "ByteLevel":
+            continue  # it adjusts offsets only
+        if step["type"] != "TemplateProcessing":
+            raise TokenizerError(f"{source}: post_processor {escape(step['type'])!r} is not supported")
+        around = before
+        try:
+            for item in step["single"]:
+                if "Sequence" in item:
+                    around = after
+                else:
+                    around += step["special_tokens"][item["SpecialToken"]["id"]]["ids"]
+        except (KeyError, TypeError):
+            raise TokenizerError(f"{source}: post_processor: the template is malformed") from None
+    if after or len(before) > 1:
+        raise TokenizerError(
+            f"{source}: the post-processor puts the ids {escape(before)} before and {escape(after)} after a text; "
+            "supported is one BOS token before it"
+        )
+    return before[0] if before else None
+
+
+def chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """Read the chat template: `chat_template.jinja`, or the field of tokenizer_config.json.
+
+    Raises:
+        TokenizerError: If it is no template, or several without one named default.
+    """
+    if (folder / "chat_template.jinja").exists():
+        return read_text(folder / "chat_template.jinja", MAX_SMALL_FILE_BYTES)
+    value = config.get("chat_template")
+    if isinstance(value, list):
+        value = next((t.get("template") for t in value if isinstance(t, dict) and t.get("name") == "default"), value)
+    if value is not None and not isinstance(value, str):
+        raise TokenizerError(
+            f"{folder / 'tokenizer_config.json'}: chat_template is {show_value(value)}; expected a template, "
+            'or a list with one named "default"'
+        )
+    return value

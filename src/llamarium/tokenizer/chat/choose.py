@@ -1,0 +1,95 @@
+"""Which format a tokenizer's dialogs have: the one of its template, else the one that its control tokens name."""
+
+from typing import TypeVar
+
+from llamarium.config import ModelConfig
+from llamarium.errors import ChatFormatError, show_value
+from llamarium.tokenizer.chat.builtin import CHATML_TOKENS, LLAMA3_TOKENS, ChatMLFormat, Llama3Format
+from llamarium.tokenizer.chat.format import ChatFormat, Vocabulary
+from llamarium.tokenizer.tools.forms import ToolForm
+
+VocabularyT = TypeVar("VocabularyT", bound=Vocabulary)
+
+
+def choose_format(tokenizer: Vocabulary) -> ChatFormat | None:
+    """Return the format of a tokenizer's dialogs.
+
+    The file's template decides: a known one has its format built in, any other runs in the sandbox. Without a template
+    the control tokens that the vocabulary has name the format.
+    """
+    special = tokenizer.special_tokens
+    is_llama3 = all(name in special for name in LLAMA3_TOKENS)
+    is_chatml = all(name in special for name in CHATML_TOKENS)
+    template = tokenizer.chat_template
+    known = None if template is None else _KNOWN_TEMPLATES.get(template.replace("\\n", "\n").strip())
+    if is_llama3 and (template is None or known == "llama3"):
+        return Llama3Format(tokenizer)
+    if is_chatml and (template is None or known in ("chatml", "smollm2")):
+        return ChatMLFormat(tokenizer, default_system=_SMOLLM2_SYSTEM if known == "smollm2" else None)
+    if template is None:
+        return None
+    from llamarium.tokenizer.chat.template import TemplateFormat
+
+    return TemplateFormat(tokenizer, template)
+
+
+def choose_tool_form(form: ChatFormat, config: ModelConfig) -> ToolForm | None:
+    """Return the form in which a model is told of tools, or None where its dialogs' own way is the one.
+
+    Meta publishes the list of Python calls for Llama 3.2's 1B and 3B. Nothing in their vocabulary tells them from Llama
+    3.1, but they alone stretch positions by 32. A template that came with a model goes before: it is asked itself.
+    """
+    scaling = config.rope_scaling
+    is_llama_3_2 = form.name == "llama3" and scaling is not None and scaling.factor == 32
+    return "pythonic" if is_llama_3_2 else None
+
+
+def with_format(tokenizer: VocabularyT, name: str) -> VocabularyT:
+    """Return a tokenizer whose dialogs are in a format, which its saved files name.
+
+    Args:
+        tokenizer: One whose vocabulary has the format's control tokens.
+        name: "llama3" or "chatml", whatever template the tokenizer came with. "auto" is its own format: the one of its
+            template, else the one that its control tokens name, else none.
+
+    Raises:
+        ChatFormatError: For another name, or a vocabulary that lacks control tokens of the format.
+    """
+    if name == "auto":
+        own = choose_format(tokenizer) if tokenizer.chat_template is None else None
+        if own is None:
+            return tokenizer
+        name = own.name
+    if name not in _FORMATS:
+        raise ChatFormatError(f"the dialog format is {show_value(name)}; there are: {', '.join(_FORMATS)}")
+    needed, template = _FORMATS[name]
+    if missing := [token for token in needed if token not in tokenizer.special_tokens]:
+        raise ChatFormatError(f"{tokenizer.source}: has no {', '.join(missing)}, which the format {name} is made of")
+    return tokenizer.with_chat_template(template)
+
+
+_SMOLLM2_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+
+# Templates whose dialogs a built-in format writes, id for id; line ends are real ones here.
+_CHATML_MESSAGE = (
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_CHATML_TEMPLATE = "{% for message in messages %}" + _CHATML_MESSAGE
+_LLAMA3_PROMPT = "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+_LLAMA3_TEMPLATE = (  # unlike the published one below it knows tools, and vocabularies without BOS
+    "{{ bos_token }}{% for message in messages %}"
+    "{% set role = 'ipython' if message['role'] == 'tool' else message['role'] %}"
+    "{{ '<|start_header_id|>' + role + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}"
+    "{% endfor %}" + _LLAMA3_PROMPT
+)
+_KNOWN_TEMPLATES = {
+    _CHATML_TEMPLATE: "chatml",
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\n" + _SMOLLM2_SYSTEM + "<|im_end|>\n' }}{% endif %}" + _CHATML_MESSAGE: "smollm2",
+    _LLAMA3_TEMPLATE: "llama3",
+    "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' + "
+    "message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}"
+    "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}" + _LLAMA3_PROMPT: "llama3",
+}
+_FORMATS = {"llama3": (LLAMA3_TOKENS, _LLAMA3_TEMPLATE), "chatml": (CHATML_TOKENS, _CHATML_TEMPLATE)}

@@ -1,0 +1,358 @@
+"""Chat templates that come with a model: Jinja programs from a stranger, applied to what other strangers say.
+
+Two things can go wrong, and each has its own guard.
+
+**The template.** It runs in Jinja's sandbox, in a process with limits on time, memory and output
+(`template_worker`), so one that never ends is ended.
+
+**The dialog.** The template writes one string in which control tokens and people's words are mixed, and a user's
+`<|im_end|>` would look like the template's own. So before rendering, an invisible mark (a Unicode noncharacter) is set
+into each text wherever it spells a control token or could become part of one at its edges. In the output, what
+reads as a control token is the template's; then the marks are taken out and the rest is encoded as ordinary text.
+
+A template is a program and may look at the texts or change them, so the marks alone prove nothing. Two more
+renderings of the same dialog are the proof: without marks, which must give the same text, and with the texts' first
+and last characters of control tokens replaced, which must give the same control tokens. Otherwise the dialog is
+refused. A template that is made to build control tokens out of people's words, from both ends, is not
+caught; it could as well write any dialog of its own.
+
+Starting a process takes a hundred times as long as rendering, so the dialogs of a data set go through few of them. And
+some templates write today's date, by `strftime_now`: who asks a model is given today, but what is learned must not
+depend on the day on which it is read, so there the day is always `TRAINING_DAY`.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llamarium.errors import ChatFormatError, ToolError, escape, show_value
+from llamarium.tokenizer.chat.format import Part, Vocabulary
+from llamarium.tokenizer.chat.spellings import Spellings
+from llamarium.tokenizer.chat.turns import ROLES, call_list, check_list, order_of_results, read_turns
+from llamarium.tokenizer.chat.values import map_text, plain_value
+from llamarium.tokenizer.tools.definition import ToolDefinition
+from llamarium.tokenizer.tools.forms import ToolForm, form_of_template
+
+MAX_TEMPLATE_CHARACTERS = 2**18  # the longest published ones have about 20,000
+_OUTPUT_CHARACTERS = 2**16  # of one rendering, and so many more for each character that the template is given:
+_OUTPUT_RATIO = 8  # published ones write one to three
+CPU_LIMIT_S = 0.3  # of one rendering; the longest published ones take 0.01
+WALL_LIMIT_S = 2 if sys.platform == "win32" else 10  # where there is no CPU limit, the clock must do
+MEMORY_LIMIT_BYTES = 2**29
+TRAINING_DAY = datetime(2024, 7, 26)  # the one that Llama 3.1's and 3.2's templates name where they have no clock
+_TEMPLATE_ROLES = (*ROLES, "ipython", "developer", "function")
+_TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>")
+_DIALOGS_AT_ONCE = 200
+_REQUEST_CHARACTERS = 2**22  # of one process, unless a single rendering needs more
+_MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+_NAMES_TOOLS = re.compile(r"\btools\b")
+
+
+class TemplateFormat:
+    """A dialog format that a model's Jinja template defines."""
+
+    name = "template"
+
+    def __init__(self, tokenizer: Vocabulary, template: str) -> None:
+        """Take a template; it is compiled when a dialog is rendered.
+
+        Raises:
+            ChatFormatError: If it is too long.
+        """
+        if len(template) > MAX_TEMPLATE_CHARACTERS:
+            raise ChatFormatError(
+                f"{tokenizer.source}: the chat template has {len(template)} characters; at most "
+                f"{MAX_TEMPLATE_CHARACTERS} are read"
+            )
+        special = tokenizer.special_tokens
+        self._tokenizer = tokenizer
+        self._template = template
+        ends = (special[name] for name in _TURN_ENDS if name in special)
+        self.stop_ids = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *ends)))
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        """The form of the calls that the template writes, as far as its text tells."""
+        return form_of_template(self._template)
+
+    def encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[ToolDefinition] = (),
+        tool_form: ToolForm | None = None,
+    ) -> list[int]:
+        """Return the ids of a dialog; see `ChatFormat.encode`.
+
+        Messages may have any keys that the template knows, with JSON values. The template is given the tools and
+        writes them, unless a form is named: then they, calls and results become parts of the messages' texts.
+
+        Raises:
+            ChatFormatError: If the template fails, refuses the dialog, exceeds a limit, or mixes people's words with
+                control tokens in a way that cannot be told apart.
+            ToolError: If there are tools that the template does not write.
+        """
+        if tool_form is not None:
+            turns = read_turns(messages, tools, tool_form)
+            messages, tools = [{"role": turn.role, "content": turn.text} for turn in turns], ()
+        elif tools and not _NAMES_TOOLS.search(self._template):
+            raise self._unwritten("tools", "tools")
+        call = self._marked(messages, tools).call(len(messages), add_generation_prompt)
+        return next(self._encode_each([call], datetime.now()))
+
+    def _unwritten(self, field: str, what: str) -> ToolError:
+        return ToolError(
+            field,
+            f"are not written by {self._tokenizer.source}'s chat template, which knows nothing of {what}; name a "
+            "tool_form (llama3_json, pythonic, hermes) to have them written into the messages",
+        )
+
+    def parts(self, messages: Sequence[Mapping[str, Any]]) -> list[Part]:
+        """Return the ids of a dialog in pieces; see `ChatFormat.parts`, and `parts_of` for how."""
+        return next(self.parts_of([messages]))
+
+    def parts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[Part]]:
+        """Yield the pieces of each dialog; see `ChatFormat.parts_of`. It is always `TRAINING_DAY`.
+
+        A template does not say what is whose, so it is asked: what it writes up to an answer, and what with it. An
+        answer is known if each begins with the one before, and if a token that ends answers stands in what is new.
+
+        Raises:
+            ChatFormatError: As `encode`, or if an answer cannot be known so: the template changes earlier turns when
+                there are later ones, say.
+        """
+        for start in range(0, len(dialogs), _DIALOGS_AT_ONCE):
+            asked: list[dict[_Prefix, _Call]] = []
+            refused: ChatFormatError | None = None
+            try:
+                for messages in dialogs[start : start + _DIALOGS_AT_ONCE]:
+                    asked.append(self._prefixes(messages))  # noqa: PERF401 - an error keeps what was before it
+            except ChatFormatError as error:  # its turn comes when those before it have been yielded
+                refused = error
+            ids = self._encode_each([call for calls in asked for call in calls.values()], TRAINING_DAY)
+            for messages, calls in zip(dialogs[start:], asked, strict=False):
+                yield self._divide(messages, {prefix: next(ids) for prefix in calls})
+            if refused is not None:
+                raise refused
+
+    def _prefixes(self, messages: Sequence[Mapping[str, Any]]) -> "dict[_Prefix, _Call]":
+        """Return what has to be rendered to find the answers: the dialog, and it up to each answer and with it."""
+        marked = self._marked(messages)
+        prefixes: list[_Prefix] = [(len(messages), False)]
+        for i, message in enumerate(messages):
+            if message["role"] == "assistant":
+                prefixes += [(i, True), (i + 1, False)] if i else [(1, False)]
+        return {prefix: marked.call(*prefix) for prefix in prefixes}
+
+    def _divide(self, messages: Sequence[Mapping[str, Any]], ids: "Mapping[_Prefix, list[int]]") -> list[Part]:
+        whole = ids[len(messages), False]
+        parts: list[Part] = []
+        done = 0
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            asked, told = ids[i, True] if i else whole, ids[i + 1, False]
+            ends = [k + 1 for k in range(len(asked), len(told)) if told[k] in self.stop_ids]
+            if not ends or told[: len(asked)] != asked or whole[: len(told)] != told or len(asked) < done:
+                raise ChatFormatError(
+                    f"{self._tokenizer.source}: its chat template does not let the tokens of messages[{i}], the "
+                    "assistant's, be told from the rest; name a built-in dialog format (llama3, chatml)"
+                )
+            parts += [(whole[done : len(asked)], False), (whole[len(asked) : ends[-1]], True)]
+            done = ends[-1]
+        return [*parts, (whole[done:], False)]
+
+    def _marked(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolDefinition] = ()) -> "_Marked":
+        described = [plain_value(tool.to_openai(), f"tools[{i}]") for i, tool in enumerate(tools)]
+        dialog = _Dialog(_read_dialog(messages), described or None)
+        if any("tool_calls" in message for message in dialog.messages) and "tool_calls" not in self._template:
+            raise self._unwritten("messages", "calls")
+        words = json.dumps(dialog, ensure_ascii=False) + self._template
+        mark = next((m for m in _MARKS if m not in words), None)
+        if mark is None:
+            raise ChatFormatError("the dialog holds all 32 noncharacters U+FDD0 to U+FDEF, of which one must be free")
+        marked = dialog.changed(lambda text: self._spellings.mark(text, mark))
+        swapped = dialog.changed(lambda text: self._spellings.swap_ends(text, mark))
+        return _Marked(mark, marked, dialog, swapped)
+
+    def _encode_each(self, calls: "Sequence[_Call]", now: datetime) -> Iterator[list[int]]:
+        """Yield the ids of each call; an error comes when its turn has come."""
+        outputs = self._render([variables for call in calls for variables in call.variants], now)
+        for call in calls:
+            yield self._read(call, *(next(outputs) for _ in call.variants))
+
+    def _read(self, call: "_Call", output: str, *proofs: str) -> list[int]:
+        """Return the ids of what the template has written, if the proofs agree with it."""
+        parts = self._tokenizer.split_special(output)
+        written = output.replace(call.mark, "")
+        if missing := [name for name in call.tools if name not in written]:
+            raise self._unwritten("tools", show_value(missing))
+        for kind, proof in zip(call.proofs, proofs, strict=True):
+            same_text = kind != "plain" or proof == written
+            same_control = kind != "swapped" or self._tokenizer.split_special(proof)[1::2] == parts[1::2]
+            if not (same_text and same_control):
+                raise ChatFormatError(
+                    f"{self._tokenizer.source}: a message spells a control token, and the chat template looks into the "
+                    "texts, so the two cannot be told apart; take the control token out of the message"
+                )
+        return self._encode_parts(parts, call.mark)
+
+    def _encode_parts(self, parts: list[str], mark: str) -> list[int]:
+        ids: list[int] = []
+        for position, part in enumerate(parts):
+            if position % 2:
+                ids.append(self._tokenizer.special_tokens[part])
+            elif text := part.replace(mark, ""):
+                ids += self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    @cached_property
+    def _spellings(self) -> Spellings:
+        return Spellings(self._tokenizer.special_tokens)
+
+    @cached_property
+    def _fixed(self) -> dict[str, Any]:
+        """The variables that every dialog has."""
+        tokenizer = self._tokenizer
+        names = {"bos_token": tokenizer.bos_token_id, "pad_token": tokenizer.pad_token_id}
+        names["eos_token"] = (*tokenizer.eos_token_ids, None)[0]
+        spelled = {name: tokenizer.token_bytes(i).decode("utf-8") for name, i in names.items() if i is not None}
+        return {"documents": None, **spelled}
+
+    def _output_limit(self, variables: Sequence[Mapping[str, Any]]) -> int:
+        """Return how many characters one rendering may write; all of them are tokenized here, outside its process."""
+        given = max(len(json.dumps(one, ensure_ascii=False)) for one in variables)
+        return _OUTPUT_CHARACTERS + _OUTPUT_RATIO * (len(self._template) + given)
+
+    def _render(self, variables: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[str]:
+        """Yield what the template writes for each, from as few processes as can do it."""
+        source = self._tokenizer.source
+        request = {
+            "path": sys.path,
+            "template": self._template,
+            "fixed": self._fixed,
+            "variables": variables,
+            "now": now.isoformat(),
+            "cpu_s": CPU_LIMIT_S,
+            "memory_bytes": MEMORY_LIMIT_BYTES,
+            "output_characters": self._output_limit(variables),
+        }
+        written = json.dumps(request).encode()
+        is_one = len(variables) == 1
+        answers = _run_worker(written, source) if is_one or len(written) < _REQUEST_CHARACTERS else None
+        if answers is None and not is_one:  # too much for one process, or one of them has ended it
+            half = len(variables) // 2
+            yield from self._render(variables[:half], now)
+            yield from self._render(variables[half:], now)
+            return
+        if answers is None:
+            raise ChatFormatError(
+                f"{source}: the chat template was stopped: it did not end within {CPU_LIMIT_S} s of computing, or took "
+                "the process down; expected a template that ends"
+            )
+        for answer in answers:
+            if "error" in answer:
+                raise ChatFormatError(f"{source}: chat template: {escape(answer['error'])}")
+            yield answer["text"]
+
+
+_Prefix = tuple[int, bool]
+"""How many messages of a dialog, and whether the header of an answer follows."""
+
+
+class _Call(NamedTuple):
+    """What is rendered for one list of ids.
+
+    Attributes:
+        mark: The mark that is set into the texts.
+        variants: The template's variables: the marked dialog, and for each of `proofs` another of the same dialog.
+        proofs: "plain" and "swapped", as far as they differ from the marked one.
+        tools: The names that have to be in what the template writes.
+    """
+
+    mark: str
+    variants: list[dict[str, Any]]
+    proofs: list[str]
+    tools: list[str]
+
+
+class _Dialog(NamedTuple):
+    """What a template is given.
+
+    Attributes:
+        messages: The dialog's.
+        tools: What the model may call, as OpenAI's API has it, or None.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+
+    def changed(self, change: Callable[[str], str]) -> "_Dialog":
+        """Apply `change` to every text that people wrote; roles, types and names of fields are the template's."""
+        messages = [
+            {key: value if key == "role" else map_text(value, change) for key, value in message.items()}
+            for message in self.messages
+        ]
+        return _Dialog(messages, map_text(self.tools, change))
+
+
+class _Marked(NamedTuple):
+    """A dialog in the three forms that are rendered."""
+
+    mark: str
+    marked: _Dialog
+    plain: _Dialog
+    swapped: _Dialog
+
+    def call(self, count: int, add_generation_prompt: bool) -> _Call:
+        """Return what to render for the first `count` messages."""
+        forms = {"marked": self.marked, "plain": self.plain, "swapped": self.swapped}
+        cut = {name: dialog._replace(messages=dialog.messages[:count]) for name, dialog in forms.items()}
+        kept = {name: dialog for name, dialog in cut.items() if name == "marked" or dialog != cut["marked"]}
+        variants = [{**dialog._asdict(), "add_generation_prompt": add_generation_prompt} for dialog in kept.values()]
+        names = [tool["function"]["name"] for tool in self.plain.tools or ()]
+        return _Call(self.mark, variants, list(kept)[1:], names)
+
+
+def _run_worker(request: bytes, source: str) -> list[dict[str, str]] | None:
+    """Run `template_worker` on one request, isolated from the environment's Python settings; None if it was ended."""
+    worker = Path(__file__).with_name("template_worker.py")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", str(worker)],
+            input=request,
+            capture_output=True,
+            timeout=WALL_LIMIT_S,
+            check=True,
+        )
+        return json.loads(done.stdout)
+    except OSError as error:
+        raise ChatFormatError(f"{source}: no process could be started for the chat template: {error}") from None
+    except (subprocess.SubprocessError, ValueError):
+        return None
+
+
+def _read_dialog(messages: object) -> list[dict[str, Any]]:
+    """Check messages down to their last value and return them as plain JSON values."""
+    dialog: list[dict[str, Any]] = []
+    for i, message in enumerate(check_list(messages)):
+        if not isinstance(message, Mapping):
+            raise ChatFormatError(f"messages[{i}] is {show_value(message)}; expected an object with role and content")
+        if message.get("role") not in _TEMPLATE_ROLES:
+            raise ChatFormatError(
+                f"messages[{i}].role is {show_value(message.get('role'))}; expected {', '.join(_TEMPLATE_ROLES)}"
+            )
+        if message.get("content") is None and not message.get("tool_calls"):
+            raise ChatFormatError(f"messages[{i}] has no content; expected text")
+        calls = [call.to_template() for call in call_list(message, i)]
+        others = {key: value for key, value in message.items() if key != "tool_calls"}
+        dialog.append(plain_value(others | ({"tool_calls": calls} if calls else {}), f"messages[{i}]"))
+    order = order_of_results(dialog, [call_list(message, i) for i, message in enumerate(dialog)])
+    return [dialog[i] for i in order]

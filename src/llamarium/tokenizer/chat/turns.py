@@ -1,0 +1,131 @@
+"""A dialog's messages, checked and laid out in turns: who says what, and which calls follow."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, cast
+
+from llamarium.errors import ChatFormatError, ToolError, show_value
+from llamarium.tokenizer.tools.definition import ToolCall, ToolDefinition, read_calls
+from llamarium.tokenizer.tools.forms import ToolForm, Turn, check_form, introduce, join_results, write_calls
+
+ROLES = ("system", "user", "assistant", "tool")
+_KEYS = {"assistant": ("role", "content", "tool_calls"), "tool": ("role", "content", "tool_call_id")}
+
+
+def read_turns(messages: object, tools: Sequence[ToolDefinition] = (), form: ToolForm = "llama3_json") -> list[Turn]:
+    """Return the turns of a dialog in which a model is told of tools.
+
+    Args:
+        messages: Each with `role` and `content`; an assistant's may have `tool_calls`, and then no content, and a
+            tool's `tool_call_id`, the call whose result it is.
+        tools: What the model may call.
+        form: How tools, calls and results are written. A dialog without any of them is the same in each.
+
+    Raises:
+        ChatFormatError: For no messages, an unknown role or key, a content that is no text, or calls that are none.
+    """
+    check_form(form)
+    read = [_read_message(message, i) for i, message in enumerate(check_list(messages))]
+    calls = [call_list(message, i) for i, message in enumerate(read)]
+    order = order_of_results(read, calls)
+    turns = [Turn(read[i]["role"], read[i]["content"] or "", _write(calls[i], form, i)) for i in order]
+    turns = join_results(turns, form) if tools or any(calls) else turns
+    return introduce(turns, tools, form) if tools else turns
+
+
+def check_list(messages: object) -> Sequence[object]:
+    """Take a dialog's messages.
+
+    Raises:
+        ChatFormatError: If there are none.
+    """
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise ChatFormatError(
+            f"a dialog is {show_value(messages)}; expected a list of at least one message, each "
+            '{"role": ..., "content": ...}'
+        )
+    return cast("Sequence[object]", messages)
+
+
+def call_list(message: Mapping[str, Any], i: int) -> tuple[ToolCall, ...]:
+    """Return the calls of a dialog's message.
+
+    Raises:
+        ToolError: If they are none.
+    """
+    return read_calls(message.get("tool_calls"), f"messages[{i}].tool_calls")
+
+
+def order_of_results(messages: Sequence[Mapping[str, Any]], calls: Sequence[Sequence[ToolCall]]) -> list[int]:
+    """Return the messages' places with the results of calls in the order of the calls.
+
+    Text has no ids: a model knows by the order alone which result is whose. So where ids are given, either all calls of
+    a turn have a result, or none has.
+
+    Raises:
+        ToolError: For a result of a call that was not made in the turn before, or that has one already; for a call
+            without a result beside others that have one.
+    """
+    places: list[tuple[int, int]] = []  # of the turn that a message belongs to, and within it
+    made: list[str] = []
+    answered: set[str] = set()
+    start = 0
+    for i, message in enumerate(messages):
+        if message["role"] != "tool":
+            _check_answered(made, answered, start)
+            made, answered, start = _ids(calls[i], i), set(), i
+            places.append((i, -1))
+            continue
+        answers = message.get("tool_call_id")
+        if answers is None:
+            places.append((start, len(made)))
+            continue
+        if answers not in made or answers in answered:
+            problem = (
+                "has a result already" if answers in made else f"is none of the calls before it, {show_value(made)}"
+            )
+            raise ToolError(f"messages[{i}].tool_call_id", f"is {show_value(answers)}, which {problem}")
+        answered.add(answers)
+        places.append((start, made.index(answers)))
+    _check_answered(made, answered, start)
+    return sorted(range(len(messages)), key=lambda i: places[i])
+
+
+def _ids(calls: Sequence[ToolCall], i: int) -> list[str]:
+    """Return the ids of a message's calls, which differ where there are any."""
+    ids = [call.id for call in calls]
+    for k, call_id in enumerate(ids):
+        if call_id and call_id in ids[:k]:
+            raise ToolError(f"messages[{i}].tool_calls[{k}].id", f"is {show_value(call_id)}, as that of another call")
+    return ids
+
+
+def _check_answered(made: Sequence[str], answered: Collection[str], i: int) -> None:
+    for k, call_id in enumerate(made):
+        if answered and call_id not in answered:
+            raise ToolError(
+                f"messages[{i}].tool_calls[{k}].id",
+                f"is {show_value(call_id)}, which has no result, unlike others beside it; give it one",
+            )
+
+
+def _write(calls: Sequence[ToolCall], form: ToolForm, i: int) -> str:
+    try:
+        return write_calls(calls, form)
+    except ToolError as error:
+        raise error.inside(f"messages[{i}]") from None
+
+
+def _read_message(message: object, i: int) -> Mapping[str, Any]:
+    if not isinstance(message, Mapping):
+        raise ChatFormatError(f"messages[{i}] is {show_value(message)}; expected an object with role and content")
+    given = cast("Mapping[str, Any]", message)
+    role, content = given.get("role"), given.get("content")
+    if role not in ROLES:
+        raise ChatFormatError(f"messages[{i}].role is {show_value(role)}; expected {', '.join(ROLES)}")
+    if not isinstance(content, str) and not (content is None and given.get("tool_calls")):
+        raise ChatFormatError(f"messages[{i}].content is {type(content).__name__}; expected text (str)")
+    known = _KEYS.get(role, ("role", "content"))
+    unknown = [key for key in given if key not in known]
+    if unknown:
+        raise ChatFormatError(f"messages[{i}] has the keys {show_value(unknown)}; of this role {known} are read")
+    return {"role": role, "content": content, **given}

@@ -1,0 +1,65 @@
+"""What a chat template is given: JSON values, checked and copied, whose texts can be changed."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from llamarium.errors import ChatFormatError, escape, show_value
+from llamarium.tokenizer.text import check_text
+
+_MAX_DEPTH = 32
+_MAX_INTEGER_BITS = 1024  # as far as floating-point numbers go
+_SCHEMA_TYPES = {"function", "object", "array", "string", "number", "integer", "boolean", "null"}
+_FIELD_NAME = re.compile(r"[\w .:$@/-]{1,256}")
+
+
+def plain_value(value: Any, where: str, depth: int = 0) -> Any:
+    """Copy a JSON value.
+
+    Args:
+        value: Of a message or a tool.
+        where: Its path, for messages.
+        depth: How deep it lies.
+
+    Raises:
+        ChatFormatError: For what is none, or too deep or too large; by its path.
+    """
+    if depth > _MAX_DEPTH:
+        raise ChatFormatError(f"{where} is nested deeper than {_MAX_DEPTH} levels")
+    if isinstance(value, int) and value.bit_length() > _MAX_INTEGER_BITS:
+        raise ChatFormatError(
+            f"{where} is an integer of {value.bit_length()} bits; at most {_MAX_INTEGER_BITS} are read"
+        )
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        check_text(value)
+        return value
+    if isinstance(value, Mapping):
+        return {
+            _key(key, where): plain_value(item, f"{where}.{escape(key, 40)}", depth + 1) for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [plain_value(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
+    raise ChatFormatError(f"{where} is {escape(type(value).__name__)}; expected text, a number, a list or an object")
+
+
+def _key(key: object, where: str) -> str:
+    """Take a field's name: a template may write it (a tool's arguments), so it must not spell control tokens."""
+    if not isinstance(key, str) or not _FIELD_NAME.fullmatch(key):
+        raise ChatFormatError(f"{where} has the key {show_value(key)}; expected letters, digits, spaces and _.:$@/-")
+    return key
+
+
+def map_text(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a value with all its texts changed, but for names of fields and a schema's words for types."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: item if _is_type(key, item) else map_text(item, change) for key, item in value.items()}
+    return [map_text(item, change) for item in value] if isinstance(value, list) else value
+
+
+def _is_type(key: str, value: Any) -> bool:
+    """Tell whether a value is a schema's word for a type, which templates compare."""
+    return key == "type" and isinstance(value, str) and value in _SCHEMA_TYPES

@@ -1,0 +1,58 @@
+"""Whether two models speak of the same tokens. Never torch."""
+
+from typing import Protocol
+
+from llamarium.config import ModelConfig
+from llamarium.errors import InputError, TokenizerError, escape
+from llamarium.tokenizer.base import Tokenizer
+
+
+class Speaker(Protocol):
+    """A model with its tokenizer, as far as this asks.
+
+    Attributes:
+        name: For messages.
+        config: The model's shape.
+    """
+
+    name: str
+    config: ModelConfig
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's."""
+        ...
+
+
+def check_same_vocabulary(first: Speaker, second: Speaker, why: str) -> None:
+    """Check that two models speak of the same tokens.
+
+    Args:
+        first: One.
+        second: The other.
+        why: What cannot be done otherwise, as in "cannot be compared".
+
+    Raises:
+        InputError: Naming the first difference.
+        TokenizerError: If one came without a tokenizer.
+    """
+    what = f"{escape(first.name)} and {escape(second.name)} have different vocabularies and {why}"
+    sizes = first.config.vocab_size, second.config.vocab_size
+    if sizes[0] != sizes[1]:
+        raise InputError(f"{what}: {sizes[0]:,} and {sizes[1]:,} tokens")
+    one, other = tokenizers = first.tokenizer, second.tokenizer
+    if one.special.add_bos != other.special.add_bos or one.bos_token_id != other.bos_token_id:
+        raise InputError(f"{what}: one puts another begin-of-sequence token before a text than the other, or none")
+    for token_id in range(min(one.vocab_size, other.vocab_size)):
+        known = [_bytes(tokenizer, token_id) for tokenizer in tokenizers]
+        if known[0] != known[1] and None not in known:
+            texts = " and ".join(f'"{escape(tokenizer.token_text(token_id))}"' for tokenizer in tokenizers)
+            raise InputError(f"{what}: token {token_id} is {texts}")
+
+
+def _bytes(tokenizer: Tokenizer, token_id: int) -> bytes | None:
+    """Return what an id stands for; None where the vocabulary has a hole."""
+    try:
+        return tokenizer.token_bytes(token_id)
+    except TokenizerError:
+        return None

@@ -1,0 +1,11 @@
+"""Tools as text: how a model is told of them, and how its calls are read.
+
+A model never calls anything. It is told in the dialog which functions there are, and writes a call as text; whoever
+asked runs the function and puts the result into the next dialog. Three ways of writing are known (`forms`): the JSON of
+Llama 3.1, the list of Python calls of Llama 3.2, and the `<tool_call>` blocks of Hermes in ChatML.
+
+`definition` has the objects, as OpenAI's API has them; `request` is what one request says about tools. `forms` writes
+them into dialogs, `parser` reads calls out of answers while they come, and `grammar` holds an answer to calls.
+
+Nothing here knows of models, files or HTTP.
+"""

@@ -1,0 +1,240 @@
+"""What a tool is and what a call of one is: the objects of OpenAI's API, checked."""
+
+import json
+import math
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from llamarium.config import without_duplicates
+from llamarium.errors import TokenizerError, ToolError, show_value
+from llamarium.tokenizer.text import check_text
+from llamarium.tokenizer.tools.schema import check_schema
+
+MAX_TOOLS = 128  # OpenAI's limit
+MAX_CHARACTERS = 2**18  # of all definitions of a request, as JSON
+MAX_DEPTH = 32  # of a schema, and of a call's arguments
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+def _nothing() -> dict[str, Any]:
+    """Return the schema of a function without parameters."""
+    return {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDefinition:
+    """A function that a model may call.
+
+    Attributes:
+        name: Letters, digits, `_` and `-`; 64 at most.
+        description: What it does, for the model.
+        parameters: The JSON schema of its arguments, an object; by default it has none.
+        strict: Arguments must follow the schema, so calls have to be held by a grammar.
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=_nothing)
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            ToolError: Naming the field.
+        """
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ToolError("name", f"is {show_value(self.name)}; expected 1 to 64 letters, digits, _ and -")
+        _check_json(self.description, "description", str)
+        if not isinstance(self.strict, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ToolError("strict", f"is {show_value(self.strict)}; expected true or false")
+        _check_json(self.parameters, "parameters", Mapping)
+        if self.parameters.get("type", "object") != "object":
+            raise ToolError(
+                "parameters.type", f'is {show_value(self.parameters["type"])}; arguments are an object, so "object"'
+            )
+        check_schema(self.parameters, "parameters")
+        if "x-guidance" in self.parameters:
+            raise ToolError("parameters.x-guidance", "is no part of a JSON schema")
+
+    def function(self) -> dict[str, Any]:
+        """Return name, description and parameters as JSON values."""
+        return {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+
+    def to_openai(self) -> dict[str, Any]:
+        """Return the object that OpenAI's API has for it, which is also what chat templates expect."""
+        return {"type": "function", "function": self.function()}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that a model has made.
+
+    Attributes:
+        id: Names the call, so that a result can say what it answers; "" in dialogs that have none.
+        name: The tool's.
+        arguments: The text of a JSON object.
+        is_complete: False if the answer broke off, or went wrong, within the arguments, which are then a part of one.
+    """
+
+    id: str
+    name: str
+    arguments: str
+    is_complete: bool = True
+
+    def values(self) -> dict[str, Any]:
+        """Return the arguments as values.
+
+        Raises:
+            ToolError: If they are no JSON object.
+        """
+        try:
+            found = json.loads(self.arguments or "{}", parse_constant=_no_json, object_pairs_hook=without_duplicates)
+        except (ValueError, RecursionError) as error:
+            raise ToolError("arguments", f"are no JSON: {error}; expected a JSON object as text") from None
+        _check_json(found, "arguments", Mapping)
+        return found
+
+    def to_openai(self) -> dict[str, Any]:
+        """Return the object that OpenAI's API has for it."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+    def to_template(self) -> dict[str, Any]:
+        """Return the object that chat templates expect: the arguments as values, and no id where there is none."""
+        call = {"type": "function", "function": {"name": self.name, "arguments": self.values()}}
+        return {"id": self.id, **call} if self.id else call
+
+
+def new_call_id() -> str:
+    """Return an id that no other call has."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def read_tools(tools: object, where: str = "tools") -> tuple[ToolDefinition, ...]:
+    """Read the tools of a request.
+
+    Args:
+        tools: A list of `ToolDefinition`, or of OpenAI's objects; None is none.
+        where: What they are called in messages.
+
+    Raises:
+        ToolError: For what is no such list, two tools of one name, more than `MAX_TOOLS`, or too long definitions.
+    """
+    given = _list(() if tools is None else tools, where)
+    if len(given) > MAX_TOOLS:
+        raise ToolError(where, f"has {len(given)} tools; at most {MAX_TOOLS} are taken")
+    found = tuple(_read_tool(tool, f"{where}[{i}]") for i, tool in enumerate(given))
+    names = [tool.name for tool in found]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise ToolError(f"{where}[{i}].function.name", f"is {name!r}, as that of another tool; names must differ")
+    size = sum(len(json.dumps(tool.to_openai())) for tool in found)
+    if size > MAX_CHARACTERS:
+        raise ToolError(where, f"are {size:,} characters of JSON; at most {MAX_CHARACTERS:,} are taken")
+    return found
+
+
+def _read_tool(tool: object, where: str) -> ToolDefinition:
+    if isinstance(tool, ToolDefinition):
+        return tool
+    given = _object(tool, where, ("type", "function"))
+    if given.get("type") != "function":
+        raise ToolError(f"{where}.type", f'is {show_value(given.get("type"))}; expected "function"')
+    inside = f"{where}.function"
+    function = _object(given.get("function"), inside, ("name", "description", "parameters", "strict"))
+    fields: dict[str, Any] = {"name": None} | {key: value for key, value in function.items() if value is not None}
+    try:
+        return ToolDefinition(**fields)
+    except ToolError as error:
+        raise error.inside(inside) from None
+
+
+def read_calls(calls: object, where: str) -> tuple[ToolCall, ...]:
+    """Read the calls of an assistant's message.
+
+    Args:
+        calls: A list of `ToolCall`, or of OpenAI's objects, whose arguments may also be an object rather than its
+            text, and whose ids may be missing. None is none.
+        where: What they are called in messages.
+
+    Raises:
+        ToolError: For anything else.
+    """
+    return tuple(_read_call(call, f"{where}[{i}]") for i, call in enumerate(_list(calls or (), where)))
+
+
+def _read_call(call: object, where: str) -> ToolCall:
+    if not isinstance(call, ToolCall):
+        given = _object(call, where, ("id", "type", "function"))
+        if given.get("type", "function") != "function":
+            raise ToolError(f"{where}.type", f'is {show_value(given["type"])}; expected "function"')
+        function = _object(given.get("function"), f"{where}.function", ("name", "arguments"))
+        arguments = function.get("arguments", "")
+        if isinstance(arguments, Mapping):
+            _check_json(arguments, f"{where}.function.arguments", Mapping)
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        _check_json(arguments, f"{where}.function.arguments", str)
+        call = ToolCall(given.get("id") or "", function.get("name", ""), arguments)
+    if not isinstance(call.id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ToolError(f"{where}.id", f"is {show_value(call.id)}; expected text")
+    if not isinstance(call.name, str) or not _NAME.fullmatch(call.name):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ToolError(f"{where}.function.name", f"is {show_value(call.name)}; expected a tool's name")
+    try:
+        call.values()
+    except ToolError as error:
+        raise error.inside(f"{where}.function") from None
+    return call
+
+
+def _list(value: object, where: str) -> Sequence[object]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
+        raise ToolError(where, f"is {show_value(value)}; expected a list")
+    return cast("Sequence[object]", value)
+
+
+def _object(value: object, where: str, keys: Sequence[str]) -> Mapping[str, Any]:
+    """Take an object that has no other keys than these."""
+    if not isinstance(value, Mapping):
+        raise ToolError(where, f"is {show_value(value)}; expected an object")
+    given = cast("Mapping[str, Any]", value)
+    for key in given:
+        if key not in keys:
+            raise ToolError(f"{where}.{key}", f"is not known; expected {', '.join(keys)}")
+    return given
+
+
+def _check_json(value: object, where: str, kind: type, depth: int = 0) -> None:
+    """Check that a value of a kind is one that JSON has, nested within limits."""
+    if not isinstance(value, kind):
+        expected = "text" if kind is str else "an object"
+        raise ToolError(where, f"is {show_value(value)}; expected {expected}")
+    if depth > MAX_DEPTH:
+        raise ToolError(where, f"is nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, str):
+        try:
+            check_text(value)
+        except TokenizerError as error:
+            raise ToolError(where, f"is no text: {error}") from None
+    elif isinstance(value, Mapping):
+        for key, item in cast("Mapping[object, object]", value).items():
+            _check_json(key, f"{where}, a key of it,", str)
+            _check_json(item, f"{where}.{key}", object, depth + 1)
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(cast("Sequence[object]", value)):
+            _check_json(item, f"{where}[{i}]", object, depth + 1)
+    elif value is not None and not isinstance(value, bool) and not _is_number(value):
+        raise ToolError(where, f"is {show_value(value)}; expected a JSON value")
+
+
+def _is_number(value: object) -> bool:
+    """Tell whether JSON has a number; no integer is larger than floating-point numbers go."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and value.bit_length() <= 1024
+
+
+def _no_json(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")

@@ -1,0 +1,93 @@
+"""Functions of Python as tools: what a model is told of one follows from its signature and its docstring."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+
+from llamarium.errors import ToolError, show_value
+from llamarium.tokenizer.tools.definition import ToolDefinition
+
+_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
+_ARGUMENTS = re.compile(r"\n\s*Args:\s*\n")
+_ARGUMENT = re.compile(r"^ +(\w+)(?: \([^)]*\))?: (.+)$", re.MULTILINE)
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def described(tools: object) -> object:
+    """Return tools with every function of Python in a list of them put into words; anything else is as it was.
+
+    Raises:
+        ToolError: For a function that cannot be put into words, by its place.
+    """
+    if not isinstance(tools, list | tuple):
+        return tools
+    found: list[object] = []
+    for i, tool in enumerate(cast("Sequence[object]", tools)):
+        try:
+            found.append(definition_of(tool) if inspect.isroutine(tool) else tool)
+        except ToolError as error:
+            raise error.inside(f"tools[{i}]") from None
+    return found
+
+
+def definition_of(function: Callable[..., Any]) -> ToolDefinition:
+    """Return what a model is told of a function.
+
+    Its description is the docstring up to `Args:`, where a line of Google's style describes each argument. Arguments
+    without a default are required.
+
+    Args:
+        function: With arguments of the types that JSON has: str, int, float, bool, None, lists, dicts with str as
+            keys, `Literal`, and unions of them. One without a type may be anything.
+
+    Raises:
+        ToolError: For an argument that cannot be given by name, or of another type.
+    """
+    hints, signature = _read(function)
+    schemas, required = dict[str, Any](), list[str]()
+    text, arguments = _divided(inspect.getdoc(function) or "")
+    said = dict(_ARGUMENT.findall(arguments))
+    for name, parameter in signature.parameters.items():
+        if parameter.kind not in _NAMED:
+            raise ToolError(name, "cannot be given by name, as a model gives it; expected a plain argument")
+        schema = _schema(hints.get(name, Any), name)
+        schemas[name] = schema | ({"description": said[name]} if name in said else {})
+        if parameter.default is parameter.empty:
+            required.append(name)
+    parameters = {"type": "object", "properties": schemas, "required": required, "additionalProperties": False}
+    return ToolDefinition(function.__name__, text.strip(), parameters)
+
+
+def _read(function: Callable[..., Any]) -> tuple[dict[str, Any], inspect.Signature]:
+    try:
+        return get_type_hints(function), inspect.signature(function)
+    except (NameError, TypeError, ValueError) as error:
+        raise ToolError("function", f"is {show_value(function)}, whose signature cannot be read: {error}") from None
+
+
+def _divided(doc: str) -> tuple[str, str]:
+    """Return what stands before the arguments of a docstring, and those."""
+    found = _ARGUMENTS.search(doc)
+    return (doc[: found.start()], doc[found.end() :].partition("\n\n")[0]) if found else (doc, "")
+
+
+def _schema(hint: Any, name: str) -> dict[str, Any]:
+    """Return the JSON schema of a type."""
+    if hint is Any:
+        return {}
+    if hint in _TYPES:
+        return {"type": _TYPES[hint]}
+    origin, inner = get_origin(hint) or hint, get_args(hint)
+    if origin is Literal:
+        return {"enum": list(inner)}
+    if origin in (Union, UnionType):
+        return {"anyOf": [_schema(one, name) for one in inner]}
+    if origin in (list, Sequence):
+        return {"type": "array", **({"items": _schema(inner[0], name)} if inner else {})}
+    if origin in (dict, Mapping) and inner[:1] in ((), (str,)):
+        return {"type": "object", **({"additionalProperties": _schema(inner[1], name)} if inner else {})}
+    raise ToolError(
+        name, f"is {show_value(hint)}; expected str, int, float, bool, None, list, dict, Literal, or a union of them"
+    )

@@ -1,0 +1,320 @@
+"""Calls in an answer's text, read while it comes.
+
+A call is known by its content, not by the model's name. It may stand
+
+- at the beginning of an answer, after white space: `{"name": ..., "parameters": {...}}` (or `arguments`), and
+  `[name(argument='value'), ...]`;
+- after `<|python_tag|>` or `<tool_call>`, anywhere: either of these; after the first also `name.call(query="...")`, and
+  bare Python where there is a tool `code_interpreter`;
+- after another call, with white space, `;` or `,` between them.
+
+Everything else is content: calls of tools that there are not, arguments that are not named, JSON that is no call. What
+looked like a call is then given back as it was. White space beside calls, their tags and separators belong to them.
+
+A call is told when its first value begins. If it goes wrong after that, it ends as one that is not complete, and what
+follows is content. If the text ends in it, it ends where the last value that could be read ended.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+
+from llamarium.tokenizer.tools.definition import ToolCall, ToolDefinition, new_call_id
+from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, ContentDelta, Delta, calls_of, text_of
+from llamarium.tokenizer.tools.forms import PYTHON_TAG, TOOL_CALL, TOOL_CALL_END
+from llamarium.tokenizer.tools.source import Reading, Source
+from llamarium.tokenizer.tools.values import JSON, PYTHON, NotACall, ValueReader, in_json
+
+CODE_INTERPRETER = "code_interpreter"
+"""A tool of this name is called by Python after `<|python_tag|>`; it has one argument, `code`."""
+
+_WORD = re.compile(r"[\w-]*")
+_ALL = re.compile(r".*", re.DOTALL)
+
+
+class _Call:
+    """A call that is being read.
+
+    Attributes:
+        name: The tool's, once it is known.
+        waiting: Arguments that came before the name.
+        is_read: Its arguments are there to the end.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name
+        self.waiting: list[str] = []
+        self.is_read = False
+
+
+class ToolCallParser:
+    """Reads one answer. The pieces in which its text comes change nothing: what is told, joined, is the same.
+
+    Attributes:
+        is_done: There is a call, and there was to be only one: the rest of the answer is passed over.
+    """
+
+    def __init__(
+        self,
+        tools: Iterable[ToolDefinition],
+        *,
+        parallel: bool = True,
+        only_calls: bool = False,
+        new_id: Callable[[], str] = new_call_id,
+    ) -> None:
+        """Begin an answer.
+
+        Args:
+            tools: Those that can be called.
+            parallel: There may be several calls.
+            only_calls: The answer is held to calls: what else there is, is the beginning of one that was cut off.
+            new_id: Gives each call its id.
+        """
+        self.is_done = False
+        self._only_calls = only_calls
+        self._names = {tool.name for tool in tools}
+        self._parallel = parallel
+        self._new_id = new_id
+        self._source = Source()
+        self._reading = self._answer()
+        self._call = _Call()
+        self._begun: list[CallBegin] = []
+        self._ended: list[CallEnd] = []
+        self._deltas: list[Delta] = []
+        self._told: list[Delta] = []
+
+    def push(self, text: str) -> list[Delta]:
+        """Take a piece of the answer's text, in which the `TAGS` are spelled; return what is known now."""
+        self._source.push(text)
+        next(self._reading, None)
+        told, self._deltas = _joined(self._deltas), []
+        self._told += told
+        return told
+
+    def finish(self) -> list[Delta]:
+        """Return what was kept back, now that no more text comes."""
+        self._source.has_ended = True
+        return self.push("")
+
+    @property
+    def content(self) -> str:
+        """What has been told that is no call."""
+        return text_of(self._told)
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls that have been told, the last perhaps not to its end."""
+        return calls_of(self._told)
+
+    # --- the answer ---------------------------------------------------------------------------------------------------
+
+    def _answer(self) -> Reading[None]:
+        tag: str | None = ""
+        while tag is not None:
+            yield from self._calls(tag)
+            tag = yield from self._prose()
+
+    def _prose(self) -> Reading[str | None]:
+        """Read content up to the next tag and return that, which is not told; None at the end."""
+        source = self._source
+        while (yield from source.peek()):
+            self._say(source.take_until("<"))
+            if tag := (yield from source.accept(PYTHON_TAG, TOOL_CALL)):
+                return tag
+            if (yield from source.peek()):
+                self._say(source.take())
+        return None
+
+    def _calls(self, tag: str) -> Reading[None]:
+        """Read calls, one after the other, as long as there are any."""
+        gap, has_called = tag, False
+        while not self.is_done:
+            gap, tag = yield from self._gap(gap, tag, has_called)
+            count = len(self._begun)
+            try:
+                yield from self._one(tag)
+            except NotACall:
+                yield from self._no_call(gap, tag, has_called, is_new=len(self._begun) > count)
+                return
+            self._source.settle()
+            is_closed = tag == TOOL_CALL and (yield from self._close())
+            self._source.settle()
+            gap, tag, has_called = "", TOOL_CALL if tag == TOOL_CALL and not is_closed else "", True
+
+    def _gap(self, gap: str, tag: str, has_called: bool) -> Reading[tuple[str, str]]:
+        """Read what may stand before a call; return all of it, and the tag."""
+        source = self._source
+        gap += yield from source.blanks()
+        gap += (yield from source.accept(";", ",")) if has_called else ""
+        gap += yield from source.blanks()
+        found = yield from source.accept(PYTHON_TAG, TOOL_CALL)
+        return gap + found + (yield from source.blanks()), found or tag
+
+    def _close(self) -> Reading[bool]:
+        """Read the end of a block, if it is there."""
+        blanks = yield from self._source.blanks()
+        found = yield from self._source.accept(TOOL_CALL_END)
+        if not found:
+            self._source.put_back(len(blanks))
+        return bool(found)
+
+    def _no_call(self, gap: str, tag: str, has_called: bool, *, is_new: bool) -> Reading[None]:
+        """Go on after what was no call, or not to its end."""
+        source, call, self._call = self._source, self._call, _Call()
+        is_at_end = not (yield from source.peek())
+        held = source.held()
+        if is_new:  # the call has been told, and what was read since then has not
+            if not call.is_read:
+                self._end(is_complete=False)
+            if call.is_read or not is_at_end:
+                source.put_back(len(held))
+            source.settle()
+        elif tag == PYTHON_TAG and CODE_INTERPRETER in self._names and not (is_at_end and held == gap):
+            source.put_back(len(held) - len(gap))
+            source.settle()
+            yield from self._code()
+        else:
+            source.put_back(len(held) - len(gap))
+            is_over = has_called and not gap.strip() and not (yield from source.peek())
+            self._say("" if is_over else gap)
+
+    # --- one call -----------------------------------------------------------------------------------------------------
+
+    def _one(self, tag: str) -> Reading[None]:
+        character = yield from self._source.peek()
+        if character == "{":
+            yield from self._json_call()
+        elif character == "[":
+            yield from self._list_of_calls()
+        elif tag == PYTHON_TAG:
+            yield from self._python_call(ValueReader(self._source, PYTHON, self._write), may_be_method=True)
+        else:
+            raise NotACall
+
+    def _json_call(self) -> Reading[None]:
+        """Read `{"name": ..., "parameters": {...}}`, in any order."""
+        reader = ValueReader(self._source, JSON, self._write)
+        self._call = _Call()
+        seen: set[str] = set()
+        yield from reader.expect("{")
+        while True:
+            key: str = json.loads((yield from reader.text()))
+            key = "parameters" if key == "arguments" else key
+            if key in seen:
+                raise NotACall
+            seen.add(key)
+            yield from reader.expect(":")
+            yield from self._member(key, reader)
+            if (yield from reader.expect(",", "}")) == "}":
+                break
+        if "parameters" not in seen:
+            self._write("{}")
+            self._complete()
+        if "name" not in seen:
+            raise NotACall
+
+    def _member(self, key: str, reader: ValueReader) -> Reading[None]:
+        """Read what stands after a key of a call; there are no others than these."""
+        if key == "parameters":
+            yield from reader.object()
+            self._complete()
+        elif key == "name":
+            name: str = json.loads((yield from reader.text()))
+            if name not in self._names:
+                raise NotACall
+            self._call.name = name
+            if self._call.is_read:
+                self._complete()
+        elif key not in ("type", "id") or ((yield from reader.text()) != '"function"' and key == "type"):
+            raise NotACall
+
+    def _list_of_calls(self) -> Reading[None]:
+        """Read `[name(argument='value'), ...]`."""
+        reader = ValueReader(self._source, PYTHON, self._write)
+        yield from reader.expect("[")
+        while not self.is_done:
+            yield from self._source.blanks()
+            yield from self._python_call(reader)
+            if (yield from reader.expect(",", "]")) == "]":
+                return
+
+    def _python_call(self, reader: ValueReader, *, may_be_method: bool = False) -> Reading[None]:
+        """Read `name(argument='value')`, or `name.call(...)`; each argument has a name."""
+        source = self._source
+        name = yield from source.run(_WORD)
+        if name not in self._names:
+            raise NotACall
+        self._call = _Call(name)
+        if may_be_method:
+            yield from source.accept(".call")
+        yield from reader.expect("(")
+        reader.later("{")
+        keys: set[str] = set()
+        while not (yield from reader.is_at_end(")", bool(keys))):
+            reader.later(", " if keys else "")
+            yield from source.blanks()
+            key = yield from source.run(_WORD)
+            if not key or key in keys:
+                raise NotACall
+            keys.add(key)
+            yield from reader.expect("=")
+            reader.later(f"{json.dumps(key, ensure_ascii=False)}: ")
+            yield from reader.value(1)
+        reader.now("}")
+        self._complete()
+
+    def _code(self) -> Reading[None]:
+        """Read Python to the answer's end."""
+        self._call = _Call(CODE_INTERPRETER)
+        self._write('{"code": "')
+        while (yield from self._source.peek()):
+            self._write(in_json(self._source.take_run(_ALL)))
+        self._write('"}')
+        self._complete()
+
+    # --- telling ------------------------------------------------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        if text and not self.is_done and not self._only_calls:
+            self._deltas.append(ContentDelta(text))
+        self._source.settle()
+
+    def _write(self, fragment: str) -> None:
+        """Tell more of the call's arguments; the first of them tell the call."""
+        call = self._call
+        call.waiting.append(fragment)
+        if call.name is None:
+            return
+        if not self._begun or len(self._ended) == len(self._begun):
+            self._begun.append(CallBegin(len(self._begun), self._new_id(), call.name))
+            self._deltas.append(self._begun[-1])
+        self._deltas.append(CallArguments(self._begun[-1].index, "".join(call.waiting)))
+        call.waiting = []
+        self._source.settle()
+
+    def _complete(self) -> None:
+        """Note that the call's arguments are all there, and tell it if its name is known."""
+        self._call.is_read = True
+        if self._call.name is not None:
+            self._write("")
+            self._end()
+
+    def _end(self, *, is_complete: bool = True) -> None:
+        self._ended.append(CallEnd(self._begun[-1].index, is_complete))
+        self._deltas.append(self._ended[-1])
+        self.is_done = not self._parallel
+
+
+def _joined(deltas: Sequence[Delta]) -> list[Delta]:
+    """Join pieces of one thing that follow each other."""
+    joined: list[Delta] = []
+    for is_kind, group in groupby(deltas, key=lambda delta: (type(delta), getattr(delta, "index", 0))):
+        found = list(group)
+        if is_kind[0] is ContentDelta:
+            found = [ContentDelta(text_of(found))]
+        elif is_kind[0] is CallArguments:
+            text = "".join(delta.fragment for delta in found if isinstance(delta, CallArguments))
+            found = [CallArguments(is_kind[1], text)] if text else []
+        joined += found
+    return joined
