@@ -1,34 +1,76 @@
 """The logit lens: what the model would say if it stopped thinking after each layer.
 
 Every layer adds to one residual stream, and the head reads that stream at the end. Reading it earlier with the same
-norm and head shows where in the depth a prediction forms.
+norm and head shows where in the depth a prediction forms: after a layer's attention ("resid_mid" of a trace), and after
+its MLP ("resid").
 
 Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
 """
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from llamarium.errors import InputError
-from llamarium.inspect.tokens import Candidate, check_count, name_candidates, top_candidates
+from llamarium.inspect import passes
+from llamarium.inspect.tokens import Candidate, check_count, check_token, name_candidates, top_candidates
 from llamarium.inspect.trace import Trace, make_key
 from llamarium.model import LlamaForCausalLM
+from llamarium.quant.base import QuantizedLinear
+from llamarium.runtime.module_runner import threads_for
 from llamarium.tokenizer.base import Tokenizer
+
+Half = Literal["attention", "mlp"]
+
+STREAMS: dict[Half, str] = {"attention": "resid_mid", "mlp": "resid"}
+"""The stream after each half of a layer, in the order of computation, as a trace calls it."""
+
+_Place = tuple[str, int, Half]
+"""A key of a trace, its layer, and after which half of it that is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenToken:
+    """What is thought of a token that was asked about.
+
+    Attributes:
+        probability: That it comes next.
+        logprob: Its natural logarithm.
+        rank: 1 if no other token is more probable, 2 if one is, ...
+    """
+
+    probability: float
+    logprob: float
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class LensLayer:
-    """What one layer would say.
+    """What the stream would say at one place in the depth.
 
     Attributes:
-        layer: Its index.
+        layer: The layer's index.
         candidates: For each of the lens's positions the most probable next tokens, the best first.
+        after: Which half of the layer has been added.
+        chosen: For each position what is thought of the token that was asked about; empty if none was.
     """
 
     layer: int
     candidates: tuple[tuple[Candidate, ...], ...]
+    after: Half = "mlp"
+    chosen: tuple[ChosenToken, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return {
+            "layer": self.layer,
+            "after": self.after,
+            "candidates": [[c.to_dict() for c in best] for best in self.candidates],
+            "chosen": [asdict(one) for one in self.chosen],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,47 +80,100 @@ class Lens:
     Attributes:
         token_ids: The ids of the text.
         positions: Where in it the next token is asked for.
-        layers: One entry a layer, the first first; the last layer of the model says what the model says.
+        layers: One entry for each traced place, in the order of computation; after the MLP of the model's last layer
+            it is what the model says.
+        chosen_id: The token that was asked about, or None.
     """
 
     token_ids: tuple[int, ...]
     positions: tuple[int, ...]
     layers: tuple[LensLayer, ...]
+    chosen_id: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as JSON values."""
         return {
             "token_ids": list(self.token_ids),
             "positions": list(self.positions),
-            "layers": [
-                {"layer": row.layer, "candidates": [[c.to_dict() for c in best] for best in row.candidates]}
-                for row in self.layers
-            ],
+            "layers": [row.to_dict() for row in self.layers],
+            "chosen_id": self.chosen_id,
         }
 
 
-def lens(model: LlamaForCausalLM, trace: Trace, k: int = 5, tokenizer: Tokenizer | None = None) -> Lens:
+def lens(
+    model: LlamaForCausalLM,
+    trace: Trace,
+    k: int = 5,
+    tokenizer: Tokenizer | None = None,
+    *,
+    chosen_id: int | None = None,
+) -> Lens:
     """Read the residual stream of each traced layer with the model's own norm and head.
 
     Args:
         model: The model that was traced.
-        trace: With "resid" of the layers that are to be read, at the positions that are to be read.
-        k: Candidates for each layer and position.
+        trace: With "resid" of the layers that are to be read after their MLP, "resid_mid" of those after their
+            attention, at the positions that are to be read.
+        k: Candidates for each place and position.
         tokenizer: Gives the candidates their texts.
+        chosen_id: A token whose probability and rank are told as well.
 
     Raises:
-        InputError: If the trace holds no residual stream, or for a `k` outside the vocabulary.
+        InputError: If the trace holds no residual stream, or for a `k` or a token outside the vocabulary.
     """
-    check_count(k, "k", model.config.vocab_size)
-    layers = [layer for layer in trace.layers if make_key("resid", layer) in trace]
-    if not layers:
+    vocab_size = model.config.vocab_size
+    check_count(k, "k", vocab_size)
+    if chosen_id is not None:
+        check_token(chosen_id, vocab_size, "chosen_id")
+    places: list[_Place] = [
+        (key, layer, half)
+        for layer in trace.layers
+        for half, name in STREAMS.items()
+        if (key := make_key(name, layer)) in trace
+    ]
+    if not places:
         raise InputError('the trace holds no residual stream; trace with names=["resid"] (or more)')
-    return Lens(trace.token_ids, trace.positions, tuple(_read(model, trace, i, k, tokenizer) for i in layers))
+    layers: list[LensLayer] = []
+    num_positions = len(trace.positions)
+    with threads_for(model):
+        for group in _groups(places, num_positions, vocab_size):
+            best: list[tuple[Candidate, ...]] = []
+            chosen: list[ChosenToken] = []
+            for logits_CV in _logits(model, torch.cat([trace[key] for key, _, _ in group])):
+                best += (name_candidates(row, tokenizer) for row in top_candidates(logits_CV, k))
+                chosen += () if chosen_id is None else think_of(logits_CV, chosen_id)
+            for i, (_, layer, half) in enumerate(group):
+                rows = slice(i * num_positions, (i + 1) * num_positions)
+                layers.append(LensLayer(layer, tuple(best[rows]), half, tuple(chosen[rows])))
+    return Lens(trace.token_ids, trace.positions, tuple(layers), chosen_id)
+
+
+def _groups(places: list[_Place], num_positions: int, vocab_size: int) -> Iterator[list[_Place]]:
+    """Yield places that are read together, so that the head is: as many as a chunk of logits has room for."""
+    step = max(1, _rows_at_once(vocab_size) // num_positions)
+    return (places[start : start + step] for start in range(0, len(places), step))
+
+
+def _rows_at_once(vocab_size: int) -> int:
+    return max(1, passes.CHUNK_BYTES // (4 * vocab_size))
 
 
 @torch.no_grad()
-def _read(model: LlamaForCausalLM, trace: Trace, layer: int, k: int, tokenizer: Tokenizer | None) -> LensLayer:
-    stream_TD = trace[make_key("resid", layer)].to(model.dtype)
-    logits_TV = model.logits(model.model.norm(stream_TD))
-    rows = top_candidates(logits_TV, k)
-    return LensLayer(layer, tuple(name_candidates(row, tokenizer) for row in rows))
+def _logits(model: LlamaForCausalLM, stream_TD: Tensor) -> Iterator[Tensor]:
+    """Yield what the head reads in the stream, (C, V) float32, a few rows at a time.
+
+    A packed head multiplies in whatever dtype the stream is in: the kernels' own stream is not rounded for it, and what
+    it reads after the last MLP is to the bit what the pass has said.
+    """
+    head = getattr(model.lm_head, "base_layer", model.lm_head)  # without an adapter
+    dtype = stream_TD.dtype if isinstance(head, QuantizedLinear) else model.dtype
+    for part_CD in stream_TD.to(dtype).split(_rows_at_once(model.config.vocab_size)):
+        yield model.logits(model.model.norm(part_CD)).float()
+
+
+def think_of(logits_CV: Tensor, token_id: int) -> Iterator[ChosenToken]:
+    """Yield what is thought of a token at each row of logits, (C, V)."""
+    logprobs_C = logits_CV.log_softmax(dim=-1)[:, token_id]
+    ranks_C = (logits_CV > logits_CV[:, token_id, None]).sum(dim=-1) + 1
+    rows = zip(logprobs_C.exp().tolist(), logprobs_C.tolist(), ranks_C.tolist(), strict=True)  # sync: to show
+    return (ChosenToken(*row) for row in rows)

@@ -18,8 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llamarium.errors import InputError, show_value
-from llamarium.inspect.tokens import check_count
-from llamarium.tokenizer.base import Tokenizer, check_text
+from llamarium.inspect.tokens import check_count, tokens_of_word
+from llamarium.tokenizer.base import Tokenizer
+
+Word = str | int
+"""A word, or the id of a token."""
 
 CHUNK_ROWS = 8192  # rows that are held in float32 at a time: 64 MB for Llama 3.2 1B
 
@@ -95,10 +98,10 @@ class Similarity:
 def neighbors(
     embedding: nn.Module,
     tokenizer: Tokenizer,
-    word: str,
+    word: Word,
     *,
-    minus: str | Sequence[str] = (),
-    plus: str | Sequence[str] = (),
+    minus: str | Sequence[Word] = (),
+    plus: str | Sequence[Word] = (),
     k: int = 10,
 ) -> Neighbors:
     """Rank the rows of the embedding table by their cosine with the sum of rows `word` - `minus` + `plus`.
@@ -109,7 +112,7 @@ def neighbors(
     Args:
         embedding: Maps ids to rows, packed or not; `model.model.embed_tokens`.
         tokenizer: Its tokenizer.
-        word: What to look for.
+        word: What to look for; a number is a token's id.
         minus: Words whose rows are taken away; one word may stand by itself.
         plus: Words whose rows are added.
         k: How many neighbours.
@@ -117,12 +120,13 @@ def neighbors(
     Raises:
         InputError: If a word is no single token (its pieces are named), or `k` is out of range.
     """
+    taken, added = _words(minus), [word, *_words(plus)]
     query = [
         _look_up(tokenizer, "+", word),
-        *(_look_up(tokenizer, "-", taken) for taken in _words(minus)),
-        *(_look_up(tokenizer, "+", added) for added in _words(plus)),
+        *(_look_up(tokenizer, "-", one) for one in taken),
+        *(_look_up(tokenizer, "+", one) for one in added[1:]),
     ]
-    excluded = sorted({token_id for w in query for token_id in _tokens_of(tokenizer, w.word)})
+    excluded = sorted({token_id for one in (*taken, *added) for token_id in tokens_of_word(tokenizer, one)})
     check_count(k, "k", tokenizer.vocab_size - len(excluded))
     with torch.inference_mode():
         cosines_V = _cosines(embedding, tokenizer.vocab_size, query)
@@ -132,7 +136,7 @@ def neighbors(
     return Neighbors(tuple(query), tuple(Neighbor(i, tokenizer.token_text(i), cosine) for i, cosine in ranked))
 
 
-def similarity(embedding: nn.Module, tokenizer: Tokenizer, word: str, other: str) -> Similarity:
+def similarity(embedding: nn.Module, tokenizer: Tokenizer, word: Word, other: Word) -> Similarity:
     """Return the cosine of the angle between two words' rows of the embedding table.
 
     Args:
@@ -151,27 +155,16 @@ def similarity(embedding: nn.Module, tokenizer: Tokenizer, word: str, other: str
         return Similarity(*pair, float(rows_2D[0] @ rows_2D[1]))  # sync: to show
 
 
-def _words(words: str | Sequence[str]) -> Sequence[str]:
+def _words(words: str | Sequence[Word]) -> Sequence[Word]:
     if not isinstance(words, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"minus or plus is {show_value(words)}; expected a word or a list of words")
     return (words,) if isinstance(words, str) else words
 
 
-def _look_up(tokenizer: Tokenizer, sign: Literal["+", "-"], word: str) -> QueryWord:
-    token_id = _tokens_of(tokenizer, word)[0]
-    return QueryWord(sign, word, token_id, tokenizer.token_text(token_id))
-
-
-def _tokens_of(tokenizer: Tokenizer, word: str) -> list[int]:
-    """Return the single tokens that stand for a word, the one with a space before it first."""
-    check_text(word)
-    spellings = [word] if word.startswith(" ") else [f" {word}", word]
-    encoded = [tokenizer.encode(spelling, add_special_tokens=False) for spelling in spellings]
-    single = [ids[0] for ids in encoded if len(ids) == 1]
-    if single:
-        return single
-    pieces = " + ".join(repr(tokenizer.token_text(i)) for i in encoded[0]) or "nothing"
-    raise InputError(f"{show_value(word)} is no single token of this vocabulary: {pieces}; choose a commoner word")
+def _look_up(tokenizer: Tokenizer, sign: Literal["+", "-"], word: Word) -> QueryWord:
+    token_id = tokens_of_word(tokenizer, word)[0]
+    text = tokenizer.token_text(token_id)
+    return QueryWord(sign, word if isinstance(word, str) else text, token_id, text)
 
 
 def _cosines(embedding: nn.Module, num_rows: int, query: Sequence[QueryWord]) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from llamarium.inspect.passes import logits_of
 from llamarium.inspect.tokens import check_ids
 from llamarium.runtime.runner import Runner
+from llamarium.sampling.sampler import Sampler
 from llamarium.tokenizer.base import Tokenizer
 
 
@@ -28,7 +29,8 @@ class TokenScore:
 
     Attributes:
         token_id: The token.
-        logprob: log P(token | those before), natural; None for the first, which nothing comes before.
+        logprob: log P(token | those before), natural; None for the first, which nothing comes before. The number is
+            the one that an answer's own tokens are told with, where its bits are (`Runner.is_row_exact`).
         rank: 1 if the model thought no other token more probable, 2 if one other, ...; None where `logprob` is.
         text: Its printable piece, or None where no tokenizer was at hand.
     """
@@ -101,9 +103,12 @@ def score(runner: Runner, ids: Sequence[int] | Tensor) -> Score:
     """
     known = check_ids(runner.config, ids)
     scored = [TokenScore(known[0], None, None)]
-    for found in scored_tokens(logits_of(runner, known[:-1]), known[1:]) if len(known) > 1 else ():
-        columns = (found.ids_C, found.logprobs_C, found.ranks_C)
-        scored += map(TokenScore, *(column.tolist() for column in columns))  # sync: to show
+    sampler = Sampler(runner.config.vocab_size, runner.device)
+    for logits_CV in logits_of(runner, known[:-1]) if len(known) > 1 else ():
+        ids = known[len(scored) : len(scored) + len(logits_CV)]
+        (found,) = scored_tokens([logits_CV], ids)
+        logprobs = [sampler.logprobs(*row, 0).logprob for row in zip(logits_CV, ids, strict=True)]
+        scored += map(TokenScore, ids, logprobs, found.ranks_C.tolist())  # sync: to show
     return Score(tuple(scored))
 
 

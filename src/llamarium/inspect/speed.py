@@ -17,14 +17,12 @@ from numpy.typing import NDArray
 
 from llamarium.config import EMBEDDING, ModelConfig
 from llamarium.errors import ContextLengthError
-from llamarium.generation.kept import PrefixCache, advance
-from llamarium.generation.loop import generate_tokens
-from llamarium.generation.params import SamplingParams
+from llamarium.generation.loop import PrefixCache, generate_tokens
 from llamarium.kernels import native
 from llamarium.model.cost import kv_bytes_per_token
-from llamarium.runtime.batch import BLOCK_SIZE
-from llamarium.runtime.native_runner import NativeRunner
+from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.runner import DTYPE_BYTES, SCALE_BYTES, CacheDtype, Runner
+from llamarium.sampling.params import SamplingParams
 
 _READ_BYTES = 2**28  # far more than processors have caches
 _READS = 3
@@ -103,13 +101,13 @@ def measure(runner: Runner, work: Work, *, num_rounds: int) -> Speed:
         MemoryBudgetError: If memory does not hold its cache.
     """
     check_room(runner.config, work)
-    prefix, num_bytes = _filled_prefix(runner, work), step_bytes(runner, work)
-    run_round(runner, work, prefix)
+    num_bytes = step_bytes(runner, work)
+    run_round(runner, work)
     memory = None if num_bytes is None else some_memory()
     rounds: list[Round] = []
     for _ in range(num_rounds):
         speed = None if memory is None else memory_speed(memory)
-        rounds.append(run_round(runner, work, prefix, speed))
+        rounds.append(run_round(runner, work, speed))
     return summarize(work, rounds, num_bytes)
 
 
@@ -166,36 +164,25 @@ def weight_bytes(runner: NativeRunner) -> int:
     return sum(weight.data.nbytes for key, weight in runner.weights.items() if is_tied or key != EMBEDDING)
 
 
-def _filled_prefix(runner: Runner, work: Work) -> PrefixCache | None:
-    """Return keys and values of so many tokens, random ones: each block is the same, and all of them are written."""
-    if not work.num_cached:
-        return None
-    prefix = PrefixCache(runner, work.kv_cache_dtype)
-    ids = [i % runner.config.vocab_size for i in range(min(BLOCK_SIZE, work.num_cached))]
-    sequence = prefix.begin([*ids, 0], work.num_positions)
-    advance(runner, prefix.memory.cache, [sequence])
-    for block in sequence.table.blocks[1:]:
-        prefix.memory.cache.copy_block(sequence.table.blocks[0], block)
-    return prefix
-
-
-def run_round(
-    runner: Runner, work: Work, prefix: PrefixCache | None = None, memory_bytes_per_s: float | None = None
-) -> Round:
+def run_round(runner: Runner, work: Work, memory_bytes_per_s: float | None = None) -> Round:
     """Time one round.
 
     Args:
         runner: Executes the model.
         work: What to run.
-        prefix: Holds the keys and values of `work.num_cached` tokens, if there are any.
         memory_bytes_per_s: What is to be noted with it.
     """
     ids = [i % runner.config.vocab_size for i in range(work.num_cached + work.num_prompt)]
-    if prefix is not None:
-        prefix.sequence.ids, prefix.sequence.num_run = ids[: work.num_cached], work.num_cached
+    prefix = None
+    if work.num_cached:
+        prefix = PrefixCache(runner, work.kv_cache_dtype)
+        prefix.engine.reserve(work.num_positions)
+        prefix.engine.pretend(ids[: work.num_cached])
     params = SamplingParams(temperature=0.0, max_tokens=work.num_new + 1)
     begin = _now()
-    prompts, wanted = [ids] * work.num_rows, [params] * work.num_rows
+    vocab_size = runner.config.vocab_size
+    prompts = [[(token + row) % vocab_size for token in ids] for row in range(work.num_rows)]  # nothing in common
+    wanted = [params] * work.num_rows
     events = generate_tokens(runner, prompts, wanted, prefix=prefix, kv_cache_dtype=work.kv_cache_dtype)
     came = [_now() for event in events if event.row == 0]
     (start, start_busy), (stop, stop_busy) = (came[0], came[-1]) if work.num_new else (begin, came[0])

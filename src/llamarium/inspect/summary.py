@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llamarium.config import EMBEDDING, ModelConfig
 from llamarium.kernels import native
 from llamarium.model.cost import ParameterCount, count_parameters, flops, kv_bytes_per_token
-from llamarium.runtime.loaded import LoadedModel
+from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.runtime.runner import DTYPE_BYTES, SCALE_BYTES, CacheDtype, Runner
 
 if TYPE_CHECKING:

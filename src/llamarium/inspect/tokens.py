@@ -10,6 +10,7 @@ from torch import Tensor
 from llamarium.config import ModelConfig
 from llamarium.errors import ContextLengthError, InputError, show_value
 from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.text import check_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +82,34 @@ def name_candidates(candidates: Sequence[Candidate], tokenizer: Tokenizer | None
     if tokenizer is None:
         return tuple(candidates)
     return tuple(replace(c, text=tokenizer.token_text(c.token_id)) for c in candidates)
+
+
+def tokens_of_word(tokenizer: Tokenizer, word: str | int) -> list[int]:
+    """Return the single tokens that stand for a word, the one with a space before it first; of an id, the id.
+
+    Raises:
+        InputError: If there are none; the word's pieces are named.
+    """
+    if isinstance(word, int):
+        return [check_token(word, tokenizer.vocab_size)]
+    check_text(word)
+    if not word:
+        raise InputError("the word is empty; expected one with a token of its own")
+    spellings = [word] if word.startswith(" ") else [f" {word}", word]
+    encoded = [tokenizer.encode(spelling, add_special_tokens=False) for spelling in spellings]
+    single = [ids[0] for ids in encoded if len(ids) == 1]
+    if single:
+        return single
+    pieces = " + ".join(repr(tokenizer.token_text(i)) for i in encoded[0]) or "nothing"
+    raise InputError(f"{show_value(word)} is no single token of this vocabulary: {pieces}; choose a commoner word")
+
+
+def check_token(token_id: object, vocab_size: int, name: str = "the token") -> int:
+    """Return a token's id.
+
+    Raises:
+        InputError: If it is none.
+    """
+    if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+        raise InputError(f"{name} is {show_value(token_id)}; expected an id within 0..{vocab_size - 1}")
+    return token_id

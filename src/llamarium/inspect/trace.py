@@ -10,26 +10,24 @@ layer), so what was asked for is weighed from the config before anything runs, a
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from llamarium.attention import Context, attend_eagerly
-from llamarium.config import ModelConfig
-from llamarium.errors import InputError, MemoryBudgetError, show_value
+from llamarium.errors import InputError, MemoryBudgetError
 from llamarium.generation.kept import PREFILL_CHUNK, KeptSequence, Memory, batches
 from llamarium.inspect.passes import as_tensor
+from llamarium.inspect.shapes import axis_sizes, check_names, check_whole, indices, keys_of, make_key, split_key
 from llamarium.inspect.tokens import check_ids
-from llamarium.runtime.runner import DTYPE_BYTES, Cache, Runner
+from llamarium.runtime.runner import DTYPE_BYTES, Cache, CacheDtype, Runner
 from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Activation, Key, Taps
 
 __all__ = ["ACTIVATIONS", "Activation", "Trace", "make_key", "split_key", "trace", "trace_steps"]
-
 
 _EXACT_CHUNK = 256  # tokens of a batch where cutting a text changes no bit: bounds what a trace holds for a while
 
@@ -112,6 +110,8 @@ def trace(
     layers: Collection[int] | None = None,
     positions: Sequence[int] | None = None,
     budget_mb: float = 1024,
+    adapter: int = -1,
+    kv_cache_dtype: CacheDtype = "auto",
 ) -> Trace:
     """Run one text through the model and keep what it computed.
 
@@ -123,6 +123,8 @@ def trace(
         positions: The tokens whose activations are kept (as queries, where attention is meant); negative ones count
             from the last. All where left out. The last one's logits are those of `generate`, to the bit.
         budget_mb: What the trace may hold, in megabytes of 10^6 bytes.
+        adapter: Which of the runner's adapters is used, -1 for none of them.
+        kv_cache_dtype: What keys and values are kept in: "int8" traces the pass of an engine that keeps them so.
 
     Raises:
         InputError: For ids, names, layers or positions that there are not.
@@ -132,8 +134,8 @@ def trace(
     known = check_ids(runner.config, ids)
     plan = _Plan.of(runner, len(known), names, layers, positions)
     plan.check_budget(budget_mb)
-    memory = Memory(runner, len(known))
-    return _run(runner, memory.cache, memory.begin(known, len(known)), plan)
+    memory = Memory(runner, len(known), kv_cache_dtype)
+    return _run(runner, memory.cache, memory.begin(known, len(known), adapter), plan)
 
 
 def trace_steps(
@@ -247,19 +249,6 @@ def _from_cache(
     return {key: tensor for key, tensor in found.items() if key in plan.keys}
 
 
-def make_key(name: str, layer: int | None) -> str:
-    """Return the key of an activation in a trace: "q" of layer 3 is "layers.3.q"."""
-    return name if layer is None else f"layers.{layer}.{name}"
-
-
-def split_key(key: str) -> tuple[str, int | None]:
-    """Return the name and the layer of a key: "layers.3.q" is ("q", 3), "embed" is ("embed", None)."""
-    if not key.startswith("layers."):
-        return key, None
-    _, layer, name = key.split(".")
-    return name, int(layer)
-
-
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """What is kept, decided and weighed before the run.
@@ -337,60 +326,17 @@ class _Plan:
         )
 
 
-def axis_sizes(config: ModelConfig, num_positions: int, num_tokens: int) -> dict[str, int]:
-    """Return the length of each axis by its letter."""
-    return {
-        "T": num_positions, "S": num_tokens, "D": config.hidden_size, "N": config.num_attention_heads,
-        "K": config.num_key_value_heads, "H": config.head_dim, "F": config.intermediate_size, "V": config.vocab_size,
-    }  # fmt: skip
-
-
-def keys_of(names: Sequence[str], layers: Sequence[int]) -> tuple[str, ...]:
-    """Every key, in the order of computation."""
-    outer = [name for name in names if not ACTIVATIONS[name].in_layer]
-    inner = [make_key(name, layer) for layer in layers for name in names if ACTIVATIONS[name].in_layer]
-    first = [name for name in outer if name == "embed"]
-    return (*first, *inner, *outer[len(first) :])
-
-
-def check_names(names: Collection[str] | None) -> list[str]:
-    """Return the names asked for, in the order of computation."""
-    if not isinstance(names, Iterable | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError(f"names is {show_value(names)}; expected some of {', '.join(ACTIVATIONS)}")
-    wanted = set(ACTIVATIONS) if names is None else {names} if isinstance(names, str) else set(names)
-    unknown = sorted(map(str, wanted - set(ACTIVATIONS)))
-    if unknown or not wanted:
-        found = f"unknown activations {', '.join(unknown)}" if unknown else "no activation was named"
-        raise InputError(f"{found}; there are: {', '.join(ACTIVATIONS)}")
-    return [name for name in ACTIVATIONS if name in wanted]
-
-
-def indices(wanted: Collection[int] | None, size: int, what: str) -> tuple[int, ...]:
-    """Return the indices asked for, each once, in the order given, negative ones counted from the end."""
-    if wanted is None:
-        return tuple(range(size))
-    _check_whole(wanted, what)
-    if not wanted or any(not -size <= i < size for i in wanted):
-        raise InputError(f"{what} are {list(wanted)}; expected some within {-size}..{size - 1}")
-    return tuple(dict.fromkeys(i % size for i in wanted))
-
-
-def _check_whole(wanted: object, what: str) -> None:
-    if not isinstance(wanted, Collection) or not all(isinstance(i, Integral) for i in cast("Collection[Any]", wanted)):
-        raise InputError(f"{what} is {show_value(wanted)}; expected a list of whole numbers")
-
-
 def _among(wanted: Collection[int] | None, held: tuple[int, ...], what: str) -> tuple[int, ...]:
     if wanted is None:
         return held
-    _check_whole(wanted, what)
+    check_whole(wanted, what)
     if not set(wanted) <= set(held):
         raise InputError(f"{what} are {list(wanted)}; this trace holds {list(held)}")
     return tuple(dict.fromkeys(wanted))
 
 
 def _take(tensor: Tensor, axis: int, rows: Sequence[int]) -> Tensor:
-    return tensor.index_select(axis, torch.tensor(rows, device=tensor.device))
+    return tensor.index_select(axis, torch.tensor(rows, dtype=torch.int64, device=tensor.device))
 
 
 def _finite(values: Any) -> Any:

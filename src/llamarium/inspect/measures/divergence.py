@@ -9,7 +9,7 @@ with P the model that is measured against and Q the other, in nats; 0 only where
 Beside its mean stand its standard error, the 99th percentile (rare large errors hide in a mean), and how often both
 would choose the same token.
 
-Both models read the same windows (`inspect/perplexity.py`); only a few rows of logits are there at a time.
+Both models read the same windows (`inspect/measures/perplexity.py`); only a few rows of logits are there at a time.
 
 Source: Kullback & Leibler 1951; the set of numbers is that of llama.cpp's `llama-perplexity --kl-divergence`.
 """
@@ -22,10 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from llamarium.config import ModelConfig
-from llamarium.errors import InputError, TokenizerError, escape
+from llamarium.inspect.measures.perplexity import Perplexity, Window, check_number, check_window, scored_ids, windows
 from llamarium.inspect.passes import logits_of
-from llamarium.inspect.perplexity import Perplexity, Window, check_number, check_window, scored_ids, windows
 from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 
@@ -87,7 +85,7 @@ def divergence_of_text(
     stride: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Divergence:
-    """Measure a model against another one that has the same vocabulary (`check_same_vocabulary`).
+    """Measure a model against another one that has the same vocabulary (`tokenizer/compare.py`).
 
     Args:
         runner: Executes the model.
@@ -146,36 +144,6 @@ def kl_of_rows(p_CV: Tensor, q_CV: Tensor) -> Tensor:
     """
     probabilities_CV = p_CV.exp()
     return torch.where(probabilities_CV > 0, probabilities_CV * (p_CV - q_CV), 0.0).sum(dim=-1)
-
-
-def check_same_vocabulary(
-    names: tuple[str, str], configs: tuple[ModelConfig, ModelConfig], tokenizers: tuple[Tokenizer, Tokenizer]
-) -> None:
-    """Check that two models speak of the same tokens.
-
-    Raises:
-        InputError: Naming the first difference.
-    """
-    what = f"{escape(names[0])} and {escape(names[1])} have different vocabularies and cannot be compared"
-    sizes = [config.vocab_size for config in configs]
-    if sizes[0] != sizes[1]:
-        raise InputError(f"{what}: {sizes[0]:,} and {sizes[1]:,} tokens")
-    first, second = tokenizers
-    if first.special.add_bos != second.special.add_bos or first.bos_token_id != second.bos_token_id:
-        raise InputError(f"{what}: one puts another begin-of-sequence token before a text than the other, or none")
-    for token_id in range(min(first.vocab_size, second.vocab_size)):
-        known = [_bytes(tokenizer, token_id) for tokenizer in tokenizers]
-        if known[0] != known[1] and None not in known:
-            texts = " and ".join(f'"{escape(tokenizer.token_text(token_id))}"' for tokenizer in tokenizers)
-            raise InputError(f"{what}: token {token_id} is {texts}")
-
-
-def _bytes(tokenizer: Tokenizer, token_id: int) -> bytes | None:
-    """Return what an id stands for; None where the vocabulary has a hole."""
-    try:
-        return tokenizer.token_bytes(token_id)
-    except TokenizerError:
-        return None
 
 
 @torch.inference_mode()

@@ -1,0 +1,381 @@
+"""Questions to a model, as methods: `llama.inspect`.
+
+Each method runs what its question needs, through the runner that answers requests, and returns plain data. Those who
+have a trace already call the functions behind them.
+"""
+
+import copy
+from collections.abc import Collection, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from typing import Generic, Protocol, TypeVar, Unpack, get_args
+
+from llamarium.errors import InputError, check_choice, show_value
+from llamarium.generation.text_model import TextModel, compiled
+from llamarium.inspect.interventions import edits as interventions
+from llamarium.inspect.interventions.edits import Edit, edited
+from llamarium.inspect.interventions.effect import Effect, effect_of
+from llamarium.inspect.interventions.experiments import Experiment, trace_experiment
+from llamarium.inspect.interventions.patching import PatchGrid, PatchPart
+from llamarium.inspect.interventions.variants import VariantName, variant_of
+from llamarium.inspect.lens import STREAMS, Half, Lens, lens
+from llamarium.inspect.measures import comparison
+from llamarium.inspect.probes import attribution, heads, neurons
+from llamarium.inspect.probes.cost import TokenCost, token_cost
+from llamarium.inspect.probes.learning import Lesson, Optimizer, learn
+from llamarium.inspect.probes.sampling import SamplerSteps, sampler_steps
+from llamarium.inspect.tokens import check_token, tokens_of_word
+from llamarium.inspect.trace import Trace, trace
+from llamarium.model import LlamaForCausalLM
+from llamarium.runtime.loaded_model import LoadedModel
+from llamarium.sampling.params import GenerationOptions
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.compare import check_same_vocabulary
+
+Prompt = str | Sequence[int]
+Word = str | int
+"""A token: its id, or a word that is a single token, looked up with a space before it first."""
+
+
+class Inspected(TextModel, Protocol):
+    """A `Llama`, as its inspector sees it.
+
+    Attributes:
+        loaded: The runner and the modules.
+    """
+
+    loaded: LoadedModel
+
+    @property
+    def model(self) -> LlamaForCausalLM:
+        """Its modules."""
+        ...
+
+    @property
+    def optional_tokenizer(self) -> Tokenizer | None:
+        """Its tokenizer, if it has one."""
+        ...
+
+
+LlamaT = TypeVar("LlamaT", bound=Inspected)
+
+
+class Inspector(Generic[LlamaT]):
+    """What one asks about a pass.
+
+    A prompt is text, or token ids. A word is a token's id, or text that is a single token.
+
+    Args:
+        llama: Whom one asks.
+    """
+
+    def __init__(self, llama: LlamaT) -> None:
+        self._llama = llama
+
+    def lens(
+        self,
+        text: Prompt,
+        word: Word | None = None,
+        *,
+        k: int = 5,
+        layers: Collection[int] | None = None,
+        positions: Sequence[int] | None = None,
+        after: Half | None = None,
+    ) -> Lens:
+        """Return what the stream would say after attention and after the MLP of each layer.
+
+        Args:
+            text: What is run.
+            word: A token whose probability and rank are told at each place.
+            k: Candidates for each place and position.
+            layers: The layers that are read; all where left out.
+            positions: The tokens after which is asked; all where left out.
+            after: One half of each layer; both where left out.
+
+        Raises:
+            InputError: For what there is not.
+        """
+        check_choice("after", after, (None, *get_args(Half)))
+        llama, chosen_id = self._llama, None if word is None else self._token(word)
+        names = ["resid_mid", "resid"] if after is None else [STREAMS[after]]
+        seen = trace(llama.runner, llama.encode(text), names=names, layers=layers, positions=positions)
+        return lens(llama.model, seen, k, llama.optional_tokenizer, chosen_id=chosen_id)
+
+    def heads(self, text: Prompt, layer: int, *, positions: Sequence[int] | None = None) -> heads.HeadsJoined:
+        """Return what each head of a layer adds to the stream, through its columns of `o_proj`.
+
+        Args:
+            text: What is run.
+            layer: Whose heads; a negative one counts from the last.
+            positions: The tokens to whose streams is added; all where left out.
+
+        Raises:
+            InputError: For what there is not.
+        """
+        llama = self._llama
+        seen = trace(llama.runner, llama.encode(text), names=heads.NAMES, layers=[layer], positions=positions)
+        return heads.heads_joined(llama.model, seen, layer)
+
+    def attribution(
+        self, text: Prompt, word: Word, *, against: Word | None = None, position: int = -1
+    ) -> attribution.Attribution:
+        """Divide a token's logit among everything that was added to the stream.
+
+        Args:
+            text: What is run.
+            word: The token whose logit it is.
+            against: Take this token's logit away: what speaks for the one rather than the other.
+            position: The token of the text that it is to follow; negative ones count from the last.
+
+        Raises:
+            InputError: For what there is not.
+        """
+        llama, target_id = self._llama, self._token(word)
+        against_id = None if against is None else self._token(against)
+        seen = trace(llama.runner, llama.encode(text), names=attribution.NAMES, positions=[position])
+        return attribution.attribute(llama.model, seen, target_id, position=position, against_id=against_id)
+
+    def neurons(self, text: Prompt, layer: int, *, position: int = -1, k: int = 10) -> neurons.Neurons:
+        """Return the neurons of a layer that fire most for a token, and on which tokens of the text they do.
+
+        Args:
+            text: What is run.
+            layer: Whose neurons; a negative one counts from the last.
+            position: The token; a negative one counts from the last.
+            k: How many.
+
+        Raises:
+            InputError: For what there is not.
+        """
+        llama = self._llama
+        seen = trace(llama.runner, llama.encode(text), names=neurons.NAMES, layers=[layer])
+        return neurons.top_neurons(llama.config, seen, layer, position=position, k=k)
+
+    def learn(
+        self,
+        text: Prompt,
+        *,
+        optimizer: Optimizer = "SGD",
+        learning_rate: float = 1e-2,
+        k: int = 10,
+        unpack: bool = False,
+    ) -> Lesson:
+        """Take one step of training on a text, on a copy: losses, gradient, and what it would say then.
+
+        Args:
+            text: What is learned.
+            optimizer: torch's, with its defaults but for the rate and no weight decay.
+            learning_rate: Above 0.
+            k: How many of the most probable next tokens are told.
+            unpack: Unpack the copy of a model with packed weights, which cannot learn as they are.
+
+        Raises:
+            InputError: For a text of one token, or a model with packed weights and no `unpack`.
+        """
+        llama = self._llama
+        return learn(
+            llama.model,
+            llama.encode(text),
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            k=k,
+            tokenizer=llama.optional_tokenizer,
+            unpack=unpack,
+        )
+
+    def sampler_steps(
+        self, prompt: Prompt, *, answer_ids: Sequence[int] = (), k: int = 10, **options: Unpack[GenerationOptions]
+    ) -> SamplerSteps:
+        """Follow how the next token of an answer is chosen, step by step: the one that `generate` gives.
+
+        Args:
+            prompt: As for `generate`.
+            answer_ids: The tokens that the answer has so far.
+            k: Candidates that are kept after each step.
+            **options: As for `generate`; without a seed it is a fresh one.
+
+        Raises:
+            LlamariumError: As `generate` does.
+        """
+        llama, params = self._llama, self._llama.sampling_params(**options)
+        grammar = compiled(llama, params)
+        return sampler_steps(
+            llama.runner,
+            llama.encode(prompt),
+            params,
+            answer_ids=answer_ids,
+            constraint=None if grammar is None else grammar.begin({*llama.stop_ids, *params.stop_token_ids}),
+            k=k,
+            tokenizer=llama.optional_tokenizer,
+        )
+
+    def variant(self, name: VariantName, *, seed: int = 0) -> LlamaT:
+        """Return the same model with its weights stored otherwise, or with another head, made in memory.
+
+        Args:
+            name: "float32", "NF4", "Q8_0", "Q4_1" for the Linears but the head; "random-head" or "tied-head".
+            seed: Of random rows.
+
+        Raises:
+            LlamariumError: As `interventions.variants.variant_of` does.
+        """
+        other = copy.copy(self._llama)
+        other.loaded = LoadedModel.of_modules(variant_of(self._llama.model, name, seed=seed))
+        other.config = other.loaded.config
+        return other
+
+    def compare(self, text: Prompt, against: LlamaT, *, k: int = 5) -> comparison.Comparison:
+        """Let another model read the same text: where the streams part, and what becomes of the predictions.
+
+        Args:
+            text: What both run.
+            against: The model that is measured against: of the same shape and vocabulary, as a variant of this one,
+                with an edit, or a checkpoint of the same training run.
+            k: Candidates for each token and model.
+
+        Raises:
+            InputError: If shapes or vocabularies differ.
+        """
+        llama, ids = self._llama, self._llama.encode(text)
+        if not isinstance(against, type(llama)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InputError(f"against is {show_value(against)}; expected another Llama")
+        if llama.optional_tokenizer is not against.optional_tokenizer:
+            check_same_vocabulary(llama, against, "cannot be compared")
+        pair = (trace(one.runner, ids, names=comparison.NAMES) for one in (llama, against))
+        return comparison.compare_passes(*pair, k=k, tokenizer=llama.optional_tokenizer)
+
+    def token_cost(self, prompt: Prompt, *, num_rounds: int = 3) -> TokenCost:
+        """Count and measure what the last token of a prompt costs, with the cache and without it.
+
+        Args:
+            prompt: What is run.
+            num_rounds: How often each way is measured, 1 to 100.
+
+        Raises:
+            LlamariumError: As `probes.cost.token_cost` does.
+        """
+        return token_cost(self._llama.runner, self._llama.encode(prompt), num_rounds=num_rounds)
+
+    @contextmanager
+    def edited(self, *edits: Edit, experiment: Experiment | None = None) -> Generator[LlamaT]:
+        """Yield the same model with edits, for one thread: it generates, is traced and asked like any other.
+
+        The model itself, and others who use it meanwhile, feel nothing. PyTorch answers.
+
+        Args:
+            *edits: Of `llamarium.inspect.interventions.edits`: `ablate`, `scale`, `ablate_to_mean`, `steer`.
+            experiment: Another mask or rotation.
+
+        Raises:
+            InputError: For an edit of something that there is not.
+        """
+        with edited(self._llama.model, edits, experiment) as model:
+            other = copy.copy(self._llama)
+            other.loaded = LoadedModel.of_modules(model)
+            yield other
+
+    def effect(self, text: Prompt, *edits: Edit, word: Word | None = None, position: int = -1, k: int = 10) -> Effect:
+        """Compare the next token without edits and with them, both on the modules.
+
+        Args:
+            text: What is run.
+            *edits: As for `edited`, applied in order.
+            word: A token that is told of, whatever its rank.
+            position: The token after which is asked; a negative one counts from the last.
+            k: How many of the most probable next tokens of each are told.
+
+        Raises:
+            InputError: For what there is not.
+            AnswerError: If the logits with the edits are not finite.
+        """
+        llama, chosen_id = self._llama, None if word is None else self._token(word)
+        ids, tokenizer = llama.encode(text), llama.optional_tokenizer
+        return effect_of(llama.model, ids, edits, position=position, k=k, chosen_id=chosen_id, tokenizer=tokenizer)
+
+    def trace_experiment(
+        self,
+        text: Prompt,
+        experiment: Experiment,
+        *,
+        names: Collection[str] | None = None,
+        layers: Collection[int] | None = None,
+        positions: Sequence[int] | None = None,
+    ) -> Trace:
+        """Trace a text with another mask or rotation; arguments as for `trace`.
+
+        Raises:
+            LlamariumError: As `trace`.
+        """
+        ids = self._llama.encode(text)
+        with edited(self._llama.model, experiment=experiment) as model:
+            return trace_experiment(model, ids, experiment, names=names, layers=layers, positions=positions)
+
+    def steer(
+        self, toward: Prompt, away: Prompt, layer: int, *, scale: float = 1.0, positions: Iterable[int] | None = None
+    ) -> Edit:
+        """Return the edit that adds the difference of two prompts to the stream after a layer, for `edited`.
+
+        Args:
+            toward: To whose stream, at its last token, is steered.
+            away: Whose stream, at its last token, is taken away.
+            layer: After which layer.
+            scale: How much of the difference is added.
+            positions: At which tokens; None is all.
+
+        Raises:
+            InputError: For what there is not.
+        """
+        llama = self._llama
+        pair = llama.encode(toward), llama.encode(away)
+        return interventions.steer(llama.model, *pair, layer, scale=scale, positions=positions)
+
+    def patch_grid(
+        self,
+        base: Prompt,
+        source: Prompt,
+        word: Word,
+        *,
+        against: Word | None = None,
+        part: PatchPart = "residual",
+        layers: Collection[int] | None = None,
+        positions: Sequence[int] | None = None,
+    ) -> PatchGrid:
+        """Put what a second prompt has computed into the pass of the first, at each layer and token.
+
+        Args:
+            base: The prompt that is patched.
+            source: The prompt that the activations come from; as many tokens.
+            word: The token that is asked about, after the last one.
+            against: Take this token's logit away.
+            part: What is put in.
+            layers: Rows of the grid; all where left out.
+            positions: Columns; all where left out.
+
+        Returns:
+            The grid: `cells()` runs it, and yields each cell as it is there.
+
+        Raises:
+            InputError: For prompts of different lengths, or what there is not.
+        """
+        llama, target_id = self._llama, self._token(word)
+        return PatchGrid(
+            llama.model,
+            llama.encode(base),
+            llama.encode(source),
+            target_id,
+            against_id=None if against is None else self._token(against),
+            part=part,
+            layers=layers,
+            positions=positions,
+        )
+
+    def _token(self, word: Word) -> int:
+        """Return the token that a word is.
+
+        Raises:
+            InputError: If it is no single token.
+        """
+        if not isinstance(word, str | int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InputError(f"the word is {type(word).__name__}; expected text, or a token id")
+        if isinstance(word, int):
+            return check_token(word, self._llama.config.vocab_size, "the token")
+        return tokens_of_word(self._llama.tokenizer, word)[0]

@@ -1,0 +1,241 @@
+"""Edits: scale, take away or add to what a part of the model computes, for one pass or one answer.
+
+    with edited(model, [ablate("head", layer=3, head=2)]) as without:
+        logits = without(ids)
+
+An edit turns what a part computes, x, into `factor * x + add`. Taking a part away is the factor 0; setting it to its
+mean over a text is 0 and that mean; steering adds a vector to the stream. Edits sit on a shell of the model
+(`runtime/shell.py`), so whatever happens within the block, the model and whoever uses it meanwhile do not feel it.
+
+Source: Turner et al. 2023, "Activation Addition", for steering; Wang et al. 2022, "Interpretability in the Wild",
+section 2.2, for ablation to the mean.
+"""
+
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from llamarium.errors import InputError, check_choice, show_value
+from llamarium.inspect.interventions.experiments import Experiment, begin
+from llamarium.inspect.trace import make_key, trace
+from llamarium.model import LlamaForCausalLM
+from llamarium.runtime.module_runner import ModuleRunner
+from llamarium.runtime.shell import shell_of
+
+Part = Literal["embed", "attention", "head", "mlp", "residual"]
+"""The embedding's rows; what attention, one head or the MLP of a layer computes; the stream after a layer."""
+
+_SEEN: dict[Part, str] = {
+    "embed": "embed", "attention": "attn_out", "head": "head_out", "mlp": "mlp_out", "residual": "resid"
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edit:
+    """What a part computes, times `factor`, plus `add`.
+
+    Attributes:
+        part: What is edited; of a head, what it has gathered, before `o_proj`.
+        layer: Its layer; None for "embed".
+        head: Which head, for "head"; else None.
+        positions: At which tokens; None is all. They count from the beginning of the text, also while an answer grows.
+        factor: 1 leaves it as it is, 0 takes it away.
+        add: (D,), of a head (H,); None is nothing.
+    """
+
+    part: Part
+    layer: int | None = None
+    head: int | None = None
+    positions: tuple[int, ...] | None = None
+    factor: float = 1.0
+    add: Tensor | None = None
+
+
+def scale(
+    part: Part,
+    factor: float,
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    positions: Iterable[int] | None = None,
+) -> Edit:
+    """Return the edit that multiplies what a part computes; arguments as `Edit` has them."""
+    return Edit(part, layer, head, None if positions is None else tuple(positions), factor)
+
+
+def ablate(
+    part: Part, *, layer: int | None = None, head: int | None = None, positions: Iterable[int] | None = None
+) -> Edit:
+    """Return the edit that sets what a part computes to zero; arguments as `Edit` has them."""
+    return scale(part, 0.0, layer=layer, head=head, positions=positions)
+
+
+def ablate_to_mean(
+    model: LlamaForCausalLM,
+    part: Part,
+    reference_ids: Sequence[int],
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    positions: Iterable[int] | None = None,
+) -> Edit:
+    """Return the edit that sets what a part computes to its mean over the tokens of a reference text.
+
+    Args:
+        model: Runs the reference, unedited.
+        part: As `Edit` has it, as are the others.
+        reference_ids: The text: another one than is looked at, or what its later tokens say reaches the earlier ones.
+        layer: Its layer.
+        head: Its head.
+        positions: At which tokens.
+
+    Raises:
+        InputError: For a part that there is not, or ids that there are not.
+        ContextLengthError: If the reference is longer than the context.
+    """
+    edit = ablate(part, layer=layer, head=head, positions=positions)
+    _check(model, edit)
+    values = _values(model, part, layer, reference_ids)
+    mean = values.float().mean(dim=0)
+    return Edit(part, layer, head, edit.positions, 0.0, mean if head is None else mean[head])
+
+
+def steer(
+    model: LlamaForCausalLM,
+    toward_ids: Sequence[int],
+    from_ids: Sequence[int],
+    layer: int,
+    *,
+    scale: float = 1.0,
+    positions: Iterable[int] | None = None,
+) -> Edit:
+    """Return the edit that adds the difference of two prompts to the stream after a layer.
+
+    Args:
+        model: Runs both, unedited.
+        toward_ids: The prompt to whose stream, at its last token, is steered.
+        from_ids: The prompt whose stream, at its last token, is taken away.
+        layer: After which layer.
+        scale: How much of the difference is added; a negative one steers away.
+        positions: At which tokens; None is all.
+
+    Raises:
+        InputError: For a layer or ids that there are not.
+        ContextLengthError: If a prompt is longer than the context.
+    """
+    _check(model, Edit("residual", layer))
+    last = [_values(model, "residual", layer, ids)[-1].float() for ids in (toward_ids, from_ids)]
+    kept = None if positions is None else tuple(positions)
+    return Edit("residual", layer, None, kept, 1.0, scale * (last[0] - last[1]))
+
+
+@contextmanager
+def edited(
+    model: LlamaForCausalLM, edits: Sequence[Edit] = (), experiment: Experiment | None = None
+) -> Generator[LlamaForCausalLM]:
+    """Let a model compute with edits, within the block; the model itself, and others who use it, feel nothing.
+
+    Args:
+        model: The model.
+        edits: Applied in order.
+        experiment: Another mask or rotation, for the whole pass.
+
+    Yields:
+        A model over the same weights, for one thread at a time; after the block it computes what `model` does.
+
+    Raises:
+        InputError: For an edit of something that there is not; all are checked before anything runs.
+    """
+    for edit in edits:
+        _check(model, edit)
+    shell = shell_of(model)
+    rotary_emb = shell.model.rotary_emb
+    handles: list[RemovableHandle] = []
+    try:
+        if experiment is not None:
+            handles += begin(shell, experiment)
+        if edits:
+            handles += _hook(shell, edits)
+        yield shell
+    finally:
+        for handle in handles:
+            handle.remove()
+        shell.model.rotary_emb = rotary_emb
+
+
+def _hook(shell: LlamaForCausalLM, edits: Sequence[Edit]) -> list[RemovableHandle]:
+    seen: dict[str, Tensor] = {}  # where the tokens of the pass stand, for edits of some positions
+
+    def see(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen["positions_BT"] = kwargs["positions_BT"] if "positions_BT" in kwargs else args[1]
+
+    handles = [shell.model.register_forward_pre_hook(see, with_kwargs=True)]
+    return handles + [_hook_one(shell, edit, seen) for edit in edits]
+
+
+def _hook_one(shell: LlamaForCausalLM, edit: Edit, seen: dict[str, Tensor]) -> RemovableHandle:
+    def change(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return _apply(edit, output, seen["positions_BT"])
+
+    def change_head(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        heads_BTNH = args[0].unflatten(-1, (shell.config.num_attention_heads, -1)).clone()
+        heads_BTNH[..., edit.head, :] = _apply(edit, heads_BTNH[..., edit.head, :], seen["positions_BT"])
+        return (heads_BTNH.flatten(-2), *args[1:])
+
+    module = shell.get_submodule(_MODULES[edit.part].format(layer=edit.layer))
+    if edit.part == "head":
+        return module.register_forward_pre_hook(change_head)
+    return module.register_forward_hook(change)
+
+
+_MODULES: dict[Part, str] = {
+    "embed": "model.embed_tokens",
+    "attention": "model.layers.{layer}.self_attn",
+    "head": "model.layers.{layer}.self_attn.o_proj",
+    "mlp": "model.layers.{layer}.mlp",
+    "residual": "model.layers.{layer}",
+}
+
+
+def _apply(edit: Edit, x: Tensor, positions_BT: Tensor) -> Tensor:
+    """Return factor * x + add at the edit's positions, x elsewhere: (B, T, D or H)."""
+    y = x if edit.factor == 1 else torch.zeros_like(x) if edit.factor == 0 else edit.factor * x
+    y = y if edit.add is None else y + edit.add.to(x)
+    if edit.positions is None:
+        return y
+    at_BT = torch.isin(positions_BT, torch.tensor(edit.positions, device=positions_BT.device))
+    return torch.where(at_BT.unsqueeze(-1), y, x)
+
+
+def _values(model: LlamaForCausalLM, part: Part, layer: int | None, ids: Sequence[int]) -> Tensor:
+    """Return what a part computes for each token of a text: (T, D), of heads (T, N, H)."""
+    seen = trace(ModuleRunner(model), ids, names=[_SEEN[part]], layers=None if layer is None else [layer])
+    return seen[make_key(_SEEN[part], layer)]
+
+
+def _check(model: LlamaForCausalLM, edit: Edit) -> None:
+    c = model.config
+    check_choice("part", edit.part, get_args(Part))
+    _check_index("layer", edit.layer, None if edit.part == "embed" else c.num_hidden_layers, edit.part)
+    _check_index("head", edit.head, c.num_attention_heads if edit.part == "head" else None, edit.part)
+    for position in edit.positions or ():
+        _check_index("a position", position, c.max_position_embeddings, edit.part)
+    size = c.head_dim if edit.part == "head" else c.hidden_size
+    if edit.add is not None and edit.add.shape != (size,):
+        raise InputError(f"what is added to {edit.part} is {tuple(edit.add.shape)}; expected ({size},)")
+    if not abs(edit.factor) < float("inf"):
+        raise InputError(f"factor is {edit.factor}; expected a finite number")
+
+
+def _check_index(name: str, value: object, size: int | None, part: str) -> None:
+    """Refuse what is no index below `size`; where that is None, anything but None."""
+    if size is None:
+        if value is not None:
+            raise InputError(f"{name} is {show_value(value)}; expected none, as there is one {part} for all")
+    elif isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < size:
+        raise InputError(f"{name} is {show_value(value)}; expected one within 0..{size - 1} to edit {part}")

@@ -1,0 +1,106 @@
+"""What edits change in the next token: its probabilities without them and with them, side by side."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llamarium.errors import AnswerError
+from llamarium.inspect.interventions.edits import Edit, edited
+from llamarium.inspect.lens import ChosenToken, think_of
+from llamarium.inspect.tokens import check_count, check_token
+from llamarium.inspect.trace import trace
+from llamarium.model import LlamaForCausalLM
+from llamarium.runtime.module_runner import ModuleRunner
+from llamarium.tokenizer.base import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEffect:
+    """A next token: what is thought of it without the edits, and with them.
+
+    Attributes:
+        token_id: The token.
+        text: Its printable piece, or None where no tokenizer was at hand.
+        before: Without.
+        after: With them.
+    """
+
+    token_id: int
+    text: str | None
+    before: ChosenToken
+    after: ChosenToken
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What edits change after one token of a text.
+
+    Attributes:
+        token_ids: The ids that were run.
+        position: After which of them the next one is asked for.
+        divergence: KL(without ‖ with) of the next token, in nats; 0 only where nothing has changed.
+        tokens: The most probable ones of either, and the one that was asked about; by their probability without.
+    """
+
+    token_ids: tuple[int, ...]
+    position: int
+    divergence: float
+    tokens: tuple[TokenEffect, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return asdict(self)
+
+
+def effect_of(
+    model: LlamaForCausalLM,
+    ids: Sequence[int],
+    edits: Sequence[Edit],
+    *,
+    position: int = -1,
+    k: int = 10,
+    chosen_id: int | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Effect:
+    """Run a text without edits and with them, both on the modules, and compare the next token.
+
+    Args:
+        model: Plain, or as `edited` yields it.
+        ids: Of the text.
+        edits: Applied in order.
+        position: The token after which is asked; a negative one counts from the last.
+        k: How many of the most probable next tokens of each are told.
+        chosen_id: A token that is told of as well.
+        tokenizer: Gives the tokens their texts.
+
+    Raises:
+        InputError: For what there is not.
+        AnswerError: If the logits with the edits are not finite.
+    """
+    check_count(k, "k", model.config.vocab_size)
+    if chosen_id is not None:
+        check_token(chosen_id, model.config.vocab_size, "chosen_id")
+    with edited(model, edits) as other:
+        runs = [trace(ModuleRunner(one), ids, names=["logits"], positions=[position]) for one in (model, other)]
+    before_V, after_V = (run["logits"][0].float() for run in runs)
+    if not bool(after_V.isfinite().all()):  # sync: to refuse
+        raise AnswerError("with these edits the logits are not finite; use smaller factors or strengths")
+    told = {*before_V.topk(k).indices.tolist(), *after_V.topk(k).indices.tolist()}  # sync: to show
+    told |= set() if chosen_id is None else {chosen_id}
+    tokens = [_effect_on(token_id, before_V, after_V, tokenizer) for token_id in told]
+    tokens.sort(key=lambda one: (-one.before.logprob, one.token_id))
+    return Effect(tuple(ids), runs[0].positions[0], _divergence(before_V, after_V), tuple(tokens))
+
+
+def _effect_on(token_id: int, before_V: Tensor, after_V: Tensor, tokenizer: Tokenizer | None) -> TokenEffect:
+    before, after = (next(think_of(logits_V.unsqueeze(0), token_id)) for logits_V in (before_V, after_V))
+    return TokenEffect(token_id, None if tokenizer is None else tokenizer.token_text(token_id), before, after)
+
+
+def _divergence(before_V: Tensor, after_V: Tensor) -> float:
+    """Return KL(before ‖ after) in nats; rounding may have it a little below 0, which it cannot be."""
+    p_V, q_V = (logits_V.double().log_softmax(dim=-1) for logits_V in (before_V, after_V))
+    return max(0.0, float(torch.sum(p_V.exp() * (p_V - q_V))))  # sync: to show

@@ -1,0 +1,167 @@
+"""Experiments: the same weights, with another mask or another rotation.
+
+Without the causal mask every token sees the whole text, as in an encoder (the weights have never been trained so).
+Without rotation order is lost but for the mask. Without scaling, or with another one, RoPE's slow pairs turn as they
+did before a model's context was stretched.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from llamarium.attention.base import Attend, Context, attend_eagerly
+from llamarium.config import RopeScaling
+from llamarium.errors import InputError, MemoryBudgetError, show_value
+from llamarium.inspect.shapes import check_names, make_key, trace_shapes
+from llamarium.inspect.trace import Trace, trace
+from llamarium.model import LlamaForCausalLM, LlamaRotaryEmbedding, Rotary
+from llamarium.runtime.module_runner import ModuleRunner
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """What a pass does otherwise.
+
+    Attributes:
+        bidirectional: Every token sees the whole text.
+        hidden: Positions that no other token sees.
+        rotation: Whether queries and keys are turned.
+        rope_scaling: "model" as the model has it, "off", or another one.
+    """
+
+    bidirectional: bool = False
+    hidden: tuple[int, ...] = ()
+    rotation: bool = True
+    rope_scaling: RopeScaling | Literal["model", "off"] = "model"
+
+    def visible(self, num_tokens: int, device: torch.device) -> Tensor:
+        """Return who sees whom: (T, T), True where the query of a row sees the key of a column."""
+        visible_TT = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=device)
+        visible_TT = visible_TT if self.bidirectional else visible_TT.tril()
+        visible_TT[:, list(self.hidden)] = False
+        return visible_TT | torch.eye(num_tokens, dtype=torch.bool, device=device)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether the mask is another than the model's."""
+        return self.bidirectional or bool(self.hidden)
+
+
+class _NoRotation(nn.Module):
+    """Turns nothing: each pair's angle is zero."""
+
+    def forward(self, positions_BT: Tensor, dtype: torch.dtype) -> Rotary:
+        zeros_BT11 = torch.zeros(*positions_BT.shape, 1, 1, dtype=dtype, device=positions_BT.device)
+        return Rotary(zeros_BT11.cos(), zeros_BT11)
+
+
+class _Masked:
+    """An `Attend` over the call's own tokens, with an experiment's mask.
+
+    The inner object is called too, for what it keeps and hands out; what it answers is not used.
+    """
+
+    def __init__(self, inner: Attend, visible_TT: Tensor) -> None:
+        self._inner, self._visible_TT = inner, visible_TT
+
+    def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
+        self._inner(layer_idx, q_BTNH, k_BTKH, v_BTKH)
+        q, k, v = (x.transpose(1, 2) for x in (q_BTNH, k_BTKH, v_BTKH))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self._visible_TT, enable_gqa=True).transpose(1, 2)
+
+
+def begin(shell: LlamaForCausalLM, experiment: Experiment) -> list[RemovableHandle]:
+    """Let a shell compute as the experiment says; its `rotary_emb` may be replaced, and who calls puts it back.
+
+    Raises:
+        InputError: For hidden positions that there are not, or a rotation that is contradictory.
+    """
+    limit = shell.config.max_position_embeddings
+    for position in experiment.hidden:
+        if not 0 <= position < limit:
+            raise InputError(f"hidden is {list(experiment.hidden)}; expected positions within 0..{limit - 1}")
+    if not experiment.rotation:
+        if experiment.rope_scaling != "model":
+            raise InputError("rope_scaling is given beside rotation=False, where nothing is turned; give one")
+        shell.model.rotary_emb = cast(Any, _NoRotation())
+    elif experiment.rope_scaling != "model":
+        scaling = None if experiment.rope_scaling == "off" else experiment.rope_scaling
+        if not isinstance(scaling, RopeScaling | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InputError(f"rope_scaling is {show_value(scaling)}; expected 'model', 'off' or a RopeScaling")
+        shell.model.rotary_emb = LlamaRotaryEmbedding(replace(shell.config, rope_scaling=scaling))
+    if not experiment.has_mask:
+        return []
+
+    def mask(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        ids_BT, positions_BT, attend = args
+        _check_whole(positions_BT, experiment)
+        return ids_BT, positions_BT, _Masked(attend, experiment.visible(ids_BT.shape[1], ids_BT.device))
+
+    return [shell.model.register_forward_pre_hook(mask)]
+
+
+def _check_whole(positions_BT: Tensor, experiment: Experiment) -> None:
+    num_tokens = positions_BT.shape[1]
+    if not (positions_BT == torch.arange(num_tokens, device=positions_BT.device)).all():  # sync: an experiment
+        raise InputError(
+            "with another mask a text is run as a whole, from position 0 on: call the model, or trace a text of at "
+            "most 2,048 tokens; answers cannot be made"
+        )
+    if max(experiment.hidden, default=0) >= num_tokens:
+        raise InputError(f"hidden is {list(experiment.hidden)}; the text has {num_tokens} tokens")
+
+
+def trace_experiment(
+    model: LlamaForCausalLM,
+    ids: Sequence[int],
+    experiment: Experiment,
+    *,
+    names: Collection[str] | None = None,
+    layers: Collection[int] | None = None,
+    positions: Sequence[int] | None = None,
+    budget_mb: float = 1024,
+) -> Trace:
+    """Trace a text of which another mask is thought: scores and pattern are those of that mask.
+
+    Args:
+        model: As `edited` yields it, with this experiment.
+        ids: As for `trace`, as are the others.
+        experiment: The same.
+        names: As for `trace`.
+        layers: As for `trace`.
+        positions: As for `trace`.
+        budget_mb: As for `trace`.
+
+    Raises:
+        LlamariumError: As `trace`.
+    """
+    options: dict[str, Any] = {"layers": layers, "positions": positions, "budget_mb": budget_mb}
+    wanted = check_names(names)
+    looked = [name for name in wanted if name in ("scores", "pattern")]
+    if not experiment.has_mask or not looked:
+        return trace(ModuleRunner(model), ids, names=names, **options)
+    shapes = trace_shapes(model.config, len(ids), names=looked, layers=layers, positions=positions)
+    needed = 3 * sum(shape.num_bytes for shape in shapes)  # and what `attend_eagerly` holds for a while
+    if needed > budget_mb * 1e6:
+        raise MemoryBudgetError(
+            f"{' and '.join(looked)} of {len(ids)} tokens need {needed / 1e6:,.1f} MB and the budget is "
+            f"{budget_mb:,.1f} MB. Restrict layers or positions, or raise budget_mb"
+        )
+    others = {*wanted, "q_rot", "k_rot", "v"} - set(looked)
+    seen = trace(ModuleRunner(model), ids, names=others, **options)
+    found: dict[str, Tensor] = dict(seen)
+    for layer in seen.layers:
+        found |= _looked(seen, layer, experiment.visible(len(ids), model.device))
+    order = trace_shapes(model.config, len(ids), names=wanted, layers=layers, positions=positions)
+    return Trace(seen.token_ids, seen.positions, {shape.key: found[shape.key] for shape in order})
+
+
+def _looked(seen: Trace, layer: int, visible_SS: Tensor) -> dict[str, Tensor]:
+    q, k, v = (seen[make_key(name, layer)].unsqueeze(0) for name in ("q_rot", "k_rot", "v"))
+    eager = attend_eagerly(q, Context(k, v, visible_SS[list(seen.positions)].unsqueeze(0)))
+    return {make_key("scores", layer): eager.scores_BNTS[0], make_key("pattern", layer): eager.pattern_BNTS[0]}

@@ -1,0 +1,194 @@
+"""Activation patching: what a second prompt knows, put into the pass of the first, at one layer and one token.
+
+Two prompts of the same length differ in something ("The capital of France is", "The capital of Italy is"). Into a pass
+of the one goes what a part of the model has computed for the other, at one layer and one position; where the answer
+turns, there lay the difference. A grid is such a pass for every layer and position. Both prompts are run once; a cell
+is run from the layer that is patched, all positions of a layer side by side.
+
+Source: Meng et al. 2022, "Locating and Editing Factual Associations in GPT", section 2.1; Heimersheim & Nanda 2024,
+"How to use and interpret activation patching".
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from llamarium.attention import CausalAttend
+from llamarium.errors import InputError, check_choice
+from llamarium.inspect.shapes import indices, make_key
+from llamarium.inspect.tokens import check_ids, check_token
+from llamarium.inspect.trace import trace
+from llamarium.model import LlamaForCausalLM
+from llamarium.runtime.module_runner import ModuleRunner, threads_for
+from llamarium.runtime.shell import shell_of
+
+PatchPart = Literal["residual", "attention", "mlp"]
+"""The stream after a layer; what its attention, or its MLP, adds."""
+
+_NAMES: dict[PatchPart, tuple[str, ...]] = {
+    "residual": ("resid",), "attention": ("embed", "resid", "attn_out"), "mlp": ("embed", "resid", "mlp_out")
+}  # fmt: skip
+_TOKENS = 1024  # of rows that are run side by side
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a pass says of the token that is asked about.
+
+    Attributes:
+        logit: Its logit, less that of the token it is held against.
+        probability: P(token | text).
+    """
+
+    logit: float
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class PatchCell:
+    """The pass with one place of it from the other prompt.
+
+    Attributes:
+        layer: Which layer.
+        position: Which token.
+        logit: As `Measured` has it.
+        probability: As well.
+        recovered: Of the way from the base's logit to the source's: 0 is the base's, 1 the source's; None where both
+            are equal.
+        done: Cells so far, this one among them.
+        total: Cells in all.
+    """
+
+    layer: int
+    position: int
+    logit: float
+    probability: float
+    recovered: float | None
+    done: int
+    total: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return asdict(self)
+
+
+class PatchGrid:
+    """A grid over layers and positions; both prompts are run when it is made, the cells as they are asked for.
+
+    Args:
+        model: Plain, or as `edited` yields it.
+        base_ids: The prompt that is patched.
+        source_ids: The prompt that the activations come from; as many tokens.
+        target_id: The token that is asked about, after the last one of the prompt.
+        against_id: Take this token's logit away.
+        part: What is put in.
+        layers: Rows of the grid; negative ones count from the last. All where left out.
+        positions: Columns; negative ones count from the last. All where left out.
+
+    Attributes:
+        base: What the base's own pass says.
+        source: What the source's does.
+        base_ids: The prompt that is patched.
+        layers: The rows.
+        positions: The columns.
+
+    Raises:
+        InputError: For prompts of different lengths, or anything that there is not.
+        ContextLengthError: If the prompts are longer than the context.
+        MemoryBudgetError: If their activations take more than a gigabyte.
+    """
+
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        base_ids: Sequence[int],
+        source_ids: Sequence[int],
+        target_id: int,
+        *,
+        against_id: int | None = None,
+        part: PatchPart = "residual",
+        layers: Collection[int] | None = None,
+        positions: Sequence[int] | None = None,
+    ) -> None:
+        check_choice("part", part, get_args(PatchPart))
+        num_tokens = len(check_ids(model.config, base_ids))
+        if len(check_ids(model.config, source_ids)) != num_tokens:
+            raise InputError(
+                f"the prompts have {num_tokens} and {len(source_ids)} tokens; expected as many, so that each token has "
+                "one to take its place"
+            )
+        for token_id in (target_id, target_id if against_id is None else against_id):
+            check_token(token_id, model.config.vocab_size)
+        self._model, self._part, self._target, self._against = model, part, target_id, against_id
+        self.base_ids = tuple(base_ids)
+        self.layers = tuple(sorted(indices(layers, model.config.num_hidden_layers, "layers")))
+        self.positions = tuple(sorted(indices(positions, num_tokens, "positions")))
+        self._base = trace(ModuleRunner(model), base_ids, names=[*_NAMES[part], "logits"])
+        self._source = trace(ModuleRunner(model), source_ids, names=[*_NAMES[part], "logits"])
+        self.base, self.source = (self._measure(seen["logits"][-1:])[0] for seen in (self._base, self._source))
+
+    def cells(self) -> Iterator[PatchCell]:
+        """Yield the cells, layer by layer; who has seen enough closes the generator, and nothing more is run."""
+        total, done = len(self.layers) * len(self.positions), 0
+        at_once = max(1, _TOKENS // len(self._base.token_ids))
+        for layer in self.layers:
+            for start in range(0, len(self.positions), at_once):
+                positions = self.positions[start : start + at_once]
+                for position, found in zip(positions, self._run(layer, positions), strict=True):
+                    done += 1
+                    recovered = self._recovered(found.logit)
+                    yield PatchCell(layer, position, found.logit, found.probability, recovered, done, total)
+
+    @torch.inference_mode()
+    def _run(self, layer: int, positions: Sequence[int]) -> list[Measured]:
+        """Run the base with each of these positions patched, side by side: B rows."""
+        shell, ids = shell_of(self._model), self._base.token_ids
+        shell.model.layers = nn.ModuleList([*self._start(shell, layer, positions), *shell.model.layers[layer + 1 :]])
+        ids_BT = torch.tensor(ids, device=self._model.device).repeat(len(positions), 1)
+        positions_1T = torch.arange(len(ids), device=self._model.device).unsqueeze(0)
+        with threads_for(self._model):
+            return self._measure(self._model.logits(shell.model(ids_BT, positions_1T, CausalAttend())[:, -1]))
+
+    def _start(self, shell: LlamaForCausalLM, layer: int, positions: Sequence[int]) -> list[nn.Module]:
+        """Return what stands for the layers up to the patched one: what they compute is known, but for its rest."""
+        if self._part == "residual":
+            return [_Given(self._put(make_key("resid", layer), positions))]
+        before = self._base["embed" if layer == 0 else make_key("resid", layer - 1)]
+        module = shell.model.layers[layer]
+        if self._part == "attention":
+            module.self_attn = _Given(self._put(make_key("attn_out", layer), positions))
+        else:
+            module.mlp = _Given(self._put(make_key("mlp_out", layer), positions))
+        return [_Given(before.repeat(len(positions), 1, 1)), module]
+
+    def _put(self, key: str, positions: Sequence[int]) -> Tensor:
+        """Return what the base has computed, a row for each position, which is the source's there: (B, T, D)."""
+        rows_BTD = self._base[key].repeat(len(positions), 1, 1)
+        rows_BTD[list(range(len(positions))), list(positions)] = self._source[key][list(positions)]
+        return rows_BTD
+
+    def _measure(self, logits_BV: Tensor) -> list[Measured]:
+        logits_BV = logits_BV.float()
+        logits_B = logits_BV[:, self._target]
+        if self._against is not None:
+            logits_B = logits_B - logits_BV[:, self._against]
+        probabilities_B = logits_BV.softmax(dim=-1)[:, self._target]
+        return list(map(Measured, logits_B.tolist(), probabilities_B.tolist()))  # sync: to show
+
+    def _recovered(self, logit: float) -> float | None:
+        whole = self.source.logit - self.base.logit
+        return None if whole == 0 else (logit - self.base.logit) / whole
+
+
+class _Given(nn.Module):
+    """Stands where a module was, and returns what is known."""
+
+    def __init__(self, output: Tensor) -> None:
+        super().__init__()
+        self._output = output
+
+    def forward(self, *_: object) -> Tensor:
+        return self._output

@@ -1,0 +1,1 @@
+"""How well a model predicts texts of any length, and how far from another one."""

@@ -1,0 +1,132 @@
+"""Two passes over one text, side by side: where their streams part, and what becomes of the predictions.
+
+The text is the same, the model is not: its weights are packed, an adapter is on it, training has gone on. After each
+layer the two streams are held against each other, token by token (`probes/four_bits.py`), and at the end what both say
+of the next token: the divergence of the distributions (`measures/divergence.py`), the most probable tokens of both, and
+how surprised each is by the token that comes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llamarium.errors import InputError
+from llamarium.inspect import passes
+from llamarium.inspect.measures.divergence import compare
+from llamarium.inspect.probes.four_bits import StreamError, stream_errors
+from llamarium.inspect.tokens import Candidate, check_count, name_candidates, top_candidates
+from llamarium.inspect.trace import Trace
+from llamarium.tokenizer.base import Tokenizer
+
+NAMES = ("resid", "logits")
+"""What both traces have to hold, of all tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedToken:
+    """What two models make of one token of a text.
+
+    Attributes:
+        position: Where it stands.
+        token_id: The token.
+        kl: KL(P_against || P) of what comes after it, nats; 0 where both say the same of every token.
+        surprise: -log P of the token itself, in the light of those before it, nats; None for the first.
+        surprise_against: The same by the other model.
+        candidates: The most probable tokens after it, the best first.
+        candidates_against: The same by the other model.
+    """
+
+    position: int
+    token_id: int
+    kl: float
+    surprise: float | None
+    surprise_against: float | None
+    candidates: tuple[Candidate, ...]
+    candidates_against: tuple[Candidate, ...]
+
+    @property
+    def same_top(self) -> bool:
+        """Whether both think the same token most probable."""
+        return self.candidates[0].token_id == self.candidates_against[0].token_id
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two passes over one text.
+
+    Attributes:
+        layers: How far the streams are from each other after each layer, at each token.
+        tokens: What becomes of the predictions, for each token.
+    """
+
+    layers: tuple[StreamError, ...]
+    tokens: tuple[ComparedToken, ...]
+
+    @property
+    def kl(self) -> float:
+        """The mean of the tokens' divergences, nats."""
+        return sum(token.kl for token in self.tokens) / len(self.tokens)
+
+    @property
+    def same_top(self) -> float:
+        """The share of the tokens after which both think the same one most probable."""
+        return sum(token.same_top for token in self.tokens) / len(self.tokens)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return {
+            "layers": [asdict(layer) for layer in self.layers],
+            "tokens": [{**asdict(token), "same_top": token.same_top} for token in self.tokens],
+            "kl": self.kl,
+            "same_top": self.same_top,
+        }
+
+
+@torch.no_grad()
+def compare_passes(trace: Trace, against: Trace, *, k: int = 5, tokenizer: Tokenizer | None = None) -> Comparison:
+    """Hold two models' passes over one text against each other.
+
+    Args:
+        trace: With "resid" and "logits" of all tokens; of the quantized model, say.
+        against: The same of the one that is measured against: the unquantized, in float32.
+        k: Candidates for each token and model.
+        tokenizer: Of both; gives the candidates their texts.
+
+    Raises:
+        InputError: If the two are not of the same tokens, layers and vocabulary, or for a `k` outside the vocabulary.
+    """
+    layers = tuple(stream_errors(trace, against))
+    every = tuple(range(len(trace.token_ids)))
+    if any("logits" not in one or one.positions != every for one in (trace, against)):
+        raise InputError('the traces do not hold the logits of all tokens; trace both with names=["resid", "logits"]')
+    sizes = [one["logits"].shape[1] for one in (trace, against)]
+    if sizes[0] != sizes[1]:
+        raise InputError(f"the vocabularies have {sizes[0]:,} and {sizes[1]:,} tokens; expected the same")
+    check_count(k, "k", sizes[0])
+    return Comparison(layers, tuple(_tokens(trace, against, k, tokenizer)))
+
+
+def _tokens(trace: Trace, against: Trace, k: int, tokenizer: Tokenizer | None) -> Iterator[ComparedToken]:
+    """Yield what both say of each token, a few rows of logits in float64 at a time."""
+    ids = trace.token_ids
+    rows = max(1, passes.CHUNK_BYTES // (8 * trace["logits"].shape[1]))
+    before: list[tuple[float | None, float | None]] = [(None, None)]
+    start = 0
+    for pair in zip(*(one["logits"].split(rows) for one in (trace, against)), strict=True):
+        ((compared, *logprobs),) = compare(*([part.double()] for part in pair))
+        best, best_against = ([name_candidates(row, tokenizer) for row in top_candidates(part, k)] for part in pair)
+        following = ids[start + 1 : start + 1 + rows]
+        before += zip(*(_surprises(logprobs_CV, following) for logprobs_CV in logprobs), strict=True)
+        for i, kl in enumerate(compared.kl_C.tolist()):  # sync: to show
+            at = start + i
+            yield ComparedToken(at, ids[at], kl, *before[at], best[i], best_against[i])
+        start += len(pair[0])
+
+
+def _surprises(logprobs_CV: Tensor, following: Sequence[int]) -> list[float]:
+    """Return -log P of the tokens that came; after the text's last none came."""
+    ids_C1 = torch.tensor(following, dtype=torch.int64, device=logprobs_CV.device).unsqueeze(-1)
+    return (-logprobs_CV[: len(following)].gather(-1, ids_C1).squeeze(-1)).tolist()

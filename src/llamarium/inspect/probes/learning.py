@@ -1,0 +1,200 @@
+"""Learning from one sentence: its loss per token, the gradient on its embedding rows, and one step of training on it.
+
+All of it happens on a copy of the modules, in float32; the model stays as it was. Packed weights cannot be changed by a
+step; the copy of a model that has some is unpacked, where that is asked for.
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llamarium.adapters.lora import lora_linears
+from llamarium.adapters.merge import merge_adapters
+from llamarium.config import ModelConfig
+from llamarium.errors import InputError, MemoryBudgetError, check_choice
+from llamarium.inspect.tokens import Candidate, check_count, check_ids, name_candidates, top_candidates
+from llamarium.model import LlamaForCausalLM
+from llamarium.model.cost import count_parameters
+from llamarium.quant.base import QuantizedModule
+from llamarium.tokenizer.base import Tokenizer
+
+Optimizer = Literal["SGD", "AdamW"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lesson:
+    """What one step of training on a text does.
+
+    Attributes:
+        token_ids: The text.
+        losses: -log P of each token but the first, before the step.
+        losses_after: The same after it.
+        row_ids: The text's tokens, each once, in the order in which they come.
+        row_gradients_RD: The gradient of the mean loss on their rows of the embedding table; of a tied model both as
+            embedding and as head.
+        row_moves: How far the step has moved each of them: the length of the difference.
+        gradient_norm: The length of the whole gradient.
+        before: The most probable tokens to follow the text.
+        after: The same after the step.
+        num_unpacked: How many modules of the copy had packed weights, which were unpacked for the step.
+    """
+
+    token_ids: tuple[int, ...]
+    losses: tuple[float, ...]
+    losses_after: tuple[float, ...]
+    row_ids: tuple[int, ...]
+    row_gradients_RD: Tensor
+    row_moves: tuple[float, ...]
+    gradient_norm: float
+    before: tuple[Candidate, ...]
+    after: tuple[Candidate, ...]
+    num_unpacked: int
+
+    @property
+    def loss(self) -> float:
+        """The mean of `losses`, whose gradient it is."""
+        return sum(self.losses) / len(self.losses)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values; of the rows' gradients the lengths."""
+        names = list(map(str, self.row_ids))
+        return {
+            "token_ids": list(self.token_ids),
+            "losses": list(self.losses),
+            "losses_after": list(self.losses_after),
+            "rows": dict(zip(names, self.row_gradients_RD.norm(dim=-1).tolist(), strict=True)),
+            "row_moves": dict(zip(names, self.row_moves, strict=True)),
+            "gradient_norm": self.gradient_norm,
+            "before": [asdict(c) for c in self.before],
+            "after": [asdict(c) for c in self.after],
+            "num_unpacked": self.num_unpacked,
+        }
+
+
+def learn(
+    model: LlamaForCausalLM,
+    ids: Sequence[int],
+    *,
+    optimizer: Optimizer = "SGD",
+    learning_rate: float = 1e-2,
+    k: int = 10,
+    tokenizer: Tokenizer | None = None,
+    unpack: bool = False,
+    budget_mb: float = math.inf,
+) -> Lesson:
+    """Take one step of training on a text, on a copy of the model.
+
+    Args:
+        model: Modules; they stay as they are.
+        ids: The text, at least two tokens.
+        optimizer: torch's, with its defaults but for the rate and no weight decay.
+        learning_rate: Above 0.
+        k: How many of the most probable next tokens are told.
+        tokenizer: Gives them their texts.
+        unpack: Take packed weights for what they mean: plain float32, which can learn. Adapters are added to them.
+        budget_mb: What the step may hold, in megabytes of 10^6 bytes; see `lesson_bytes`.
+
+    Raises:
+        InputError: For a text of one token, a rate that is none, or a model with packed weights and no `unpack`.
+        ContextLengthError: If there are more ids than the context holds.
+        MemoryBudgetError: If more than the budget is needed. Nothing has been copied then.
+    """
+    check_count(k, "k", model.config.vocab_size)
+    known = _checked_ids(model.config, ids, optimizer, learning_rate, budget_mb)
+    pupil, num_unpacked = _copy(model, unpack=unpack)
+    with torch.enable_grad():
+        losses_T, before_V = _read(pupil, known)
+        losses_T.mean().backward()
+    rows, table = list(dict.fromkeys(known)), pupil.model.embed_tokens.weight
+    assert table.grad is not None
+    gradients_RD, was_RD = table.grad[rows].clone(), table.detach()[rows].clone()
+    norm = _gradient_norm(pupil)
+    _step(pupil, optimizer, learning_rate)
+    with torch.no_grad():
+        after_T, after_V = _read(pupil, known)
+        moves_R = (table[rows] - was_RD).norm(dim=-1)
+    best = (top_candidates(x_V.detach().unsqueeze(0), k)[0] for x_V in (before_V, after_V))
+    before, after = (name_candidates(candidates, tokenizer) for candidates in best)
+    return Lesson(
+        token_ids=tuple(known),
+        losses=tuple(losses_T.tolist()),
+        losses_after=tuple(after_T.tolist()),
+        row_ids=tuple(rows),
+        row_gradients_RD=gradients_RD,
+        row_moves=tuple(moves_R.tolist()),
+        gradient_norm=norm,
+        before=before,
+        after=after,
+        num_unpacked=num_unpacked,
+    )
+
+
+def lesson_bytes(config: ModelConfig, num_tokens: int, optimizer: Optimizer) -> int:
+    """Return about what a step holds at once, in float32.
+
+    That is the weights, their gradients, AdamW's two moments, the table's gradient once more while it is summed, the
+    logits with their probabilities and gradients, and what the layers keep for the way back.
+    """
+    c = config
+    weights = (4 if optimizer == "AdamW" else 2) * count_parameters(c).total + c.vocab_size * c.hidden_size
+    heads = 3 * c.num_attention_heads + 2 * c.num_key_value_heads
+    kept = c.num_hidden_layers * (8 * c.hidden_size + 4 * c.intermediate_size + heads * c.head_dim)
+    return 4 * (weights + num_tokens * (3 * c.vocab_size + kept))
+
+
+def _checked_ids(
+    config: ModelConfig, ids: Sequence[int], optimizer: Optimizer, learning_rate: float, budget_mb: float
+) -> list[int]:
+    check_choice("optimizer", optimizer, get_args(Optimizer))
+    known = check_ids(config, ids)
+    if len(known) < 2:
+        raise InputError("a text of one token has no loss, as nothing comes before it; expected at least two")
+    if not 0 < learning_rate < math.inf:
+        raise InputError(f"learning_rate is {learning_rate}; expected a number above 0")
+    needed = lesson_bytes(config, len(known), optimizer)
+    if needed > budget_mb * 1e6:
+        raise MemoryBudgetError(
+            f"a step of training needs about {needed / 1e6:,.0f} MB and the budget is {budget_mb:,.0f} MB; take a "
+            "smaller model, a shorter text or SGD, which keeps no moments, or raise budget_mb"
+        )
+    return known
+
+
+def _copy(model: LlamaForCausalLM, *, unpack: bool) -> tuple[LlamaForCausalLM, int]:
+    """Return a copy that can learn, and how many of its modules were packed."""
+    packed = [name for name, module in model.named_modules() if isinstance(module, QuantizedModule)]
+    if packed and not unpack:
+        raise InputError(
+            f"{len(packed)} modules have packed weights ({packed[0]} is one), which no step can change; load the model "
+            'with dtype="float32", or let a copy be unpacked with unpack=True'
+        )
+    pupil = copy.deepcopy(model)
+    pupil = merge_adapters(pupil, torch.float32) if packed or any(lora_linears(pupil)) else pupil.float()
+    pupil.tie_weights()
+    return pupil.requires_grad_(True).eval(), len(packed)
+
+
+def _read(model: LlamaForCausalLM, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return -log P of each token but the first (T-1,), and the logits after the last (V,)."""
+    ids_1T = torch.tensor([ids], device=model.device)
+    logits_TV = model(ids_1T)[0]
+    return F.cross_entropy(logits_TV[:-1], ids_1T[0, 1:], reduction="none"), logits_TV[-1]
+
+
+def _gradient_norm(model: LlamaForCausalLM) -> float:
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return float(torch.stack([g.norm() for g in gradients]).norm())  # sync: to show
+
+
+def _step(model: LlamaForCausalLM, optimizer: Optimizer, learning_rate: float) -> None:
+    parameters = list(model.parameters())
+    if optimizer == "SGD":
+        torch.optim.SGD(parameters, lr=learning_rate).step()
+    else:
+        torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0).step()

@@ -1,0 +1,98 @@
+"""SwiGLU: the neurons that fire most for a token, and on which tokens of the text they do.
+
+A neuron of the MLP is one row of the gate, one of the up projection, and one column of the down projection: it adds
+silu(gate) · up times that column to the stream.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from llamarium.config import ModelConfig
+from llamarium.errors import InputError
+from llamarium.inspect.probes.heads import layer_in
+from llamarium.inspect.tokens import check_count
+from llamarium.inspect.trace import Trace, make_key
+
+NAMES = ("gate", "up", "act", "gated")
+"""What a trace has to hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neuron:
+    """What one neuron computes for a token.
+
+    Attributes:
+        index: Its number, below F.
+        gate: Of the gate projection.
+        act: silu(gate).
+        up: Of the up projection.
+        gated: act · up, what its column of the down projection is multiplied with.
+        by_token: The same for each of the trace's positions.
+    """
+
+    index: int
+    gate: float
+    act: float
+    up: float
+    gated: float
+    by_token: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Neurons:
+    """The neurons of one layer that fire most for one token.
+
+    Attributes:
+        layer: The layer.
+        position: The token.
+        token_ids: The ids that were run.
+        positions: The tokens of each neuron's `by_token`.
+        neurons: By the size of `gated`, the largest first.
+    """
+
+    layer: int
+    position: int
+    token_ids: tuple[int, ...]
+    positions: tuple[int, ...]
+    neurons: tuple[Neuron, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return asdict(self)
+
+
+def top_neurons(config: ModelConfig, trace: Trace, layer: int, *, position: int = -1, k: int = 10) -> Neurons:
+    """Return the neurons of a layer whose product is largest, of either sign, for one token.
+
+    Args:
+        config: Of the model that was traced.
+        trace: With `NAMES` of the layer.
+        layer: The layer; a negative one counts from the last.
+        position: The token; a negative one counts from the last.
+        k: How many.
+
+    Raises:
+        InputError: If the trace does not hold them, or `k` is out of range.
+    """
+    check_count(k, "k", config.intermediate_size)
+    layer = layer_in(trace, layer, config.num_hidden_layers, NAMES)
+    row = row_of_position(trace, position)
+    gate_F, up_F, act_F, gated_F = (trace[make_key(name, layer)][row].float() for name in NAMES)
+    ids = gated_F.abs().topk(k).indices
+    by_token = trace[make_key("gated", layer)][:, ids].T.tolist()  # sync: to show
+    columns = (ids, gate_F[ids], act_F[ids], up_F[ids], gated_F[ids])
+    rows = zip(*(column.tolist() for column in columns), map(tuple, by_token), strict=True)
+    found = tuple(Neuron(*each) for each in rows)
+    return Neurons(layer, trace.positions[row], trace.token_ids, trace.positions, found)
+
+
+def row_of_position(trace: Trace, position: int) -> int:
+    """Return where a position stands on a trace's T axes.
+
+    Raises:
+        InputError: If the trace does not hold it.
+    """
+    wanted = position + len(trace.token_ids) if position < 0 else position
+    if wanted not in trace.positions:
+        raise InputError(f"position is {position}; this trace holds {list(trace.positions)}")
+    return trace.positions.index(wanted)

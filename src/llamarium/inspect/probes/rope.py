@@ -1,0 +1,159 @@
+"""RoPE in plain numbers: each pair's angle, what it does to a query and a key, and how a score hangs on the distance.
+
+The frequencies and the rotation are the model's own (`model/rope.py`).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from llamarium.config import ModelConfig
+from llamarium.errors import InputError
+from llamarium.inspect.probes.heads import layer_in
+from llamarium.inspect.probes.neurons import row_of_position
+from llamarium.inspect.trace import Trace, make_key
+from llamarium.model import LlamaRotaryEmbedding
+from llamarium.model.rope import rope_frequencies
+
+
+@dataclass(frozen=True, slots=True)
+class RopePair:
+    """One pair of features: i and i + H/2.
+
+    Attributes:
+        index: i.
+        frequency: Radians per position, with the model's scaling.
+        unscaled: The same without.
+        wavelength: Positions of one whole turn.
+        angle: At the position asked about, in radians, as many turns as it may be.
+        turns: Whole turns over the model's context.
+    """
+
+    index: int
+    frequency: float
+    unscaled: float
+    wavelength: float
+    angle: float
+    turns: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turned:
+    """A head's query or key, as pairs, before and after its rotation.
+
+    Attributes:
+        side: Which of the two.
+        layer: The layer.
+        head: Of the query heads, or of the key-value heads.
+        position: The token.
+        before_P2: float32; pair i is (feature i, feature i + H/2).
+        after_P2: The same, turned.
+        pairs: The angles.
+    """
+
+    side: Literal["q", "k"]
+    layer: int
+    head: int
+    position: int
+    before_P2: Tensor
+    after_P2: Tensor
+    pairs: tuple[RopePair, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return {
+            **{name: getattr(self, name) for name in ("side", "layer", "head", "position")},
+            "before": self.before_P2.tolist(),  # sync: to show
+            "after": self.after_P2.tolist(),
+            "pairs": [pair.to_dict() for pair in self.pairs],
+        }
+
+
+def rope_pairs(config: ModelConfig, position: int = 0) -> tuple[RopePair, ...]:
+    """Return every pair's frequency and its angle at a position.
+
+    For another scaling give the config another one: `dataclasses.replace(config, rope_scaling=...)`.
+
+    Raises:
+        InputError: For a position outside the context.
+    """
+    _check_positions(config, [position])
+    scaled = rope_frequencies(config)
+    unscaled = rope_frequencies(replace(config, rope_scaling=None))
+    angles = scaled * float(position)
+    limit = config.max_position_embeddings
+    rows = zip(scaled.tolist(), unscaled.tolist(), angles.tolist(), strict=True)
+    return tuple(
+        RopePair(i, frequency, plain, math.tau / frequency, angle, limit * frequency / math.tau)
+        for i, (frequency, plain, angle) in enumerate(rows)
+    )
+
+
+def turned(
+    config: ModelConfig, trace: Trace, side: Literal["q", "k"], layer: int, head: int, position: int = -1
+) -> Turned:
+    """Return a query or a key of the pass before and after its rotation.
+
+    Args:
+        config: Of the model that was traced.
+        trace: With "q" and "q_rot", or "k" and "k_rot", of the layer.
+        side: Which of the two.
+        layer: The layer; a negative one counts from the last.
+        head: Of the query heads, or of the key-value heads.
+        position: The token; a negative one counts from the last.
+
+    Raises:
+        InputError: If the trace does not hold them, or there is no such head.
+    """
+    if side not in ("q", "k"):
+        raise InputError(f"side is {side!r}; expected q or k")
+    layer = layer_in(trace, layer, config.num_hidden_layers, (side, f"{side}_rot"))
+    num_heads = config.num_attention_heads if side == "q" else config.num_key_value_heads
+    if not 0 <= head < num_heads:
+        raise InputError(f"head is {head}; expected one within 0..{num_heads - 1} of {side}")
+    row = row_of_position(trace, position)
+    at = trace.positions[row]
+    row = at if side == "k" else row  # keys are there of all tokens
+    before_H, after_H = (trace[make_key(name, layer)][row, head].float() for name in (side, f"{side}_rot"))
+    return Turned(side, layer, head, at, _pairs(before_H), _pairs(after_H), rope_pairs(config, at))
+
+
+def score_by_distance(config: ModelConfig, q_H: Tensor, k_H: Tensor, distances: Sequence[int]) -> list[float]:
+    """Return q·k / sqrt(H) for a query that stands so many positions after the key.
+
+    Args:
+        config: Of the model, for frequencies and H.
+        q_H: A query before its rotation.
+        k_H: A key before its rotation.
+        distances: 0 is the same place.
+
+    Raises:
+        InputError: For vectors of another length, or a distance outside the context.
+    """
+    _check_positions(config, distances)
+    if q_H.shape != (config.head_dim,) or k_H.shape != (config.head_dim,):
+        raise InputError(f"q and k are {tuple(q_H.shape)} and {tuple(k_H.shape)}; expected ({config.head_dim},) each")
+    positions_1T = torch.tensor([list(distances)], device=q_H.device)
+    rotary = LlamaRotaryEmbedding(config)(positions_1T, torch.float32)
+    q_1T1H = rotary.rotate(q_H.float().expand(1, len(distances), 1, -1))
+    scores_T = (q_1T1H @ k_H.float()).flatten() * config.head_dim**-0.5
+    return scores_T.tolist()  # sync: to show
+
+
+def _pairs(x_H: Tensor) -> Tensor:
+    return x_H.unflatten(0, (2, -1)).T
+
+
+def _check_positions(config: ModelConfig, positions: Sequence[int]) -> None:
+    limit = config.max_position_embeddings
+    wrong = [p for p in positions if not 0 <= p < limit]
+    if wrong or not positions:
+        raise InputError(f"positions are {list(positions)[:5]}; expected some within 0..{limit - 1}")

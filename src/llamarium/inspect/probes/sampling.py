@@ -1,0 +1,211 @@
+"""From logits to a token: what each step of the sampler leaves, and the draw.
+
+The steps are the sampler's own (`sampling/sampler.py` says what each does), and the token is the one that it chooses:
+that of an answer with the same parameters and seed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llamarium.generation.kept import Memory, advance
+from llamarium.inspect.tokens import check_count, check_ids
+from llamarium.runtime.runner import CacheDtype, Logits, Runner
+from llamarium.sampling.constraint import Constraint
+from llamarium.sampling.params import SamplingParams
+from llamarium.sampling.row import SamplingRow
+from llamarium.sampling.sampler import Sampler
+from llamarium.sampling.torch_sampler import InTorch, Stage
+from llamarium.tokenizer.base import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerCandidate:
+    """A token that a step has left.
+
+    Attributes:
+        token_id: The token.
+        logit: After the step; from "temperature" on less the largest, and divided by the temperature.
+        probability: Among those that are left.
+        text: Its printable piece, or None where no tokenizer was at hand.
+    """
+
+    token_id: int
+    logit: float
+    probability: float
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerStep:
+    """What one step leaves.
+
+    Attributes:
+        name: "logits" (the model's own), "logit_bias", "penalties", "grammar", "temperature", "top_k", "top_p" or
+            "min_p"; at temperature 0 nothing follows "grammar".
+        is_on: Whether the parameters ask for it.
+        num_left: How many tokens it leaves.
+        candidates: The most probable of them, the best first; the chosen token stands last if it is not among them.
+    """
+
+    name: str
+    is_on: bool
+    num_left: int
+    candidates: tuple[SamplerCandidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A token in the draw: the largest total wins.
+
+    Attributes:
+        token_id: The token.
+        noise: -log(-log(u)) of its own u, which follows from seed, place and id.
+        total: The last step's logit and the noise.
+        text: Its printable piece, or None where no tokenizer was at hand.
+    """
+
+    token_id: int
+    noise: float
+    total: float
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerSteps:
+    """How one token of an answer was chosen.
+
+    Attributes:
+        token_id: The token.
+        text: Its printable piece, or None where no tokenizer was at hand.
+        seed: What the noise follows from.
+        place: How many tokens the answer had before.
+        steps: One for each step, in order.
+        draw: The candidates of the last step with their noise; None at temperature 0, where the largest logit wins.
+    """
+
+    token_id: int
+    text: str | None
+    seed: int
+    place: int
+    steps: tuple[SamplerStep, ...]
+    draw: tuple[Drawn, ...] | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return asdict(self)
+
+
+def sampler_steps(
+    runner: Runner,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    answer_ids: Sequence[int] = (),
+    constraint: Constraint | None = None,
+    k: int = 10,
+    tokenizer: Tokenizer | None = None,
+) -> SamplerSteps:
+    """Run a prompt, and follow how the next token of its answer is chosen.
+
+    Args:
+        runner: Executes the model.
+        prompt_ids: The prompt's tokens.
+        params: With n 1, as for an answer.
+        answer_ids: The tokens that the answer has so far: penalties count them apart from the prompt's.
+        constraint: The form of the answer at its beginning, where `params` have a grammar.
+        k: Candidates that are kept after each step.
+        tokenizer: Gives tokens their texts.
+
+    Raises:
+        InputError: For ids that there are not, or a `k` outside the vocabulary.
+        ContextLengthError: If there are more ids than the context holds.
+        SamplingError: If the parameters ask for more than one answer, or name ids outside the vocabulary.
+        AnswerError: If no token can be chosen.
+    """
+    check_count(k, "k", runner.config.vocab_size)
+    check_ids(runner.config, prompt_ids)
+    check_ids(runner.config, [*prompt_ids, *answer_ids])
+    row = SamplingRow(params, prompt_ids, runner.config.vocab_size, answer_ids, constraint)
+    return explain_choice(row, next_logits(runner, prompt_ids, answer_ids), runner.device, k, tokenizer)
+
+
+def explain_choice(
+    row: SamplingRow, logits_V: Logits, device: str, k: int = 10, tokenizer: Tokenizer | None = None
+) -> SamplerSteps:
+    """Follow how the sampler chooses a row's next token from logits, and note it in the row.
+
+    Args:
+        row: What is asked, and which tokens there are so far.
+        logits_V: The model's, as the runner returned them.
+        device: Where they are.
+        k: Candidates that are kept after each step.
+        tokenizer: Gives tokens their texts.
+
+    Raises:
+        AnswerError: If no token can be chosen.
+    """
+    in_torch, place = InTorch(device), row.num_tokens
+    stages = list(in_torch.stages(row, logits_V))
+    noise_V = in_torch.noise(row, len(logits_V)) if row.params.temperature > 0 else None
+    chosen = Sampler(len(logits_V), device).sample([row], logits_V[None])[0].id_of(0)
+    steps = tuple(_step(stage, k, chosen, tokenizer) for stage in stages)
+    draw = None if noise_V is None else _draw(steps[-1], noise_V)
+    return SamplerSteps(chosen, _text(chosen, tokenizer), row.seed, place, steps, draw)
+
+
+@torch.inference_mode()
+def _step(stage: Stage, k: int, chosen: int, tokenizer: Tokenizer | None) -> SamplerStep:
+    logits_V = stage.logits_V
+    num_left = int((logits_V > float("-inf")).sum())  # sync: to show
+    ids = logits_V.sort(descending=True, stable=True).indices[: min(k, num_left)].tolist()
+    ids = ids if chosen in ids else [*ids, chosen]
+    at = torch.tensor(ids, device=logits_V.device)
+    values = zip(ids, logits_V[at].tolist(), logits_V.softmax(-1)[at].tolist(), strict=True)
+    found = tuple(SamplerCandidate(i, logit, p, _text(i, tokenizer)) for i, logit, p in values)
+    return SamplerStep(stage.name, stage.is_on, num_left, found)
+
+
+def _draw(last: SamplerStep, noise_V: Tensor) -> tuple[Drawn, ...]:
+    noise = noise_V[torch.tensor([c.token_id for c in last.candidates], device=noise_V.device)].tolist()
+    pairs = zip(last.candidates, noise, strict=True)
+    return tuple(Drawn(c.token_id, g, c.logit + g, c.text) for c, g in pairs)
+
+
+def _text(token_id: int, tokenizer: Tokenizer | None) -> str | None:
+    return None if tokenizer is None else tokenizer.token_text(token_id)
+
+
+def next_logits(
+    runner: Runner,
+    prompt_ids: Sequence[int],
+    answer_ids: Sequence[int] = (),
+    *,
+    adapter: int = -1,
+    kv_cache_dtype: CacheDtype = "auto",
+) -> Logits:
+    """Return the logits after the last token, as an answer has them: (V,).
+
+    The modules round a batch of tokens differently from single ones; there the answer is run as it was made.
+
+    Args:
+        runner: Executes the model.
+        prompt_ids: The prompt's tokens.
+        answer_ids: The tokens that the answer has so far.
+        adapter: Which of the runner's adapters, -1 for none.
+        kv_cache_dtype: What keys and values are kept in.
+    """
+    num_tokens = len(prompt_ids) + len(answer_ids)
+    memory = Memory(runner, num_tokens, kv_cache_dtype)
+    sequence = memory.begin(prompt_ids, num_tokens, adapter)
+    if runner.is_row_exact:
+        sequence.ids.extend(answer_ids)
+        return advance(runner, memory.cache, [sequence])[0]
+    logits_1V = advance(runner, memory.cache, [sequence])
+    for token_id in answer_ids:
+        sequence.ids.append(token_id)
+        logits_1V = advance(runner, memory.cache, [sequence])
+    return logits_1V[0]

@@ -1,0 +1,160 @@
+"""A model as a tree of modules, with what each holds and costs: of the model at hand, or of a shape alone.
+
+The tree is the one that `print(model)` shows, under Hugging Face's names. Parameters and operations follow from the
+config; bytes and types are those of the weights in memory, and bfloat16's where nothing was loaded.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from llamarium.checkpoints.checkpoint import expected_shapes
+from llamarium.config import EMBEDDING, ModelConfig
+from llamarium.page.schema.model import ModelView, ModuleNode, Shape
+from llamarium.presets import PRESETS
+
+if TYPE_CHECKING:
+    from llamarium.api import Llama
+    from llamarium.checkpoints.options import TensorSource
+    from llamarium.generation.text_engine import TextEngine
+    from llamarium.inspect.summary import Summary
+
+_KINDS = {
+    "embed_tokens": "Embedding",
+    "layers": "ModuleList",
+    "self_attn": "LlamaAttention",
+    "mlp": "LlamaMLP",
+    "input_layernorm": "LlamaRMSNorm",
+    "post_attention_layernorm": "LlamaRMSNorm",
+    "norm": "LlamaRMSNorm",
+    "model": "LlamaModel",
+}
+_PUBLISHED = "BF16"
+_PUBLISHED_BYTES = 2  # of a number in bfloat16
+
+
+def view_of_model(
+    llama: "Llama", engine: "TextEngine", loaded_with: Mapping[str, str | int | bool] | None = None
+) -> ModelView:
+    """Describe the model at hand, which was loaded with some options."""
+    from llamarium.inspect.summary import summarize
+
+    found = summarize(llama.config, llama.loaded, llama.sources)
+    return ModelView(
+        name=llama.name,
+        is_loaded=True,
+        runner=engine.runner.name,
+        dtype=engine.runner.dtype,
+        tree=module_tree(llama.config, {one.key: one for one in llama.sources}),
+        num_bytes=sum(found.bytes_by_dtype.values()),
+        adds_bos=bool(llama.tokenizer.encode("")),
+        adapters=engine.adapters,
+        loaded_with=dict(loaded_with or {}),
+        **_of_config(found),
+    )
+
+
+def view_of_shape(name: str) -> ModelView:
+    """Describe a published shape, of which nothing is loaded."""
+    from llamarium.inspect.summary import summarize
+
+    tree = module_tree(PRESETS[name], {})
+    return ModelView(
+        name=name,
+        is_loaded=False,
+        runner=None,
+        dtype=None,
+        tree=tree,
+        num_bytes=tree.num_bytes,
+        adds_bos=None,
+        adapters=(),
+        loaded_with={},
+        **_of_config(summarize(PRESETS[name])),
+    )
+
+
+def _of_config(found: "Summary") -> dict[str, Any]:
+    """Return the fields that follow from a config."""
+    c = found.config
+    return {
+        "shape": Shape(
+            D=c.hidden_size, N=c.num_attention_heads, K=c.num_key_value_heads, H=c.head_dim, F=c.intermediate_size,
+            V=c.vocab_size, L=c.num_hidden_layers,
+        ),
+        "context": c.max_position_embeddings,
+        "rms_norm_eps": c.rms_norm_eps,
+        "rope_theta": c.rope_theta,
+        "rope_scaling": None if c.rope_scaling is None else asdict(c.rope_scaling),
+        "tied": c.tie_word_embeddings,
+        "flops_per_token": found.flops_per_token,
+        "attention_flops_per_position": 4 * c.num_hidden_layers * c.num_attention_heads * c.head_dim,
+        "kv_bytes_per_token": found.kv_bytes_per_token,
+    }  # fmt: skip
+
+
+def module_tree(config: ModelConfig, sources: "Mapping[str, TensorSource]") -> ModuleNode:
+    """Return the whole model as one node.
+
+    Args:
+        config: Its shape.
+        sources: What was loaded, by state-dict key; empty for a shape alone.
+    """
+    nested: dict[str, Any] = {}
+    for key, shape in expected_shapes(config).items():
+        *parents, leaf = key.removesuffix(".weight").split(".")
+        place = nested
+        for part in parents:
+            place = place.setdefault(part, {})
+        place[leaf] = _weight_node(key, shape, sources)
+    if config.tie_word_embeddings:
+        nested["lm_head"] = _tied_head(config)
+    return _holder("", "LlamaForCausalLM", nested)
+
+
+def _weight_node(key: str, shape: tuple[int, ...], sources: "Mapping[str, TensorSource]") -> ModuleNode:
+    path, count, source = key.removesuffix(".weight"), math.prod(shape), sources.get(key)
+    name = path.rpartition(".")[2]
+    multiplies = len(shape) == 2 and key != EMBEDDING
+    return ModuleNode(
+        name=name,
+        path=path,
+        kind=_KINDS.get(name, "Linear"),
+        shape=shape,
+        parameters=count,
+        num_bytes=count * _PUBLISHED_BYTES if source is None else source.num_bytes,
+        type=_PUBLISHED if source is None else source.dtype,
+        tied_to=None if source is None else source.tied_to,
+        flops=2 * count if multiplies else 0,
+        children=(),
+    )
+
+
+def _tied_head(config: ModelConfig) -> ModuleNode:
+    shape = (config.vocab_size, config.hidden_size)
+    return ModuleNode(
+        name="lm_head", path="lm_head", kind="Linear", shape=shape, parameters=0, num_bytes=0, type=None,
+        tied_to=EMBEDDING, flops=2 * math.prod(shape), children=(),
+    )  # fmt: skip
+
+
+def _holder(path: str, kind: str, held: Mapping[str, Any]) -> ModuleNode:
+    children = tuple(_child(f"{path}.{name}".removeprefix("."), name, one) for name, one in held.items())
+    return ModuleNode(
+        name=path.rpartition(".")[2],
+        path=path,
+        kind=kind,
+        shape=(),
+        parameters=sum(child.parameters for child in children),
+        num_bytes=sum(child.num_bytes for child in children),
+        type=None,
+        tied_to=None,
+        flops=sum(child.flops for child in children),
+        children=children,
+    )
+
+
+def _child(path: str, name: str, one: "ModuleNode | Mapping[str, Any]") -> ModuleNode:
+    if isinstance(one, ModuleNode):
+        return one
+    return _holder(path, "LlamaDecoderLayer" if name.isdigit() else _KINDS[name], one)

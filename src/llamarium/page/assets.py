@@ -1,0 +1,115 @@
+"""The built page: its files, as `web/` makes them and the package carries them, and the headers that go with them."""
+
+import gzip
+import re
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from llamarium.server.errors import ApiError
+
+DIST = Path(__file__).with_name("dist")
+"""Where the bundle lies."""
+
+HOW_TO_BUILD = "install Node.js 20 or newer and run `make page`, or install the package again where Node.js is"
+"""For who has none."""
+
+HEADERS: Mapping[str, str] = {
+    "content-security-policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+"""Of every file: nothing from elsewhere, nothing inline, in nobody's frame."""
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".woff2": "font/woff2",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+}
+_PACKED = frozenset({".woff2", ".png"})
+"""Those that compressing makes no smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file of the page.
+
+    Attributes:
+        body: Its bytes.
+        media_type: What they are.
+        never_changes: Its name holds a hash of them.
+        zipped: The bytes by gzip, or None where that makes them no smaller.
+    """
+
+    body: bytes
+    media_type: str
+    never_changes: bool
+    zipped: bytes | None
+
+    @classmethod
+    def of(cls, path: Path) -> "Asset":
+        """Read a file."""
+        body = path.read_bytes()
+        zipped = None if path.suffix in _PACKED else gzip.compress(body, mtime=0)
+        return cls(body, _TYPES[path.suffix], "assets" in path.parts, zipped)
+
+
+def is_built(folder: Path = DIST) -> bool:
+    """Whether the page is there."""
+    return (folder / "index.html").is_file()
+
+
+def read_assets(folder: Path = DIST) -> dict[str, Asset]:
+    """Return the page's files by the path under which they are served; none where the page was not built."""
+    files = (path for path in folder.rglob("*") if path.suffix in _TYPES)
+    found = {f"/{path.relative_to(folder).as_posix()}": Asset.of(path) for path in files}
+    index = found.pop("/index.html", None)
+    return found if index is None else {"/": index, **found}
+
+
+def asset_routes(assets: Mapping[str, Asset]) -> APIRouter:
+    """Return the routes of the files, which are open to everybody; without the page `/` says what to do."""
+    router = APIRouter(include_in_schema=False)
+    for path, asset in assets.items():
+        router.add_api_route(path, _sending(asset), methods=["GET", "HEAD"])
+    if not assets:
+        router.add_api_route("/", _not_built, methods=["GET"])
+    return router
+
+
+def _sending(asset: Asset) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    cached = "public, max-age=31536000, immutable" if asset.never_changes else "no-cache"
+
+    shared = {**HEADERS, "cache-control": cached, "vary": "accept-encoding"}
+
+    async def send(request: Request) -> Response:
+        if asset.zipped is None or not _takes_gzip(request.headers.get("accept-encoding", "")):
+            return Response(asset.body, media_type=asset.media_type, headers=shared)
+        return Response(asset.zipped, media_type=asset.media_type, headers={**shared, "content-encoding": "gzip"})
+
+    return send
+
+
+def _takes_gzip(accepted: str) -> bool:
+    """Whether a header `accept-encoding` names gzip without refusing it by a quality of zero (RFC 9110, 12.5.3)."""
+    for one in accepted.lower().split(","):
+        name, *parameters = one.replace(" ", "").split(";")
+        if name == "gzip":
+            return not any(re.fullmatch(r"q=0(\.0*)?", parameter) for parameter in parameters)
+    return False
+
+
+async def _not_built(request: Request) -> Response:
+    del request
+    raise ApiError(404, f"this server was installed without its page; {HOW_TO_BUILD}", code="page_not_built")

@@ -1,0 +1,94 @@
+"""Numbers in bulk: little-endian bytes, with headers that say what they are.
+
+| header             | what it says                                                                          |
+|--------------------|---------------------------------------------------------------------------------------|
+| `x-dtype`          | float32, float16 or uint8                                                             |
+| `x-shape`          | the sizes of the axes, as in `9,12,12`                                                |
+| `x-axes`           | a letter for each, as in `NTS`; the project's legend                                  |
+| `x-stride`         | every so many tokens of T and S were taken; 1 is all of them                          |
+| `x-min`, `x-max`   | of uint8: code c is min + c · (max - min) / 254, and 255 is what is not finite (-inf) |
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.responses import Response
+
+from llamarium.page.schema.base import Dtype
+from llamarium.server.errors import ApiError
+
+MAX_BYTES = 64 * 2**20
+"""Of one answer."""
+
+_STEPS, _NOT_FINITE = 254, 255
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Numbers:
+    """Numbers and the names of their axes.
+
+    Attributes:
+        values: float32.
+        axes: A letter for each axis.
+        stride: Every so many tokens were taken.
+    """
+
+    values: NDArray[np.float32]
+    axes: str
+    stride: int = 1
+
+
+def respond(numbers: Numbers, dtype: Dtype) -> Response:
+    """Return the answer that carries them.
+
+    Raises:
+        ApiError: If they are too many, or a number does not fit into float16.
+    """
+    values = np.ascontiguousarray(numbers.values, "<f4")
+    size = values.size * np.dtype("u1" if dtype == "uint8" else dtype).itemsize
+    if size > MAX_BYTES:
+        raise ApiError(
+            400,
+            f"these are {size:,} bytes, and {MAX_BYTES:,} are sent at most; ask for one layer, head or position, for a "
+            "larger stride, or for a smaller dtype",
+            code="too_many_numbers",
+            param="stride",
+        )
+    body, range_ = _encode(values, dtype)
+    headers = {
+        "x-dtype": dtype,
+        "x-shape": ",".join(map(str, values.shape)),
+        "x-axes": numbers.axes,
+        "x-stride": str(numbers.stride),
+        "cache-control": "no-store",
+        **range_,
+    }
+    return Response(body, media_type="application/octet-stream", headers=headers)
+
+
+def _encode(values: NDArray[np.float32], dtype: Dtype) -> tuple[bytes, Mapping[str, str]]:
+    if dtype == "float32":
+        return values.tobytes(), {}
+    if dtype == "float16":
+        return _halves(values), {}
+    low, high, codes = _codes(values)
+    return codes.tobytes(), {"x-min": repr(low), "x-max": repr(high)}
+
+
+def _halves(values: NDArray[np.float32]) -> bytes:
+    with np.errstate(over="ignore"):
+        halves = values.astype("<f2")
+    if np.isinf(halves[np.isfinite(values)]).any():
+        raise ApiError(400, "a number is too large for float16; ask for float32", param="dtype")
+    return halves.tobytes()
+
+
+def _codes(values: NDArray[np.float32]) -> tuple[float, float, NDArray[Any]]:
+    finite = np.isfinite(values)
+    known = values[finite]
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+    scaled = (np.where(finite, values, low) - low) / ((high - low) or 1.0) * _STEPS
+    return low, high, np.where(finite, np.rint(scaled), _NOT_FINITE).astype(np.uint8)

@@ -1,0 +1,156 @@
+"""Models besides the one that answers: built when somebody asks, one at a time, within a bound. Never torch at import.
+
+What they have computed is kept within a bound of bytes, so two of them can be compared that are never there at once.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llamarium.engine.memory import free_bytes
+from llamarium.page.executor import BUDGET_MB
+from llamarium.runtime.runner import CacheDtype, Runner
+from llamarium.server.errors import ApiError
+from llamarium.server.lifecycle.threads import check_wanted
+
+if TYPE_CHECKING:
+    from llamarium.inspect.trace import Trace
+
+MAX_KEPT_BYTES = 256 * 2**20
+"""Of what all of them have computed."""
+
+_SHARE = 1 / 2  # of the memory that is free, for one model
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Something that can read a text: the model at hand, or another one.
+
+    Attributes:
+        id: What a request calls it.
+        title: What it is called.
+        words: What it is, and what a comparison with it means.
+        num_bytes: What it takes to build it; 0 for what is there.
+        build: Returns what computes it.
+        adapter_idx: Which of that runner's adapters is used, -1 for none.
+        kv_cache_dtype: What it keeps keys and values in.
+        version: Of what it is built from, where that can change.
+    """
+
+    id: str
+    title: str
+    words: str
+    num_bytes: int
+    build: Callable[[], Runner]
+    adapter_idx: int = -1
+    kv_cache_dtype: CacheDtype = "auto"
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is kept of a pass.
+
+    Attributes:
+        ids: The text.
+        names: Of `ACTIVATIONS`.
+        layers: Whose; None is all.
+    """
+
+    ids: tuple[int, ...]
+    names: tuple[str, ...]
+    layers: tuple[int, ...] | None = None
+
+
+_Key = tuple[str, str, Wanted]
+"""A side's id and version, and what is kept of its pass."""
+
+
+class Others:
+    """Runs sides, from any thread, one at a time.
+
+    Args:
+        max_bytes: What one model may occupy; None is half of the memory that is free when it is asked for.
+        max_kept_bytes: What is kept of their passes.
+    """
+
+    def __init__(self, max_bytes: int | None = None, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
+        self._max_bytes, self._max_kept_bytes = max_bytes, max_kept_bytes
+        self._held: tuple[Side, Runner] | None = None
+        self._traces: OrderedDict[_Key, Trace] = OrderedDict()
+        self._seconds = dict[str, float]()
+        self._working = threading.Lock()
+
+    @property
+    def max_bytes(self) -> int:
+        """What one model may occupy now; the one that is held makes way."""
+        if self._max_bytes is not None:
+            return self._max_bytes
+        held = self._held
+        return round(_SHARE * (free_bytes() + (0 if held is None else held[0].num_bytes)))
+
+    def seconds(self, side: Side) -> float | None:
+        """Return what building a side took; None where nobody has asked for it."""
+        return self._seconds.get(side.id)
+
+    def trace(self, side: Side, wanted: Wanted, *, field: str) -> "Trace":
+        """Return what a side computes of a text, built if need be.
+
+        Args:
+            side: Who reads it.
+            wanted: What is kept of the pass.
+            field: Of the request, which names the side.
+
+        Raises:
+            ApiError: 400, if the side is larger than what is allowed.
+            LlamariumError: If it cannot be built, or cannot read the text.
+        """
+        from llamarium.inspect.trace import trace
+
+        key = side.id, side.version, wanted
+        with self._working:
+            check_wanted()
+            if key in self._traces:
+                self._traces.move_to_end(key)
+                return self._traces[key]
+            runner = self._runner(side, field)
+            check_wanted()
+            found = trace(
+                runner, wanted.ids, names=wanted.names, layers=wanted.layers, budget_mb=BUDGET_MB,
+                adapter=side.adapter_idx, kv_cache_dtype=side.kv_cache_dtype,
+            )  # fmt: skip
+            self._keep(key, found)
+        return found
+
+    def _runner(self, side: Side, field: str) -> Runner:
+        if side.num_bytes == 0:
+            return side.build()
+        if self._held is not None and (self._held[0].id, self._held[0].version) == (side.id, side.version):
+            return self._held[1]
+        most = self.max_bytes
+        if side.num_bytes > most:
+            raise ApiError(
+                400,
+                f"{side.title} takes {side.num_bytes / 1e9:.2f} GB beside the model, and {most / 1e9:.2f} GB may be "
+                "taken, half of the memory that is free; choose another side, or free some memory",
+                code="side_too_large",
+                param=field,
+            )
+        self._held = None  # before the next is there: never two of them
+        began = time.monotonic()
+        runner = side.build()
+        self._seconds[side.id] = time.monotonic() - began
+        self._held = side, runner
+        return runner
+
+    def _keep(self, key: _Key, found: "Trace") -> None:
+        self._traces[key] = found
+        while len(self._traces) > 1 and sum(map(_bytes, self._traces.values())) > self._max_kept_bytes:
+            self._traces.popitem(last=False)
+
+
+def _bytes(trace: "Trace") -> int:
+    return sum(tensor.nbytes for tensor in trace.values())

@@ -1,0 +1,100 @@
+"""Two models over one text."""
+
+import math
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Query, Request
+
+from llamarium.page.compare.others import Others, Side, Wanted
+from llamarium.page.compare.runs import Runs
+from llamarium.page.compare.schema import CompareQuery, ComparisonView, SidesView, SideView
+from llamarium.page.compare.sides import find_side, first_pair, sides_of
+from llamarium.page.executor import Pass
+from llamarium.page.work import passes_of, work_on
+from llamarium.server.errors import ApiError
+from llamarium.server.http.body import StrictRoute
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from llamarium.api import Llama
+    from llamarium.generation.text_engine import TextEngine
+
+router = APIRouter(prefix="/inspect", route_class=StrictRoute)
+
+MAX_TOKENS = 128
+"""Of a text that is compared: the logits of all tokens are there at once, of both sides."""
+
+
+@router.get("/compare")
+async def sides(request: Request) -> SidesView:
+    """Tell what can be compared, and what it takes."""
+
+    def read(llama: "Llama", engine: "TextEngine") -> SidesView:
+        kept, (side, against) = others_of(request), first_pair(llama)
+        return SidesView(
+            sides=tuple(_view(kept, one) for one in sides_of(llama, engine, runs_of(request))),
+            max_bytes=kept.max_bytes,
+            max_tokens=MAX_TOKENS,
+            side=side,
+            against=against,
+        )
+
+    return await work_on(request, "side", read)
+
+
+@router.get("/passes/{pass_id}/compare")
+async def compare(request: Request, pass_id: str, query: Annotated[CompareQuery, Query()]) -> ComparisonView:
+    """Let two sides read the text of a pass, and hold them against each other."""
+    one = passes_of(request).find(pass_id)
+    check_comparable(one)
+
+    def read(llama: "Llama", engine: "TextEngine") -> ComparisonView:
+        from llamarium.inspect.measures.comparison import NAMES, compare_passes
+
+        kept, found = others_of(request), sides_of(llama, engine, runs_of(request))
+        pair = find_side(found, query.side, "side"), find_side(found, query.against, "against")
+        wanted = Wanted(one.ids, NAMES)
+        traces = [kept.trace(side, wanted, field=field) for side, field in zip(pair, ("side", "against"), strict=True)]
+        _check_finite(pair, [trace["logits"] for trace in traces])
+        told = compare_passes(*traces, k=query.k, tokenizer=llama.tokenizer).to_dict()
+        side, against = (_view(kept, side) for side in pair)
+        return ComparisonView.model_validate({**told, "side": side, "against": against})
+
+    return await work_on(request, "side", read)
+
+
+def others_of(request: Request) -> Others:
+    """Return the models besides the one that answers."""
+    return request.app.state.others
+
+
+def runs_of(request: Request) -> Runs:
+    """Return the training runs that the server was started with."""
+    return request.app.state.runs
+
+
+def check_comparable(one: Pass) -> None:
+    """Refuse a pass that is more than its text, or too long a text.
+
+    Raises:
+        ApiError: 400.
+    """
+    if one.adapter is not None or one.experiment is not None:
+        message = "the pass has an adapter or is an experiment, which a side says; ask for a pass of the ids alone"
+        raise ApiError(400, message, code="invalid_parameter", param="id")
+    if len(one.ids) > MAX_TOKENS:
+        message = f"the text has {len(one.ids)} tokens, and {MAX_TOKENS} are compared at most; ask for a shorter text"
+        raise ApiError(400, message, code="text_too_long", param="id")
+
+
+def _check_finite(pair: tuple[Side, Side], logits: "list[Tensor]") -> None:
+    for side, logits_TV in zip(pair, logits, strict=True):
+        if not math.isfinite(float(logits_TV.sum())):
+            raise ApiError(500, f"the logits of {side.title} are not finite", code="model_error")
+
+
+def _view(kept: Others, side: Side) -> SideView:
+    return SideView(
+        id=side.id, title=side.title, words=side.words, num_bytes=side.num_bytes, seconds=kept.seconds(side)
+    )

@@ -1,0 +1,125 @@
+"""The checkpoints of training runs: rows that move, patterns that form, a loss that falls."""
+
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from llamarium.page.binary import Numbers, respond
+from llamarium.page.compare.others import Side, Wanted
+from llamarium.page.compare.routes import MAX_TOKENS, check_comparable, others_of, runs_of
+from llamarium.page.compare.schema import (
+    MomentPatternQuery,
+    MomentQuery,
+    MomentView,
+    RunRowsQuery,
+    RunRowsView,
+    RunsView,
+    RunView,
+)
+from llamarium.page.executor import Pass
+from llamarium.page.schema.probes import LikelyView
+from llamarium.page.selection import check_index
+from llamarium.page.work import passes_of, work_on
+from llamarium.server.errors import ApiError
+from llamarium.server.http.body import StrictRoute
+
+if TYPE_CHECKING:
+    from llamarium.api import Llama
+    from llamarium.inspect.trace import Trace
+
+router = APIRouter(prefix="/inspect", route_class=StrictRoute)
+
+MAX_ROWS = 64
+"""Rows of the table that are followed."""
+
+
+@router.get("/runs")
+async def runs(request: Request) -> RunsView:
+    """Tell the training runs that the server was started with, and the steps of their checkpoints."""
+
+    def read(llama: object, engine: object) -> RunsView:
+        known = runs_of(request)
+        steps = {name: known.steps(name) for name in known.names}
+        return RunsView(
+            runs=tuple(
+                RunView(name=name, steps=tuple(found), num_bytes=known.num_bytes(name, found[-1]) if found else 0)
+                for name, found in steps.items()
+            ),
+            max_tokens=MAX_TOKENS,
+        )
+
+    return await work_on(request, "run", read)
+
+
+@router.get("/runs/{run}/rows")
+async def rows(request: Request, run: str, query: Annotated[RunRowsQuery, Query()]) -> RunRowsView:
+    """Tell where rows of the embedding table stood at each checkpoint, all seen from one side."""
+    ids = list(dict.fromkeys(int(part) for part in query.ids.split(",")))
+    if len(ids) > MAX_ROWS:
+        message = f"{len(ids)} rows are asked for, and {MAX_ROWS} are followed at most; ask for fewer"
+        raise ApiError(400, message, code="too_many_numbers", param="ids")
+
+    def read(llama: object, engine: object) -> RunRowsView:
+        found = runs_of(request).row_paths(run, ids)
+        told = {"steps": found.steps, "ids": found.ids, "places": found.places_SR2.tolist(), "share": found.share}
+        return RunRowsView.model_validate(told)
+
+    return await work_on(request, "ids", read)
+
+
+@router.get("/passes/{pass_id}/moment")
+async def moment(request: Request, pass_id: str, query: Annotated[MomentQuery, Query()]) -> MomentView:
+    """Tell how surprised a checkpoint is by the text of a pass."""
+    one = passes_of(request).find(pass_id)
+    check_comparable(one)
+
+    def read(llama: "Llama", engine: object) -> MomentView:
+        side, seen = _read(request, one, llama, query)
+        return _moment(llama, query, seen, others_of(request).seconds(side))
+
+    return await work_on(request, "layer", read)
+
+
+@router.get("/passes/{pass_id}/moment/pattern", response_class=Response)
+async def pattern(request: Request, pass_id: str, query: Annotated[MomentPatternQuery, Query()]) -> Response:
+    """Send a head's pattern by a checkpoint; axes T S."""
+    one = passes_of(request).find(pass_id)
+    check_comparable(one)
+
+    def read(llama: "Llama", engine: object) -> Response:
+        _, seen = _read(request, one, llama, query)
+        pattern_NTS = seen[f"layers.{query.layer}.pattern"]
+        check_index("head", query.head, len(pattern_NTS))
+        return respond(Numbers(pattern_NTS[query.head].cpu().numpy(), "TS"), "float32")
+
+    return await work_on(request, "layer", read)
+
+
+def _read(request: Request, one: Pass, llama: "Llama", query: MomentQuery) -> "tuple[Side, Trace]":
+    """Let a checkpoint read the text: its logits, and a layer's patterns."""
+    side = runs_of(request).side(llama, query.run, query.step)
+    wanted = Wanted(one.ids, ("pattern", "logits"), (query.layer,))
+    return side, others_of(request).trace(side, wanted, field="step")
+
+
+def _moment(llama: "Llama", query: MomentQuery, seen: "Trace", seconds: float | None) -> MomentView:
+    from llamarium.inspect.score import scored_tokens
+    from llamarium.inspect.tokens import name_candidates, top_candidates
+
+    logits_TV = seen["logits"].float()
+    if not logits_TV.isfinite().all():
+        message = f"the logits of step {query.step} of {query.run} are not finite"
+        raise ApiError(500, message, code="model_error", param="step")
+    surprises: list[float] = []
+    if len(seen.token_ids) > 1:
+        (found,) = scored_tokens([logits_TV[:-1]], seen.token_ids[1:])
+        surprises = (-found.logprobs_C).tolist()
+    best = name_candidates(top_candidates(logits_TV[-1:], 1)[0], llama.tokenizer)[0]
+    return MomentView(
+        run=query.run,
+        step=query.step,
+        surprises=(None, *surprises),
+        loss=sum(surprises) / len(surprises) if surprises else None,
+        best=LikelyView.model_validate(best.to_dict()),
+        seconds=seconds,
+    )

@@ -1,0 +1,166 @@
+"""The training runs that the server was started with: no other folder is ever read. Never torch at import."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamarium.errors import InputError, LlamariumError, OptionError, TokenizerError, escape
+from llamarium.hub.folders import is_adapter
+from llamarium.page.compare.others import Side
+from llamarium.runtime.runner import Runner
+from llamarium.server.errors import ApiError
+from llamarium.train.report.page import spread
+from llamarium.train.state.checkpoint import checkpoint_folder, checkpoint_steps
+
+if TYPE_CHECKING:
+    from llamarium.api import Llama
+    from llamarium.train.report.moments import RowPaths
+
+MAX_MOMENTS = 60
+"""Checkpoints of a run that are shown; of more, so many spread over them."""
+
+
+class Runs:
+    """Training runs by name.
+
+    Args:
+        folders: Their folders; each is known by its name, and may get further checkpoints.
+
+    Raises:
+        OptionError: If one holds no checkpoint, or adapters alone, or two have one name.
+    """
+
+    def __init__(self, folders: Sequence[Path] = ()) -> None:
+        self._folders: dict[str, Path] = {}
+        for folder in folders:
+            name = folder.resolve().name
+            if name in self._folders:
+                raise OptionError(f"{escape(folder)}: two runs are called {escape(name)}; rename one of the folders")
+            newest = newest_checkpoint(folder)
+            if newest is None:
+                raise OptionError(
+                    f"{escape(folder)}: holds no checkpoint; expected the folder of a training run, with step-00000500 "
+                    "or the like in it"
+                )
+            if is_adapter(newest):
+                raise OptionError(
+                    f"{escape(folder)}: its checkpoints are adapters, which have no table and no heads of their own; "
+                    "give some of them as --adapter NAME=FOLDER, and compare them with their base"
+                )
+            self._folders[name] = folder
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What they are called."""
+        return tuple(self._folders)
+
+    def folder(self, name: str) -> Path:
+        """Return a run's folder.
+
+        Raises:
+            ApiError: 404, if the server was not started with it.
+        """
+        if name not in self._folders:
+            known = ", ".join(self._folders) or "none (`llamarium inspect --checkpoints RUN` names one)"
+            raise ApiError(404, f"there is no run of this name; there is: {known}", code="unknown_run", param="run")
+        return self._folders[name]
+
+    def steps(self, name: str) -> list[int]:
+        """Return the steps of a run's checkpoints, in order, as many as are shown."""
+        return spread(checkpoint_steps(self.folder(name)), MAX_MOMENTS)
+
+    def num_bytes(self, name: str, step: int) -> int:
+        """Return what a checkpoint's weights occupy on the disk; 0 if it has been removed meanwhile."""
+        return sum(size for size, _ in _weights(checkpoint_folder(self.folder(name), step)))
+
+    def sides(self, llama: "Llama") -> Iterator[Side]:
+        """Yield every checkpoint as something to compare with; one that is removed meanwhile is left out."""
+        for name in self._folders:
+            found = (self._side(llama, name, step) for step in self.steps(name))
+            yield from (side for side in found if side is not None)
+
+    def side(self, llama: "Llama", name: str, step: int) -> Side:
+        """Return a checkpoint as something that reads a text.
+
+        Raises:
+            ApiError: 404, if there is none of that step.
+        """
+        side = self._side(llama, name, step)
+        if side is None:
+            message = f"the run {name} has no checkpoint of step {step}; it may have been removed meanwhile"
+            raise ApiError(404, message, code="unknown_checkpoint", param="step")
+        return side
+
+    def _side(self, llama: "Llama", name: str, step: int) -> Side | None:
+        folder = checkpoint_folder(self.folder(name), step)
+        weights = _weights(folder)
+        if not weights:
+            return None
+        words = f"The checkpoint of step {step:,} of the training run {name}, as it is stored."
+
+        def build() -> Runner:
+            return _load(llama, name, folder)
+
+        num_bytes, version = sum(size for size, _ in weights), str(weights)
+        return Side(f"checkpoint:{name}:{step}", f"{name}, step {step:,}", words, num_bytes, build, version=version)
+
+    def row_paths(self, name: str, ids: Sequence[int]) -> "RowPaths":
+        """Follow rows of the embedding table through a run's checkpoints.
+
+        Raises:
+            InputError: For ids that there are not, or too few.
+            ApiError: 404, if a checkpoint cannot be read.
+        """
+        from llamarium.train.report.moments import row_paths
+
+        try:
+            return row_paths(self.folder(name), ids, steps=self.steps(name))
+        except InputError:
+            raise
+        except LlamariumError:
+            raise _unreadable(name) from None
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint of a run's last step; None where there is none.
+
+    Raises:
+        TrainingError: If the folder cannot be read.
+    """
+    steps = checkpoint_steps(folder)
+    return checkpoint_folder(folder, steps[-1]) if steps else None
+
+
+def _weights(folder: Path) -> list[tuple[int, int]]:
+    """Return size and time of the files with a checkpoint's weights; none if it is not there (any more)."""
+    try:
+        return [(one.st_size, one.st_mtime_ns) for one in map(Path.stat, sorted(folder.glob("*.safetensors")))]
+    except FileNotFoundError:
+        return []
+
+
+def _load(llama: "Llama", name: str, folder: Path) -> Runner:
+    """Load a checkpoint that speaks of the same tokens as the model at hand."""
+    from llamarium.api import load
+    from llamarium.tokenizer.compare import check_same_vocabulary
+
+    try:
+        other = load(folder, device=llama.runner.device)
+    except LlamariumError:  # whose path is none of the client's business
+        raise _unreadable(name) from None
+    try:
+        check_same_vocabulary(llama, other, "cannot be compared")
+    except (InputError, TokenizerError):
+        raise ApiError(
+            400,
+            f"the run {name} has another vocabulary than the model at hand; start the server with one of its "
+            "checkpoints as the model (-m), or without a model",
+            code="other_vocabulary",
+            param="run",
+        ) from None
+    return other.runner
+
+
+def _unreadable(name: str) -> ApiError:
+    message = f"a checkpoint of the run {name} cannot be read; `llamarium info` on its folder says why"
+    return ApiError(404, message, code="unreadable_checkpoint", param="run")

@@ -1,0 +1,197 @@
+"""Two models over one text, and the checkpoints of a training run."""
+
+from pydantic import Field
+
+from llamarium.page.schema.base import Answer, Query
+from llamarium.page.schema.probes import LikelyView
+
+
+class SideView(Answer):
+    """Something that can be compared.
+
+    Attributes:
+        id: What a request calls it.
+        title: What it is called.
+        words: What it is, and what a comparison with it means.
+        num_bytes: What it takes beside the model while it is there; 0 for what is over the same weights.
+        seconds: What building it took; None where that has not been done.
+    """
+
+    id: str
+    title: str
+    words: str
+    num_bytes: int
+    seconds: float | None
+
+
+class SidesView(Answer):
+    """What can be compared.
+
+    Attributes:
+        sides: The first is the model as it answers.
+        max_bytes: What one of them may take now: half of the memory that is free, one is there at a time.
+        max_tokens: Of a text that is compared.
+        side: What is looked at where nothing is chosen.
+        against: What that is measured against.
+    """
+
+    sides: tuple[SideView, ...]
+    max_bytes: int
+    max_tokens: int
+    side: str
+    against: str
+
+
+class CompareQuery(Query):
+    """`GET /inspect/passes/{id}/compare`: two sides over the text of a pass.
+
+    Attributes:
+        side: What is looked at.
+        against: What it is measured against.
+        k: Candidates for each token and side.
+    """
+
+    side: str = Field(max_length=300)
+    against: str = Field(max_length=300)
+    k: int = Field(3, ge=1, le=20)
+
+
+class ComparedLayerView(Answer):
+    """How far the streams are from each other after a layer.
+
+    Attributes:
+        layer: The layer.
+        relative: For each token the length of the difference over the length of the other's stream.
+        cosine: For each token that of the angle between the two.
+    """
+
+    layer: int
+    relative: tuple[float, ...]
+    cosine: tuple[float, ...]
+
+
+class ComparedTokenView(Answer):
+    """What becomes of the predictions at a token.
+
+    Attributes:
+        position: Where it stands.
+        token_id: The token.
+        kl: KL(against || side) of what comes after it, nats.
+        surprise: -log P of the token itself, nats; None for the first.
+        surprise_against: The same by the other side.
+        candidates: The most probable tokens after it, the best first.
+        candidates_against: The same by the other side.
+        same_top: Whether both think the same token most probable.
+    """
+
+    position: int
+    token_id: int
+    kl: float
+    surprise: float | None
+    surprise_against: float | None
+    candidates: tuple[LikelyView, ...]
+    candidates_against: tuple[LikelyView, ...]
+    same_top: bool
+
+
+class ComparisonView(Answer):
+    """Two sides over one text.
+
+    Attributes:
+        side: What is looked at.
+        against: What it is measured against.
+        layers: By layer and token.
+        tokens: By token.
+        kl: The mean of the tokens'.
+        same_top: The share of the tokens after which both think the same one most probable.
+    """
+
+    side: SideView
+    against: SideView
+    layers: tuple[ComparedLayerView, ...]
+    tokens: tuple[ComparedTokenView, ...]
+    kl: float
+    same_top: float
+
+
+class RunView(Answer):
+    """A training run that the server was started with.
+
+    Attributes:
+        name: Its folder's.
+        steps: Of its checkpoints; of more than 60, so many spread over them.
+        num_bytes: What the last one's weights occupy.
+    """
+
+    name: str
+    steps: tuple[int, ...]
+    num_bytes: int
+
+
+class RunsView(Answer):
+    """The runs whose checkpoints can be looked at, and the most tokens of a text that they read."""
+
+    runs: tuple[RunView, ...]
+    max_tokens: int
+
+
+class RunRowsQuery(Query):
+    """`GET /inspect/runs/{run}/rows`: rows of the embedding table over a run, by ids that commas separate."""
+
+    ids: str = Field(pattern=r"^[0-9]{1,9}(,[0-9]{1,9})*$", max_length=1024)
+
+
+class RunRowsView(Answer):
+    """Rows of the embedding table over a run, all seen from one side.
+
+    Attributes:
+        steps: The checkpoints.
+        ids: The rows.
+        places: For each step and row, where it stands on the first two principal components of the last checkpoint's.
+        share: Of the last one's variance that these show.
+    """
+
+    steps: tuple[int, ...]
+    ids: tuple[int, ...]
+    places: tuple[tuple[tuple[float, ...], ...], ...]
+    share: float
+
+
+class MomentQuery(Query):
+    """`GET /inspect/passes/{id}/moment`: what a checkpoint makes of the text of a pass.
+
+    Attributes:
+        run: The training run.
+        step: The checkpoint's.
+        layer: Whose patterns are wanted besides.
+    """
+
+    run: str = Field(max_length=300)
+    step: int = Field(ge=0)
+    layer: int = Field(ge=0)
+
+
+class MomentPatternQuery(MomentQuery):
+    """`GET /inspect/passes/{id}/moment/pattern`: a head's pattern by a checkpoint, as bytes; axes T S."""
+
+    head: int = Field(ge=0)
+
+
+class MomentView(Answer):
+    """What a checkpoint makes of a text.
+
+    Attributes:
+        run: The training run.
+        step: The checkpoint's.
+        surprises: -log P of each token, nats; None for the first.
+        loss: The mean of those; None for a text of one token.
+        best: The most probable token after the text's last.
+        seconds: What loading the checkpoint took.
+    """
+
+    run: str
+    step: int
+    surprises: tuple[float | None, ...]
+    loss: float | None
+    best: LikelyView
+    seconds: float | None

@@ -1,0 +1,165 @@
+"""The sides that a model can be compared with: what the server can make by itself. Never torch at import."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, get_args
+
+from llamarium.errors import OptionError
+from llamarium.generation.text_engine import TextEngine
+from llamarium.page.compare.others import Side
+from llamarium.page.compare.runs import Runs
+from llamarium.quant.formats import PACKED_FORMATS
+from llamarium.runtime.native.runner import NativeRunner
+from llamarium.runtime.runner import DTYPE_BYTES, Runner
+from llamarium.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from llamarium.api import Llama
+    from llamarium.inspect.interventions.variants import VariantName
+    from llamarium.model import LlamaForCausalLM
+
+_TITLES = {
+    "float32": "float32", "NF4": "NF4 (4 bits)", "Q4_1": "Q4_1 (int4)", "Q8_0": "Q8_0 (int8)",
+    "random-head": "a head of its own, untrained", "tied-head": "the table as head",
+}  # fmt: skip
+_HEADS = {
+    "random-head": (
+        "The model ties its head to the embedding table. This is what the very same streams say through a head of its "
+        "own, of the random rows that training begins with: only the predictions differ. What training makes of an "
+        "untied head, two training runs show."
+    ),
+    "tied-head": (
+        "The model has a head of its own. This is what the very same streams say through the embedding table, as a "
+        "loader has it that takes the two for one: only the predictions differ."
+    ),
+}
+
+
+def sides_of(llama: "Llama", engine: TextEngine, runs: Runs) -> list[Side]:
+    """Return what can be compared; the first is the model as it answers."""
+    return [*_at_hand(llama, engine), *_variants(llama, engine), *runs.sides(llama)]
+
+
+def find_side(sides: list[Side], side_id: str, field: str) -> Side:
+    """Return a side by its id.
+
+    Raises:
+        ApiError: 404, if there is none.
+    """
+    for side in sides:
+        if side.id == side_id:
+            return side
+    message = f"there is nothing of this name to compare; there are: {', '.join(side.id for side in sides)}"
+    raise ApiError(404, message, code="unknown_side", param=field)
+
+
+def first_pair(llama: "Llama") -> tuple[str, str]:
+    """Return the sides that are shown where none are chosen: what is looked at, and what it is measured against."""
+    return ("model", "float32") if _packed_types(llama) else ("NF4", "model")
+
+
+def _at_hand(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
+    """Yield what takes no memory worth telling: over the same weights."""
+    runner = engine.runner
+    words, kept_in = f"The pass that answers requests: {runner.name}.", engine.kv_cache_dtype
+    yield Side("model", "as it answers", words, 0, lambda: runner, kv_cache_dtype=kept_in)
+    for i, name in enumerate(engine.adapters):
+        words = f"The adapter {name} that this server serves, on the model: what it changes, and where it begins to."
+        yield Side(f"adapter:{name}", f"with the adapter {name}", words, 0, lambda: runner, i, kept_in)
+    if _has_adapter(llama):
+        words = "The model as it was before the adapter was put on."
+        yield Side("base", "without the adapter", words, 0, lambda: _without_adapter(llama))
+    if isinstance(runner, NativeRunner):
+        words = "The same weights, multiplied by PyTorch's modules: what differs is in which order sums are rounded."
+        yield Side("modules", "by the modules", words, 0, lambda: _modules(llama.model))
+    if llama.config.rope_scaling is not None:
+        words = (
+            "An experiment: queries and keys turn as they did before the context was stretched. The weights have been "
+            "trained with scaling; the slow pairs differ, and the more, the later a token stands."
+        )
+        yield Side("rope-off", "RoPE scaling off", words, 0, lambda: _unscaled(llama.model))
+
+
+def _variants(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
+    """Yield what is made of the weights in memory."""
+    from llamarium.inspect.interventions.variants import VariantName, variant_bytes
+
+    unfit = "random-head" if not llama.config.tie_word_embeddings else "tied-head"
+    for name in get_args(VariantName):
+        if name != unfit:
+            try:
+                num_bytes = variant_bytes(llama.config, name, itemsize=DTYPE_BYTES[engine.runner.dtype])
+            except OptionError:  # a width that the type cannot take
+                continue
+            yield Side(name, _TITLES[name], _words(llama, name), num_bytes, _building(llama, name))
+
+
+def _words(llama: "Llama", name: str) -> str:
+    packed = _packed_types(llama)
+    stored = f"which are {' and '.join(packed)}" if packed else "which are not quantized"
+    if name in _HEADS:
+        return _HEADS[name]
+    if name == "float32":
+        return f"The weights in memory, {stored}, unpacked: PyTorch multiplies them in float32 and rounds nothing else."
+    twice = " They are rounded a second time." if packed else ""
+    return (
+        f"The weights in memory, {stored}, quantized to {name}, but for table, norms and head; inputs and sums are "
+        f"float32.{twice}"
+    )
+
+
+def _building(llama: "Llama", name: "VariantName") -> Callable[[], Runner]:
+    def build() -> Runner:
+        from llamarium.inspect.interventions.variants import variant_of
+
+        return _modules(variant_of(llama.model, name))
+
+    return build
+
+
+def _modules(model: "LlamaForCausalLM") -> Runner:
+    from llamarium.runtime.module_runner import ModuleRunner
+
+    return ModuleRunner(model)
+
+
+def _unscaled(model: "LlamaForCausalLM") -> Runner:
+    from llamarium.inspect.interventions.experiments import Experiment, begin
+    from llamarium.runtime.shell import shell_of
+
+    shell = shell_of(model)
+    begin(shell, Experiment(rope_scaling="off"))
+    return _modules(shell)
+
+
+def _packed_types(llama: "Llama") -> list[str]:
+    """Return the types of the weights in memory that are no floats."""
+    native = llama.loaded.native
+    if native is not None:
+        return sorted({weight.type_name for weight in native.weights.values()} & set(PACKED_FORMATS))
+    from llamarium.quant.base import QuantizedModule
+
+    return sorted({type(one).__name__ for one in llama.model.modules() if isinstance(one, QuantizedModule)})
+
+
+def _has_adapter(llama: "Llama") -> bool:
+    """Whether an adapter was put on the model when it was loaded."""
+    native = llama.loaded.native
+    if native is not None:
+        return bool(native.adapters)
+    from llamarium.adapters.lora import LoRALinear
+
+    return any(isinstance(one, LoRALinear) for one in llama.model.modules())
+
+
+def _without_adapter(llama: "Llama") -> Runner:
+    native = llama.loaded.native
+    if native is not None:
+        return NativeRunner(native.config, native.weights, input_bits=native.input_bits)
+    from llamarium.adapters.lora import LoRALinear
+    from llamarium.runtime.shell import shell_of
+
+    shell = shell_of(llama.model)
+    for one in shell.modules():
+        if isinstance(one, LoRALinear):
+            one.enabled = False
+    return _modules(shell)

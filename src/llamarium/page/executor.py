@@ -1,0 +1,124 @@
+"""A pass, and what runs it: the runner that answers requests, or the modules for an experiment. No torch at import."""
+
+import copy
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llamarium.adapters.load import with_adapter
+from llamarium.generation.text_engine import TextEngine
+from llamarium.page.schema.passes import ExperimentFields
+from llamarium.runtime.runner import CacheDtype, Runner
+
+if TYPE_CHECKING:
+    from llamarium.api import Llama
+    from llamarium.inspect.trace import Trace
+    from llamarium.model import LlamaForCausalLM
+
+BUDGET_MB = 256.0
+"""What one trace may hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What was run.
+
+    Attributes:
+        id: Names it: a hash of the rest.
+        ids: Of the tokens.
+        adapter: The adapter's name, or None.
+        adapter_idx: Its place among the runner's, -1 for none.
+        experiment: What is done otherwise, or None.
+    """
+
+    id: str
+    ids: tuple[int, ...]
+    adapter: str | None = None
+    adapter_idx: int = -1
+    experiment: ExperimentFields | None = None
+
+    @classmethod
+    def of(
+        cls,
+        ids: Sequence[int],
+        adapter: str | None = None,
+        adapter_idx: int = -1,
+        experiment: ExperimentFields | None = None,
+    ) -> "Pass":
+        """Return the pass of ids."""
+        what = [list(ids), adapter, None if experiment is None else experiment.model_dump()]
+        named = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
+        return cls(named, tuple(ids), adapter, adapter_idx, experiment)
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """What runs passes.
+
+    Attributes:
+        runner: What answers requests; passes without an experiment are its own.
+        modules: Returns the model's modules, which experiments run on; they may be built then.
+        kv_cache_dtype: What the runner keeps keys and values in; the modules' are as they are computed.
+    """
+
+    runner: Runner
+    modules: "Callable[[], LlamaForCausalLM]"
+    kv_cache_dtype: CacheDtype = "auto"
+
+    @classmethod
+    def of(cls, llama: "Llama", engine: TextEngine) -> "Executor":
+        """Return what runs passes beside an engine."""
+        return cls(engine.runner, lambda: llama.model, engine.kv_cache_dtype)
+
+    def trace(
+        self, one: Pass, names: Collection[str], layers: Sequence[int] | None, positions: Sequence[int] | None
+    ) -> "Trace":
+        """Run a pass and keep what is wanted of it.
+
+        Raises:
+            MemoryBudgetError: If that is too much.
+            InputError: If it cannot be run so.
+        """
+        from llamarium.inspect.interventions.edits import edited
+        from llamarium.inspect.interventions.experiments import Experiment, trace_experiment
+        from llamarium.inspect.trace import trace
+
+        what: Any = {"names": names, "layers": layers, "positions": positions, "budget_mb": BUDGET_MB}
+        if one.experiment is None:
+            return trace(self.runner, one.ids, adapter=one.adapter_idx, kv_cache_dtype=self.kv_cache_dtype, **what)
+        experiment = Experiment(**one.experiment.model_dump())
+        with edited(self.modules(), (), experiment) as model:
+            return trace_experiment(model, one.ids, experiment, **what)
+
+    def runner_of(self, one: Pass) -> Runner:
+        """Return what computes a pass."""
+        from llamarium.runtime.module_runner import ModuleRunner
+
+        return self.runner if one.experiment is None else ModuleRunner(self.modules())
+
+    def kv_dtype_of(self, one: Pass) -> str:
+        """Return what keys and values of a pass are kept in."""
+        is_packed = one.experiment is None and self.kv_cache_dtype != "auto"
+        return self.kv_cache_dtype if is_packed else self.runner_of(one).kv_dtype
+
+
+class AdaptedModels:
+    """The model with one of the engine's adapters on it, over the same weights; made when first asked for, and kept."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Llama] = {}
+        self._lock = threading.Lock()
+
+    def of(self, llama: "Llama", engine: TextEngine, one: Pass | None) -> "Llama":
+        """Return the model as a pass runs it: with the pass's adapter on, or the model itself where it has none."""
+        if one is None or one.adapter is None:
+            return llama
+        with self._lock:
+            if one.adapter not in self._made:
+                adapted = copy.copy(llama)
+                adapted.loaded = with_adapter(llama.loaded.beside(), engine.saved_adapters[one.adapter])
+                self._made[one.adapter] = adapted
+            return self._made[one.adapter]

@@ -1,0 +1,73 @@
+"""The page as the server takes it."""
+
+from collections.abc import Mapping
+
+from fastapi import FastAPI
+
+from llamarium.page.assets import asset_routes, read_assets
+from llamarium.page.compare import routes as compare
+from llamarium.page.compare import run_routes as runs
+from llamarium.page.compare.others import Others
+from llamarium.page.compare.runs import Runs
+from llamarium.page.executor import AdaptedModels
+from llamarium.page.instance import Instance
+from llamarium.page.passes import Passes
+from llamarium.page.prepare import Preparation
+from llamarium.page.routes import (
+    interventions,
+    model,
+    passes,
+    probes,
+    requests,
+    rope,
+    sampling,
+    ticket,
+    tokens,
+    weights,
+    words,
+)
+from llamarium.page.ticket import Ticket
+from llamarium.server.app import Extension
+from llamarium.server.errors import ErrorBody, documented
+
+_ROUTERS = (
+    model.router, tokens.router, passes.router, probes.router, interventions.router, requests.router, rope.router,
+    sampling.router, weights.router, words.router, compare.router, runs.router,
+)  # fmt: skip
+
+
+def page(
+    way_in: Ticket | None = None,
+    *,
+    inspects_requests: bool = False,
+    loaded_with: Mapping[str, str | int | bool] | None = None,
+    prepares: bool = False,
+    training_runs: Runs | None = None,
+) -> Extension:
+    """Return the page: its files at `/`, open to everybody, and what it asks below `/inspect`, for who has a key.
+
+    Args:
+        way_in: Lets a browser in that has no key yet.
+        inspects_requests: Who has a key may see the requests of all clients.
+        loaded_with: How the model was loaded: arguments of `llamarium.load` besides its name, which a reader's own
+            program needs for the same numbers.
+        prepares: The first pass that is named has the first questions asked ahead, so that nobody waits for them.
+        training_runs: Those whose checkpoints may be looked at.
+    """
+    assets = read_assets()
+
+    def add(app: FastAPI) -> None:
+        app.state.passes, app.state.inspects_requests = Passes(), inspects_requests
+        app.state.adapted = AdaptedModels()
+        app.state.loaded_with = dict(loaded_with or {})
+        app.state.preparation = Preparation(app.state.passes, prepares)
+        app.state.others, app.state.runs = Others(), training_runs or Runs()
+        for router in _ROUTERS:
+            app.include_router(router, responses=documented(ErrorBody))
+        if way_in is not None:
+            app.include_router(ticket.ticket_routes(way_in), responses=documented(ErrorBody))
+        app.include_router(asset_routes(assets))
+        app.add_middleware(Instance)
+
+    open_paths = set(assets) or {"/"}
+    return Extension(add, frozenset(open_paths if way_in is None else open_paths | {ticket.PATH}))

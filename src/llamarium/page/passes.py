@@ -1,0 +1,245 @@
+"""The passes that the page looks at, and what is known of their numbers. Never torch at import.
+
+A pass is its ids, its adapter and its experiment, so it can be run again at any time with the same bits. What it
+computed is kept within a bound of bytes, the least recently used goes first, and what has gone is computed anew: in the
+thread of who asks, one pass at a time. The engine goes on meanwhile: C takes one batch at a time from all threads, and
+a trace is cut into batches of 256 tokens, so an answer's next token waits for one such batch at most.
+"""
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamarium.config import ModelConfig
+from llamarium.errors import MemoryBudgetError
+from llamarium.page.binary import Numbers
+from llamarium.page.executor import Executor, Pass
+from llamarium.runtime.taps import ACTIVATIONS
+from llamarium.server.errors import ApiError
+from llamarium.server.lifecycle.threads import check_wanted
+
+if TYPE_CHECKING:
+    import torch
+
+    from llamarium.inspect.trace import Trace
+
+MAX_PASSES = 64
+MAX_KEPT_BYTES = 256 * 2**20
+"""Of all passes' numbers, but for the newest trace: it stays, and in float32 may be twice `BUDGET_MB`."""
+
+_AHEAD_BYTES = 96 * 2**20
+"""What may be computed besides what was asked for: whoever looks at one layer soon looks at the next."""
+
+_GROUPS = (
+    ("attn_norm", "q", "k", "v", "q_rot", "k_rot", "head_out", "attn_out"),
+    ("scores", "pattern"),
+    ("resid_mid", "mlp_norm", "gate", "up", "act", "gated", "mlp_out", "resid"),
+)
+"""What is looked at together."""
+
+Rows = range
+"""Positions: of all tokens, of every so many, or one."""
+
+_Key = tuple[str, str, int | None, Rows]
+"""A pass, an activation, its layer and its positions."""
+
+
+class Passes:
+    """Keeps passes and their numbers, from any thread.
+
+    Args:
+        max_passes: How many; the least recently used goes first.
+        max_bytes: What their numbers may occupy; the newest trace stays, whatever it occupies.
+    """
+
+    def __init__(self, max_passes: int = MAX_PASSES, max_bytes: int = MAX_KEPT_BYTES) -> None:
+        self._max_passes, self._max_bytes = max_passes, max_bytes
+        self._passes = OrderedDict[str, Pass]()
+        self._values = OrderedDict[_Key, NDArray[np.float32]]()
+        self._num_bytes = 0
+        self._lock = threading.Lock()  # of the two tables
+        self._running = threading.Lock()  # one trace at a time
+
+    @property
+    def num_bytes(self) -> int:
+        """What the kept numbers occupy."""
+        return self._num_bytes
+
+    def add(self, one: Pass) -> Pass:
+        """Keep a pass."""
+        with self._lock:
+            self._passes[one.id] = one
+            self._passes.move_to_end(one.id)
+            while len(self._passes) > self._max_passes:
+                self._passes.popitem(last=False)
+        return one
+
+    def find(self, pass_id: str) -> Pass:
+        """Return a pass.
+
+        Raises:
+            ApiError: 404, if it is not known, or not any more.
+        """
+        with self._lock:
+            if pass_id in self._passes:
+                self._passes.move_to_end(pass_id)
+                return self._passes[pass_id]
+        raise ApiError(
+            404, "this pass is not known any more; ask for it again with its ids", code="unknown_pass", param="id"
+        )
+
+    def numbers(self, executor: Executor, one: Pass, name: str, layer: int | None, rows: Rows) -> Numbers:
+        """Return an activation of a pass.
+
+        Args:
+            executor: Runs the pass, if need be.
+            one: The pass.
+            name: Of `ACTIVATIONS`.
+            layer: Whose; None is all of them, with an axis L, or those outside of the layers.
+            rows: The positions on the axes T; the axes S have all tokens.
+
+        Raises:
+            ApiError: 400, if the numbers are more than a trace may hold.
+        """
+        activation = ACTIVATIONS[name]
+        if not activation.in_layer or layer is not None:
+            return Numbers(_read_only(self._one(executor, one, name, layer, rows)), activation.axes)
+        layers = range(executor.runner.config.num_hidden_layers)
+        every = [self._one(executor, one, name, i, rows, layers) for i in layers]
+        return Numbers(np.stack(every), f"L{activation.axes}")
+
+    def trace(
+        self,
+        executor: Executor,
+        one: Pass,
+        names: Collection[str],
+        layers: Collection[int],
+        rows: Rows,
+        device: "torch.device",
+    ) -> "Trace":
+        """Return activations of a pass as the library's own functions take them.
+
+        Args:
+            executor: Runs the pass, if need be.
+            one: The pass.
+            names: Of `ACTIVATIONS`.
+            layers: Whose, of those that are in layers.
+            rows: The positions on the axes T; the axes S have all tokens.
+            device: Where the tensors are put.
+
+        Raises:
+            ApiError: 400, if the numbers are more than a trace may hold.
+        """
+        import torch
+
+        from llamarium.inspect.trace import Trace, make_key
+
+        wanted = [(name, layer) for name in names for layer in (layers if ACTIVATIONS[name].in_layer else (None,))]
+        with self._running:
+            check_wanted()
+            found = {key: self._look_up(one, *key, rows) for key in wanted}
+            missing = [key for key, values in found.items() if values is None]
+            if missing:
+                self._compute(executor, one, list(dict.fromkeys(name for name, _ in missing)), tuple(layers), rows)
+                found |= {key: self._look_up(one, *key, rows) for key in missing}
+        tensors = {
+            make_key(*key): torch.from_numpy(values).to(device) for key, values in found.items() if values is not None
+        }
+        assert len(tensors) == len(wanted)
+        return Trace(one.ids, tuple(rows), tensors)
+
+    def _one(
+        self, executor: Executor, one: Pass, name: str, layer: int | None, rows: Rows, layers: Sequence[int] = ()
+    ) -> NDArray[np.float32]:
+        found = self._look_up(one, name, layer, rows)
+        if found is not None:
+            return found
+        with self._running:
+            check_wanted()
+            found = self._look_up(one, name, layer, rows)  # another thread has had it computed meanwhile
+            if found is None:
+                self._compute(executor, one, [name], tuple(layers) or (() if layer is None else (layer,)), rows)
+                found = self._look_up(one, name, layer, rows)
+        assert found is not None
+        return found
+
+    def _look_up(self, one: Pass, name: str, layer: int | None, rows: Rows) -> NDArray[np.float32] | None:
+        every = range(len(one.ids))
+        axis = ACTIVATIONS[name].axes.find("T")
+        for held in (every,) if axis < 0 else (every, rows):
+            with self._lock:
+                key = (one.id, name, layer, held)
+                values = self._values.get(key)
+                if values is not None:
+                    self._values.move_to_end(key)
+            if values is not None:
+                return values if held == rows or axis < 0 else values.take(rows, axis)
+        return None
+
+    def _compute(self, executor: Executor, one: Pass, wanted: Sequence[str], layers: Sequence[int], rows: Rows) -> None:
+        """Trace what was asked for, and as much around it as costs little memory."""
+        every = range(len(one.ids))
+        names, kept_layers, kept_rows = _plan(executor.runner.config, len(one.ids), wanted, layers, rows)
+        try:
+            found = executor.trace(one, names, kept_layers, None if kept_rows == every else list(kept_rows))
+        except MemoryBudgetError as error:
+            raise _too_large(error) from None
+        self._keep(one, found, kept_rows)
+
+    def _keep(self, one: Pass, found: "Trace", rows: Rows) -> None:
+        from llamarium.inspect.trace import split_key
+
+        arrays = {key: tensor.float().cpu().numpy() for key, tensor in found.items()}
+        with self._lock:
+            for key, values in arrays.items():
+                name, layer = split_key(key)
+                held = rows if "T" in ACTIVATIONS[name].axes else range(len(one.ids))
+                self._num_bytes += values.nbytes - self._drop((one.id, name, layer, held))
+                self._values[one.id, name, layer, held] = values
+            newest = len(found)
+            while self._num_bytes > self._max_bytes and len(self._values) > newest:
+                self._num_bytes -= self._drop(next(iter(self._values)))
+
+    def _drop(self, key: _Key) -> int:
+        values = self._values.pop(key, None)
+        return 0 if values is None else values.nbytes
+
+
+def _read_only(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the same numbers, which are kept for others, as an array that nobody can write."""
+    view = values.view()
+    view.flags.writeable = False
+    return view
+
+
+def _plan(
+    config: ModelConfig, num_tokens: int, wanted: Sequence[str], layers: Sequence[int], rows: Rows
+) -> tuple[Sequence[str], list[int] | None, Rows]:
+    """Return what is traced, the most of what costs little: names, layers, positions."""
+    every, asked = range(num_tokens), list(layers) or None
+    whole = [other for other in ACTIVATIONS if other != "logits"]
+    group = next((names for names in _GROUPS if set(wanted) <= set(names)), tuple(wanted))
+    plans = [(whole, None, every), (group, None, every), (whole, asked, every), (group, asked, every)]
+    plans += [(tuple(wanted), asked, every), (group, asked, rows)]
+    for plan in plans:
+        if set(wanted) <= set(plan[0]) and _bytes(config, num_tokens, *plan) <= _AHEAD_BYTES:
+            return plan
+    return tuple(wanted), asked, rows
+
+
+def _bytes(config: ModelConfig, num_tokens: int, names: Sequence[str], layers: Sequence[int] | None, rows: Rows) -> int:
+    from llamarium.inspect.shapes import trace_shapes
+
+    shapes = trace_shapes(config, num_tokens, names=names, layers=layers, positions=rows)
+    return sum(4 * math.prod(one.shape) for one in shapes)
+
+
+def _too_large(error: MemoryBudgetError) -> ApiError:
+    needs = str(error).partition(". ")[0]
+    message = f"{needs}. Ask for one layer, for one position, or for every so many tokens (stride)"
+    return ApiError(400, message, code="trace_too_large", param="stride")

@@ -1,0 +1,77 @@
+"""What the first questions would wait for, done beside the reader's first look: imports, modules, torch's beginnings.
+
+The first lens, neighbours or draw of a process take half a second each, the second ones a tenth of that. So as soon as
+the first pass is named they are asked once, about this very pass, in a thread of their own. Never torch at import.
+"""
+
+import threading
+from typing import TYPE_CHECKING
+
+from llamarium.errors import LlamariumError
+from llamarium.generation.text_engine import TextEngine
+from llamarium.page.executor import Executor, Pass
+from llamarium.page.passes import Passes
+from llamarium.sampling.params import SamplingParams
+from llamarium.sampling.row import SamplingRow
+from llamarium.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from llamarium.api import Llama
+
+MOST_TOKENS = 64
+"""Of a pass that is asked about ahead."""
+
+
+class Preparation:
+    """Asks the first questions, once.
+
+    Args:
+        kept: Keeps the numbers of passes.
+        is_wanted: Whether there is anybody to prepare for.
+    """
+
+    def __init__(self, kept: Passes, is_wanted: bool) -> None:
+        self._kept, self._is_due = kept, is_wanted
+        self._lock = threading.Lock()
+
+    def begin(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
+        """Ask them about a pass, in a thread; nothing where it has been done, or this pass is none to begin with."""
+        is_plain = one.adapter is None and one.experiment is None and len(one.ids) <= MOST_TOKENS
+        with self._lock:
+            is_due, self._is_due = self._is_due, self._is_due and not is_plain
+        if is_due and is_plain:
+            name = "llamarium-prepare"
+            threading.Thread(target=self._ask, args=(llama, engine, one), name=name, daemon=True).start()
+
+    def _ask(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
+        """Ask; what is refused now is told to who asks for it."""
+        for question in (self._depth, self._neighbors, self._draw):
+            try:
+                question(llama, engine, one)
+            except (LlamariumError, ApiError):
+                continue
+
+    def _depth(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
+        from llamarium.inspect.lens import lens
+        from llamarium.inspect.probes.attribution import NAMES, attribute
+
+        names, last = {*NAMES, "resid_mid"}, len(one.ids) - 1
+        layers, model = range(llama.config.num_hidden_layers), llama.model
+        seen = self._kept.trace(Executor.of(llama, engine), one, names, layers, range(last, last + 1), model.device)
+        lens(model, seen, 1, llama.tokenizer)
+        attribute(model, seen, one.ids[-1], position=last)
+
+    def _neighbors(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
+        llama.neighbors(one.ids[-1], k=1)
+
+    def _draw(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
+        import torch
+
+        from llamarium.inspect.probes.sampling import explain_choice
+
+        last, device = len(one.ids) - 1, engine.runner.device
+        kept = self._kept.numbers(Executor.of(llama, engine), one, "logits", None, range(last, last + 1))
+        numbers = kept.values[0].copy()  # the sampler works in place
+        row = SamplingRow(SamplingParams(temperature=1.0, top_p=0.9), one.ids, llama.config.vocab_size, (), None)
+        logits_V = numbers if device == "cpu" else torch.from_numpy(numbers).to(device)
+        explain_choice(row, logits_V, device, 1, llama.tokenizer)

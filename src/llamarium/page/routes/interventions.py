@@ -1,0 +1,205 @@
+"""What if something in a pass were another: edits, steering, activations of a second prompt; all on the modules."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter, Request, Response
+
+from llamarium.engine.request import check_prompt, too_long
+from llamarium.errors import AnswerError, LlamariumError
+from llamarium.generation.text_engine import TextEngine
+from llamarium.page.executor import Pass
+from llamarium.page.routes.probes import position_of
+from llamarium.page.routes.tokens import token_view
+from llamarium.page.schema.interventions import (
+    EditedRequest,
+    EditedView,
+    EditFields,
+    MeasuredView,
+    PatchBeginView,
+    PatchCellsView,
+    PatchCellView,
+    PatchRequest,
+    SteeringFields,
+    TokenEffectView,
+)
+from llamarium.page.schema.text import TokenView
+from llamarium.page.selection import check_index
+from llamarium.page.work import passes_of, stream_on, work_on
+from llamarium.server.errors import ApiError, of_library
+from llamarium.server.http.body import StrictRoute
+from llamarium.server.http.stream import STREAMED
+from llamarium.server.lifecycle.service import Service
+from llamarium.server.lifecycle.threads import check_wanted
+
+if TYPE_CHECKING:
+    from llamarium.api import Llama
+    from llamarium.inspect.interventions.edits import Edit
+    from llamarium.inspect.interventions.patching import PatchCell, PatchGrid
+
+router = APIRouter(prefix="/inspect/passes/{pass_id}", route_class=StrictRoute)
+
+MAX_CELLS = 4096
+"""Of one grid: each is a pass from its layer on."""
+
+MAX_PATCHED = 256
+"""Tokens of the prompts of a grid."""
+
+
+@router.post("/edited")
+async def edited(request: Request, pass_id: str, body: EditedRequest) -> EditedView:
+    """Tell the next token without the edits and with them, and how the text goes on."""
+    one = _plain(passes_of(request).find(pass_id))
+    service: Service = request.app.state.service
+
+    def read(llama: "Llama", _: TextEngine) -> EditedView:
+        check_index("token_id", body.token_id, llama.config.vocab_size)
+        position = position_of(one, body.position)
+        _check_room(llama, position + 1, body.max_tokens)
+        edits = [_edit(llama, one, fields, f"edits[{place}]") for place, fields in enumerate(body.edits)]
+        if body.steering is not None:
+            edits.append(_steering(llama, one, body.steering, service.max_tokens))
+        try:
+            return _view(llama, one, edits, body, position)
+        except AnswerError as error:
+            raise ApiError(400, str(error), code="not_finite", param="edits") from None
+
+    return await work_on(request, "edits", read, one)
+
+
+def _view(llama: "Llama", one: Pass, edits: "Sequence[Edit]", body: EditedRequest, position: int) -> EditedView:
+    k = min(body.k, llama.config.vocab_size)
+    found = llama.inspect.effect(one.ids, *edits, word=body.token_id, position=position, k=k)
+    told = one.ids[: position + 1]
+    check_wanted()
+    with llama.inspect.edited() as plain, llama.inspect.edited(*edits) as other:
+        return EditedView(
+            position=position,
+            runner=other.runner.name,
+            divergence=found.divergence,
+            tokens=tuple(TokenEffectView.model_validate(token, from_attributes=True) for token in found.tokens),
+            answer_before=_goes_on(plain, told, body.max_tokens),
+            answer_after=_goes_on(other, told, body.max_tokens),
+        )
+
+
+def _goes_on(llama: "Llama", ids: Sequence[int], max_tokens: int) -> tuple[TokenView, ...]:
+    """Return how a text goes on greedily."""
+    if not max_tokens:
+        return ()
+    answer = llama.generate(list(ids), max_tokens=max_tokens, temperature=0.0).completions[0]
+    return tuple(token_view(llama.tokenizer, token_id) for token_id in answer.token_ids)
+
+
+@router.post("/patches", responses=STREAMED, response_class=Response)
+async def patches(request: Request, pass_id: str, body: PatchRequest) -> Response:
+    """Stream the pass with one place after the other from a second prompt, layer by layer."""
+    one = _plain(passes_of(request).find(pass_id))
+    _check_patches(one, body)
+
+    def begin(llama: "Llama", _: TextEngine) -> Iterator[PatchBeginView | PatchCellsView]:
+        config = llama.config
+        check_prompt(config, body.source_ids, room=0)
+        check_index("token_id", body.token_id, config.vocab_size)
+        check_index("against_id", body.against_id, config.vocab_size)
+        for place, layer in enumerate(body.layers or ()):
+            check_index(f"layers[{place}]", layer, config.num_hidden_layers)
+        _check_cells(len(body.layers or range(config.num_hidden_layers)) * len(body.positions or one.ids))
+        grid = llama.inspect.patch_grid(
+            one.ids, body.source_ids, body.token_id, against=body.against_id, part=body.part, layers=body.layers,
+            positions=body.positions,
+        )  # fmt: skip
+        return _events(grid)
+
+    return await stream_on(request, "source_ids", begin, one)
+
+
+def _plain(one: Pass) -> Pass:
+    """Refuse an experiment, which is an intervention itself."""
+    if one.experiment is not None:
+        message = "the pass is an experiment already; ask for a pass without one"
+        raise ApiError(400, message, code="experiment_unsupported", param="id")
+    return one
+
+
+def _edit(llama: "Llama", one: Pass, fields: EditFields, path: str) -> "Edit":
+    """Return an edit, each of whose indices is there."""
+    from llamarium.inspect.interventions.edits import scale
+
+    config = llama.config
+    _check_given(f"{path}.layer", fields.layer, None if fields.part == "embed" else config.num_hidden_layers)
+    _check_given(f"{path}.head", fields.head, config.num_attention_heads if fields.part == "head" else None)
+    _check_positions(f"{path}.positions", fields.positions, one)
+    return scale(fields.part, fields.factor, layer=fields.layer, head=fields.head, positions=fields.positions)
+
+
+def _steering(llama: "Llama", one: Pass, fields: SteeringFields, most: int) -> "Edit":
+    check_index("steering.layer", fields.layer, llama.config.num_hidden_layers)
+    _check_positions("steering.positions", fields.positions, one)
+    toward, away = (_prompt(llama, getattr(fields, name), f"steering.{name}", most) for name in ("toward", "away"))
+    return llama.inspect.steer(toward, away, fields.layer, scale=fields.strength, positions=fields.positions)
+
+
+def _prompt(llama: "Llama", text: str, path: str, most: int) -> list[int]:
+    """Return a prompt's ids; what is wrong with it is said of its field."""
+    try:
+        llama.tokenizer.check_length(text, most)
+        ids = llama.encode(text)
+        check_prompt(llama.config, ids, room=0)
+    except LlamariumError as error:
+        raise of_library(error, field=path, source=llama.tokenizer.source) from None
+    return ids
+
+
+def _check_room(llama: "Llama", num_tokens: int, wanted: int) -> None:
+    most = llama.config.max_position_embeddings
+    if num_tokens + wanted > most:
+        raise of_library(too_long(num_tokens, wanted, most), field="max_tokens")
+
+
+def _check_given(path: str, value: int | None, size: int | None) -> None:
+    """Refuse an index that is out of range, missing, or of something that there is one of for all."""
+    if size is None and value is not None:
+        raise ApiError(400, f"{path} is {value}, and this part has none; leave it out", param=path)
+    if size is not None and value is None:
+        raise ApiError(400, f"{path} is missing; expected 0 to {size - 1}", param=path)
+    check_index(path, value, size or 0)
+
+
+def _check_positions(path: str, positions: Sequence[int] | None, one: Pass) -> None:
+    for place, position in enumerate(positions or ()):
+        check_index(f"{path}[{place}]", position, len(one.ids))
+
+
+def _check_patches(one: Pass, body: PatchRequest) -> None:
+    if len(body.source_ids) != len(one.ids):
+        message = (
+            f"the second prompt has {len(body.source_ids)} tokens and the first {len(one.ids)}; expected as many, so "
+            "that each token has one to take its place"
+        )
+        raise ApiError(400, message, code="invalid_parameter", param="source_ids")
+    if len(one.ids) > MAX_PATCHED:
+        message = f"{len(one.ids)} tokens; {MAX_PATCHED} at most are patched: use shorter prompts"
+        raise ApiError(400, message, code="invalid_parameter", param="source_ids")
+    _check_positions("positions", body.positions, one)
+
+
+def _check_cells(count: int) -> None:
+    if count > MAX_CELLS:
+        message = f"{count} cells; {MAX_CELLS} at most are computed at once: ask for fewer layers or positions"
+        raise ApiError(400, message, code="invalid_parameter", param="positions")
+
+
+def _events(grid: "PatchGrid") -> Iterator[PatchBeginView | PatchCellsView]:
+    """Yield the grid's events: its beginning, and the cells that were run side by side."""
+    total = len(grid.layers) * len(grid.positions)
+    base, source = (MeasuredView.model_validate(one, from_attributes=True) for one in (grid.base, grid.source))
+    yield PatchBeginView(base=base, source=source, layers=grid.layers, positions=grid.positions, total=total)
+    row: list[PatchCell] = []
+    for cell in grid.cells():
+        check_wanted()
+        row.append(cell)
+        if len(row) == len(grid.positions):
+            cells = tuple(PatchCellView.model_validate(one, from_attributes=True) for one in row)
+            yield PatchCellsView(cells=cells, done=cell.done)
+            row = []

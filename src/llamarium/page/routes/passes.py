@@ -1,0 +1,181 @@
+"""Passes over a text, and their numbers."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from fastapi import APIRouter, Query, Request, Response
+
+from llamarium.engine.request import check_prompt, too_long
+from llamarium.generation.kept import PREFILL_CHUNK
+from llamarium.generation.text_engine import TextEngine
+from llamarium.page.binary import respond
+from llamarium.page.executor import Executor, Pass
+from llamarium.page.prepare import Preparation
+from llamarium.page.routes.tokens import token_view
+from llamarium.page.schema.passes import (
+    ActivationQuery,
+    CandidateView,
+    ExperimentFields,
+    NextQuery,
+    NextView,
+    PassRequest,
+    PassView,
+)
+from llamarium.page.selection import check_index, select
+from llamarium.page.work import passes_of, work_on
+from llamarium.server.errors import ApiError, of_library
+from llamarium.server.http.body import StrictRoute
+from llamarium.server.lifecycle.service import Service
+from llamarium.server.openai.fields import dialog_ids
+from llamarium.tokenizer.base import Tokenizer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llamarium.api import Llama
+
+router = APIRouter(prefix="/inspect", route_class=StrictRoute)
+
+
+@router.post("/passes")
+async def passes(request: Request, body: PassRequest) -> PassView:
+    """Name the pass over a text, its ids or a dialog, and tell its tokens. Nothing is run yet."""
+    service: Service = request.app.state.service
+    preparation: Preparation = request.app.state.preparation
+    field = _given(body)
+
+    def read(llama: "Llama", engine: TextEngine) -> PassView:
+        ids = _ids(body, llama.tokenizer, service.max_tokens)
+        check_prompt(llama.config, ids, room=0)
+        _check_experiment(body, len(ids))
+        one = Pass.of(ids, body.adapter, _adapter_idx(engine, body.adapter), _experiment(body))
+        preparation.begin(llama, engine, one)
+        return pass_view(llama, engine, passes_of(request).add(one))
+
+    return await work_on(request, field, read)
+
+
+@router.get("/passes/{pass_id}")
+async def known_pass(request: Request, pass_id: str) -> PassView:
+    """Tell a pass's tokens."""
+    one = passes_of(request).find(pass_id)
+    return await work_on(request, "id", lambda llama, engine: pass_view(llama, engine, one), one)
+
+
+@router.get("/passes/{pass_id}/activations/{name}", response_class=Response)
+async def activations(
+    request: Request, pass_id: str, name: str, query: Annotated[ActivationQuery, Query()]
+) -> Response:
+    """Send an activation's numbers, as `page/binary.py` says."""
+    kept = passes_of(request)
+    one = kept.find(pass_id)
+
+    def read(llama: "Llama", engine: TextEngine) -> Response:
+        return respond(select(kept, Executor.of(llama, engine), one, name, query), query.dtype)
+
+    return await work_on(request, "name", read, one)
+
+
+@router.get("/passes/{pass_id}/next")
+async def following(request: Request, pass_id: str, query: Annotated[NextQuery, Query()]) -> NextView:
+    """Tell the most probable tokens after a position."""
+    kept = passes_of(request)
+    one = kept.find(pass_id)
+    position = len(one.ids) - 1 if query.position is None else query.position
+    check_index("position", position, len(one.ids))
+
+    def read(llama: "Llama", engine: TextEngine) -> NextView:
+        logits = kept.numbers(Executor.of(llama, engine), one, "logits", None, range(position, position + 1)).values
+        if not np.isfinite(logits).all():
+            raise ApiError(500, f"the model's logits after token {position} are not finite", code="model_error")
+        return NextView(position=position, candidates=_candidates(logits, query.k, llama.tokenizer))
+
+    return await work_on(request, "position", read, one)
+
+
+def _given(body: PassRequest) -> str:
+    given = [name for name in ("text", "ids", "messages") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise ApiError(
+            400, f"expected text, ids or messages, one of them; found {', '.join(given) or 'none'}", param="text"
+        )
+    if body.add_special_tokens is not None and given != ["text"]:
+        message = f"add_special_tokens belongs to text, and {given[0]} are given; leave it out"
+        raise ApiError(400, message, param="add_special_tokens")
+    return given[0]
+
+
+def _ids(body: PassRequest, tokenizer: Tokenizer, most: int) -> list[int]:
+    if body.ids is not None:
+        if len(body.ids) > most:
+            raise of_library(too_long(len(body.ids), 0, most), field="ids")
+        return body.ids
+    if body.messages is not None:
+        return dialog_ids(tokenizer, body.messages, most)
+    assert body.text is not None
+    tokenizer.check_length(body.text, most)
+    return tokenizer.encode(body.text, add_special_tokens=body.add_special_tokens is not False)
+
+
+def _experiment(body: PassRequest) -> ExperimentFields | None:
+    """Return what is to be otherwise; where nothing is, the pass is the model's own."""
+    return None if body.experiment == ExperimentFields() else body.experiment
+
+
+def _check_experiment(body: PassRequest, num_tokens: int) -> None:
+    asked = _experiment(body)
+    if asked is None:
+        return
+    if not asked.rotation and asked.rope_scaling != "model":
+        message = "rope_scaling is given beside rotation, which is off, so that nothing is turned; give one"
+        raise ApiError(400, message, param="experiment.rope_scaling")
+    for place, position in enumerate(asked.hidden):
+        check_index(f"experiment.hidden[{place}]", position, num_tokens)
+    if (asked.bidirectional or asked.hidden) and num_tokens > PREFILL_CHUNK:
+        message = f"{num_tokens} tokens; with another mask a text is run as a whole, {PREFILL_CHUNK} at most"
+        raise ApiError(400, message, param="experiment")
+
+
+def _adapter_idx(engine: TextEngine, adapter: str | None) -> int:
+    if adapter is None:
+        return -1
+    if adapter not in engine.adapters:
+        known = ", ".join(engine.adapters) or "none"
+        raise ApiError(
+            404, f"no adapter of this name is served; there is: {known}", code="unknown_adapter", param="adapter"
+        )
+    return engine.adapters.index(adapter)
+
+
+def pass_view(llama: "Llama", engine: TextEngine, one: Pass) -> PassView:
+    """Return what is told of a pass."""
+    tokens = tuple(token_view(llama.tokenizer, token_id) for token_id in one.ids)
+    executor = Executor.of(llama, engine)
+    runner = executor.runner_of(one)
+    return PassView(
+        id=one.id,
+        tokens=tokens,
+        adapter=one.adapter,
+        experiment=one.experiment,
+        runner=runner.name,
+        dtype=runner.dtype,
+        kv_dtype=executor.kv_dtype_of(one),
+    )
+
+
+def _candidates(logits_1V: "NDArray[np.float32]", k: int, tokenizer: Tokenizer) -> tuple[CandidateView, ...]:
+    import torch
+
+    from llamarium.inspect.tokens import name_candidates, top_candidates
+
+    best = top_candidates(torch.tensor(logits_1V), min(k, logits_1V.shape[1]))[0]
+    return tuple(
+        CandidateView(
+            token_id=one.token_id,
+            text=one.text or "",
+            logit=float(logits_1V[0, one.token_id]),
+            probability=one.probability,
+            logprob=one.logprob,
+        )
+        for one in name_candidates(best, tokenizer)
+    )

@@ -1,0 +1,140 @@
+"""The requests of all clients: a list as of now, and one of them computed again. Only where the server was told to."""
+
+import asyncio
+import re
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Query, Request
+
+from llamarium.engine.counts import AnswerState, OpenedAnswer, open_answer, states_of
+from llamarium.engine.engine import Engine
+from llamarium.errors import EngineStoppedError
+from llamarium.page.executor import Pass
+from llamarium.page.routes.passes import pass_view
+from llamarium.page.routes.sampling import explain_next
+from llamarium.page.schema.clients.requests import OpenedView, OpenQuery, ParametersView, RequestsView, RequestView
+from llamarium.page.work import passes_of, work_on
+from llamarium.sampling.row import SamplingRow
+from llamarium.server.errors import ApiError, of_library
+from llamarium.server.http.body import StrictRoute
+from llamarium.server.lifecycle.service import Service
+
+if TYPE_CHECKING:
+    from llamarium.api import Llama
+    from llamarium.generation.text_engine import TextEngine
+
+router = APIRouter(prefix="/inspect", route_class=StrictRoute)
+
+MAX_REQUESTS = 64
+"""Answers that are told of at once."""
+
+MAX_RUNS = 64
+"""Runs of blocks that are told of each."""
+
+
+@router.get("/requests")
+async def requests(request: Request) -> RequestsView:
+    """Tell what the engine is doing between two steps; whoever asks takes no place from those who are answered."""
+    _check_allowed(request)
+    service: Service = request.app.state.service
+    _, engine = service.require()
+    adapters = engine.adapters
+    try:
+        return await asyncio.wrap_future(engine.read(lambda inner: _look(inner, adapters)))
+    except EngineStoppedError as error:
+        raise of_library(error) from None
+
+
+@router.get("/requests/{name}")
+async def opened(request: Request, name: str, query: Annotated[OpenQuery, Query()]) -> OpenedView:
+    """Run an answer again as of now, and tell how its next token is chosen; `name` is its number and row, as 7.0."""
+    _check_allowed(request)
+    number, row = _numbers(name)
+    kept = passes_of(request)
+
+    def read(llama: "Llama", engine: "TextEngine") -> OpenedView:
+        found = engine.read(lambda inner: open_answer(inner.answers, number, row, MAX_RUNS)).result()
+        if found is None:
+            raise _unknown()
+        adapter = found.state.adapter
+        chosen = engine.adapters[adapter] if adapter >= 0 else None
+        one = kept.add(Pass.of([*found.prompt_ids, *found.answer_ids], chosen, adapter))
+        answer, sampler = range(len(found.prompt_ids), len(one.ids)), None
+        if not found.state.is_embedding:
+            sampler = explain_next(kept, llama, engine, one, answer, _row(llama, found), query.k)
+        return OpenedView(
+            request=_view(found.state, engine.adapters),
+            params=_params(found),
+            run=pass_view(llama, engine, one),
+            start=len(found.prompt_ids),
+            sampler=sampler,
+        )
+
+    return await work_on(request, "name", read)
+
+
+def _numbers(name: str) -> tuple[int, int]:
+    """Return the number and the row of an answer."""
+    found = re.fullmatch(r"([0-9]{1,18})\.([0-9]{1,18})", name)
+    if found is None:
+        raise _unknown()
+    return int(found[1]), int(found[2])
+
+
+def _unknown() -> ApiError:
+    message = "this request has come to its end, or there never was one"
+    return ApiError(404, message, code="unknown_request", param="name")
+
+
+def _check_allowed(request: Request) -> None:
+    if not request.app.state.inspects_requests:
+        raise ApiError(
+            403,
+            "this server does not show its clients' requests; start it with --inspect-requests to have them shown to "
+            "whoever has its key",
+            code="requests_not_inspected",
+        )
+
+
+def _look(engine: Engine, adapters: tuple[str, ...]) -> RequestsView:
+    found = states_of(engine.answers, MAX_REQUESTS, MAX_RUNS)
+    return RequestsView(
+        at_s=time.monotonic(),
+        num_running=engine.num_running,
+        num_waiting=engine.num_waiting,
+        num_blocks=engine.num_blocks,
+        num_used_blocks=engine.num_used_blocks,
+        block_size=engine.cache.block_size,
+        generated_tokens=engine.counts.generated_tokens,
+        requests=tuple(_view(state, adapters) for state in found),
+    )
+
+
+def _view(state: AnswerState, adapters: tuple[str, ...]) -> RequestView:
+    name = adapters[state.adapter] if state.adapter >= 0 else None
+    return RequestView.model_validate({**asdict(state), "adapter": name})
+
+
+def _params(found: OpenedAnswer) -> ParametersView:
+    params = found.params
+    return ParametersView(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        seed=str(params.seed),
+        max_tokens=params.max_tokens,
+        has_logit_bias=bool(params.logit_bias),
+        has_form=params.grammar is not None,
+    )
+
+
+def _row(llama: "Llama", found: OpenedAnswer) -> SamplingRow:
+    """Return what the sampler knows of an answer, its form taken up from the beginning."""
+    constraint = None if found.grammar is None else found.grammar.begin(found.stops)
+    return SamplingRow(found.params, found.prompt_ids, llama.config.vocab_size, found.answer_ids, constraint)

@@ -1,0 +1,196 @@
+"""From logits to a token, how probable tokens were, and what one more costs."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Query, Request
+
+from llamarium.errors import GrammarError
+from llamarium.page.executor import Executor, Pass
+from llamarium.page.passes import Passes
+from llamarium.page.schema.sampling import (
+    CostView,
+    SamplerRequest,
+    SamplerView,
+    ScoreQuery,
+    ScoreView,
+    TokenScoreView,
+)
+from llamarium.page.selection import check_index
+from llamarium.page.work import passes_of, work_on
+from llamarium.sampling.constraint import CompiledGrammar, Constraint
+from llamarium.sampling.grammar.description import Grammar
+from llamarium.sampling.params import SamplingParams
+from llamarium.sampling.row import SamplingRow
+from llamarium.server.answering import check_form, held_form
+from llamarium.server.errors import ApiError
+from llamarium.server.http.body import StrictRoute
+from llamarium.server.openai.forms import Formed, form_of
+from llamarium.server.openai.tools import tool_request
+from llamarium.tokenizer.tools.forms import ToolForm
+
+if TYPE_CHECKING:
+    from llamarium.api import Llama
+    from llamarium.generation.text_engine import TextEngine
+
+router = APIRouter(prefix="/inspect", route_class=StrictRoute)
+
+MAX_SCORED = 128
+"""Tokens that are scored at once: each needs the logits of the whole vocabulary."""
+
+_OF_FORM = frozenset({"response_format", "tools", "tool_choice", "parallel_tool_calls"})
+
+_ROUNDS, _LONG = 5, 256  # a long text is measured once
+
+
+@router.post("/passes/{pass_id}/sampler")
+async def sampler(request: Request, pass_id: str, body: SamplerRequest) -> SamplerView:
+    """Tell what each step of the sampler leaves after a position, the draw, and the token."""
+    kept = passes_of(request)
+    one = kept.find(pass_id)
+    position, start = _places(one, body)
+    tool_form = request.app.state.service.tool_form
+
+    def read(llama: "Llama", engine: "TextEngine") -> SamplerView:
+        row = _row(body, llama, tool_form, one.ids[:start], one.ids[start : position + 1])
+        return explain_next(kept, llama, engine, one, range(start, position + 1), row, body.k)
+
+    return await work_on(request, "position", read, one)
+
+
+def explain_next(
+    kept: Passes, llama: "Llama", engine: "TextEngine", one: Pass, answer: range, row: SamplingRow, k: int
+) -> SamplerView:
+    """Return how the token after a part of a pass is chosen.
+
+    Args:
+        kept: The passes' numbers.
+        llama: The model.
+        engine: Whose runner computes.
+        one: The pass.
+        answer: Where in the pass the answer stands so far, after whose end the token comes; the prompt is before it.
+        row: What the sampler knows of the answer, up to there.
+        k: Candidates that are told after each step.
+
+    Raises:
+        LlamariumError: As `explain_choice`.
+    """
+    import torch
+
+    from llamarium.inspect.probes.sampling import explain_choice, next_logits
+
+    runner, last = engine.runner, answer.stop - 1
+    if runner.is_row_exact or one.experiment is not None:
+        values = kept.numbers(Executor.of(llama, engine), one, "logits", None, range(last, answer.stop)).values[0]
+        logits_V = values.copy() if runner.device == "cpu" else torch.tensor(values, device=runner.device)
+    else:  # as the answer was made, token by token
+        parts, kept_in = (one.ids[: answer.start], one.ids[answer.start : answer.stop]), engine.kv_cache_dtype
+        logits_V = next_logits(runner, *parts, adapter=one.adapter_idx, kv_cache_dtype=kept_in)
+    found = explain_choice(row, logits_V, runner.device, min(k, llama.config.vocab_size), llama.tokenizer)
+    return SamplerView.model_validate({"position": last, **found.to_dict()})
+
+
+@router.get("/passes/{pass_id}/score")
+async def score(request: Request, pass_id: str, query: Annotated[ScoreQuery, Query()]) -> ScoreView:
+    """Tell how probable each token from a position on was, and its rank."""
+    kept = passes_of(request)
+    one = kept.find(pass_id)
+    if len(one.ids) == 1:
+        message = "the text has one token, which nothing stands before; ask with a longer one"
+        raise ApiError(400, message, code="invalid_parameter", param="id")
+    check_index("start", query.start, len(one.ids))
+    if len(one.ids) - query.start > MAX_SCORED:
+        message = f"start is {query.start} of {len(one.ids)} tokens; at most the last {MAX_SCORED} are scored at once"
+        raise ApiError(400, message, code="invalid_parameter", param="start")
+
+    def read(llama: "Llama", engine: "TextEngine") -> ScoreView:
+        import torch
+
+        from llamarium.inspect.score import scored_tokens
+
+        rows = range(query.start - 1, len(one.ids) - 1)
+        logits_CV = torch.tensor(kept.numbers(Executor.of(llama, engine), one, "logits", None, rows).values)
+        (found,) = scored_tokens([logits_CV], one.ids[query.start :])
+        scored = zip(found.ids_C.tolist(), found.logprobs_C.tolist(), found.ranks_C.tolist(), strict=True)
+        return ScoreView(
+            tokens=tuple(
+                TokenScoreView(position=place, token_id=token_id, logprob=logprob, rank=rank)
+                for place, (token_id, logprob, rank) in enumerate(scored, query.start)
+            )
+        )
+
+    return await work_on(request, "start", read, one)
+
+
+@router.get("/passes/{pass_id}/cost")
+async def cost(request: Request, pass_id: str) -> CostView:
+    """Tell what the last token costs with the cache and without it: counted, and measured now."""
+    one = passes_of(request).find(pass_id)
+    if one.experiment is not None:
+        message = "the pass is an experiment, which is not what answers cost; ask for it without experiment"
+        raise ApiError(400, message, code="invalid_parameter", param="id")
+
+    def read(_: "Llama", engine: "TextEngine") -> CostView:
+        from llamarium.inspect.probes.cost import token_cost
+
+        rounds = 1 if len(one.ids) > _LONG else _ROUNDS
+        found = token_cost(
+            engine.runner, one.ids, num_rounds=rounds, adapter=one.adapter_idx, kv_cache_dtype=engine.kv_cache_dtype
+        )
+        return CostView.model_validate(found.to_dict())
+
+    return await work_on(request, "id", read)
+
+
+def _places(one: Pass, body: SamplerRequest) -> tuple[int, int]:
+    """Return the token after which one is chosen, and where the answer begins."""
+    position = len(one.ids) - 1 if body.position is None else body.position
+    start = position + 1 if body.start is None else body.start
+    check_index("position", position, len(one.ids))
+    check_index("start", start, position + 2)
+    return position, start
+
+
+def _row(
+    body: SamplerRequest,
+    llama: "Llama",
+    tool_form: ToolForm | None,
+    prompt_ids: Sequence[int],
+    answer_ids: Sequence[int],
+) -> SamplingRow:
+    """Return what the sampler knows of an answer."""
+    given = body.model_dump(exclude={"position", "start", "k", *_OF_FORM})
+    grammar, compiled = _form(body, llama, tool_form)
+    constraint = None
+    if compiled is not None:
+        _check_fits(compiled.begin(llama.stop_ids), answer_ids)
+        constraint = compiled.begin(llama.stop_ids)
+    params = SamplingParams(**given, grammar=grammar)
+    return SamplingRow(params, prompt_ids, llama.config.vocab_size, answer_ids, constraint)
+
+
+def _form(
+    body: SamplerRequest, llama: "Llama", tool_form: ToolForm | None
+) -> tuple[Grammar, CompiledGrammar] | tuple[None, None]:
+    form = form_of(Formed.model_validate({"response_format": body.response_format}))
+    tools = tool_request(body.tools, body.tool_choice, body.parallel_tool_calls)
+    check_form(form, tools)
+    try:
+        return held_form(llama, form, tools, tool_form)
+    except GrammarError as error:
+        raise ApiError(400, str(error), param="response_format") from None
+
+
+def _check_fits(constraint: Constraint, answer_ids: Sequence[int]) -> None:
+    """Refuse an answer that its form does not allow, or that is complete."""
+    for place, token_id in enumerate(answer_ids):
+        words = constraint.mask()
+        if constraint.is_finished or not int(words[token_id // 32]) >> token_id % 32 & 1:
+            message = f"token {place} of the answer, {token_id}, does not go on as its form wants"
+            raise ApiError(400, message, code="invalid_parameter", param="start")
+        constraint.accept(token_id)
+    constraint.mask()
+    if constraint.is_finished:
+        raise ApiError(
+            400, "the answer is complete there, and nothing follows", code="invalid_parameter", param="position"
+        )

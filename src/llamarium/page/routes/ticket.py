@@ -1,0 +1,31 @@
+"""The way in for the browser that `llamarium inspect` opens."""
+
+from fastapi import APIRouter, Response
+
+from llamarium.page.schema.clients.ticket import TicketRequest, TicketView
+from llamarium.page.ticket import Ticket
+from llamarium.server.errors import ApiError
+from llamarium.server.http.body import StrictRoute
+
+PATH = "/inspect/ticket"
+
+
+def ticket_routes(ticket: Ticket) -> APIRouter:
+    """Return the route that exchanges a ticket for the key."""
+    router = APIRouter(route_class=StrictRoute)
+
+    @router.post(PATH)
+    async def redeem(body: TicketRequest, response: Response) -> TicketView:  # pyright: ignore[reportUnusedFunction]
+        """Give the key for the ticket, once."""
+        key = ticket.redeem(body.ticket)
+        if key is None:
+            raise ApiError(
+                401,
+                "this way in has been used, or is too old; open the link that `llamarium inspect` printed",
+                code="invalid_ticket",
+                param="ticket",
+            )
+        response.headers["cache-control"] = "no-store"
+        return TicketView(key=key)
+
+    return router

@@ -1,0 +1,313 @@
+"""Weights themselves: as few bits, as inputs meet them, what few bits do to a pass, and one step of learning."""
+
+import math
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from fastapi import APIRouter, Query, Request
+
+from llamarium.engine.memory import free_bytes
+from llamarium.errors import MemoryBudgetError, OptionError
+from llamarium.generation.text_engine import TextEngine
+from llamarium.page.executor import Executor, Pass
+from llamarium.page.passes import Passes
+from llamarium.page.routes.probes import position_of
+from llamarium.page.routes.tokens import token_view
+from llamarium.page.schema.probes import LikelyView
+from llamarium.page.schema.weights import (
+    CodesQuery,
+    CodesView,
+    ErrorsOfView,
+    ErrorsQuery,
+    ErrorsView,
+    InputsQuery,
+    InputsView,
+    InputView,
+    LayerErrorView,
+    LearnedRowView,
+    LearnedTokenView,
+    LessonRequest,
+    LessonView,
+    WeightView,
+)
+from llamarium.page.selection import check_index
+from llamarium.page.work import passes_of, work_on
+from llamarium.quant.formats import FORMATS
+from llamarium.server.errors import ApiError
+from llamarium.server.http.body import StrictRoute
+from llamarium.server.lifecycle.threads import check_wanted
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from llamarium.api import Llama
+    from llamarium.inspect.probes.four_bits import CodedWeights, StreamError
+    from llamarium.inspect.probes.learning import Lesson
+
+router = APIRouter(prefix="/inspect", route_class=StrictRoute)
+
+MAX_TOKENS = 128
+"""Of a text that is learned from, or run in few bits."""
+
+LESSON_MB = 4096.0
+"""What a step of training may hold, and no more than half of the memory that is free."""
+
+MAX_WEIGHTS = 2 * 10**9
+"""Of the layers that are unpacked or quantized for one question."""
+
+_INPUTS = {
+    "q_proj": "attn_norm", "k_proj": "attn_norm", "v_proj": "attn_norm", "o_proj": "head_out",
+    "gate_proj": "mlp_norm", "up_proj": "mlp_norm", "down_proj": "gated",
+}  # fmt: skip
+"""What each Linear is multiplied with, by its name among the activations."""
+
+_at_work = threading.Lock()  # one such question at a time: each takes all processors, and memory
+
+
+@router.get("/codes")
+async def codes(request: Request, query: Annotated[CodesQuery, Query()]) -> CodesView:
+    """Tell weights of a Linear as codes, scales and what they mean: as they are stored, or as a type would have it."""
+
+    def read(llama: "Llama", _: TextEngine) -> CodesView:
+        from llamarium.inspect.probes.four_bits import coded_weights
+        from llamarium.inspect.probes.quantized import coded_anew
+
+        name, linear = _linear(llama, query.layer, query.linear)
+        num_rows, num_columns = int(linear.out_features), int(linear.in_features)  # pyright: ignore[reportArgumentType]
+        check_index("row", query.row, num_rows)
+        _check_window(query.start, query.count, num_columns)
+        if query.quantize is None:
+            return _codes_view(llama, name, num_rows, query, coded_weights(linear, [query.row]))
+        with _alone(), _of_shape("quantize"):
+            found = coded_anew(linear, [query.row], query.quantize, name=name)
+        return _codes_view(llama, name, num_rows, query, found)
+
+    return await work_on(request, "quantize", read)
+
+
+@router.get("/passes/{pass_id}/inputs")
+async def inputs(request: Request, pass_id: str, query: Annotated[InputsQuery, Query()]) -> InputsView:
+    """Tell what a Linear is multiplied with at a token, and what of it is left in 8 bits."""
+    kept = passes_of(request)
+    one = kept.find(pass_id)
+
+    def read(llama: "Llama", engine: TextEngine) -> InputsView:
+        import torch
+
+        from llamarium.inspect.probes.four_bits import relative_error, rounded_inputs
+        from llamarium.inspect.probes.quantized import is_rounded
+
+        _, linear = _linear(llama, query.layer, query.linear)
+        at = position_of(one, query.position)
+        values = kept.numbers(
+            Executor.of(llama, engine), one, _INPUTS[query.linear], query.layer, range(at, at + 1)
+        ).values.reshape(1, -1)
+        found = rounded_inputs(torch.tensor(values))
+        _check_window(query.start, query.count, values.shape[1])
+        cut = slice(query.start, query.start + query.count)
+        parts = (found.codes_MC, found.scales_MC, found.values_MC)
+        columns = [values[0, cut].tolist(), *(part[0, cut].tolist() for part in parts)]
+        return InputsView(
+            position=at,
+            num_inputs=values.shape[1],
+            start=query.start,
+            inputs=tuple(
+                InputView(original=original, code=code, scale=scale, value=value)
+                for original, code, scale, value in zip(*columns, strict=True)
+            ),
+            num_wide=int((found.codes_MC.abs() > 127).sum()),
+            error=relative_error(float(found.errors_MC.norm()), float(np.linalg.norm(values))),
+            is_rounded=is_rounded(linear),
+            input_bits=getattr(linear, "input_bits", None) if is_rounded(linear) else None,
+        )
+
+    return await work_on(request, "linear", read, one)
+
+
+@router.get("/passes/{pass_id}/errors")
+async def errors(request: Request, pass_id: str, query: Annotated[ErrorsQuery, Query()]) -> ErrorsView:
+    """Tell how far the pass is from the same weights in float32, layer by layer, and what few bits would do."""
+    kept = passes_of(request)
+    one = kept.find(pass_id)
+    _check_plain(one)
+    return await work_on(request, "quantize", lambda llama, engine: _errors(kept, one, llama, engine, query), one)
+
+
+@router.post("/passes/{pass_id}/lesson")
+async def lesson(request: Request, pass_id: str, body: LessonRequest) -> LessonView:
+    """Take one step of training on the pass's text, on a copy of the model: losses, gradients, what it says then."""
+    one = passes_of(request).find(pass_id)
+    _check_plain(one)
+
+    def read(llama: "Llama", _: TextEngine) -> LessonView:
+        from llamarium.inspect.probes.learning import learn, lesson_bytes
+
+        with _alone():
+            try:
+                found = learn(
+                    llama.model, one.ids, optimizer=body.optimizer, learning_rate=body.learning_rate,
+                    k=min(body.k, llama.config.vocab_size),
+                    tokenizer=llama.tokenizer, unpack=True, budget_mb=min(LESSON_MB, free_bytes() / 2e6),
+                )  # fmt: skip
+            except MemoryBudgetError as error:
+                message = str(error).removesuffix(", or raise budget_mb")
+                raise ApiError(400, message, code="lesson_too_large", param="optimizer") from None
+        return _lesson_view(llama, body, found, lesson_bytes(llama.config, len(one.ids), body.optimizer))
+
+    return await work_on(request, "id", read, one)
+
+
+@contextmanager
+def _alone() -> Generator[None]:
+    """Wait until no other such question is under way."""
+    with _at_work:
+        check_wanted()
+        yield
+
+
+def _linear(llama: "Llama", layer: int, linear: str) -> "tuple[str, nn.Module]":
+    """Return a Linear of a layer, without the adapter that may be on it, and its name."""
+    from llamarium.adapters.lora import LoRALinear
+
+    check_index("layer", layer, llama.config.num_hidden_layers)
+    part = "self_attn" if linear in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
+    name = f"model.layers.{layer}.{part}.{linear}"
+    found = llama.model.get_submodule(name)
+    return name, found.base_layer if isinstance(found, LoRALinear) else found
+
+
+def _check_window(start: int, count: int, size: int) -> None:
+    check_index("start", start, size)
+    if start + count > size:
+        raise ApiError(400, f"start + count is {start + count}; expected {size} at most", param="count")
+
+
+def _check_plain(one: Pass) -> None:
+    """Refuse what this question is not answered for."""
+    if one.experiment is not None:
+        message = "the pass is an experiment, and this question is of the model as it is; ask for a pass without one"
+        raise ApiError(400, message, code="invalid_parameter", param="id")
+    if len(one.ids) > MAX_TOKENS:
+        message = f"the text has {len(one.ids)} tokens; {MAX_TOKENS} at most for this question: ask with a shorter one"
+        raise ApiError(400, message, code="text_too_long", param="id")
+
+
+@contextmanager
+def _of_shape(field: str) -> Generator[None]:
+    """Refuse a type that a matrix of this shape cannot be, as the client's choice."""
+    try:
+        yield
+    except OptionError as error:
+        raise ApiError(400, str(error), code="invalid_parameter", param=field) from None
+
+
+def _codes_view(llama: "Llama", name: str, num_rows: int, query: CodesQuery, found: "CodedWeights") -> CodesView:
+    codes_C, cut = found.codes_RC[0].cpu(), slice(query.start, query.start + query.count)
+    values, scales = found.values_RC[0].cpu(), found.scales_RC[0].cpu()
+    minimums = None if found.minimums_RC is None else found.minimums_RC[0].cpu()
+    originals = None if found.original_RC is None else found.original_RC[0].cpu()
+    weights = tuple(
+        WeightView(
+            code=int(codes_C[i]),
+            level=found.levels[int(codes_C[i])],
+            scale=float(scales[i]),
+            minimum=None if minimums is None else float(minimums[i]),
+            value=float(values[i]),
+            original=None if originals is None else float(originals[i]),
+        )
+        for i in range(cut.start, cut.stop)
+    )
+    format = FORMATS[found.type_name]
+    return CodesView(
+        module=name,
+        num_rows=num_rows,
+        num_columns=len(codes_C),
+        start=query.start,
+        weights=weights,
+        type_name=found.type_name,
+        meaning=format.weight,
+        block_size=format.block_size,
+        bits_per_weight=format.bits_per_weight,
+        is_stored=query.quantize is None,
+        stored_type=_stored_type(llama, name),
+        levels=found.levels,
+        level_counts=tuple(codes_C.bincount(minlength=len(found.levels)).tolist()),
+        row_error=None if originals is None else _row_error(values, originals),
+    )
+
+
+def _row_error(values: "Tensor", originals: "Tensor") -> float:
+    from llamarium.inspect.probes.four_bits import relative_error
+
+    return relative_error(float((values - originals).norm()), float(originals.norm()))
+
+
+def _stored_type(llama: "Llama", name: str) -> str:
+    """Return what a weight is held as, as `llamarium info` says; of a model that was not loaded, its dtype."""
+    found = {source.key: source.dtype for source in llama.sources}.get(f"{name}.weight")
+    return str(llama.model.dtype).removeprefix("torch.") if found is None else found
+
+
+def _errors(kept: Passes, one: Pass, llama: "Llama", engine: TextEngine, query: ErrorsQuery) -> ErrorsView:
+    from llamarium.inspect.probes.four_bits import stream_errors
+    from llamarium.inspect.probes.quantized import IN_C, can_round_inputs, streams_as
+    from llamarium.model.cost import count_parameters
+
+    count = count_parameters(llama.config)
+    if count.attention + count.mlp > MAX_WEIGHTS:
+        message = (
+            f"the layers have {count.attention + count.mlp:,} weights, and {MAX_WEIGHTS:,} at most are unpacked for "
+            "one question here; llamarium.inspect.probes.quantized.streams_as answers it in Python"
+        )
+        raise ApiError(400, message, code="model_too_large", param="quantize")
+    layers, model, method = range(llama.config.num_hidden_layers), llama.model, query.quantize
+    trace = kept.trace(Executor.of(llama, engine), one, ["resid"], layers, range(len(one.ids)), model.device)
+    with _alone(), _of_shape("quantize"):
+        exact = streams_as(model, one.ids)
+        runs = [ErrorsOfView(what="pass", layers=_layers(stream_errors(trace, exact)))]
+        if method is not None:
+            check_wanted()
+            weights = streams_as(model, one.ids, quantize=method)
+            runs.append(ErrorsOfView(what="weights", layers=_layers(stream_errors(weights, exact))))
+        if method in IN_C and can_round_inputs(llama.config):
+            check_wanted()
+            both = streams_as(model, one.ids, quantize=method, rounds_inputs=True)
+            runs.append(ErrorsOfView(what="weights and inputs", layers=_layers(stream_errors(both, exact))))
+    return ErrorsView(quantize=method, runs=tuple(runs))
+
+
+def _layers(found: "list[StreamError]") -> tuple[LayerErrorView, ...]:
+    return tuple(LayerErrorView(layer=one.layer, relative=one.relative, cosine=one.cosine) for one in found)
+
+
+def _lesson_view(llama: "Llama", body: LessonRequest, found: "Lesson", num_bytes: int) -> LessonView:
+    is_finite = all(map(math.isfinite, found.losses_after))
+    gradients = found.row_gradients_RD.norm(dim=-1).tolist()
+    rows = zip(found.row_ids, gradients, found.row_moves, strict=True)
+    losses = zip(found.losses, found.losses_after, strict=True)
+    return LessonView(
+        optimizer=body.optimizer,
+        learning_rate=body.learning_rate,
+        tokens=tuple(
+            LearnedTokenView(position=i, loss=loss, loss_after=_finite(after))
+            for i, (loss, after) in enumerate(losses, 1)
+        ),
+        rows=tuple(
+            LearnedRowView(
+                token_id=i, text=token_view(llama.tokenizer, i).text, gradient=gradient, moved=_finite(moved)
+            )
+            for i, gradient, moved in rows
+        ),
+        gradient_norm=found.gradient_norm,
+        before=tuple(LikelyView.model_validate(one.to_dict()) for one in found.before),
+        after=tuple(LikelyView.model_validate(one.to_dict()) for one in found.after) if is_finite else (),
+        num_unpacked=found.num_unpacked,
+        num_bytes=num_bytes,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,109 @@
+"""Words as tokens, and their rows of the table: which are near, what arithmetic on them finds, and they themselves.
+
+The same questions can be asked of rows as they are before any training: those that initialisation draws from a seed.
+"""
+
+import functools
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from fastapi import APIRouter, Query, Request, Response
+
+from llamarium.config import ModelConfig
+from llamarium.page.binary import Numbers, respond
+from llamarium.page.routes.tokens import token_view
+from llamarium.page.schema.text import TokenView
+from llamarium.page.schema.words import (
+    NeighborsRequest,
+    NeighborsView,
+    RowsQuery,
+    SimilarityRequest,
+    SimilarityView,
+    WordRequest,
+)
+from llamarium.page.work import work_on
+from llamarium.server.errors import ApiError
+from llamarium.server.http.body import StrictRoute
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from llamarium.api import Llama
+
+router = APIRouter(prefix="/inspect", route_class=StrictRoute)
+
+
+@router.post("/neighbors")
+async def neighbors(request: Request, body: NeighborsRequest) -> NeighborsView:
+    """Rank the rows of the table by their cosine with word - minus + plus."""
+
+    def read(llama: "Llama", _: object) -> NeighborsView:
+        from llamarium.inspect.neighbors import neighbors
+
+        table = _table(llama, body.random_seed)
+        found = neighbors(table, llama.tokenizer, body.word, minus=body.minus, plus=body.plus, k=body.k)
+        return NeighborsView.model_validate(found.to_dict())
+
+    return await work_on(request, "word", read)
+
+
+@router.post("/similarity")
+async def similarity(request: Request, body: SimilarityRequest) -> SimilarityView:
+    """Tell the cosine of the angle between two rows."""
+
+    def read(llama: "Llama", _: object) -> SimilarityView:
+        from llamarium.inspect.neighbors import similarity
+
+        found = similarity(_table(llama, body.random_seed), llama.tokenizer, body.word, body.other)
+        return SimilarityView.model_validate(found.to_dict())
+
+    return await work_on(request, "word", read)
+
+
+@router.post("/word")
+async def word(request: Request, body: WordRequest) -> TokenView:
+    """Tell the token of an id, or the single one that stands for a word."""
+
+    def read(llama: "Llama", _: object) -> TokenView:
+        from llamarium.inspect.tokens import tokens_of_word
+
+        return token_view(llama.tokenizer, tokens_of_word(llama.tokenizer, body.word)[0])
+
+    return await work_on(request, "word", read)
+
+
+@router.get("/rows", response_class=Response)
+async def rows(request: Request, query: Annotated[RowsQuery, Query()]) -> Response:
+    """Send rows of the table, in the order of their ids; axes R D."""
+    ids = [int(part) for part in query.ids.split(",")]
+
+    def read(llama: "Llama", _: object) -> Response:
+        if max(ids) >= llama.config.vocab_size:
+            message = f"an id is {max(ids)}; expected 0 to {llama.config.vocab_size - 1}"
+            raise ApiError(400, message, code="invalid_parameter", param="ids")
+        return respond(Numbers(_rows(_table(llama, query.random_seed), ids), "RD"), "float32")
+
+    return await work_on(request, "ids", read)
+
+
+def _table(llama: "Llama", random_seed: int | None) -> "nn.Module":
+    """Return the learned table, or one as initialisation draws it."""
+    return llama.model.model.embed_tokens if random_seed is None else _fresh(llama.config, random_seed)
+
+
+@functools.lru_cache(maxsize=2)
+def _fresh(config: ModelConfig, seed: int) -> "nn.Module":
+    from llamarium.model.init import FreshEmbedding
+
+    return FreshEmbedding(config, seed)
+
+
+def _rows(table: "nn.Module", ids: list[int]) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
+    from itertools import chain
+
+    import torch
+
+    device = next(chain(table.parameters(), table.buffers())).device
+    with torch.inference_mode():
+        found = table(torch.tensor(ids, device=device))
+    return np.array(found.float().cpu().numpy())

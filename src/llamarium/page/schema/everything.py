@@ -1,0 +1,94 @@
+"""Everything that travels as JSON, for the page's side of the schema."""
+
+import json
+from typing import Any, cast
+
+from pydantic.json_schema import models_json_schema
+
+from llamarium.page.compare.schema import ComparisonView, MomentView, RunRowsView, RunsView, SidesView
+from llamarium.page.schema.base import EndView
+from llamarium.page.schema.clients.requests import OpenedView, RequestsView
+from llamarium.page.schema.clients.ticket import TicketRequest, TicketView
+from llamarium.page.schema.interventions import EditedRequest, EditedView, PatchBeginView, PatchCellsView, PatchRequest
+from llamarium.page.schema.model import ModelView, SourceView
+from llamarium.page.schema.passes import NextView, PassRequest, PassView
+from llamarium.page.schema.probes import (
+    AttributionView,
+    DistancesView,
+    HeadsView,
+    LensGridView,
+    LensView,
+    NeuronsView,
+    RopeView,
+)
+from llamarium.page.schema.sampling import CostView, SamplerRequest, SamplerView, ScoreView
+from llamarium.page.schema.text import TokensRequest, TokensView
+from llamarium.page.schema.weights import CodesView, ErrorsView, InputsView, LessonRequest, LessonView
+from llamarium.page.schema.words import NeighborsRequest, NeighborsView, SimilarityRequest, SimilarityView, WordRequest
+
+ASKED = (
+    TokensRequest,
+    PassRequest,
+    NeighborsRequest,
+    SimilarityRequest,
+    WordRequest,
+    SamplerRequest,
+    TicketRequest,
+    LessonRequest,
+    EditedRequest,
+    PatchRequest,
+)
+ANSWERED = (
+    ModelView,
+    SourceView,
+    TokensView,
+    PassView,
+    NextView,
+    NeighborsView,
+    SimilarityView,
+    HeadsView,
+    NeuronsView,
+    AttributionView,
+    LensGridView,
+    LensView,
+    RopeView,
+    DistancesView,
+    SamplerView,
+    ScoreView,
+    CostView,
+    TicketView,
+    RequestsView,
+    OpenedView,
+    CodesView,
+    InputsView,
+    ErrorsView,
+    LessonView,
+    EditedView,
+    PatchBeginView,
+    PatchCellsView,
+    EndView,
+    SidesView,
+    ComparisonView,
+    RunsView,
+    RunRowsView,
+    MomentView,
+)
+
+
+def as_json() -> str:
+    """Return the schema of everything that travels as JSON."""
+    asked = [(kind, "validation") for kind in ASKED]
+    answered = [(kind, "serialization") for kind in ANSWERED]
+    _, schema = models_json_schema([*asked, *answered])  # pyright: ignore[reportArgumentType]
+    named = {"title": "Schema", "$defs": {name: _untitled(one) for name, one in schema["$defs"].items()}}
+    return json.dumps(named, indent=2, sort_keys=True) + "\n"
+
+
+def _untitled(schema: Any) -> Any:
+    """Leave out the titles that pydantic makes of fields' names: each would become a type of TypeScript."""
+    if isinstance(schema, list):
+        return [_untitled(one) for one in cast("list[Any]", schema)]
+    if not isinstance(schema, dict):
+        return schema
+    fields = cast("dict[str, Any]", schema)
+    return {key: _untitled(one) for key, one in fields.items() if not (key == "title" and isinstance(one, str))}

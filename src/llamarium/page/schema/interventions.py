@@ -1,0 +1,168 @@
+"""What if something in a pass were another: edits, steering, activations of a second prompt."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from llamarium.page.schema.base import Answer
+from llamarium.page.schema.probes import ChosenView
+from llamarium.page.schema.text import TokenView
+from llamarium.server.fields import Body
+
+
+class EditFields(Body):
+    """What a part of the model computes, times `factor`; as `inspect.interventions.edits.Edit`.
+
+    Attributes:
+        part: The embedding's rows; what attention, one head or the MLP of a layer computes; the stream after a layer.
+        layer: Its layer; none for "embed".
+        head: Which head, for "head".
+        positions: At which tokens; all where left out.
+        factor: 0 takes it away, 1 leaves it as it is.
+    """
+
+    part: Literal["embed", "attention", "head", "mlp", "residual"]
+    layer: int | None = None
+    head: int | None = None
+    positions: list[int] | None = Field(None, min_length=1, max_length=1024)
+    factor: float = Field(0.0, ge=-1000, le=1000)
+
+
+class SteeringFields(Body):
+    """The difference of two prompts, at their last tokens, added to the stream after a layer.
+
+    Attributes:
+        toward: The prompt to whose stream is steered.
+        away: The prompt whose stream is taken away.
+        layer: After which layer.
+        strength: How much of the difference is added.
+        positions: At which tokens; all where left out.
+    """
+
+    toward: str
+    away: str
+    layer: int
+    strength: float = Field(1.0, ge=-1000, le=1000)
+    positions: list[int] | None = Field(None, min_length=1, max_length=1024)
+
+
+class EditedRequest(Body):
+    """`POST /inspect/passes/{id}/edited`: the same text with edits of the model, beside it without them.
+
+    Attributes:
+        edits: In order.
+        steering: One more edit, after them.
+        position: After which token is asked; the last where left out.
+        token_id: A token that is told of, whatever its rank.
+        k: How many of the most probable next tokens of each are told.
+        max_tokens: How far both go on greedily after that token.
+    """
+
+    edits: list[EditFields] = Field([], max_length=64)
+    steering: SteeringFields | None = None
+    position: int | None = Field(None, ge=0)
+    token_id: int | None = Field(None, ge=0)
+    k: int = Field(10, ge=1, le=50)
+    max_tokens: int = Field(0, ge=0, le=32)
+
+
+class TokenEffectView(Answer):
+    """A next token: what is thought of it without the edits, and with them."""
+
+    token_id: int
+    text: str
+    before: ChosenView
+    after: ChosenView
+
+
+class EditedView(Answer):
+    """A text's next token without edits and with them; both on the modules.
+
+    Attributes:
+        position: After which token was asked.
+        runner: What computed both: the modules.
+        divergence: KL(without ‖ with) of the next token, in nats.
+        tokens: The most probable of either, and the one that was asked about; by their probability without.
+        answer_before: How it goes on without.
+        answer_after: How it goes on with them.
+    """
+
+    position: int
+    runner: str
+    divergence: float
+    tokens: tuple[TokenEffectView, ...]
+    answer_before: tuple[TokenView, ...]
+    answer_after: tuple[TokenView, ...]
+
+
+class PatchRequest(Body):
+    """`POST /inspect/passes/{id}/patches`: what a second prompt has computed, put into this pass, place by place.
+
+    Attributes:
+        source_ids: The second prompt; as many tokens.
+        token_id: The token that is asked about, after the last one.
+        against_id: Take this token's logit away.
+        part: What is put in: the stream after a layer, or what its attention, or its MLP, adds.
+        layers: Rows of the grid; all where left out.
+        positions: Columns; all where left out.
+    """
+
+    source_ids: list[int] = Field(min_length=1)
+    token_id: int = Field(ge=0)
+    against_id: int | None = Field(None, ge=0)
+    part: Literal["residual", "attention", "mlp"] = "residual"
+    layers: list[int] | None = Field(None, min_length=1)
+    positions: list[int] | None = Field(None, min_length=1)
+
+
+class MeasuredView(Answer):
+    """What a pass says of the token: its logit, less that of the one it is held against, and its probability."""
+
+    logit: float
+    probability: float
+
+
+class PatchBeginView(Answer):
+    """The first event of a grid.
+
+    Attributes:
+        type: "begin".
+        base: What the pass says itself.
+        source: What the second prompt's says.
+        layers: The rows, in the order in which they come.
+        positions: The columns.
+        total: Cells in all.
+    """
+
+    type: Literal["begin"] = "begin"
+    base: MeasuredView
+    source: MeasuredView
+    layers: tuple[int, ...]
+    positions: tuple[int, ...]
+    total: int
+
+
+class PatchCellView(Answer):
+    """The pass with one place of it from the second prompt.
+
+    Attributes:
+        layer: Which layer.
+        position: Which token.
+        logit: As `MeasuredView` has it.
+        probability: As well.
+        recovered: Of the way from the pass's logit to the second prompt's; None where both are equal.
+    """
+
+    layer: int
+    position: int
+    logit: float
+    probability: float
+    recovered: float | None
+
+
+class PatchCellsView(Answer):
+    """Some cells, and how many have come by now."""
+
+    type: Literal["cells"] = "cells"
+    cells: tuple[PatchCellView, ...]
+    done: int

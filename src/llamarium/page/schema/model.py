@@ -1,0 +1,136 @@
+"""The model, or a published shape."""
+
+from typing import Literal
+
+from llamarium.page.schema.base import Answer, Query
+
+PublishedShape = Literal["llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"]
+"""Shapes that can be looked at without a model."""
+
+
+class ModelQuery(Query):
+    """`GET /inspect/model`: of the model at hand, or of a published shape."""
+
+    shape: PublishedShape | None = None
+
+
+class ModuleNode(Answer):
+    """A module of the model.
+
+    Attributes:
+        name: Its name in its parent, as in `q_proj`.
+        path: Its whole name, as in `model.layers.0.self_attn.q_proj`.
+        kind: Its class.
+        shape: Of its weight; empty where it has none of its own.
+        parameters: Of it and all that it holds; a tied head has none.
+        num_bytes: That they occupy; 2 a parameter where nothing was loaded.
+        type: What its weight is in memory, as in BF16 or Q4_1; None where it has none.
+        tied_to: The weight that is its own too.
+        flops: Of its products for one token, of it and all that it holds; a multiply and an add are two.
+        children: The modules in it.
+    """
+
+    name: str
+    path: str
+    kind: str
+    shape: tuple[int, ...]
+    parameters: int
+    num_bytes: int
+    type: str | None
+    tied_to: str | None
+    flops: int
+    children: tuple["ModuleNode", ...]
+
+
+class Shape(Answer):
+    """The sizes of a model, under the letters of the project's legend.
+
+    Attributes:
+        D: hidden_size.
+        N: Query heads.
+        K: Key-value heads.
+        H: head_dim.
+        F: intermediate_size.
+        V: vocab_size.
+        L: Layers.
+    """
+
+    D: int
+    N: int
+    K: int
+    H: int
+    F: int
+    V: int
+    L: int
+
+
+class ModelView(Answer):
+    """A model, or a shape.
+
+    Attributes:
+        name: Its name.
+        is_loaded: It is the model at hand, and no shape alone.
+        runner: What computes; None for a shape.
+        dtype: What it computes in; None for a shape.
+        shape: Its sizes.
+        context: Tokens that it was made for.
+        rms_norm_eps: What RMSNorm adds to the mean square.
+        rope_theta: The base of RoPE's frequencies.
+        rope_scaling: Llama 3's scaling, or None.
+        tied: Whether the head's weight is the embedding table.
+        tree: Its modules.
+        flops_per_token: For one token that sees itself only.
+        attention_flops_per_position: More for each earlier token that it sees.
+        kv_bytes_per_token: What its key and value occupy in the cache.
+        num_bytes: What the weights occupy.
+        adds_bos: Whether its tokenizer puts a token before every text; None for a shape.
+        adapters: Names that a pass may choose.
+        loaded_with: Arguments of `llamarium.load` besides the name, as the server was started with.
+    """
+
+    name: str
+    is_loaded: bool
+    runner: str | None
+    dtype: str | None
+    shape: Shape
+    context: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: dict[str, float] | None
+    tied: bool
+    tree: ModuleNode
+    flops_per_token: int
+    attention_flops_per_position: int
+    kv_bytes_per_token: int
+    num_bytes: int
+    adds_bos: bool | None
+    adapters: tuple[str, ...]
+    loaded_with: dict[str, str | int | bool]
+
+
+class SourceQuery(Query):
+    """`GET /inspect/source`: the lines of Python of one of the model's parts."""
+
+    name: str
+
+
+class SourceView(Answer):
+    """The lines that are executed, as they are installed.
+
+    Attributes:
+        name: What they are.
+        file: Where they stand, within the package.
+        line: The number of the first.
+        text: All of them.
+    """
+
+    name: str
+    file: str
+    line: int
+    text: str
+
+
+class WeightQuery(Query):
+    """`GET /inspect/weights`: a weight that is a vector, by its state-dict key."""
+
+    key: str

@@ -1,0 +1,109 @@
+"""Passes and their numbers."""
+
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from llamarium.page.schema.base import Answer, Dtype, Query
+from llamarium.page.schema.text import TokenView
+from llamarium.server.fields import Body
+from llamarium.server.openai.fields import Message
+
+
+class ExperimentFields(Body):
+    """What a pass does otherwise than the model was trained to; as `inspect.interventions.experiments.Experiment`.
+
+    Attributes:
+        bidirectional: Every token sees the whole text.
+        hidden: Positions that no other token sees.
+        rotation: Whether queries and keys are turned.
+        rope_scaling: "off" leaves RoPE's scaling out.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    bidirectional: bool = False
+    hidden: tuple[int, ...] = Field(default=(), strict=False, max_length=64)
+    rotation: bool = True
+    rope_scaling: Literal["model", "off"] = "model"
+
+
+class PassRequest(Body):
+    """`POST /inspect/passes`: a text, its ids, or a dialog; one of them."""
+
+    dialog: ClassVar[str | None] = "messages"
+
+    text: str | None = None
+    ids: list[int] | None = Field(None, min_length=1)
+    messages: list[Message] | None = Field(None, min_length=1)
+    add_special_tokens: bool | None = None
+    adapter: str | None = None
+    experiment: ExperimentFields | None = None
+
+
+class PassView(Answer):
+    """A pass over one text: known by its ids, adapter and experiment, so that asking twice gives the same.
+
+    Attributes:
+        id: Names it.
+        tokens: What was run.
+        adapter: Which one was on the model.
+        experiment: What was otherwise, if anything was.
+        runner: What computes.
+        dtype: In what.
+        kv_dtype: What it keeps keys and values in.
+    """
+
+    id: str
+    tokens: tuple[TokenView, ...]
+    adapter: str | None
+    experiment: ExperimentFields | None
+    runner: str
+    dtype: str
+    kv_dtype: str
+
+
+class ActivationQuery(Query):
+    """`GET /inspect/passes/{id}/activations/{name}`: numbers of a pass.
+
+    Attributes:
+        layer: Of one layer; of all where left out, with an axis L before the others.
+        head: Of one head (axis N or K); of all where left out.
+        position: Of one token (axis T, or the row of S); of all where left out.
+        start: The first token on the axis T; the axis S has all.
+        stop: Behind the last on the axis T; all that there are where left out.
+        stride: Every so many tokens of the axes T and S.
+        dtype: What they travel as.
+    """
+
+    layer: int | None = Field(None, ge=0)
+    head: int | None = Field(None, ge=0)
+    position: int | None = Field(None, ge=0)
+    start: int = Field(0, ge=0)
+    stop: int | None = Field(None, ge=1)
+    stride: int = Field(1, ge=1)
+    dtype: Dtype = "float32"
+
+
+class NextQuery(Query):
+    """`GET /inspect/passes/{id}/next`: what may come after a token; after the last one where none is named."""
+
+    position: int | None = Field(None, ge=0)
+    k: int = Field(10, ge=1, le=200)
+
+
+class CandidateView(Answer):
+    """A token that may come next: its logit, and what the softmax of all logits makes of it."""
+
+    token_id: int
+    text: str
+    logit: float
+    probability: float
+    logprob: float
+
+
+class NextView(Answer):
+    """The most probable tokens after a position, the best first."""
+
+    position: int
+    candidates: tuple[CandidateView, ...]

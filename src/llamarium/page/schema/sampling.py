@@ -1,0 +1,115 @@
+"""From logits to a token, and one token more."""
+
+from pydantic import Field
+
+from llamarium.page.schema.base import Answer, Query
+from llamarium.server.fields import Body
+from llamarium.server.openai.forms import ResponseFormat
+from llamarium.server.openai.tools import Tool, ToolChoice
+
+
+class SamplerRequest(Body):
+    """`POST /inspect/passes/{id}/sampler`: parameters as for an answer, which has the ranges and meanings.
+
+    Attributes:
+        position: The token after which one is chosen; the last where left out.
+        start: Where the answer begins: what stands before is the prompt. After `position` where left out.
+        k: Candidates that are told after each step.
+        response_format: The form of the answer, as chat completions have it.
+        tools: That it may call, and with them the other two; strict calls have a form.
+        tool_choice: See above.
+        parallel_tool_calls: See above.
+    """
+
+    position: int | None = Field(None, ge=0)
+    start: int | None = Field(None, ge=1)
+    k: int = Field(10, ge=1, le=200)
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class SamplerCandidateView(Answer):
+    """A token that a step has left."""
+
+    token_id: int
+    text: str
+    logit: float
+    probability: float
+
+
+class SamplerStepView(Answer):
+    """What one step leaves, the most probable first."""
+
+    name: str
+    is_on: bool
+    num_left: int
+    candidates: tuple[SamplerCandidateView, ...]
+
+
+class DrawnView(Answer):
+    """A token in the draw: the largest total wins."""
+
+    token_id: int
+    text: str
+    noise: float
+    total: float
+
+
+class SamplerView(Answer):
+    """How the token after a position is chosen; without a draw at temperature 0."""
+
+    position: int
+    token_id: int
+    text: str
+    seed: int
+    place: int
+    steps: tuple[SamplerStepView, ...]
+    draw: tuple[DrawnView, ...] | None
+
+
+class ScoreQuery(Query):
+    """`GET /inspect/passes/{id}/score`: how probable tokens were, each after those before it.
+
+    Attributes:
+        start: The first of them.
+    """
+
+    start: int = Field(1, ge=1)
+
+
+class TokenScoreView(Answer):
+    """One token: log P after those before it, and its rank, 1 for the most probable."""
+
+    position: int
+    token_id: int
+    logprob: float
+    rank: int
+
+
+class ScoreView(Answer):
+    """The tokens from a position on."""
+
+    tokens: tuple[TokenScoreView, ...]
+
+
+class CostView(Answer):
+    """What a pass's last token costs, by shapes and measured; as `llamarium.inspect.probes.cost` has it."""
+
+    num_tokens: int
+    flops: int
+    flops_without: int
+    seconds: float
+    seconds_without: float
+    num_rounds: int
+    cache_bytes_per_token: int
+    largest_difference: float

@@ -1,0 +1,83 @@
+"""From a text to ids."""
+
+from typing import Literal
+
+from llamarium.page.schema.base import Answer
+from llamarium.server.fields import Body
+
+
+class TokensRequest(Body):
+    """`POST /inspect/tokens`: from a text to ids, with every step."""
+
+    text: str
+    add_special_tokens: bool = True
+    tokenizer: Literal["model", "llama3"] = "model"
+
+
+class Part(Answer):
+    """Some bytes.
+
+    Attributes:
+        text: Printable; what is no character is escaped.
+        bytes: They themselves.
+    """
+
+    text: str
+    bytes: tuple[int, ...]
+
+
+class MergeView(Answer):
+    """Two neighbours became one part; `start` is where, in bytes of the piece."""
+
+    rank: int
+    left: Part
+    right: Part
+    result: Part
+    start: int
+
+
+class PieceView(Answer):
+    """A cut of the text; `start` is where it begins, in bytes of the text."""
+
+    text: str
+    start: int
+    merges: tuple[MergeView, ...]
+    ids: tuple[int, ...]
+
+
+class TokenView(Answer):
+    """A token.
+
+    Attributes:
+        id: Its row of the embedding table.
+        text: Printable; what is no character is escaped.
+        bytes: What it stands for.
+        is_special: It is a control token, which no text becomes.
+    """
+
+    id: int
+    text: str
+    bytes: tuple[int, ...]
+    is_special: bool
+
+
+class TokensView(Answer):
+    """How a text became ids.
+
+    Attributes:
+        tokenizer: Which one was asked for.
+        vocab_size: Its ids.
+        text: The text.
+        utf8: Its bytes.
+        pieces: What it was cut into, and what each became; none where `unexplained` says why.
+        tokens: As the model gets them, BOS included where it was asked for.
+        unexplained: Why the steps cannot be told, if they cannot.
+    """
+
+    tokenizer: Literal["model", "llama3"]
+    vocab_size: int
+    text: str
+    utf8: tuple[int, ...]
+    pieces: tuple[PieceView, ...]
+    tokens: tuple[TokenView, ...]
+    unexplained: str | None

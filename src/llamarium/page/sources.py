@@ -1,0 +1,71 @@
+"""The very lines of Python that the model's modules execute, read from where the package is installed."""
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import llamarium
+from llamarium.page.schema.model import SourceView
+from llamarium.server.errors import ApiError
+
+SOURCES: Mapping[str, str] = {
+    "bpe.merge": "llamarium.tokenizer.bpe:ByteLevelBPE.merge",
+    "model": "llamarium.model.llama:LlamaModel.forward",
+    "layer": "llamarium.model.llama:LlamaDecoderLayer.forward",
+    "norm": "llamarium.model.norm:LlamaRMSNorm",
+    "project": "llamarium.model.attention:LlamaAttention.project",
+    "attention": "llamarium.model.attention:LlamaAttention.forward",
+    "attend": "llamarium.attention.base:attend_eagerly",
+    "rotate": "llamarium.model.rope:Rotary.rotate",
+    "rotate.complex": "llamarium.model.rope:rotate_complex",
+    "rope.frequencies": "llamarium.model.rope:rope_frequencies",
+    "rope.scale": "llamarium.model.rope:_scale",
+    "mlp": "llamarium.model.mlp:LlamaMLP",
+    "o_proj": "llamarium.inspect.probes.heads:_through_columns",
+    "silu": "llamarium.model.mlp:SiLUActivation",
+    "attribution": "llamarium.inspect.probes.attribution:attribute",
+    "lens": "llamarium.inspect.lens:_logits",
+    "sampler": "llamarium.sampling.torch_sampler:InTorch.stages",
+    "sampler.noise": "llamarium.sampling.torch_sampler:InTorch._noise",
+    "advance": "llamarium.generation.kept:advance",
+    "stream_errors": "llamarium.inspect.probes.four_bits:stream_errors",
+    "kl": "llamarium.inspect.measures.divergence:kl_of_rows",
+    "neighbors": "llamarium.inspect.neighbors:_cosines",
+    "init": "llamarium.model.init:init_weights",
+    "mask": "llamarium.inspect.interventions.experiments:Experiment.visible",
+    "nf4": "llamarium.quant.nf4:_quantize_blocks",
+    "unpack": "llamarium.quant.packed:LinearPacked.dequantize_at",
+    "quantize.inputs": "llamarium.quant.packed:quantize_inputs",
+    "product": "llamarium.quant.packed:product_reference",
+    "learn": "llamarium.inspect.probes.learning:learn",
+    "learn.step": "llamarium.inspect.probes.learning:_step",
+    "edit": "llamarium.inspect.interventions.edits:_apply",
+    "steer": "llamarium.inspect.interventions.edits:steer",
+    "patch": "llamarium.inspect.interventions.patching:PatchGrid._run",
+}
+"""What can be read, by the name that a stage gives it: a module, and what stands in it."""
+
+
+def source_of(name: str) -> SourceView:
+    """Return the lines of one of `SOURCES`; imports torch.
+
+    Raises:
+        ApiError: 404, if there is none of that name.
+    """
+    if name not in SOURCES:
+        raise ApiError(
+            404,
+            f"no lines are known under this name; there are: {', '.join(SOURCES)}",
+            code="unknown_source",
+            param="name",
+        )
+    module, _, place = SOURCES[name].partition(":")
+    found: Any = importlib.import_module(module)
+    for part in place.split("."):
+        found = getattr(found, part)
+    found = inspect.unwrap(found)  # below torch's decorators
+    lines, first = inspect.getsourcelines(found)
+    file = Path(inspect.getsourcefile(inspect.unwrap(found)) or "").relative_to(Path(llamarium.__file__).parents[1])
+    return SourceView(name=name, file=file.as_posix(), line=first, text=inspect.cleandoc("\n" + "".join(lines)))

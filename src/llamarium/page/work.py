@@ -1,0 +1,192 @@
+"""How the page's routes do their work: in a thread of its own, counted, with errors that a client can read."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from fastapi import Request, Response
+from pydantic import BaseModel, ValidationError
+
+from llamarium.errors import LlamariumError
+from llamarium.generation.text_engine import TextEngine
+from llamarium.page.executor import AdaptedModels, Pass
+from llamarium.page.passes import Passes
+from llamarium.page.schema.base import EndView
+from llamarium.server.errors import ApiError, internal_error, of_library
+from llamarium.server.http.stream import EventStream, Write, event, unless_gone
+from llamarium.server.lifecycle.service import Service
+from llamarium.server.lifecycle.threads import in_own_thread
+
+if TYPE_CHECKING:
+    from llamarium.api import Llama
+
+T = TypeVar("T")
+
+_LOOK_S = 0.2
+"""How often is looked whether the engine is still there."""
+
+
+def passes_of(request: Request) -> Passes:
+    """Return the passes that the application keeps."""
+    return request.app.state.passes
+
+
+async def work_on(request: Request, field: str, work: "Callable[[Llama, TextEngine], T]", one: Pass | None = None) -> T:
+    """Return what `work` makes of the model and its engine.
+
+    It is counted with the answers that are under way, so that a server has as much to do at once as it was told. When
+    the client leaves, it ends before its next part that takes long (`check_wanted`).
+
+    Args:
+        request: The client's.
+        field: Of the request, that an error of the library is about.
+        work: Is called in a thread of its own; it may import torch.
+        one: The pass that is asked about: its adapter is on the model then.
+
+    Raises:
+        ApiError: 503, 429; and what `work` refuses.
+    """
+    with closing(_Worker(request, field, one)) as worker:
+        return await worker.do_while_here(work)
+
+
+async def stream_on(
+    request: Request,
+    field: str,
+    work: "Callable[[Llama, TextEngine], Iterator[BaseModel]]",
+    one: Pass | None = None,
+) -> Response:
+    """Return what `work` yields as events, each as soon as it is made; the last one says that it was the last.
+
+    The whole stream is counted as one answer. When the client leaves, it ends before its next part that takes long.
+
+    Args:
+        request: The client's.
+        field: Of the request, that an error of the library is about.
+        work: Is called in a thread of its own, and so is each step of what it returns. What it refuses before its first
+            event is the answer; an error after that is an event, and ends the stream.
+        one: As for `work_on`.
+
+    Raises:
+        ApiError: As `work_on`.
+    """
+    with ExitStack() as held:
+        worker = held.enter_context(closing(_Worker(request, field, one)))
+        made = await worker.do_while_here(work)
+
+        def following(llama: "Llama", engine: TextEngine) -> BaseModel | None:
+            return next(made, None)
+
+        first = await worker.do_while_here(following)
+        produce = partial(_produce, request.scope["notes"], first, partial(worker.do, following))
+        service: Service = request.app.state.service
+        return EventStream(produce, service.settings.ping_s, held.pop_all())
+
+
+class _Worker:
+    """Works for one client, in a thread, in a place among the answers that is free again when both have ended.
+
+    Args:
+        request: The client's.
+        field: Of the request, that an error of the library is about.
+        one: The pass that is asked about.
+
+    Raises:
+        ApiError: 503, 429.
+    """
+
+    def __init__(self, request: Request, field: str, one: Pass | None) -> None:
+        self._request, self._field, self._one = request, field, one
+        self._service: Service = request.app.state.service
+        self._place, self._gone = ExitStack(), threading.Event()
+        self._place.enter_context(self._service.place(1))
+        self._running: asyncio.Future[Any] | None = None
+        model, self._engine = self._service.require()
+        self._llama = cast("Llama", model)
+
+    async def do(self, work: "Callable[[Llama, TextEngine], T]") -> T:
+        """Return what `work` makes of the model with the pass's adapter on.
+
+        Raises:
+            ApiError: What it refuses; 503, if the server is stopped meanwhile.
+        """
+        adapted: AdaptedModels = self._request.app.state.adapted
+        running = asyncio.ensure_future(
+            _in_thread(
+                self._llama,
+                self._field,
+                lambda: work(adapted.of(self._llama, self._engine, self._one), self._engine),
+                self._gone,
+            )
+        )
+        self._running = running
+        while not running.done():  # to be cancelled ends the waiting alone
+            await asyncio.wait({running}, timeout=_LOOK_S)
+            if not running.done() and self._engine.state in ("stopped", "broken"):
+                raise ApiError(503, "the server has been stopped", code="draining")
+        return running.result()
+
+    async def do_while_here(self, work: "Callable[[Llama, TextEngine], T]") -> T:
+        """The same; when the client leaves, nothing waits any more.
+
+        Raises:
+            ApiError: As `do`; 499, when it has left.
+        """
+        made = await unless_gone(self._request, _in_list(self.do(work)))
+        if made is None:
+            raise ApiError(499, "the client has left", code="client_left")
+        return made[0]
+
+    def close(self) -> None:
+        """Want nothing more; a thread that is at work ends before its next part that takes long."""
+        self._gone.set()
+        running = self._running
+        if running is None or running.done():
+            self._leave(running)
+        else:
+            running.add_done_callback(self._leave)
+
+    def _leave(self, running: asyncio.Future[Any] | None) -> None:
+        if running is not None and not running.cancelled():
+            running.exception()  # nobody else may ask what became of it
+        self._place.close()
+
+
+async def _in_list(work: Awaitable[T]) -> list[T]:
+    return [await work]
+
+
+async def _produce(
+    notes: dict[str, Any], one: BaseModel | None, step: Callable[[], Awaitable[BaseModel | None]], write: Write
+) -> None:
+    """Write the events, from the first one on; an error is one of them, and nothing follows it."""
+    try:
+        while one is not None:
+            await _say(write, one.model_dump(mode="json"))
+            one = await step()
+        await _say(write, EndView().model_dump())
+    except ApiError as error:
+        notes["error"] = error.code
+        await _say(write, {"type": "error", **error.body})
+    except Exception:
+        await _say(write, {"type": "error", **internal_error().body})
+        raise
+
+
+async def _say(write: Write, data: dict[str, Any]) -> None:
+    await write(event(data).encode())
+
+
+async def _in_thread(llama: "Llama", field: str, work: Callable[[], T], gone: threading.Event) -> T:
+    try:
+        return await in_own_thread(work, gone)
+    except LlamariumError as error:
+        raise of_library(error, field=field, source=llama.tokenizer.source) from None
+    except ValidationError as error:
+        if all(one["type"] == "finite_number" for one in error.errors()):  # `Answer` takes no others
+            message = "the model's numbers are not finite here, so that there is nothing to tell of them"
+            raise ApiError(500, message, code="model_error", param=field) from None
+        raise

@@ -1,0 +1,11 @@
+/** The views of the room Ask, for who asks a pass why. To add one: write its component beside this file, and a line here. */
+import type { ViewEntry } from "../rooms";
+
+export const asking: readonly ViewEntry[] = [
+  { id: "lens-grid", title: "Lens over layers and tokens", component: () => import("./LensGrid.svelte"), uses: ["layer"] },
+  { id: "heads-looking", title: "Where all heads look", component: () => import("./Looking.svelte"), uses: ["layer", "head"] },
+  { id: "attribution", title: "Who wrote a logit", component: () => import("./Attribution.svelte"), uses: ["layer", "head"] },
+  { id: "ablate", title: "Take a part away", component: () => import("./Edits.svelte"), uses: ["layer", "head"] },
+  { id: "patch", title: "Patch from a second prompt", component: () => import("./Patching.svelte"), uses: [] },
+  { id: "steer", title: "Steer", component: () => import("./Steering.svelte"), uses: ["layer"] },
+];

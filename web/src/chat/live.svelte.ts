@@ -1,0 +1,59 @@
+/** What the server's engine is doing, asked for again and again while it is looked at. */
+
+import { json, Refusal } from "../lib/api";
+import type { OpenedView, RequestsView, RequestView } from "../schema";
+
+const EVERY_MS = 700;
+
+/** An answer's name among those of a server. */
+export const named = (one: { number: number; row: number }): string => `${one.number}.${one.row}`;
+
+/** Tokens that an answer was given in a second, between two looks. */
+export function rate(before: RequestsView | undefined, now: RequestsView, one: RequestView): number | undefined {
+  const same = before?.requests.find((other) => named(other) === named(one));
+  if (!before || !same || now.at_s <= before.at_s) return undefined;
+  return (one.num_tokens - same.num_tokens) / (now.at_s - before.at_s);
+}
+
+export class Live {
+  now = $state.raw<RequestsView | undefined>();
+  before = $state.raw<RequestsView | undefined>();
+  error = $state.raw<unknown>();
+
+  /** Ask until the component that made this goes; a page that nobody sees does not ask. */
+  constructor() {
+    $effect(() => {
+      let timer: ReturnType<typeof setTimeout> | undefined;
+      let isOver = false;
+      const look = async (): Promise<void> => {
+        if (!document.hidden) await this.#look();
+        if (!isOver) timer = setTimeout(() => void look(), EVERY_MS);
+      };
+      void look();
+      return () => {
+        isOver = true;
+        clearTimeout(timer);
+      };
+    });
+  }
+
+  async #look(): Promise<void> {
+    try {
+      const found = await json<RequestsView>("GET", "/inspect/requests");
+      this.before = this.now;
+      this.now = found;
+      this.error = undefined;
+    } catch (error) {
+      this.error = error;
+    }
+  }
+
+  /** Whether the server was not told to show requests. */
+  get isOff(): boolean {
+    return this.error instanceof Refusal && this.error.code === "requests_not_inspected";
+  }
+}
+
+export function open(one: RequestView): Promise<OpenedView> {
+  return json("GET", `/inspect/requests/${named(one)}?k=50`);
+}

@@ -1,0 +1,7 @@
+/** The views of two models over one text. To add one: write its component beside this file, and a line here. */
+import type { ViewEntry } from "../rooms";
+
+export const comparisons: readonly ViewEntry[] = [
+  { id: "compare", title: "Two models", component: () => import("./TwoModels.svelte"), uses: [] },
+  { id: "checkpoints", title: "Checkpoints", component: () => import("./Checkpoints.svelte"), uses: ["layer", "head"] },
+];

@@ -1,0 +1,22 @@
+/** What the room Compare asks of the server. */
+import type { ComparisonView, MomentView, PassView, RunRowsView, RunsView, SidesView } from "../schema";
+import { api, bulk, get, ofPass, query } from "./api";
+import type { Numbers } from "./numbers";
+
+export interface Moment {
+  run: string;
+  step: number;
+  layer: number;
+}
+
+export const compareApi = {
+  sides: (): Promise<SidesView> => get("/inspect/compare"),
+  compare: (pass: PassView, asked: { side: string; against: string; k: number }): Promise<ComparisonView> =>
+    api.view<ComparisonView>(pass, "compare", asked),
+  runs: (): Promise<RunsView> => get("/inspect/runs"),
+  rows: (run: string, ids: readonly number[]): Promise<RunRowsView> =>
+    get(`/inspect/runs/${encodeURIComponent(run)}/rows${query({ ids: ids.join(",") })}`),
+  moment: (pass: PassView, asked: Moment): Promise<MomentView> => api.view<MomentView>(pass, "moment", asked),
+  pattern: (pass: PassView, asked: Moment & { head: number }): Promise<Numbers> =>
+    ofPass(pass, () => bulk(`/inspect/passes/${pass.id}/moment/pattern${query(asked)}`)),
+};

@@ -1,0 +1,269 @@
+/** What the page shows: a text, its pass, and the stage, layer, head and token that are looked at. One for the page. */
+
+import { roomOf } from "../rooms";
+import type { ModelView, PassRequest, PassView } from "../schema";
+import { api, heard, key, Refusal } from "./api";
+import { LAST, readLink, writeLink, type View } from "./link";
+import { renew } from "./resource.svelte";
+import { Selection } from "./selection.svelte";
+
+const DEFAULT_TEXT = "The cat sat on the mat";
+const HEALTH_MS = 400;
+const REPLACED_MS = 2000; // a server that is replaced more often is several
+const AHEAD = 32; // tokens of a text whose whole pass is run before a stage asks for it
+
+/** Why nothing can be shown, if nothing can. */
+export type Trouble =
+  | { kind: "loading"; progress: number }
+  | { kind: "key" }
+  | { kind: "gone"; message: string }
+  | { kind: "refused"; message: string; retry: boolean };
+
+/** What a pass is asked for by. */
+export interface Asked {
+  text: string;
+  bos: boolean;
+  /** The tokens by their ids, where they are looked at in place of the text. */
+  ids: readonly number[] | undefined;
+  adapter: string | undefined;
+}
+
+/** What is to be looked at with a text, once its pass is there. */
+export interface Along {
+  /** The token; the last where left out. */
+  pos?: (pass: PassView) => number;
+  /** What the view asks besides. */
+  fields?: Readonly<Record<string, string>>;
+}
+
+class Session extends Selection {
+  stage = $state("map");
+  /** The token that is asked about, by its id; undefined is the most probable one. */
+  token = $state<number | undefined>();
+  /** What the view that is open asks besides; another view begins with none. */
+  fields = $state.raw<Readonly<Record<string, string>>>({});
+  /** What stands in the line of text. */
+  draft = $state(DEFAULT_TEXT);
+  /** What was asked for last; what is shown may still be, or stay, of an earlier question. */
+  wanted = $state.raw<Asked>({ text: DEFAULT_TEXT, bos: true, ids: undefined, adapter: undefined });
+  model = $state.raw<ModelView | undefined>();
+  trouble = $state.raw<Trouble | undefined>();
+  /** Whether what is shown is about to be something else. */
+  busy = $state(false);
+  /** A pass, and what it was asked for by: they change together. */
+  #shown = $state.raw<{ asked: Asked; pass: PassView } | undefined>();
+  #turn = 0;
+  #isWaiting = false;
+  #replaced = -Infinity;
+  #greeted = "";
+
+  constructor() {
+    super();
+    heard.refused = (refusal) => this.fail(refusal);
+    heard.replaced = () => this.#replace();
+  }
+
+  get pass(): PassView | undefined {
+    return this.#shown?.pass;
+  }
+
+  /** What the pass that is shown was asked for by; what it will be, before there is one. */
+  get asked(): Asked {
+    return this.#shown?.asked ?? this.wanted;
+  }
+
+  get text(): string {
+    return this.asked.text;
+  }
+
+  get bos(): boolean {
+    return this.asked.bos;
+  }
+
+  get ids(): readonly number[] | undefined {
+    return this.asked.ids;
+  }
+
+  get adapter(): string | undefined {
+    return this.asked.adapter;
+  }
+
+  get view(): View {
+    const { stage, layer, head, pos, token, text, bos, ids, adapter, fields } = this;
+    return { stage, layer, head, pos, token, text, bos, ids, adapter, fields };
+  }
+
+  /** Open a view, by what links call it. */
+  open(stage: string, fields: Readonly<Record<string, string>> = {}): void {
+    this.stage = stage;
+    this.fields = fields;
+  }
+
+  /** A link to what is shown, without the key. */
+  get link(): string {
+    return `${location.origin}${location.pathname}${writeLink(this.view)}`;
+  }
+
+  /** Take what a fragment names; the key moves into this tab's storage, out of the address. A ticket is returned. */
+  take(hash: string): string | undefined {
+    const { view, key: given, ticket } = readLink(hash);
+    if (given !== undefined) key.set(given);
+    const { text = this.wanted.text, bos = view.text === undefined ? this.wanted.bos : true, ids, adapter, ...where } = view;
+    this.draft = text;
+    this.stay();
+    this.#ask({ text, bos, ids, adapter });
+    Object.assign(this, { token: undefined }, where);
+    this.#fit();
+    history.replaceState(null, "", writeLink(this.view));
+    return ticket;
+  }
+
+  /** Want what a link names; where that is not what is shown, nothing is: places in one text are none in another. */
+  #ask(asked: Asked): void {
+    const before = this.asked;
+    const isSame = asked.text === before.text && asked.bos === before.bos && asked.adapter === before.adapter && asked.ids?.join() === before.ids?.join();
+    this.wanted = isSame ? before : asked;
+    if (isSame) return;
+    this.#shown = undefined;
+    this.pos = LAST;
+  }
+
+  /** Follow a link of this page, or the way back. */
+  follow(hash: string): void {
+    this.take(hash);
+    if (!this.pass || this.trouble) void this.run();
+  }
+
+  /** Keep what is looked at within the model and the pass that are there: a link may have been written beside larger ones. */
+  #fit(): void {
+    const { model, pass } = this;
+    if (pass) this.pos = Math.min(this.pos, pass.tokens.length - 1);
+    if (!model) return;
+    this.layer = Math.min(this.layer, model.shape.L - 1);
+    this.head = Math.min(this.head, model.shape.N - 1);
+    if (this.token !== undefined && this.token >= model.shape.V) this.token = undefined;
+  }
+
+  async start(): Promise<void> {
+    const ticket = this.take(location.hash);
+    if (ticket === undefined || (await this.#enter(ticket))) await this.run();
+  }
+
+  /** Exchange a ticket for the key; tell whether it was taken. */
+  async #enter(ticket: string): Promise<boolean> {
+    try {
+      key.set((await api.enter({ ticket })).key);
+      return true;
+    } catch (error) {
+      this.fail(error);
+      return false;
+    }
+  }
+
+  /** Ask for what stands in the line of text. */
+  submit(): Promise<void> {
+    this.wanted = { ...this.wanted, text: this.draft, ids: undefined };
+    return this.run({});
+  }
+
+  /** Put a text into the line, and ask for it. */
+  attempt(text: string, along: Along = {}): Promise<void> {
+    this.draft = text;
+    this.wanted = { ...this.wanted, text, ids: undefined };
+    this.token = undefined;
+    return this.run(along);
+  }
+
+  /** Ask for the same with something otherwise. */
+  want(changed: Partial<Pick<Asked, "bos" | "adapter">>): Promise<void> {
+    this.wanted = { ...this.wanted, ...changed };
+    return this.run();
+  }
+
+  /** Ask for the model, and for the pass where the open room looks at one; what is looked at moves when that is there. */
+  async run(along?: Along): Promise<void> {
+    const turn = ++this.#turn;
+    const { wanted, stage } = this;
+    this.busy = true;
+    try {
+      const model = await api.model();
+      if (turn !== this.#turn) return;
+      this.model = model;
+      const pass = roomOf(stage).hasText ? await api.passAnew(requestOf(wanted)) : undefined;
+      if (turn !== this.#turn) return;
+      if (pass) this.#show(wanted, pass, stage === this.stage ? along : along && { ...along, fields: this.fields });
+      this.#fit();
+      if (this.trouble) renew();
+      this.trouble = undefined;
+    } catch (error) {
+      if (turn === this.#turn) this.fail(error);
+    } finally {
+      if (turn === this.#turn) this.busy = false;
+    }
+  }
+
+  #show(asked: Asked, pass: PassView, along: Along | undefined): void {
+    this.#shown = { asked, pass };
+    this.stay();
+    if (along) {
+      this.pos = along.pos?.(pass) ?? pass.tokens.length - 1;
+      this.fields = along.fields ?? this.fields;
+    }
+    if (pass.tokens.length <= AHEAD) void api.activation(pass, "embed", { position: 0 }).catch(() => undefined);
+  }
+
+  /** Another process answers at the same address, perhaps with another model: nothing that is shown is known to be its. */
+  #replace(): void {
+    const now = performance.now();
+    const isAgain = now - this.#replaced < REPLACED_MS;
+    this.#replaced = now;
+    this.#shown = undefined;
+    this.model = undefined;
+    renew();
+    if (!isAgain) void this.run();
+    else this.fail(new Refusal(0, "several servers answer at this address in turns; the page needs the same one each time", "replaced"));
+  }
+
+  /** Show why something was refused; while the model loads, ask again by itself. */
+  fail(error: unknown): void {
+    if (!(error instanceof Refusal)) {
+      this.trouble = { kind: "refused", message: `the page failed: ${String(error)}`, retry: true };
+    } else if (error.code === "loading") void this.#wait();
+    else if (error.status === 401) this.trouble = { kind: "key" };
+    else if (error.status === 0) this.trouble = { kind: "gone", message: error.message };
+    else this.trouble = { kind: "refused", message: error.message, retry: error.status === 429 || error.status >= 500 };
+  }
+
+  async #wait(): Promise<void> {
+    if (this.#isWaiting) return;
+    this.#isWaiting = true;
+    try {
+      for (;;) {
+        const { status, progress } = await api.health();
+        if (status !== "loading") break;
+        this.trouble = { kind: "loading", progress: progress ?? 0 };
+        await new Promise((done) => setTimeout(done, HEALTH_MS));
+      }
+    } catch (error) {
+      this.fail(error);
+      return;
+    } finally {
+      this.#isWaiting = false;
+    }
+    await this.run();
+  }
+
+  /** A view's title is there: it takes the focus, unless the page begins with it. */
+  greet = (title: HTMLElement): void => {
+    const { stage } = this;
+    if (this.#greeted !== "" && this.#greeted !== stage) title.focus();
+    this.#greeted = stage;
+  };
+}
+
+function requestOf({ text, bos, ids, adapter: named }: Asked): PassRequest {
+  const adapter = named ?? null;
+  return ids ? { ids: [...ids] as [number, ...number[]], adapter } : { text, add_special_tokens: bos, adapter };
+}
+
+export const session = new Session();

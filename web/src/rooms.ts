@@ -1,0 +1,39 @@
+/** The page's rooms, each with its views. To add a view: write its component, and a line in the list of its room. */
+import type { Component } from "svelte";
+import { asking } from "./ask";
+import { chat } from "./chat";
+import { comparisons } from "./compare";
+import { course } from "./learn";
+import { stages } from "./stages";
+
+export interface ViewEntry {
+  /** What a link calls it; of all rooms' views only this one has it. */
+  id: string;
+  /** Its place in the course, for a stage; places may be free. */
+  number?: number;
+  title: string;
+  /** Loads it: a view comes when it is opened. */
+  component: () => Promise<{ default: Component }>;
+  /** Which selectors stand above it. */
+  uses: readonly ("layer" | "head")[];
+}
+
+export interface Room {
+  title: string;
+  views: readonly ViewEntry[];
+  /** Whether its views look at the text that stands above: its line and its tokens are shown. */
+  hasText: boolean;
+}
+
+export const rooms: readonly Room[] = [
+  { title: "Follow", views: stages, hasText: true },
+  { title: "Learn", views: course, hasText: false },
+  { title: "Ask", views: asking, hasText: true },
+  { title: "Compare", views: comparisons, hasText: true },
+  { title: "Chat", views: chat, hasText: false },
+];
+
+/** The room that has a view; the first where none has. */
+export function roomOf(stage: string): Room {
+  return rooms.find((room) => room.views.some((view) => view.id === stage)) ?? (rooms[0] as Room);
+}

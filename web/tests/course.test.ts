@@ -1,0 +1,78 @@
+import { readdirSync, readFileSync } from "node:fs";
+import { expect, describe, it } from "vitest";
+import { readCourse } from "../plugins/course";
+import { missing, readChapter, readGlossary, slug, viewsOf } from "../plugins/markdown";
+
+const { glossary, chapters } = readCourse("../docs/learn");
+const files = (folder: string): string[] =>
+  readdirSync(folder, { recursive: true, encoding: "utf8" }).filter((name) => /\.(svelte|ts)$/.test(name)).map((name) => `${folder}/${name}`);
+const source = files("src").map((name) => readFileSync(name, "utf8")).join("\n");
+const used = [...source.matchAll(/<Term of="([^"]+)"/g)].map((found) => found[1] as string);
+const linked = chapters.flatMap((one) => one.refers).flatMap((to) => (to.startsWith("glossary#") ? [to.slice("glossary#".length)] : []));
+/** Views that text leads to, by their ids: what stands in a room's list, and the chapters. */
+const listed = (folder: string): string[] => [...readFileSync(`src/${folder}/index.ts`, "utf8").matchAll(/\bid: "([a-z-]+)"/g)].map((found) => found[1] as string);
+const rooms = readdirSync("src", { withFileTypes: true }).filter((one) => one.isDirectory() && readdirSync(`src/${one.name}`).includes("index.ts"));
+
+describe("the course", () => {
+  it("has a glossary whose words the page and the chapters use, all of them", () => {
+    expect(used.length).toBeGreaterThan(20);
+    expect(used.filter((id) => !(id in glossary))).toEqual([]);
+    expect(Object.keys(glossary).filter((id) => !used.includes(id) && !linked.includes(id))).toEqual([]);
+  });
+  it("says a word in one or two sentences, and each once", () => {
+    const names = Object.values(glossary).map((entry) => entry.name);
+    expect(new Set(names.map((name) => name.toLowerCase())).size).toBe(names.length);
+    for (const { name, text } of Object.values(glossary)) {
+      expect(text, name).toMatch(/^[A-Z].*\.$/);
+      expect(text.split(/(?<=\.) /).length, name).toBeLessThanOrEqual(2);
+    }
+  });
+  it("leads to views that are there, and every stage has a section that speaks of it", () => {
+    const there = rooms.flatMap((one) => listed(one.name));
+    expect([...viewsOf(chapters)].filter((id) => !there.includes(id))).toEqual([]);
+    const spoken = chapters.flatMap((one) => one.sections.flatMap((section) => section.stages));
+    expect(listed("stages").filter((id) => !spoken.includes(id))).toEqual([]);
+  });
+  it("ends every chapter in what is wrong elsewhere and in things to try", () => {
+    for (const { title, sections } of chapters) {
+      const [wrong, attempt] = sections.slice(-2);
+      expect([wrong?.title, attempt?.title], title).toEqual(["What is often said wrong", "Try it"]);
+    }
+  });
+});
+
+describe("a chapter", () => {
+  const page = "# Ids\n\nOpening.\n\n## First, `x`\n\n<!-- stages: map, rope -->\n\nA [token](glossary.md#token).\n";
+  it("is its opening, and sections of prose and code", () => {
+    const found = readChapter("1-ids.md", `${page}\n\`\`\`python\nprint(1 < 2)\n\`\`\`\n\n## Second\n\nSee \`#stage=rope&pos=2\`.\n`);
+    expect([found.id, found.title]).toEqual(["ids", "Ids"]);
+    expect(found.opening).toEqual([{ kind: "prose", html: "<p>Opening.</p>" }]);
+    expect(found.sections.map((one) => [one.id, one.stages, one.parts.length])).toEqual([["first-x", ["map", "rope"], 2], ["second", [], 1]]);
+    expect(found.sections[0]?.parts).toEqual([
+      { kind: "prose", html: '<p>A <span data-term="token">token</span>.</p>' },
+      { kind: "code", language: "python", text: "print(1 < 2)" },
+    ]);
+    expect(found.sections[1]?.parts[0]).toEqual({
+      kind: "prose",
+      html: '<p>See <a class="see" href="#stage=rope&amp;pos=2">#stage=rope&amp;pos=2</a>.</p>',
+    });
+  });
+  it("is told where it refers to what is not there", () => {
+    const found = readChapter("1-ids.md", `${page}[a](glossary.md#nothing) [b](#second) [c](2-more.md) [d](#first-x) [e](../guides/train.md)\n`);
+    expect(missing([found], readGlossary("## Text\n\n### token\n\nA piece.\n"))).toEqual(["ids: glossary#nothing", "ids: ids#second", "ids: more"]);
+  });
+  it("brings no style, no script and no picture into the page", () => {
+    for (const wrong of ["<b>x</b>", "<script>x</script>", "a <i>b</i>", "![x](y.png)"]) {
+      expect(() => readChapter("1-ids.md", `${page}\n${wrong}\n`), wrong).toThrow("no HTML");
+    }
+    const table = readChapter("1-ids.md", "# T\n\n## S\n\n| a | b |\n|---|--:|\n| 1 | <2 |\n").sections[0]?.parts[0];
+    expect(table?.kind === "prose" && table.html).not.toMatch(/style|<2/);
+    for (const one of chapters) expect(JSON.stringify(one), one.id).not.toMatch(/ style=|<script|<img/);
+  });
+});
+
+it("a glossary's entry is one paragraph of plain text", () => {
+  for (const wrong of ["A *piece*.", "One.\n\nTwo.", "- a list", "`code`"]) expect(() => readGlossary(`## Text\n\n### token\n\n${wrong}\n`), wrong).toThrow("token");
+  expect(readGlossary("# G\n\nHello.\n\n## Text\n\n### o_proj\n\nA\nmatrix.\n")).toEqual({ o_proj: { name: "o_proj", group: "Text", text: "A matrix." } });
+  expect(slug("What is o_proj? It's the sum: (top-k)")).toBe("what-is-o_proj-its-the-sum-top-k");
+});

@@ -1,0 +1,184 @@
+import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
+import { session as Page } from "../src/lib/session.svelte";
+import { served, tab, type Said } from "./page";
+
+const MODEL = { name: "tiny", shape: { L: 2, N: 4, V: 100 }, adapters: [], loaded_with: {} };
+
+interface Request {
+  text?: string;
+  ids?: number[];
+}
+
+/** Every letter is a token. */
+function passOf({ text = "", ids }: Request, runner = "cpu"): object {
+  const found = ids ?? [...text].map((_, i) => i);
+  return { id: `p${found.length}`, tokens: found.map((id) => ({ id, text: text[id] ?? "?" })), adapter: null, experiment: null, runner, dtype: "float32" };
+}
+
+function answering(_method: string, path: string, body: unknown): Said {
+  if (path === "/inspect/model") return { body: MODEL };
+  if (path === "/inspect/passes") return { body: passOf(body as Request) };
+  return { status: 404, body: { error: { message: "none", code: null, param: null } } };
+}
+
+let session: typeof Page;
+
+beforeEach(async () => {
+  vi.resetModules();
+  tab("#stage=map&pos=3&text=abcdef");
+  served(answering);
+  ({ session } = await import("../src/lib/session.svelte"));
+});
+
+afterEach(() => vi.unstubAllGlobals());
+
+describe("a page", () => {
+  it("shows a text, its link and its tokens together, also while another is asked for and where that is refused", async () => {
+    await session.start();
+    expect([session.text, session.pass?.tokens.length, session.pos]).toEqual(["abcdef", 6, 3]);
+    const { link } = session;
+    served((...asked) => (asked[1] === "/inspect/passes" ? { status: 400, body: { error: { message: "too long", code: null, param: "text" } } } : answering(...asked)));
+    const tried = session.attempt("xy");
+    expect([session.draft, session.busy, session.text, session.pos]).toEqual(["xy", true, "abcdef", 3]);
+    await tried;
+    expect(session.trouble).toMatchObject({ kind: "refused", message: "too long" });
+    expect([session.draft, session.text, session.pass?.tokens.length, session.link]).toEqual(["xy", "abcdef", 6, link]);
+    const { program } = await import("../src/lib/python");
+    expect(program([])).toContain('llama.encode("abcdef")  # 6 tokens');
+  });
+  it("moves to the token that goes with a text when that is there", async () => {
+    await session.start();
+    session.token = 7;
+    await session.attempt("hello", { fields: { other: "x" } });
+    expect([session.draft, session.text, session.pos, session.token, session.fields]).toEqual(["hello", "hello", 4, undefined, { other: "x" }]);
+    await session.attempt("hello", { pos: (pass) => pass.tokens.length - 2 });
+    expect(session.pos).toBe(3);
+  });
+  it("does not give another view what was asked with a text in the one before", async () => {
+    await session.start();
+    const tried = session.attempt("hello", { fields: { other: "x" } });
+    session.open("norm");
+    await tried;
+    expect([session.text, session.fields]).toEqual(["hello", {}]);
+  });
+  it("takes all that a link names, and what it does not name as it is at first", async () => {
+    await session.start();
+    await session.want({ bos: false });
+    session.follow("#stage=norm&text=abc");
+    expect([session.bos, session.pass, session.draft]).toEqual([true, undefined, "abc"]);
+    await vi.waitFor(() => expect(session.pass?.tokens.length).toBe(3));
+    expect(session.pos).toBe(2); // the last that there is
+  });
+  it("goes on with what is shown where a link names the same", async () => {
+    await session.start();
+    const asked = served(answering);
+    session.follow("#stage=norm&pos=99&text=abcdef");
+    expect([session.stage, session.pos, session.pass?.tokens.length, asked]).toEqual(["norm", 5, 6, []]);
+  });
+  it("asks anew when it is told to run, though nothing has changed", async () => {
+    await session.start();
+    const before = session.pass;
+    const asked = served(answering);
+    await session.submit();
+    expect(asked).toContain("POST /inspect/passes");
+    expect(session.pass).not.toBe(before);
+  });
+});
+
+describe("a page whose server changes", () => {
+  const named = (name: string, runner: string) => (...asked: Parameters<typeof answering>): Said => {
+    const headers = { "x-llamarium-instance": name };
+    if (asked[1] === "/inspect/model") return { headers, body: { ...MODEL, name: `model of ${name}` } };
+    return { ...answering(...asked), headers, ...(asked[1] === "/inspect/passes" ? { body: passOf(asked[2] as Request, runner) } : {}) };
+  };
+
+  it("forgets all that the one before has said", async () => {
+    served(named("one", "cpu"));
+    await session.start();
+    expect(session.model?.name).toBe("model of one");
+    served(named("two", "cuda"));
+    await session.submit();
+    await vi.waitFor(() => expect(session.pass?.runner).toBe("cuda"));
+    expect(session.model?.name).toBe("model of two");
+  });
+  it("does not ask for ever where two answer in turns", async () => {
+    let times = 0;
+    served(named("one", "cpu"));
+    await session.start();
+    served((...asked) => named(times++ % 2 ? "one" : "two", "cpu")(...asked));
+    await session.submit();
+    await vi.waitFor(() => expect(session.trouble).toMatchObject({ kind: "gone" }));
+    await new Promise((done) => setTimeout(done, 20));
+    expect(times).toBeLessThan(10);
+  });
+  it("asks for the key wherever it is refused", async () => {
+    await session.start();
+    const { api } = await import("../src/lib/api");
+    served(() => ({ status: 401, body: { error: { message: "no", code: "invalid_api_key", param: null } } }));
+    await expect(api.source("x")).rejects.toThrow("no");
+    expect(session.trouble).toEqual({ kind: "key" });
+  });
+  it("waits in one loop while it loads, however often it is asked", async () => {
+    vi.useFakeTimers();
+    try {
+      const loading = { status: 503, body: { error: { message: "loading", code: "loading", param: null } } };
+      const asked = served((_, path) => (path === "/health" ? { body: { status: "loading", progress: 0.5 } } : loading));
+      await session.start();
+      await session.run();
+      await session.run();
+      await vi.advanceTimersByTimeAsync(2000);
+      expect(session.trouble).toEqual({ kind: "loading", progress: 0.5 });
+      expect(asked.filter((one) => one === "GET /health").length).toBeLessThanOrEqual(7);
+      served((...one) => (one[1] === "/health" ? { body: { status: "ok" } } : answering(...one)));
+      await vi.advanceTimersByTimeAsync(500);
+      expect([session.trouble, session.pass?.tokens.length]).toEqual([undefined, 6]);
+    } finally {
+      vi.useRealTimers();
+    }
+  });
+  it("says so where what comes is no answer", async () => {
+    served(() => ({ body: "<!doctype html>" }));
+    await session.start();
+    expect(session.trouble).toMatchObject({ kind: "gone", message: expect.stringContaining("broke off") as string });
+  });
+  it("says so where a proxy answers for a server that loads", async () => {
+    served((_, path) => (path === "/health" ? { body: "<html>" } : { status: 503, body: { error: { message: "l", code: "loading", param: null } } }));
+    await session.start();
+    await vi.waitFor(() => expect(session.trouble).toMatchObject({ kind: "gone" }));
+  });
+});
+
+describe("a room without texts", () => {
+  it("asks for no pass", async () => {
+    tab("#stage=chat&text=abc");
+    const asked = served(answering);
+    await session.start();
+    expect([asked, session.trouble, session.model?.name]).toEqual([["GET /inspect/model"], undefined, "tiny"]);
+  });
+});
+
+describe("selectors", () => {
+  it("are asked about where they rest", async () => {
+    vi.useFakeTimers();
+    try {
+      const { pending } = await import("../src/lib/resource.svelte");
+      session.go({ layer: 1 });
+      expect([session.layer, pending.count]).toEqual([1, 0]);
+      for (let layer = 2; layer < 9; layer++) session.go({ layer, pos: 1 });
+      expect([session.layer, session.going.layer, pending.count]).toEqual([1, 8, 1]);
+      await vi.advanceTimersByTimeAsync(200);
+      expect([session.layer, session.pos, pending.count]).toEqual([8, 1, 0]);
+      session.go({ pos: 7 });
+      session.go({ pos: 8 });
+      served(async (...asked) => {
+        await new Promise((done) => setTimeout(done, 300));
+        return answering(...asked);
+      });
+      session.follow("#text=another&pos=2"); // where they were going is nowhere in it
+      await vi.advanceTimersByTimeAsync(1000);
+      expect([session.text, session.pos, session.going.pos, pending.count]).toEqual(["another", 2, 2, 0]);
+    } finally {
+      vi.useRealTimers();
+    }
+  });
+});
