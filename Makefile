@@ -1,6 +1,7 @@
 # make demo   answer a question with the built-in model
 # make test   run the suite          make check  lint, types, layers
 # make native compile the CPU kernels, if they have changed
+# make page   build the page of `llamarium inspect`, if it has changed
 # Each makes what it needs; PYTHON=python3.12 chooses the interpreter, WORKERS=1 how many tests run side by side.
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinit
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SAY = @echo "[make $(or $(MAKECMDGOALS),demo)]"
 
-.PHONY: demo test check format native clean
+.PHONY: demo test check format native page clean
 
 demo: .venv/.run
 	$(SAY) "Asking the built-in model; the first time it is fetched (98 MB) ..."
@@ -18,9 +19,9 @@ demo: .venv/.run
 
 # Tests that measure time or want every core run by themselves at the end.
 test: .venv/.dev
-	$(SAY) "Testing in $(WORKERS) processes (about six minutes on two free cores) ..."
+	$(SAY) "Testing in $(WORKERS) processes (about a quarter of an hour on two cores) ..."
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone"
-	$(SAY) "Testing what needs the machine for itself (about a minute) ..."
+	$(SAY) "Testing what needs the machine for itself (about two minutes) ..."
 	$(BIN)/python -m pytest -m alone
 
 check: .venv/.dev
@@ -38,14 +39,18 @@ native:
 	@test -x $(BIN)/python || $(MAKE) .venv/.dev
 	$(BIN)/python hatch_build.py
 
+page:
+	@test -x $(BIN)/python || $(MAKE) .venv/.dev
+	$(BIN)/python hatch_page.py
+
 clean:
 	rm -rf .venv dist build
 
-.venv/.run: pyproject.toml constraints.txt hatch_build.py $(wildcard native/*)
+.venv/.run: pyproject.toml constraints.txt hatch_build.py hatch_page.py $(wildcard native/*) $(shell find web docs/learn -type f -not -path '*/node_modules/*')
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(SAY) "Installing PyTorch (a few minutes the first time) ..."
 	$(INSTALL) "$$(grep '^torch==' constraints.txt)"
-	$(SAY) "Installing Llamarium; where they have changed, the CPU kernels are compiled (about a minute) ..."
+	$(SAY) "Installing Llamarium; where they have changed, the CPU kernels are compiled and the page is built (a minute) ..."
 	$(INSTALL) -e .
 	@touch $@
 

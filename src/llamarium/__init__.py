@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from llamarium.checkpoints.export import export
     from llamarium.checkpoints.tokenizers import load_tokenizer
     from llamarium.config import ModelConfig, RopeScaling
+    from llamarium.engine.speculate import PromptLookup
     from llamarium.errors import LlamariumError
     from llamarium.generation.completion import Completion, Generation, Piece
     from llamarium.generation.conversation import Conversation
-    from llamarium.generation.params import SamplingParams
-    from llamarium.generation.speculate import PromptLookup
     from llamarium.model import LlamaForCausalLM
     from llamarium.presets import PRESETS, preset
     from llamarium.quantization.quantize import quantize
+    from llamarium.sampling.grammar.description import Grammar
+    from llamarium.sampling.params import SamplingParams
     from llamarium.tokenizer.base import Tokenizer
     from llamarium.train.functions import dpo, finetune, pretrain
     from llamarium.train.merge import merge
@@ -33,15 +34,16 @@ _HOMES = {
     "Completion": "generation.completion",
     "Conversation": "generation.conversation",
     "Generation": "generation.completion",
+    "Grammar": "sampling.grammar.description",
     "Llama": "api",
     "LlamaForCausalLM": "model",
     "LlamariumError": "errors",
     "ModelConfig": "config",
     "PRESETS": "presets",
     "Piece": "generation.completion",
-    "PromptLookup": "generation.speculate",
+    "PromptLookup": "engine.speculate",
     "RopeScaling": "config",
-    "SamplingParams": "generation.params",
+    "SamplingParams": "sampling.params",
     "Tokenizer": "tokenizer.base",
     "dpo": "train.functions",
     "export": "checkpoints.export",
@@ -59,6 +61,7 @@ __all__ = [
     "Completion",
     "Conversation",
     "Generation",
+    "Grammar",
     "Llama",
     "LlamaForCausalLM",
     "LlamariumError",

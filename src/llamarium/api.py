@@ -5,38 +5,43 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args, overload
 
-from llamarium.adapters.files import base_of, read_adapter
-from llamarium.adapters.load import with_adapter, with_tokenizer_of
-from llamarium.checkpoints.loaded import load_weights
+from llamarium.adapters.files import read_adapter
+from llamarium.adapters.load import check_same_dialogs, with_adapter, with_several, with_tokenizer_of
+from llamarium.adapters.model_names import DEFAULT_MODEL, base_model
+from llamarium.checkpoints.choose_runner import load_weights
 from llamarium.checkpoints.options import Dequantize, DtypeName, LoadOptions, Method, TensorSource
 from llamarium.config import ModelConfig
-from llamarium.errors import InputError, LlamariumError, SamplingError, TokenizerError, check_choice, show_value
-from llamarium.generation.completion import NOT_FINITE, Completion, Generation, Piece, row_texts, stop_ids_of
+from llamarium.errors import InputError, TokenizerError, check_choice, show_value
+from llamarium.generation.answer import complete, stream
+from llamarium.generation.completion import Generation, Piece, stop_ids_of
 from llamarium.generation.conversation import Conversation
-from llamarium.generation.kept import PrefixCache
-from llamarium.generation.loop import generate_tokens
-from llamarium.generation.options import AnswerOptions, Passing, split_options
-from llamarium.generation.params import GenerationOptions, SamplingParams
+from llamarium.generation.dialog import ChatOptions, read_dialog, split_tools
+from llamarium.generation.loop import PrefixCache
+from llamarium.generation.options import AnswerOptions, EngineOptions, split_options
+from llamarium.generation.text_engine import TextEngine
 from llamarium.kernels.native import InputBits
 from llamarium.quant.formats import chosen_type
 from llamarium.runtime.device import choose_device
-from llamarium.runtime.loaded import LoadedModel
+from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.runtime.runner import Runner
+from llamarium.sampling.params import GenerationOptions, SamplingParams
+from llamarium.sampling.row import check_stop_ids
 from llamarium.tokenizer.base import Tokenizer
 
 if TYPE_CHECKING:
-    from llamarium.inspect.divergence import Divergence
-    from llamarium.inspect.neighbors import Neighbors
+    from llamarium.inspect.inspector import Inspector
+    from llamarium.inspect.measures.divergence import Divergence
+    from llamarium.inspect.measures.perplexity import Perplexity
+    from llamarium.inspect.neighbors import Neighbors, Word
     from llamarium.inspect.next_tokens import NextStep
-    from llamarium.inspect.perplexity import Perplexity
     from llamarium.inspect.score import Score
     from llamarium.inspect.trace import Trace
     from llamarium.model import LlamaForCausalLM
+    from llamarium.sampling.grammar.compiler import GrammarCompiler
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
-DEFAULT_MODEL = "smollm2-135m"
 CHAT_MAX_TOKENS = 1024
 
 
@@ -68,16 +73,14 @@ def load(
         deterministic: Give a request the same bits alone, in any batch, with any chunking and on any number of threads,
             or refuse to load. The C kernels do so anyway; float32 weights are multiplied by them for it, where PyTorch
             is faster.
-        input_bits: What the C kernels round the inputs of packed weights to, 8 or 16; None is 16. With 8 prompts are
-            read in little more than half of the time, and answers leave those of float32 sooner.
+        input_bits: What the C kernels round the inputs of packed weights to, outliers always to 16 (decision 0022);
+            None is 8. With 16 answers are nearer to float32's, and prompts take nearly twice as long.
         strict: Refuse weights that are NaN or infinite, instead of warning.
         progress: Called with (bytes read, bytes in all).
 
     Raises:
         LlamariumError: If the model cannot be found, read, or loaded so; see `llamarium.errors`.
     """
-    from llamarium.checkpoints.open import open_model
-
     check_choice("dtype", dtype, ("auto", *get_args(DtypeName)))
     check_choice("dequantize", dequantize, get_args(Dequantize))
     check_choice("deterministic", deterministic, (True, False))
@@ -92,7 +95,18 @@ def load(
         deterministic=deterministic,
         input_bits=input_bits,
     )
-    opened = open_model(model or (DEFAULT_MODEL if adapter is None else base_of(Path(adapter))))
+    return _load(model, adapter, options, progress)
+
+
+def _load(
+    model: str | Path | None,
+    adapter: str | Path | None,
+    options: LoadOptions,
+    progress: Callable[[int, int], None] | None,
+) -> "Llama":
+    from llamarium.checkpoints.open import open_model
+
+    opened = open_model(base_model(model, adapter, {}) or DEFAULT_MODEL)
     saved = None if adapter is None else read_adapter(Path(adapter), opened.checkpoint.config)
     if saved is not None:
         opened = with_tokenizer_of(opened, saved.folder)
@@ -132,6 +146,7 @@ class Llama:
         self.sources = sources
         self.generation_config = generation_config or {}
         self._tokenizer = tokenizer
+        self._grammars: GrammarCompiler | None = None
         self.why_no_tokenizer = why_no_tokenizer or f"{name} was made without a tokenizer; call llama.model(ids)"
         defaults = SamplingParams.from_generation_config(self.generation_config)  # checks the file, too
         self.stop_ids = stop_ids_of(self.config, tokenizer, defaults.stop_token_ids)
@@ -139,8 +154,7 @@ class Llama:
     def __repr__(self) -> str:
         """Say which model it is, and what answers."""
         c = self.config
-        shape = f"{c.num_hidden_layers} layers of {c.hidden_size}, vocabulary of {c.vocab_size:,}"
-        return f"<Llama {self.name}: {shape}>"
+        return f"<Llama {self.name}: {c.num_hidden_layers} layers of {c.hidden_size}, vocabulary of {c.vocab_size:,}>"
 
     @property
     def model(self) -> "LlamaForCausalLM":
@@ -180,52 +194,77 @@ class Llama:
             **options: Fields of `SamplingParams`, over the model's own defaults, and those of `AnswerOptions`.
 
         Returns:
-            A `Generation`, or a list of them for a list of prompts. A prompt of several whose logits are NaN gets a
-            completion that says so ("error"), and the others theirs.
+            A `Generation`, or a list of them for a list of prompts. A prompt of several that no token can be
+            chosen for (its logits are NaN, say) gets a completion that says so ("error"), and the others theirs.
 
         Raises:
-            SamplingError: For an unknown option or a value outside its range.
+            SamplingError: For an unknown option or a value outside its range; `GrammarError` for a form of answer.
             ContextLengthError: If a prompt leaves no room in the context.
-            OptionError: If `prompt_lookup` could change the answer with this model (bfloat16 through PyTorch, say).
-            LlamariumError: If a single prompt's logits are NaN or infinite.
+            OptionError: If `prompt_lookup` or `draft_model` could change the answer with this model (bfloat16 through
+                PyTorch, say), or a package is missing that structured output needs.
+            LlamariumError: If no token can be chosen for a single prompt.
         """
         several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list, tuple))
         prompts = [self.encode(p) for p in (prompt if several else [prompt])]
         how = split_options(options)
-        generations = self._complete(prompts, self.sampling_params(**options), how)
+        generations = complete(self, prompts, self.sampling_params(**options), how)
         return generations if several else generations[0].or_raise()
 
     def stream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Iterator[Piece]:
-        """Continue one prompt, piece by piece; options as in `generate`, without `n`."""
-        how = split_options(options)
-        return self._stream(self.encode(prompt), self.sampling_params(**options), how)
+        """Continue one prompt, piece by piece; options as in `generate`, without `n`.
 
-    def chat(self, messages: Sequence[Message], **options: Unpack[AnswerOptions]) -> Generation:
-        """Answer a dialog: a list of {"role", "content"} messages; options as in `generate`.
-
-        An answer has 1,024 tokens at most, unless the options or the model's generation_config.json say otherwise.
+        What `generate` refuses is refused by the call; the work begins when the first piece is asked for.
         """
         how = split_options(options)
-        ids = self.tokenizer.chat(messages)
-        return self._complete([ids], self.chat_params(**options), how, new_text=True)[0].or_raise()
+        return stream(self, self.encode(prompt), self.sampling_params(**options), how)
+
+    def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Generation:
+        """Answer a dialog: a list of {"role", "content"} messages; options as in `generate`, and `ToolOptions`.
+
+        An answer has 1,024 tokens at most, unless the options or the model's generation_config.json say otherwise.
+        `Generation.tool_calls` are its calls, and `Generation.message` is what the next dialog has of it.
+        """
+        how, given = split_options(options), split_tools(options)
+        ids, tools = read_dialog(self, messages, given, options)
+        return complete(self, [ids], self.chat_params(**options), how, new_text=True, tools=tools)[0].or_raise()
 
     def stream_chat(
-        self, messages: Sequence[Message], *, prefix: PrefixCache | None = None, **options: Unpack[AnswerOptions]
+        self, messages: Sequence[Message], *, prefix: PrefixCache | None = None, **options: Unpack[ChatOptions]
     ) -> Iterator[Piece]:
-        """Answer a dialog piece by piece; options as in `chat`, without `n`.
+        """Answer a dialog piece by piece; options as in `chat`, without `n`; refusals as in `stream`.
+
+        `Piece.deltas` has texts and calls in order, `Piece.text` the text alone.
 
         Args:
             messages: The dialog.
             prefix: Keeps keys and values from one turn to the next; `conversation` has one.
             **options: As in `chat`.
         """
-        how = split_options(options)
-        ids = self.tokenizer.chat(messages)
-        return self._stream(ids, self.chat_params(**options), how, new_text=True, prefix=prefix)
+        how, given = split_options(options), split_tools(options)
+        ids, tools = read_dialog(self, messages, given, options)
+        return stream(self, ids, self.chat_params(**options), how, new_text=True, tools=tools, prefix=prefix)
 
-    def conversation(self, system: str | None = None) -> Conversation:
+    def conversation(self, system: str | None = None) -> "Conversation[Llama]":
         """Begin a dialog of several turns, whose keys and values are kept from turn to turn."""
         return Conversation(self, system)
+
+    def engine(
+        self, *, adapters: Mapping[str, str | Path] | None = None, **options: Unpack[EngineOptions]
+    ) -> TextEngine:
+        """Return an engine that answers many requests at once, in any thread or event loop; close it after use.
+
+        Args:
+            adapters: Folders of LoRA adapters by a name of one's own; each request may choose one.
+            **options: kv_memory, max_num_seqs, kv_cache_dtype, draft_model; see `EngineOptions`.
+
+        Raises:
+            LlamariumError: If an option is out of range, an adapter is of another base, or there is no memory.
+        """
+        saved = {name: read_adapter(Path(folder), self.config) for name, folder in (adapters or {}).items()}
+        for one in saved.values():
+            check_same_dialogs(self.tokenizer, one, self.config)
+        runner = with_several(self.loaded, tuple(saved.values())) if saved else None
+        return TextEngine(self, runner=runner, adapters=saved, **options)
 
     def score(self, text: str) -> "Score":
         """Return log P(w_i | w_<i) of every token of `text`, their sum and the perplexity."""
@@ -250,14 +289,11 @@ class Llama:
                 once, with at least `context` - `stride` tokens before it where there are that many.
             progress: Called with (tokens done, tokens in all).
 
-        Returns:
-            A `Perplexity`: perplexity, bits per byte, nats, and what they were measured with.
-
         Raises:
             TokenizerError: If the text cannot be encoded.
             InputError: If it has no token to score, or `context` or `stride` is out of range.
         """
-        from llamarium.inspect.perplexity import perplexity_of_text
+        from llamarium.inspect.measures.perplexity import perplexity_of_text
 
         return perplexity_of_text(self.runner, self.tokenizer, text, context=context, stride=stride, progress=progress)
 
@@ -272,23 +308,22 @@ class Llama:
         Raises:
             InputError: If the vocabularies differ, and as `perplexity`.
         """
-        from llamarium.inspect.divergence import check_same_vocabulary, divergence_of_text
+        from llamarium.inspect.measures.divergence import divergence_of_text
+        from llamarium.tokenizer.compare import check_same_vocabulary
 
         if not isinstance(against, Llama):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(f"against is {show_value(against)}; expected another Llama")
-        configs = self.config, against.config
-        check_same_vocabulary((self.name, against.name), configs, (self.tokenizer, against.tokenizer))
+        check_same_vocabulary(self, against, "cannot be compared")
         return divergence_of_text(self.runner, against.runner, self.tokenizer, text, **options)
 
     def next_tokens(self, text: str, k: int = 10, steps: int = 1) -> "list[NextStep]":
         """Return the auto-regressive loop as data: the `k` best candidates and the choice, `steps` times."""
         from llamarium.inspect.next_tokens import follow_next_tokens
 
-        made = follow_next_tokens(self.runner, self.tokenizer, text, k=k, steps=steps, stop_ids=self.stop_ids)
-        return list(made)
+        return list(follow_next_tokens(self.runner, self.tokenizer, text, k=k, steps=steps, stop_ids=self.stop_ids))
 
     def neighbors(
-        self, word: str, *, minus: str | Sequence[str] = (), plus: str | Sequence[str] = (), k: int = 10
+        self, word: "Word", *, minus: "str | Sequence[Word]" = (), plus: "str | Sequence[Word]" = (), k: int = 10
     ) -> "Neighbors":
         """Rank embedding rows by cosine similarity to `word` - `minus` + `plus`."""
         from llamarium.inspect.neighbors import neighbors
@@ -309,6 +344,22 @@ class Llama:
         from llamarium.inspect.trace import trace_steps
 
         return trace_steps(self.runner, self.encode(prompt), num_steps, **options)
+
+    @property
+    def inspect(self) -> "Inspector[Llama]":
+        """What one asks about a pass: see `llamarium.inspect.inspector.Inspector`."""
+        from llamarium.inspect.inspector import Inspector
+
+        return Inspector(self)
+
+    @property
+    def grammars(self) -> "GrammarCompiler":
+        """What compiles grammars for this model's vocabulary; an `OptionError` where the package for it is missing."""
+        from llamarium.sampling.grammar.compiler import GrammarCompiler
+
+        if self._grammars is None:
+            self._grammars = GrammarCompiler(self.tokenizer, self.config.vocab_size)
+        return self._grammars
 
     def encode(self, prompt: Any) -> list[int]:
         """Return a prompt's ids: text with BOS where the model has one, ids as they are.
@@ -336,72 +387,14 @@ class Llama:
         """Put `options` over the publisher's recommendations, with a fresh seed where none is given.
 
         Raises:
-            SamplingError: For an unknown option or a value outside its range.
+            SamplingError: For an unknown option or a value outside its range or the vocabulary.
         """
-        return SamplingParams.from_options(options, self.generation_config)
+        params = SamplingParams.from_options(options, self.generation_config)
+        check_stop_ids(options.get("stop_token_ids") or (), self.config.vocab_size)
+        return params
 
     def chat_params(self, **options: Unpack[GenerationOptions]) -> SamplingParams:
         """Return `sampling_params`, with the length of an answer where nobody says one."""
         if not options.keys() & {"max_tokens", "max_new_tokens"} and "max_new_tokens" not in self.generation_config:
             options["max_tokens"] = CHAT_MAX_TOKENS
         return self.sampling_params(**options)
-
-    def _complete(
-        self, prompts: list[list[int]], params: SamplingParams, how: Passing, *, new_text: bool = False
-    ) -> list[Generation]:
-        begins = [new_text or self._is_blank(prompt) for prompt in prompts]
-        rows, prompt_of = row_texts(self.tokenizer, [params] * len(prompts), self.stop_ids, begins)
-        cancelled: set[int] = set()
-        for event in generate_tokens(
-            self.runner,
-            prompts,
-            [params] * len(prompts),
-            stop_ids=self.stop_ids,
-            use_cache=how.use_cache,
-            kv_cache_dtype=how.kv_cache_dtype,
-            cancelled=cancelled,
-            lookup=how.lookup,
-        ):
-            if rows[event.row].push(event).finish_reason is not None:
-                cancelled.add(event.row)
-        answers: list[list[Completion]] = [[] for _ in prompts]
-        for row, prompt_idx in zip(rows, prompt_of, strict=True):
-            answers[prompt_idx].append(row.completion())
-        return [Generation(tuple(ids), tuple(found)) for ids, found in zip(prompts, answers, strict=True)]
-
-    def _stream(
-        self,
-        prompt: list[int],
-        params: SamplingParams,
-        how: Passing,
-        *,
-        new_text: bool = False,
-        prefix: PrefixCache | None = None,
-    ) -> Iterator[Piece]:
-        if params.n != 1:
-            raise SamplingError(f"n is {params.n}; streaming gives one answer, use generate() for several")
-        (row,), _ = row_texts(self.tokenizer, [params], self.stop_ids, [new_text or self._is_blank(prompt)])
-        runner = self.runner
-        if prefix is not None:
-            prefix.use(runner, how.kv_cache_dtype)
-        events = generate_tokens(
-            runner,
-            [prompt],
-            [params],
-            stop_ids=self.stop_ids,
-            use_cache=how.use_cache,
-            kv_cache_dtype=how.kv_cache_dtype,
-            prefix=prefix,
-            lookup=how.lookup,
-        )
-        for event in events:
-            piece = row.push(event)
-            if piece.finish_reason == "error":
-                raise LlamariumError(NOT_FINITE)
-            yield piece
-            if piece.finish_reason is not None:
-                return
-
-    def _is_blank(self, prompt: list[int]) -> bool:
-        """Whether a prompt has no text, as a BOS alone; nearly always a few tokens say so."""
-        return not (self.tokenizer.decode(prompt[:8]) or self.tokenizer.decode(prompt))

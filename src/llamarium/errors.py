@@ -7,7 +7,10 @@
     ├── TokenizerError           tokenizer files that cannot be read, or text that cannot be encoded
     │   ├── UnsupportedTokenizerError   well formed, but a kind that is not read
     │   └── ChatFormatError      a dialog or a chat template that cannot be rendered
+    │       └── ToolError        a tool, a call of one or a choice between them that cannot be taken
     ├── SamplingError            a sampling parameter outside its range, or an impossible combination
+    │   └── GrammarError             a grammar or schema that cannot be read, or asks for what cannot be kept
+    │       └── GrammarLimitError    larger, or more work, than the limits allow
     ├── ContextLengthError       more tokens than the model's context holds
     ├── InputError               token ids, positions or shapes that the model cannot take
     ├── MemoryBudgetError        a request that would exceed the memory it was given
@@ -16,7 +19,13 @@
     │   └── DownloadError        the network, the disk or a hash said no
     ├── TrainingError            data, a configuration or a run folder that cannot be trained with
     ├── OutputError              a target that exists, equals its input or cannot be written
-    └── OptionError              an option that cannot be honoured here
+    ├── ServerError              a server that is not there, not ready, or does not answer as expected
+    ├── OptionError              an option that cannot be honoured here
+    ├── RequestTimeoutError      a request that was not answered by its deadline
+    ├── EngineStoppedError       a request to an engine that is closed or broken, or that ended with it
+    ├── AnswerError              an answer that the model cannot go on with: its numbers are none, or no token fits
+    ├── GaveWayError             an answer that was ended as there was no memory for all that were run
+    └── SlowReaderError          an answer that was ended as it was not read as fast as it came
 
 A message says what was found, what was expected and what to do, and names the file and the item.
 Control characters from files are shown escaped (`escape`), so that no message can drive a terminal.
@@ -53,8 +62,33 @@ class ChatFormatError(TokenizerError):
     """A dialog or a chat template that cannot be rendered."""
 
 
+class ToolError(ChatFormatError):
+    """A tool, a call of one or a choice between them that cannot be taken.
+
+    Attributes:
+        param: The path of what is wrong: `tools[1].function.name`.
+    """
+
+    def __init__(self, param: str, problem: str) -> None:
+        super().__init__(f"{escape(param)} {problem}")
+        self.param = param
+        self._problem = problem
+
+    def inside(self, where: str) -> "ToolError":
+        """Return the same error of a thing that lies within another."""
+        return ToolError(f"{where}.{self.param}", self._problem)
+
+
 class SamplingError(LlamariumError):
     """A sampling parameter outside its range, or an impossible combination."""
+
+
+class GrammarError(SamplingError):
+    """A grammar or schema that cannot be read, or asks for what cannot be kept."""
+
+
+class GrammarLimitError(GrammarError):
+    """A grammar or schema that is larger, or more work, than the limits allow."""
 
 
 class ContextLengthError(LlamariumError):
@@ -89,8 +123,32 @@ class OutputError(LlamariumError):
     """A target that exists, equals its input or cannot be written."""
 
 
+class ServerError(LlamariumError):
+    """A server that is not there, not ready, or does not answer as expected."""
+
+
 class OptionError(LlamariumError):
     """An option that cannot be honoured here."""
+
+
+class RequestTimeoutError(LlamariumError):
+    """A request that was not answered by its deadline."""
+
+
+class EngineStoppedError(LlamariumError):
+    """A request to an engine that is closed or broken, or that ended with it."""
+
+
+class AnswerError(LlamariumError):
+    """An answer that the model cannot go on with: its numbers are none, or no token fits."""
+
+
+class GaveWayError(LlamariumError):
+    """An answer that was ended as there was no memory for all that were run."""
+
+
+class SlowReaderError(LlamariumError):
+    """An answer that was ended as it was not read as fast as it came."""
 
 
 def escape(text: object, limit: int = 200) -> str:

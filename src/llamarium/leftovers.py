@@ -32,6 +32,22 @@ def held(temporary: Path) -> Generator[None]:
         os.close(descriptor)
 
 
+def take(descriptor: int) -> bool:
+    """Take the lock on an open file until it is closed; False if another process has it.
+
+    Where there are no locks nobody has one.
+    """
+    if sys.platform == "win32":
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # the file system has no locks
+        return True
+    return True
+
+
 def remove_leftovers(target: Path) -> None:
     """Remove what writers of `target` that were killed have left; give back what one had moved out of the way."""
     ours = re.compile(re.escape(f".{target.name}.") + r"[a-z0-9_]{8}(\.part)?")

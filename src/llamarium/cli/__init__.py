@@ -1,6 +1,7 @@
 """The shell. `start` is what the installed `llamarium` calls; `main.py` has the rest."""
 
 import signal
+import sys
 
 
 def start() -> int:
@@ -12,8 +13,11 @@ def start() -> int:
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if ours:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from llamarium.cli.main import main
+    from llamarium.cli.main import TRAINING, command_name, main
+    from llamarium.kernels.threads import spin_briefly
 
+    if command_name(sys.argv[1:]) in TRAINING:
+        spin_briefly()
     if ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     return main()

@@ -1,21 +1,27 @@
 """Saying something in a dialog, and the answer as it grows: where it is written, and why it ended."""
 
-from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.output import Stopwatch, note
-from llamarium.cli.sampling import lookup_details
+from llamarium.cli.speculation import SPECULATION, speculation_details
 from llamarium.cli.text import check_fits
 from llamarium.cli.wrap import writer
 
 if TYPE_CHECKING:
+    from llamarium.api import Llama
     from llamarium.generation.conversation import Conversation
 
 _MIN_REPEATED, _MIN_TIMES, _MAX_PERIOD = 64, 4, 128
 
 
 def say(
-    conversation: "Conversation", text: str, options: dict[str, Any], stats: bool | None, *, may_repeat: bool = False
+    conversation: "Conversation[Llama]",
+    text: str,
+    options: dict[str, Any],
+    stats: bool | None,
+    *,
+    may_repeat: bool = False,
 ) -> None:
     """Say something and write the answer as it grows; interrupted, what there is of it stays in the dialog.
 
@@ -28,7 +34,7 @@ def say(
     """
     check_fits(conversation.llama, text)
     watch, out = Stopwatch(stats), writer()
-    pieces = cast(Generator[Any], conversation.say(text, **options))
+    pieces = conversation.say(text, **options)
     ids: list[int] = []
     reason, period = None, None
     try:
@@ -52,7 +58,7 @@ def say(
         )
     elif reason == "length":
         _explain_length(conversation, len(ids), options)
-    watch.report(*lookup_details(options))
+    watch.report(*speculation_details(options))
 
 
 def repeated(ids: Sequence[int]) -> int | None:
@@ -70,7 +76,7 @@ def _needed(period: int) -> int:
     return times * period
 
 
-def _explain_length(conversation: "Conversation", num_tokens: int, options: dict[str, Any]) -> None:
+def _explain_length(conversation: "Conversation[Llama]", num_tokens: int, options: dict[str, Any]) -> None:
     """Say why an answer was cut, unless it was where the person wanted it."""
     llama = conversation.llama
     if num_tokens < llama.chat_params(**sampling_only(options)).max_tokens:
@@ -82,4 +88,4 @@ def _explain_length(conversation: "Conversation", num_tokens: int, options: dict
 
 def sampling_only(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that sampling knows."""
-    return {name: value for name, value in options.items() if name not in ("prompt_lookup", "kv_cache_dtype")}
+    return {name: value for name, value in options.items() if name not in (*SPECULATION, "kv_cache_dtype")}

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _matrix(tokens: list[str], pattern: list[list[float]]) -> "Table":
-    from llamarium.inspect.tables import quote, table
+    from llamarium.cli.tables import quote, table
 
     columns = [str(i) for i in range(len(tokens))]
     shown = table("#", "token", *columns, right=("#", *columns))
@@ -67,7 +67,7 @@ def _matrix(tokens: list[str], pattern: list[list[float]]) -> "Table":
 
 
 def _most(tokens: list[str], pattern: list[list[float]], k: int) -> "Table":
-    from llamarium.inspect.tables import percent, quote, table
+    from llamarium.cli.tables import percent, quote, table
 
     shown = table("#", "token", "looks at", right=("#",))
     for i, row in enumerate(pattern):

@@ -7,6 +7,7 @@
   cache     one prompt continued greedily with and without the KV cache, for
             --lengths new tokens: what the cache saves. The tokens must be the
             same; computed in float32, unless --dtype names another
+  serve     a server, under load: `llamarium bench serve --help`
 
 For the first four, numbers are medians of the rounds:
 
@@ -35,8 +36,8 @@ from typing import TYPE_CHECKING, Any
 from llamarium.cli import bench_cache
 from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, load_llama, positive, whole_numbers
 from llamarium.cli.output import emit, show, status
+from llamarium.cli.tables import percent, size, table
 from llamarium.errors import InputError
-from llamarium.inspect.tables import percent, size, table
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -140,7 +141,7 @@ def _setting(llama: "Llama") -> dict[str, Any]:
     """Say who computes, in what, and with how many threads."""
     from llamarium.kernels import native
     from llamarium.kernels.threads import num_threads
-    from llamarium.runtime.native_runner import NativeRunner
+    from llamarium.runtime.native.runner import NativeRunner
 
     runner = llama.runner
     return {
@@ -171,7 +172,9 @@ def _print(llama: "Llama", results: Sequence["Speed"]) -> None:
     computes = f"the C kernels {setting['kernels']}" if setting["kernels"] else "PyTorch"
     threads = f"{setting['threads']} thread{'s' if setting['threads'] > 1 else ''}"
     print(f"{llama.name} in {setting['dtype']} on {setting['device']}: {computes}, {threads}")
-    print(f"inputs of packed weights are rounded to {setting['input_bits']} bits\n" if setting["input_bits"] else "")
+    bits = setting["input_bits"]
+    outliers = ", outliers to 16" if bits == 8 else ""
+    print(f"inputs of packed weights are rounded to {bits} bits{outliers}\n" if bits else "")
     numbers = ("tokens/s", "time", "read", "GB/s", "of memory", "outside")
     shown = table("", *numbers, right=numbers)
     for speed in results:

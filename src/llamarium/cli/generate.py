@@ -6,14 +6,17 @@ text, or --max-tokens.
   llamarium generate "Once upon a time" -n 50 --temperature 0
   llamarium generate "The capital of France is" -n 30 --num-answers 3 --seed 1
   cat story.txt | llamarium generate - --min-p 0.05 --prompt-lookup
+  llamarium generate "A person: " --json-schema person.json
 """
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from llamarium.cli.grammar import add_grammar, grammar
 from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, add_stats, load_llama, positive
 from llamarium.cli.output import Stopwatch, emit, note, write_text
-from llamarium.cli.sampling import add_prompt_lookup, add_sampling, lookup_details, prompt_lookup, sampling
+from llamarium.cli.sampling import add_sampling, sampling
+from llamarium.cli.speculation import add_speculation, speculation, speculation_counts, speculation_details
 from llamarium.cli.text import add_text, check_fits, require_text
 
 if TYPE_CHECKING:
@@ -33,10 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-cache", action="store_true", help="recompute everything for every token, to compare; slow"
     )
-    add_prompt_lookup(parser)
+    add_speculation(parser)
     add_json(parser)
     add_stats(parser)
     add_sampling(parser)
+    add_grammar(parser)
     add_model(parser)
     add_kv_cache(parser)
 
@@ -47,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("argument --logprobs: needs --json (`llamarium next` shows candidates as a table)")
     if args.no_cache and args.kv_cache_dtype != "auto":
         raise UsageError("argument --kv-cache-dtype: there is no cache with --no-cache; give one of them")
-    options = sampling(args) | {"n": args.num_answers, "logprobs": args.logprobs}
+    options = sampling(args) | grammar(args) | {"n": args.num_answers, "logprobs": args.logprobs}
     prompt = require_text(args, "PROMPT")
     llama = load_llama(args)
     check_fits(llama, prompt)
@@ -56,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if params.temperature > 0:  # greedy needs no seed, and would say that it has no effect
         options["seed"] = params.seed
     passing = {"use_cache": not args.no_cache, "kv_cache_dtype": args.kv_cache_dtype}
-    options |= passing | prompt_lookup(args)
+    options |= passing | speculation(args, llama)
     if args.json or args.num_answers > 1:
         _at_once(llama, prompt, options, args)
     else:
@@ -81,11 +85,11 @@ def _streamed(llama: "Llama", prompt: str, options: dict[str, Any], args: argpar
 def _at_once(llama: "Llama", prompt: str, options: dict[str, Any], args: argparse.Namespace) -> None:
     watch = Stopwatch(args.stats)
     generation = llama.generate(prompt, **options)
-    lookup = {"prompt_lookup": options["prompt_lookup"].counts()} if "prompt_lookup" in options else {}
+    counts = speculation_counts(options)
     for index, answer in enumerate(generation.completions):
         watch.count(len(answer.token_ids))
         if args.json:
-            emit({"index": index, "num_prompt_tokens": len(generation.prompt_ids)} | _to_dict(answer) | lookup)
+            emit({"index": index, "num_prompt_tokens": len(generation.prompt_ids)} | _to_dict(answer) | counts)
         else:
             write_text(f"{'' if index == 0 else chr(10)}{answer.text}\n")
         if answer.finish_reason == "length":
@@ -101,7 +105,9 @@ def _explain_length(num_tokens: int, llama: "Llama", args: argparse.Namespace) -
 
 def _report(watch: Stopwatch, num_prompt_tokens: int, options: dict[str, Any]) -> None:
     seed = [f"seed {options['seed']}"] if "seed" in options else []
-    watch.report(f"{num_prompt_tokens} prompt token{'s' * (num_prompt_tokens != 1)}", *seed, *lookup_details(options))
+    watch.report(
+        f"{num_prompt_tokens} prompt token{'s' * (num_prompt_tokens != 1)}", *seed, *speculation_details(options)
+    )
 
 
 def _to_dict(answer: "Completion") -> dict[str, Any]:

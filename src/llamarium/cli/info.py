@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         emit(summary.to_dict())
         return 0
-    from llamarium.inspect.views import summary_view
+    from llamarium.cli.views import summary_view
 
     show(summary_view(summary))
     return 0

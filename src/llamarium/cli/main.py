@@ -22,6 +22,7 @@ import traceback
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
@@ -46,6 +47,9 @@ COMMANDS: Mapping[str, str] = {
     "trace": "list the activations of a forward pass by name",
     "lens": "show what a model would say after each layer",
     "attention": "show how much a head's tokens look at each other",
+    "inspect": "look inside a model in the browser",
+    "serve": "answer over HTTP, as OpenAI's API and Anthropic's do",
+    "batch": "answer a file of requests, in OpenAI's batch format",
     "models": "list the models that are built in or on this machine",
     "download": "fetch a model",
     "doctor": "check this installation",
@@ -61,6 +65,11 @@ COMMANDS: Mapping[str, str] = {
     "bench": "measure how fast a model is on this machine",
 }
 
+SUBCOMMANDS = frozenset({"bench serve"})
+"""Commands of two words, which have options of their own; each is a module too (`bench_serve`)."""
+
+TRAINING = frozenset({"pretrain", "experiment", "finetune", "dpo"})
+"""The commands for which it was measured how PyTorch's threads should wait for each other."""
 
 _HUB_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"
 
@@ -131,10 +140,11 @@ def _exit_code(words: list[str]) -> int:
 
 def _dispatch(words: list[str]) -> int:
     """Parse the command line with the chosen command's options and run it."""
+    words = _joined(words)
     if "help" in words[:1]:
         words = [*words[1:2], "--help"]
-    name = next((word for word in words if not word.startswith("-")), None)
-    command = _command(name) if name is not None and name in COMMANDS else None
+    name = command_name(words)
+    command = _command(name) if name is not None and (name in COMMANDS or name in SUBCOMMANDS) else None
     parser, chosen = _parsers(name, command)
     if not words:
         parser.print_help()
@@ -152,6 +162,19 @@ def _dispatch(words: list[str]) -> int:
         return command.run(args)
     except UsageError as error:
         chosen.error(str(error))
+
+
+def _joined(words: list[str]) -> list[str]:
+    """Make one word of a command that has two."""
+    for idx, pair in enumerate(pairwise(words)):
+        if " ".join(pair) in SUBCOMMANDS and command_name(words[:idx]) in (None, "help"):
+            return [*words[:idx], " ".join(pair), *words[idx + 2 :]]
+    return words
+
+
+def command_name(words: Sequence[str]) -> str | None:
+    """Return the first word of a command line that is no option."""
+    return next((word for word in words if not word.startswith("-")), None)
 
 
 def _about_extra(word: str, parser: argparse.ArgumentParser) -> str:
@@ -212,7 +235,7 @@ class _Version(argparse.Action):
 
 
 def _command(name: str) -> Command:
-    return cast(Command, importlib.import_module(f"llamarium.cli.{name.replace('-', '_')}"))
+    return cast(Command, importlib.import_module(f"llamarium.cli.{name.replace('-', '_').replace(' ', '_')}"))
 
 
 # --- endings ----------------------------------------------------------------------------------------------------------

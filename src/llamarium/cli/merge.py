@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     name_base(args)
     path = resolve(args.model)  # first, as a download shows its own progress
     with status("loading PyTorch"), importing_torch():
+        from llamarium.adapters.merge import FULLY_KEPT
         from llamarium.train.merge import merge
     set_threads(args.threads)
     with percent(f"merging into {args.model}") as progress:
@@ -55,10 +56,11 @@ def run(args: argparse.Namespace) -> int:
             force=args.force,
             progress=progress,
         )
+    how = "and as it should be" if report.kept >= FULLY_KEPT else "with the loss that the warning tells"
     note(
-        f"merged, and as it should be: the model's logits are {report.difference:.2%} off the adapter's, where "
-        f"rounding to this dtype alone may make {report.tolerance:.1%}; the adapter moves them by {report.effect:.2%}, "
-        f"and {report.kept:.1%} of its correction is in the merged weights"
+        f"merged, {how}: {report.kept:.1%} of the adapter's correction is in the merged weights\n"
+        f"the adapter moves the base's logits by {report.effect:.2%}; the merged model's are within "
+        f"{report.difference:.2%} of the adapter's"
     )
     if args.json:
         emit({"path": str(args.out), "base": args.model, **dataclasses.asdict(report)})

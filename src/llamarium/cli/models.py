@@ -11,8 +11,8 @@ from typing import Any
 
 from llamarium.cli.options import add_json
 from llamarium.cli.output import emit, note, show
+from llamarium.cli.tables import size, table
 from llamarium.errors import escape
-from llamarium.inspect.tables import size, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         emit(found.to_dict())
         return 0
-    from llamarium.inspect.views import neighbors_view
+    from llamarium.cli.views import neighbors_view
 
     show(neighbors_view(found))
     return 0
@@ -49,8 +49,8 @@ def _compare(args: argparse.Namespace) -> int:
     if args.minus or args.plus or args.k is not None:
         raise UsageError("argument --with: compares two words alone; leave out --minus, --plus and -k")
     llama = load_llama(args)
+    from llamarium.cli.tables import quote
     from llamarium.inspect.neighbors import similarity
-    from llamarium.inspect.tables import quote
 
     found = similarity(llama.model.model.embed_tokens, llama.tokenizer, args.word, args.other)
     if args.json:

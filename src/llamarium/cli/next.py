@@ -22,7 +22,7 @@ from llamarium.cli.text import add_text, check_fits, require_text
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
-    from llamarium.generation.completion import Alternative
+    from llamarium.generation.logprobs import Alternative
     from llamarium.inspect.next_tokens import NextStep
 
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     text, options = require_text(args, "TEXT"), choosing(args)
     llama = load_llama(args)
     check_fits(llama, text)
-    from llamarium.inspect.views import after_view, step_view
+    from llamarium.cli.views import after_view, step_view
 
     last = None
     for last in _drawn(llama, text, args, options) if options else _greedy(llama, text, args):

@@ -5,11 +5,12 @@ import gc
 import signal
 import sys
 import threading
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llamarium.adapters.model_names import DEFAULT_MODEL, base_model
 from llamarium.cli.output import percent, warn
 from llamarium.cli.threads import set_threads
 from llamarium.errors import DownloadError, OptionError
@@ -19,7 +20,6 @@ from llamarium.quant.formats import chosen_type
 if TYPE_CHECKING:
     from llamarium.api import Llama
 
-DEFAULT_MODEL = "smollm2-135m"
 FALLBACK_MODEL = "shakespeare-char"
 QUANTIZATIONS = ("NF4", "Q8_0", "Q4_1")
 _MAX_THREADS = 1024  # more than the cores of any machine; far more, and the system could not start them
@@ -40,16 +40,26 @@ _MODEL_HELP = (
 )
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add what decides which model is loaded, and how."""
+def add_model(parser: argparse.ArgumentParser, *, names_adapters: bool = False) -> None:
+    """Add what decides which model is loaded, and how.
+
+    Args:
+        parser: The command's.
+        names_adapters: `--adapter` may also name adapters that requests choose; they are `args.adapters` then.
+    """
     group = parser.add_argument_group("model")
     group.add_argument("-m", "--model", metavar="NAME", help=_MODEL_HELP)
-    group.add_argument(
-        "--adapter",
-        type=Path,
-        metavar="FOLDER",
-        help="put this LoRA adapter on the model, which is the base that it names unless -m names another",
-    )
+    put_on = "put this LoRA adapter on the model, which is the base that it names unless -m names another"
+    if names_adapters:
+        parser.set_defaults(adapters={})
+        group.add_argument(
+            "--adapter",
+            action=_AdapterAction,
+            metavar="[NAME=]FOLDER",
+            help=f"{put_on}; with a NAME it is put on for those requests only whose model is that (repeatable)",
+        )
+    else:
+        group.add_argument("--adapter", type=Path, metavar="FOLDER", help=put_on)
     group.add_argument(
         "--deterministic",
         action="store_true",
@@ -59,10 +69,43 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "--input-bits",
         type=int,
         choices=(8, 16),
-        help="what packed weights' inputs are rounded to: 16 answers as float32 does, 8 reads prompts faster (CPU; "
-        "default: 16)",
+        help="of packed weights' inputs on a CPU, outliers apart, which have 16 bits in any case; 16 comes nearer to "
+        "float32, and reads prompts in 1.7 times the time (default: 8)",
     )
     add_loading(group)
+
+
+class _AdapterAction(argparse.Action):
+    """Takes an adapter for all requests, or adapters that requests choose by their names."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Take one.
+
+        Raises:
+            ArgumentError: If it does not go with those before it.
+        """
+        assert isinstance(values, str)
+        name, is_named, folder = ("", "", values) if Path(values).is_dir() else values.partition("=")
+        if not is_named and namespace.adapter is None:
+            namespace.adapter = Path(values)
+        elif not is_named:
+            raise argparse.ArgumentError(self, "one adapter is put on the model; to choose among several: NAME=FOLDER")
+        elif not name.strip() or not folder:
+            raise argparse.ArgumentError(self, f"expected NAME=FOLDER, found {values!r}")
+        elif name in namespace.adapters:
+            raise argparse.ArgumentError(self, f"two adapters are called {name}")
+        else:
+            namespace.adapters = {**namespace.adapters, name: Path(folder)}
+        if namespace.adapter is not None and namespace.adapters:
+            raise argparse.ArgumentError(
+                self, f"{namespace.adapter} is put on the model, so that requests can choose no other; give all a name"
+            )
 
 
 def add_name(group: "argparse._ActionsContainer", more: str) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -129,7 +172,7 @@ def add_type(
 
 def add_threads(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage] - parser or group
     """Add `--threads`."""
-    group.add_argument("--threads", type=_threads, metavar="N", help="CPU threads (default: torch's choice)")
+    group.add_argument("--threads", type=_threads, metavar="N", help="CPU threads (default: one for each core)")
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -154,19 +197,21 @@ def add_kv_cache(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load_llama(args: argparse.Namespace, *, falls_back: bool = True) -> "Llama":
+def load_llama(
+    args: argparse.Namespace, *, falls_back: bool = True, report: Callable[[int, int], None] | None = None
+) -> "Llama":
     """Load the model that `add_model`'s options describe, with its adapter on.
 
     Args:
         args: Of the command line.
         falls_back: Where no model is named and the built-in one cannot be fetched, the packaged one will do.
+        report: Called with (bytes read, bytes in all), instead of showing it.
 
     Raises:
         LlamariumError: Whatever `llamarium.load` raises.
     """
-    if args.adapter is not None:
-        name_base(args)
-    return _load(args, falls_back=falls_back, adapter=args.adapter)
+    name_base(args)
+    return _load(args, falls_back=falls_back, adapter=args.adapter, report=report)
 
 
 def name_base(args: argparse.Namespace) -> None:
@@ -175,9 +220,19 @@ def name_base(args: argparse.Namespace) -> None:
     Raises:
         LlamariumError: If the adapter's config cannot be read, or names no base.
     """
-    from llamarium.adapters.files import base_of
+    args.model = base_model(args.model, args.adapter, getattr(args, "adapters", {}))
 
-    args.model = args.model or base_of(args.adapter)
+
+def check_adapters(args: argparse.Namespace) -> None:
+    """Read the configs of the adapters that requests choose, before a model is loaded that they cannot be put on.
+
+    Raises:
+        LlamariumError: If one cannot be read.
+    """
+    from llamarium.adapters.files import read_adapter_config
+
+    for folder in args.adapters.values():
+        read_adapter_config(folder)
 
 
 def load_base(args: argparse.Namespace, *, falls_back: bool = True) -> "Llama":
@@ -189,9 +244,16 @@ def load_base(args: argparse.Namespace, *, falls_back: bool = True) -> "Llama":
     return _load(args, falls_back=falls_back, adapter=None)
 
 
-def _load(args: argparse.Namespace, *, falls_back: bool, adapter: Path | None) -> "Llama":
+def _load(
+    args: argparse.Namespace,
+    *,
+    falls_back: bool,
+    adapter: Path | None,
+    report: Callable[[int, int], None] | None = None,
+) -> "Llama":
     args.model, path = _find(args.model, falls_back)  # first, as a download shows its own progress
-    with percent(f"loading {args.model}") as progress:
+    shown = percent(f"loading {args.model}") if report is None else nullcontext(report)
+    with shown as progress, _collector_resting():
         with importing_torch():
             from llamarium.api import load
 
@@ -212,6 +274,19 @@ def _load(args: argparse.Namespace, *, falls_back: bool, adapter: Path | None) -
     return llama
 
 
+_LOADING = {
+    "dtype": "auto", "device": "auto", "quantize": None, "dequantize": "auto", "deterministic": False,
+    "input_bits": None, "adapter": None,
+}  # fmt: skip
+"""Arguments of `llamarium.load` that are options here too, and what they are where they are left out."""
+
+
+def loaded_with(args: argparse.Namespace) -> dict[str, str | int | bool]:
+    """Return what `llamarium.load` has to be told besides the name, to load what these options load."""
+    given = {name: getattr(args, name) for name, usual in _LOADING.items() if getattr(args, name) != usual}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+
+
 def _find(name: str | None, falls_back: bool) -> tuple[str, Path]:
     """Return a model's name and where it lies; where none is named and none can be fetched, the packaged one's."""
     from llamarium.hub.resolve import resolve
@@ -229,9 +304,7 @@ def _find(name: str | None, falls_back: bool) -> tuple[str, Path]:
 def importing_torch() -> Generator[None]:
     """Import torch in the body, safely and without delay.
 
-    Ctrl-C is held back, since the import would swallow it or be left half done. The garbage collector rests: it would
-    look through the quarter of a million objects that the import makes again and again, a tenth of its time, and find
-    few to free. Nor does it look at them later (`gc.freeze`).
+    Ctrl-C is held back, since the import would swallow it or be left half done, and the garbage collector rests.
 
     Raises:
         KeyboardInterrupt: At the end, if it came.
@@ -257,6 +330,11 @@ def _interrupts_held() -> Generator[None]:
 
 @contextmanager
 def _collector_resting() -> Generator[None]:
+    """Keep the garbage collector from what is made in the body, then and later (`gc.freeze`).
+
+    An import of torch makes a quarter of a million objects, Llama 3's tokenizer.json half a million. The collector
+    would look through them again and again, a tenth of the time, and find few to free.
+    """
     if "torch" in sys.modules or not gc.isenabled():
         yield
         return

@@ -39,6 +39,10 @@ def write_text(text: str) -> None:
     sys.stdout.flush()
 
 
+_CLEAR_LINE = "\r\x1b[K"
+_statuses: list[str] = []  # that are shown on stderr, the inner one last
+
+
 def emit(value: Mapping[str, Any]) -> None:
     """Write one JSON object as one line to stdout.
 
@@ -56,7 +60,9 @@ def note(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Write one warning line to stderr."""
+    """Write one warning line to stderr, in place of a status that is shown there."""
+    if _statuses:
+        sys.stderr.write(_CLEAR_LINE)
     note(f"llamarium: warning: {' '.join(text.split())}")
 
 
@@ -81,11 +87,13 @@ def status(text: str) -> Generator[None]:
         yield
         return
     try:
+        _statuses.append(text)
         sys.stderr.write(f"{printable(text)} …")
         sys.stderr.flush()
         yield
     finally:
-        sys.stderr.write("\r\x1b[K")
+        _statuses.pop()
+        sys.stderr.write(_CLEAR_LINE)
         sys.stderr.flush()
 
 
@@ -125,6 +133,23 @@ def counting(text: str) -> Generator[Callable[[int, int], None]]:
         if now - last > _REDRAW_S and draws(sys.stderr):
             last = now
             sys.stderr.write(f"\r{printable(text)} … {num_documents:,} documents, {num_tokens:,} tokens")
+            sys.stderr.flush()
+
+    with status(text):
+        yield report
+
+
+@contextmanager
+def telling(text: str) -> Generator[Callable[[str], None]]:
+    """Show `text` and how it goes on stderr while the body runs, if that is a terminal; nothing of it remains.
+
+    Yields:
+        What is to be called with how it goes.
+    """
+
+    def report(state: str) -> None:
+        if draws(sys.stderr):
+            sys.stderr.write(f"{_CLEAR_LINE}{printable(text)} … {printable(state)}")
             sys.stderr.flush()
 
     with status(text):

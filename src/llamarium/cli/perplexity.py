@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING
 
 from llamarium.cli.options import UsageError, add_json, add_model, load_llama, positive
 from llamarium.cli.output import emit, percent, show
+from llamarium.cli.tables import size, table
 from llamarium.errors import InputError, escape
-from llamarium.inspect.tables import size, table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from llamarium.api import Llama
-    from llamarium.inspect.divergence import Divergence
-    from llamarium.inspect.perplexity import Perplexity
+    from llamarium.inspect.measures.divergence import Divergence
+    from llamarium.inspect.measures.perplexity import Perplexity
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from llamarium.cli.options import UsageError, add_json, add_source, add_threads, add_type, importing_torch, positive
 from llamarium.cli.output import emit, note, percent, write_text
+from llamarium.cli.tables import size
 from llamarium.cli.threads import set_threads
-from llamarium.inspect.tables import size
 from llamarium.quant.formats import FORMATS
 
 if TYPE_CHECKING:

@@ -1,12 +1,9 @@
 """How tokens are chosen, as options that several commands share, and what is made of them."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llamarium.cli.options import UsageError
-
-if TYPE_CHECKING:
-    from llamarium.generation.speculate import PromptLookup
 
 
 def add_sampling(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None:
@@ -104,31 +101,6 @@ def choosing(args: argparse.Namespace) -> dict[str, Any]:
         if len(given["logit_bias"]) < len(args.logit_bias):
             raise UsageError("argument --logit-bias: the same token is given twice")
     return given
-
-
-def add_prompt_lookup(parser: argparse.ArgumentParser) -> None:
-    """Add `--prompt-lookup`."""
-    parser.add_argument(
-        "--prompt-lookup",
-        action="store_true",
-        help="guess tokens from what was said before, and check several in one pass: the same text, sooner where it "
-        "repeats the prompt or itself",
-    )
-
-
-def prompt_lookup(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what `add_prompt_lookup`'s option means, by the API's name; the object counts what came of it."""
-    if not args.prompt_lookup:
-        return {}
-    from llamarium.generation.speculate import PromptLookup
-
-    return {"prompt_lookup": PromptLookup()}
-
-
-def lookup_details(options: dict[str, Any]) -> list[str]:
-    """Say what came of `prompt_lookup`, for a person."""
-    lookup: PromptLookup | None = options.get("prompt_lookup")
-    return [] if lookup is None else [f"{lookup.accepted} of {lookup.drafted} guesses right in {lookup.passes} passes"]
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         emit(score.to_dict())
         return 0
-    from llamarium.inspect.views import score_view
+    from llamarium.cli.views import score_view
 
     show(score_view(score))
     return 0

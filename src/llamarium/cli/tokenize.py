@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from llamarium.cli.options import DEFAULT_MODEL, UsageError, add_json
 from llamarium.cli.output import emit, show
+from llamarium.cli.tables import table
 from llamarium.cli.text import add_text, require_text
 from llamarium.errors import escape
-from llamarium.inspect.tables import table
 
 if TYPE_CHECKING:
     from llamarium.tokenizer.base import Tokenizer

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from llamarium.cli.options import UsageError, add_json, add_model, load_llama, names, whole_numbers
 from llamarium.cli.output import emit, show
 from llamarium.cli.perplexity import read_file
+from llamarium.cli.tables import size, table
 from llamarium.cli.text import check_fits, read_standard_input
-from llamarium.inspect.tables import size, table
 from llamarium.presets import PRESETS
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from llamarium.cli.output import emit, note, warn
 from llamarium.cli.threads import set_threads
 from llamarium.cli.training_view import view
 from llamarium.hub.folders import is_adapter
-from llamarium.train.conduct import take_part
+from llamarium.train.conduct import conduct
 from llamarium.train.config import RunConfig
-from llamarium.train.distributed.process_group import ProcessGroup, init_process_group
+from llamarium.train.distributed.process_group import ProcessGroup
+from llamarium.train.distributed.start import init_process_group
 from llamarium.train.report.trackers import trackers
 from llamarium.train.setup import Emit, Event, Setup, is_passing
 
@@ -27,10 +28,10 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
     with init_process_group(config) as process_group:
         is_first, out = process_group.is_rank_zero, args.out
         with trackers(args.report_to if is_first else (), out) as tracking:
-            ending = take_part(
-                process_group,
-                prepare,
+            ending = conduct(
+                lambda: prepare(process_group),
                 out,
+                process_group=process_group,
                 resume=args.resume,
                 allow_changes=args.allow_changes,
                 watch=watching(config.steps, tracking, json=args.json),
@@ -49,7 +50,7 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
             note(f"talk to it as it is: llamarium chat --adapter {ending.checkpoint}")
         return 128 + ending.signal
     best = "" if math.isinf(at.best_loss) else f"; best validation loss {at.best_loss:.4f} at step {at.best_step}"
-    note(f"{at.step} steps done: {ending.checkpoint}{best}")
+    note(f"{at.step} {'step' if at.step == 1 else 'steps'} done: {ending.checkpoint}{best}")
     if is_adapter(ending.checkpoint):
         note(f"talk to it: llamarium chat --adapter {ending.checkpoint}")
         note(f"a model of it: llamarium merge --adapter {ending.checkpoint} --out MODEL")

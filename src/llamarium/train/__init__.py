@@ -5,9 +5,11 @@ Linears are wrapped; the loop is one.
 
 | what you look for | where |
 |---|---|
-| one step of learning, one validation | `step`; the loss in `loss` and `objective`; `optim` |
+| one step of learning, one validation | `step`; the loss in `objectives`; `optim` |
 | preferences: of two answers, the better one | `dpo`, `data.pairs` |
 | a whole run: when it validates, samples, saves, stops | `run`; what it works with: `setup`; in its folder: `conduct` |
+| how many threads compute | `threads` |
+| `llamarium.pretrain`, `finetune` and `dpo` | `functions` |
 | what a setting means, its default and its range | `config` |
 | what is prepared for `pretrain`, and for `finetune` | `pretrain`, `finetune` |
 | what a step is given, and in which order | `data.batch`, `data.order` |
@@ -17,7 +19,7 @@ Linears are wrapped; the loop is one.
 | checkpoints that survive being killed, the lock, signals | `state.checkpoint`, `state.lock`, `state.signals` |
 | why a resumed run is the same run | `state.position`, `state.resume`, `state.restore` |
 | LoRA, rsLoRA, DoRA; their files; merging | `llamarium.adapters`; from names to a folder: `merge` |
-| several devices | `distributed.process_group`; FSDP2 and tensor parallelism in `distributed.parallel` |
+| several devices | `distributed.start` and `process_group`; FSDP2 and tensor parallelism in `distributed.parallel` |
 | what happened: the journal, pages, trackers | `report.journal`, `report.write`, `report.page`, `report.trackers` |
 | the same run with one thing changed | `experiments` |
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from llamarium.io import atomic_file, unwritable
 from llamarium.train.config import RunConfig
-from llamarium.train.distributed.process_group import ProcessGroup
+from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.report.journal import Journal
 from llamarium.train.run import Ending, check_start, run
 from llamarium.train.setup import Emit, Event, Setup, is_passing
@@ -25,26 +25,32 @@ def conduct(
     prepare: Callable[[], Setup],
     out: Path,
     *,
+    process_group: ProcessGroup = SINGLE_PROCESS,
     resume: bool,
     allow_changes: bool = False,
     watch: AbstractContextManager[Emit],
 ) -> Ending:
-    """Prepare and train.
+    """Prepare and train. Of several processes rank zero does so; the others go in step with it and write nothing.
 
     Args:
-        prepare: Makes what the run works with, when it is known that the folder is free.
+        prepare: Makes what the run works with (of several processes, what this one does), when it is known that the
+            folder is free.
         out: The run's folder; made if missing.
+        process_group: The processes that train together.
         resume: As for `run`.
         allow_changes: As for `run`.
-        watch: Shows what happens; it is entered when everything is prepared.
+        watch: Shows what happens; it is entered when everything is prepared, on rank zero alone.
 
     Raises:
         LlamariumError: Whatever `prepare` and `run` raise.
         OutputError: If the folder cannot be written.
     """
+    if not process_group.is_rank_zero:
+        setup = process_group.rank_zero_first(prepare)
+        return run(setup, out, resume=resume, allow_changes=allow_changes, emit=lambda event: None)
     with RunLock(out):
         check_start(out, resume)
-        setup, journal = prepare(), Journal(out)
+        setup, journal = process_group.rank_zero_first(prepare), Journal(out)
         with watch as show:
 
             def emit(event: Event) -> None:
@@ -56,37 +62,6 @@ def conduct(
                 show(event)
 
             return run(setup, out, resume=resume, allow_changes=allow_changes, emit=emit)
-
-
-def take_part(
-    process_group: ProcessGroup,
-    prepare: Callable[[ProcessGroup], Setup],
-    out: Path,
-    *,
-    resume: bool,
-    allow_changes: bool = False,
-    watch: AbstractContextManager[Emit],
-) -> Ending:
-    """Train as one of several processes: rank zero conducts the run, the others go in step with it and write nothing.
-
-    Args:
-        process_group: The processes.
-        prepare: Makes what this one works with.
-        out: As for `conduct`, as are the others.
-        resume: As for `run`.
-        allow_changes: As for `run`.
-        watch: Of rank zero.
-
-    Raises:
-        LlamariumError: As `conduct`.
-    """
-
-    def make() -> Setup:
-        return process_group.rank_zero_first(lambda: prepare(process_group))
-
-    if process_group.is_rank_zero:
-        return conduct(make, out, resume=resume, allow_changes=allow_changes, watch=watch)
-    return run(make(), out, resume=resume, allow_changes=allow_changes, emit=lambda event: None)
 
 
 def is_acceptance(event: Event) -> bool:

@@ -31,6 +31,7 @@ RENAMED: Mapping[str, str] = {
 }
 """Settings that had other names: whoever gives an old one is told the new one."""
 
+_MAX_CONTEXT = 2**20  # tokens a row: eight times what Llama 3 reads
 _LARGEST = 2**63  # of numbers that have no bound of their own
 _HALF_PAIR = re.compile("[\ud800-\udfff]")  # a byte of the shell that is no UTF-8 comes as one; no TOML can hold it
 
@@ -77,7 +78,9 @@ class RunConfig:
 
     # the machine
     device: str = _setting("auto", "cpu, cuda, cuda:1; auto is a GPU where there is one", free=True)
-    threads: int | None = _setting(None, "CPU threads", 1, 1024, free=True)
+    threads: int | None = _setting(
+        None, "CPU threads; left out: the fewest within 5 % of the fastest", 1, 1024, free=True
+    )
     tensor_parallel: int = _setting(
         1, "processes of torchrun over which each layer's matrices are sharded", 1, free=True
     )
@@ -209,7 +212,7 @@ class FinetuneConfig(RunConfig):
     model: str = _setting("smollm2-135m", "the base: what -m takes elsewhere")
     data: str = _setting("", "a .jsonl file of messages, prompt and completion, or instruction and output", free=True)
     validation: float = _setting(0.05, "the share of examples at the end that is held out", 0.0, 0.9)
-    context: int = _setting(512, "tokens a row", 2)
+    context: int = _setting(512, "tokens a row", 2, _MAX_CONTEXT)
     chat_format: Literal["auto", "llama3", "chatml", "none"] = _setting("auto", "how a dialog is written")
     too_long: Literal["error", "drop"] = _setting("error", "what becomes of examples longer than a row")
     dtype: Literal["auto", "float32", "bfloat16"] = _setting("auto", "of the frozen base; full is float32 always")
@@ -254,7 +257,7 @@ class DPOConfig(FinetuneConfig):
     data: str = _setting("", "a .jsonl file of prompt or messages, chosen and rejected", free=True)
     learning_rate: float = _setting(5e-5, "the peak", 0.0, 10.0)
     steps: int = _setting(200, "optimizer steps", 1)
-    context: int = _setting(1024, "tokens a row, which holds both answers of a pair", 2)
+    context: int = _setting(1024, "tokens a row, which holds both answers of a pair", 2, _MAX_CONTEXT)
     beta: float = _setting(0.1, "how dear it is to leave the base: rewards are beta times what P has grown", 1e-6, 1e3)
 
 

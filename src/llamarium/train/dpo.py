@@ -23,25 +23,24 @@ Source: Rafailov et al. 2023, "Direct Preference Optimization: Your Language Mod
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from llamarium.adapters.lora import without_adapters
+from llamarium.adapters.lora import lora_linears, without_adapters
 from llamarium.errors import TrainingError
 from llamarium.model import LlamaForCausalLM
-from llamarium.tokenizer.base import Tokenizer
 from llamarium.train import finetune
-from llamarium.train.config import DPOConfig, FinetuneConfig
+from llamarium.train.config import DPOConfig
 from llamarium.train.data.batch import IGNORED, Batch
 from llamarium.train.data.pairs import PairRows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from llamarium.train.objective import Trunk, head_weight
+from llamarium.train.objectives.base import Trunk, head_weight
 from llamarium.train.setup import Setup
-from llamarium.train.step import causal_trunk
+from llamarium.train.step import autocast, causal_trunk
 
 _CHUNK_LOGITS = 2**23  # that are held at a time: 32 MiB of float32
 
@@ -67,6 +66,7 @@ class Preference:
         """
         reference_E = batch.reference_E
         if reference_E is None:
+            assert any(lora_linears(model))  # without adapters to switch off, the model would be its own reference
             with torch.no_grad(), without_adapters(model):
                 reference_E = answer_logprobs(model, batch, trunk)
         loss_P, rewards_P2 = dpo_loss(answer_logprobs(model, batch, trunk), reference_E, self.beta)
@@ -133,13 +133,19 @@ def _logprobs(hidden_CD: Tensor, head_VD: Tensor, labels_C: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def set_reference(rows: PairRows, model: LlamaForCausalLM, batch_rows: int) -> None:
-    """Compute log P of every answer under `model`, and keep it with the rows."""
+def set_reference(
+    rows: PairRows, model: LlamaForCausalLM, batch_rows: int, precision: Literal["float32", "bfloat16"] = "float32"
+) -> None:
+    """Compute log P of every answer under `model`, and keep it with the rows.
+
+    In the run's own precision, as otherwise its first step would find rounding between the model and itself.
+    """
     found_E = torch.empty(len(rows.examples))
     for start in range(0, rows.num_rows(0), batch_rows):
         indices = range(start, min(start + batch_rows, rows.num_rows(0)))
         numbers = torch.tensor(rows.examples_of(0, indices))
-        found_E[numbers] = answer_logprobs(model, rows.batch(0, indices).to(model.device)).cpu()
+        with autocast(model.device, precision):
+            found_E[numbers] = answer_logprobs(model, rows.batch(0, indices).to(model.device)).cpu()
     rows.reference_E = found_E
 
 
@@ -158,31 +164,10 @@ def prepare(config: DPOConfig, process_group: ProcessGroup = SINGLE_PROCESS) -> 
     """
     if process_group.world_size > 1:
         raise TrainingError("dpo trains in one process, as its reference is the same model; start it without torchrun")
-    setup = finetune.prepare(config, process_group, split_pairs)
+    setup = finetune.prepare(config, process_group, PairRows)
     if config.method == "full":
         for rows in (setup.train, setup.validation):
-            if isinstance(rows, PairRows):
-                set_reference(rows, setup.model, config.batch_rows)
+            if rows is not None:
+                assert isinstance(rows, PairRows)  # `finetune.prepare` was asked for them
+                set_reference(rows, setup.model, config.batch_rows, config.precision)
     return replace(setup, objective=Preference(config.beta))
-
-
-def read_pair_rows(config: FinetuneConfig, tokenizer: Tokenizer) -> PairRows:
-    """Read the pairs and pack them into rows.
-
-    Raises:
-        TrainingError: If there are none, or one is too long or malformed.
-    """
-    return PairRows.from_file(
-        Path(config.data).expanduser(),
-        tokenizer,
-        config.context,
-        seed=config.seed,
-        too_long=config.too_long,
-        chat=config.chat_format != "none",
-    )
-
-
-def split_pairs(config: FinetuneConfig, tokenizer: Tokenizer) -> tuple[PairRows, PairRows | None]:
-    """Read the pairs, and hold out those that validate."""
-    rows = read_pair_rows(config, tokenizer)
-    return rows.split(config.validation) if config.validation > 0 else (rows, None)

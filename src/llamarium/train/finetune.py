@@ -6,7 +6,7 @@ scratch. A checkpoint holds the whole model where all of it is trained, and else
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file
@@ -17,7 +17,6 @@ from llamarium.adapters.files import PREFIX, WEIGHTS, read_metadata
 from llamarium.adapters.load import with_answer_ends
 from llamarium.adapters.lora import apply_lora
 from llamarium.adapters.save import adapter_metadata, save_adapter
-from llamarium.api import choose_device
 from llamarium.checkpoints.checkpoint import Checkpoint
 from llamarium.checkpoints.decode import FLOAT_DTYPES
 from llamarium.checkpoints.load import load_model
@@ -28,30 +27,27 @@ from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
 from llamarium.errors import TrainingError
 from llamarium.hub.resolve import resolve
 from llamarium.model import LlamaForCausalLM
+from llamarium.runtime.device import choose_device
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.chat import with_format
+from llamarium.tokenizer.chat.choose import with_format
 from llamarium.train.config import FinetuneConfig
 from llamarium.train.data.dialog_rows import DialogRows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.pretrain import restore_weights
 from llamarium.train.setup import Setup
 
-ReadRows = Callable[[FinetuneConfig, Tokenizer], tuple[DialogRows, DialogRows | None]]
+_Rows = TypeVar("_Rows", bound=DialogRows)
 
 
-def split_rows(config: FinetuneConfig, tokenizer: Tokenizer) -> tuple[DialogRows, DialogRows | None]:
-    """Read the examples, and hold out those that validate."""
-    rows = read_rows(config, tokenizer)
-    return rows.split(config.validation) if config.validation > 0 else (rows, None)
-
-
-def prepare(config: FinetuneConfig, process_group: ProcessGroup = SINGLE_PROCESS, read: ReadRows = split_rows) -> Setup:
-    """Load the base and the dialogs, and put the adapters on.
+def prepare(
+    config: FinetuneConfig, process_group: ProcessGroup = SINGLE_PROCESS, kind: type[DialogRows] = DialogRows
+) -> Setup:
+    """Load the base and the examples, and put the adapters on.
 
     Args:
         config: The settings.
         process_group: The processes that train together.
-        read: Returns what is learned, and what is measured with.
+        kind: What the data's lines are: dialogs, or pairs.
 
     Raises:
         LlamariumError: If the base or the data cannot be read, or the settings do not fit together.
@@ -68,7 +64,7 @@ def prepare(config: FinetuneConfig, process_group: ProcessGroup = SINGLE_PROCESS
         raise TrainingError(
             f"context is {config.context}, and the model's holds {checkpoint.config.max_position_embeddings} tokens"
         )
-    train, validation = read(config, tokenizer)
+    train, validation = split_rows(config, tokenizer, kind)
     full, chat = config.method == "full", tokenizer.chat_format is not None and config.chat_format != "none"
     options = LoadOptions(
         dtype="float32" if full else None if config.dtype == "auto" else config.dtype,
@@ -98,12 +94,13 @@ def prepare(config: FinetuneConfig, process_group: ProcessGroup = SINGLE_PROCESS
     )
 
 
-_Files = tuple[Callable[[Path], None], Callable[[Path], None]]  # what writes the model into a folder, and reads it back
+_SaveAndRestore = tuple[Callable[[Path], None], Callable[[Path], None]]
+"""What writes the model into a folder, and what reads it back."""
 
 
 def _train_all(
     model: LlamaForCausalLM, tokenizer: Tokenizer, recommended: Mapping[str, Any], process_group: ProcessGroup
-) -> _Files:
+) -> _SaveAndRestore:
     model.requires_grad_(True)
 
     def save(folder: Path) -> None:
@@ -115,7 +112,7 @@ def _train_all(
 
 def _train_adapters(
     model: LlamaForCausalLM, tokenizer: Tokenizer, config: FinetuneConfig, process_group: ProcessGroup
-) -> _Files:
+) -> _SaveAndRestore:
     metadata = adapter_metadata(model, config.model)  # now, while the whole base is at hand
     apply_lora(model, lora_config(config), seed=config.seed)
 
@@ -150,17 +147,24 @@ def lora_config(config: FinetuneConfig) -> LoRAConfig:
     )
 
 
-def read_rows(config: FinetuneConfig, tokenizer: Tokenizer) -> DialogRows:
+def split_rows(config: FinetuneConfig, tokenizer: Tokenizer, kind: type[_Rows]) -> tuple[_Rows, _Rows | None]:
+    """Read the examples, and hold out those that validate; see `read_rows`."""
+    rows = read_rows(config, tokenizer, kind)
+    return rows.split(config.validation) if config.validation > 0 else (rows, None)
+
+
+def read_rows(config: FinetuneConfig, tokenizer: Tokenizer, kind: type[_Rows]) -> _Rows:
     """Read the examples and pack them into rows.
 
     Args:
         config: The settings.
         tokenizer: What `with_chat_format` returns.
+        kind: What the data's lines are: dialogs, or pairs.
 
     Raises:
         TrainingError: If there are none, or one is too long or malformed.
     """
-    return DialogRows.from_file(
+    return kind.from_file(
         Path(config.data).expanduser(),
         tokenizer,
         config.context,

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from llamarium.api import choose_device
 from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.checkpoints.save import save_weights
@@ -22,6 +21,7 @@ from llamarium.errors import ConfigError, TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
+from llamarium.runtime.device import choose_device
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.config import PretrainConfig
 from llamarium.train.data.bpe import train_bpe, train_characters

@@ -1,8 +1,8 @@
 """A run: steps, validations, samples and checkpoints, from wherever it stands to its end.
 
-Everything that decides the next step is in a checkpoint: weights, optimizer, where the data stands, counters. The
-learning rate follows from the step, and randomness from the seed and the step, so on a CPU a run that is killed and
-resumed goes through exactly the same weights as one that is not.
+Everything that decides the next step is in a checkpoint: weights, optimizer, where the data stands, counters, the
+number of threads. The learning rate follows from the step, and randomness from the seed and the step, so on a CPU a run
+that is killed and resumed goes through exactly the same weights as one that is not.
 
 What happens is told as events, small dicts of JSON values. `metrics.jsonl` is all of them; the terminal's view, the
 report and the trackers read the same.
@@ -28,7 +28,7 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import flops
 from llamarium.quant.base import QuantizedLinear
 from llamarium.train.data.order import Order, derived_seed
-from llamarium.train.objective import Trunk
+from llamarium.train.objectives.base import Trunk
 from llamarium.train.optim import make_optimizers, optimizer_tensors, schedule, set_learning_rate
 from llamarium.train.report.peak import peak_flops
 from llamarium.train.setup import Emit, Setup
@@ -41,10 +41,11 @@ from llamarium.train.state.checkpoint import (
 )
 from llamarium.train.state.position import Position
 from llamarium.train.state.restore import restore_run
-from llamarium.train.state.resume import save_resume
+from llamarium.train.state.resume import save_resume, saved_threads
 from llamarium.train.state.signals import stop_signals
 from llamarium.train.state.snapshots import save_snapshot, token_texts
 from llamarium.train.step import StepResult, any_learned, checkpoint_layers, measure, train_step
+from llamarium.train.threads import Threads, computing
 
 _MAX_SKIPPED = 20  # updates in a row that were not finite, after which a run is given up
 _SAMPLE_TEMPERATURE = 0.8
@@ -103,8 +104,10 @@ def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, e
     if config.checkpoint_activations:
         checkpoint_layers(model)
     best = {name: position.to_dict()[name] for name in ("best_loss", "best_step")}
-    emit({"event": "resume" if newest else "start", "step": position.step, **best, **_describe(setup)})
-    return _Loop(setup, out, position, optimizers, emit).go(newest)
+    with computing(setup, newest and saved_threads(newest), resumed=newest is not None) as threads:
+        about = {**_describe(setup), **(threads.describe() if threads else {})}
+        emit({"event": "resume" if newest else "start", "step": position.step, **best, **about})
+        return _Loop(setup, out, position, optimizers, threads, emit).go(newest)
 
 
 def check_start(out: Path, resume: bool) -> None:
@@ -133,8 +136,17 @@ def _check_finite(model: LlamaForCausalLM, where: str) -> None:
 class _Loop:
     """The loop's state while it turns."""
 
-    def __init__(self, setup: Setup, out: Path, position: Position, optimizers: list[Optimizer], emit: Emit) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        out: Path,
+        position: Position,
+        optimizers: list[Optimizer],
+        threads: Threads | None,
+        emit: Emit,
+    ) -> None:
         self.setup, self.out, self.at, self.optimizers, self.emit = setup, out, position, optimizers, emit
+        self.threads = threads
         self.process_group = setup.process_group
         self.order = Order(
             setup.train,
@@ -319,6 +331,7 @@ class _Loop:
             "settings": dataclasses.asdict(self.setup.config),
             "data": self.setup.train.fingerprint,
             "about": dict(self.setup.train.about),
+            **({} if self.threads is None else {"threads": self.threads.count}),
         }
 
         def write(folder: Path) -> None:

@@ -10,7 +10,7 @@ from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.config import RunConfig
 from llamarium.train.data.batch import Rows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from llamarium.train.objective import NEXT_TOKEN, Objective, Trunk
+from llamarium.train.objectives.base import NEXT_TOKEN, Objective, Trunk
 from llamarium.train.step import causal_trunk
 
 Event = Mapping[str, Any]
@@ -38,6 +38,8 @@ class Setup:
         trunk: How hidden states are computed.
         objective: What is made small.
         process_group: The processes that train together.
+        threads: How many the first of several runs has computed with, whose speeds are compared; None where there was
+            none before.
     """
 
     config: RunConfig
@@ -51,3 +53,4 @@ class Setup:
     trunk: Trunk = causal_trunk
     objective: Objective = NEXT_TOKEN
     process_group: ProcessGroup = SINGLE_PROCESS
+    threads: int | None = None

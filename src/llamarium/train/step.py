@@ -1,4 +1,4 @@
-"""One optimizer step, and one validation: the whole of learning, in three functions.
+"""One optimizer step, and one validation: the whole of learning, in two functions.
 
 A step computes the loss of some batches, adds up their gradients, and moves the weights once. The sum of the losses is
 divided by the number of learned tokens (or pairs of answers) of the whole step, so k small batches give what one large
@@ -21,7 +21,7 @@ from llamarium.attention import CausalAttend
 from llamarium.model import LlamaForCausalLM
 from llamarium.train.data.batch import IGNORED, Batch, Rows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from llamarium.train.objective import NEXT_TOKEN, Objective, Trunk
+from llamarium.train.objectives.base import NEXT_TOKEN, Objective, Trunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,19 +188,6 @@ def measure(
     model.train(was_training)
     (total,) = process_group.all_reduce_sum(count)
     return sums.means(process_group, int(total))
-
-
-def evaluate(
-    model: LlamaForCausalLM,
-    rows: Rows,
-    *,
-    batch_rows: int,
-    max_rows: int = 0,
-    precision: Literal["float32", "bfloat16"] = "float32",
-    trunk: Trunk = causal_trunk,
-) -> float:
-    """Return the mean of -log P over the learned tokens of `rows`, in nats; see `measure`."""
-    return measure(model, rows, batch_rows=batch_rows, max_rows=max_rows, precision=precision, trunk=trunk).loss
 
 
 def _shard(rows: Rows, indices: Sequence[int], process_group: ProcessGroup) -> Batch:

@@ -14,9 +14,10 @@ Source: Sennrich, Haddow, Birch 2016, "Neural Machine Translation of Rare Words 
 from collections.abc import Iterable, Iterator
 
 from llamarium.errors import TrainingError
-from llamarium.tokenizer.base import SpecialTokens, Tokenizer, check_text
-from llamarium.tokenizer.files import MAX_TOKENS
+from llamarium.tokenizer.backends.files import MAX_TOKENS
+from llamarium.tokenizer.base import SpecialTokens, Tokenizer
 from llamarium.tokenizer.pieces import LINE_BEGINS
+from llamarium.tokenizer.text import check_text
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 SMALLEST_VOCAB = 256 + 2
@@ -42,8 +43,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    from llamarium.tokenizer.hf import HuggingFaceBackend, guard_rust
-    from llamarium.tokenizer.pipeline import llama3_cutter
+    from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend, guard_rust
+    from llamarium.tokenizer.backends.pipeline import llama3_cutter
 
     if not SMALLEST_VOCAB <= vocab_size <= MAX_TOKENS:
         raise TrainingError(
@@ -80,7 +81,7 @@ def train_characters(texts: Iterable[str]) -> Tokenizer:
     Raises:
         TokenizerError: If there is no character, or a text is no valid Unicode.
     """
-    from llamarium.tokenizer.characters import CharacterTokenizer
+    from llamarium.tokenizer.backends.characters import CharacterTokenizer
 
     alphabet: set[str] = set()
     for text in texts:

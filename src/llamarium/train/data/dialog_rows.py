@@ -19,7 +19,7 @@ from typing import Literal, Self
 import numpy as np
 import torch
 
-from llamarium.errors import TrainingError, show_value
+from llamarium.errors import TrainingError, escape, show_value
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.batch import IGNORED, Batch
 from llamarium.train.data.dialogs import Example, read_dialogs
@@ -42,6 +42,7 @@ class DialogRows:
     """
 
     together = 1
+    _label = "dialog rows 1"  # in the fingerprint: what the rows are, and the version of how they are packed
 
     def __init__(
         self,
@@ -85,13 +86,20 @@ class DialogRows:
         seed: int | None = 0,
         too_long: TooLong = "error",
         chat: bool = True,
-    ) -> "DialogRows":
-        """Read a JSONL file; see `read_dialogs` and the constructor."""
-        examples = read_dialogs(path, tokenizer, chat=chat)
+    ) -> Self:
+        """Read a JSONL file, with dialogs as `read_dialogs` knows them; see the constructor."""
+        examples = cls._read(path, tokenizer, chat)
         pad_id = tokenizer.pad_token_id
         if pad_id is None:
             pad_id = (*tokenizer.eos_token_ids, 0)[0]
-        return cls(examples, context, seed=seed, too_long=too_long, pad_id=pad_id)
+        try:
+            return cls(examples, context, seed=seed, too_long=too_long, pad_id=pad_id)
+        except TrainingError as error:
+            raise TrainingError(f"{escape(path)}: {error}") from None
+
+    @staticmethod
+    def _read(path: Path, tokenizer: Tokenizer, chat: bool) -> list[Example]:
+        return read_dialogs(path, tokenizer, chat=chat)
 
     def split(self, validation: float) -> tuple[Self, Self]:
         """Return the first examples to train on, and the last `validation` of them, in a fixed order, to validate.
@@ -104,7 +112,7 @@ class DialogRows:
         if not 0 < count < num_units:
             raise TrainingError(
                 f"a share of {show_value(validation)} of {num_units} examples is {count}; expected at least "
-                "one to validate and one to train on; without validation give 0"
+                "one to validate and one to train on: give more examples, or no validation (--validation 0)"
             )
         border = len(self.examples) - count * self.together
         rows = type(self)(self.examples[:border], self.context, seed=self._seed, pad_id=self._pad_id)
@@ -154,7 +162,7 @@ class DialogRows:
         return torch.randperm(len(self.examples) // self.together, generator=generator).tolist()
 
     def _hash(self) -> str:
-        digest = hashlib.sha256(f"dialog rows 1 {self.context} {self._seed} {self._pad_id}".encode())
+        digest = hashlib.sha256(f"{self._label} {self.context} {self._seed} {self._pad_id}".encode())
         for ids, learned in self.examples:
             digest.update(len(ids).to_bytes(8, "little"))
             digest.update(ids.tobytes())
@@ -178,9 +186,13 @@ def _fitting(examples: Sequence[Example], context: int, too_long: TooLong, toget
     if not num_long:
         return fitting
     what = "examples" if together == 1 else "pairs"
-    found = f"{num_long} of {len(lengths)} {what} are longer than a row of {context} tokens, the longest {max(lengths)}"
+    longest = max(lengths)
+    found = (
+        f"{num_long} of {len(lengths)} {what} are longer than a row of {context} tokens; the longest, number "
+        f"{lengths.index(longest) + 1}, has {longest}"
+    )
     if too_long == "error" or not fitting:
-        raise TrainingError(f"{found}; use a longer context, shorten them, or drop them (too_long='drop')")
+        raise TrainingError(f"{found}; use a longer context, shorten them, or drop them (--too-long drop)")
     warnings.warn(f"{found}; they are left out", stacklevel=3)
     return fitting
 

@@ -11,10 +11,11 @@ model learns to stop.
 """
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +24,7 @@ from llamarium.config import without_duplicates
 from llamarium.errors import LlamariumError, TrainingError, escape, show_value
 from llamarium.io import regular_size
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.chat import Part
-
-if TYPE_CHECKING:
-    pass
+from llamarium.tokenizer.chat.format import Part
 
 Dialog = Sequence[Mapping[str, Any]]
 
@@ -61,12 +59,19 @@ class Example(NamedTuple):
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
+def _itself(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the one example that a line is."""
+    refuse_keys(record, ("chosen", "rejected"))
+    return [record]
+
+
 def read_dialogs(
     path: Path,
     tokenizer: Tokenizer,
     *,
     chat: bool = True,
-    expand: Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]] = lambda record: [record],
+    expand: Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]] = _itself,
+    finish: Callable[[list[Example]], list[Example]] = list,
 ) -> list[Example]:
     """Read a JSONL file of examples.
 
@@ -78,6 +83,7 @@ def read_dialogs(
         tokenizer: The model's.
         chat: Use the tokenizer's dialog format, if it has one. Answers should later be asked for in the same one.
         expand: Makes the records of examples of what a line holds.
+        finish: Makes of a line's examples those that are learned, or refuses them.
 
     Raises:
         TrainingError: For a file that cannot be read or holds no example; for a line that is no example, or has
@@ -94,10 +100,17 @@ def read_dialogs(
     every = (content for _, content in found)
     parts_of = cast("Iterator[list[Part]]", every) if form is None else form.parts_of(cast("list[Dialog]", [*every]))
     examples: list[Example] = []
-    for number, _ in found:
+    for number, line in groupby(number for number, _ in found):
         with _at(path, number):
-            examples.append(_join(next(parts_of)))
+            examples += finish([_join(next(parts_of)) for _ in line])
     return examples
+
+
+def refuse_keys(record: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Refuse an example with a key that would change what is learned if it were read."""
+    for name in names:
+        if record.get(name):
+            raise TrainingError(f"has {name!r}, which is not read; write it into the messages, or take it out")
 
 
 @contextmanager
@@ -132,9 +145,7 @@ def _parse(line: bytes) -> Mapping[str, Any]:
 
 def _form(record: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the fields that make a record an example."""
-    for name in _NOT_READ:
-        if record.get(name):
-            raise TrainingError(f"has {name!r}, which is not read; write it into the messages, or take it out")
+    refuse_keys(record, _NOT_READ)
     forms = [form for form in _FORMS if all(name in record for name in form)]
     if len(forms) != 1:
         raise TrainingError(

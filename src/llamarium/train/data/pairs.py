@@ -9,7 +9,6 @@ Each becomes two examples that share all but their answers, and of which only th
 that ends it. Both lie in the same row, so that a batch never has half a pair.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -21,10 +20,11 @@ from torch import Tensor
 from llamarium.errors import TrainingError, show_value
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.batch import Batch
-from llamarium.train.data.dialog_rows import DialogRows, TooLong
-from llamarium.train.data.dialogs import Example, read_dialogs
+from llamarium.train.data.dialog_rows import DialogRows
+from llamarium.train.data.dialogs import Example, read_dialogs, refuse_keys
 
 _ANSWERS = ("chosen", "rejected")
+_OTHER_FORMS = ("completion", "instruction", "input", "output")
 
 
 def read_pairs(path: Path, tokenizer: Tokenizer, *, chat: bool = True) -> list[Example]:
@@ -38,7 +38,7 @@ def read_pairs(path: Path, tokenizer: Tokenizer, *, chat: bool = True) -> list[E
     Raises:
         TrainingError: For a file that cannot be read or holds no pair, and for a line that is none, with file and line.
     """
-    return [_last_answer(example) for example in read_dialogs(path, tokenizer, chat=chat, expand=_expand)]
+    return read_dialogs(path, tokenizer, chat=chat, expand=_expand, finish=_finish)
 
 
 def _expand(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -48,12 +48,11 @@ def _expand(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         raise TrainingError(
             f"has the keys {show_value(list(record))}; expected chosen and rejected, and either prompt or messages"
         )
+    refuse_keys(record, _OTHER_FORMS)
     answers = [record[name] for name in _ANSWERS]
     for name, answer in zip(_ANSWERS, answers, strict=True):
         if not isinstance(answer, str):
             raise TrainingError(f"{name} is {show_value(answer)}; expected the answer's text")
-    if answers[0] == answers[1]:
-        raise TrainingError("chosen and rejected are the same text, of which neither can be preferred")
     rest = {name: value for name, value in record.items() if name not in (*_ANSWERS, *asked)}
     if asked == ["prompt"]:
         return [{**rest, "prompt": record["prompt"], "completion": answer} for answer in answers]
@@ -68,6 +67,17 @@ def _messages(value: object) -> list[Any]:
             f"messages is {show_value(value)}; expected a list that ends before the answers, with what they answer"
         )
     return messages
+
+
+def _finish(pair: list[Example]) -> list[Example]:
+    chosen, rejected = pair
+    if np.array_equal(chosen.ids, rejected.ids):
+        raise TrainingError("chosen and rejected are the same tokens, of which neither can be preferred")
+    if chosen.ids[0] != rejected.ids[0]:
+        raise TrainingError(
+            "nothing stands before the answers, whose first tokens cannot be learned then; write a prompt"
+        )
+    return [_last_answer(example) for example in pair]
 
 
 def _last_answer(example: Example) -> Example:
@@ -87,27 +97,12 @@ class PairRows(DialogRows):
     """
 
     together = 2
+    _label = "pair rows 1"
     reference_E: Tensor | None = None
 
-    @classmethod
-    def from_file(
-        cls,
-        path: Path,
-        tokenizer: Tokenizer,
-        context: int,
-        *,
-        seed: int | None = 0,
-        too_long: TooLong = "error",
-        chat: bool = True,
-    ) -> "PairRows":
-        """Read a JSONL file; see `read_pairs` and `DialogRows`."""
-        pad_id = tokenizer.pad_token_id
-        if pad_id is None:
-            pad_id = (*tokenizer.eos_token_ids, 0)[0]
-        examples = read_pairs(path, tokenizer, chat=chat)
-        rows = cls(examples, context, seed=seed, too_long=too_long, pad_id=pad_id)
-        rows.fingerprint = hashlib.sha256(f"pairs {rows.fingerprint}".encode()).hexdigest()
-        return rows
+    @staticmethod
+    def _read(path: Path, tokenizer: Tokenizer, chat: bool) -> list[Example]:
+        return read_pairs(path, tokenizer, chat=chat)
 
     def batch(self, epoch: int, indices: Sequence[int]) -> Batch:
         """Return these rows of an epoch; the same arguments give the same tensors."""

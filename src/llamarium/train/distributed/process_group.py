@@ -4,18 +4,14 @@
 `parallel.DistributedGroup`, shards weights and rows over several; whoever trains on one device can stop reading here.
 """
 
-import os
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from llamarium.checkpoints.save import Weight, model_weights
-from llamarium.errors import TrainingError
 from llamarium.model import LlamaForCausalLM
-from llamarium.train.config import RunConfig
 
 T = TypeVar("T")
 
@@ -79,26 +75,3 @@ class ProcessGroup:
 
 
 SINGLE_PROCESS = ProcessGroup()
-
-
-@contextmanager
-def init_process_group(config: RunConfig) -> Generator[ProcessGroup]:
-    """Yield the processes that `torchrun` has started, or this one alone.
-
-    Raises:
-        TrainingError: If they cannot be arranged as the settings say, or one of them is lost on the way.
-    """
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size > 1:
-        from llamarium.train.distributed.parallel import init_distributed
-
-        with init_distributed(config, world_size) as process_group:
-            yield process_group
-    elif config.tensor_parallel > 1:
-        raise TrainingError(
-            f"tensor_parallel is {config.tensor_parallel}, and there is one process; start several: "
-            f"torchrun --nproc-per-node {config.tensor_parallel} -m llamarium pretrain ..., "
-            "or give --tensor-parallel 1"
-        )
-    else:
-        yield SINGLE_PROCESS

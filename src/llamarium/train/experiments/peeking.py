@@ -10,8 +10,8 @@ from llamarium.attention import CausalAttend, attend_eagerly
 from llamarium.model import LlamaForCausalLM
 from llamarium.train.config import PretrainConfig
 from llamarium.train.data.batch import Rows
-from llamarium.train.objective import Trunk
-from llamarium.train.step import bidirectional_trunk, causal_trunk, evaluate
+from llamarium.train.objectives.base import Trunk
+from llamarium.train.step import bidirectional_trunk, causal_trunk, measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ def measure_peeking(model: LlamaForCausalLM, rows: Rows, trunk: Trunk, config: P
     shares_LN = torch.stack(attend.shares)
     layer_idx, head_idx = divmod(int(shares_LN.argmax()), shares_LN.shape[1])
     return Peeking(
-        evaluate(model, rows, trunk=trunk, **how),
-        evaluate(model, rows, trunk=causal_trunk, **how),
+        measure(model, rows, trunk=trunk, **how).loss,
+        measure(model, rows, trunk=causal_trunk, **how).loss,
         float(shares_LN.max()),
         layer_idx,
         head_idx,

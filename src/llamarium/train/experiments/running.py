@@ -17,6 +17,7 @@ from llamarium.checkpoints.storage import TensorFile
 from llamarium.config import read_json_object
 from llamarium.errors import TrainingError, show_value
 from llamarium.io import write_json
+from llamarium.kernels.threads import computing_with
 from llamarium.model import LlamaForCausalLM
 from llamarium.train.conduct import conduct, is_acceptance, save_settings
 from llamarium.train.config import ExperimentConfig
@@ -89,21 +90,25 @@ def _run_all(
     watch: Watch,
 ) -> Outcome:
     measured: dict[str, Peeking] = {}
+    threads: int | None = None  # the first run's for all, as their speeds are compared
     losses: dict[str, list[float]] = {label: [] for label in variants}
     for (label, variant), seed in product(variants.items(), range(config.seed, config.seed + config.seeds)):
         run_name = label if seed == config.seed else f"{label}-seed-{seed}"
-        make = cache(partial(_setup, label, variant, replace(config, seed=seed), out))
+        make = cache(partial(_setup, label, variant, replace(config, seed=seed), out, threads))
         watching = _settling(watch(run_name), config, out / "experiment.toml")
         ending = conduct(make, out / run_name, resume=resume, allow_changes=allow_changes, watch=watching)
         if ending.signal is not None:
             return Outcome(None, ending.signal)
         write_report(out / run_name)
-        if best := History.read(out / run_name).best():
+        history = History.read(out / run_name)
+        threads = threads or history.start.get("threads")
+        if best := history.best():
             losses[label].append(best[1])
         if seed != config.seed:
             continue
         if name == "causal" and (validation := make().validation) is not None:
-            measured[label] = measure_peeking(make().model, validation, variant.trunk, config)
+            with computing_with(threads):
+                measured[label] = measure_peeking(make().model, validation, variant.trunk, config)
     experiment = EXPERIMENTS[name]
     notes = [experiment.note, *(about_peeking(label, found) for label, found in measured.items() if found.share > 0)]
     columns: dict[str, dict[str, str]] = {}
@@ -141,9 +146,9 @@ def _settling(watch: AbstractContextManager[Emit], config: ExperimentConfig, pat
         yield emit
 
 
-def _setup(label: str, variant: Variant, config: ExperimentConfig, out: Path) -> Setup:
+def _setup(label: str, variant: Variant, config: ExperimentConfig, out: Path, threads: int | None) -> Setup:
     """Prepare a variant's run; the ids of the data are shared."""
-    setup = prepare(replace(config, **variant.changes), out)
+    setup = replace(prepare(replace(config, **variant.changes), out), threads=threads)
     if variant.transform is not None:
         variant.transform(setup.model)
     if variant.embedding_std is not None:

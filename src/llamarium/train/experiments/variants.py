@@ -10,7 +10,7 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.presets import preset
 from llamarium.train.config import ExperimentConfig
 from llamarium.train.experiments.swaps import with_layer_norms, without_norms, without_rope
-from llamarium.train.objective import Trunk
+from llamarium.train.objectives.base import Trunk
 from llamarium.train.step import bidirectional_trunk, causal_trunk
 
 

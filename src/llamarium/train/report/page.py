@@ -192,6 +192,16 @@ def spread(items: Sequence[T], most: int) -> list[T]:
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
+def duration(seconds: float) -> str:
+    """Write a time for people: "45 s", "3 min 20 s", "2 h 05 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
 def number(value: float | None) -> str:
     """Write a measured number in four figures; a dash where there is none."""
     if value is None or not math.isfinite(value):

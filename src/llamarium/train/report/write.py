@@ -5,19 +5,23 @@ still runs, that was killed, or that another machine has made. Nothing in those 
 numbers, and texts are escaped.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from llamarium.errors import OutputError, TrainingError, escape
-from llamarium.inspect.tables import duration
+from llamarium.hub.folders import is_adapter
 from llamarium.io import atomic_file, unwritable
 from llamarium.train.report import page
 from llamarium.train.report.embeddings import embedding_paths
 from llamarium.train.report.history import History, number_of
-from llamarium.train.report.page import Series, number
+from llamarium.train.report.page import Series, duration, number
+from llamarium.train.state.checkpoint import checkpoint_folder, checkpoint_steps
 
 _MAX_SAMPLES = 12
+_PORT = 8765  # of the page that the report links to
 
 
 def write_report(run: Path) -> Path:
@@ -39,6 +43,8 @@ def write_report(run: Path) -> Path:
         *_samples(history),
         "<h2>How embedding rows moved</h2>",
         *embedding_paths(history),
+        "<h2>Look inside</h2>",
+        *_look_inside(history),
         "<h2>Settings and shape</h2>",
         page.details("Settings", _settings(history, "settings")),
         page.details("The model's shape", _settings(history, "model")),
@@ -182,6 +188,24 @@ def _sample(event: Mapping[str, Any]) -> str:
         return f"<p>{page.text(event['error'])}</p>"
     prompt = f'<span class="soft">{page.text(event.get("prompt", ""))}</span>'
     return f"<pre tabindex='0'>{prompt}{page.text(event.get('text', ''))}</pre>"
+
+
+def _look_inside(history: History) -> Iterator[str]:
+    """Say how the page on the living model is opened for this run; it cannot be linked to before it runs."""
+    steps = checkpoint_steps(history.run)
+    if not steps or is_adapter(checkpoint_folder(history.run, steps[-1])):
+        yield '<p class="soft">Nothing to open: there is no checkpoint with a whole model in it.</p>'
+        return
+    link = f"http://127.0.0.1:{_PORT}/#stage=checkpoints&run={quote(history.run.resolve().name, safe='')}"
+    command = f"llamarium inspect --checkpoints {shlex.quote(str(history.run))} --port {_PORT}"
+    kept = "1 checkpoint is" if len(steps) == 1 else f"{len(steps)} checkpoints are"
+    yield (
+        f"<p>Of this run {kept} on the disk. This command opens them in a browser: rows of the table moving, a "
+        "head's pattern forming, the loss of a text of your own, and two of them side by side.</p>"
+        f"<pre tabindex='0'>{page.text(command)}</pre>"
+        f'<p>While it runs, <a href="{page.text(link)}">this link</a> opens the same view; it asks for the key, which '
+        "stands in the link that the command prints.</p>"
+    )
 
 
 def _settings(history: History, section: str) -> str:

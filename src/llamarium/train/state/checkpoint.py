@@ -132,6 +132,15 @@ def checkpoints(run: Path) -> list[Path]:
     return sorted(folders, key=lambda path: (checkpoint_step(path), path.name.startswith("step-")))
 
 
+def checkpoint_steps(run: Path) -> list[int]:
+    """Return the steps of a run's checkpoints, in order; whether they are whole is not looked at.
+
+    Raises:
+        TrainingError: If the folder cannot be read.
+    """
+    return [checkpoint_step(path) for path in checkpoints(run) if not path.name.startswith(_OLD)]
+
+
 def latest_checkpoint(run: Path) -> Path | None:
     """Return the newest checkpoint that verifies, or None where there is none.
 

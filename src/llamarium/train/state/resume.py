@@ -13,11 +13,12 @@ from llamarium.checkpoints.huggingface.safetensors_file import read_safetensors
 from llamarium.checkpoints.save import SAFETENSORS_DTYPES, Weight, write_safetensors
 from llamarium.checkpoints.storage import TensorFile
 from llamarium.config import read_json_object
-from llamarium.errors import LlamariumError, TrainingError, escape
+from llamarium.errors import CheckpointError, LlamariumError, TrainingError, escape, show_value
 from llamarium.io import sync, unwritable, write_json
 
 _RESUME = "resume"
 _MAX_STATE_BYTES = 64 * 2**20
+_MAX_THREADS = 1024  # as settings allow
 
 
 def save_resume(
@@ -87,3 +88,15 @@ def load_resume(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except LlamariumError as error:
         raise TrainingError(str(error)) from None
     return tensors, state
+
+
+def saved_threads(folder: Path) -> int | None:
+    """Return how many threads the run of a checkpoint computed with; None where none was chosen.
+
+    Raises:
+        CheckpointError: If the file is malformed.
+    """
+    found = read_json_object(folder / _RESUME / "state.json", _MAX_STATE_BYTES).get("threads")
+    if found is None or (type(found) is int and 0 < found <= _MAX_THREADS):
+        return found
+    raise CheckpointError(f"{escape(folder)}: threads is {show_value(found)}; expected 1 to {_MAX_THREADS}")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from llamarium.model import LlamaForCausalLM
 from llamarium.train.data.batch import Batch
-from llamarium.train.loss import cross_entropy_sum
+from llamarium.train.objectives.cross_entropy import cross_entropy_sum
 
 Trunk = Callable[[LlamaForCausalLM, Batch], Tensor]
 """From a batch to its normalised hidden states, (B, T, D)."""

@@ -1,0 +1,312 @@
+r"""Measure a server under load: any that speaks OpenAI's API, streaming.
+
+Requests are sent by so many clients, each of which waits for its answer
+before it asks again (--clients), or at random times (--rate, Poisson
+arrivals), whatever has become of those before. A prompt of N tokens is N
+common words, so that any server can read it; the table says how many tokens
+the server counted. The same --seed sends the same requests.
+
+  first token     until the first piece of text (TTFT)
+  between pieces  from one piece to the next, of all answers together (ITL);
+                  a piece is one token at most servers
+  token           after the first, on average over an answer (TPOT)
+  whole answer    until the end (end to end)
+  goodput         answers a second that keep to --goodput
+
+Times begin when a request is sent; with --rate, when it was due. They and
+the throughput are of whole answers; errors are counted by kind. What the load
+generator itself took is said too: where that is much of a processor, what it
+measures is itself. Needs: pip install 'llamarium[serve]'
+
+  llamarium bench serve --url http://127.0.0.1:8080 --clients 8
+  llamarium bench serve --url http://127.0.0.1:8080 --rate 4 --requests 200 \
+      --prompt-tokens lognormal:300:0.8 --max-tokens uniform:16:256 \
+      --goodput ttft:500 tpot:50
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from llamarium.cli.bench_serve_table import print_summary
+from llamarium.cli.options import UsageError, add_json, positive
+from llamarium.cli.output import emit, percent
+from llamarium.errors import OptionError, ServerError
+from llamarium.extras import optional
+
+if TYPE_CHECKING:
+    from llamarium.load_test.client import Client, Target
+    from llamarium.load_test.drive import Run
+    from llamarium.load_test.goal import Goal
+    from llamarium.load_test.lengths import Lengths
+    from llamarium.load_test.workload import Request
+
+_KEY = "OPENAI_API_KEY"
+_PROMPT_TOKENS, _MAX_TOKENS, _REQUESTS = "128", "64", 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--url", required=True, help="of the server, with or without /v1")
+    parser.add_argument("-m", "--model", metavar="NAME", help="that requests carry (default: the server's only one)")
+    parser.add_argument("--chat", action="store_true", help="send dialogs to /v1/chat/completions")
+    parser.add_argument("--api-key", metavar="KEY", help=f"sent as a bearer token (default: ${_KEY})")
+    parser.add_argument("--wait", type=_seconds, metavar="S", help="wait so many seconds for the server to be ready")
+    _add_load(parser.add_argument_group("load"))
+    _add_requests(parser.add_argument_group("requests"))
+    parser.add_argument(
+        "--goodput",
+        nargs="+",
+        metavar="NAME:MS",
+        help="what a good answer keeps to, in milliseconds: ttft, tpot, e2e, or itl, which is its longest pause",
+    )
+    add_json(parser)
+
+
+def _add_load(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage]
+    when = group.add_mutually_exclusive_group()
+    when.add_argument("--clients", type=positive, metavar="N", help="that ask at once (default: 1)")
+    when.add_argument("--rate", type=_positive_number, metavar="R", help="requests a second, at random times")
+    group.add_argument("--think-time", type=_seconds, metavar="S", help="from an answer to the client's next request")
+    group.add_argument(
+        "--requests", type=positive, metavar="N", help=f"in sum (default: {_REQUESTS}, or a file's lines)"
+    )
+    group.add_argument("--duration", type=_positive_number, metavar="S", help="send none after so many seconds")
+    group.add_argument(
+        "--warmup", type=_count, default=1, metavar="N", help="requests before, which do not count (default: 1)"
+    )
+    group.add_argument(
+        "--timeout", type=_positive_number, default=600.0, metavar="S", help="for each request (default: %(default)g)"
+    )
+
+
+def _add_requests(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage]
+    group.add_argument(
+        "--prompt-tokens",
+        type=_lengths,
+        metavar="N",
+        help=f"N, uniform:LOW:HIGH or lognormal:MEAN:SIGMA, which is of the logarithm (default: {_PROMPT_TOKENS})",
+    )
+    group.add_argument(
+        "--max-tokens",
+        type=_lengths,
+        default=_MAX_TOKENS,
+        metavar="N",
+        help="of an answer, likewise (default: %(default)s)",
+    )
+    group.add_argument("--shared-prefix", type=positive, metavar="N", help="tokens before them that all prompts share")
+    group.add_argument(
+        "--dataset", type=Path, metavar="FILE", help="JSONL with prompt or messages, and max_tokens if it likes"
+    )
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts, lengths and times (default: 0)")
+    group.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        help="answers of exactly --max-tokens, where a server knows the field (llama-server, vLLM, Llamarium)",
+    )
+    group.add_argument(
+        "--extra-body", type=_object, metavar="JSON", help="fields for each request; null takes away one of ours"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask, and print what came of it."""
+    goal = _goal(args)
+    _check(args)
+    optional("httptools", "serve", "llamarium bench serve")
+    from llamarium.load_test.summary import summarize
+
+    requests = _requests(args)
+    with percent(f"asking {args.url}") as report:
+        target, load = asyncio.run(_measure(args, requests, report))
+    summary = summarize(load, goal)
+    if args.json:
+        emit(_setting(args, target) | asdict(summary))
+    else:
+        print_summary(_title(args, target), summary)
+    if load.was_interrupted:
+        return 130
+    return 0 if summary.num_answered else 1
+
+
+def _goal(args: argparse.Namespace) -> "Goal | None":
+    from llamarium.load_test.goal import Goal
+
+    try:
+        return Goal.parse(args.goodput) if args.goodput else None
+    except OptionError as error:
+        raise UsageError(f"--goodput: {error}") from None
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse options that another one leaves without a meaning."""
+    if args.rate is not None and args.think_time is not None:
+        raise UsageError("--think-time is for --clients; with --rate nobody waits for an answer")
+    if args.dataset is not None and (args.prompt_tokens is not None or args.shared_prefix is not None):
+        raise UsageError("--prompt-tokens and --shared-prefix are for prompts that are made; --dataset has its own")
+    args.prompt_tokens = args.prompt_tokens or _lengths(_PROMPT_TOKENS)
+
+
+# --- asking -----------------------------------------------------------------------------------------------------------
+
+
+def _requests(args: argparse.Namespace) -> "Iterator[Request]":
+    """Return what is to be asked, so many as the options say; their number is put into `args.requests`."""
+    from llamarium.load_test.workload import from_file, synthetic
+
+    if args.dataset is not None:
+        lines = from_file(args.dataset, args.max_tokens, seed=args.seed)
+        made, number = itertools.cycle(lines), len(lines)
+    else:
+        made = synthetic(args.prompt_tokens, args.max_tokens, shared_prefix=args.shared_prefix or 0, seed=args.seed)
+        number = _REQUESTS
+    if args.requests is None and args.duration is None:
+        args.requests = number
+    return itertools.islice((request.as_chat() for request in made) if args.chat else made, args.requests)
+
+
+def _target(args: argparse.Namespace) -> "Target":
+    from llamarium.load_test.client import Target, base_url
+
+    return Target(
+        url=base_url(args.url),
+        model=args.model or "",
+        api_key=args.api_key or os.environ.get(_KEY) or None,
+        timeout_s=args.timeout,
+        extra={**({"ignore_eos": True} if args.ignore_eos else {}), **(args.extra_body or {})},
+    )
+
+
+async def _measure(
+    args: argparse.Namespace, requests: "Iterator[Request]", report: Callable[[int, int], None]
+) -> "tuple[Target, Run]":
+    """Wait for the server, warm it up and send the load; return whom it was sent to, and what came."""
+    from llamarium.load_test.client import connect
+    from llamarium.load_test.drive import closed_loop, open_loop, poisson
+
+    async with connect(_target(args)) as client:
+        if args.wait is not None:
+            await client.ready(args.wait)
+        if not client.target.model:
+            client.target = replace(client.target, model=await client.model())
+        await _warm_up(client, args)
+        until: dict[str, Any] = {"duration_s": args.duration or math.inf, "progress": _progress(args, report)}
+        if args.rate is not None:
+            run = await open_loop(client, poisson(requests, args.rate, seed=args.seed), **until)
+        else:
+            clients, think_s = args.clients or 1, args.think_time or 0.0
+            run = await closed_loop(client, requests, num_clients=clients, think_s=think_s, **until)
+        return client.target, run
+
+
+async def _warm_up(client: "Client", args: argparse.Namespace) -> None:
+    """Ask what does not count.
+
+    Raises:
+        ServerError: If that fails; so would the rest.
+    """
+    from llamarium.load_test.workload import synthetic
+
+    made = synthetic(args.prompt_tokens, args.max_tokens, seed=f"warm-up {args.seed}")
+    for request in itertools.islice(made, args.warmup):
+        failure = (await client.ask(request.as_chat() if args.chat else request)).failure
+        if failure is not None:
+            raise ServerError(f"{client.target.url} fails at the first request: {failure}")
+
+
+def _progress(args: argparse.Namespace, report: Callable[[int, int], None]) -> "Callable[[Run], None]":
+    """Report how much of the requests, or of the time, is done."""
+
+    def say(run: "Run") -> None:
+        if args.requests is not None:
+            report(len(run.exchanges), args.requests)
+        else:
+            report(min(1000, round(1000 * (run.exchanges[-1].end - run.start) / args.duration)), 1000)
+
+    return say
+
+
+# --- telling ----------------------------------------------------------------------------------------------------------
+
+
+def _title(args: argparse.Namespace, target: "Target") -> str:
+    if args.rate is not None:
+        load = f"{args.rate:g} requests/s at random times"
+    else:
+        load = "1 client" if args.clients in (None, 1) else f"{args.clients} clients"
+        load += f", each thinks for {args.think_time:g} s" if args.think_time else ""
+    return f"{target.model}\n{target.url}, {load}"
+
+
+def _setting(args: argparse.Namespace, target: "Target") -> dict[str, Any]:
+    """Return what was asked for; nothing of the key."""
+    made = args.dataset is None
+    return {
+        "url": target.url,
+        "model": target.model,
+        "chat": args.chat,
+        "clients": None if args.rate is not None else args.clients or 1,
+        "rate": args.rate,
+        "think_time": args.think_time,
+        "prompt_tokens_asked": args.prompt_tokens.spelling if made else None,
+        "max_tokens_asked": args.max_tokens.spelling,
+        "shared_prefix": args.shared_prefix,
+        "dataset": None if made else args.dataset.name,
+        "seed": args.seed,
+        "ignore_eos": args.ignore_eos,
+        "goodput_asked": args.goodput,
+    }
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+def _lengths(text: str) -> "Lengths":
+    from llamarium.load_test.lengths import Lengths
+
+    try:
+        return Lengths.parse(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _seconds(text: str) -> float:
+    value = _number(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
+    return value
+
+
+def _positive_number(text: str) -> float:
+    value = _number(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, found {text!r}") from None
+
+
+def _count(text: str) -> int:
+    return 0 if text == "0" else positive(text)
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f'expected a JSON object as {{"temperature": 0}}, found {text!r}')
+    return cast(dict[str, Any], found)

@@ -1,0 +1,125 @@
+r"""Look inside a model in the browser: a page on the pass that answers.
+
+A server on this machine alone is started, with a key of its own in the link
+that is printed. Whoever has the link may ask; Ctrl-C ends it. The browser is
+opened with a ticket instead, which lets it in once.
+
+  llamarium inspect "The cat sat on the mat"
+  llamarium inspect "The cat sat" -m meta-llama/Llama-3.2-1B
+  llamarium inspect --no-browser --port 8765
+"""
+
+import argparse
+import importlib
+import secrets
+import socket
+import sys
+import threading
+import webbrowser
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from llamarium.cli.options import add_model, check_adapters, loaded_with
+from llamarium.cli.output import note
+from llamarium.cli.serve import (
+    add_checkpoints,
+    add_inspect_requests,
+    load_engine,
+    open_runs,
+    parse_port,
+    require_packages,
+    served_names,
+)
+from llamarium.cli.text import add_text, read_text
+from llamarium.errors import OptionError
+from llamarium.server.settings import Settings
+
+if TYPE_CHECKING:
+    from llamarium.generation.text_engine import TextEngine
+    from llamarium.page.ticket import Ticket
+    from llamarium.server.lifecycle.loading import Progress
+    from llamarium.server.lifecycle.service import ServedModel
+
+_KEY_BYTES = 24
+_MAX_LINK_TEXT = 4096  # characters of a text in a link: browsers and shells take no endless ones
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_text(parser, "TEXT", "what to begin with", required=False)
+    parser.add_argument("--port", type=parse_port, default=0, metavar="N", help="to listen at (default: a free one)")
+    parser.add_argument("--no-browser", action="store_true", help="print the link, and open nothing")
+    add_inspect_requests(parser)
+    add_checkpoints(parser)
+    parser.set_defaults(
+        prompt_lookup=False, draft_model=None, kv_memory=None, max_num_seqs=Settings().max_num_seqs,
+        kv_cache_dtype="auto", max_context=None, served_model_name=[],
+    )  # fmt: skip
+    add_model(parser, names_adapters=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve the page until told to stop."""
+    require_packages("llamarium inspect")
+    from llamarium.page.assets import HOW_TO_BUILD, is_built
+    from llamarium.server.hosts import listen
+    from llamarium.server.lifecycle.loading import Loading
+
+    if not is_built():
+        raise OptionError(f"llamarium was installed without its page; {HOW_TO_BUILD}")
+    text = read_text(args)
+    if text is not None and len(text) > _MAX_LINK_TEXT:
+        raise OptionError(f"the text has {len(text):,} characters; expected {_MAX_LINK_TEXT:,} at most: paste it there")
+    check_adapters(args)
+    runs = open_runs(args)
+    names = served_names(args)
+    settings = Settings(port=args.port, api_keys=(secrets.token_urlsafe(_KEY_BYTES),))
+    with listen(settings) as listener:
+        loading = Loading(lambda report: _load(args, report))
+        from llamarium.page.extension import page
+        from llamarium.page.ticket import Ticket
+        from llamarium.server.lifecycle.run import run
+        from llamarium.server.lifecycle.service import Service
+
+        way_in = None if args.no_browser else Ticket(settings.api_keys[0])
+        _show(settings, listener, text, way_in, **({"stage": "checkpoints"} if args.checkpoints else {}))
+        extension = page(
+            way_in,
+            inspects_requests=args.inspect_requests,
+            loaded_with=loaded_with(args),
+            prepares=True,
+            training_runs=runs,
+        )
+        return run(Service(loading, settings), names, listener, [extension])
+
+
+def _load(args: argparse.Namespace, report: "Progress") -> "tuple[ServedModel, TextEngine]":
+    """Load the model, and what looks into it, which takes as long where torch is new to the machine."""
+    found = load_engine(args, report)
+    importlib.import_module("llamarium.inspect.trace")
+    return found
+
+
+def _show(settings: Settings, listener: socket.socket, text: str | None, way_in: "Ticket | None", **view: str) -> None:
+    """Print the link to a view, and let a browser in: whoever comes before the server accepts waits in the socket."""
+    from llamarium.server.hosts import address
+
+    url = address(settings, listener)
+    listener.listen()
+    print(link_to(url, text, key=settings.api_keys[0], **view), flush=True)
+    note("the link has the key in it; Ctrl-C ends the server")
+    if way_in is not None:
+        link = link_to(url, text, ticket=way_in.value, **view)
+        threading.Thread(target=_open, args=(link,), daemon=True).start()
+
+
+def _open(link: str) -> None:
+    """Open a browser in a thread of its own: some wait for it to close."""
+    if not webbrowser.open(link):
+        print("no browser could be opened; open the link by hand", file=sys.stderr)
+
+
+def link_to(url: str, text: str | None, **named: str) -> str:
+    """Return the link to the page with a key or a ticket, and a view: what stands after the # stays in the browser."""
+    named = named if text is None else {**named, "text": text}
+    return f"{url}/#" + "&".join(f"{name}={quote(value, safe='')}" for name, value in named.items())

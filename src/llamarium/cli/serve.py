@@ -1,0 +1,385 @@
+r"""Answer over HTTP, as OpenAI's API and Anthropic's do.
+
+Only programs on this machine are answered, unless --host says otherwise; then
+a key is needed. docs/reference/server.md lists routes, fields and errors. In a
+browser the server shows the model from the inside (`llamarium inspect`).
+
+  llamarium serve -m meta-llama/Llama-3.2-1B-Instruct
+  curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \
+    -d '{"messages": [{"role": "user", "content": "Hello!"}]}'
+"""
+
+import argparse
+import importlib.util
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from llamarium.adapters.model_names import public_name
+from llamarium.cli.options import (
+    UsageError,
+    add_kv_cache,
+    add_model,
+    check_adapters,
+    load_llama,
+    loaded_with,
+    positive,
+)
+from llamarium.cli.speculation import add_speculation, load_draft
+from llamarium.errors import OptionError
+from llamarium.extras import optional
+from llamarium.server.http.access_keys import KEY_VARIABLE, access_keys
+from llamarium.server.settings import Settings
+from llamarium.tokenizer.tools.forms import ToolForm
+
+if TYPE_CHECKING:
+    from llamarium.generation.text_engine import TextEngine
+    from llamarium.page.compare.runs import Runs
+    from llamarium.server.lifecycle.loading import Progress
+    from llamarium.server.lifecycle.service import ServedModel
+
+_DEFAULTS = Settings()
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB|B)?", re.IGNORECASE)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.usage = f"{parser.prog} [OPTION ...]"
+    _add_place(parser.add_argument_group("where it listens"))
+    _add_access(parser.add_argument_group("who may ask"))
+    bounds = parser.add_argument_group("how much at once")
+    add_engine(bounds)
+    _add_bounds(bounds)
+    add_served_names(parser)
+    add_tool_form(parser)
+    add_checkpoints(parser)
+    parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default=_DEFAULTS.log_format,
+        help="of the lines on stderr (default: %(default)s)",
+    )
+    add_kv_cache(parser)
+    add_model(parser, names_adapters=True)
+
+
+def add_served_names(parser: argparse.ArgumentParser) -> None:
+    """Add what a model is called by requests; `served_names` reads it."""
+    parser.add_argument(
+        "--served-model-name",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="what requests call the model (repeatable; default: its name)",
+    )
+
+
+def served_names(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return what requests may call the model; the first is what answers call it.
+
+    Raises:
+        UsageError: If an adapter is called so, too.
+        LlamariumError: If the config of the adapter that names the model cannot be read.
+    """
+    names = tuple(args.served_model_name) or (public_name(args.model, args.adapter, args.adapters),)
+    if both := [name for name in names if name in args.adapters]:
+        raise UsageError(f"argument --adapter: {both[0]} is what the model itself is called; choose another name")
+    return names
+
+
+def add_checkpoints(parser: argparse.ArgumentParser) -> None:
+    """Add the training runs that the page may look at; `open_runs` opens them."""
+    parser.add_argument(
+        "--checkpoints",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="RUN",
+        help="a training run whose checkpoints the page shows (repeatable); without -m its newest one is the model",
+    )
+
+
+def open_runs(args: argparse.Namespace) -> "Runs | None":
+    """Return the training runs of `--checkpoints`; where no model is named it is the first one's newest checkpoint.
+
+    Raises:
+        LlamariumError: If one is no run, or two have one name.
+    """
+    if not args.checkpoints:
+        return None
+    from llamarium.page.compare.runs import Runs, newest_checkpoint  # takes as long as the server's own modules
+
+    runs = Runs(args.checkpoints)
+    if args.model is None and args.adapter is None and not args.adapters:
+        args.model = str(newest_checkpoint(args.checkpoints[0]))
+    return runs
+
+
+def add_tool_form(parser: argparse.ArgumentParser) -> None:
+    """Add how the model is told of tools."""
+    parser.add_argument(
+        "--tool-form",
+        choices=get_args(ToolForm),
+        help="how the model is told of tools, and calls them (default: as it was trained, as far as that is known)",
+    )
+
+
+def add_engine(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[reportPrivateUsage]
+    """Add what an engine is made with, and the context of its requests; `load_engine` makes it."""
+    group.add_argument(
+        "--max-num-seqs",
+        type=positive,
+        default=_DEFAULTS.max_num_seqs,
+        metavar="N",
+        help="answers side by side (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-context",
+        type=positive,
+        metavar="N",
+        help="tokens of a request, prompt and answer (default: the model's)",
+    )
+    group.add_argument(
+        "--kv-memory",
+        type=size,
+        metavar="SIZE",
+        help="for keys and values, as in 2GiB (default: a quarter of what is free, 4GiB at most)",
+    )
+    add_speculation(group)
+
+
+def _add_place(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[reportPrivateUsage]
+    group.add_argument("--host", metavar="ADDRESS", help=f"0.0.0.0 is all (default: {_DEFAULTS.host})")
+    group.add_argument("--port", type=parse_port, metavar="N", help=f"0 is any free one (default: {_DEFAULTS.port})")
+    group.add_argument("--uds", type=_path, metavar="PATH", help="a Unix socket instead, for its owner alone")
+
+
+def _add_access(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[reportPrivateUsage]
+    group.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help=f"a key that lets in (repeatable); other users here can see it, unlike the variable {KEY_VARIABLE}",
+    )
+    group.add_argument("--api-key-file", type=Path, metavar="FILE", help="keys, one a line")
+    group.add_argument(
+        "--allow-anyone",
+        action="store_true",
+        help="listen for other machines without a key: whoever reaches it may ask",
+    )
+    group.add_argument(
+        "--allowed-host",
+        action="append",
+        type=_host,
+        default=[],
+        metavar="NAME",
+        help="answer to this host name too (repeatable)",
+    )
+    group.add_argument(
+        "--cors-origin",
+        action="append",
+        type=_origin,
+        default=[],
+        metavar="ORIGIN",
+        help="let pages from there ask, as in https://chat.example; * is all (repeatable)",
+    )
+    add_inspect_requests(group)
+
+
+def add_inspect_requests(group: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:  # pyright: ignore[reportPrivateUsage]
+    """Add whether the page shows what the server's clients ask."""
+    group.add_argument(
+        "--inspect-requests",
+        action="store_true",
+        help="let whoever has a key see the requests of all clients, in the page",
+    )
+
+
+def _add_bounds(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[reportPrivateUsage]
+    group.add_argument(
+        "--max-queue",
+        type=_count,
+        default=_DEFAULTS.max_queue,
+        metavar="N",
+        help="answers that may wait (default: %(default)s)",
+    )
+    group.add_argument(
+        "--request-timeout",
+        type=_seconds,
+        default=_DEFAULTS.request_timeout_s,
+        metavar="S",
+        help="seconds that a request has, its wait included; 0 is no limit (default: %(default)g)",
+    )
+    group.add_argument(
+        "--drain-timeout",
+        type=_seconds,
+        default=_DEFAULTS.drain_timeout_s,
+        metavar="S",
+        help="seconds that answers have after SIGTERM or Ctrl-C; a second one ends them (default: %(default)g)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop."""
+    from llamarium.server.hosts import listen
+    from llamarium.server.lifecycle.loading import Loading
+
+    settings = _settings(args)
+    require_packages("llamarium serve")
+    check_adapters(args)
+    runs = open_runs(args)
+    names = served_names(args)
+    with listen(settings) as listener:
+        loading = Loading(lambda report: load_engine(args, report))
+        from llamarium.page.extension import page  # while the model is being loaded: this takes half a second
+        from llamarium.server.lifecycle.run import run
+        from llamarium.server.lifecycle.service import Service
+
+        extension = page(
+            inspects_requests=args.inspect_requests, loaded_with=loaded_with(args), prepares=True, training_runs=runs
+        )
+        return run(Service(loading, settings), names, listener, [extension])
+
+
+def require_packages(command: str) -> None:
+    """Refuse to begin without the packages that serve.
+
+    Raises:
+        OptionError: Naming the first that is missing, and what to do.
+    """
+    for module in ("fastapi", "uvicorn", "httptools", "prometheus_client"):
+        if importlib.util.find_spec(module) is None:
+            optional(module, "serve", command, module.replace("_", "-"))
+
+
+def load_engine(args: argparse.Namespace, report: "Progress | None" = None) -> "tuple[ServedModel, TextEngine]":
+    """Load the model and make its engine; `report` as for `load_llama`.
+
+    Raises:
+        LlamariumError: If the model cannot be loaded, has no memory, or a shorter context than is asked for.
+    """
+    from llamarium.server.lifecycle.service import check_context
+
+    llama = load_llama(args, falls_back=False, report=report)  # another one would answer under its name
+    engine = llama.engine(
+        adapters=args.adapters,
+        prompt_lookup=args.prompt_lookup,
+        draft_model=None if args.draft_model is None else load_draft(args, report),
+        kv_memory=args.kv_memory,
+        max_num_seqs=args.max_num_seqs,
+        kv_cache_dtype=args.kv_cache_dtype,
+    )
+    check_context(engine, args.max_context)
+    return llama, engine
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    host, port = _place(args)
+    return Settings(
+        host=host,
+        port=port,
+        uds=args.uds,
+        api_keys=_keys(args, host),
+        allowed_hosts=tuple(args.allowed_host),
+        cors_origins=tuple(args.cors_origin),
+        max_num_seqs=args.max_num_seqs,
+        kv_cache_dtype=args.kv_cache_dtype,
+        max_queue=args.max_queue,
+        max_context=args.max_context,
+        request_timeout_s=args.request_timeout or None,
+        drain_timeout_s=args.drain_timeout,
+        tool_form=args.tool_form,
+        log_format=args.log_format,
+    )
+
+
+def _place(args: argparse.Namespace) -> tuple[str, int]:
+    """Return the host and the port.
+
+    Raises:
+        UsageError: If one was given beside a Unix socket, which has none.
+    """
+    given = [name for name in ("host", "port") if getattr(args, name) is not None]
+    if args.uds is not None and given:
+        raise UsageError(f"argument --{given[0]}: not allowed with argument --uds; a Unix socket is its path alone")
+    host = _DEFAULTS.host if args.host is None else args.host
+    return host, _DEFAULTS.port if args.port is None else args.port
+
+
+def _keys(args: argparse.Namespace, host: str) -> tuple[str, ...]:
+    """Return the keys that let in, of all places where they may stand.
+
+    Raises:
+        UsageError: If the file cannot be read, a key is none, or there is none where others could ask.
+    """
+    from llamarium.server.hosts import LOCAL_NAMES
+
+    try:
+        keys = access_keys(args.api_key_file, args.api_key)
+    except OptionError as error:
+        raise UsageError(str(error)) from None
+    if not keys and args.uds is None and host.lower() not in LOCAL_NAMES and not args.allow_anyone:
+        raise UsageError(
+            f"argument --host: {host} is reachable for other machines; give --api-key, --api-key-file or the "
+            f"variable {KEY_VARIABLE}, or --allow-anyone"
+        )
+    if args.inspect_requests and not keys and args.uds is None:
+        raise UsageError(
+            "argument --inspect-requests: without a key, whoever reaches the server could read what others ask; give "
+            f"--api-key, --api-key-file or the variable {KEY_VARIABLE}"
+        )
+    return keys
+
+
+def size(text: str) -> int:
+    """Parse a number of bytes such as 2GiB, for argparse; units are powers of 1,024."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or float(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"expected a size as in 512MiB or 2GiB, found {text!r}")
+    return round(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _host(text: str) -> str:
+    from llamarium.server.hosts import is_address
+
+    if not re.fullmatch(r"[\w.-]+", text) and not is_address(text):
+        raise argparse.ArgumentTypeError(f"expected a name without a port, as in chat.example, found {text!r}")
+    return text
+
+
+def _origin(text: str) -> str:
+    if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s*]+", text):
+        raise argparse.ArgumentTypeError(f"expected an origin as in https://chat.example, or *, found {text!r}")
+    return text
+
+
+def _path(text: str) -> str:
+    if not text:  # Linux would make an abstract socket of it, which every user may open
+        raise argparse.ArgumentTypeError("expected a path, found ''")
+    return text
+
+
+def parse_port(text: str) -> int:
+    """Parse a port, for argparse; 0 is any that is free."""
+    value = _count(text)
+    if value > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not in 0 to 65535")
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, found {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"expected seconds, found {text!r}")
+    return value

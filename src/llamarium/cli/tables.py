@@ -1,0 +1,63 @@
+"""The look of every table: no frame, tokens between quotes, numbers as people read them. No torch in here."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from llamarium.errors import escape
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+BAR_WIDTH = 16
+
+
+def table(*columns: str, right: Iterable[str] = ()) -> "Table":
+    """Return an empty table in the project's look: no frame, a bold head, numbers to the right."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
+    for column in columns:
+        if column in right:
+            made.add_column(column, justify="right", no_wrap=True)
+        else:
+            made.add_column(column, overflow="fold")
+    return made
+
+
+def quote(text: str | None) -> str:
+    """Put a token's printable piece between quotes; "-" where its text is not known."""
+    return "-" if text is None else f'"{escape(text)}"'
+
+
+def percent(share: float) -> str:
+    """Write a probability: "17.2 %", "0.0034 %", "1.2e-07 %"."""
+    value = 100 * share
+    return f"{value:.1f} %" if value >= 0.1 or value == 0 else f"{value:.2g} %"
+
+
+def bar(share: float) -> str:
+    """Draw a share of 1 as a bar, to an eighth of a character."""
+    if not 0 < share <= 1.001:  # a cosine may round to a little above 1; below 0, or NaN, is no bar
+        return ""
+    full, eighths = divmod(round(8 * BAR_WIDTH * share), 8)
+    return "█" * full + " ▏▎▍▌▋▊▉"[eighths].strip()
+
+
+def size(num_bytes: int) -> str:
+    """Write bytes for people, in powers of ten."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:,.1f} {unit}"
+    return f"{num_bytes} bytes"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Write whole numbers shortly: "0-3,8"."""
+    runs: list[list[int]] = []
+    for n in sorted(set(numbers)):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

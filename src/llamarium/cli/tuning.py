@@ -1,0 +1,68 @@
+"""What `finetune` and `dpo` share: their options, the run and the preview. Imports torch only when it runs."""
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from llamarium.cli.options import UsageError, add_json, importing_torch
+from llamarium.cli.output import show, status
+from llamarium.cli.settings import add_run, add_settings, given_settings, settings_file
+from llamarium.train.config import FinetuneConfig
+
+if TYPE_CHECKING:
+    from llamarium.train.data.dialog_rows import DialogRows
+    from llamarium.train.distributed.process_group import ProcessGroup
+    from llamarium.train.setup import Setup
+
+_Config = TypeVar("_Config", bound=FinetuneConfig)
+
+Tuning = tuple[Callable[[_Config, "ProcessGroup"], "Setup"], type["DialogRows"]]
+"""What makes a run, and what its data's lines are."""
+
+
+def add_tuning(parser: argparse.ArgumentParser, kind: type[FinetuneConfig], folder: str) -> None:
+    """Add the options of a run that begins with a model, by default in `folder`."""
+    parser.add_argument("-m", dest="model", default=argparse.SUPPRESS, metavar="NAME", help="the same as --model")
+    parser.add_argument("--preview", action="store_true", help="show the first row's learned tokens, and leave")
+    add_run(parser, folder)
+    add_json(parser)
+    add_settings(parser, kind)
+
+
+def tune(
+    args: argparse.Namespace, kind: type[_Config], data_name: str, import_run: Callable[[], Tuning[_Config]]
+) -> int:
+    """Train, or preview, and return the exit code.
+
+    Args:
+        args: The command line.
+        kind: Of settings.
+        data_name: What the data is called.
+        import_run: Imports what makes the run.
+    """
+    if args.preview and args.json:
+        raise UsageError("argument --json: not allowed with --preview, which is for people")
+    config = kind.resolve(settings_file(args), given_settings(args, kind))
+    with status("loading PyTorch"), importing_torch():
+        from llamarium.cli.training import follow
+
+        prepare, rows = import_run()
+    if args.preview:
+        return _preview(config, rows)
+
+    def make(process_group: "ProcessGroup") -> "Setup":
+        with status(f"loading {config.model} and {data_name}"):
+            return prepare(config, process_group)
+
+    return follow(config, args, make)
+
+
+def _preview(config: FinetuneConfig, kind: "type[DialogRows]") -> int:
+    from llamarium.checkpoints.tokenizers import load_tokenizer
+    from llamarium.train.data.preview import preview
+    from llamarium.train.finetune import check, read_rows, with_chat_format
+
+    check(config)
+    tokenizer = with_chat_format(config, load_tokenizer(config.model))
+    show(preview(read_rows(config, tokenizer, kind).batch(0, [0]), tokenizer))
+    return 0

@@ -1,0 +1,197 @@
+"""What `next`, `score`, `neighbors` and `info` print: results as tables that fit 80 columns.
+
+A token stands between quotes, so that the space it begins with is seen, and what could drive a terminal stands escaped
+(`Tokenizer.token_text`, `errors.escape`). rich is imported when a table is made.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llamarium.cli.tables import bar, percent, quote, ranges, size, table
+from llamarium.errors import escape
+from llamarium.inspect.neighbors import Neighbors
+from llamarium.inspect.next_tokens import NextStep
+from llamarium.inspect.score import Score
+from llamarium.inspect.summary import SourceGroup, Summary
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+CONTEXT_WIDTH = 68
+
+
+def step_view(step: NextStep) -> "RenderableType":
+    """Show a step of the loop: the text so far, the candidates, and an arrow at the one that is appended."""
+    shown = table("", "#", "token", "id", "P", "log P", " ", right=("#", "id", "P", "log P"))
+    ranked = [(str(rank), c) for rank, c in enumerate(step.candidates, start=1)]
+    if all(c.token_id != step.chosen.token_id for c in step.candidates):  # drawn from further down
+        ranked.append(("…", step.chosen))
+    for rank, c in ranked:
+        arrow = "→" if c.token_id == step.chosen.token_id else ""
+        numbers = (str(c.token_id), percent(c.probability), f"{c.logprob:.3f}")
+        shown.add_row(arrow, rank, quote(c.text), *numbers, bar(c.probability))
+    return _stack(_line(f"step {step.step}: {_tail(step.context)}", bold=True), shown, _line())
+
+
+def after_view(last: NextStep) -> "RenderableType":
+    """Show the text that the last step leaves."""
+    return _line(f"then: {_tail(last.context + (last.chosen.text or ''))}", bold=True)
+
+
+def score_view(score: Score) -> "RenderableType":
+    """Show each token's probability in the light of those before it, and their product."""
+    shown = table("#", "token", "id", "P", "log P", "rank", right=("#", "id", "P", "log P", "rank"))
+    for i, t in enumerate(score.tokens):
+        if t.logprob is None:
+            values = ("-", "-", "-")
+        else:
+            values = (percent(math.exp(t.logprob)), f"{t.logprob:.4f}", str(t.rank))
+        shown.add_row(str(i), quote(t.text), str(t.token_id), *values)
+    return _stack(shown, _line(), _chain(score))
+
+
+def _chain(score: Score) -> "RenderableType":
+    if score.perplexity is None:
+        return _line("Nothing comes before a single token, so it has no probability; give a longer text.")
+    total = score.total_logprob
+    sums = table("", "", right=())
+    sums.show_header = False
+    sums.add_row("tokens with a probability", f"{score.num_scored:,}")
+    sums.add_row("sum of log P", f"{total:.4f}")
+    sums.add_row("P of the text, the product", f"e^{total:.4f} = 10^{total / math.log(10):.4f}")
+    sums.add_row("perplexity, e^(-mean log P)", f"{score.perplexity:,.4f}")
+    return sums
+
+
+def neighbors_view(found: Neighbors) -> "RenderableType":
+    """Show which tokens stood for the words, and the nearest rows."""
+    words = [f"{w.sign} {quote(w.text)} ({w.token_id})" for w in found.query]
+    shown = table("#", "token", "id", "cosine", "", right=("#", "id", "cosine"))
+    for rank, n in enumerate(found.neighbors, start=1):
+        shown.add_row(str(rank), quote(n.text), str(n.token_id), f"{n.cosine:.4f}", bar(n.cosine))
+    return _stack(_line(" ".join(words).removeprefix("+ "), bold=True), shown)
+
+
+def summary_view(summary: Summary) -> "RenderableType":
+    """Show configuration, parameters, bytes, costs and where the weights came from."""
+    parts = [_config(summary), _parameters(summary), _costs(summary)]
+    if summary.sources:
+        parts.append(_sources(summary.sources))
+    return _stack(*(item for part in parts for item in (part, _line())))
+
+
+def _config(summary: Summary) -> "RenderableType":
+    c = summary.config
+    shown = table("configuration", "")
+    shown.add_row("layers", f"{c.num_hidden_layers}")
+    shown.add_row("hidden size", f"{c.hidden_size:,}")
+    shown.add_row("intermediate size", f"{c.intermediate_size:,}")
+    kind = {1: "multi-head", c.num_attention_heads: "multi-query"}.get(c.num_query_groups, "grouped-query")
+    heads = f"{c.num_attention_heads} query, {c.num_key_value_heads} key-value ({kind}), {c.head_dim} wide"
+    shown.add_row("attention heads", heads)
+    shown.add_row("vocabulary", f"{c.vocab_size:,}; head {'tied' if c.tie_word_embeddings else 'of its own'}")
+    shown.add_row("context", f"{c.max_position_embeddings:,} tokens")
+    scaling = "no scaling"
+    if s := c.rope_scaling:
+        scaling = f"llama3 scaling by {s.factor:g} from {s.original_max_position_embeddings:,} tokens"
+    shown.add_row("RoPE", f"theta {c.rope_theta:,g}, {scaling}")
+    shown.add_row("RMSNorm", f"eps {c.rms_norm_eps:g}")
+    shown.add_row("begin, end, padding", f"{_ids(c.bos_token_id)}; {_ids(*c.eos_token_id)}; {_ids(c.pad_token_id)}")
+    return shown
+
+
+def _parameters(summary: Summary) -> "RenderableType":
+    p = summary.parameters
+    shown = table("parameters", "number", "share", "", right=("number", "share"))
+    for name, number in (("embedding", p.embedding), ("attention", p.attention), ("mlp", p.mlp), ("norms", p.norms)):
+        shown.add_row(name, f"{number:,}", percent(number / p.total), bar(number / p.total))
+    tied = summary.config.tie_word_embeddings
+    shown.add_row(
+        "head", f"{p.head:,}", percent(p.head / p.total), "the embedding's" if tied else bar(p.head / p.total)
+    )
+    shown.add_row("total", f"{p.total:,}", "", "")
+    return shown
+
+
+def _costs(summary: Summary) -> "RenderableType":
+    context = summary.config.max_position_embeddings
+    shown = table("costs", "")
+    for dtype, num_bytes in summary.bytes_by_dtype.items():
+        shown.add_row(f"weights in {escape(dtype)}", size(num_bytes))
+    if len(summary.bytes_by_dtype) > 1:
+        shown.add_row("weights in all", size(sum(summary.bytes_by_dtype.values())))
+    for dtype, products in summary.products.items():
+        most, *others = sorted(products, key=lambda by: -len(products[by]))
+        shown.add_row(f"{escape(dtype)} multiplied by", most)
+        for by in others:
+            shown.add_row("  " + ", ".join(map(_short, products[by])), by)
+    shown.add_row("FLOPs per token", f"{summary.flops_per_token / 1e9:,.3f} billion")
+    full = summary.flops_per_token_at_full_context
+    shown.add_row(f"  with {context - 1:,} before it", f"{full / 1e9:,.3f} billion")
+    shown.add_row(f"KV cache per token, {summary.kv_dtype}", size(summary.kv_bytes_per_token))
+    shown.add_row(f"  of {context:,} tokens", size(summary.kv_bytes_at_full_context))
+    return shown
+
+
+def _sources(groups: Sequence[SourceGroup]) -> "RenderableType":
+    """One line for each kind of weight; a column that would say the same everywhere is left out."""
+    files = list(dict.fromkeys(file for group in groups for file in group.files))
+    columns = {
+        "layer": [ranges(g.layers) for g in groups],
+        "weight": [_short(g.pattern) for g in groups],
+        "from": [_short(g.name) for g in groups],
+        "type": [_type(g) for g in groups],
+        "file": [ranges(files.index(file) + 1 for file in g.files) for g in groups],
+        "": ["tied" if g.tied_to else "permuted" if g.permuted else "" for g in groups],
+    }
+    if columns["from"] == columns["weight"]:
+        del columns["from"]
+    if len(files) == 1:
+        del columns["file"]
+    shown = table(*columns)
+    for row in zip(*columns.values(), strict=True):
+        shown.add_row(*row)
+    notes = [f"file {i}: {escape(file)}" for i, file in enumerate(files, start=1)]
+    if "permuted" in columns[""]:
+        notes.append("permuted: the file has the rows in Meta's RoPE order; they were put into half-split order")
+    return _stack(shown, _line(), *map(_line, notes))
+
+
+def _short(name: str) -> str:
+    """A weight's name without what every name has, and without its layer, which stands beside it."""
+    short = name.removeprefix("model.").removesuffix(".weight")
+    for layer in ("layers.*.self_attn.", "layers.*.mlp.", "layers.*."):
+        short = short.removeprefix(layer)
+    return escape(short)
+
+
+def _type(group: SourceGroup) -> str:
+    """The type in the file and, where it is another, in memory, in the files' spelling."""
+    held = _FILE_SPELLING.get(group.dtype, group.dtype)
+    return escape(held if held == group.stored_dtype else f"{group.stored_dtype} → {held}")
+
+
+_FILE_SPELLING = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+
+
+def _ids(*ids: int | None) -> str:
+    return ", ".join(str(i) for i in ids if i is not None) or "none"
+
+
+def _tail(context: str) -> str:
+    """Return the end of a text in quotes, on one line."""
+    shown = escape(context, limit=len(context) * 10)
+    return f'"{shown}"' if len(shown) <= CONTEXT_WIDTH else f'"…{shown[1 - CONTEXT_WIDTH :]}"'
+
+
+def _line(text: str = "", *, bold: bool = False) -> "RenderableType":
+    from rich.text import Text
+
+    return Text(text, style="bold" if bold else "")
+
+
+def _stack(*parts: "RenderableType") -> "RenderableType":
+    from rich.console import Group
+
+    return Group(*parts)

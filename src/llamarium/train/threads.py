@@ -1,0 +1,162 @@
+"""How many threads a run on a CPU computes with: the fewest that are nearly the fastest at its start, as measured.
+
+Two threads that share every product have to wait for each other, many hundred times a step. Where each has a core of
+its own, that costs little; where another program wants one of the cores, all wait for the one that has lost its own.
+So before the first step a pass, forward and backward, is timed with all threads, half of them, and so on to one.
+
+A step that `torch.compile` makes is another pass than the one that could be timed here, and to compile it once for each
+number would take minutes: such a run takes all threads.
+
+PyTorch does not promise that sums have the same bits on another number of threads. So a run keeps its number: a
+checkpoint holds it, and a resumed run computes with it, whatever would be faster now.
+"""
+
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from llamarium.kernels.threads import allowed_cpus, computing_with, default_threads, num_threads
+from llamarium.train.setup import Setup
+from llamarium.train.step import autocast
+
+Clock = Callable[[], float]
+
+_ROUNDS = 3  # that each number is timed, in turn with the others; the median counts
+_PASS_S = 1.0  # a pass is of as many rows as take about so long
+_LONGEST_S = 10.0  # after which no further round is begun
+_NEARLY = 1.05  # fewer threads are taken where they take at most this times as long
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """A run's number of threads.
+
+    Attributes:
+        count: The number.
+        why: Where it comes from: timed, the user's, the checkpoint's, the first run's, or all of them, as there was
+            nothing to choose from or the step is compiled.
+        seconds: What a pass took, by number of threads; empty where none was timed.
+        rows: Of that pass.
+    """
+
+    count: int
+    why: Literal["fastest", "given", "as before", "as the first", "all", "compiled"]
+    seconds: dict[int, float] = field(default_factory=dict[int, float])
+    rows: int = 0
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a run tells of it, as JSON values."""
+        seconds = {str(count): round(value, 4) for count, value in self.seconds.items()}
+        return {"threads": self.count, "threads_why": self.why, "threads_seconds": seconds, "threads_rows": self.rows}
+
+
+@contextmanager
+def computing(setup: Setup, saved: int | None, *, resumed: bool) -> Generator[Threads | None]:
+    """Let PyTorch use the run's number of threads in the body; None where it is not ours to choose.
+
+    That is on a GPU, and where several processes share the machine.
+
+    Args:
+        setup: The run.
+        saved: The number in the checkpoint that it goes on from, if that holds one.
+        resumed: Whether there is such a checkpoint.
+    """
+    if not _ours(setup):
+        yield None
+        return
+    found = choose(setup, saved, resumed=resumed)
+    with computing_with(None if found.count == torch.get_num_threads() else found.count):
+        yield found
+
+
+def _ours(setup: Setup) -> bool:
+    """Whether the number is ours to choose."""
+    return setup.model.device.type == "cpu" and setup.process_group.world_size == 1
+
+
+def choose(setup: Setup, saved: int | None, *, resumed: bool, clock: Clock = time.perf_counter) -> Threads:
+    """Return the number of threads to go on with; arguments as of `computing`."""
+    given = setup.config.threads or _wanted()
+    before = (saved or torch.get_num_threads()) if resumed else None
+    if given is None and setup.threads in (None, before) and before is not None and before <= allowed_cpus():
+        return Threads(before, "as before")
+    if given is not None:
+        found = Threads(given, "given")
+    elif setup.threads is not None:
+        found = Threads(setup.threads, "as the first")
+    else:
+        found = _chosen(setup, clock)
+    if before not in (None, found.count):
+        warnings.warn(
+            f"threads: {before} -> {found.count}: from here on sums may have other last bits than those of a run that "
+            f"was not interrupted; --threads {before} goes on as before",
+            stacklevel=2,
+        )
+    return found
+
+
+def _wanted() -> int | None:
+    """Return the number that was set from outside of Llamarium, or None where PyTorch has its default."""
+    now = torch.get_num_threads()
+    return now if "OMP_NUM_THREADS" in os.environ or now != default_threads() else None
+
+
+def halves(most: int) -> list[int]:
+    """Return a number, half of it, and so on to one."""
+    return [most] if most == 1 else [most, *halves(most // 2)]
+
+
+def _chosen(setup: Setup, clock: Clock) -> Threads:
+    counts = halves(num_threads())
+    if len(counts) == 1:
+        return Threads(counts[0], "all")
+    return Threads(counts[0], "compiled") if setup.config.compile else _measured(setup, counts, clock)
+
+
+def _measured(setup: Setup, counts: Sequence[int], clock: Clock) -> Threads:
+    begin = clock()
+    _pass(setup, 1)
+    most = min(setup.config.batch_rows, setup.train.num_rows(0))
+    rows = max(1, min(most, int(_PASS_S / max(clock() - begin, 1e-9))))
+    seconds = time_each(lambda: _pass(setup, rows), counts, clock)
+    return Threads(fewest_of_the_fastest(seconds), "fastest", seconds, rows)
+
+
+def time_each(work: Callable[[], None], counts: Sequence[int], clock: Clock) -> dict[int, float]:
+    """Return the median seconds that some work takes, by number of threads; they take turns."""
+    before, begin = torch.get_num_threads(), clock()
+    found: dict[int, list[float]] = {count: [] for count in counts}
+    try:
+        for _ in range(_ROUNDS):
+            for count in counts:
+                torch.set_num_threads(count)
+                start = clock()
+                work()
+                found[count].append(clock() - start)
+            if clock() - begin > _LONGEST_S:
+                break
+    finally:
+        torch.set_num_threads(before)
+    return {count: statistics.median(values) for count, values in found.items()}
+
+
+def fewest_of_the_fastest(seconds: dict[int, float]) -> int:
+    """Return the fewest threads that take hardly longer than the fastest number of them."""
+    return min(count for count, value in seconds.items() if value <= _NEARLY * min(seconds.values()))
+
+
+def _pass(setup: Setup, rows: int) -> None:
+    """Compute gradients of the first rows, and forget them."""
+    batch = setup.train.batch(0, range(rows)).to(setup.model.device)
+    setup.model.train()
+    with torch.random.fork_rng([]), autocast(setup.model.device, setup.config.precision):
+        loss, _ = setup.objective.loss_sum(setup.model, batch, setup.trunk)
+    loss.backward()
+    setup.model.zero_grad(set_to_none=True)
