@@ -9,6 +9,7 @@ import json
 import math
 import random
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,13 @@ from llamarium.checkpoints.checkpoint import expected_shapes
 from llamarium.config import ModelConfig, RopeScaling
 from llamarium.hub.builtin import fetch
 
+pytest.register_assert_rewrite("page_browser")  # a plugin of the modules that import from it
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the file that takes longest, so that no process is left to run it by itself at the end."""
+    items.sort(key=lambda item: item.path.name != "test_native_build.py")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _ctrl_c_counts() -> None:
@@ -41,8 +49,11 @@ def _nothing_is_left_behind() -> Iterator[None]:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
-    before = leftovers.state()
+    before, threads = leftovers.state(), set(threading.enumerate())
     yield
+    for thread in set(threading.enumerate()) - threads:
+        if thread.name.startswith("ThreadPoolExecutor"):  # transformers does not wait for those that load weights
+            thread.join(2)
     changed = leftovers.difference(before, leftovers.state())
     assert not changed, "the test leaves behind: " + "; ".join(changed)
 

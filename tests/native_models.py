@@ -13,11 +13,11 @@ from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.quant.ggml import quantize
+from llamarium.quant.ggml.encode import quantize
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_ggml
 from llamarium.quant.swap import swap_linears
-from llamarium.runtime.native_runner import NativeRunner
-from llamarium.runtime.weights import Weight
+from llamarium.runtime.native.runner import NativeRunner
+from llamarium.runtime.native.weights import Weight
 
 CONFIG = replace(
     preset("tiny"),

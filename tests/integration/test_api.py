@@ -105,6 +105,17 @@ def test_an_interrupted_answer_stays_as_far_as_it_got(smollm2: llamarium.Llama) 
     assert list(talk.say("Go on.", temperature=0.0, max_new_tokens=3))
 
 
+def test_a_refused_turn_leaves_the_keys_and_values_of_the_dialog(smollm2: llamarium.Llama) -> None:
+    talk = smollm2.conversation()
+    list(talk.say("Hello", max_new_tokens=2))
+    kept = talk._prefix.engine
+    for options, error in (({"logit_bias": {49152: 1.0}}, SamplingError), ({"max_new_tokens": 1}, ContextLengthError)):
+        text = "Go on." if error is SamplingError else "word " * 9000
+        with pytest.raises(error):
+            list(talk.say(text, kv_cache_dtype="int8", **options))
+    assert talk._prefix.engine is kept and len(talk.messages) == 2
+
+
 def test_options_are_checked(smollm2: llamarium.Llama) -> None:
     cases = [
         (
@@ -120,7 +131,9 @@ def test_options_are_checked(smollm2: llamarium.Llama) -> None:
         with pytest.raises(SamplingError, match=message):
             smollm2.generate("Hello", **options)
     with pytest.raises(SamplingError, match="streaming gives one answer"):
-        list(smollm2.stream("Hello", n=2))
+        smollm2.stream("Hello", n=2)
+    with pytest.raises(SamplingError, match="streaming gives one answer"):
+        smollm2.conversation().say("Hello", n=2)  # by the call, not by its first piece
 
 
 @pytest.mark.parametrize(
@@ -139,16 +152,18 @@ def test_options_of_loading_are_checked(options: dict[str, Any], message: str) -
 
 
 def test_what_is_no_text_is_refused(smollm2: llamarium.Llama) -> None:
-    for ask in (smollm2.score, smollm2.next_tokens, smollm2.neighbors):
+    for ask in (smollm2.score, smollm2.next_tokens):
         with pytest.raises(TokenizerError, match="expected text"):
             ask(5)
+    with pytest.raises(TokenizerError, match="expected text"):
+        smollm2.neighbors(5.0)  # type: ignore - 5 is an id
     for ask in (smollm2.score, smollm2.next_tokens, smollm2.trace):
         with pytest.raises(InputError, match="the text has no tokens"):
             ask("")
     with pytest.raises(OptionError, match="use_cache is 'maybe'"):
         smollm2.generate("x", use_cache="maybe")
     with pytest.raises(ChatFormatError, match=r"messages\[0\].content is int"):
-        list(smollm2.conversation().say(5))
+        smollm2.conversation().say(5)
 
 
 def test_one_word_may_stand_by_itself(smollm2: llamarium.Llama) -> None:
@@ -158,7 +173,7 @@ def test_one_word_may_stand_by_itself(smollm2: llamarium.Llama) -> None:
 
 
 def test_a_prompt_longer_than_the_context_is_an_error_with_both_numbers(smollm2: llamarium.Llama) -> None:
-    with pytest.raises(ContextLengthError, match=r"9000 tokens and the model's context holds 8192"):
+    with pytest.raises(ContextLengthError, match=r"9000 tokens; this model's maximum context length is 8192"):
         smollm2.generate([1] * 9000)
 
 

@@ -25,7 +25,7 @@ from llamarium.model.init import init_weights
 from llamarium.presets import PRESETS
 from llamarium.runtime.batch import Batch
 from llamarium.runtime.module_runner import ModuleRunner
-from llamarium.runtime.native_runner import NativeRunner
+from llamarium.runtime.native.runner import NativeRunner
 
 STORY = ["Once upon a time", "--temperature", "0", "-n", "12"]
 
@@ -175,7 +175,7 @@ def test_generate_with_a_greedy_model_warns_of_nothing(
         (["generate", "a", "--temperature", "nan"], 1, "temperature is nan"),
         (["generate", "a", "--num-answers", "2", "--temperature", "0"], 1, "greedy answers are all equal"),
         (["generate", ""], 1, "no tokens"),
-        (["generate", "a " * 300], 1, "context holds 256"),
+        (["generate", "a " * 300], 1, "maximum context length is 256"),
         (["next", "a", "-k", "0"], 1, "k is 0"),
         (["neighbors", "antidisestablishmentarianism"], 1, "no single token"),
         (["trace", "a", "--names", "q,nothing"], 1, "unknown activations nothing"),
@@ -306,7 +306,7 @@ def test_a_dialog_past_the_context_names_reset(small: Llama, capsys: pytest.Capt
     lines = iter(["word " * 300, None])
     repl.read_line = lambda: next(lines)
     repl.run()
-    assert "the model's context holds 256; " in (err := capsys.readouterr().err)
+    assert "maximum context length is 256 tokens" in (err := capsys.readouterr().err)
     assert err.endswith("; /reset begins a new dialog\n")
 
 
@@ -536,7 +536,7 @@ def test_bench_of_the_kernels(run: Callable[..., str], llama: Llama) -> None:
     out = run(*words)
     assert table_fits(out)
     assert "1 thread" in out.splitlines()[0] and str(native.kernels()) in out.splitlines()[0]
-    assert out.splitlines()[1] == "inputs of packed weights are rounded to 16 bits"
+    assert out.splitlines()[1] == "inputs of packed weights are rounded to 8 bits, outliers to 16"
     assert re.search(r"after 8,000 .* 280\.9 MB +\d+\.\d +\d+\.\d % +\d+\.\d %\n", out)
     assert re.search(r"^memory: \d+\.\d to \d+\.\d GB/s, read by 1 thread$", out, re.MULTILINE)
     found = json.loads(run(*words, "--kv-cache-dtype", "int8", "--json"))

@@ -143,6 +143,7 @@ def test_lines_that_are_pasted_are_one_question(session: type[Session], smollm2_
     chat.wait_for("> ")
     chat.send(f"/save {file}\r".encode())
     chat.wait_for("[saved")
+    chat.wait_for("> ")
     chat.send(CTRL_D)
     assert chat.end()[0] == 0
     question, _ = json.loads(file.read_text())["messages"]
@@ -206,3 +207,25 @@ def test_interrupted_in_a_pipe_what_was_written_arrives(smollm2_path: Path, tmp_
         _, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, err) == (130, "")
     assert (tmp_path / "out").read_text().startswith(", the city of")
+
+
+def test_a_batch_shows_how_it_goes_and_keeps_what_there_is(session: type[Session], tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    body = {"prompt": "KING:", "max_tokens": 100, "ignore_eos": True}
+    lines = [
+        {"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body | ({"n": 0} if i == 0 else {})}
+        for i in range(400)
+    ]
+    source.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    batch = session("batch", str(source), str(out), "-m", "shakespeare-char", "--max-num-seqs", "2")
+    batch.wait_for(" of 400 lines answered, 1 failed, ")
+    shown = batch.wait_for(" of 400 lines answered, 1 failed, ") + batch.wait_for("tokens/s")
+    assert f"answering {source} … " in shown
+    batch.send(CTRL_C)
+    code, rest = batch.end()
+    assert code == 130
+    number = out.read_bytes().count(b"\n")
+    assert 1 < number < 400
+    assert f"{number} of 400 lines answered, 1 failed; " in rest
+    assert "; --resume asks the rest" in rest
+    assert "Traceback" not in rest

@@ -1,8 +1,9 @@
-"""The README, the chapters and the guides are run: every command, every line of Python, every output.
+"""The README, the chapters, the guides and the reference are run: every command, every line of Python, every output.
 
 What the code blocks of a document mean:
 
-    ```console      Lines that begin with `$ ` are run, all of them `llamarium ...`; what follows is their stdout.
+    ```console      Lines that begin with `$ ` are run, all of them `llamarium ...` or `curl ...`; what follows is their
+                    stdout. A line that ends with a backslash goes on in the next.
     ```python       Is run; the blocks of a document share one namespace, from top to bottom. With `>>> ` prompts what
                     follows each of them is its output, as in a Python session. Without prompts, what the block prints
                     stands in the next block:
@@ -29,10 +30,12 @@ import io
 import os
 import re
 import shlex
+import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import chdir, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -43,12 +46,16 @@ import torch
 import llamarium
 from llamarium.cli.main import main
 from llamarium.hub.resolve import resolve
+from quiet_clients import quiet_langchain, quiet_litellm
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/learn/*.md")), *sorted(ROOT.glob("docs/guides/*.md"))]
+FOLDERS = "learn", "guides", "reference"
+DOCUMENTS = [ROOT / "README.md", *(path for folder in FOLDERS for path in sorted(ROOT.glob(f"docs/{folder}/*.md")))]
 
 BLOCK = re.compile(r"(?P<skip><!-- test: skip \([^\n]+\) -->\n)?^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
+PORT = "8123"  # where the pages' servers listen
 UNTESTABLE = {"", "bash", "sh", "shell", "pycon", "py"}
+COMMAND = re.compile(r"^(\$ (?:.*\\\n)*.*\n)", re.M)
 PROMPT = re.compile(r"^(>>> .*\n(?:\.\.\.(?: .*)?\n)*)", re.M)
 DECIMAL = re.compile(r"-?\d[\d,]*\.\d+(?:e[+-]\d+)?")
 BAR = re.compile("[█▉▊▋▌▍▎▏]+")
@@ -70,9 +77,19 @@ class Document:
         fences = re.findall(r"^\s*(?:```|~~~)", self.text, re.M)
         blocks = list(BLOCK.finditer(self.text))
         assert len(fences) == 2 * len(blocks), f"{self.name}: a code block is not closed or not at the start of a line"
-        text = BLOCK.sub(self._block, self.text)
+        try:
+            text = BLOCK.sub(self._block, self.text)
+        finally:
+            self._end_programs()
         self._expect_all_shown("at the end")
         return text
+
+    def _end_programs(self) -> None:
+        """End what a page that fails has started: a server would answer the next page that starts one."""
+        for program in self._namespace.values():
+            if isinstance(program, subprocess.Popen) and program.poll() is None:
+                program.kill()
+                program.wait()
 
     def _block(self, found: re.Match[str]) -> str:
         line = self.text.count("\n", 0, found.start("body")) + 1
@@ -117,7 +134,7 @@ class Document:
 
 def _console(body: str, where: str) -> str:
     """Run a console block's commands and return it with their outputs."""
-    parts = re.split(r"^(\$ .*\n)", body, flags=re.M)
+    parts = COMMAND.split(body)
     assert not parts[0], f"{where}: a console block begins with a command, `$ llamarium ...`"
     for i in range(1, len(parts), 2):
         parts[i + 1] = _settle(parts[i + 1], _shell(parts[i][2:].strip(), where))
@@ -125,13 +142,27 @@ def _console(body: str, where: str) -> str:
 
 
 def _shell(command: str, where: str) -> str:
-    program, *words = shlex.split(command, comments=True)
-    assert program == "llamarium", f"{where}: only llamarium can be run, not {command!r}; skip the block"
+    program, *words = shlex.split(command.replace("\\\n", " "), comments=True)
+    assert program in PROGRAMS, f"{where}: only {' and '.join(PROGRAMS)} can be run, not {command!r}; skip the block"
+    code, out, err = PROGRAMS[program](words)
+    assert code == 0, f"{where}: {command!r} ended with {code}: {err}"
+    return out
+
+
+def _llamarium(words: list[str]) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = main(words)
-    assert code == 0, f"{where}: {command!r} ended with {code}: {err.getvalue()}"
-    return out.getvalue()
+    return code, out.getvalue(), err.getvalue()
+
+
+def _curl(words: list[str]) -> tuple[int, str, str]:
+    done = subprocess.run(["curl", *words], capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+PROGRAMS = {"llamarium": _llamarium, "curl": _curl}
+"""What can be run: from arguments to exit code, stdout and stderr."""
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------
@@ -204,10 +235,17 @@ def _reading_room(smollm2: llamarium.Llama | None = None) -> Iterator[None]:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
 def test_document_shows_what_its_code_prints(path: Path, smollm2: llamarium.Llama) -> None:
     text = path.read_text(encoding="utf-8")
-    with _reading_room(smollm2):
-        now = Document(str(path), text).rerun()
+    with _reading_room(smollm2), quiet_langchain(), quiet_litellm() if "litellm" in text else nullcontext():
+        port = str(free_port())  # a page's own may be another program's
+        now = Document(str(path), text.replace(PORT, port)).rerun().replace(port, PORT)
     diff = difflib.unified_diff(text.splitlines(), now.splitlines(), f"{path.name}, written", "printed now", n=1)
     assert text == now, "\n".join(diff)
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
 
 
 def rerun(text: str) -> str:
@@ -237,6 +275,21 @@ def test_what_a_command_prints_now_is_written_into_the_page() -> None:
     assert rerun(page.format("llamarium 0.0.9\n", "")) == page.format(now, now)
 
 
+def test_a_command_may_have_several_lines_and_be_curl(tmp_path: Path) -> None:
+    (tmp_path / "llama.txt").write_text("a llama")
+    page = f"```console\n$ curl --silent \\\n    'file://{tmp_path}/llama.txt'\n{{}}```\n"
+    assert rerun(page.format("an alpaca\n")) == page.format("a llama\n")
+    with pytest.raises(AssertionError, match=r"page\.md:2: .* ended with 37: "):
+        rerun(page.replace("llama.txt", "alpaca.txt").format(""))
+
+
+def test_a_program_does_not_outlive_a_page_that_fails() -> None:
+    page = Document("page.md", "```python\nimport subprocess\n\nnap = subprocess.Popen(['sleep', '60'])\n1 / 0\n```\n")
+    with pytest.raises(ZeroDivisionError):
+        page.rerun()
+    assert page._namespace["nap"].poll() is not None
+
+
 def test_a_skipped_block_is_not_run() -> None:
     page = "<!-- test: skip (it would take an hour) -->\n```python\nraise SystemExit\n```\n"
     assert rerun(page) == page
@@ -247,7 +300,7 @@ def test_a_skipped_block_is_not_run() -> None:
     [
         ("```bash\nrm -rf /\n```\n", "page.md:2: use console"),
         ("\n```\nls\n```\n", "page.md:3: use console"),
-        ("```console\n$ ls\n```\n", "page.md:2: only llamarium"),
+        ("```console\n$ ls\n```\n", "page.md:2: only llamarium and curl can be run, not 'ls'"),
         ("```console\nllamarium --version\n```\n", "page.md:2: a console block begins"),
         ("```console\n$ llamarium sing\n```\n", "page.md:2: 'llamarium sing' ended with 2: .*no command 'sing'"),
         ("- ```python\n  1 / 0\n  ```\n", "not at the start of a line"),

@@ -113,6 +113,7 @@ def test_each_experiment_trains_its_variants_and_compares_them(
         assert events[-1]["event"] == "end" and events[-1]["step"] == 6
         check_what_was_saved(tmp_path / name / variant / "step-00000006", variant)
     starts = [next(read_journal(tmp_path / name / v / "metrics.jsonl")) for v in variants]
+    assert len({start["threads"] for start in starts}) == 1, "their speeds are compared"
     check_what_differs(name, starts, [list(read_journal(tmp_path / name / v / "metrics.jsonl")) for v in variants])
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 import llamarium
 from llamarium.generation.kept import KeptSequence, Memory, advance
-from llamarium.runtime.native_runner import NativeRunner
+from llamarium.runtime.native.runner import NativeRunner
 
 # Logits: the greedy token is the same where the best two are further apart.
 # The packed Linears round their inputs to 8 bits, which carries a small difference on as one of three times its size.

@@ -16,14 +16,14 @@ from closeness import Reference, assert_close_to_reference, model_reference
 from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.errors import CheckpointError, OptionError, TokenizerError
 from llamarium.model import LlamaForCausalLM
-from llamarium.quant.ggml import EmbeddingGGML, LinearGGML
+from llamarium.quant.ggml.linear import EmbeddingGGML, LinearGGML
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.packed import LinearPacked
 from llamarium.runtime.module_runner import ModuleRunner
-from llamarium.runtime.native_runner import NativeRunner
-from llamarium.tokenizer.characters import CharacterTokenizer
+from llamarium.runtime.native.runner import NativeRunner
+from llamarium.tokenizer.backends.characters import CharacterTokenizer
 
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42], [9, 8, 7, 6, 5, 4, 3, 2]])
 POSITIONS = torch.tensor([[0, 1, 2, 100, 8193, 20000, 100000, 131071]])
@@ -177,7 +177,7 @@ def test_input_bits_reach_both_who_answer_and_are_refused_where_nothing_is_round
 ) -> None:
     gguf, folder = model_files().gguf_file("Q4_1"), model_files().huggingface()
     for path, options in ((gguf, {}), (folder, {"quantize": "Q8_0"})):
-        for asked, expected in ((None, 16), (8, 8), (16, 16)):
+        for asked, expected in ((None, 8), (8, 8), (16, 16)):
             llama = llamarium.load(path, device="cpu", input_bits=asked, **options)
             assert isinstance(llama.runner, NativeRunner) and llama.runner.input_bits == expected
             linears = [module for module in llama.model.modules() if isinstance(module, LinearPacked)]

@@ -11,13 +11,13 @@ import torch
 import llamarium
 from llamarium.cli.main import main
 from llamarium.generation.loop import generate_tokens
-from llamarium.generation.params import SamplingParams
 from llamarium.inspect.trace import ACTIVATIONS, Trace, trace_steps
 from llamarium.runtime.batch import Batch
 from llamarium.runtime.module_runner import ModuleRunner
-from llamarium.runtime.native_runner import NativeRunner
+from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.runner import Cache, Logits, Runner
 from llamarium.runtime.taps import Taps
+from llamarium.sampling.params import SamplingParams
 
 PROMPT = "The cat sat on the mat, and the dog"
 NUM_NEW = 6

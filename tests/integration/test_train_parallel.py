@@ -28,7 +28,7 @@ import llamarium
 from llamarium.cli.main import main
 from llamarium.errors import TrainingError
 from llamarium.train.config import PretrainConfig, RunConfig
-from llamarium.train.distributed.process_group import init_process_group
+from llamarium.train.distributed.start import init_process_group
 from llamarium.train.pretrain import prepare
 from llamarium.train.report.journal import read_journal
 from llamarium.train.run import run

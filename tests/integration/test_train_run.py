@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import random
 import re
 import signal
 import subprocess
@@ -25,7 +24,7 @@ from llamarium.cli.training import harmless, watching
 from llamarium.errors import CheckpointError, TrainingError
 from llamarium.io import file_sha256
 from llamarium.model import LlamaForCausalLM
-from llamarium.tokenizer.characters import CharacterTokenizer
+from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.train.conduct import conduct
 from llamarium.train.config import FinetuneConfig, PretrainConfig
 from llamarium.train.data.batch import IGNORED, Batch
@@ -39,8 +38,7 @@ from llamarium.train.state.checkpoint import checkpoints, latest_checkpoint
 from llamarium.train.state.lock import RunLock
 from llamarium.train.state.signals import stop_signals
 from llamarium.train.step import Evaluation
-
-WORDS = "the cat sat on a mat and so did every other cat that had come by".split()
+from tiny_run import tiny_config, write_words
 
 
 class KilledError(BaseException):
@@ -49,26 +47,7 @@ class KilledError(BaseException):
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    generator = random.Random(0)
-    file = tmp_path / "text.txt"
-    file.write_text(" ".join(generator.choice(WORDS) for _ in range(700)) + "\n")
-    return file
-
-
-def config_of(text: Path, **changes: Any) -> PretrainConfig:
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    run = {
-        "steps": 24,
-        "batch_rows": 4,
-        "gradient_accumulation_steps": 2,
-        "save_every": 5,
-        "eval_every": 6,
-        "sample_every": 12,
-    }
-    options = {"num_key_value_heads": 2, "context": 32, "warmup_steps": 3, "sample_tokens": 5, "log_every": 1}
-    return PretrainConfig(
-        **{"data": str(text), "preset": "tiny", "device": "cpu", **shape, **run, **options, **changes}
-    )
+    return write_words(tmp_path / "text.txt")
 
 
 def go(config: PretrainConfig, out: Path, emit: Callable[[Event], None] = lambda event: None, **options: Any) -> Ending:
@@ -94,7 +73,7 @@ def same_checkpoint(a: Path, b: Path) -> bool:
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_run_that_is_killed_and_resumed_is_the_run_that_is_not(text: Path, tmp_path: Path, optimizer: str) -> None:
     """To the bit, in the middle of an epoch and across epochs, with accumulation."""
-    config = config_of(text, optimizer=optimizer)
+    config = tiny_config(text, optimizer=optimizer, threads=1)  # which may be chosen otherwise the next time
     straight = go(config, tmp_path / "straight")
     assert straight.position.cursor.epoch >= 1, "the run goes across epochs"
     for step in (3, 8, 17, 22):  # before the first checkpoint, and after others
@@ -115,7 +94,7 @@ def test_a_run_that_is_killed_and_resumed_is_the_run_that_is_not(text: Path, tmp
 
 
 def test_the_newest_checkpoint_is_damaged(text: Path, tmp_path: Path) -> None:
-    config, out = config_of(text), tmp_path / "run"
+    config, out = tiny_config(text), tmp_path / "run"
     with pytest.raises(KilledError):
         go(config, out, killed_at(13))
     newest = latest_checkpoint(out)
@@ -181,7 +160,7 @@ FORGED = {
 
 
 def test_a_checkpoint_is_not_believed_because_its_manifest_fits(text: Path, tmp_path: Path) -> None:
-    config, out = config_of(text, steps=3), tmp_path / "run"
+    config, out = tiny_config(text, steps=3), tmp_path / "run"
     folder = go(config, out).checkpoint
     kept = {name: (folder / name).read_bytes() for name in (WEIGHTS, OPTIMIZER, "resume/state.json")}
     for found, forge in FORGED.items():
@@ -207,7 +186,7 @@ def _reseal(folder: Path) -> None:
 
 
 def test_what_changes_a_run_is_refused_with_the_difference(text: Path, tmp_path: Path) -> None:
-    config, out = config_of(text, steps=5), tmp_path / "run"
+    config, out = tiny_config(text, steps=5), tmp_path / "run"
     go(config, out)
     with pytest.raises(TrainingError, match=r"holds a run \(step-00000005\); resume it"):
         go(config, out)
@@ -229,7 +208,7 @@ def test_what_changes_a_run_is_refused_with_the_difference(text: Path, tmp_path:
 def test_best_and_newest_are_kept(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter([3.0, 1.0, 2.0, 4.0, 1.5])  # of the validations at 6, 12, 18, 24 and 30
     monkeypatch.setattr("llamarium.train.run.measure", lambda *_, **__: Evaluation(next(losses), {}))
-    ending = go(config_of(text, steps=30, save_total_limit=1), tmp_path / "run")
+    ending = go(tiny_config(text, steps=30, save_total_limit=1), tmp_path / "run")
     assert (ending.position.best_step, ending.position.best_loss) == (12, 1.0)
     assert sorted(p.name for p in (tmp_path / "run").glob("step-*")) == ["step-00000012", "step-00000030"]
     assert (tmp_path / "run" / "best").resolve() == (tmp_path / "run" / "step-00000012").resolve()
@@ -240,7 +219,7 @@ def test_the_best_loss_is_forgotten_where_it_is_measured_on_other_rows(
 ) -> None:
     losses = iter([1.0, 3.0, 2.0, 4.0])
     monkeypatch.setattr("llamarium.train.run.measure", lambda *_, **__: Evaluation(next(losses), {}))
-    config, out = config_of(text, steps=6, eval_rows=5), tmp_path / "run"
+    config, out = tiny_config(text, steps=6, eval_rows=5), tmp_path / "run"
     assert go(config, out).position.best_loss == 1.0
     with pytest.raises(TrainingError, match="steps: 6 -> 12"):
         go(replace(config, steps=12), out, resume=True)
@@ -254,7 +233,7 @@ def test_the_best_loss_is_forgotten_where_it_is_measured_on_other_rows(
 
 
 def test_a_run_that_is_not_resumed_begins_and_what_makes_way_is_a_run_too(text: Path, tmp_path: Path) -> None:
-    config, out = config_of(text, steps=3), tmp_path / "run"
+    config, out = tiny_config(text, steps=3), tmp_path / "run"
     go(config, out)
     (out / "step-00000003").rename(out / ".old-00000003")  # killed while it was replaced
     with pytest.raises(TrainingError, match=r"holds a run \(.old-00000003\); resume it"):
@@ -263,7 +242,7 @@ def test_a_run_that_is_not_resumed_begins_and_what_makes_way_is_a_run_too(text: 
 
 
 def test_a_damaged_journal_keeps_no_run_from_going_on(text: Path, tmp_path: Path) -> None:
-    config, out = config_of(text, steps=4), tmp_path / "run"
+    config, out = tiny_config(text, steps=4), tmp_path / "run"
     go(config, out)
     journal = out / "metrics.jsonl"
     lines = journal.read_text().splitlines()
@@ -294,7 +273,7 @@ def test_a_disk_that_is_full_for_a_while_ends_no_run(
     monkeypatch.setattr(Path, "open", full_open)
     monkeypatch.setattr("llamarium.train.state.snapshots.write_safetensors", no_room)
     with pytest.warns(UserWarning) as warned:
-        assert go(config_of(text, steps=12, save_every=4), tmp_path / "run", fill).position.step == 12
+        assert go(tiny_config(text, steps=12, save_every=4), tmp_path / "run", fill).position.step == 12
     told = [str(w.message) for w in warned]
     assert sum("the run goes on, and it is tried again" in message for message in told) == 1
     assert sum("left out: " in message and "embeddings" in message for message in told) == len(told) - 1
@@ -323,13 +302,13 @@ class _Full:
 
 
 def test_a_folder_may_have_any_name(text: Path, tmp_path: Path) -> None:
-    config, out = config_of(text, steps=3), tmp_path / os.fsdecode(b"caf\xe9")
+    config, out = tiny_config(text, steps=3), tmp_path / os.fsdecode(b"caf\xe9")
     go(config, out)
     assert go(replace(config, steps=4), out, resume=True, allow_changes=True).position.step == 4
 
 
 def test_a_checkpoint_is_a_model(text: Path, tmp_path: Path) -> None:
-    ending = go(config_of(text, tokenizer="bpe", bpe_vocab_size=280), tmp_path / "run")
+    ending = go(tiny_config(text, tokenizer="bpe", bpe_vocab_size=280), tmp_path / "run")
     llama = llamarium.load(ending.checkpoint, dtype="float32")
     assert llama.tokenizer.decode(llama.tokenizer.encode("the cat")) == "the cat"
     assert llama.generate("the", max_new_tokens=5, temperature=0.0).text
@@ -357,12 +336,12 @@ def test_what_cannot_be_trained_on_is_refused_before_the_first_step(
         file.write_bytes(content)
     steps: list[Event] = []
     with pytest.raises(llamarium.LlamariumError, match=message):
-        go(config_of(file, **changes), tmp_path / "run", steps.append)
+        go(tiny_config(file, **changes), tmp_path / "run", steps.append)
     assert not [e for e in steps if e["event"] == "step"]
 
 
 def test_gradients_that_stay_infinite_end_the_run_and_keep_the_weights(text: Path, tmp_path: Path) -> None:
-    config, out = config_of(text, steps=100), tmp_path / "run"
+    config, out = tiny_config(text, steps=100), tmp_path / "run"
     out.mkdir()
     setup = prepare(config, out)
     setup.model.model.layers[0].mlp.register_forward_hook(
@@ -378,7 +357,7 @@ def test_gradients_that_stay_infinite_end_the_run_and_keep_the_weights(text: Pat
 def test_steps_without_labels_are_told_and_are_no_failure_unless_there_are_no_others(
     text: Path, tmp_path: Path
 ) -> None:
-    config, out = config_of(text, steps=25, save_every=20, eval_every=100, sample_every=0), tmp_path / "run"
+    config, out = tiny_config(text, steps=25, save_every=20, eval_every=100, sample_every=0), tmp_path / "run"
     out.mkdir()
     setup = prepare(config, out)
     batch, events = setup.train.batch, list[Event]()
@@ -395,7 +374,7 @@ def test_steps_without_labels_are_told_and_are_no_failure_unless_there_are_no_ot
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_no_numbers_are_not_trained(value: float, text: Path, tmp_path: Path) -> None:
-    setup, events = prepare(config_of(text), tmp_path), list[Event]()
+    setup, events = prepare(tiny_config(text), tmp_path), list[Event]()
     with torch.no_grad():
         setup.model.model.layers[1].mlp.up_proj.weight[3, 4] = value
     with pytest.raises(TrainingError, match=r"the model: model.layers.1.mlp.up_proj.weight has weights that"):
@@ -427,7 +406,7 @@ def test_the_peak_is_that_of_what_products_are_computed_in(
     monkeypatch.setattr("llamarium.train.run.peak_flops", lambda device, kind: asked.add(kind))
     if dtype is None:  # as of a base that is frozen in bfloat16
         monkeypatch.setattr(LlamaForCausalLM, "dtype", property(lambda self: torch.bfloat16))
-    go(config_of(text, steps=3, precision=precision, eval_rows=1, eval_every=9, sample_every=0), tmp_path / "run")
+    go(tiny_config(text, steps=3, precision=precision, eval_rows=1, eval_every=9, sample_every=0), tmp_path / "run")
     assert asked == {peak}
 
 
@@ -511,7 +490,7 @@ def test_any_optimizer_any_method_and_few_examples(
         file = tmp_path / "dialogs.jsonl"
         file.write_text("".join(file.read_text().splitlines(keepends=True)[:count]))
     if count == 1:
-        with pytest.raises(TrainingError, match="without validation give 0"):
+        with pytest.raises(TrainingError, match="--validation 0"):
             make()
         return
     out = tmp_path / "run"
@@ -578,10 +557,11 @@ def test_the_first_run_needs_nothing(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_sigterm_saves_and_the_resumed_run_is_the_uninterrupted_one(text: Path, tmp_path: Path) -> None:
     toml = tmp_path / "run.toml"
-    toml.write_text(config_of(text, steps=60, save_every=1000, eval_every=1000, sample_every=0).to_toml())
-    words = [sys.executable, "-m", "llamarium", "pretrain", "--config", str(toml), "--resume", "--out"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([*words, str(tmp_path / "stopped")], env=env, stderr=subprocess.PIPE, text=True)
+    settings = tiny_config(text, steps=60, save_every=1000, eval_every=1000, sample_every=0, threads=1)
+    toml.write_text(settings.to_toml())
+    words = ["pretrain", "--config", str(toml), "--resume", "--out"]
+    command = [sys.executable, "-m", "llamarium", *words, str(tmp_path / "stopped")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     journal = tmp_path / "stopped" / "metrics.jsonl"
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and (not journal.exists() or '"step": 4,' not in journal.read_text()):
@@ -593,7 +573,7 @@ def test_sigterm_saves_and_the_resumed_run_is_the_uninterrupted_one(text: Path, 
     stopped = latest_checkpoint(tmp_path / "stopped")
     assert stopped is not None and stopped.name != "step-00000060"
     for name in ("stopped", "straight"):
-        subprocess.run([*words, str(tmp_path / name)], env=env, check=True, capture_output=True)
+        assert main([*words, str(tmp_path / name)]) == 0
     assert same_checkpoint(tmp_path / "stopped" / "step-00000060", tmp_path / "straight" / "step-00000060")
 
 
@@ -621,7 +601,7 @@ def test_a_refused_start_changes_nothing_and_a_resumed_one_knows_its_settings(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, toml = tmp_path / "run", tmp_path / "x.toml"
-    toml.write_text(config_of(text, steps=3, sample_every=0).to_toml())
+    toml.write_text(tiny_config(text, steps=3, sample_every=0).to_toml())
     assert main(["pretrain", "--config", str(toml), "--out", str(out)]) == 0
 
     def content() -> dict[str, bytes]:
@@ -657,7 +637,7 @@ def test_a_tracker_that_fails_ends_no_run(capsys: pytest.CaptureFixture[str]) ->
 def test_a_reader_that_had_enough_ends_no_run(text: Path, tmp_path: Path, json: bool) -> None:
     """`pretrain --json | head -1`: the pipe is closed from the first event on."""
     settings = tmp_path / "settings.toml"
-    settings.write_text(config_of(text, steps=3).to_toml())
+    settings.write_text(tiny_config(text, steps=3).to_toml())
     line = f'exec "{sys.executable}" -m llamarium pretrain --config "{settings}" --out "{tmp_path / "run"}" '
     line += "--json 2>&1" if json else "2>&1"
     reader, writer = os.pipe()

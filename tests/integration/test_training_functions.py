@@ -9,7 +9,7 @@ import pytest
 
 import llamarium
 from llamarium.errors import OptionError, OutputError, TrainingError
-from llamarium.train import settings
+from llamarium.train import functions
 from llamarium.train.config import DPOConfig, FinetuneConfig, PretrainConfig, RunConfig
 
 TEXT = "the cat sat on the mat and looked at the moon. " * 60
@@ -22,10 +22,10 @@ SMALL: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("arguments", "config"),
     [
-        (settings.RunSettings, RunConfig),
-        (settings.PretrainSettings, PretrainConfig),
-        (settings.FinetuneSettings, FinetuneConfig),
-        (settings.DPOSettings, DPOConfig),
+        (functions.RunSettings, RunConfig),
+        (functions.PretrainSettings, PretrainConfig),
+        (functions.FinetuneSettings, FinetuneConfig),
+        (functions.DPOSettings, DPOConfig),
     ],
 )
 def test_what_an_editor_completes_is_what_there_is(arguments: Any, config: Any) -> None:

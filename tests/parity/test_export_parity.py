@@ -111,7 +111,7 @@ for path in json.loads(sys.argv[1]):
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     request = {"prompt": sys.argv[2], "max_tokens": 24, "temperature": 0, "logprobs": 1}
-    request["logit_bias"] = {i: -1000 for i in json.loads(sys.argv[3])}
+    request["logit_bias"] = {str(i): -1000 for i in json.loads(sys.argv[3])}
     answers.append(xllamacpp.Server(params).handle_completions(request)["choices"][0]["logprobs"]["content"])
 print(json.dumps(answers))
 """

@@ -14,8 +14,8 @@ from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
 from llamarium.kernels import native
 from llamarium.quant.formats import GGML_TYPES
-from llamarium.quant.ggml_blocks import dequantize
-from llamarium.quant.ggml_encode import encode, quantize
+from llamarium.quant.ggml.blocks import dequantize
+from llamarium.quant.ggml.encode import encode, quantize
 
 # Where each format keeps its half-precision scales, in bytes from the block's start.
 SCALES = {

@@ -17,8 +17,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from llamarium.generation.sampler import Sampler, SamplingParams, SamplingRow
-from llamarium.generation.torch_sampler import InTorch
+from llamarium.sampling.params import SamplingParams
+from llamarium.sampling.row import SamplingRow
+from llamarium.sampling.sampler import Sampler
+from llamarium.sampling.torch_sampler import InTorch
 
 V = 1000
 PROMPT = [1, 5, 5, 9, 700]

@@ -12,11 +12,11 @@ import tiktoken
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from llamarium.checkpoints.gguf.file import read_gguf
+from llamarium.tokenizer.backends.gguf import from_gguf_metadata
+from llamarium.tokenizer.backends.pipeline import LLAMA3_PATTERN
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.gguf_vocab import from_gguf_metadata
+from llamarium.tokenizer.chat.template import TemplateFormat
 from llamarium.tokenizer.load import load_tokenizer_file
-from llamarium.tokenizer.meta import LLAMA3_PATTERN
-from llamarium.tokenizer.template import TemplateFormat
 
 BITS = [
     *(" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u3000", "\x85", "\u00a0", "'s", "'LL", "12345", "½٣", "!?", "...", "ß"),

@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamarium.errors import SamplingError
-from llamarium.generation.sampler import Sampler, SamplingParams, SamplingRow
-from llamarium.generation.torch_sampler import InTorch
 from llamarium.kernels import native
+from llamarium.sampling.params import SamplingParams
+from llamarium.sampling.row import SamplingRow
+from llamarium.sampling.sampler import Sampler
+from llamarium.sampling.torch_sampler import InTorch
 
 FEW = settings(max_examples=60, deadline=None)
 logit = st.one_of(
@@ -116,6 +118,6 @@ def test_any_value_is_taken_or_refused_by_name(name, value):
     except SamplingError as error:
         assert str(error).startswith(name) and "expected" in str(error)
         return
-    if (made.logprobs or 0) <= 300:
+    if max(made.logprobs or 0, made.prompt_logprobs or 0) <= 300:
         (chosen,) = Sampler(300).sample([SamplingRow(made.rows()[0], [0], 300)], torch.zeros(1, 300))
         assert chosen.token_id in range(300)

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llamarium.checkpoints.gguf.file import read_gguf
+from llamarium.tokenizer.backends.characters import CharacterTokenizer
+from llamarium.tokenizer.backends.gguf import from_gguf_metadata
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.characters import CharacterTokenizer
-from llamarium.tokenizer.gguf_vocab import from_gguf_metadata
 from llamarium.tokenizer.load import load_tokenizer_file
 from llamarium.tokenizer.stops import StopStringFilter
 

@@ -7,20 +7,20 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 import llamarium
-import llamarium.runtime.cache
+import llamarium.runtime.native.cache
 from llamarium.attention import paged
 from llamarium.errors import InputError, LlamariumError, MemoryBudgetError, OptionError
-from llamarium.generation.kept import PrefixCache
-from llamarium.generation.loop import generate_tokens
-from llamarium.generation.params import SamplingParams
+from llamarium.generation.loop import PrefixCache, generate_tokens
 from llamarium.runtime.batch import BLOCK_SIZE
-from llamarium.runtime.loaded import LoadedModel
+from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.runtime.runner import Runner
+from llamarium.sampling.params import SamplingParams
 from native_models import CONFIG, build, native_runner
 
 PROMPT = [5, 17, 250, 3, 42, 8, 90]
@@ -37,9 +37,7 @@ def answer(runner: Runner, prefix: PrefixCache | None = None, ids: list[int] = P
 
 
 def turn(model: LoadedModel, prefix: PrefixCache) -> list[int]:
-    runner = model.runner()
-    prefix.use(runner, "auto")
-    return answer(runner, prefix)
+    return answer(model.runner(), prefix)
 
 
 def _scale(model: LoadedModel) -> None:
@@ -65,18 +63,18 @@ def test_a_dialog_does_not_go_on_with_keys_of_other_weights(native: bool, edit: 
     model = loaded(native=native)
     prefix = PrefixCache(model.runner())
     turn(model, prefix)
-    kept = prefix.memory
+    kept = prefix.engine
     turn(model, prefix)
-    assert prefix.memory is kept, "nothing was changed"
+    assert prefix.engine is kept, "nothing was changed"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         edit(model)
         after = turn(model, prefix)
-    assert prefix.memory is not kept
+    assert prefix.engine is not kept
     assert after == answer(model.runner())
-    kept = prefix.memory
+    kept = prefix.engine
     turn(model, prefix)
-    assert prefix.memory is kept
+    assert prefix.engine is kept
 
 
 def test_a_layer_that_stands_twice_is_refused() -> None:
@@ -101,10 +99,11 @@ def test_two_answers_at_once_in_one_dialog_are_refused(native: bool) -> None:
 def test_a_cache_that_cannot_grow_stays_as_it_was(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = loaded(native=native).runner()
     prefix = PrefixCache(runner, "int8")
-    answer(runner, prefix)
-    cache = prefix.memory.cache
+    wanted: Any = {"kv_cache_dtype": "int8"}
+    list(generate_tokens(runner, [PROMPT], [GREEDY], prefix=prefix, **wanted))
+    cache = prefix.engine.cache
     before = [array.copy() if native else array.clone() for array in _arrays(cache)]
-    reserve, calls = llamarium.runtime.cache.reserve, []
+    reserve, calls = llamarium.runtime.native.cache.reserve, []
 
     def fail_late(*args: object) -> object:
         calls.append(args)
@@ -112,15 +111,16 @@ def test_a_cache_that_cannot_grow_stays_as_it_was(native: bool, monkeypatch: pyt
             raise MemoryError
         return reserve(*args)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(llamarium.runtime.cache, "reserve", fail_late)
+    monkeypatch.setattr(llamarium.runtime.native.cache, "reserve", fail_late)
     monkeypatch.setattr(paged, "reserve", fail_late)
     with pytest.raises(MemoryBudgetError):
-        prefix.begin(PROMPT, 1000)
+        prefix.engine.reserve(1000)
     monkeypatch.undo()
     assert cache.num_blocks == len(before[0]) // (1 if native else BLOCK_SIZE)
     assert all((a == b).all() for a, b in zip(before, _arrays(cache), strict=True))
-    again = [e.token_id for e in generate_tokens(runner, [PROMPT], [GREEDY], prefix=prefix)]
-    assert again == [e.token_id for e in generate_tokens(runner, [PROMPT], [GREEDY], kv_cache_dtype="int8")]
+    again = [e.token_id for e in generate_tokens(runner, [PROMPT], [GREEDY], prefix=prefix, **wanted)]
+    assert prefix.engine.cache is cache
+    assert again == [e.token_id for e in generate_tokens(runner, [PROMPT], [GREEDY], **wanted)]
 
 
 def _arrays(cache: object) -> list:  # type: ignore[type-arg]
@@ -152,7 +152,7 @@ ODD: list[Callable[[llamarium.Llama], object]] = [
     lambda llama: llama.trace("a", positions=["x"]),
     lambda llama: llama.trace("a", names=["resid"]).select(layers=3),
     lambda llama: llama.score(None),
-    lambda llama: llama.neighbors(3),
+    lambda llama: llama.neighbors(True),
     lambda llama: llama.neighbors("a", minus=3),
     lambda llama: llama.neighbors("a", k="a"),
     lambda llama: llama.next_tokens("a", k="a"),

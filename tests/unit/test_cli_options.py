@@ -19,9 +19,9 @@ from llamarium.cli import options, sampling, threads
 from llamarium.cli import text as text_option
 from llamarium.cli.main import main
 from llamarium.errors import DownloadError, InputError
-from llamarium.generation.params import SamplingParams
 from llamarium.hub.packaged import packaged_path
 from llamarium.kernels.threads import num_threads
+from llamarium.sampling.params import SamplingParams
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -141,7 +141,7 @@ def test_threads_are_the_command_s_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_threads_are_set_without_torch_and_for_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setattr("llamarium.kernels.threads._allowed_cpus", lambda: 9)
+    monkeypatch.setattr("llamarium.kernels.threads.allowed_cpus", lambda: 9)
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     threads.set_threads(2)
     assert (num_threads(), os.environ["OMP_NUM_THREADS"]) == (2, "2")  # which PyTorch reads when it is imported
@@ -211,6 +211,20 @@ def test_the_collector_rests_during_the_first_import_only(monkeypatch: pytest.Mo
         assert not gc.isenabled()
         raise ImportError
     assert gc.isenabled() and frozen == [True]
+
+
+def test_the_collector_rests_while_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    resting: list[bool] = []
+
+    def load(path: Path, **_: object) -> argparse.Namespace:
+        resting.append(not gc.isenabled())
+        return argparse.Namespace()
+
+    monkeypatch.setattr("llamarium.api.load", load)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.delitem(sys.modules, "torch")
+    options.load_llama(parse("-m", str(tmp_path)))
+    assert resting == [True] and gc.isenabled()
 
 
 def test_text_by_itself_or_as_an_option() -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich.text import Text
 
 from llamarium.cli import output
-from llamarium.inspect.tables import table
+from llamarium.cli.tables import table
 
 
 class Terminal(io.StringIO):
@@ -147,3 +147,17 @@ def test_a_counter_counts_on_a_terminal_and_leaves_nothing(monkeypatch: pytest.M
     with output.counting("reading") as report:
         report(2, 1234)
     assert sys.stderr.getvalue() == ""
+
+
+def test_a_warning_takes_the_place_of_a_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    output.warn("before")
+    with output.percent("merging") as progress:
+        progress(1, 2)
+        output.warn("rounded")
+    output.warn("after")
+    shown = terminal.getvalue()
+    assert "50 %\r\x1b[Kllamarium: warning: rounded\n" in shown
+    assert shown.startswith("llamarium: warning: before\n") and shown.endswith("\r\x1b[Kllamarium: warning: after\n")

@@ -109,7 +109,21 @@ def test_doctor_finds_everything_in_place(
     assert max(map(len, out.splitlines())) <= 80
     for found in ("python", "torch", "processor", "bfloat16 on CPU", "OMP_NUM_THREADS is 1", "not fetched yet"):
         assert found in out
-    assert out.endswith("Everything is in place.\n")
+    assert out.endswith("Nothing needs attention.\n")
+
+
+@pytest.mark.parametrize("is_built", [True, False])
+def test_doctor_says_whether_the_page_is_there(
+    is_built: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if is_built:
+        (tmp_path / "index.html").write_bytes(b"x" * 2000)
+    monkeypatch.setattr("llamarium.page.assets.DIST", tmp_path)
+    monkeypatch.setattr("llamarium.page.assets.is_built.__defaults__", (tmp_path,))
+    main(["doctor", "--json"])
+    (check,) = json.loads(capsys.readouterr().out)["page"]
+    assert ("there, 2.0 kB" in check["found"]) == is_built
+    assert ("make page" in check["found"]) != is_built
 
 
 def test_doctor_names_what_is_wrong(

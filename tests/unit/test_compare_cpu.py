@@ -74,6 +74,6 @@ def test_ratios_are_medians_of_the_rounds(compare_cpu: ModuleType) -> None:
 
 @pytest.mark.parametrize("text", ["ik", "=path", "ik="])
 def test_a_peer_needs_a_name_and_a_command(compare_cpu: ModuleType, text: str) -> None:
-    assert compare_cpu.named("ik=llama-bench -rtr 1") == ("ik", "llama-bench -rtr 1")
+    assert compare_cpu.common.named("ik=llama-bench -rtr 1") == ("ik", "llama-bench -rtr 1")
     with pytest.raises(argparse.ArgumentTypeError, match="expected NAME="):
-        compare_cpu.named(text)
+        compare_cpu.common.named(text)

@@ -18,12 +18,13 @@ from llamarium.errors import ChatFormatError, TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
+from llamarium.tokenizer.backends.characters import CharacterBackend
+from llamarium.tokenizer.backends.gguf import from_gguf_metadata
 from llamarium.tokenizer.base import SpecialTokens, Tokenizer
-from llamarium.tokenizer.characters import CharacterBackend
-from llamarium.tokenizer.chat import ChatMLFormat, Llama3Format, with_format
-from llamarium.tokenizer.gguf_vocab import from_gguf_metadata
+from llamarium.tokenizer.chat.builtin import ChatMLFormat, Llama3Format
+from llamarium.tokenizer.chat.choose import with_format
+from llamarium.tokenizer.chat.template import TemplateFormat
 from llamarium.tokenizer.load import load_tokenizer_file
-from llamarium.tokenizer.template import TemplateFormat
 from llamarium.train.data.batch import IGNORED, Batch
 from llamarium.train.data.dialog_rows import DialogRows
 from llamarium.train.data.dialogs import Example, read_dialogs
@@ -157,7 +158,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         started.append(args[0])
         return start(*args, **options)
 
-    monkeypatch.setattr("llamarium.tokenizer.template.subprocess.run", count)
+    monkeypatch.setattr("llamarium.tokenizer.chat.template.subprocess.run", count)
     return started
 
 
@@ -178,7 +179,7 @@ def test_many_dialogs_go_through_one_process(
     assert texts == [["Hello!", "So."], ["a <|eot_id|> b!"], *([f"{i}!"] for i in range(198))]
     assert every[0] == form.parts(DIALOG[:5])
     processes.clear()
-    monkeypatch.setattr("llamarium.tokenizer.template._REQUEST_CHARACTERS", 4_000)
+    monkeypatch.setattr("llamarium.tokenizer.chat.template._REQUEST_CHARACTERS", 4_000)
     assert list(form.parts_of(dialogs[:10])) == every[:10]
     assert len(processes) > 2
 
@@ -195,7 +196,7 @@ def test_what_is_learned_does_not_depend_on_the_day(
             def now(cls, tz: Any = None, year: int = year) -> datetime:
                 return datetime(year, 3, 4, 5, 6)
 
-        monkeypatch.setattr("llamarium.tokenizer.template.datetime", Clock)
+        monkeypatch.setattr("llamarium.tokenizer.chat.template.datetime", Clock)
         rows = DialogRows.from_file(path, dated, 64)
         prints.add(rows.fingerprint)
         assert "Today Date: 26 Jul 2024\n" in dated.decode(rows.examples[0].ids.tolist())
@@ -208,7 +209,7 @@ def test_what_is_learned_does_not_depend_on_the_day(
 def test_a_refused_dialog_among_others_is_named(
     dated: Tokenizer, written: Callable[..., Path], words: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llamarium.tokenizer.template.CPU_LIMIT_S", 0.05)
+    monkeypatch.setattr("llamarium.tokenizer.chat.template.CPU_LIMIT_S", 0.05)
     expected = {"never": "was stopped", "no": "refuses the dialog: not this", 3: "has nothing to learn"}[words]
     odd = {"messages": asks(words) if words != 3 else asks("x")[:1]}
     path = written(*({"messages": asks(str(i))} for i in range(4)), odd, {"messages": asks("z")}, {"messages": []})
@@ -280,6 +281,7 @@ def test_a_base_model_continues(base: Tokenizer, llama3: Tokenizer, written: Cal
         ('{"prompt": ["x"], "completion": "b"}', r"prompt is \['x'\]; expected text"),
         ('{"instruction": "x", "input": 3, "output": "b"}', "input is 3"),
         ('{"messages": [{"role": "assistant", "content": "x"}], "tools": [{}]}', "'tools', which is not read"),
+        ('{"messages": [{"role": "assistant", "content": "x"}], "rejected": "y"}', "'rejected', which is not read"),
         ("[" * 100_000, "no JSON"),
         ('{"prompt": "a", "completion": "b", "prompt": "c"}', "the key 'prompt' stands there twice"),
         ('{"prompt": ' + "1" * 5000 + ', "completion": "x"}', "no JSON"),
@@ -383,6 +385,11 @@ def test_fingerprint_is_of_everything_that_shapes_rows() -> None:
     assert len({same, *(rows.fingerprint for rows in others)}) == 8
 
 
+def test_fingerprint_stays_from_version_to_version() -> None:
+    example = Example(np.arange(6, dtype=np.int32), np.arange(6) > 3)
+    assert DialogRows([example, example], 8, seed=1).fingerprint.startswith("37e517627bbfa1485acc")  # runs resume by it
+
+
 def test_a_row_of_one_segment_needs_no_mask() -> None:
     example = Example(np.arange(9, dtype=np.int32), np.arange(9) > 3)
     assert DialogRows([example], 8).batch(0, [0]).segments_BT is None
@@ -395,7 +402,7 @@ def test_longer_than_the_context() -> None:
     assert lengths[-2] > 12
     num_rows = DialogRows(examples, lengths[-1]).num_rows(0)
     assert num_rows > 0
-    with pytest.raises(TrainingError, match=rf"2 of 12 examples are longer .* 12 tokens, the longest {lengths[-1]}"):
+    with pytest.raises(TrainingError, match=rf"2 of 12 examples are longer .* 12 tokens; .* has {lengths[-1]}"):
         DialogRows(examples, 12)
     with pytest.warns(UserWarning, match=r"2 of 12 examples .*left out"):
         rows = DialogRows(examples, 12, too_long="drop")

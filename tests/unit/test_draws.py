@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from llamarium.generation.sampler import Sampler, SamplingParams, SamplingRow
-from llamarium.generation.torch_sampler import InTorch, splitmix64
 from llamarium.kernels import native
+from llamarium.sampling.params import SamplingParams
+from llamarium.sampling.row import SamplingRow
+from llamarium.sampling.sampler import Sampler
+from llamarium.sampling.torch_sampler import InTorch, splitmix64
 
 INF = math.inf
 

@@ -29,8 +29,8 @@ from llamarium.errors import CheckpointError, LlamariumError, OptionError, Outpu
 from llamarium.io import atomic_folder
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.swap import quantize_linears
+from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.characters import CharacterTokenizer
 from llamarium.tokenizer.load import load_tokenizer_file
 from llamarium.train.data.bpe import train_bpe
 

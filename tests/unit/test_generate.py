@@ -2,16 +2,17 @@
 
 import copy
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 
+import llamarium
 from closeness import assert_close_to_reference, model_reference
 from llamarium.attention import CausalAttend
-from llamarium.errors import ContextLengthError, InputError
-from llamarium.generation.kept import KeptSequence, Memory, PrefixCache, advance
-from llamarium.generation.loop import TokenEvent, generate_tokens
-from llamarium.generation.params import SamplingParams
+from llamarium.errors import ContextLengthError, InputError, LlamariumError, OptionError, SamplingError, TokenizerError
+from llamarium.generation.kept import KeptSequence, Memory, advance
+from llamarium.generation.loop import PrefixCache, TokenEvent, generate_tokens
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
@@ -19,6 +20,7 @@ from llamarium.runtime.batch import BLOCK_SIZE
 from llamarium.runtime.blocks import blocks_for
 from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.runner import Runner
+from llamarium.sampling.params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
@@ -188,11 +190,11 @@ def test_what_cannot_be_continued_is_refused(model: LlamaForCausalLM, runner: Ru
         ([[1], []], InputError, "prompt 1 has no tokens"),
         ([[1], [256]], InputError, r"prompt 1 has token ids 256..256; expected 0..255"),
         ([[-1]], InputError, "expected 0..255"),
-        ([[1] * 64], ContextLengthError, "64 tokens and the model's context holds 64"),
+        ([[1] * 64], ContextLengthError, "64 tokens; this model's maximum context length is 64"),
     ]
     for prompts, error, message in cases:
         with pytest.raises(error, match=message):
-            list(generate_tokens(runner, prompts, [GREEDY] * len(prompts)))
+            generate_tokens(runner, prompts, [GREEDY] * len(prompts))  # no token is asked for
 
 
 def test_the_model_refuses_what_it_cannot_take(model: LlamaForCausalLM) -> None:
@@ -209,13 +211,64 @@ def test_the_model_refuses_what_it_cannot_take(model: LlamaForCausalLM) -> None:
             model(ids, positions)
 
 
-def test_a_prefix_serves_one_answer(model: LlamaForCausalLM, runner: Runner) -> None:
+def test_a_prefix_serves_one_answer(runner: Runner) -> None:
     ids = prompts_of(4)[0]
     for prompts, options in (([ids, ids], {}), ([ids], {"use_cache": False})):
         with pytest.raises(InputError, match="a prefix serves one prompt"):
             run(runner, prompts, [GREEDY] * len(prompts), prefix=PrefixCache(runner), **options)
-    with pytest.raises(InputError, match="the prefix is of another model"):
-        run(runner, [ids], [GREEDY], prefix=PrefixCache(ModuleRunner(copy.deepcopy(model))))
+
+
+def test_a_prefix_of_another_model_begins_anew_unless_the_call_is_refused(
+    model: LlamaForCausalLM, runner: Runner
+) -> None:
+    ids, other = prompts_of(4)[0], ModuleRunner(copy.deepcopy(model))
+    prefix = PrefixCache(other)
+    run(other, [ids], [GREEDY], prefix=prefix)
+    engine = prefix.engine
+    refused: list[tuple[list[int], SamplingParams]] = [
+        ([], GREEDY),
+        (ids, SamplingParams(n=2)),
+        (ids, dataclasses.replace(GREEDY, logit_bias={10**6: 1.0})),
+    ]
+    for prompt, params in refused:
+        with pytest.raises(LlamariumError):
+            generate_tokens(runner, [prompt], [params], prefix=prefix)
+        with pytest.raises(LlamariumError):
+            generate_tokens(other, [prompt], [params], prefix=prefix, kv_cache_dtype="int8")
+    assert prefix.engine is engine and engine.counts.steps == 12
+    assert run(runner, [ids], [GREEDY], prefix=prefix) == run(runner, [ids], [GREEDY])
+    assert prefix.engine is not engine and prefix.engine.runner is runner
+
+
+def test_a_stream_that_was_not_begun_gives_way_to_another_answer_of_its_dialog(runner: Runner) -> None:
+    ids = prompts_of(4)[0]
+    prefix = PrefixCache(runner)
+    first = generate_tokens(runner, [ids], [GREEDY], prefix=prefix)
+    prefix.use(runner, "int8")
+    with pytest.raises(InputError, match="another answer was begun in the same dialog"):
+        next(first)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "message"),
+    [
+        ("", {}, InputError, "the prompt has no tokens"),
+        ([65], {}, TokenizerError, "no token has the id 65"),
+        ("a" * 256, {}, ContextLengthError, "256 tokens; this model's maximum context length is 256"),
+        ("a", {"logit_bias": {65: 1.0}}, SamplingError, "logit_bias"),
+        ("a", {"temperature": -1}, SamplingError, "temperature is -1"),
+        ("a", {"prompt_lookup": True, "use_cache": False}, OptionError, "over the cache"),
+        ("a", {"prompt_lookup": True, "temperature": 1.0}, OptionError, "prompt_lookup could change the tokens"),
+    ],
+)
+def test_a_stream_refuses_when_it_is_called_what_generate_refuses(
+    prompt: Any, options: dict[str, Any], error: type[LlamariumError], message: str
+) -> None:
+    llama = llamarium.load("shakespeare-char", device="cpu")
+    llama = llamarium.Llama("modules", llama.model.float(), llama.tokenizer)
+    for ask in (llama.generate, llama.stream):
+        with pytest.raises(error, match=message):
+            ask(prompt, **options)
 
 
 def test_a_dialogs_cache_never_outgrows_the_context() -> None:
@@ -223,7 +276,7 @@ def test_a_dialogs_cache_never_outgrows_the_context() -> None:
     runner = ModuleRunner(init_weights(LlamaForCausalLM(config), seed=1).eval().requires_grad_(False))
     prefix = PrefixCache(runner)
     run(runner, prompts_of(10), [GREEDY], prefix=prefix)
-    assert prefix.memory.cache.num_blocks * BLOCK_SIZE >= 22
-    prefix.begin(prompts_of(10)[0], 299)
-    assert prefix.memory.cache.num_blocks == blocks_for(300)
+    assert prefix.engine.num_blocks == 1
+    prefix.engine.reserve(299)
+    assert prefix.engine.num_blocks == blocks_for(300)
     assert run(runner, prompts_of(10), [GREEDY], prefix=prefix) == run(runner, prompts_of(10), [GREEDY])

@@ -10,7 +10,7 @@ from llamarium.checkpoints.options import TensorSource
 from llamarium.inspect.summary import group_sources, summarize
 from llamarium.model import LlamaForCausalLM
 from llamarium.presets import preset
-from llamarium.runtime.loaded import LoadedModel
+from llamarium.runtime.loaded_model import LoadedModel
 
 
 def source(key: str, name: str, *, file: str = "a.gguf", held: str = "Q4_1", num_bytes: int = 10) -> TensorSource:

@@ -16,10 +16,12 @@ from llamarium.inspect.score import Score, TokenScore, score, score_text
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.quant.ggml import EmbeddingGGML, dequantize, quantize
+from llamarium.quant.ggml.blocks import dequantize
+from llamarium.quant.ggml.encode import quantize
+from llamarium.quant.ggml.linear import EmbeddingGGML
 from llamarium.runtime.module_runner import ModuleRunner
+from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.tokenizer.base import SpecialTokens, Tokenizer
-from llamarium.tokenizer.characters import CharacterTokenizer
 
 ALPHABET = "abcdefghij klmnop.\n"
 CONFIG = replace(preset("tiny"), vocab_size=len(ALPHABET), initializer_range=0.2, max_position_embeddings=32)
@@ -223,6 +225,19 @@ def test_the_ranking_is_by_cosine() -> None:
     for n in found.neighbors:
         assert n.cosine == pytest.approx(float(cosines[n.token_id]), abs=1e-6)
     assert {n.token_id for n in found.neighbors} == set(range(len(WORDS))) - {3}
+
+
+def test_a_row_is_named_by_its_id_too() -> None:
+    tokenizer = word_tokenizer(WORDS)
+    by_word = neighbors(embedding(), tokenizer, " king", minus=[" man"], k=3)
+    king, man = (word.token_id for word in by_word.query)
+    by_id = neighbors(embedding(), tokenizer, king, minus=[man], k=3)
+    assert (by_id.query, by_id.neighbors) == (by_word.query, by_word.neighbors)
+    with pytest.raises(InputError, match="the word is empty"):
+        neighbors(embedding(), tokenizer, "")
+    for token_id in (-1, tokenizer.vocab_size, True):
+        with pytest.raises(InputError, match=f"the token is {token_id}; expected an id within 0"):
+            neighbors(embedding(), tokenizer, token_id)
 
 
 def test_rows_are_added_as_they_stand_in_the_table() -> None:

@@ -14,6 +14,7 @@ from llamarium.attention import attend_eagerly
 from llamarium.config import ModelConfig
 from llamarium.errors import ContextLengthError, InputError, MemoryBudgetError
 from llamarium.generation.kept import Memory, advance
+from llamarium.inspect import passes
 from llamarium.inspect import trace as trace_module
 from llamarium.inspect.lens import lens
 from llamarium.inspect.trace import ACTIVATIONS, Trace, split_key, trace
@@ -22,6 +23,7 @@ from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.runtime import module_runner
 from llamarium.runtime.module_runner import ModuleRunner
+from llamarium.runtime.shell import shell_of
 
 CONFIG = replace(preset("tiny"), num_hidden_layers=3, vocab_size=200, initializer_range=0.2)
 IDS = [7, 3, 150, 3, 42, 199]
@@ -249,7 +251,7 @@ def test_traces_and_requests_at_once_do_not_mix(model: LlamaForCausalLM) -> None
 
 
 def test_weights_are_shared_and_not_copied(model: LlamaForCausalLM) -> None:
-    shell = module_runner._shell(model)
+    shell = shell_of(model)
     assert [p.data_ptr() for p in shell.parameters()] == [p.data_ptr() for p in model.parameters()]
     assert shell.lm_head.weight is shell.model.embed_tokens.weight
 
@@ -292,14 +294,46 @@ def test_other_linears_are_traced_alike() -> None:
 
 def test_the_lens_on_the_last_layer_says_what_the_model_says(model: LlamaForCausalLM, full: Trace) -> None:
     seen = lens(model, full, k=3)
-    assert [row.layer for row in seen.layers] == [0, 1, 2]
+    assert [(row.layer, row.after) for row in seen.layers] == [
+        (i, half) for i in range(3) for half in ("attention", "mlp")
+    ]
     probs = full["logits"].softmax(-1).topk(3)
     for candidates, ids, values in zip(seen.layers[-1].candidates, probs.indices, probs.values, strict=True):
         assert [c.token_id for c in candidates] == ids.tolist()
         assert [c.probability for c in candidates] == pytest.approx(values.tolist(), rel=1e-5)
-    early = model.logits(model.model.norm(full["layers.0.resid"])).argmax(-1)
-    assert [row[0].token_id for row in seen.layers[0].candidates] == early.tolist()
-    assert early.tolist() != probs.indices[:, 0].tolist()
+    for place, name in enumerate(("resid_mid", "resid")):
+        early = model.logits(model.model.norm(full[f"layers.0.{name}"])).argmax(-1)
+        assert [row[0].token_id for row in seen.layers[place].candidates] == early.tolist()
+        assert early.tolist() != probs.indices[:, 0].tolist()
+
+
+def test_the_lens_tells_of_a_chosen_token_at_every_place(
+    model: LlamaForCausalLM, full: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "CHUNK_BYTES", 4 * 4 * CONFIG.vocab_size)  # four positions at a time
+    seen = lens(model, full, k=1, chosen_id=42)
+    assert seen.chosen_id == 42 and len(seen.layers) == 6
+    logprobs = full["logits"].log_softmax(-1)
+    assert [c.logprob for c in seen.layers[-1].chosen] == pytest.approx(logprobs[:, 42].tolist(), rel=1e-5)
+    ranks = logprobs.argsort(-1, descending=True).eq(42).nonzero()[:, 1] + 1
+    assert [c.rank for c in seen.layers[-1].chosen] == ranks.tolist()
+    mid = model.logits(model.model.norm(full["layers.1.resid_mid"])).softmax(-1)[:, 42]
+    assert [c.probability for c in seen.layers[2].chosen] == pytest.approx(mid.tolist(), rel=1e-5)
+    assert json.loads(json.dumps(seen.to_dict()))["layers"][2]["after"] == "attention"
+    for wrong in (200, -1, True):
+        with pytest.raises(InputError, match=rf"chosen_id is {wrong}; expected an id within 0\.\.199"):
+            lens(model, full, chosen_id=wrong)
+
+
+def test_positions_may_lie_in_some_batches_of_a_long_text_alone(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trace(ModuleRunner(model), IDS)
+    monkeypatch.setattr(trace_module, "PREFILL_CHUNK", 2)
+    for positions in ([0], [-1], [3, 0]):
+        part = trace(ModuleRunner(model), IDS, positions=positions)
+        for key, tensor in whole.select(positions=[p % len(IDS) for p in positions]).items():
+            assert torch.allclose(part[key], tensor, atol=1e-3), key  # PyTorch rounds other chunks otherwise
 
 
 def test_the_lens_reads_the_layers_and_positions_of_its_trace(model: LlamaForCausalLM) -> None:

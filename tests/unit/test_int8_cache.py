@@ -12,26 +12,26 @@ from torch import Tensor
 import llamarium
 from llamarium.attention import CachedAttend, EagerAttend, KVCache
 from llamarium.attention.cached import to_codes
-from llamarium.attention.paged import PagedAttend, PagedCache, Run, find_slots
+from llamarium.attention.paged import PagedAttend, PagedCache, Segment, find_slots
 from llamarium.cli.main import main
 from llamarium.config import ModelConfig
 from llamarium.errors import MemoryBudgetError, OptionError
-from llamarium.generation.kept import KeptSequence, Memory, PrefixCache, advance
-from llamarium.generation.loop import generate_tokens
-from llamarium.generation.params import SamplingParams
+from llamarium.generation.kept import KeptSequence, Memory, advance
+from llamarium.generation.loop import PrefixCache, generate_tokens
 from llamarium.inspect.summary import summarize
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.quant.ggml import quantize
+from llamarium.quant.ggml.encode import quantize
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_ggml
 from llamarium.quant.swap import swap_linears
 from llamarium.runtime.batch import BLOCK_SIZE, Span, pack
-from llamarium.runtime.cache import NativeCache
 from llamarium.runtime.module_runner import ModuleRunner
-from llamarium.runtime.native_runner import NativeRunner
+from llamarium.runtime.native.cache import NativeCache
+from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.runner import Runner
+from llamarium.sampling.params import SamplingParams
 from native_models import native_runner
 
 pytestmark = pytest.mark.alone  # with as many threads as there are cores
@@ -128,9 +128,9 @@ def see(
     cache: PagedCache, runs: list[tuple[list[int], int, int]], parts: list[tuple[Tensor, Tensor, Tensor]]
 ) -> tuple[Tensor, PagedAttend]:
     """One packed row of (blocks, start, count) runs and their queries, keys and values."""
-    made, row = list[Run](), 0
+    made, row = list[Segment](), 0
     for blocks, start, count in runs:
-        made.append(Run(slice(row, row + count), start, find_slots(blocks, P, start + count, "cpu")))
+        made.append(Segment(slice(row, row + count), start, find_slots(blocks, P, start + count, "cpu")))
         row += count
     attend = PagedAttend(cache, made)
     return attend(0, *(torch.cat(which).unsqueeze(0) for which in zip(*parts, strict=True)))[0], attend
@@ -347,9 +347,10 @@ def test_a_request_gives_the_same_tokens_alone_batched_and_continued(which: int)
     prefix = PrefixCache(runner, "int8")
     for prompt, expected in zip(PROMPTS, alone, strict=True):
         for ids in (prompt, prompt + expected[:4]):
-            events = generate_tokens(runner, [ids], [replace(GREEDY, max_tokens=4)], prefix=prefix)
+            wanted = [replace(GREEDY, max_tokens=4)]
+            events = generate_tokens(runner, [ids], wanted, prefix=prefix, kv_cache_dtype="int8")
             assert [event.token_id for event in events] == expected[len(ids) - len(prompt) :][:4]
-    cache = prefix.memory.cache
+    cache = prefix.engine.cache
     assert isinstance(cache, NativeCache | PagedCache) and cache.dtype in ("int8", torch.int8)
 
 
@@ -362,7 +363,7 @@ def test_other_names_are_refused() -> None:
     wrong: Any
     for wrong in ("fp8", "int4", None, torch.int8):
         with pytest.raises(OptionError, match=r"kv_cache_dtype is .*; expected auto, int8"):
-            next(generate_tokens(runner, [[1]], [GREEDY], kv_cache_dtype=wrong))
+            generate_tokens(runner, [[1]], [GREEDY], kv_cache_dtype=wrong)
         for ask in (llama.generate, llama.stream, llama.conversation().say):
             with pytest.raises(OptionError, match=r"kv_cache_dtype is .*; expected auto, int8"):
                 list(ask("ROMEO:", kv_cache_dtype=wrong))
@@ -375,7 +376,7 @@ def test_a_loaded_model_generates_and_talks_over_it(runner: type, monkeypatch: p
     monkeypatch.setattr(
         runner,
         "new_cache",
-        lambda self, num_blocks, dtype="auto": made.append(dtype) or true(self, num_blocks, dtype),
+        lambda self, num_blocks, dtype="auto", *size: made.append(dtype) or true(self, num_blocks, dtype, *size),
     )
     dtype = "bfloat16" if runner is NativeRunner else "float32"
     llama = llamarium.load("shakespeare-char", device="cpu", dtype=dtype)

@@ -8,7 +8,7 @@ import pytest
 
 from llamarium.errors import OutputError
 from llamarium.io import atomic_file, atomic_folder, unwritable
-from llamarium.tokenizer.files import write_text
+from llamarium.tokenizer.backends.files import write_text
 from llamarium.train.state.checkpoint import save_checkpoint
 
 FULL = os.strerror(errno.ENOSPC)

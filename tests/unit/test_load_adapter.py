@@ -25,9 +25,10 @@ from llamarium.errors import CheckpointError, OptionError, TokenizerError
 from llamarium.generation.kept import Memory, advance
 from llamarium.kernels import native
 from llamarium.runtime.module_runner import ModuleRunner
-from llamarium.runtime.native_runner import NativeRunner
+from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.runner import Runner
 from llamarium.train.data.bpe import train_characters
+from strong_adapters import strengthen
 
 IDS = [1, 5, 17, 200, 3, 255, 0, 42]
 VARIANTS = {
@@ -50,12 +51,7 @@ def trained(base: Path, folder: Path, config: LoRAConfig, seed: int = 0, **optio
     """An adapter for a base, of which every number matters."""
     model = llamarium.load(base, device="cpu", **options).model
     apply_lora(model, config)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for _, linear in lora_linears(model):
-            linear.lora_B.weight.normal_(0, 0.1, generator=generator)
-            if linear.lora_magnitude_vector is not None:
-                linear.lora_magnitude_vector.mul_(1.3)
+    strengthen(model, 0.1, seed=seed, stretch=1.3)
     save_adapter(model, folder, base_model=str(base))
     return folder
 
@@ -200,3 +196,31 @@ def test_an_adapter_that_is_trained_further_in_place_is_what_answers(
     with pytest.warns(UserWarning, match="PyTorch answers"):
         after = logits(llama.runner)
     assert (after == logits(ModuleRunner(model))).all() and not np.allclose(after, before, atol=0.1 * before.std())
+
+
+@needs_c
+def test_an_engine_answers_with_several_adapters_side_by_side(model_files: Callable[..., Any], tmp_path: Path) -> None:
+    base = model_files(tie_word_embeddings=False).huggingface()
+    train_characters([bytes(range(32, 127)).decode()]).save(base)
+    folders = {name: trained(base, tmp_path / name, VARIANTS[name], seed=i) for i, name in enumerate(("lora", "dora"))}
+    llama = llamarium.load(base, device="cpu")
+    options: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 12, "seed": 1}
+    prompt = [1, 5, 17, 20, 3, 42]
+    expected = {None: llama.generate(prompt, **options)}
+    for name, folder in folders.items():
+        expected[name] = llamarium.load(base, adapter=folder, device="cpu").generate(prompt, **options)
+    with llama.engine(adapters=folders, kv_memory=2**22) as engine:
+        for _ in range(2):  # cold, then over what each has left in the cache
+            asked = {name: engine.stream(prompt, adapter=name, **options) for name in expected}
+            assert {name: answers.collect() for name, answers in asked.items()} == expected
+        with pytest.raises(OptionError, match="adapter is 'other'; expected lora, dora"):
+            engine.stream(prompt, adapter="other")
+    assert len({answer.completions[0].token_ids for answer in expected.values()}) == 3
+    with pytest.raises(OptionError, match="has an adapter already"):
+        llamarium.load(base, adapter=folders["lora"], device="cpu").engine(adapters=folders)
+    with pytest.raises(OptionError, match="need a model that the C kernels run"):
+        llamarium.load(base, device="cpu", dtype="float32").engine(adapters=folders)
+    dialogs = llamarium.load("smollm2-135m", device="cpu").tokenizer
+    dialogs.save(folders["lora"])
+    with pytest.raises(llamarium.LlamariumError):
+        llama.engine(adapters=folders)

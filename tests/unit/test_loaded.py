@@ -19,8 +19,8 @@ from llamarium.errors import InputError, OptionError
 from llamarium.generation.kept import Memory, advance, batches
 from llamarium.inspect.trace import trace, trace_steps
 from llamarium.model import LlamaForCausalLM
-from llamarium.runtime.loaded import LoadedModel
-from llamarium.runtime.native_runner import NativeRunner
+from llamarium.runtime.loaded_model import LoadedModel
+from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.taps import Taps
 from native_models import CONFIG, build, native_runner
 

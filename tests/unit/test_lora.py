@@ -29,14 +29,14 @@ from llamarium.errors import CheckpointError, ModelNotFoundError, TrainingError,
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.quant.ggml import LinearGGML
+from llamarium.quant.ggml.linear import LinearGGML
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.swap import quantize_linears
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.module_runner import ModuleRunner
-from llamarium.runtime.native_runner import NativeRunner
+from llamarium.runtime.native.runner import NativeRunner
 from llamarium.train.state.checkpoint import checkpoint_folder, point_at
 
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42]])

@@ -1,6 +1,7 @@
 """The products in C against their definitions in PyTorch; which kernels are chosen, and their threads."""
 
 import copy
+import math
 import platform
 import time
 from typing import Any
@@ -12,8 +13,8 @@ from llamarium.errors import OptionError
 from llamarium.kernels import native, threads
 from llamarium.kernels.native import InputBits
 from llamarium.quant.formats import PACKED_FORMATS
-from llamarium.quant.ggml import quantize
-from llamarium.quant.ggml_blocks import dequantize
+from llamarium.quant.ggml.blocks import dequantize
+from llamarium.quant.ggml.encode import quantize
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.packed import (
@@ -118,9 +119,11 @@ def test_a_product_of_bfloat16_equals_torchs(kernels: str, rows: int) -> None:
 def test_a_row_is_the_same_alone_among_others_and_on_any_number_of_threads(
     kernels: str, name: str, bits: InputBits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    linear, x = random_linear(name, 200, 96), torch.randn(70, 96)
+    linear, x = random_linear(name, 200, 608), torch.randn(70, 608)  # 19 groups, which no kernel takes in equal parts
     monkeypatch.setattr(native, "num_threads", lambda: 1)
     together = product(linear.matrix, x, bits)
+    for count in (5, 11, 20, 55, 56):  # where kernels take another way, and where they share rows out unevenly
+        assert torch.equal(product(linear.matrix, x[:count], bits), together[:count])
     for count in (2, 3, 7):
         monkeypatch.setattr(native, "num_threads", lambda count=count: count)
         assert torch.equal(product(linear.matrix, x, bits), together)
@@ -137,21 +140,69 @@ def test_inputs_that_are_zero_or_not_finite(kernels: str, bits: InputBits) -> No
     assert (y[0] == 0).all() and y[1:3].isnan().all() and y[3].isfinite().all()
 
 
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("num_inputs", [20, 56])
+def test_inputs_and_scales_of_any_size_have_the_same_product_alone_and_among_others(
+    kernels: str, name: str, num_inputs: int
+) -> None:
+    """Many rows' scales are multiplied by adding exponents, which knows neither 0 nor NaN."""
+    linear = random_linear(name, 32, 320)
+    codes, _, minimum = linear.parts(torch.arange(32))
+    scale = torch.tensor([0.0, -0.0, 2.0**-24, -(2.0**-14), 65504.0]).repeat(64).view(32, 10).half()
+    minimum = None if minimum is None else minimum.half()
+    linear = LinearPacked.from_codes(codes.view(32, 320), scale, linear.format, minimum)
+    x = torch.randn(num_inputs, 320)
+    for row, exponent in enumerate((-149, -127, -107, -94, -50, 90)):
+        x[row] *= 2.0**exponent
+    x[6] = 2.0**120  # too large
+    x[7, 0], x[8, 100], x[9], x[10, 3] = float("nan"), float("inf"), 0, 2.0**120
+    together, alone = product(linear.matrix, x), torch.cat([product(linear.matrix, row.unsqueeze(0)) for row in x])
+    assert torch.equal(together.isnan(), alone.isnan()) and torch.equal(together.nan_to_num(), alone.nan_to_num())
+    assert together[6:9].isnan().all() and (together[9] == 0).all() and together[10:].isfinite().all()
+    expected = product_reference(x, linear)
+    size = expected[10:].abs().amax(1, keepdim=True)
+    assert ((together - expected)[10:].abs() <= 1e-5 * size).all()
+
+
 def test_scales_that_are_subnormal_infinite_or_nan(kernels: str) -> None:
     codes = torch.full((16, 32), 9, dtype=torch.uint8)
     scale = torch.tensor([2.0**-24, -(2.0**-15), 65504.0, float("inf"), float("nan"), 0.0]).half()
     linear = LinearPacked.from_codes(codes[:6], scale.unsqueeze(1), PACKED_FORMATS["Q4_0"])
-    y = product(linear.matrix, torch.ones(1, 32))[0]
-    torch.testing.assert_close(y[:3], scale[:3].float() * 32)
-    # With 16 bits the residual's 0 is multiplied with infinity too.
-    assert not y[3].isfinite() and y[4].isnan() and y[5] == 0
+    for count in (1, 20):
+        y = product(linear.matrix, torch.full((count, 32), 127.0))
+        torch.testing.assert_close(y[:, :3], (scale[:3].float() * 32 * 127).expand(count, 3))
+        # With 16 bits the residual's 0 is multiplied with infinity too.
+        assert not y[:, 3].isfinite().any() and y[:, 4].isnan().all() and (y[:, 5] == 0).all()
     assert not linear.has_finite_scales() and random_linear("Q4_1", 20, 32).has_finite_scales()
 
 
 def test_rounding_of_inputs_is_the_definitions() -> None:
-    x = torch.tensor([[127.0, 0.5, 1.5, -2.5, *[0.0] * 28]])
+    x = torch.tensor([[*[0.0] * 20, 127.0, 0.5, 1.5, -2.5, 1000.4, 0.5, -384.0, -2.5, *[0.0] * 4]])
     codes, scale = quantize_inputs(x)
-    assert codes[0, 0, :4].tolist() == [127, 0, 2, -2] and scale.item() == 1.0  # ties to even
+    assert scale.item() == 1.0, "the second largest four decide"
+    assert codes[0, 0, 20:24].tolist() == [127, 0, 2, -2]  # ties to even
+    assert codes[0, 0, 24:28].tolist() == [1000, 0, -383, -2], "-384 would have -128 for its low byte"
+    assert (codes[0, 0, :20] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("largest", "expected"),
+    [(127.1, 1.125), (1.875 * 127, 1.875), (1.88 * 127, 2.0), (0.0, 2.0**-100), (2.0**118, math.nan)],
+)
+def test_scales_of_inputs_are_eighths_between_limits(largest: float, expected: float) -> None:
+    codes, scale = quantize_inputs(torch.full((1, 32), largest))
+    torch.testing.assert_close(scale, torch.full((1, 1), expected), rtol=0, atol=0, equal_nan=True)
+    assert codes.max() <= 127
+
+
+def test_an_outlier_leaves_the_others_as_they_are(kernels: str) -> None:
+    linear, x = random_linear("Q4_1", 16, 64), torch.randn(1, 64)
+    exact = linear.dequantize().double()
+    errors = []
+    for x[0, 5] in (1.0, 100.0):
+        y = product(linear.matrix, x, 8).double()
+        errors.append((y - x.double() @ exact.T).abs().max().item())
+    assert errors[1] < 2 * errors[0]
 
 
 def test_a_linear_serves_every_dtype_shape_and_gradient() -> None:
@@ -216,7 +267,7 @@ def test_a_missing_or_foreign_library_is_done_without(monkeypatch: pytest.Monkey
 
 
 def test_the_kernels_have_torchs_threads_and_torch_one_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_allowed_cpus", lambda: 2)
+    monkeypatch.setattr(threads, "allowed_cpus", lambda: 2)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)

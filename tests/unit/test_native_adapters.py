@@ -11,12 +11,13 @@ from llamarium.adapters.lora import apply_lora, lora_linears
 from llamarium.errors import InputError
 from llamarium.generation.kept import Memory, advance
 from llamarium.model import LlamaForCausalLM
-from llamarium.runtime.adapters import Adapter, LowRank
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.module_runner import ModuleRunner
-from llamarium.runtime.native_runner import NativeRunner
+from llamarium.runtime.native.adapters import Adapter, LowRank
+from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.runner import Runner
 from native_models import CONFIG, build, native_runner, weights_of
+from strong_adapters import strengthen
 
 UNTIED = replace(CONFIG, tie_word_embeddings=False)
 
@@ -37,12 +38,7 @@ def adapted(config: LoRAConfig, seed: int) -> LlamaForCausalLM:
     """A float32 model whose adapter matters."""
     model = build(None, torch.float32, config=UNTIED)
     apply_lora(model, config, seed=seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for _, linear in lora_linears(model):
-            linear.lora_B.weight.normal_(0, 0.05, generator=generator)
-            if linear.lora_magnitude_vector is not None:
-                linear.lora_magnitude_vector.mul_(1.1)
+    strengthen(model, 0.05, seed=seed, stretch=1.1)
     return model.eval().requires_grad_(False)
 
 

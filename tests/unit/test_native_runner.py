@@ -14,12 +14,12 @@ from llamarium.kernels import native
 from llamarium.kernels.native import InputBits
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
-from llamarium.quant.ggml import quantize
+from llamarium.quant.ggml.encode import quantize
 from llamarium.quant.packed import LinearPacked, pack_ggml
 from llamarium.quant.swap import swap_linears
 from llamarium.runtime.batch import BLOCK_SIZE, Span, pack
 from llamarium.runtime.module_runner import ModuleRunner
-from llamarium.runtime.native_runner import NativeRunner
+from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Taps
 from native_models import CONFIG, build, native_runner, weights_of

@@ -10,7 +10,7 @@ import pytest
 
 from llamarium.checkpoints.open import open_checkpoint, open_model
 from llamarium.errors import CheckpointError, ConfigError, LlamariumError, TokenizerError
-from llamarium.tokenizer.characters import CharacterTokenizer
+from llamarium.tokenizer.backends.characters import CharacterTokenizer
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 

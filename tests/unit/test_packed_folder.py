@@ -33,13 +33,13 @@ from llamarium.errors import (
 from llamarium.inspect.summary import summarize
 from llamarium.kernels import native
 from llamarium.quant.formats import PACKED_FORMATS
-from llamarium.quant.ggml import quantize
+from llamarium.quant.ggml.encode import quantize
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
 from llamarium.runtime.batch import Span
 from llamarium.runtime.batch import pack as pack_spans
 from llamarium.runtime.module_runner import ModuleRunner
-from llamarium.runtime.native_runner import NativeRunner
+from llamarium.runtime.native.runner import NativeRunner
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 EMBEDDING = "model.embed_tokens.weight"

@@ -6,28 +6,31 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from llamarium.adapters.config import LoRAConfig
-from llamarium.adapters.lora import apply_lora, lora_linears, without_adapters
+from llamarium.adapters.lora import apply_lora, without_adapters
 from llamarium.cli.main import main
 from llamarium.errors import TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.load import load_tokenizer_file
 from llamarium.train.conduct import conduct
 from llamarium.train.config import DPOConfig
 from llamarium.train.data.batch import IGNORED
 from llamarium.train.data.bpe import train_bpe
+from llamarium.train.data.dialog_rows import DialogRows
 from llamarium.train.data.pairs import PairRows, read_pairs
 from llamarium.train.dpo import Preference, answer_logprobs, dpo_loss, prepare, set_reference, token_logprobs
 from llamarium.train.setup import Event, Setup
 from llamarium.train.step import causal_trunk, measure
+from strong_adapters import strengthen
 
 PAIRS = [{"prompt": f"say {i}", "chosen": f" {i} {i}", "rejected": f" no {i}"} for i in range(12)]
 
@@ -51,9 +54,7 @@ def small(seed: int = 0) -> LlamaForCausalLM:
 def with_adapters() -> LlamaForCausalLM:
     model = small()
     apply_lora(model, LoRAConfig(r=2))
-    generator = torch.Generator().manual_seed(1)
-    for _, linear in lora_linears(model):
-        linear.lora_B.weight.data.normal_(0, 0.2, generator=generator)
+    strengthen(model, 0.2, seed=1)
     return model
 
 
@@ -170,7 +171,8 @@ def test_an_earlier_answer_of_the_dialog_is_no_preference(tmp_path: Path, smollm
         ({"prompt": "p", "chosen": "a"}, "expected chosen and rejected"),
         ({"prompt": "p", "messages": [], "chosen": "a", "rejected": "b"}, "either prompt or messages"),
         ({"prompt": "p", "chosen": ["a"], "rejected": "b"}, r"chosen is \['a'\]; expected the answer's text"),
-        ({"prompt": "p", "chosen": "a", "rejected": "a"}, "the same text"),
+        ({"prompt": "p", "chosen": "a", "rejected": "a"}, "the same tokens"),
+        ({"prompt": "p", "chosen": "a", "rejected": "b", "completion": "c"}, "has 'completion', which is not read"),
         ({"prompt": 3, "chosen": "a", "rejected": "b"}, "prompt is 3; expected text"),
         ({"messages": [], "chosen": "a", "rejected": "b"}, "ends before the answers"),
         (
@@ -196,8 +198,16 @@ def test_pairs_stay_together_and_those_that_fit_no_row_are_refused(file: Path, t
     train, held_out = rows.split(0.25)
     assert (len(train.examples), len(held_out.examples)) == (18, 6)
     assert (rows.batch(0, [0]).labels_BT != IGNORED).any()
-    with pytest.raises(TrainingError, match="12 of 12 pairs are longer than a row of 12 tokens"):
+    with pytest.raises(TrainingError, match=r"pairs.jsonl: 12 of 12 pairs are longer than a row of 12 tokens"):
         PairRows.from_file(file, tokenizer, 12)
+
+
+def test_pairs_are_other_rows_than_dialogs_of_the_same_examples(file: Path, tokenizer: Tokenizer) -> None:
+    read = PairRows.from_file(file, tokenizer, 96)
+    made = _again(read)
+    assert made.fingerprint == read.fingerprint
+    assert made.fingerprint != DialogRows(read.examples, 96, seed=0, pad_id=read._pad_id).fingerprint
+    assert len({rows.fingerprint for rows in (read, *read.split(0.25), *read.split(0.5))}) == 5
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -253,6 +263,20 @@ def test_a_run_learns_the_preference_and_resumes_to_the_bit(
     assert [event["reward_accuracy"] for event in events if event["event"] == "validation"][-1] >= 0.5
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_model_and_its_reference_are_the_same_in_the_runs_precision(
+    precision: Literal["float32", "bfloat16"], file: Path, tmp_path: Path, model_files: Callable[..., Any]
+) -> None:
+    setup = preferring(file, tmp_path, model_files, method="full", precision=precision)()
+    found = {
+        name: measure(setup.model, setup.train, batch_rows=2, precision=name, objective=setup.objective)
+        for name in ("float32", "bfloat16")
+    }
+    margins = {name: evaluation.metrics["reward_margin"] for name, evaluation in found.items()}
+    assert margins.pop(precision) == 0 and found[precision].loss == pytest.approx(math.log(2))
+    assert all(margin != 0 for margin in margins.values()), "the other precision rounds otherwise"
+
+
 def test_the_shell_previews_trains_and_refuses(
     file: Path,
     tmp_path: Path,
@@ -276,3 +300,22 @@ def test_the_shell_previews_trains_and_refuses(
     assert "of pairs right, margin 0.000" in capsys.readouterr().err
     assert main([*words, "--beta", "0"]) == 1
     assert "beta is 0" in capsys.readouterr().err
+
+
+def test_answers_that_nothing_stands_before_are_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"prompt": "", "chosen": "a", "rejected": "b"}))
+    if tokenizer.encode(""):  # a token that begins every text
+        assert len(read_pairs(file, tokenizer, chat=False)) == 2
+    else:
+        with pytest.raises(TrainingError, match=r"pairs.jsonl:1: nothing stands before the answers"):
+            read_pairs(file, tokenizer, chat=False)
+
+
+def test_answers_that_differ_in_blanks_alone_are_the_same_where_the_dialog_format_strips_them(
+    tmp_path: Path, llama3_tokenizer_path: Path
+) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"prompt": "p", "chosen": "a", "rejected": "a\n"}))
+    with pytest.raises(TrainingError, match=r"pairs.jsonl:1: chosen and rejected are the same tokens"):
+        read_pairs(file, load_tokenizer_file(llama3_tokenizer_path))

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from llamarium.errors import CheckpointError, OptionError
-from llamarium.quant.fit import FITTED_FORMATS, fit
 from llamarium.quant.formats import PACKED_FORMATS
-from llamarium.quant.ggml import quantize
-from llamarium.quant.gptq import gptq, inverse_factor, output_error
+from llamarium.quant.ggml.encode import quantize
 from llamarium.quant.packed import LinearPacked, pack_ggml
+from llamarium.quantization.fit import FITTED_FORMATS, fit
+from llamarium.quantization.gptq import gptq, inverse_factor, output_error
 
 FOUR_BITS = ("Q4_0", "Q4_1", "IQ4_NL")
 
@@ -43,7 +43,7 @@ def test_without_search_it_is_gguf_to_the_byte(type_name: str, rows: int):
 def test_rows_of_many_pieces_are_those_of_one(monkeypatch: pytest.MonkeyPatch):
     weight = random_weight(100)
     whole = fit(weight, PACKED_FORMATS["Q4_1"])
-    monkeypatch.setattr("llamarium.quant.fit._PIECE_WEIGHTS", 16 * 192)
+    monkeypatch.setattr("llamarium.quantization.fit._PIECE_WEIGHTS", 16 * 192)
     assert torch.equal(fit(weight, PACKED_FORMATS["Q4_1"]).weight, whole.weight)
 
 

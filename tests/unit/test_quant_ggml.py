@@ -7,8 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from llamarium.errors import CheckpointError, OptionError, UnsupportedFormatError
-from llamarium.quant import base, ggml_blocks
-from llamarium.quant.ggml import GGML_TYPES, EmbeddingGGML, LinearGGML, dequantize, quantize
+from llamarium.quant import base
+from llamarium.quant.formats import GGML_TYPES
+from llamarium.quant.ggml import blocks as ggml_blocks
+from llamarium.quant.ggml.blocks import dequantize
+from llamarium.quant.ggml.encode import quantize
+from llamarium.quant.ggml.linear import EmbeddingGGML, LinearGGML
 
 # Levels of a code, and the share of a step that a weight may be off before the scales are rounded.
 STEPS = {"Q8_0": (127, 0.5), "Q4_0": (8, 1.0), "Q5_0": (16, 1.0), "Q4_1": (15, 0.5), "Q5_1": (31, 0.5)}

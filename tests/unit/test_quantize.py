@@ -17,12 +17,12 @@ from llamarium.checkpoints.open import open_checkpoint
 from llamarium.cli.main import main
 from llamarium.errors import CheckpointError, InputError, OptionError, OutputError
 from llamarium.inspect import passes
-from llamarium.inspect.divergence import kl_of_rows
-from llamarium.quant.fit import fit
+from llamarium.inspect.measures.divergence import kl_of_rows
 from llamarium.quant.formats import PACKED_FORMATS
-from llamarium.quant.gptq import output_error
 from llamarium.quant.packed import LinearPacked
 from llamarium.quantization.calibrate import LINEARS_BY_INPUT, InputStatistics, run_layer, sample_windows
+from llamarium.quantization.fit import fit
+from llamarium.quantization.gptq import output_error
 from llamarium.quantization.quantize import HEAD_SHARE, choose_head
 from llamarium.quantization.quantizer import METHODS, Quantizer, Recipe
 from llamarium.train.data.bpe import train_bpe

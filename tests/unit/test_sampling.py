@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from llamarium.errors import LlamariumError, MemoryBudgetError, SamplingError
-from llamarium.generation.sampler import Sampler, SamplingParams, SamplingRow
 from llamarium.kernels import native
+from llamarium.sampling.params import SamplingParams
+from llamarium.sampling.row import SamplingRow
+from llamarium.sampling.sampler import Sampler
 
 NAN, INF = math.nan, math.inf
 
@@ -246,9 +248,12 @@ def test_c_finds_no_memory(monkeypatch):
 @pytest.mark.parametrize("way", ["C"], indirect=True)
 def test_the_choice_in_c_needs_no_torch_sampler():
     code = (
-        "import sys, numpy as np; from llamarium.generation.sampler import Sampler, SamplingParams, SamplingRow\n"
+        "import sys, numpy as np\n"
+        "from llamarium.sampling.params import SamplingParams\n"
+        "from llamarium.sampling.sampler import Sampler\n"
+        "from llamarium.sampling.row import SamplingRow\n"
         "rows = [SamplingRow(SamplingParams(logprobs=1, repetition_penalty=2), [0], 8)]\n"
         "Sampler(8).sample(rows, np.zeros((1, 8), np.float32))\n"
-        "print('llamarium.generation.torch_sampler' in sys.modules)"
+        "print('llamarium.sampling.torch_sampler' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

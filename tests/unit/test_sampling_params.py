@@ -10,7 +10,8 @@ from dataclasses import fields, replace
 import pytest
 
 from llamarium.errors import SamplingError
-from llamarium.generation.params import GenerationOptions, SamplingParams
+from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
+from llamarium.sampling.params import GenerationOptions, SamplingParams
 
 NAN, INF = math.nan, math.inf
 
@@ -77,7 +78,7 @@ def test_rows_share_everything_but_the_seed():
 
 
 def test_parameters_need_no_torch():
-    code = "import sys, llamarium.generation.params; print('torch' in sys.modules)"
+    code = "import sys, llamarium.sampling.params; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
@@ -116,7 +117,11 @@ def test_two_names_of_one_option_exclude_each_other():
 
 
 def test_the_options_typed_are_those_that_there_are():
-    assert GenerationOptions.__annotations__.keys() == {f.name for f in fields(SamplingParams)} | {"max_new_tokens"}
+    assert GenerationOptions.__annotations__.keys() == {
+        *(f.name for f in fields(SamplingParams)),
+        *GRAMMAR_OPTIONS,
+        "max_new_tokens",
+    }
 
 
 # --- generation_config.json -------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ import pytest
 from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.checkpoints.tokenizers import load_tokenizer
 from llamarium.errors import ContextLengthError, TokenizerError
+from llamarium.tokenizer.backends.characters import CharacterTokenizer
+from llamarium.tokenizer.backends.gguf import from_gguf_metadata
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.characters import CharacterTokenizer
-from llamarium.tokenizer.gguf_vocab import from_gguf_metadata
 from llamarium.tokenizer.load import load_tokenizer_file
 
 
@@ -191,7 +191,7 @@ def test_long_blanks_do_not_change_the_pieces(llama3: Tokenizer, monkeypatch: py
     """The cut for long runs, applied to short ones, gives what the regular expression gives."""
     import re
 
-    from llamarium.tokenizer import meta
+    from llamarium.tokenizer.backends import meta
 
     short = re.compile(meta._LONG_BLANK.pattern.replace("{100000,}", "{2,}"))
     texts = [
@@ -207,8 +207,8 @@ def test_long_blanks_do_not_change_the_pieces(llama3: Tokenizer, monkeypatch: py
 
 def test_importing_and_characters_need_no_library():
     code = (
-        "import sys, llamarium.tokenizer.load, llamarium.tokenizer.chat, llamarium.tokenizer.stops\n"
-        "from llamarium.tokenizer.characters import CharacterTokenizer\n"
+        "import sys, llamarium.tokenizer.load, llamarium.tokenizer.chat.choose, llamarium.tokenizer.stops\n"
+        "from llamarium.tokenizer.backends.characters import CharacterTokenizer\n"
         "CharacterTokenizer.from_text('ab').encode('ba')\n"
         "print(sorted({'torch', 'tokenizers', 'tiktoken', 'jinja2', 'numpy'} & set(sys.modules)))"
     )
@@ -231,7 +231,7 @@ def test_a_text_that_is_far_too_long_is_refused_after_a_part_of_it(smollm2_path:
         return encode(text)
 
     tokenizer.backend.encode = counting  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(ContextLengthError, match=r"the text has 6,000,000 characters, .* context holds 8,192; use a"):
+    with pytest.raises(ContextLengthError, match=r"of its 6,000,000 characters .* length is 8192 tokens: use a"):
         tokenizer.check_length("x y\nz " * 1_000_000, 8192)
     assert sum(seen) < 200_000
     seen.clear()

@@ -9,12 +9,12 @@ import pytest
 
 from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.errors import ChatFormatError, TokenizerError
+from llamarium.tokenizer.backends.characters import CharacterTokenizer
+from llamarium.tokenizer.backends.gguf import from_gguf_metadata
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.characters import CharacterTokenizer
-from llamarium.tokenizer.chat import ChatMLFormat, Llama3Format
-from llamarium.tokenizer.gguf_vocab import from_gguf_metadata
+from llamarium.tokenizer.chat.builtin import ChatMLFormat, Llama3Format
+from llamarium.tokenizer.chat.template import MAX_TEMPLATE_CHARACTERS, TemplateFormat
 from llamarium.tokenizer.load import load_tokenizer_file
-from llamarium.tokenizer.template import MAX_TEMPLATE_CHARACTERS, TemplateFormat
 
 DIALOG = [
     {"role": "system", "content": "Be brief."},
@@ -282,6 +282,8 @@ def test_a_dialog_nested_without_end(smollm2: Tokenizer):
 
 def test_a_template_may_write_a_multiple_of_what_it_is_given(smollm2: Tokenizer) -> None:
     with pytest.raises(ChatFormatError, match=r"the template writes more than 6\d{4} characters"):
+        TemplateFormat(smollm2, "{{ 'x y\n' * 100000 }}").encode(DIALOG)
+    with pytest.raises(ChatFormatError, match=r"the template writes more|the chat template was stopped"):
         TemplateFormat(smollm2, "{{ 'x y\n' * 4000000 }}").encode(DIALOG)
     dialog = [{"role": "user", "content": "word " * 100_000}]
     ids = TemplateFormat(smollm2, "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}").encode(dialog)

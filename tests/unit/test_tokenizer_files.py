@@ -12,8 +12,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.errors import OutputError, TokenizerError
-from llamarium.tokenizer.characters import CharacterTokenizer
-from llamarium.tokenizer.gguf_vocab import from_gguf_metadata
+from llamarium.tokenizer.backends.characters import CharacterTokenizer
+from llamarium.tokenizer.backends.gguf import from_gguf_metadata
 from llamarium.tokenizer.load import load_tokenizer_file
 
 BOS, EOS, PAD = "<|begin_of_text|>", "<|end_of_text|>", "<|pad|>"
@@ -179,8 +179,20 @@ BROKEN_JSON: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "vocab is a list": (set_at("model", "vocab", []), "vocab"),
     "no merges": (lambda raw: raw["model"].pop("merges"), "merges"),
     "merges of nothing": (set_at("model", "merges", 0, ["zz", "qq"]), "refuses"),
-    "merges of three": (set_at("model", "merges", 0, ["a", "b", "c"]), "refuses"),
-    "merges of numbers": (set_at("model", "merges", [1, 2]), "refuses"),
+    "merges of three": (set_at("model", "merges", 0, ["a", "b", "c"]), "merges holds ['a', 'b', 'c']; expected pairs"),
+    "merges that are numbers": (set_at("model", "merges", [1, 2]), "merges holds 1; expected pairs"),
+    "merges of numbers": (set_at("model", "merges", 0, [1, 2]), "refuses"),
+    "merges of two kinds": (set_at("model", "merges", 1, "t h"), "merges holds 't h'; expected pairs"),
+    "old merges of three": (set_at("model", "merges", ["t h", "t h e"]), "merges holds ['t', 'h', 'e']"),
+    "old merges of nothing": (set_at("model", "merges", ["zz qq"]), "Token `zz` out of vocabulary at line 1"),
+    "half a character in a merge": (set_at("model", "merges", 0, ["\ud800", "a"]), "refuses"),
+    "half a character in a token": (lambda raw: raw["model"]["vocab"].update({"\ud800": 900}), "refuses"),
+    "half a character in an added token": (set_at("added_tokens", 3, "content", "\ud800"), "refuses"),
+    "an option of a wrong type": (set_at("model", "fuse_unk", "yes"), 'string "yes", expected a boolean at line 1'),
+    "an unknown token that is a number": (set_at("model", "unk_token", 3), "integer `3`, expected a string"),
+    "a special token without a rule": (lambda raw: raw["added_tokens"][2].pop("rstrip"), "missing field `rstrip`"),
+    "a special token with a rule that is text": (set_at("added_tokens", 2, "rstrip", "no"), 'string "no"'),
+    "a version to come": (set_at("version", "2.0"), "2.0"),
     "a negative id": (set_at("model", "vocab", "a", -1), "-1"),
     "a huge id": (set_at("model", "vocab", "a", 2**31), "2147483648"),
     "a fraction": (set_at("model", "vocab", "a", 1.5), "1.5"),
@@ -239,6 +251,43 @@ BROKEN_JSON: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "a template without tokens": (set_at("post_processor", "special_tokens", {}), "malformed"),
 }
+
+
+def old_merges(raw: dict[str, Any]) -> None:
+    merges = raw["model"]["merges"]
+    raw["model"]["merges"] = ["#version: 0.2", *(" ".join(pair) for pair in merges)]
+
+
+def lower_case_and_tokens_beyond_the_vocabulary(raw: dict[str, Any]) -> None:
+    first = len(raw["model"]["vocab"])
+    raw.update(normalizer={"type": "Lowercase"}, post_processor=None)
+    for i, token in enumerate(raw["added_tokens"]):
+        token.update(content=token["content"].upper(), id=first + i, normalized=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda raw: None,
+        old_merges,
+        set_at("model", "merges", []),
+        lambda raw: raw["model"].pop("type"),
+        lambda raw: raw["model"].update(ignore_merges=True, unk_token="a", fuse_unk=True, byte_fallback=True),
+        lambda raw: raw["model"].update(continuing_subword_prefix="", end_of_word_suffix="", dropout=0, fuse_unk=None),
+        lambda raw: raw["added_tokens"].reverse(),
+        lower_case_and_tokens_beyond_the_vocabulary,
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*text is changed")
+def test_the_vocabulary_is_the_one_that_the_package_reads(tmp_path: Path, small: dict[str, Any], change: Any):
+    change(small)
+    tokenizer = load_tokenizer_file(write(tmp_path, small))
+    oracle = Tokenizer.from_str(json.dumps(small))
+    text = "the cat <THINK> sat<think> on \x01é\n\nthe hat"
+    assert tokenizer.encode(text, add_special_tokens=False) == oracle.encode(text, add_special_tokens=False).ids
+    tokenizer.save(tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "tokenizer.json").read_text())
+    assert saved | {"post_processor": None} == json.loads(oracle.to_str()) | {"post_processor": None}
 
 
 @pytest.mark.parametrize("name", BROKEN_JSON)

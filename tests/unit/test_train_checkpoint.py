@@ -20,7 +20,7 @@ from llamarium.config import ModelConfig
 from llamarium.errors import OutputError, TrainingError
 from llamarium.io import write_json
 from llamarium.model import LlamaForCausalLM
-from llamarium.tokenizer.characters import CharacterTokenizer
+from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.train.state.checkpoint import (
     MANIFEST,
     checkpoint_step,

@@ -18,7 +18,7 @@ from llamarium.cli import training_view
 from llamarium.cli.main import main
 from llamarium.cli.settings import add_settings, given_settings
 from llamarium.errors import TrainingError
-from llamarium.tokenizer.characters import CharacterTokenizer
+from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.train.config import RENAMED, FinetuneConfig, PretrainConfig, RunConfig
 from llamarium.train.pretrain import prepare, resolve_model
 from llamarium.train.report.journal import Journal, read_journal

@@ -25,8 +25,8 @@ import llamarium
 from llamarium.errors import DownloadError, OptionError, OutputError, TrainingError
 from llamarium.io import file_sha256
 from llamarium.tokenizer import pieces as pieces_module
+from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.characters import CharacterTokenizer
 from llamarium.tokenizer.pieces import encode_pieces
 from llamarium.train.data import corpus as corpus_module
 from llamarium.train.data import dialog_rows, dialogs, sources

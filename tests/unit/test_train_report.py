@@ -2,10 +2,12 @@
 
 import json
 import math
+import shlex
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from llamarium.cli.main import main
 from llamarium.errors import OutputError, TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.presets import PRESETS
-from llamarium.tokenizer.characters import CharacterTokenizer
+from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.train.report import page
 from llamarium.train.report.embeddings import project
 from llamarium.train.report.page import Series, facts, figure, labels, smoothed, spread, ticks
@@ -112,6 +114,23 @@ def test_every_drawing_has_a_title_and_a_description_and_is_xml(tmp_path: Path) 
             assert element.get("role") == "img" and "over steps 10 to 20" in element.get("aria-label", "")
             assert element.findtext("title")
     assert "NaN" not in html.upper().replace("NANO", "") and "inf," not in html
+
+
+def test_it_says_how_the_checkpoints_are_opened(tmp_path: Path) -> None:
+    """The command as a shell reads it, and a link that holds while it runs."""
+    run = journal(tmp_path / "a run & <b>more", *steps(4.5))
+    assert "there is no checkpoint with a whole model" in write_report(run).read_text()
+    for step in (5, 10):
+        (run / f"step-{step:08d}").mkdir()
+    found = Page(write_report(run).read_text())
+    command = next(text for text in found.texts if text.startswith("llamarium inspect"))
+    assert shlex.split(command) == ["llamarium", "inspect", "--checkpoints", str(run), "--port", "8765"]
+    link = next(urlsplit(value or "") for name, value in found.attributes if name == "href")
+    assert (link.netloc, link.query) == ("127.0.0.1:8765", "")
+    assert parse_qs(link.fragment) == {"stage": ["checkpoints"], "run": [run.name]}
+    assert "2 checkpoints are on the disk" in "".join(found.texts)
+    (run / "step-00000010" / "adapter_config.json").write_text("{}")
+    assert "there is no checkpoint with a whole model" in write_report(run).read_text()
 
 
 def test_nothing_from_a_file_becomes_markup_and_nothing_is_fetched(tmp_path: Path) -> None:

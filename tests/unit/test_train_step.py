@@ -16,10 +16,10 @@ from llamarium.errors import TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.train import loss as loss_module
 from llamarium.train.data.batch import IGNORED, Batch
 from llamarium.train.data.order import Cursor, Order, derived_seed
-from llamarium.train.loss import cross_entropy_sum
+from llamarium.train.objectives import cross_entropy as loss_module
+from llamarium.train.objectives.cross_entropy import cross_entropy_sum
 from llamarium.train.optim import (
     make_optimizers,
     optimizer_tensors,
@@ -27,7 +27,7 @@ from llamarium.train.optim import (
     schedule,
     set_learning_rate,
 )
-from llamarium.train.step import any_learned, bidirectional_trunk, checkpoint_layers, evaluate, train_step
+from llamarium.train.step import any_learned, bidirectional_trunk, checkpoint_layers, measure, train_step
 
 TINY = replace(preset("tiny"), vocab_size=50, hidden_size=32, intermediate_size=64, head_dim=8)
 
@@ -339,6 +339,7 @@ def test_a_validation_is_of_all_rows_or_of_some_spread_evenly():
     with torch.no_grad():
         logits = model(rows.batch(0, range(10)).ids_BT)
     every = F.cross_entropy(logits.transpose(1, 2), rows.batch(0, range(10)).labels_BT, reduction="none").mean(dim=1)
-    assert evaluate(model, rows, batch_rows=3) == pytest.approx(float(every.mean()), rel=1e-6)
-    assert evaluate(model, rows, batch_rows=3, max_rows=4) == pytest.approx(float(every[::3].mean()), rel=1e-6)
+    assert measure(model, rows, batch_rows=3).loss == pytest.approx(float(every.mean()), rel=1e-6)
+    some = measure(model, rows, batch_rows=3, max_rows=4).loss
+    assert some == pytest.approx(float(every[::3].mean()), rel=1e-6)
     assert model.training

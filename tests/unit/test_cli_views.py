@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from llamarium.checkpoints.options import TensorSource
-from llamarium.inspect import tables, views
+from llamarium.cli import tables, views
 from llamarium.inspect.neighbors import Neighbor, Neighbors, QueryWord
 from llamarium.inspect.next_tokens import NextStep
 from llamarium.inspect.score import Score, TokenScore
@@ -170,5 +170,5 @@ def test_percent(share: float, text: str) -> None:
 
 def test_rich_is_imported_when_a_table_is_made() -> None:
     for name, late in (("views", {"rich"}), ("tables", {"rich", "torch"})):
-        code = f"import sys, llamarium.inspect.{name}; assert not {late} & set(sys.modules)"
+        code = f"import sys, llamarium.cli.{name}; assert not {late} & set(sys.modules)"
         subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,253 @@
+"""The room Ask in a browser: what it shows is what `llama.inspect` answers."""
+
+import re
+import threading
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from llamarium.api import Llama
+from llamarium.inspect.interventions.edits import ablate, scale
+from llamarium.inspect.interventions.patching import PatchGrid
+from page_browser import (
+    HOSTILE,
+    TEXT,
+    as_shown,
+    check_fits_and_is_open,
+    check_text_is_text,
+    link,
+    settled,
+    shown,
+)
+from serving import CHAT, HELLO, Running
+
+OTHER = "The dog sat on the mat"
+VIEWS = ("lens-grid", "heads-looking", "attribution", "ablate", "patch", "steer")
+FIELDS = {"ablate": {"edits": "head:0:1:0:;mlp:1::-1:2,3", "goes_on": 12}, "patch": {"source": OTHER}}
+
+pytest_plugins = ["page_browser"]
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_fits_and_is_open_to_everybody(browser: Browser, running: Running, view: str) -> None:
+    check_fits_and_is_open(browser, link(running, stage=view, layer=1, pos=2, **FIELDS.get(view, {})))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_text_is_text(page: Page, running: Running, view: str) -> None:
+    fields = dict.fromkeys(("source", "toward", "away", "edits", "against", "word"), HOSTILE)
+    check_text_is_text(page, link(running, HOSTILE, stage=view, pos=1, **fields))
+
+
+def test_the_lens_of_every_layer_and_token(page: Page, running: Running, llama: Llama) -> None:
+    """Also after attention, and after a click on another place."""
+    page.goto(link(running, stage="lens-grid", layer=1, pos=4, token=900))
+    expect(page.locator('[data-number="rank-1"]')).to_be_visible()
+    places = llama.inspect.lens(TEXT, 900, k=1).layers
+    for half, at in (("mlp", 4), ("attention", 4), ("attention", 2)):
+        if at == 2:
+            matrix = page.get_by_role("application", name=re.compile("^What the stream would say, by layer and token"))
+            matrix.focus()
+            for key in ("ArrowLeft", "ArrowLeft", "ArrowUp", "Enter"):  # from the chosen place to layer 0, token 2
+                page.keyboard.press(key)
+        elif half == "attention":
+            page.get_by_role("button", name="after attention").click()
+        settled(page)
+        for place in (one for one in places if one.after == half):
+            chosen, best = place.chosen[at], place.candidates[at][0]
+            expect(page.locator(f'[data-number="rank-{place.layer}"]')).to_have_text(str(chosen.rank))
+            assert shown(page, f"probability-{place.layer}") == as_shown(chosen.probability, 4)
+            assert shown(page, f"best-{place.layer}") == as_shown(best.probability, 4)
+    assert "layer=0&head=0&pos=2&token=900" in page.url and "after=attention" in page.url
+
+
+def test_a_long_text_is_read_around_the_chosen_token(page: Page, running: Running, llama: Llama) -> None:
+    text = "one two three four five six seven eight nine ten " * 8
+    page.goto(link(running, text.strip(), stage="lens-grid", pos=70, token=900))
+    expect(page.get_by_text("of 80 are shown, around the chosen one")).to_be_visible()
+    place = next(one for one in llama.inspect.lens(text.strip(), 900, k=1, positions=[70]).layers if one.after == "mlp")
+    assert shown(page, "probability-0") == as_shown(place.chosen[0].probability, 4)
+
+
+def test_heads_look_in_both_directions(page: Page, running: Running, llama: Llama) -> None:
+    page.goto(link(running, stage="heads-looking", layer=1, head=1, pos=2))
+    expect(page.locator('[data-number="from-0"]')).to_be_visible()
+    pattern = llama.trace(TEXT)["layers.1.pattern"][1]
+    for key in range(3):
+        assert shown(page, f"from-{key}") == as_shown(pattern[2, key].item(), 4)
+    for query in range(2, 6):
+        assert shown(page, f"back-{query}") == as_shown(pattern[query, 2].item(), 4)
+    page.get_by_role("button", name="what looks at it").click()
+    assert "side=key" in page.url
+    page.get_by_role("button", name="Take this head away").click()
+    expect(page.get_by_text("head 1 of layer 1 taken away at all tokens")).to_have_count(
+        2
+    )  # in the list, and to be added
+    settled(page)
+    assert shown(page, "divergence") == as_shown(
+        llama.inspect.effect(TEXT, ablate("head", layer=1, head=1), position=2).divergence, 4
+    )
+
+
+def test_of_a_long_text_the_queries_around_the_chosen_token_are_asked_for(
+    page: Page, running: Running, llama: Llama
+) -> None:
+    text = "one two three four five six seven eight nine ten " * 30
+    asked = list[str]()
+    page.on("request", lambda one: asked.append(one.url) if "pattern?layer" in one.url else None)
+    page.goto(link(running, text.strip(), stage="heads-looking", layer=1, head=1, pos=70, sink_hidden=1))
+    expect(page.get_by_text("queries up to token 177")).to_be_visible()
+    pattern = llama.trace(text.strip(), names=["pattern"], layers=[1])["layers.1.pattern"][1]
+    assert [re.search("start=50&stop=178", one) is not None for one in asked] == [True]
+    best = pattern[70].argmax().item()
+    assert shown(page, f"from-{best}") == as_shown(pattern[70, best].item(), 4)
+    best = 70 + int(pattern[70:178, 70].argmax())
+    assert shown(page, f"back-{best}") == as_shown(pattern[best, 70].item(), 4)
+    expect(page.get_by_label("hide the first token")).to_be_checked()
+
+
+def test_a_late_word_does_not_take_the_place_of_a_newer_choice(page: Page, running: Running) -> None:
+    page.goto(link(running, stage="lens-grid", pos=4))
+    settled(page)
+    held = list[Any]()
+    page.route("**/inspect/word", lambda route: held.append(route))
+    page.get_by_label("another word").fill("mat")
+    page.get_by_role("button", name="Ask").click()
+    running.wait(lambda: page.wait_for_timeout(20) or bool(held))
+    second = page.get_by_role("group", name="probable tokens").get_by_role("button").nth(1)
+    second.click()
+    expect(second).to_have_attribute("aria-pressed", "true")
+    with page.expect_response(lambda answer: "mat" in (answer.request.post_data or "")):
+        for one in held:
+            one.continue_()
+    page.unroute("**/inspect/word")
+    settled(page)
+    expect(second).to_have_attribute("aria-pressed", "true")
+
+
+def test_a_logit_is_divided_among_heads_and_mlps(page: Page, running: Running, llama: Llama) -> None:
+    for against in (None, 901):
+        fields = {} if against is None else {"against": against}
+        page.goto(link(running, stage="attribution", layer=1, pos=4, token=900, **fields))
+        expect(page.locator('[data-number="logit"]')).to_be_visible()
+        settled(page)
+        told = llama.inspect.attribution(TEXT, 900, against=against, position=4)
+        assert shown(page, "logit") == as_shown(told.logit, 5)
+        for one in (*told.heads, *(one for one in told.additions if one.part != "attention")):
+            named = "-".join(str(part) for part in (one.part, one.layer, one.head) if part is not None)
+            assert shown(page, f"logit-{named}") == as_shown(one.logit, 4)
+
+
+def test_edits_are_added_compared_and_removed(page: Page, running: Running, llama: Llama) -> None:
+    page.goto(link(running, stage="ablate", layer=1, head=1, pos=4, token=900))
+    expect(page.locator('[data-number="divergence"]')).to_have_text("0")
+    page.get_by_role("button", name="Add: head 1 of layer 1 taken away at all tokens").click()
+    page.get_by_role("button", name="the MLP", exact=True).click()
+    page.get_by_role("slider", name="times").fill("-1.5")
+    page.get_by_label("at token 4 alone").check()
+    page.get_by_role("button", name="Add: the MLP of layer 1 times \u22121.5 at token 4").click()
+    page.get_by_label("let both go on").check()
+    expect(page.locator("[data-answer]")).to_have_count(2)
+    edits = [ablate("head", layer=1, head=1), scale("mlp", -1.5, layer=1, positions=[4])]
+    for left in (edits, edits[1:]):
+        settled(page)
+        told = llama.inspect.effect(TEXT, *left, word=900, position=4)
+        assert shown(page, "divergence") == as_shown(told.divergence, 4)
+        for one in told.tokens:
+            for name, side in (("before", one.before), ("after", one.after)):
+                assert shown(page, f"{name}-{one.token_id}") == as_shown(side.probability, 4)
+                assert shown(page, f"rank-{name}-{one.token_id}") == side.rank
+        with llama.inspect.edited(*left) as other:
+            answer = other.generate(llama.encode(TEXT)[:5], max_tokens=12, temperature=0.0)
+        expect(page.locator('[data-answer="with"]')).to_have_text(answer.text.strip(), use_inner_text=True)
+        if left is edits:
+            page.reload()  # the link holds the edits
+            settled(page)
+            page.get_by_role("button", name="Remove: head 1").click()
+
+
+def test_a_prompt_is_steered(page: Page, running: Running, llama: Llama) -> None:
+    page.goto(link(running, stage="steer", layer=1, pos=5))
+    page.get_by_label("toward").fill("It is good")
+    page.get_by_label("away from").fill("It is bad")
+    page.get_by_role("button", name="Steer", exact=True).click()
+    page.get_by_role("slider", name="strength").fill("-3.5")
+    expect(page).to_have_url(re.compile("toward=It%20is%20good.*strength=-3.5"))
+    page.wait_for_timeout(250)  # until the slider rests
+    settled(page)
+    edit = llama.inspect.steer("It is good", "It is bad", 1, scale=-3.5)
+    told = llama.inspect.effect(TEXT, edit)
+    assert shown(page, "divergence") == as_shown(told.divergence, 4)
+    for one in told.tokens:
+        assert shown(page, f"after-{one.token_id}") == as_shown(one.after.probability, 4)
+    with llama.inspect.edited(edit) as other:
+        answer = other.generate(TEXT, max_tokens=12, temperature=0.0)
+    expect(page.locator('[data-answer="with"]')).to_have_text(answer.text.strip(), use_inner_text=True)
+
+
+def test_a_grid_of_patches_is_filled_cell_by_cell(page: Page, running: Running, llama: Llama) -> None:
+    page.goto(link(running, stage="patch"))
+    page.get_by_role("textbox", name="second prompt").fill(OTHER)
+    page.get_by_role("button", name="Patch", exact=True).click()
+    expect(page.get_by_text("all 12 cells")).to_be_visible()
+    word, against = (llama.trace(text, names=["logits"])["logits"][5].argmax().item() for text in (OTHER, TEXT))
+    for part, button in (("residual", None), ("mlp", "what the MLP adds")):
+        if button is not None:
+            page.get_by_role("button", name=button).click()
+            expect(page.get_by_text("all 12 cells")).to_be_visible()
+        settled(page)
+        grid = llama.inspect.patch_grid(TEXT, OTHER, word, against=None if word == against else against, part=part)
+        assert (shown(page, "base"), shown(page, "source")) == (
+            as_shown(grid.base.logit, 5),
+            as_shown(grid.source.logit, 5),
+        )
+        page.get_by_text("As a table").click()
+        cells = page.locator("details[open] table td")
+        expect(cells).to_have_count(12)
+        expected = [cell.recovered for cell in grid.cells()]
+        read = [float(cell.replace("\u2212", "-")) if cell else None for cell in cells.all_inner_texts()]
+        assert read == [one if one is None else pytest.approx(one, rel=6e-3) for one in expected]
+        page.get_by_text("As a table").click()
+
+
+def test_a_grid_is_stopped_and_the_server_with_it(
+    page: Page, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the button, and by leaving: what has come stays, and the server's place is free when the row has ended."""
+    goes_on, ran = threading.Semaphore(0), list[int]()
+    run = PatchGrid._run
+
+    def slow(self: PatchGrid, layer: int, positions: Any) -> Any:
+        ran.append(layer)
+        goes_on.acquire(timeout=20)
+        return run(self, layer, positions)
+
+    monkeypatch.setattr(PatchGrid, "_run", slow)
+    page.goto(link(running, stage="patch", source=OTHER))
+    goes_on.release()
+    expect(page.get_by_text("6 of 12 cells")).to_be_visible()
+    running.wait(lambda: ran == [0, 1])
+    assert running.service.in_flight == 1
+    assert running.post(CHAT, **HELLO).status_code == 401  # others are let in, or not, as ever
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_text("stopped after 6 of 12 cells")).to_be_visible()
+    running.wait(lambda: not running.server.server_state.tasks)
+    goes_on.release()  # the row that was under way ends, and none follows
+    running.wait(lambda: running.service.in_flight == 0)
+    assert ran == [0, 1]
+    ran.clear()
+    page.get_by_role("button", name="Patch", exact=True).click()
+    running.wait(lambda: ran == [0])
+    page.close()
+    running.wait(lambda: not running.server.server_state.tasks)
+    goes_on.release(8)
+    running.wait(lambda: running.service.in_flight == 0)
+    assert ran == [0]
+
+
+def test_prompts_of_different_lengths_are_said(page: Page, running: Running) -> None:
+    page.goto(link(running, stage="patch", source="The dog"))
+    expect(page.get_by_role("alert")).to_contain_text("The second prompt has 2 tokens and the text 6")
+    expect(page.get_by_role("textbox", name="second prompt")).to_have_value("The dog")

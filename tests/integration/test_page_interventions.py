@@ -1,0 +1,272 @@
+"""What if something in a pass were another, asked over HTTP: the numbers are those of `llama.inspect`."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from llamarium.api import Llama
+from llamarium.inspect.interventions.edits import scale
+from llamarium.inspect.interventions.patching import PatchGrid
+from llamarium.page.extension import page
+from llamarium.server.lifecycle.threads import are_at_work
+from serving import CHAT, HELLO, Running, serving, small_llama
+
+TEXT = "The cat sat on the mat"
+OTHER = "The dog sat on the mat"
+TOKEN, AGAINST = 900, 901
+
+
+@pytest.fixture(scope="module")
+def llama(smollm2_path: Path) -> Llama:
+    return small_llama(smollm2_path)
+
+
+@pytest.fixture(scope="module")
+def running(llama: Llama) -> Iterator[Running]:
+    with serving(llama, extensions=[page()], max_num_seqs=1, max_queue=1) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(running: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=running.url, timeout=30) as found:
+        yield found
+
+
+@pytest.fixture
+def path(client: httpx.Client) -> str:
+    return f"/inspect/passes/{client.post('/inspect/passes', json={'text': TEXT}).json()['id']}"
+
+
+def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    return (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: "))
+
+
+EDITS: list[tuple[str, dict[str, Any], float]] = [
+    ("head", {"layer": 1, "head": 1}, 0.0),
+    ("mlp", {"layer": 0, "positions": [2, 3]}, 0.5),
+    ("attention", {"layer": 0}, -1.0),
+    ("residual", {"layer": 0, "positions": [5]}, 2.0),
+    ("embed", {}, 1.5),
+]
+
+
+@pytest.mark.parametrize("edits", [[], *([edit] for edit in EDITS), EDITS[:3]])
+def test_edits_change_what_the_library_says_they_do(
+    client: httpx.Client, path: str, llama: Llama, edits: list[tuple[str, dict[str, Any], float]]
+) -> None:
+    body = {"edits": [{"part": part, "factor": factor, **where} for part, where, factor in edits]}
+    told = client.post(f"{path}/edited", json={**body, "token_id": TOKEN, "k": 4, "max_tokens": 3}).json()
+    made = [scale(part, factor, **where) for part, where, factor in edits]  # pyright: ignore[reportArgumentType]
+    found = llama.inspect.effect(TEXT, *made, word=TOKEN, k=4).to_dict()
+    assert told["tokens"] == list(found["tokens"])
+    assert (told["position"], told["divergence"]) == (5, found["divergence"])
+    assert (told["divergence"] == 0) == (not edits)
+    assert TOKEN in [one["token_id"] for one in told["tokens"]]
+    with llama.inspect.edited() as plain, llama.inspect.edited(*made) as other:
+        for name, one in (("before", plain), ("after", other)):
+            answer = one.generate(TEXT, max_tokens=3, temperature=0.0).completions[0].token_ids
+            assert [token["id"] for token in told[f"answer_{name}"]] == list(answer)
+    assert told["runner"].startswith("PyTorch")
+
+
+def test_edits_at_an_earlier_token(client: httpx.Client, path: str, llama: Llama) -> None:
+    told = client.post(f"{path}/edited", json={"edits": [{"part": "mlp", "layer": 1}], "position": 2}).json()
+    found = llama.inspect.effect(TEXT, scale("mlp", 0.0, layer=1), position=2).to_dict()
+    assert (told["position"], told["tokens"]) == (2, list(found["tokens"]))
+
+
+def test_steering_is_the_librarys(client: httpx.Client, path: str, llama: Llama) -> None:
+    steering = {"toward": "I love this", "away": "I hate it", "layer": 0, "strength": -1.5, "positions": [1, 5]}
+    told = client.post(f"{path}/edited", json={"steering": steering, "max_tokens": 4}).json()
+    edit = llama.inspect.steer("I love this", "I hate it", 0, scale=-1.5, positions=[1, 5])
+    found = llama.inspect.effect(TEXT, edit)
+    assert told["tokens"] == list(found.to_dict()["tokens"])
+    assert told["divergence"] == found.divergence > 0
+    with llama.inspect.edited(edit) as other:
+        answer = other.generate(TEXT, max_tokens=4, temperature=0.0).completions[0]
+    assert [token["id"] for token in told["answer_after"]] == list(answer.token_ids)
+
+
+@pytest.mark.parametrize("part", ["residual", "attention", "mlp"])
+def test_a_grid_comes_row_by_row_and_is_the_librarys(client: httpx.Client, path: str, llama: Llama, part: Any) -> None:
+    body = {"source_ids": llama.encode(OTHER), "token_id": TOKEN, "against_id": AGAINST, "part": part}
+    with client.stream("POST", f"{path}/patches", json=body) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        begin, *rows, end = events(answer.iter_lines())
+    grid = llama.inspect.patch_grid(TEXT, OTHER, TOKEN, against=AGAINST, part=part)
+    expected = [cell.to_dict() for cell in grid.cells()]
+    assert [
+        {**cell, "done": i + 1, "total": 12} for i, cell in enumerate(c for row in rows for c in row["cells"])
+    ] == expected
+    assert (begin["base"]["logit"], begin["source"]["logit"]) == (grid.base.logit, grid.source.logit)
+    assert (begin["layers"], begin["positions"], begin["total"]) == ([0, 1], list(range(6)), 12)
+    assert [row["done"] for row in rows] == [6, 12]
+    assert end == {"type": "end"}
+
+
+def test_a_part_of_a_grid(client: httpx.Client, path: str, llama: Llama) -> None:
+    body = {"source_ids": llama.encode(OTHER), "token_id": TOKEN, "layers": [1], "positions": [4, 1]}
+    with client.stream("POST", f"{path}/patches", json=body) as answer:
+        _, row, _ = events(answer.iter_lines())
+    grid = llama.inspect.patch_grid(TEXT, OTHER, TOKEN, layers=[1], positions=[4, 1])
+    assert [(cell["position"], cell["logit"]) for cell in row["cells"]] == [(c.position, c.logit) for c in grid.cells()]
+
+
+def test_who_leaves_a_grid_ends_it_at_the_next_row(
+    running: Running, client: httpx.Client, path: str, llama: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its place until what it computes has ended; others are answered meanwhile."""
+    began, goes_on, ran = threading.Event(), threading.Event(), list[int]()
+    run = PatchGrid._run
+
+    def slow(self: PatchGrid, layer: int, positions: Any) -> Any:
+        ran.append(layer)
+        began.set()
+        assert goes_on.wait(20)
+        return run(self, layer, positions)
+
+    monkeypatch.setattr(PatchGrid, "_run", slow)
+    body = {"source_ids": llama.encode(OTHER), "token_id": TOKEN}
+    with client.stream("POST", f"{path}/patches", json=body) as answer:
+        told = events(answer.iter_lines())  # kept: what is dropped closes the connection
+        assert next(told)["type"] == "begin"
+        assert began.wait(20)
+        assert running.service.in_flight == 1
+        assert running.post(CHAT, **HELLO).status_code == 200
+    running.wait(lambda: not running.server.server_state.tasks)
+    assert httpx.get(f"{running.url}/health").status_code == 200  # the server's loop has seen it leave
+    assert running.service.in_flight == 1
+    goes_on.set()
+    running.wait(lambda: running.service.in_flight == 0)
+    running.wait(lambda: not are_at_work())
+    assert ran == [0]
+
+
+def test_a_grid_of_a_server_that_stops_ends_with_an_error(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, goes_on = threading.Event(), threading.Event()
+
+    def slow(self: PatchGrid, layer: int, positions: Any) -> Any:
+        began.set()
+        goes_on.wait(20)
+        return []
+
+    monkeypatch.setattr(PatchGrid, "_run", slow)
+    with serving(llama, extensions=[page()]) as other, httpx.Client(base_url=other.url, timeout=30) as client:
+        made = client.post("/inspect/passes", json={"text": TEXT}).json()
+        body = {"source_ids": llama.encode(OTHER), "token_id": TOKEN}
+        with client.stream("POST", f"/inspect/passes/{made['id']}/patches", json=body) as answer:
+            told = events(answer.iter_lines())
+            assert next(told)["type"] == "begin" and began.wait(20)
+            other.service.is_draining = True
+            (last,) = told
+        goes_on.set()
+    assert (last["type"], last["error"]["code"]) == ("error", "draining")
+
+
+def test_an_error_on_the_way_is_the_last_event(
+    client: httpx.Client, path: str, llama: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llamarium.errors import InputError
+
+    def fail(self: PatchGrid, layer: int, positions: Any) -> Any:
+        raise InputError("it cannot go on")
+
+    monkeypatch.setattr(PatchGrid, "_run", fail)
+    body = {"source_ids": llama.encode(OTHER), "token_id": TOKEN}
+    with client.stream("POST", f"{path}/patches", json=body) as answer:
+        found = list(events(answer.iter_lines()))
+    assert [one["type"] for one in found] == ["begin", "error"]
+    assert found[1]["error"]["message"] == "it cannot go on"
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("edited", {"edits": [{"part": "head", "layer": 0}]}, "edits[0].head"),
+    ("edited", {"edits": [{"part": "mlp", "layer": 0}, {"part": "mlp"}]}, "edits[1].layer"),
+    ("edited", {"edits": [{"part": "mlp", "layer": 2}]}, "edits[0].layer"),
+    ("edited", {"edits": [{"part": "mlp", "layer": -1}]}, "edits[0].layer"),
+    ("edited", {"edits": [{"part": "embed", "layer": 0}]}, "edits[0].layer"),
+    ("edited", {"edits": [{"part": "head", "layer": 0, "head": 2}]}, "edits[0].head"),
+    ("edited", {"edits": [{"part": "mlp", "layer": 0, "positions": [0, 6]}]}, "edits[0].positions[1]"),
+    ("edited", {"edits": [{"part": "norm", "layer": 0}]}, "edits[0].part"),
+    ("edited", {"edits": [{"part": "mlp", "layer": 0, "factor": 1001}]}, "edits[0].factor"),
+    ("edited", {"edits": [{"part": "embed"}] * 65}, "edits"),
+    ("edited", {"steering": {"toward": "a", "away": "b", "layer": 2}}, "steering.layer"),
+    ("edited", {"steering": {"toward": "", "away": "b", "layer": 0}}, "steering.toward"),
+    ("edited", {"steering": {"toward": "a", "away": "word " * 600, "layer": 0}}, "steering.away"),
+    ("edited", {"position": 6}, "position"),
+    ("edited", {"token_id": 49152}, "token_id"),
+    ("edited", {"max_tokens": 33}, "max_tokens"),
+    ("edited", {"strength": 1}, "strength"),
+    ("patches", {"source_ids": [1, 2], "token_id": 1}, "source_ids"),
+    ("patches", {"source_ids": [1, 2, 3, 4, 5, 49152], "token_id": 1}, "source_ids"),
+    ("patches", {"source_ids": [1] * 6, "token_id": 49152}, "token_id"),
+    ("patches", {"source_ids": [1] * 6, "token_id": 1, "against_id": 49152}, "against_id"),
+    ("patches", {"source_ids": [1] * 6, "token_id": 1, "layers": [2]}, "layers[0]"),
+    ("patches", {"source_ids": [1] * 6, "token_id": 1, "positions": [6]}, "positions[0]"),
+    ("patches", {"source_ids": [1] * 6, "token_id": 1, "part": "head"}, "part"),
+    ("patches", {"source_ids": [1] * 6}, "token_id"),
+]
+
+
+@pytest.mark.parametrize(("route", "body", "param"), REFUSED)
+def test_what_there_is_not_is_refused_by_its_field(
+    client: httpx.Client, path: str, route: str, body: dict[str, Any], param: str
+) -> None:
+    answer = client.post(f"{path}/{route}", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_edits_that_leave_no_numbers_are_refused(client: httpx.Client, path: str) -> None:
+    body = {"edits": [{"part": "residual", "layer": 0, "factor": 1000}] * 20}
+    answer = client.post(f"{path}/edited", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "not_finite"), answer.text
+
+
+def test_grids_are_bounded(client: httpx.Client) -> None:
+    for num_tokens, param in ((257, "source_ids"), (256, None)):
+        ids = [number % 1000 for number in range(num_tokens)]
+        one = client.post("/inspect/passes", json={"ids": ids}).json()
+        body = {"source_ids": ids, "token_id": 1, "layers": [0] * 17}
+        answer = client.post(f"/inspect/passes/{one['id']}/patches", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param or "positions"), answer.text
+
+
+@pytest.mark.parametrize(("route", "body"), [("edited", {}), ("patches", {"source_ids": [1] * 3, "token_id": 1})])
+def test_an_experiment_is_refused(client: httpx.Client, route: str, body: dict[str, Any]) -> None:
+    made = client.post("/inspect/passes", json={"text": TEXT, "experiment": {"rotation": False}}).json()
+    answer = client.post(f"/inspect/passes/{made['id']}/{route}", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "experiment_unsupported")
+
+
+@pytest.mark.parametrize("after", ["attention", "mlp"])
+def test_the_lens_over_layers_and_tokens(client: httpx.Client, path: str, llama: Llama, after: str) -> None:
+    told = client.get(f"{path}/lens/grid", params={"after": after, "token_id": TOKEN, "start": 2, "stop": 5}).json()
+    found = llama.inspect.lens(TEXT, TOKEN, k=1, positions=[2, 3, 4], after=after)  # pyright: ignore[reportArgumentType]
+    rows = [place.to_dict() for place in found.layers]
+    assert [row["after"] for row in rows] == [after, after]
+    assert told["rows"] == [
+        [{"best": best[0], "chosen": chosen} for best, chosen in zip(row["candidates"], row["chosen"], strict=True)]
+        for row in rows
+    ]
+    assert (told["after"], told["token_id"], told["start"]) == (after, TOKEN, 2)
+    whole = client.get(f"{path}/lens/grid").json()
+    assert [len(row) for row in whole["rows"]] == [6, 6]
+    assert whole["rows"][0][0]["chosen"] is None
+
+
+@pytest.mark.parametrize(("asked", "param"), [("stop=7", "stop"), ("start=6", "start"), ("start=3&stop=3", "stop")])
+def test_the_lens_grid_refuses_by_its_field(client: httpx.Client, path: str, asked: str, param: str) -> None:
+    answer = client.get(f"{path}/lens/grid?{asked}")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_the_lens_grid_is_bounded(client: httpx.Client) -> None:
+    one = client.post("/inspect/passes", json={"ids": [1] * 65}).json()
+    answer = client.get(f"/inspect/passes/{one['id']}/lens/grid")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stop"), answer.text

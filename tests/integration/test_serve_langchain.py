@@ -1,0 +1,135 @@
+"""The server as LangChain's OpenAI client sees it."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import openai
+import pydantic
+import pytest
+from langchain_core.exceptions import ContextOverflowError, ModelInvalidRequestError, ModelNotFoundError
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI, OpenAI
+
+from llamarium.api import Llama
+from quiet_clients import quiet_langchain
+from serving import HELLO, Running, serving, small_llama
+
+DIALOG: list[dict[str, Any]] = HELLO["messages"]
+QUESTION: str = DIALOG[0]["content"]
+
+
+@tool
+def paint(colour: Literal["red", "green"], coats: Literal[1, 2]) -> str:
+    """Paint the wall."""
+    return f"{coats} coats of {colour} are on it."
+
+
+class Colour(pydantic.BaseModel):
+    """A colour."""
+
+    name: Literal["red", "green"]
+    shade: Literal[1, 2, 3]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with quiet_langchain():
+        yield
+
+
+@pytest.fixture(scope="module")
+def llama(smollm2_path: Path) -> Llama:
+    return small_llama(smollm2_path)
+
+
+@pytest.fixture(scope="module")
+def running(llama: Llama) -> Iterator[Running]:
+    with serving(llama) as running:
+        yield running
+
+
+@pytest.fixture
+def at(running: Running) -> dict[str, Any]:
+    """How LangChain is pointed at the server."""
+    return {"model": "small", "base_url": f"{running.url}/v1", "api_key": "none", "max_retries": 0, "temperature": 0}
+
+
+@pytest.fixture
+def chat(at: dict[str, Any]) -> ChatOpenAI:
+    return ChatOpenAI(**at)
+
+
+def test_an_answer_is_what_the_library_says(chat: ChatOpenAI, llama: Llama) -> None:
+    answer = chat.invoke(QUESTION, max_tokens=8)
+    expected = llama.chat(DIALOG, temperature=0.0, max_tokens=8)
+    assert answer.content == expected.text
+    assert answer.response_metadata["finish_reason"] == "length"
+    assert answer.usage_metadata is not None
+    assert answer.usage_metadata["output_tokens"] == 8
+    assert answer.usage_metadata["input_tokens"] == len(expected.prompt_ids)
+    again = chat.invoke(QUESTION, max_tokens=8).usage_metadata
+    assert again is not None and again["input_token_details"]["cache_read"] == len(expected.prompt_ids) - 1
+
+
+def test_a_stream_joined_is_the_whole_answer(chat: ChatOpenAI, llama: Llama) -> None:
+    chunks = list(chat.stream(QUESTION, max_tokens=8, stream_usage=True))
+    assert "".join(chunk.text for chunk in chunks) == llama.chat(DIALOG, temperature=0.0, max_tokens=8).text
+    assert len([chunk for chunk in chunks if chunk.text]) > 1
+    assert [chunk.usage_metadata["output_tokens"] for chunk in chunks if chunk.usage_metadata] == [8]
+
+
+def test_several_at_once_from_an_event_loop(chat: ChatOpenAI, llama: Llama) -> None:
+    async def answers() -> list[Any]:
+        some = [answer.content for answer in await chat.abatch([QUESTION, QUESTION], max_tokens=5)]
+        streamed = [chunk.text async for chunk in chat.astream(QUESTION, max_tokens=8)]
+        return [*some, (await chat.ainvoke(QUESTION, max_tokens=3)).content, "".join(streamed)]
+
+    expected = [llama.chat(DIALOG, temperature=0.0, max_tokens=n).text for n in (5, 5, 3, 8)]
+    assert asyncio.run(answers()) == expected
+
+
+def test_text_completions(at: dict[str, Any], llama: Llama) -> None:
+    expected = llama.generate("Once upon a time", temperature=0.0, max_tokens=6).text
+    assert OpenAI(**at, max_tokens=6).invoke("Once upon a time") == expected
+
+
+def test_a_tool_is_called_and_its_result_goes_back_in(chat: ChatOpenAI, llama: Llama) -> None:
+    called = chat.bind_tools([paint], tool_choice="required", parallel_tool_calls=False).invoke(QUESTION)
+    (call,) = called.tool_calls
+    result = paint.invoke(call)
+    assert isinstance(result, ToolMessage)
+    told = chat.bind(max_tokens=8).invoke([HumanMessage(QUESTION), called, result])
+    function = {"name": "paint", "arguments": json.dumps(call["args"])}
+    plain = {"role": "assistant", "content": None, "tool_calls": [{"id": call["id"], "function": function}]}
+    dialog = [*DIALOG, plain, {"role": "tool", "tool_call_id": call["id"], "content": result.content}]
+    expected = llama.chat(dialog, temperature=0.0, max_tokens=8)
+    assert told.content == expected.text
+
+
+def test_a_streamed_call_is_the_whole_one(chat: ChatOpenAI) -> None:
+    bound = chat.bind_tools([paint], tool_choice="paint", parallel_tool_calls=False)
+    whole, chunks = bound.invoke(QUESTION), list(bound.stream(QUESTION))
+    joined = sum(chunks[1:], chunks[0])
+    assert [call["args"] for call in joined.tool_calls] == [call["args"] for call in whole.tool_calls]
+    assert len([chunk for chunk in chunks if chunk.tool_call_chunks]) > 2
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_the_form_of_an_answer_is_held(chat: ChatOpenAI, method: Any) -> None:
+    assert isinstance(chat.with_structured_output(Colour, method=method).invoke(QUESTION), Colour)
+
+
+def test_errors_keep_their_class_and_message(chat: ChatOpenAI, at: dict[str, Any]) -> None:
+    with pytest.raises(ContextOverflowError, match=r"asks for 600 more.* length is 512 tokens") as error:
+        chat.invoke(QUESTION, max_tokens=600)
+    assert isinstance(error.value, openai.BadRequestError) and error.value.code == "context_length_exceeded"
+    with pytest.raises(ContextOverflowError, match=r"length is 512 tokens"):
+        chat.invoke("word " * 10**5)
+    with pytest.raises(ModelNotFoundError, match="no model 'large' is served here; there is: small, alias"):
+        ChatOpenAI(**at | {"model": "large"}).invoke(QUESTION)
+    with pytest.raises(ModelInvalidRequestError, match=r"messages\[0\]\.name is not supported"):
+        chat.invoke([HumanMessage(QUESTION, name="me")])

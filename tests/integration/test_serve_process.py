@@ -1,0 +1,220 @@
+"""`llamarium serve` as a process: how it starts, what signals do to it, and with which exit code it ends."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serving import NEVER_TORCH
+
+STORY: dict[str, Any] = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 40, "ignore_eos": True}
+
+
+class Process:
+    """A server in a process of its own; `lines` are what it writes."""
+
+    def __init__(self, *words: str, **environment: str) -> None:
+        place = () if "--uds" in words else ("--port", "0")
+        command = [sys.executable, "-c", NEVER_TORCH, "serve", *place, "--threads", "1", *words]
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+
+    def find(self, pattern: str, limit_s: float = 30) -> str:
+        """Wait for a line and return its first group."""
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end:
+            for line in list(self.lines):
+                if found := re.search(pattern, line):
+                    return found[1]
+            time.sleep(0.01)
+        raise AssertionError(f"no line {pattern}: {self.lines}")
+
+    @property
+    def url(self) -> str:
+        return self.find(r"listening at (http://[\w.:]+)")
+
+    def stream(self, told: list[str], **more: Any) -> threading.Thread:
+        """Ask for a stream in a thread; wait for its first event."""
+        url = self.url
+
+        def read() -> None:
+            with httpx.stream(
+                "POST", f"{url}/v1/completions", json=STORY | {"stream": True} | more, timeout=60
+            ) as answer:
+                told.extend(line for line in answer.iter_lines() if line)
+
+        def read_on() -> None:
+            try:
+                read()
+            except httpx.HTTPError as error:
+                told.append(type(error).__name__)
+
+        thread = threading.Thread(target=read_on)
+        thread.start()
+        while httpx.get(f"{url}/metrics").text.count("num_requests_running{") and not self.running(url):
+            time.sleep(0.01)
+        return thread
+
+    def running(self, url: str) -> bool:
+        return 'num_requests_running{model_name="smollm2-135m"} 0.0' not in httpx.get(f"{url}/metrics").text
+
+    def end(self, limit_s: float = 20) -> int:
+        code = self.process.wait(limit_s)
+        self._reader.join()
+        return code
+
+
+@contextmanager
+def started(*words: str, **environment: str) -> Iterator[Process]:
+    process = Process(*words, **environment)
+    try:
+        yield process
+    finally:
+        process.process.kill()
+        process.end()
+        assert process.process.stderr is not None
+        process.process.stderr.close()
+
+
+def test_sigterm_lets_what_runs_come_to_its_end_and_never_torch(smollm2_path: Path) -> None:
+    with started() as server:
+        server.find(r"(ready) after")
+        told: list[str] = []
+        thread = server.stream(told)
+        server.process.send_signal(signal.SIGTERM)
+        thread.join()
+        assert told[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in told[-2]
+        assert server.end() == 0
+        assert not any("Traceback" in line or "Error" in line for line in server.lines), server.lines
+
+
+def test_after_the_time_to_drain_a_stream_ends_with_an_error(smollm2_path: Path) -> None:
+    with started("--drain-timeout", "0.1", "--log-format", "json") as server:
+        server.find(r"(ready) after")
+        told: list[str] = []
+        thread = server.stream(told, max_tokens=5000)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+        thread.join()
+        assert json.loads(told[-1][6:])["error"]["code"] == "unavailable"
+        assert not any("[DONE]" in line for line in told)
+        lines = [json.loads(line) for line in server.lines]
+    (line,) = (line for line in lines if line["event"] == "request" and line["path"] == "/v1/completions")
+    assert line["status"] == 200
+    assert line["error"] == "unavailable"
+    assert line["prompt"] > 0 and line["generated"] > 0
+
+
+def test_a_second_signal_ends_it_at_once(smollm2_path: Path) -> None:
+    with started() as server:
+        server.find(r"(ready) after")
+        told: list[str] = []
+        thread = server.stream(told, max_tokens=5000)
+        server.process.send_signal(signal.SIGINT)
+        server.find(r"(stopping)")
+        begin = time.monotonic()
+        server.process.send_signal(signal.SIGINT)
+        assert server.end() == 130
+        assert time.monotonic() - begin < 1
+        thread.join()
+        assert not any("[DONE]" in line or '"finish_reason":"' in line for line in told)
+
+
+def test_ctrl_c_while_it_does_nothing(smollm2_path: Path) -> None:
+    with started() as server:
+        server.find(r"(ready) after")
+        server.process.send_signal(signal.SIGINT)
+        assert server.end() == 130
+
+
+def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with started("-m", str(tmp_path / "nothing")) as server:
+        assert server.end() == 1
+        assert sum("llamarium: error:" in line for line in server.lines) == 1
+        assert not any("Traceback" in line for line in server.lines)
+
+
+def test_a_port_that_is_taken_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with started("--port", str(taken.getsockname()[1])) as server:
+            assert server.end() == 1
+        (line,) = server.lines
+        assert "cannot listen at 127.0.0.1" in line
+
+
+def test_a_key_of_the_environment_and_a_unix_socket(smollm2_path: Path, tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(path))  # as a killed server leaves it
+    left.close()
+    with started("--uds", str(path), LLAMARIUM_API_KEY="secret") as server:
+        server.find(r"(ready) after")
+        assert path.stat().st_mode & 0o777 == 0o600
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://server") as client:
+            assert client.get("/v1/models").status_code == 401
+            answer = client.get("/v1/models", headers={"authorization": "Bearer secret"}).json()
+        assert answer["data"][0]["id"] == "smollm2-135m"
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+        assert not path.exists()
+        assert not any("secret" in line for line in server.lines)
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks Linux for the processor's time")
+def test_it_answers_soon_after_its_libraries_are_imported(smollm2_path: Path) -> None:
+    """Of the processor's time: what wall time is where nothing else runs. bench/startup.py has the seconds."""
+    libraries: list[float] = []
+    served: list[float] = []
+    for _ in range(3):
+        before = os.times()
+        subprocess.run([sys.executable, "-c", "import fastapi, numpy, tokenizers, uvicorn"], check=True)
+        after = os.times()
+        libraries.append(after.children_user + after.children_system - before.children_user - before.children_system)
+        with started() as server:
+            assert httpx.get(f"{server.url}/health").status_code in (200, 503)
+            numbers = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+            served.append((int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK"))
+    assert min(served) < 3.2 * min(libraries), (served, libraries)
+
+
+def listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
+def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "llamarium", "serve", "--uds", str(tmp_path / "socket"), "--drain-timeout", "0"]
+    with Path("/dev/full").open("w") as full, subprocess.Popen([*command, "--threads", "1"], stderr=full) as process:
+        try:
+            with httpx.Client(transport=httpx.HTTPTransport(uds=str(tmp_path / "socket"))) as asks:
+                end = time.monotonic() + 60
+                while not listens(tmp_path / "socket") or asks.get("http://localhost/health").status_code != 200:
+                    assert time.monotonic() < end
+                    time.sleep(0.05)
+                assert asks.post("http://localhost/v1/completions", json=STORY).status_code == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()

@@ -1,0 +1,141 @@
+"""The page in a browser, for the tests of each of its rooms: `pytest_plugins = ["page_browser"]` gives the fixtures.
+
+A module that wants another model behind the page has a fixture `llama` of its own.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from llamarium.api import Llama
+from llamarium.cli.inspect import link_to
+from llamarium.page import assets
+from llamarium.page.extension import page as page_extension
+from page_bundle import built_page, chromium
+from serving import Running, serving, small_llama
+
+KEY = "the-key"
+TEXT = "The cat sat on the mat"
+HOSTILE = "<img src=x onerror=alert(1)> </script> &lt;b&gt; \u202eabc\u200b 👩‍👩‍👧 \ufdd0 $x^2$"
+
+
+@pytest.fixture(scope="module")
+def llama(smollm2_path: Path) -> Llama:
+    """A small random model with SmolLM2's vocabulary."""
+    return small_llama(smollm2_path)
+
+
+@pytest.fixture(scope="module")
+def inspects_requests() -> bool:
+    """Whether the page shows what the server's clients ask."""
+    return False
+
+
+@pytest.fixture(scope="module")
+def running(llama: Llama, inspects_requests: bool) -> Iterator[Running]:
+    """A server with the page."""
+    bundle, before = built_page(), assets.read_assets.__defaults__
+    assets.read_assets.__defaults__ = (bundle,)
+    try:
+        extension = page_extension(inspects_requests=inspects_requests)
+        with serving(llama, extensions=[extension], api_keys=(KEY,)) as found:
+            yield found
+    finally:
+        assets.read_assets.__defaults__ = before
+
+
+@pytest.fixture(scope="module")
+def browser(running: Running) -> Iterator[Browser]:
+    """Chromium; for one module, as its event loop would be in the way of others."""
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser: Browser, running: Running) -> Iterator[Page]:
+    """A page in a window of its own, which must neither fail nor ask another host."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    found, faults = context.new_page(), list[str]()
+    found.on("console", lambda said: faults.append(said.text) if said.type in ("error", "warning") else None)
+    found.on("pageerror", lambda error: faults.append(str(error)))
+    found.on("request", lambda asked: faults.append(asked.url) if not asked.url.startswith(running.url) else None)
+    yield found
+    context.close()
+    expected = re.compile(r"Failed to load resource: the server responded with a status of (4|503)")
+    assert [fault for fault in faults if not expected.match(fault)] == []
+
+
+def link(running: Running, text: str = TEXT, **view: Any) -> str:
+    """The link to a view, with the key; at the first token where no other is named."""
+    named = "".join(f"&{name}={quote(str(value))}" for name, value in {"pos": 0, **view}.items())
+    return link_to(running.url, text, key=KEY) + named
+
+
+def shown(page: Page, name: str) -> float:
+    """A number of the page, as it is displayed."""
+    text = page.locator(f'[data-number="{name}"]').inner_text()
+    return float(text.replace("\u2212", "-").replace("\u202f", ""))
+
+
+def as_shown(value: float, digits: int) -> float:
+    """A number as the page writes it with so many digits."""
+    return float(f"{value:.{digits}g}")
+
+
+_QUIET = """
+() => new Promise((done, fail) => {
+  const end = performance.now() + 30_000;
+  let frames = 0;
+  const look = () => {
+    const isThere = document.querySelector('article .body[aria-busy="false"]');
+    const isBusy = document.querySelector(".waiting, form.text button[disabled]");
+    frames = isThere && !isBusy ? frames + 1 : 0;
+    if (frames > 5) done();
+    else if (performance.now() > end) fail(new Error("the view is not there after 30 s"));
+    else requestAnimationFrame(look);
+  };
+  look();
+})
+"""
+"""Some frames in a row in which nothing is waited for: an answer may lead to another question."""
+
+
+def settled(page: Page) -> None:
+    """Wait until the view that is open has all that it asked for."""
+    page.evaluate(_QUIET)
+
+
+def check_fits_and_is_open(browser: Browser, url: str) -> None:
+    """Hold a view to its width and to axe's rules (contrast, names, order): wide and light, then narrow and dark."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
+    page = context.new_page()
+    page.goto(url)
+    settled(page)
+    _check_view(page, url)
+    page.emulate_media(color_scheme="dark")
+    page.set_viewport_size({"width": 360, "height": 800})
+    settled(page)
+    _check_view(page, url)
+    context.close()
+
+
+def _check_view(page: Page, url: str) -> None:
+    wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert wider <= 0, f"{url} is wider than its window"
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+
+
+def check_text_is_text(page: Page, url: str) -> None:
+    """Hold a view of `HOSTILE` to showing it as it is: no markup of it, nothing run, nothing asked elsewhere."""
+    page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
+    page.goto(url)
+    settled(page)
+    assert page.locator("main img, main script, .strip img").count() == 0
+    expect(page.get_by_label("Text", exact=True)).to_have_value(HOSTILE)

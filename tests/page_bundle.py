@@ -1,0 +1,49 @@
+"""The built page and a browser for the tests of it; each is asked for, and says why it is not there."""
+
+import importlib.util
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+ROOT = Path(__file__).parents[1]
+WEB = ROOT / "web"
+
+
+def built_page() -> Path:
+    """The folder of the page, built from these sources if it has not been yet."""
+    spec = importlib.util.spec_from_file_location("hatch_page", ROOT / "hatch_page.py")
+    assert spec is not None and spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    if hook.requirements():
+        pytest.skip("there is no Node.js here that builds the page")
+    return hook.kept_bundle()
+
+
+def installed_web() -> Path:
+    """web/ with its modules, installed if they have not been since they changed."""
+    if shutil.which("npm") is None:
+        pytest.skip("there is no npm here")
+    lock, installed = WEB / "package-lock.json", WEB / "node_modules/.package-lock.json"
+    if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
+        subprocess.run(["npm", "ci", "--no-audit", "--no-fund", "--loglevel=error"], cwd=WEB, check=True)
+    return WEB
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """The system's Chromium, as Debian packages it."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("there is no Chromium here")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])  # it is root's, in CI
+        try:
+            yield browser
+        finally:
+            browser.close()

@@ -1,0 +1,84 @@
+"""The house's numbers: how long a function, a file and a folder may be, and that no import goes in a circle.
+
+Each is a look at the source with `ast`, so an import counts wherever it stands: within a function, or for types alone.
+"""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+FUNCTION_LINES, FILE_LINES, FOLDER_FILES = 60, 400, 12
+REPOSITORY = Path(__file__).parents[2]
+SOURCE = REPOSITORY / "src"
+KERNELS = SOURCE / "llamarium/kernels"  # as long as what they do
+MANY_FILES = SOURCE / "llamarium/cli", REPOSITORY / "bench"  # a file for each command, and for each claim
+
+
+@cache
+def sources() -> dict[Path, str]:
+    """Every file of Python but the tests."""
+    paths = (path for folder in ("src", "bench", "examples") for path in (REPOSITORY / folder).rglob("*.py"))
+    return {path: path.read_text(encoding="utf-8") for path in sorted((*paths, *REPOSITORY.glob("hatch_*.py")))}
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(text) for path, text in sources().items()}
+
+
+def short(path: Path) -> str:
+    return str(path.relative_to(REPOSITORY))
+
+
+def functions() -> Iterator[tuple[str, int]]:
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and KERNELS not in path.parents:
+                assert node.end_lineno is not None
+                yield f"{short(path)}, {node.name}", node.end_lineno - node.lineno + 1
+
+
+def modules() -> dict[str, Path]:
+    """The package's modules by name; a folder is the module of its `__init__.py`."""
+    parts = {path: path.relative_to(SOURCE).with_suffix("").parts for path in sources() if SOURCE in path.parents}
+    return {".".join(part[:-1] if part[-1] == "__init__" else part): path for path, part in parts.items()}
+
+
+def imports(tree: ast.Module, known: dict[str, Path]) -> Iterator[str]:
+    """The modules of ours that a module imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None and node.level == 0, "imports are absolute"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in known else node.module for name in names if node.module in known)
+
+
+def test_no_function_is_long() -> None:
+    assert [f"{name}: {lines} lines" for name, lines in functions() if lines > FUNCTION_LINES] == []
+
+
+def test_no_file_is_long() -> None:
+    lengths = {path: len(text.splitlines()) for path, text in sources().items() if KERNELS not in path.parents}
+    assert [f"{short(path)}: {lines} lines" for path, lines in lengths.items() if lines > FILE_LINES] == []
+
+
+def test_no_folder_is_a_drawer() -> None:
+    counts = Counter(path.parent for path in sources() if path.name != "__init__.py")
+    full = {folder: count for folder, count in counts.items() if count > FOLDER_FILES and folder not in MANY_FILES}
+    assert [f"{short(folder)}: {count} files" for folder, count in full.items()] == []
+
+
+def test_no_import_goes_in_a_circle() -> None:
+    known = modules()
+    graph = {name: set(imports(trees()[path], known)) for name, path in known.items()}
+    assert "llamarium.tokenizer.chat.choose" in graph["llamarium.tokenizer.base"]  # within a function
+    assert "llamarium.tokenizer.chat.format" in graph["llamarium.tokenizer.base"]  # for its type
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(f"a circle: {' -> '.join(reversed(error.args[1]))}") from None

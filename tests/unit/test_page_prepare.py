@@ -1,0 +1,37 @@
+"""The first questions are asked once, about the first pass that is fit for them, and nobody waits for that."""
+
+import threading
+from pathlib import Path
+
+from llamarium.page.executor import Pass
+from llamarium.page.passes import Passes
+from llamarium.page.prepare import MOST_TOKENS, Preparation
+from llamarium.page.schema.passes import ExperimentFields
+from serving import small_llama
+
+
+def prepared() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "llamarium-prepare"]
+
+
+def test_the_first_pass_is_asked_about_once(smollm2_path: Path) -> None:
+    llama, kept = small_llama(smollm2_path), Passes()
+    with llama.engine(kv_memory=2**22, max_num_seqs=1) as engine:
+        preparation = Preparation(kept, is_wanted=True)
+        for other in (Pass.of([1] * (MOST_TOKENS + 1)), Pass.of([1], experiment=ExperimentFields(rotation=False))):
+            preparation.begin(llama, engine, other)
+            assert prepared() == []
+        preparation.begin(llama, engine, Pass.of([1, 2, 3]))
+        (thread,) = prepared()
+        thread.join(60)
+        assert kept.num_bytes > 0
+        preparation.begin(llama, engine, Pass.of([4, 5, 6]))
+        assert prepared() == []
+
+
+def test_nothing_is_done_where_nobody_is_to_be_prepared_for(smollm2_path: Path) -> None:
+    llama, kept = small_llama(smollm2_path), Passes()
+    with llama.engine(kv_memory=2**22, max_num_seqs=1) as engine:
+        Preparation(kept, is_wanted=False).begin(llama, engine, Pass.of([1, 2, 3]))
+        assert prepared() == []
+    assert kept.num_bytes == 0

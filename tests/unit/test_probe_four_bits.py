@@ -1,0 +1,107 @@
+"""Codes, scales and minimums of each type: what they mean is what the Linear multiplies with, to the bit."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import llamarium
+from llamarium.errors import InputError, OptionError
+from llamarium.inspect.probes.four_bits import coded_weights, rounded_inputs, stream_errors
+from llamarium.quant.formats import IQ4_NL_VALUES, PACKED_FORMATS
+from llamarium.quant.ggml.encode import quantize
+from llamarium.quant.ggml.linear import LinearGGML
+from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit
+from llamarium.quant.packed import LinearPacked, pack_ggml
+from llamarium.quant.swap import METHODS, QUANTIZED_LINEARS
+
+ROWS = [3, -1, 17]
+
+
+def weight(columns: int = 256) -> torch.Tensor:
+    return torch.randn(40, columns, generator=torch.Generator().manual_seed(0)) * 0.1
+
+
+def plain(columns: int = 256) -> nn.Linear:
+    linear = nn.Linear(columns, 40, bias=False)
+    linear.weight.data = weight(columns)
+    return linear
+
+
+@pytest.mark.parametrize("type_name", METHODS)
+def test_codes_of_a_plain_linear_that_is_quantized_for_it(type_name: str) -> None:
+    found = coded_weights(plain(), ROWS, quantize=type_name)
+    expected = QUANTIZED_LINEARS[type_name].from_weight(weight()).dequantize()  # pyright: ignore[reportArgumentType]
+    assert found.rows == (3, 39, 17) and found.type_name == type_name
+    assert torch.equal(found.values_RC, expected[[3, 39, 17]])
+    assert torch.equal(found.errors_RC, expected[[3, 39, 17]] - weight()[[3, 39, 17]])
+    assert found.errors_RC.abs().max() < 0.1 and (found.minimums_RC is not None) == (type_name == "Q4_1")
+    assert len(json.loads(json.dumps(found.to_dict()))["codes"][0]) == 256
+
+
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "Q5_0"])
+def test_codes_of_tiles(type_name: str) -> None:
+    linear = pack_ggml(quantize(weight(), type_name), type_name)
+    found = coded_weights(linear, ROWS, original=weight())
+    torch.testing.assert_close(found.values_RC, linear.dequantize()[[3, 39, 17]], rtol=1e-6, atol=1e-7)
+    assert found.type_name == type_name and found.codes_RC.max() < len(found.levels) == linear.format.num_levels
+    assert found.errors_RC.abs().max() < 0.06
+
+
+def test_codes_that_a_codebook_gives_their_meaning() -> None:
+    codes = torch.arange(16).repeat(16, 4).to(torch.uint8)
+    linear = LinearPacked.from_codes(codes, torch.full((16, 2), 0.5).half(), PACKED_FORMATS["IQ4_NL"])
+    found = coded_weights(linear, [4])
+    assert torch.equal(found.codes_RC[0], codes[4].long()) and found.levels == IQ4_NL_VALUES
+    assert torch.equal(found.values_RC[0, :16], torch.tensor(IQ4_NL_VALUES) * 0.5)
+
+
+def test_nf4_blocks_may_cross_rows() -> None:
+    linear = Linear4bit.from_weight(weight(96), double_quant=True)
+    found = coded_weights(linear, range(40))
+    assert torch.equal(found.values_RC, linear.dequantize()) and found.levels == tuple(NF4_LEVELS.tolist())
+    assert found.scales_RC[0, 63] != found.scales_RC[0, 64] == found.scales_RC[1, 31]
+    with pytest.raises(InputError, match="the unquantized weights are not there"):
+        _ = found.errors_RC
+
+
+def test_inputs_are_rounded_as_the_kernels_do() -> None:
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
+    x[0, 5] = 40
+    found = rounded_inputs(x)
+    assert torch.equal(found.values_MC, found.codes_MC * found.scales_MC) and found.codes_MC[0, 5] > 127
+    assert (found.errors_MC.abs() <= found.scales_MC * 1.01 / 2 + 1e-9).float().mean() > 0.99
+    with pytest.raises(InputError, match="a multiple of 32"):
+        rounded_inputs(x[:, :33])
+
+
+def test_where_along_the_layers_the_error_grows(model_files: Callable[..., Any]) -> None:
+    path = model_files(num_hidden_layers=3).gguf_file("Q8_0")
+    rough, fine = llamarium.load(path), llamarium.load(path, dtype="float32")
+    pair = [llama.trace([5, 9, 7], names=["resid"]) for llama in (rough, fine)]
+    found = stream_errors(*pair)
+    assert [one.layer for one in found] == [0, 1, 2]
+    here, there = pair[0]["layers.1.resid"][2], pair[1]["layers.1.resid"][2]
+    assert found[1].relative[2] == pytest.approx(float((here - there).norm() / there.norm()), rel=1e-4)
+    assert 0 < found[2].relative[2] < 0.1 and found[2].cosine[2] > 0.99
+    with pytest.raises(InputError, match="same tokens and layers"):
+        stream_errors(pair[0], fine.trace([5, 9, 8], names=["resid"]))
+
+
+def test_what_has_no_codes_is_refused() -> None:
+    with pytest.raises(InputError, match="not quantized; give quantize: one of NF4, Q8_0, Q4_1"):
+        coded_weights(plain(), [0])
+    with pytest.raises(OptionError, match="quantize is 'Q3'"):
+        coded_weights(plain(), [0], quantize="Q3")
+    linear = Linear4bit.from_weight(weight())
+    with pytest.raises(InputError, match="quantized already"):
+        coded_weights(linear, [0], quantize="NF4")
+    with pytest.raises(InputError, match=r"rows are \[40\]"):
+        coded_weights(linear, [40])
+    with pytest.raises(InputError, match=r"original is \(2, 2\); expected \(40, 256\)"):
+        coded_weights(linear, [0], original=torch.zeros(2, 2))
+    with pytest.raises(InputError, match="codes of a LinearGGML are not shown"):
+        coded_weights(LinearGGML(quantize(weight(), "Q4_0"), "Q4_0"), [0])

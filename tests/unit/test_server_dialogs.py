@@ -1,0 +1,30 @@
+"""A dialog that is far too long is refused without encoding all of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llamarium
+from llamarium.errors import ContextLengthError
+from llamarium.server.dialogs import encode_dialog
+from llamarium.tokenizer.base import Tokenizer
+
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "hello there " * 20}}
+DIALOGS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "hello there " * 20}] * 60,
+    [{"role": "assistant", "content": None, "tool_calls": [CALL] * 60}],
+]
+
+
+@pytest.mark.parametrize("dialog", DIALOGS)
+def test_texts_that_fit_one_by_one_and_not_together_are_refused_before_they_are_encoded(
+    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch, dialog: list[dict[str, Any]]
+) -> None:
+    tokenizer = llamarium.load_tokenizer(smollm2_path)
+    whole: list[object] = []
+    monkeypatch.setattr(Tokenizer, "chat", lambda *_, **__: whole.append(None) or [])
+    with pytest.raises(ContextLengthError, match="too long: of its 14,400 characters"):
+        encode_dialog(tokenizer, dialog, 512)
+    assert not whole
+    assert encode_dialog(tokenizer, dialog[:1], 4096) == [] and whole

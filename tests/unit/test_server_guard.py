@@ -1,0 +1,263 @@
+"""Who may ask: host names, origins and keys, on every route; and what they are told."""
+
+import argparse
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamarium.cli import serve
+from llamarium.cli.main import main
+from llamarium.engine.engine import MAX_NUM_SEQS
+from llamarium.errors import OptionError
+from llamarium.server.app import create_app
+from llamarium.server.hosts import host_name
+from llamarium.server.http.access_keys import KEY_VARIABLE
+from llamarium.server.http.guard import OPEN_PATHS
+from llamarium.server.http.log import Log
+from llamarium.server.lifecycle.service import Service
+from llamarium.server.ray_serve.options import options_of
+from llamarium.server.settings import Settings
+
+STILL: Any = SimpleNamespace(progress=(0, 0), result=None, failure=None, is_running=True)  # a `Loading`
+KEYS = ("first-key", "second-key")
+
+
+def ask(
+    settings: Settings, method: str, path: str, headers: dict[str, str] | None = None, **how: Any
+) -> httpx.Response:
+    """Ask a server whose model is still loading, so that whoever gets in is told so."""
+
+    async def send() -> httpx.Response:
+        app = create_app(Service(STILL, settings), ("m",), Log("text"))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:8000") as client:
+            return await client.request(method, path, headers=headers, **how)
+
+    return asyncio.run(send())
+
+
+def routes() -> list[tuple[str, str]]:
+    """Every route of the application, as the application tells them."""
+    told = ask(Settings(), "GET", "/openapi.json").json()["paths"]
+    found = [(method.upper(), path.replace("{model}", "m")) for path, methods in told.items() for method in methods]
+    return [*found, ("GET", "/openapi.json")]
+
+
+def test_there_are_the_routes_that_are_expected() -> None:
+    assert {path for _, path in routes()} >= {
+        "/health",
+        "/metrics",
+        "/props",
+        "/v1/models",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+    }
+
+
+@pytest.mark.parametrize("given", [{}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer "}])
+@pytest.mark.parametrize(("method", "path"), routes())
+def test_no_route_but_health_is_open_without_a_key(method: str, path: str, given: dict[str, str]) -> None:
+    answer = ask(Settings(api_keys=KEYS), method, path, given)
+    if path in OPEN_PATHS:
+        assert answer.status_code == 503
+        assert answer.json() == {"status": "loading", "progress": 0.0}
+    else:
+        assert answer.status_code == 401
+        error = answer.json()["error"]
+        assert error.get("details", {"error_code": error.get("code")})["error_code"] == "invalid_api_key"
+        assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_health_is_the_only_open_path() -> None:
+    assert {"/health"} == OPEN_PATHS
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer first-key"},
+        {"authorization": "bearer second-key"},
+        {"x-api-key": "second-key"},
+    ],
+)
+def test_any_of_the_keys_lets_in(headers: dict[str, str]) -> None:
+    assert ask(Settings(api_keys=KEYS), "GET", "/metrics", headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "first-key x"},
+        {"authorization": "Basic first-key"},
+        {"authorization": "Bearer first-key2"},
+        {"authorization": "Bearer FIRST-KEY"},
+        {"x-api-key": "Bearer"},
+        {"x-api-key": ""},
+        {"cookie": "first-key"},
+    ],
+)
+def test_nothing_else_lets_in(headers: dict[str, str]) -> None:
+    assert ask(Settings(api_keys=KEYS), "GET", "/metrics", headers).status_code == 401
+    assert ask(Settings(api_keys=KEYS), "GET", "/metrics?api_key=first-key", headers).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/health/", "//health", "/HEALTH", "/health/../metrics", "/%68ealth/x", "/nothing"])
+def test_paths_like_an_open_one_are_not_open(path: str) -> None:
+    assert ask(Settings(api_keys=KEYS), "GET", path).status_code == 401
+
+
+LOCAL = ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST", "localhost."]
+FOREIGN = ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "10.0.0.7", "[::2]", "[", ":80"]
+
+
+@pytest.mark.parametrize("host", LOCAL)
+def test_the_servers_own_names_are_answered(host: str) -> None:
+    assert ask(Settings(), "GET", "/metrics", {"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", FOREIGN)
+def test_other_names_are_not(host: str) -> None:
+    answer = ask(Settings(), "GET", "/health", {"host": host})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed")
+
+
+def test_names_can_be_allowed_and_a_unix_socket_has_none() -> None:
+    assert ask(Settings(allowed_hosts=("Chat.Example",)), "GET", "/metrics", {"host": "chat.example"}).is_success
+    assert ask(Settings(host="10.0.0.7"), "GET", "/metrics", {"host": "10.0.0.7:8000"}).is_success
+    assert ask(Settings(uds="x"), "GET", "/metrics", {"host": "whatever"}).is_success
+    for host in ("0.0.0.0", "::"):
+        assert ask(Settings(host=host), "GET", "/metrics", {"host": "10.0.0.7:8000"}).is_success
+        assert ask(Settings(host=host), "GET", "/metrics", {"host": "evil.example"}).status_code == 403
+
+
+@given(st.text(st.characters(max_codepoint=255)))
+def test_any_host_header_has_a_name(header: str) -> None:
+    assert isinstance(host_name(header), str)
+
+
+def test_pages_of_other_origins_may_not_ask() -> None:
+    for origin in ("http://evil.example", "null", "http://localhost:9999", "https://localhost:8000.evil.example"):
+        answer = ask(Settings(), "GET", "/metrics", {"origin": origin})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin_not_allowed")
+        assert "access-control-allow-origin" not in answer.headers
+    assert ask(Settings(), "GET", "/metrics", {"origin": "http://localhost:8000"}).is_success
+
+
+def test_an_allowed_origin_may_ask_and_others_still_may_not() -> None:
+    settings = Settings(cors_origins=("https://chat.example",), api_keys=KEYS)
+    headers = {"origin": "https://chat.example", "access-control-request-method": "POST"}
+    preflight = ask(
+        settings, "OPTIONS", "/v1/chat/completions", headers | {"access-control-request-headers": "authorization"}
+    )
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == "https://chat.example"
+    refused = ask(settings, "GET", "/metrics", headers)
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://chat.example")
+    answer = ask(settings, "GET", "/metrics", headers | {"authorization": "Bearer first-key"})
+    assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+    assert ask(settings, "GET", "/metrics", {"origin": "https://evil.example"}).status_code == 403
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nothing", 404), ("GET", "/v1/completions", 405)])
+def test_what_the_framework_refuses_has_our_form(method: str, path: str, status: int) -> None:
+    answer = ask(Settings(), method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+def test_a_request_gets_an_id_its_own_if_that_is_sane() -> None:
+    assert ask(Settings(), "GET", "/health", {"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    for given_id in ("a b", "x" * 200, "é", '"'):
+        made = ask(Settings(), "GET", "/health", {"x-request-id": given_id.encode("latin-1")})  # pyright: ignore
+        assert made.headers["x-request-id"].startswith("req-")
+
+
+def test_lines_cannot_be_forged_and_hold_no_key(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = Settings(api_keys=KEYS)
+    ask(settings, "GET", "/a%0a2026 forged%1b[31m?secret=1", {"authorization": "Bearer first-key"})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "\\n2026 forged\\x1b[31m 404" in line
+    assert "first-key" not in line and "secret" not in line
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--api-key", ""], "empty"),
+        (["--api-key", "  "], "empty"),
+        (["--api-key", "schlüssel"], "ASCII"),
+        (["--host", "0.0.0.0"], "--allow-anyone"),
+        (["--host", "::"], "--allow-anyone"),
+        (["--host", "192.168.1.7"], "--allow-anyone"),
+        (["--port", "65536"], "65535"),
+        (["--uds", ""], "argument --uds: expected a path"),
+        (["--uds", "x", "--host", "127.0.0.1"], "argument --host: not allowed with argument --uds"),
+        (["--uds", "x", "--port", "8000"], "argument --port: not allowed with argument --uds"),
+        (["--cors-origin", "https://chat.example/"], "origin"),
+        (["--cors-origin", "chat.example"], "origin"),
+        (["--allowed-host", "chat.example:80"], "without a port"),
+        (["--allowed-host", ""], "without a port"),
+        (["--kv-memory", "2 apples"], "2GiB"),
+        (["--kv-memory", "0"], "2GiB"),
+        (["--request-timeout", "nan"], "seconds"),
+        (["--max-queue", "-1"], "at least 0"),
+        (["--tool-form", "xml"], "hermes"),
+        (["--inspect-requests"], "--api-key"),
+    ],
+)
+def test_what_is_unsafe_or_senseless_is_refused_at_the_start(
+    words: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", *words]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_an_empty_variable_or_file_is_no_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "")
+    assert main(["serve"]) == 2
+    monkeypatch.delenv(KEY_VARIABLE)
+    (tmp_path / "keys").write_text("")
+    assert main(["serve", "--api-key-file", str(tmp_path / "keys")]) == 2
+    assert capsys.readouterr().err.count("is empty") == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "why"), [(None, "No such file or directory"), (b"caf\xe9\n", "it is not in UTF-8")]
+)
+def test_a_file_with_keys_that_cannot_be_read_is_refused(
+    content: bytes | None, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "keys"
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["serve", "--api-key-file", str(path)]) == 2
+    assert f"{path}: cannot be read: {why}; expected API keys, one a line" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(OptionError, match=why):
+        options_of({"num_cpus": 1, "api_key_file": path}).settings()
+
+
+def test_the_command_and_ray_have_the_defaults_of_a_server() -> None:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    of_command, of_ray = parser.parse_args([]), options_of({"num_cpus": 1, "allow_anyone": True}).settings()
+    assert serve._settings(of_command) == Settings()
+    assert of_ray == Settings(host="0.0.0.0")
+    assert Settings().max_num_seqs == MAX_NUM_SEQS
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"), [("2GiB", 2**31), ("512MiB", 2**29), ("1.5g", 3 * 2**29), ("4096", 4096), ("1 KB", 1024)]
+)
+def test_sizes_are_read(text: str, num_bytes: int) -> None:
+    assert serve.size(text) == num_bytes

@@ -1,0 +1,366 @@
+"""llama.engine(): many requests in text, from threads and event loops; who leaves, who is late, and what breaks."""
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import llamarium
+from llamarium.errors import (
+    AnswerError,
+    ContextLengthError,
+    EngineStoppedError,
+    GaveWayError,
+    InputError,
+    MemoryBudgetError,
+    OptionError,
+    RequestTimeoutError,
+    SamplingError,
+    SlowReaderError,
+)
+from llamarium.generation.text_engine import MAX_BUFFERED, TextEngine
+
+PROMPTS = ["ROMEO:", "To be", "KING RICHARD:\nNow", "Enter"]
+SAMPLED: dict[str, Any] = {"temperature": 0.9, "max_new_tokens": 40}
+
+
+@pytest.fixture(scope="module")
+def llama() -> llamarium.Llama:
+    return llamarium.load("shakespeare-char", device="cpu")
+
+
+@pytest.fixture
+def engine(llama: llamarium.Llama) -> Iterator[TextEngine]:
+    with llama.engine(kv_memory=2**24, max_num_seqs=8) as engine:
+        yield engine
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline, "it never became so"
+        time.sleep(0.005)
+
+
+def wait_until_free(engine: TextEngine) -> None:
+    wait_until(lambda: engine.snapshot.used_blocks == engine.snapshot.running == engine.snapshot.waiting == 0)
+
+
+def test_answers_are_those_of_generate_in_threads_and_loops(llama: llamarium.Llama, engine: TextEngine) -> None:
+    options = [SAMPLED | {"seed": seed} for seed in range(4)] + [
+        {"temperature": 0.0, "seed": 9, "max_new_tokens": 9}
+    ] * 4
+    asked = [(PROMPTS[i % 4], option) for i, option in enumerate(options)]
+    expected = [llama.generate(prompt, **option) for prompt, option in asked]
+
+    async def together() -> list[Any]:
+        return await asyncio.gather(*(engine.stream(prompt, **option).acollect() for prompt, option in asked))
+
+    assert asyncio.run(together()) == expected
+    found: dict[int, Any] = {}
+
+    def one(i: int) -> None:
+        found[i] = engine.stream(asked[i][0], **asked[i][1]).collect()
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(len(asked))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[i] for i in range(len(asked))] == expected
+    wait_until_free(engine)
+    assert engine.snapshot.counts.cached_tokens > 0
+
+
+def test_pieces_joined_are_the_answer_and_say_whose_they_are(llama: llamarium.Llama, engine: TextEngine) -> None:
+    options: dict[str, Any] = SAMPLED | {"n": 3, "seed": 5, "logprobs": 2, "stop": ["\n"]}
+    expected = llama.generate("To be", **options)
+    answers = engine.stream("To be", **options)
+    texts, ids = ["", "", ""], [[], [], []]
+    for piece in answers:
+        texts[piece.index] += piece.text
+        ids[piece.index].extend(piece.token_ids)
+    assert texts == [one.text for one in expected.completions]
+    assert ids == [list(one.token_ids) for one in expected.completions]
+    assert answers.collect() == expected
+    wait_until_free(engine)  # though some ended at a stop string, which the engine does not know
+
+
+def test_a_dialog_is_answered_as_chat_does(llama: llamarium.Llama, smollm2: llamarium.Llama) -> None:
+    messages = [{"role": "user", "content": "Name a colour."}]
+    options: dict[str, Any] = {"temperature": 0.0, "seed": 1, "max_new_tokens": 8}
+    with smollm2.engine(kv_memory=2**26) as engine:
+        first = engine.stream_chat(messages, **options)
+        assert first.collect() == smollm2.chat(messages, **options)
+        again = engine.stream_chat(messages, **options)
+        assert again.collect() == first.collect()
+    assert (first.num_cached, again.num_cached) == (0, len(first.prompt_ids) - 1)
+
+
+def test_who_leaves_gives_everything_back(engine: TextEngine) -> None:
+    long: dict[str, Any] = {"max_new_tokens": 200, "temperature": 1.0, "stop_token_ids": []}
+    closed, dropped = engine.stream("ROMEO:", **long), engine.stream("ROMEO:", n=3, **long)
+    next(closed), next(dropped)
+    closed.close()
+    assert list(closed) == []
+    del dropped
+    gc.collect()
+    wait_until_free(engine)
+
+    async def cancelled() -> None:
+        answers = engine.stream("To be", **long)
+        await anext(answers)
+        task = asyncio.create_task(answers.acollect())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        answers.close()
+
+    asyncio.run(cancelled())
+    wait_until_free(engine)
+
+
+def test_a_request_that_is_late_ends_with_an_error(engine: TextEngine) -> None:
+    with pytest.raises(RequestTimeoutError, match="in the time that the request had"):
+        engine.stream("To be", timeout_s=0.0, **SAMPLED).collect()
+    assert engine.stream("To be", timeout_s=60.0, **SAMPLED).collect().text
+    wait_until_free(engine)
+
+
+def test_a_reader_who_must_keep_up_and_does_not_is_ended(engine: TextEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamarium.generation.text_engine.MAX_BUFFERED", 5)
+    assert MAX_BUFFERED > 1000
+    slow = engine.stream("To be", must_keep_up=True, max_new_tokens=100, temperature=0.0)
+    wait_until(lambda: slow._inbox.qsize() > 5)
+    wait_until_free(engine)
+    with pytest.raises(SlowReaderError, match="not read as fast as it came"):
+        slow.collect()
+    patient = engine.stream("To be", max_new_tokens=100, temperature=0.0)
+    wait_until_free(engine)
+    assert len(patient.collect().completions[0].token_ids) == 100
+
+
+def test_an_answer_that_gives_way_ends_with_an_error_of_its_own(
+    engine: TextEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt was fine when it was asked: `MemoryBudgetError` would say that it was not."""
+    sampler = engine._thread.engine._sampler
+    sample, calls = sampler.sample, iter(range(1000))
+
+    def without_memory(rows: Any, logits: Any) -> Any:
+        if next(calls) == 3:
+            raise MemoryBudgetError("no memory for candidates")
+        return sample(rows, logits)
+
+    monkeypatch.setattr(sampler, "sample", without_memory)
+    with pytest.raises(GaveWayError, match="no memory for candidates; ask again later"):
+        engine.stream("To be", **SAMPLED).collect()
+    assert engine.stream("To be", **SAMPLED).collect().text
+    wait_until_free(engine)
+
+
+def test_what_cannot_be_answered_is_refused_when_it_is_asked(engine: TextEngine) -> None:
+    for prompt, options, error in (
+        ("", {}, InputError),
+        ("a" * 300, {}, ContextLengthError),
+        ("a", {"temperature": -1}, SamplingError),
+        ("a", {"logit_bias": {10**6: 1.0}}, SamplingError),
+        ("a", {"tempreature": 1}, SamplingError),
+    ):
+        with pytest.raises(error):
+            engine.stream(prompt, **options)  # type: ignore[arg-type]
+
+
+def test_logits_that_are_nan_end_their_request_alone(llama: llamarium.Llama, engine: TextEngine) -> None:
+    runner, number = engine._thread.engine.runner, llama.encode("q")[0]
+    true = runner.run
+
+    def run(batch: Any, cache: Any, taps: Any = None) -> Any:
+        logits = true(batch, cache, taps)
+        logits[batch.token_ids[batch.logit_rows] == number] = np.nan
+        return logits
+
+    runner.run = run  # type: ignore[method-assign]
+    try:
+        well, ill = engine.stream("To be", seed=1, **SAMPLED), engine.stream("q", **SAMPLED)  # the first says no q
+        with pytest.raises(AnswerError, match="NaN or infinite"):
+            ill.collect()
+        assert well.collect().completions[0].finish_reason == "length"
+    finally:
+        del runner.run  # type: ignore[method-assign]
+
+
+def test_an_engine_that_breaks_tells_everybody(llama: llamarium.Llama) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("the disk is on fire")
+
+    engine = llama.engine(kv_memory=2**24)
+    running = engine.stream("To be", max_new_tokens=200, temperature=1.0)
+    next(running)
+    engine._thread.engine.runner.run = broken  # type: ignore[method-assign]
+    try:
+        with pytest.raises(EngineStoppedError, match="the engine has broken: the disk is on fire"):
+            running.collect()
+        with pytest.raises(EngineStoppedError, match="has broken"):
+            engine.stream("To be").collect()
+        assert engine.state == "broken"
+        assert not engine.close()
+    finally:
+        del engine._thread.engine.runner.run  # type: ignore[method-assign]
+
+
+def test_it_closes_at_once_or_when_all_is_done(llama: llamarium.Llama) -> None:
+    engine = llama.engine(kv_memory=2**24)
+    assert engine.state == "ready"
+    answers = engine.stream("To be", **SAMPLED)
+    assert engine.close() and engine.state == "stopped"
+    assert len(answers.collect().completions[0].token_ids) == 40
+    with pytest.raises(EngineStoppedError, match="takes no more requests"):
+        engine.stream("To be")
+    hasty = llama.engine(kv_memory=2**24)
+    cut = hasty.stream("To be", max_new_tokens=240, temperature=1.0)
+    next(cut)
+    assert not hasty.close(timeout_s=0)
+    with pytest.raises(EngineStoppedError, match="before the answer came to its end"):
+        cut.collect()
+    assert hasty.state == "stopped"
+    unbegun = llama.engine(kv_memory=2**24)
+    answers = unbegun.stream("To be", max_new_tokens=240, temperature=1.0)
+    unbegun.close(timeout_s=0)
+    with pytest.raises(EngineStoppedError):
+        answers.collect()
+
+
+def test_an_event_loop_that_is_gone_harms_nobody(llama: llamarium.Llama, engine: TextEngine) -> None:
+    async def begin() -> object:
+        answers = engine.stream("To be", max_new_tokens=240, temperature=1.0)
+        await anext(answers)
+        return answers
+
+    answers = asyncio.run(begin())
+    wait_until_free(engine)
+    assert engine.stream("To be", **SAMPLED | {"seed": 1}).collect() == llama.generate("To be", **SAMPLED | {"seed": 1})
+    assert answers is not None
+
+
+def test_an_edited_model_wants_another_engine() -> None:
+    llama = llamarium.load("shakespeare-char", device="cpu")
+    with llama.engine(kv_memory=2**24) as engine:
+        hook = llama.model.model.layers[0].register_forward_hook(lambda *_: None)
+        with (
+            pytest.warns(UserWarning, match="edited"),
+            pytest.raises(OptionError, match="after the engine was made"),
+        ):
+            engine.stream("To be")
+        hook.remove()
+
+
+def test_options_are_checked(llama: llamarium.Llama) -> None:
+    for options, message in (
+        ({"kv_memory": 100}, "kv_memory is 100 bytes; expected at least"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0; expected at least 1"),
+        ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype is 'fp4'; expected auto, int8"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            llama.engine(**options)
+
+
+def test_a_grammar_holds_in_company_as_alone(llama: llamarium.Llama, engine: TextEngine) -> None:
+    forms: list[dict[str, Any]] = [{"regex": "[A-Z]{3,9}!"}, {"choice": ["yes", "no"]}, {"regex": "[a-z ]+\\."}]
+    options = [SAMPLED | form | {"seed": seed} for seed, form in enumerate(forms)]
+    expected = [llama.generate("To be", **option) for option in options]
+    asked = [engine.stream("To be", **option) for option in options]
+    free = engine.stream("To be", **SAMPLED | {"seed": 7})
+    assert [answers.collect() for answers in asked] == expected
+    assert free.collect() == llama.generate("To be", **SAMPLED | {"seed": 7})
+    assert expected[1].text in ("yes", "no") and expected[1].completions[0].finish_reason == "stop"
+
+
+def test_a_request_without_memory_for_its_step_ends_alone(llama: llamarium.Llama, engine: TextEngine) -> None:
+    runner = engine._thread.engine.runner
+    true = runner.run
+
+    def run(batch: Any, cache: Any, taps: Any = None) -> Any:
+        if len(batch.token_ids) > 14:
+            raise MemoryBudgetError("no memory for so many tokens")
+        return true(batch, cache, taps)
+
+    runner.run = run  # type: ignore[method-assign]
+    try:
+        well = engine.stream("To be", **SAMPLED | {"seed": 1})
+        with pytest.raises(GaveWayError, match="no memory for so many"):
+            engine.stream("w" * 200, max_new_tokens=1).collect()
+        assert well.collect() and engine.state == "ready"
+    finally:
+        del runner.run  # type: ignore[method-assign]
+    assert engine.stream("To be", **SAMPLED | {"seed": 1}).collect() == well.collect()
+
+
+def test_who_waits_is_woken_when_somebody_else_closes_the_answer(engine: TextEngine) -> None:
+    answers = engine.stream("To be", max_new_tokens=240, temperature=1.0)
+    seen: list[Any] = []
+    reader = threading.Thread(target=lambda: seen.extend(answers))
+    reader.start()
+    wait_until(lambda: bool(seen))
+    answers.close()
+    reader.join(10)
+    assert not reader.is_alive()
+    with pytest.raises(InputError, match="nothing to collect"):
+        answers.collect()
+    wait_until_free(engine)
+
+
+def test_what_kills_the_thread_is_told(llama: llamarium.Llama) -> None:
+    def panic(*_: object) -> None:
+        raise BaseException("panic")  # as Rust's are
+
+    engine = llama.engine(kv_memory=2**24)
+    engine._thread.engine.step = panic  # type: ignore[method-assign]
+    with pytest.raises(EngineStoppedError, match="panic"):
+        engine.stream("To be").collect()
+    assert engine.state == "broken"
+
+
+def test_an_engine_is_looked_at_between_two_steps_by_its_own_thread(engine: TextEngine) -> None:
+    answers = engine.stream(PROMPTS[0], temperature=0.0, max_new_tokens=40)
+    next(answers)
+    seen = engine.read(lambda inner: (threading.current_thread().name, len(inner.answers[0].ids)))
+    name, num_tokens = seen.result(10)
+    assert name == "llamarium-engine" and num_tokens > len(answers.prompt_ids)
+    with pytest.raises(ZeroDivisionError):
+        engine.read(lambda _: 1 / 0).result(10)
+    assert len(answers.collect().completions[0].token_ids) == 40, "who reads badly harms nobody"
+    wait_until_free(engine)
+    assert engine.read(lambda inner: inner.answers).result(10) == [], "also where nothing else is to be done"
+    engine.close()
+    with pytest.raises(EngineStoppedError, match="being closed"):
+        engine.read(lambda _: None)
+
+
+def test_who_reads_an_engine_that_breaks_hears_of_it(engine: TextEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, gate = threading.Event(), threading.Event()
+
+    def broken(_: object) -> None:
+        began.set()
+        gate.wait(10)
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("llamarium.engine.engine.Engine.step", broken)
+    answers = engine.stream(PROMPTS[0], **SAMPLED)
+    began.wait(10)
+    seen = engine.read(lambda inner: inner.num_blocks)
+    gone = engine.read(lambda inner: inner.num_blocks)
+    assert gone.cancel()
+    gate.set()
+    with pytest.raises(EngineStoppedError, match="broken"):
+        seen.result(10)
+    with pytest.raises(EngineStoppedError, match="broken"):
+        next(answers)
+    with pytest.raises(EngineStoppedError, match="broken"):
+        engine.read(lambda _: None)

@@ -1,0 +1,261 @@
+"""Grammars of calls, held by llguidance: they take what is written and read, and nothing that a schema forbids."""
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from llamarium.errors import ToolError
+from llamarium.sampling.grammar.calls import grammar_of_calls
+from llamarium.tokenizer.tools.definition import ToolCall, ToolDefinition
+from llamarium.tokenizer.tools.forms import ToolForm, write_calls
+from llamarium.tokenizer.tools.parser import ToolCallParser
+from llamarium.tokenizer.tools.request import ToolRequest
+
+FORMS: tuple[ToolForm, ...] = ("llama3_json", "pythonic", "hermes")
+BYTES = LLTokenizer("byte")  # a token for each byte
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "get_weather": {
+        "type": "object",
+        "properties": {
+            "days": {"type": "integer"},
+            "city": {"type": "string", "description": "a city"},
+            "metric": {"enum": ["celsius", "fahrenheit", None]},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "plot": {
+        "type": "object",
+        "properties": {
+            "points": {
+                "type": "array",
+                "items": {"type": "object", "properties": {"x": {"type": "number"}, "y": {}}, "required": ["x"]},
+            },
+            "grid": {"anyOf": [{"type": "boolean"}, {"type": ["integer", "null"]}]},
+            "style": {"const": "dotted"},
+        },
+        "additionalProperties": False,
+    },
+    "now": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+GOOD = [
+    ("get_weather", {"city": 'Köln\'s "old" town\n'}),
+    ("get_weather", {"days": 3, "city": "", "metric": "celsius"}),
+    ("get_weather", {"city": "x", "metric": None}),
+    ("plot", {}),
+    ("plot", {"points": [{"x": 1.5}, {"x": -2, "y": {"a": [1, "b", None, True]}}], "grid": None, "style": "dotted"}),
+    ("plot", {"grid": True}),
+    ("plot", {"grid": 3}),
+    ("now", {}),
+]
+BAD = [
+    ("get_weather", {"days": 3}),
+    ("get_weather", {"city": 3}),
+    ("get_weather", {"city": "x", "metric": "kelvin"}),
+    ("get_weather", {"city": "x", "other": 1}),
+    ("plot", {"points": [{"y": 1}]}),
+    ("plot", {"grid": 1.5}),
+    ("plot", {"style": "dashed"}),
+    ("now", {"a": 1}),
+    ("unknown", {}),
+]
+
+
+def tools(**schemas: Any) -> list[ToolDefinition]:
+    return [ToolDefinition(name, parameters=schema) for name, schema in (schemas or SCHEMAS).items()]
+
+
+def text(form: ToolForm, *calls: tuple[str, dict[str, Any]]) -> str:
+    return write_calls([ToolCall("", name, json.dumps(values)) for name, values in calls], form)
+
+
+def matcher(request: ToolRequest, form: ToolForm) -> LLMatcher:
+    grammar = request.grammar(form)
+    assert grammar is not None
+    found = LLMatcher(BYTES, LLMatcher.grammar_from_lark(grammar), log_level=0)
+    assert not found.is_error(), found.get_error()
+    return found
+
+
+def accepts(request: ToolRequest, form: ToolForm, answer: str) -> bool:
+    found = matcher(request, form)
+    wanted = [*answer.encode()]
+    return found.try_consume_tokens(wanted) == len(wanted) and found.is_accepting()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_call_is_held_to_its_schema(form: ToolForm) -> None:
+    request = ToolRequest.read(tools(), "required")
+    for call in GOOD:
+        jsonschema.validate(call[1], SCHEMAS[call[0]])
+        assert accepts(request, form, text(form, call)), call
+    for call in BAD:
+        assert not accepts(request, form, text(form, call)), call
+    assert not accepts(request, form, "")
+    assert not accepts(request, form, "Hello")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_several_calls_only_where_they_are_wanted(form: ToolForm) -> None:
+    calls = text(form, *GOOD)
+    assert accepts(ToolRequest.read(tools(), "required"), form, calls)
+    assert not accepts(ToolRequest.read(tools(), "required", False), form, calls)
+    assert accepts(ToolRequest.read(tools(), "required", False), form, text(form, GOOD[0]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_named_tool_is_the_only_one(form: ToolForm) -> None:
+    request = ToolRequest.read(tools(), {"type": "function", "function": {"name": "now"}})
+    assert accepts(request, form, text(form, ("now", {})))
+    assert not accepts(request, form, text(form, ("plot", {})))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_strict_tools_leave_the_choice_and_hold_the_call(form: ToolForm) -> None:
+    strict = [ToolDefinition(name, parameters=schema, strict=True) for name, schema in SCHEMAS.items()]
+    request = ToolRequest.read(strict)
+    for call in GOOD:
+        assert accepts(request, form, text(form, call))
+    for call in BAD:
+        assert not accepts(request, form, text(form, call))
+    for words in ("", "Hello\n{ <tool_ [f(a=1)]", " \n 3 < 4"):
+        assert accepts(request, form, words)
+    assert not accepts(request, form, "<tool_call>")
+    assert not accepts(request, form, "so <|python_tag|>x")
+    assert accepts(request, "hermes", f"Let me see.\n{text('hermes', *GOOD)}")
+    assert not accepts(request, "hermes", f"Let me see.\n{text('hermes', BAD[0])}")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("choice", ["required", "strict"])
+def test_what_a_grammar_allows_is_read_as_what_the_schema_allows(form: ToolForm, choice: str) -> None:
+    """Answers of random bytes, as far as the grammar allows them."""
+    is_strict = choice == "strict"
+    offered = [ToolDefinition(name, parameters=schema, strict=is_strict) for name, schema in SCHEMAS.items()]
+    request = ToolRequest.read(offered, None if is_strict else choice)
+    chance, num_calls = random.Random(0), 0
+    for _ in range(40):
+        answer = at_random(matcher(request, form), chance)
+        if answer is None:
+            continue
+        parser = ToolCallParser(request.tools)
+        parser.push(answer)
+        parser.finish()
+        num_calls += len(parser.calls)
+        assert all(call.is_complete for call in parser.calls)
+        assert is_strict or (parser.calls and not parser.content)
+        for call in parser.calls:
+            jsonschema.validate(call.values(), SCHEMAS[call.name])
+    assert num_calls > 15 or is_strict
+
+
+def at_random(found: LLMatcher, chance: random.Random) -> str | None:
+    """Return an answer that the grammar allows, or None if chance leads nowhere."""
+    answer = bytearray()
+    for _ in range(400):
+        mask = found.compute_bitmask()
+        allowed = [i for i in range(256) if mask[i // 8] >> i % 8 & 1]
+        ends = [i for i in allowed if chr(i) in "\"')}]>"]
+        if found.is_accepting() and (not allowed or chance.random() < 0.5):
+            return answer.decode("utf-8", "strict")
+        plain = [i for i in allowed if i < 128]
+        byte = chance.choice(ends if ends and chance.random() < 0.4 else plain)
+        assert found.consume_token(byte)
+        answer.append(byte)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("schema", "where"),
+    [
+        ({"properties": {"a": {"type": "string", "pattern": "x"}}}, ".properties.a.pattern"),
+        ({"properties": {"a": {"type": "array", "items": {"minimum": 3}}}}, ".properties.a.items.minimum"),
+        ({"properties": {"a": {"anyOf": [{"type": "string"}, {"format": "date"}]}}}, ".properties.a.anyOf[1].format"),
+        ({"properties": {"a": {"$ref": "#"}}}, ".properties.a.$ref"),
+        ({"properties": {"a": {"enum": [1], "items": {}}}}, ".properties.a"),
+        ({"properties": {"a": {"type": "object", "additionalProperties": {}}}}, ".properties.a.additionalProperties"),
+        ({"patternProperties": {}}, ".patternProperties"),
+        ({"properties": {"a": False}}, ".properties.a"),
+        ({"required": ["a"], "additionalProperties": False}, ".required"),
+    ],
+)
+def test_python_refuses_keywords_that_it_does_not_hold(schema: dict[str, Any], where: str) -> None:
+    request = ToolRequest.read(tools(now=SCHEMAS["now"], f=schema), "required")
+    with pytest.raises(ToolError) as caught:
+        request.grammar("pythonic")
+    assert caught.value.param == f"tools[1].function.parameters{where}"
+
+
+@pytest.mark.parametrize(
+    "schema", [{"not": {}}, {"properties": {"a": {"uniqueItems": True}}}, {"dependentSchemas": {}}]
+)
+def test_json_leaves_refusing_to_llguidance(schema: dict[str, Any]) -> None:
+    grammar = ToolRequest.read(tools(f=schema), "required").grammar("llama3_json")
+    assert grammar is not None
+    assert LLMatcher(BYTES, LLMatcher.grammar_from_lark(grammar), log_level=0).is_error()
+
+
+def test_numbers_in_python_stay_within_floating_point() -> None:
+    request = ToolRequest.read(tools(f={"properties": {"x": {"type": "number"}}, "required": ["x"]}), "required")
+    for number, is_one in (("-1.5e99", True), ("9" * 40, True), ("1e100", False), ("9" * 41, False)):
+        assert accepts(request, "pythonic", f"[f(x={number})]") is is_one
+
+
+def test_members_that_may_be_left_out_are_bounded_in_python() -> None:
+    def schema(count: int) -> dict[str, Any]:
+        return {"properties": {f"p{i}": {"type": "integer"} for i in range(count)}, "required": ["p0"]}
+
+    assert ToolRequest.read(tools(f=schema(401)), "required").grammar("pythonic")
+    with pytest.raises(ToolError, match="more than 400 members") as caught:
+        ToolRequest.read(tools(f=schema(402)), "required").grammar("pythonic")
+    assert caught.value.param == "tools[0].function.parameters.properties"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rules_and_characters_are_bounded(form: ToolForm) -> None:
+    def request(num_tools: int, num_arguments: int, width: int) -> ToolRequest:
+        schema = {"properties": {f"{'p' * width}{i}": {"type": "integer"} for i in range(num_arguments)}}
+        return ToolRequest(tuple(tools(**{f"f{i}": schema for i in range(num_tools)})), "required")
+
+    assert grammar_of_calls(request(40, 9, 1), form) is not None
+    too_many, too_long = request(60, 30, 1), request(2, 200, 900)
+    for large in (too_long, too_many) if form == "pythonic" else (too_long,):
+        with pytest.raises(ToolError, match="too much for a grammar") as caught:
+            grammar_of_calls(large, form)
+        assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize("form", ["llama3_json", "hermes"])
+def test_what_llguidance_would_pass_over_is_refused_by_its_tool(form: ToolForm) -> None:
+    for bad in ({"nullable": True}, {"properties": {"a": {"maxLenght": 3}}}, {"properties": {"a": {"contains": {}}}}):
+        request = ToolRequest.read(tools(now=SCHEMAS["now"], f=bad), "required")
+        with pytest.raises(ToolError, match="is not supported") as caught:
+            grammar_of_calls(request, form)
+        assert caught.value.param == "tools[1].function.parameters"
+    free = ToolRequest.read(tools(f={"properties": {"a": {"nullable": True}}}))
+    assert grammar_of_calls(free, form) is None
+
+
+def test_a_format_is_held_in_json() -> None:
+    schema = {"properties": {"day": {"type": "string", "format": "date"}}, "required": ["day"]}
+    grammar = grammar_of_calls(ToolRequest.read(tools(f=schema), "required"), "llama3_json")
+    assert grammar is not None
+    for day, is_one in (("2024-02-29", True), ("2024-13-01", False), ("today", False)):
+        found = LLMatcher(BYTES, LLMatcher.grammar_from_lark(grammar.text), log_level=0)
+        wanted = [*text("llama3_json", ("f", {"day": day})).encode()]
+        assert (found.try_consume_tokens(wanted) == len(wanted)) is is_one
+
+
+def test_json_is_not_spaced_without_end() -> None:
+    request = ToolRequest.read(tools(), "required")
+    assert accepts(request, "llama3_json", '{"name": "plot", "parameters": {"grid": true, "style": "dotted"}}')
+    assert not accepts(request, "llama3_json", '{"name": "plot", "parameters": {"grid":   true}}')
+
+
+def test_a_schema_cannot_loosen_the_grammar() -> None:
+    with pytest.raises(ToolError, match="x-guidance"):
+        ToolDefinition("f", parameters={"x-guidance": {"lenient": True}, "not": {}})
