@@ -16,8 +16,10 @@ from torch import Tensor
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import common
-from llamarium.generation.sampler import Sampler, SamplingParams, SamplingRow
 from llamarium.kernels import native
+from llamarium.sampling.params import SamplingParams
+from llamarium.sampling.row import SamplingRow
+from llamarium.sampling.sampler import Sampler
 
 NUM_CHOICES = 20
 CASES: dict[str, tuple[float, dict[str, Any]]] = {

@@ -29,6 +29,14 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return made
 
 
+def named(text: str) -> tuple[str, str]:
+    """Parse NAME=COMMAND, for argparse."""
+    name, equals, command = text.partition("=")
+    if not (name and equals and command):
+        raise argparse.ArgumentTypeError(f'expected NAME="PATH OPTIONS", found {text!r}')
+    return name, command
+
+
 def alternate(rounds: int, sides: dict[str, Callable[[], dict[str, float]]]) -> dict[str, dict[str, float]]:
     """Run the sides in turn, one warm-up round first, and return each side's medians; keys as the sides return them.
 
@@ -65,8 +73,8 @@ def environment() -> dict[str, Any]:
         "memory_gib": memory,
         "python": platform.python_version(),
         **{name: _version(name) for name in ("llamarium", "torch", "transformers", "tokenizers")},
-        "commit": _git("rev-parse", "--short", "HEAD"),
-        "clean": not _git("status", "--porcelain", "--", "src"),
+        "commit": commit_of(ROOT),
+        "clean": not _git(ROOT, "status", "--porcelain", "--", "src"),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
 
@@ -112,6 +120,11 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+def commit_of(checkout: Path) -> str:
+    """Return a checkout's commit, shortened."""
+    return _git(checkout, "rev-parse", "--short", "HEAD")
+
+
+def _git(checkout: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(checkout), *arguments], capture_output=True, text=True, check=False)
     return done.stdout.strip()

@@ -164,14 +164,6 @@ def transformers_side(options: argparse.Namespace) -> Side:
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-def named(text: str) -> tuple[str, str]:
-    """Parse NAME=COMMAND, for argparse."""
-    name, equals, command = text.partition("=")
-    if not (name and equals and command):
-        raise argparse.ArgumentTypeError(f'expected NAME="PATH OPTIONS", found {text!r}')
-    return name, command
-
-
 def sides_of(options: argparse.Namespace, path: Path) -> dict[str, Side]:
     """Return what was asked for besides us, by name."""
     sides: dict[str, Side] = {}
@@ -193,7 +185,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m", help="the built-in name, or a GGUF file")
     parser.add_argument("--llama-bench", metavar="PATH")
     parser.add_argument("--llama-batched-bench", metavar="PATH")
-    parser.add_argument("--peer", type=named, action="append", default=[], metavar='NAME="PATH OPTIONS"')
+    parser.add_argument("--peer", type=common.named, action="append", default=[], metavar='NAME="PATH OPTIONS"')
     parser.add_argument("--openvino-python", metavar="PATH")
     parser.add_argument("--transformers", type=Path, metavar="FOLDER")
     parser.add_argument("--prompt-tokens", type=int, default=512)

@@ -13,8 +13,8 @@ import torch
 
 import common
 from llamarium.generation.loop import generate_tokens
-from llamarium.generation.params import SamplingParams
 from llamarium.runtime.runner import Runner
+from llamarium.sampling.params import SamplingParams
 from peers import load_ours, load_theirs, token_ids
 
 

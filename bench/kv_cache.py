@@ -20,8 +20,8 @@ import common
 import llamarium
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.blocks import blocks_for
-from llamarium.runtime.cache import NativeCache
-from llamarium.runtime.native_runner import NativeRunner
+from llamarium.runtime.native.cache import NativeCache
+from llamarium.runtime.native.runner import NativeRunner
 
 KINDS = ("float32", "bfloat16", "int8")
 CHUNK = 256  # tokens whose logits are held at once

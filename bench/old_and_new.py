@@ -2,6 +2,7 @@
 
     git worktree add ../before COMMIT && (cd ../before && python hatch_build.py)
     python bench/old_and_new.py --old ../before [--model FILE.gguf] [--depths 100,8000] [--lengths 512] [--rows 8]
+        [--input-bits 16]
 
 Both run `llamarium bench all --json` in processes of their own, in turn, one round each; the figure is the median of
 the rounds' ratios of tokens/s, new over old.
@@ -43,16 +44,23 @@ def main() -> None:
     parser.add_argument("--depths", default="100,4000", help="tokens in the cache")
     parser.add_argument("--lengths", default="512", help="tokens of a prompt")
     parser.add_argument("--rows", default="8", help="answers side by side")
+    parser.add_argument("--input-bits", choices=("8", "16"), help="of the new side (its default is 8)")
     options = parser.parse_args()
     words = ["-m", options.model, "--threads", str(options.threads), "--depths", options.depths]
     words += ["--lengths", options.lengths, "--rows", options.rows]
-    sources = {"new": common.ROOT / "src", "old": options.old.resolve() / "src"}
-    found = common.alternate(options.rounds, {name: partial(one_round, path, words) for name, path in sources.items()})
+    own = ["--input-bits", options.input_bits] if options.input_bits else []
+    sides = {
+        "new": partial(one_round, common.ROOT / "src", [*words, *own]),
+        "old": partial(one_round, options.old.resolve() / "src", words),
+    }
+    found = common.alternate(options.rounds, sides)
     rows = [
         {"what": what, "new": new, "old": found["old"].get(what), "new / old": found["new / old"].get(what)}
         for what, new in found["new"].items()
     ]
-    common.report(f"old-and-new-{Path(options.model).stem}", options, rows, found)
+    suffix = f"-{options.input_bits}-bits" if options.input_bits else ""
+    options.old_commit = common.commit_of(options.old)
+    common.report(f"old-and-new-{Path(options.model).stem}{suffix}", options, rows, found)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def main() -> None:
         memory, linears = matrices(name)
         sides = {
             "product": lambda linears=linears: {"GB/s": product_speed(linears, x)},
-            "reading": lambda memory=memory: {"GB/s": memory.nbytes / native.read_ns(memory)},
+            "reading": lambda memory=memory: {"GB/s": memory.nbytes / native.read_ns(memory.numpy())},
         }
         found = common.alternate(options.rounds, sides)
         products = found["product"]["GB/s"] / linears[0].weight.nbytes * ROWS * COLUMNS * options.rows
@@ -64,7 +64,7 @@ def product_speed(linears: list[LinearPacked], x: Tensor) -> float:
     """Return the GB/s of weights."""
     begin = time.perf_counter()
     for linear in linears:
-        native.product(linear.matrix, x)
+        native.product(linear.matrix, x.numpy())
     return sum(linear.weight.nbytes for linear in linears) / (time.perf_counter() - begin) / 1e9
 
 

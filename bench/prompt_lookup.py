@@ -16,7 +16,7 @@ import torch
 import common
 import llamarium
 from llamarium.generation.loop import generate_tokens
-from llamarium.generation.params import SamplingParams
+from llamarium.sampling.params import SamplingParams
 
 TASKS = {"repeat": 0.0, "prose": 0.0, "prose, drawn": 1.0}
 SOURCE = (common.ROOT / "src" / "llamarium" / "checkpoints/tokenizers.py").read_text()
@@ -44,7 +44,7 @@ class Side:
         """Return tokens/s."""
         lookup = llamarium.PromptLookup() if self.looks_up else None
         self.ids, times = [], []
-        for event in generate_tokens(self.runner, [self.prompt], [self.params], lookup=lookup):
+        for event in generate_tokens(self.runner, [self.prompt], [self.params], speculation=lookup):
             self.ids.append(event.token_id)
             times.append(time.perf_counter())
         self.counts = {} if lookup is None else lookup.counts()

@@ -1,0 +1,220 @@
+"""The page of `llamarium inspect` in Chromium: how long each view takes from its click, and what the tab holds.
+
+    python bench/page.py [--model MODEL] [--chromium PATH]
+
+A view is there when everything that it asks for has come and is drawn: the time is the browser's own, from the click to
+the first such frame. "first" is the first visit to each view of a text, "later" the median of --rounds further ones at
+other tokens and layers, which the server has to compute or fetch. Long tasks are those of more than 50 ms on the page's
+main thread, while a text of 256 tokens is scrolled, its matrices are hovered over and its layers are stepped through.
+Milliseconds, unless a row says otherwise; the page has to be built (`make page`).
+"""
+
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
+
+import common
+
+SENTENCE = "The quick brown fox jumps over the lazy dog near the river"
+WORDS = "the cat that the dog chased ran over a hill and saw "
+
+SETTLED = """
+(act) => new Promise((done) => {
+  const isBusy = () =>
+    !document.querySelector('article .body[aria-busy="false"]') || document.querySelector(".waiting") !== null;
+  const begin = performance.now();
+  let end = begin, quiet = 0;
+  if (act) act();
+  const look = () => {
+    if (isBusy()) quiet = 0;
+    else if (quiet++ === 0) end = performance.now();
+    if (quiet > 6) done(end - begin);
+    else requestAnimationFrame(look);
+  };
+  requestAnimationFrame(look);
+})
+"""
+"""JavaScript: does something, and gives the milliseconds until the view is there; an answer may lead to a question."""
+
+
+def until_settled(page: Page, act: str = "null") -> float:
+    """Return the milliseconds from an action of the page's to the view being there."""
+    return page.evaluate(f"({SETTLED})({act})")
+
+
+def visit(page: Page, view: str) -> float:
+    """Click a view's link; return the milliseconds until it is there."""
+    return until_settled(page, f"""() => document.querySelector('nav.views a[href*="stage={view}&"]').click()""")
+
+
+def views_of(page: Page) -> list[str]:
+    """Return what links call the views of the room that is open."""
+    found = page.eval_on_selector_all("nav.views a", "(links) => links.map((one) => one.getAttribute('href'))")
+    return [re.findall(r"stage=([^&]+)", link)[0] for link in found]
+
+
+@contextmanager
+def inspecting(model: list[str]) -> Generator[str]:
+    """Start `llamarium inspect`; yield its link once the model is there."""
+    command = [sys.executable, "-m", "llamarium", "inspect", "--no-browser", SENTENCE, *model]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        try:
+            link = process.stdout.readline().strip()
+            if not link:
+                raise SystemExit("`llamarium inspect` ends before it listens; run it to see why")
+            while True:
+                try:
+                    urllib.request.urlopen(link.partition("#")[0] + "health").close()
+                    break
+                except OSError:  # 503: the model is loading
+                    time.sleep(0.005)
+            yield link
+        finally:
+            process.terminate()
+
+
+def opening(browser: Browser, link: str) -> float:
+    """Return the milliseconds from a new tab to the first view with its numbers."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    begin = time.perf_counter()
+    page.goto(link)
+    page.wait_for_selector('article .body[aria-busy="false"]')
+    seconds = time.perf_counter() - begin
+    context.close()
+    return 1000 * seconds
+
+
+def walk(page: Page, rounds: int) -> dict[str, dict[str, float]]:
+    """Visit every view of the course, then again at other tokens and layers."""
+    views = views_of(page)
+    first = {view: visit(page, view) for view in views}
+    later: dict[str, list[float]] = {view: [] for view in views}
+    for at in range(1, rounds + 1):
+        page.evaluate(f"document.querySelectorAll('.strip [role=radio]')[{at}].click()")
+        page.keyboard.press("Shift+ArrowUp")
+        for view in views:
+            later[view].append(visit(page, view))
+    return {view: {"first": first[view], "later": statistics.median(later[view])} for view in views}
+
+
+APPENDED = """
+() => new Promise((done) => {
+  const said = () => document.querySelectorAll(".answer mark").length;
+  const begin = performance.now(), before = said();
+  window.appending.click();
+  const look = () => (said() > before ? done(performance.now() - begin) : requestAnimationFrame(look));
+  requestAnimationFrame(look);
+})
+"""
+"""JavaScript: appends a token, and gives the milliseconds until it stands in the answer."""
+
+
+def growing(page: Page, rounds: int) -> dict[str, float]:
+    """Append greedy tokens; return the milliseconds of one, and of the decode step that the page measures itself.
+
+    Once the token is there, what it costs is measured again, several times with the cache and without it.
+    """
+    visit(page, "growth")
+    page.evaluate(
+        "window.appending = [...document.querySelectorAll('button')].find("
+        "(one) => one.textContent === 'Append the most probable')"
+    )
+    times: list[float] = []
+    for _ in range(rounds + 1):
+        times.append(page.evaluate(APPENDED))
+        until_settled(page)
+    cells = page.locator("tr", has_text="with the cache").first.locator("td").all_inner_texts()
+    step = float(cells[-1].removesuffix(" ms"))
+    return {"a token more": statistics.median(times[1:]), "its decode step": step}
+
+
+def long_tasks(page: Page, link: str) -> dict[str, float]:
+    """Use a text of 256 tokens as a reader does; return what blocked the page's thread."""
+    page.goto("about:blank")
+    page.goto(f"{link}&stage=attention")
+    until_settled(page)
+    page.evaluate(
+        "() => { window.tasks = []; new PerformanceObserver((list) => window.tasks.push(...list.getEntries().map("
+        "(one) => one.duration))).observe({ type: 'longtask' }); }"
+    )
+    for canvas in page.locator("canvas").all()[:3]:
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        assert box is not None
+        for step in range(30):
+            page.mouse.move(box["x"] + box["width"] * step / 30, box["y"] + box["height"] * step / 30)
+        page.mouse.wheel(0, 400)
+    for _ in range(6):
+        page.keyboard.press("Shift+ArrowUp")
+        until_settled(page)
+    tasks: list[float] = page.evaluate("window.tasks")
+    return {"long tasks": float(len(tasks)), "longest": max(tasks, default=0.0)}
+
+
+def heap(session: CDPSession) -> float:
+    """Return MB of the tab's JavaScript heap, after a collection."""
+    session.send("HeapProfiler.collectGarbage")
+    told = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
+    return told["JSHeapUsedSize"] / 1e6
+
+
+def with_text(link: str, text: str) -> str:
+    """Return the link with another text."""
+    return link.partition("&text=")[0] + f"&text={quote(text)}"
+
+
+def measure(browser: Browser, link: str, rounds: int) -> dict[str, Any]:
+    """Do everything that the module says."""
+    opened = [opening(browser, link) for _ in range(rounds)]
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable")
+    page.goto(link)
+    until_settled(page)
+    results: dict[str, Any] = {"opening": {"first": opened[0], "later": statistics.median(opened)}}
+    results["views"] = walk(page, rounds)
+    results["growing"] = growing(page, rounds)
+    results["256 tokens"] = long_tasks(page, with_text(link, WORDS * 20))
+    begin = time.perf_counter()
+    page.goto("about:blank")
+    page.goto(f"{with_text(link, WORDS * 170)}&stage=attention")
+    page.wait_for_selector('article .body[aria-busy="false"] canvas', timeout=120_000)
+    results["2,000 tokens, attention"] = 1000 * (time.perf_counter() - begin)
+    results["heap MB"] = heap(session)
+    return results
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = common.parser(__doc__)
+    parser.add_argument("--model", help="as for llamarium inspect (default: the built-in one)")
+    parser.add_argument("--chromium", default=shutil.which("chromium"), help="the browser (default: chromium)")
+    options = parser.parse_args()
+    model = ["--threads", str(options.threads), *(["-m", options.model] if options.model else [])]
+    with inspecting(model) as link, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
+        results = measure(browser, link, options.rounds) | {"chromium": browser.version}
+        browser.close()
+    views = results["views"] | {"opening": results["opening"]}
+    rows: list[dict[str, Any]] = [{"view": name, **times} for name, times in views.items()]
+    rows += [{"view": name, "later": value} for name, value in (results["growing"] | results["256 tokens"]).items()]
+    rows += [{"view": name, "later": results[name]} for name in ("2,000 tokens, attention", "heap MB")]
+    name = "page" if options.model is None else f"page-{Path(options.model).stem}"
+    common.report(name, options, rows, results)
+
+
+if __name__ == "__main__":
+    main()

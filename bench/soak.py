@@ -1,0 +1,367 @@
+"""A server under twenty thousand requests, 30 % of them aborted and 5 % bad: is anything of them left afterwards?
+
+    python bench/soak.py [--requests N] [--clients N] [--model NAME] [--save]
+
+| kind        | what a client does                                                                                  |
+|-------------|-----------------------------------------------------------------------------------------------------|
+| whole       | asks for completions or chat completions, some of several answers or held to a form, and reads all   |
+| stream      | the same, as events                                                                                 |
+| aborted     | the same, whole or as events, and leaves: within the body, at a random moment, or after some events |
+| bad         | sends no JSON, a wrong or unknown field, a prompt that does not fit, to no such route, ...          |
+
+Twice as many clients ask as are answered side by side, so half of those who leave at a random moment leave the queue.
+The model is random, 2 layers of 64 with SmolLM2's vocabulary and dialogs, unless --model names another: what is looked
+for is what a request leaves behind, and that does not depend on how long it computes.
+
+Of the server's process is reported, from Linux: resident memory after every hundred requests, and its slope in bytes a
+request over the second half (a straight line through the measurements); descriptors, threads (without asyncio's pool,
+which has some more than processors at most, and begins them as it needs them), and from inside asyncio's tasks, the
+collector's objects and Python's allocations (which grow with the texts of tokens that are kept, one for each of the
+vocabulary at most), before and after, while nothing is asked. Then what /metrics and /health say, whether a question
+gets the answer that it got before, and the exit code after SIGTERM.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import common
+from llamarium.errors import ServerError
+from llamarium.load_test.client import Target, connect
+from llamarium.load_test.connections import Connections, Response
+from soak_requests import COMPLETIONS, Asking, askings
+
+INSIDE = """
+import asyncio, gc, json, os, signal, sys, threading
+
+def tell(*_):
+    gc.collect()
+    things = gc.get_objects()
+    tasks = sum(isinstance(thing, asyncio.Task) and not thing.done() for thing in things)
+    pool = sum(thread.name.startswith(("asyncio", "uvloop")) for thread in threading.enumerate())
+    held = {"tasks": tasks, "pool": pool, "objects": len(things), "allocations": sys.getallocatedblocks()}
+    os.write(int(sys.argv[1]), json.dumps(held).encode() + b"\\n")
+
+signal.signal(signal.SIGUSR1, tell)
+from llamarium.cli.main import main
+sys.exit(main(sys.argv[2:]))
+"""
+"""`llamarium`, which tells on SIGUSR1 what it holds."""
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+EVERY = 100  # requests from one measurement of the memory to the next
+RANDOM = "random, 2 layers of 64, SmolLM2's vocabulary and dialogs"
+SLOTS = 12  # answers side by side
+SCARCE = "192KiB"  # of the random model's keys and values: 24 blocks, so that answers wait for room
+PROBE: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0}
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+def write_model(folder: Path) -> Path:
+    """Write a random model that costs little."""
+    import torch
+
+    import llamarium
+    from llamarium.checkpoints.save import save_model
+    from llamarium.hub.resolve import resolve
+    from llamarium.model import LlamaForCausalLM
+    from llamarium.model.init import init_weights
+    from llamarium.presets import preset
+
+    config = dataclasses.replace(
+        preset("smollm2-135m"),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        initializer_range=0.2,
+        max_position_embeddings=512,
+    )
+    tokenizer = llamarium.load_tokenizer(resolve("smollm2-135m"))
+    model = init_weights(LlamaForCausalLM(config), seed=1)
+    save_model(model, folder / "random", tokenizer=tokenizer, dtype=torch.bfloat16)
+    return folder / "random"
+
+
+@dataclass(frozen=True)
+class Server:
+    """One that runs in a process of its own."""
+
+    process: "subprocess.Popen[bytes]"
+    target: Target
+    told: int  # a descriptor at which it says what it holds
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that is there, not on a disk."""
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * PAGE
+
+    def held(self) -> dict[str, int]:
+        """Return what it holds."""
+        self.process.send_signal(signal.SIGUSR1)
+        inside, place = json.loads(os.read(self.told, 4096)), Path(f"/proc/{self.process.pid}")
+        return {
+            "resident_bytes": self.resident_bytes,
+            "descriptors": len(list((place / "fd").iterdir())),
+            "threads": len(list((place / "task").iterdir())) - inside.pop("pool"),
+            **inside,
+        }
+
+
+@contextmanager
+def started(model: str, memory: str, log: Path) -> Generator[Server]:
+    """Start a server with so much memory for keys and values, and end it afterwards."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told, tells = os.pipe()
+    options = f"--port {port} --threads 1 --max-num-seqs {SLOTS} --kv-memory {memory} --served-model-name soaked"
+    command = [sys.executable, "-c", INSIDE, str(tells), "serve", "-m", model, *options.split()]
+    with log.open("wb") as lines:
+        process = subprocess.Popen(command, stderr=lines, pass_fds=[tells])
+        os.close(tells)
+        try:
+            yield Server(process, Target(url=f"http://127.0.0.1:{port}", model="soaked"), told)
+        finally:
+            process.kill()
+            process.wait()
+            os.close(told)
+
+
+# --- asking -----------------------------------------------------------------------------------------------------------
+
+
+class Left(Exception):
+    """The client has read enough."""
+
+
+@dataclass
+class Soak:
+    """What has come so far.
+
+    Attributes:
+        outcomes: How often which kind of request ended how.
+        memory: After how many requests how many bytes were resident.
+        unexpected: What should not have been, at most ten of them.
+        typical_s: How long an answer takes, at present.
+    """
+
+    server: Server
+    connections: Connections
+    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    memory: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    unexpected: list[str] = field(default_factory=list[str])
+    num_done: int = 0
+    typical_s: float = 0.1
+
+    async def ask_all(self, asked: Iterator[Asking], num_clients: int) -> None:
+        """Ask with so many clients at once."""
+
+        async def ask_on() -> None:
+            for asking in asked:
+                outcome = await self._ask(asking)
+                self.outcomes[asking.kind, outcome] += 1
+                self.num_done += 1
+                if self.num_done % EVERY == 0:
+                    self.memory.append((self.num_done, self.server.resident_bytes))
+
+        await asyncio.gather(*(ask_on() for _ in range(num_clients)))
+
+    async def _ask(self, asking: Asking) -> str:
+        """Carry out one request; return how it ended."""
+        if asking.leaves == "sending":
+            return await self._leave_while_sending(asking)
+        parts: list[bytes] = []
+
+        def receive(response: Response, now: float, body: bytes) -> None:
+            parts.append(body)
+            if asking.leaves == "reading" and len(parts) >= asking.patience:
+                raise Left
+
+        limit_s = asking.patience * self.typical_s if asking.leaves == "waiting" else None
+        begun = time.perf_counter()
+        try:
+            async with asyncio.timeout(limit_s):
+                response = await self.connections.ask("POST", asking.path, asking.body, receive)
+        except Left:
+            return "left among events"
+        except TimeoutError:
+            return "left among events" if parts else "left before any byte"
+        except OSError as error:
+            self._note(asking, repr(error))
+            return "no answer"
+        if asking.kind in ("whole", "stream"):
+            self.typical_s += (time.perf_counter() - begun - self.typical_s) / 16
+        self._check(asking, response, b"".join(parts))
+        return str(response.status)
+
+    def _check(self, asking: Asking, response: Response, body: bytes) -> None:
+        """Note an answer that is not as it should be; who wanted to leave may have been answered before."""
+        is_whole = not body.startswith(b"data: ") or body.endswith(b"data: [DONE]\n\n")
+        if response.status != (asking.expected or 200) or not is_whole:
+            self._note(asking, f"{response.status} {body[-300:]!r}")
+
+    def _note(self, asking: Asking, what: str) -> None:
+        """Note what should not have been."""
+        self.unexpected = [*self.unexpected, f"{asking}: {what}"][:10]
+
+    async def _leave_while_sending(self, asking: Asking) -> str:
+        """Send a part of a request and hang up."""
+        address = self.server.target.url.removeprefix("http://").split(":")
+        head = f"POST {asking.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        message = head.encode() + b"content-length: %d\r\n\r\n" % len(asking.body) + asking.body
+        _, writer = await asyncio.open_connection(*address)
+        writer.write(message[: round(asking.patience * (len(message) - 1))])
+        await asyncio.sleep(asking.patience * 0.01)
+        writer.transport.abort()
+        return "left while sending"
+
+
+async def get(connections: Connections, path: str) -> tuple[int, str]:
+    """Return a page's status and text."""
+    parts: list[bytes] = []
+    response = await connections.ask("GET", path, b"", lambda _, __, body: parts.append(body))
+    return response.status, b"".join(parts).decode()
+
+
+async def probe(connections: Connections) -> str:
+    """Return the answer to a question that has one."""
+    parts: list[bytes] = []
+    await connections.ask("POST", COMPLETIONS, json.dumps(PROBE).encode(), lambda _, __, body: parts.append(body))
+    return json.loads(b"".join(parts))["choices"][0]["text"]
+
+
+async def idle(connections: Connections) -> dict[str, float]:
+    """Wait until nothing is answered any more; return what the engine has left after five seconds at most."""
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    end = time.monotonic() + 5
+    while True:
+        _, text = await get(connections, "/metrics")
+        values = {name: _metric(text, name) for name in names}
+        if not any(values.values()) or time.monotonic() > end:
+            return values
+        await asyncio.sleep(0.05)
+
+
+async def settled(server: Server, descriptors: int = 0) -> dict[str, int]:
+    """Return what a server holds once it has closed its clients' connections, for which it has some seconds."""
+    for _ in range(24 if descriptors else 4):
+        await asyncio.sleep(0.5)
+        held = server.held()
+        if held["descriptors"] <= descriptors:
+            break
+    return held
+
+
+def _metric(text: str, name: str) -> float:
+    return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"llamarium:{name}{{"))
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+async def soak(server: Server, number: int, num_clients: int, seed: int = 0) -> dict[str, Any]:
+    """Ask a server so many requests, and return what came of them and what is left."""
+    async with connect(server.target) as client:
+        await client.ready(120)
+    connections = Connections(server.target.url, {"Content-Type": "application/json"})
+    warm = Soak(server, connections)
+    await warm.ask_all(askings(20 * num_clients, seed + 1), num_clients)  # every thread and buffer is there
+    said, _ = await probe(connections), await idle(connections)
+    connections.close()
+    before = await settled(server)
+    run, begun = Soak(server, connections), time.monotonic()
+    await run.ask_all(askings(number, seed), num_clients)
+    seconds = time.monotonic() - begun
+    left = await idle(connections)
+    is_same = await probe(connections) == said
+    status, health = await get(connections, "/health")
+    preemptions = _metric((await get(connections, "/metrics"))[1], "num_preemptions_total")
+    connections.close()
+    return {
+        "requests": number,
+        "requests/s": number / seconds,
+        "outcomes": {f"{kind}: {how}": count for (kind, how), count in sorted(run.outcomes.items())},
+        "5xx": sum(count for (_, how), count in run.outcomes.items() if how.startswith("5")),
+        "unexpected": run.unexpected + warm.unexpected,
+        "bytes a request": slope(run.memory[len(run.memory) // 2 :]),
+        "bytes a request, first half": slope(run.memory[: len(run.memory) // 2]),
+        "memory": run.memory[:: max(1, len(run.memory) // 40)],
+        "before": before,
+        "after": await settled(server, before["descriptors"]),
+        "preemptions": preemptions,
+        "left in the engine": left,
+        "health": [status, json.loads(health)["status"]],
+        "same answer as before": is_same,
+    }
+
+
+def slope(points: list[tuple[int, int]]) -> float:
+    """Return bytes a request: the slope of a straight line through measurements; 0 for fewer than two."""
+    if len(points) < 2:
+        return 0.0
+    return statistics.linear_regression([x for x, _ in points], [y for _, y in points]).slope
+
+
+def end(server: Server) -> int:
+    """Tell a server to stop, and return its exit code."""
+    server.process.terminate()
+    return server.process.wait(60)
+
+
+def measure(number: int, num_clients: int, model: str | None = None, seed: int = 0) -> dict[str, Any]:
+    """Soak a server of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path, memory = (str(write_model(folder)), SCARCE) if model is None else (model, "1GiB")
+        with started(path, memory, folder / "log") as server:
+            found = asyncio.run(soak(server, number, num_clients, seed))
+            found["exit code"] = end(server)
+        log = (folder / "log").read_text()
+    found["model"] = RANDOM if model is None else model
+    found["log"] = {word: log.count(word) for word in ("Traceback", "internal_error", "Exception")}
+    return found
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=20_000, help="in sum (default 20000)")
+    parser.add_argument("--clients", type=int, default=2 * SLOTS, help=f"that ask at once (default {2 * SLOTS})")
+    parser.add_argument("--model", help="what `llamarium serve -m` takes (default: random, with SmolLM2's vocabulary)")
+    parser.add_argument("--save", action="store_true", help="write the JSON line to bench/results/ too")
+    options = parser.parse_args()
+    try:
+        found = measure(options.requests, options.clients, options.model)
+    except ServerError as error:
+        raise SystemExit(f"the server does not start: {error}") from None
+    names = ("resident_bytes", "descriptors", "threads", "tasks", "objects", "allocations")
+    rows = [{"what": name, "before": found["before"][name], "after": found["after"][name]} for name in names]
+    rows += [{"what": name, "before": None, "after": count} for name, count in found["outcomes"].items()]
+    rows += [
+        {"what": f"{name}", "before": None, "after": found[name]} for name in ("5xx", "bytes a request", "exit code")
+    ]
+    common.report("soak", options, rows, found)
+
+
+if __name__ == "__main__":
+    main()
