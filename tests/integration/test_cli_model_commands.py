@@ -450,6 +450,7 @@ def test_trace_takes_several_texts(run: Callable[..., str], llama: Llama, tmp_pa
     assert traced == [llama.encode(text) for text in ("The cat", "The cow", "The dog")]
 
 
+@pytest.mark.usefixtures("llama3_tokenizer_path")  # which is there before, or fetching it is told
 def test_trace_of_a_preset_is_shapes_alone(run: Callable[..., str]) -> None:
     out = run("trace", "The cat sat", "-m", "llama-3.2-1b", "--layers", "0")
     assert table_fits(out) and "layers.0.gate        T=4 F=8192" in out

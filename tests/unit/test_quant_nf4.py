@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from llamarium.errors import CheckpointError, LlamariumError, UnsupportedFormatError
+from llamarium.kernels import cpu_half
 from llamarium.quant import base
 from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit, dequantize_nf4, quantize_nf4
 from llamarium.quant.nf4_state import STATE_KEY, NF4Layout
@@ -82,6 +84,22 @@ def test_gradient_is_that_of_the_dequantized_weight():
         (ours,) = torch.autograd.grad(linear(x).pow(2).sum(), x)
         (theirs,) = torch.autograd.grad(F.linear(x, linear.dequantize()).pow(2).sum(), x)
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+def test_a_gradient_in_bfloat16_is_rounded_once(is_native, monkeypatch):
+    """Whether or not the processor multiplies bfloat16: it differs from float64's by what bfloat16 cannot write."""
+    monkeypatch.setattr(cpu_half, "cpu_has_native_bf16", lambda: is_native)
+    linear = Linear4bit.from_weight(random_weight(600, 64))
+    x = torch.randn(20, 64, dtype=torch.bfloat16, requires_grad=True)
+    grad = torch.randn(20, 600, dtype=torch.bfloat16)
+    products = {}
+    matmul = Tensor.__matmul__
+    monkeypatch.setattr(Tensor, "__matmul__", lambda a, b: products.setdefault(a.dtype, 0) or matmul(a, b))
+    (ours,) = torch.autograd.grad(linear(x), x, grad)
+    exact = matmul(grad.double(), linear.dequantize(torch.bfloat16).double())
+    torch.testing.assert_close(ours.double(), exact, rtol=2**-8, atol=2**-8 if is_native else 2**-12)
+    assert ours.dtype == torch.bfloat16 and set(products) == {torch.bfloat16 if is_native else torch.float32}
 
 
 def test_gradient_reaches_an_adapter_below():

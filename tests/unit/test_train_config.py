@@ -19,6 +19,7 @@ from llamarium.cli.main import main
 from llamarium.cli.settings import add_settings, given_settings
 from llamarium.errors import TrainingError
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
+from llamarium.train import finetune
 from llamarium.train.config import RENAMED, FinetuneConfig, PretrainConfig, RunConfig
 from llamarium.train.pretrain import prepare, resolve_model
 from llamarium.train.report.journal import Journal, read_journal
@@ -303,3 +304,20 @@ def test_json_is_a_line_an_event(tmp_path: Path, capsys: pytest.CaptureFixture[s
     events = [json.loads(line)["event"] for line in out.splitlines()]
     assert [e for e in events if e != "embeddings"] == ["start", "step", "validation", "saved", "end"]
     assert out == (tmp_path / "r" / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("is_native", "device", "asked", "expected"),
+    [
+        (True, "cpu", "auto", None),
+        (False, "cpu", "auto", "float32"),
+        (False, "cuda", "auto", None),
+        (False, "cpu", "bfloat16", "bfloat16"),
+        (True, "cpu", "float32", "float32"),
+    ],
+)
+def test_a_frozen_base_computes_in_what_the_processor_multiplies(
+    is_native: bool, device: str, asked: Any, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finetune, "cpu_has_native_bf16", lambda: is_native)
+    assert finetune.base_dtype(FinetuneConfig(dtype=asked), device) == expected

@@ -52,6 +52,11 @@ def _has(probe: str) -> bool:
     return bool(ask()) if callable(ask) else False
 
 
+def dtype_of_products(x: Tensor) -> torch.dtype:
+    """Return what `x` is multiplied fastest in: its own dtype, or float32 on a CPU without instructions for that."""
+    return x.dtype if x.device.type != "cpu" or _is_native(x.dtype) else torch.float32
+
+
 def linear_half(x: Tensor, weight: Tensor) -> Tensor:
     """Multiply as `F.linear(x, weight)` for bf16 or fp16.
 
@@ -66,7 +71,7 @@ def linear_half(x: Tensor, weight: Tensor) -> Tensor:
         (..., out_features), of x's dtype.
     """
     wants_grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    if wants_grad or x.device.type != "cpu" or _is_native(x.dtype):
+    if wants_grad or dtype_of_products(x) is x.dtype:
         return F.linear(x, weight)
     num_rows = x.numel() // x.shape[-1]
     if num_rows == 1 and weight.numel() >= _MIN_WEIGHTS_FOR_MV:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llamarium.kernels.cpu_half import linear_half
+from llamarium.kernels.cpu_half import dtype_of_products, linear_half
 
 # Weights that are dequantized at a time: 4 MiB of float32.
 _CHUNK_WEIGHTS = 2**20
@@ -131,8 +131,10 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
         (grad,) = grad_outputs
         total: Tensor | None = None
+        dtype = dtype_of_products(grad)
         for start, stop in ctx.module.chunks():
-            part = (grad[..., start:stop] @ ctx.module.dequantize_rows(start, stop, grad.dtype)).float()
+            weight = ctx.module.dequantize_rows(start, stop, grad.dtype)  # of the forward pass
+            part = (grad[..., start:stop].to(dtype) @ weight.to(dtype)).float()
             total = part if total is None else total.add_(part)
         assert total is not None
         return total.to(grad.dtype), None

@@ -215,7 +215,9 @@ class FinetuneConfig(RunConfig):
     context: int = _setting(512, "tokens a row", 2, _MAX_CONTEXT)
     chat_format: Literal["auto", "llama3", "chatml", "none"] = _setting("auto", "how a dialog is written")
     too_long: Literal["error", "drop"] = _setting("error", "what becomes of examples longer than a row")
-    dtype: Literal["auto", "float32", "bfloat16"] = _setting("auto", "of the frozen base; full is float32 always")
+    dtype: Literal["auto", "float32", "bfloat16"] = _setting(
+        "auto", "of the frozen base; auto: as stored, float32 on a CPU that cannot multiply bfloat16; full: float32"
+    )
     quantize: Literal["none", "NF4", "Q8_0", "Q4_1"] = _setting("none", "keep the base in few bits: QLoRA")
     dequantize: Literal["auto", "load", "use"] = _setting("auto", "of a base whose file is quantized")
 

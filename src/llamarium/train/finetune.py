@@ -21,11 +21,12 @@ from llamarium.checkpoints.checkpoint import Checkpoint
 from llamarium.checkpoints.decode import FLOAT_DTYPES
 from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.open import open_checkpoint
-from llamarium.checkpoints.options import Dequantize, LoadOptions
+from llamarium.checkpoints.options import Dequantize, DtypeName, LoadOptions
 from llamarium.checkpoints.save import save_weights
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
 from llamarium.errors import TrainingError
 from llamarium.hub.resolve import resolve
+from llamarium.kernels.cpu_half import cpu_has_native_bf16
 from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.device import choose_device
 from llamarium.tokenizer.base import Tokenizer
@@ -66,9 +67,10 @@ def prepare(
         )
     train, validation = split_rows(config, tokenizer, kind)
     full, chat = config.method == "full", tokenizer.chat_format is not None and config.chat_format != "none"
+    device = str(choose_device(config.device))
     options = LoadOptions(
-        dtype="float32" if full else None if config.dtype == "auto" else config.dtype,
-        device=str(choose_device(config.device)),
+        dtype="float32" if full else base_dtype(config, device),
+        device=device,
         quantize=None if config.quantize == "none" else config.quantize,
         dequantize=_dequantize(config, checkpoint),
         join=False,  # weights that are views into others cannot be sharded, or moved by an optimizer of their own
@@ -92,6 +94,16 @@ def prepare(
         chat=chat,
         process_group=process_group,
     )
+
+
+def base_dtype(config: FinetuneConfig, device: str) -> DtypeName | None:
+    """Return what a frozen base computes in; None is as it is stored.
+
+    A processor without instructions for bfloat16 multiplies it many times slower than float32, backwards above all.
+    """
+    if config.dtype != "auto":
+        return config.dtype
+    return None if device != "cpu" or cpu_has_native_bf16() else "float32"
 
 
 _SaveAndRestore = tuple[Callable[[Path], None], Callable[[Path], None]]
