@@ -24,7 +24,7 @@ from llamarium.tokenizer.base import Tokenizer
 Word = str | int
 """A word, or the id of a token."""
 
-CHUNK_ROWS = 8192  # rows that are held in float32 at a time: 64 MB for Llama 3.2 1B
+CHUNK_ROWS = 1024  # rows that are held in float32 at a time: what a processor's caches hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,12 @@ def _cosines(embedding: nn.Module, num_rows: int, query: Sequence[QueryWord]) ->
     rows_QD = embedding(torch.tensor([word.token_id for word in query], device=device)).float()
     vector_D = F.normalize((signs_Q1 * rows_QD).sum(dim=0), dim=0)
     every_V = torch.arange(num_rows, device=device)
-    return torch.cat([_directions(embedding, ids_C) @ vector_D for ids_C in every_V.split(CHUNK_ROWS)])
+    return torch.cat([_cosines_of(embedding(ids_C).float(), vector_D) for ids_C in every_V.split(CHUNK_ROWS)])
+
+
+def _cosines_of(rows_CD: Tensor, vector_D: Tensor) -> Tensor:
+    """Return the cosines of rows with a vector of length one, (C,); the rows are read twice and not written."""
+    return rows_CD @ vector_D / torch.linalg.vector_norm(rows_CD, dim=-1).clamp_min(1e-12)
 
 
 def _directions(embedding: nn.Module, ids_C: Tensor) -> Tensor:

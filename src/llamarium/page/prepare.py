@@ -1,7 +1,8 @@
 """What the first questions would wait for, done beside the reader's first look: imports, modules, torch's beginnings.
 
-The first lens, neighbours or draw of a process take half a second each, the second ones a tenth of that. So as soon as
-the first pass is named they are asked once, about this very pass, in a thread of their own. Never torch at import.
+The first lens, neighbours or draw of a process take half a second each, the second ones a tenth of that; Llama 3's
+tokenizer takes as long to read. So as soon as the first pass is named they are asked once, about this very pass, in a
+thread of their own, in the order of the stages that show them. Never torch at import.
 """
 
 import threading
@@ -11,6 +12,7 @@ from llamarium.errors import LlamariumError
 from llamarium.generation.text_engine import TextEngine
 from llamarium.page.executor import Executor, Pass
 from llamarium.page.passes import Passes
+from llamarium.page.routes.tokens import llama3_tokenizer
 from llamarium.sampling.params import SamplingParams
 from llamarium.sampling.row import SamplingRow
 from llamarium.server.errors import ApiError
@@ -45,11 +47,16 @@ class Preparation:
 
     def _ask(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
         """Ask; what is refused now is told to who asks for it."""
-        for question in (self._depth, self._neighbors, self._draw):
+        for question in (self._tokens, self._neighbors, self._depth, self._draw, self._cost):
             try:
                 question(llama, engine, one)
             except (LlamariumError, ApiError):
                 continue
+
+    def _tokens(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
+        text = llama.decode(one.ids)
+        for tokenizer in (llama3_tokenizer(), llama.tokenizer):
+            tokenizer.explain(text)
 
     def _depth(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
         from llamarium.inspect.lens import lens
@@ -75,3 +82,8 @@ class Preparation:
         row = SamplingRow(SamplingParams(temperature=1.0, top_p=0.9), one.ids, llama.config.vocab_size, (), None)
         logits_V = numbers if device == "cpu" else torch.from_numpy(numbers).to(device)
         explain_choice(row, logits_V, device, 1, llama.tokenizer)
+
+    def _cost(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
+        from llamarium.inspect.probes.cost import token_cost
+
+        token_cost(engine.runner, one.ids, num_rounds=1)

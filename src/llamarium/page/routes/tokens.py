@@ -26,7 +26,7 @@ async def tokens(request: Request, body: TokensRequest) -> TokensView:
     most = service.max_tokens
 
     def read(llama: "Llama", _: object) -> TokensView:
-        tokenizer = llama.tokenizer if body.tokenizer == "model" else _llama3()
+        tokenizer = llama.tokenizer if body.tokenizer == "model" else llama3_tokenizer()
         tokenizer.check_length(body.text, most)
         return _steps(tokenizer, body)
 
@@ -65,7 +65,7 @@ def _steps(tokenizer: Tokenizer, body: TokensRequest) -> TokensView:
 
 
 @functools.cache
-def _llama3() -> Tokenizer:
+def llama3_tokenizer() -> Tokenizer:
     """Return the built-in tokenizer of Llama 3, which is not fetched now: a page that is opened asks no other host."""
     from llamarium.checkpoints.tokenizers import load_tokenizer
     from llamarium.hub.builtin import is_cached
