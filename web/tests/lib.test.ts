@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import { dot, length, principal, rms } from "../src/lib/algebra";
-import { color, limitOf } from "../src/lib/colors";
+import { color, limitOf, pixels, table } from "../src/lib/colors";
 import { bytes, count, large, number, percent, tex, visible } from "../src/lib/format";
 import { readLink, writeLink } from "../src/lib/link";
 import { at, decode, half } from "../src/lib/numbers";
@@ -84,6 +84,12 @@ describe("colours", () => {
   it("have a middle for zero", () => {
     expect(color("signed", false, 0.5)).toEqual([247, 247, 247]);
     expect(color("share", true, 2)).toEqual(color("share", true, 1));
+  });
+  it("are copied as whole pixels", () => {
+    const shades = table("signed", true);
+    const image = new Uint8ClampedArray(8);
+    pixels(image)[1] = pixels(shades)[200] as number;
+    expect([...image]).toEqual([0, 0, 0, 0, ...color("signed", true, 200 / 255), 255]);
   });
 });
 

@@ -33,3 +33,16 @@ export function cellAt(place: Place, cells: Cells): { row: number; col: number }
   const row = Math.floor((place.y - cells.top) / cells.high);
   return row >= 0 && row < cells.rows && col >= 0 && col < cells.cols ? { row, col } : null;
 }
+
+/** A canvas of this size in CSS pixels, empty, as sharp as the screen; what is drawn on it is told in CSS pixels too. */
+export function sized(canvas: HTMLCanvasElement, size: { width: number; height: number }): CanvasRenderingContext2D | undefined {
+  const context = canvas.getContext("2d");
+  if (!context) return undefined;
+  const sharp = window.devicePixelRatio || 1;
+  canvas.width = Math.round(size.width * sharp);
+  canvas.height = Math.round(size.height * sharp);
+  canvas.style.width = `${size.width}px`;
+  canvas.style.height = `${size.height}px`;
+  context.setTransform(sharp, 0, 0, sharp, 0, 0);
+  return context;
+}
