@@ -5,10 +5,39 @@
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 
+/* --- rows of a table --------------------------------------------------------------------------------------------- */
+
+#define ROWS_OF_A_PIECE 64
+#define NUMBERS_OF_ONE_THREAD 65536 /* fewer are sooner done than another thread is awake */
+
+typedef struct {
+    const lm_matrix *w;
+    const int64_t *rows;
+    int num_rows;
+    float *out;
+    atomic_int next;
+} lookups;
+
+static void run_lookups(void *context, lm_team team) {
+    lookups *l = context;
+    (void)team;
+    for (int first; (first = lm_next(&l->next) * ROWS_OF_A_PIECE) < l->num_rows;) {
+        const int left = l->num_rows - first;
+        look_up(l->w, l->rows + first, left < ROWS_OF_A_PIECE ? left : ROWS_OF_A_PIECE, l->out + (size_t)first * l->w->cols);
+    }
+}
+
 static int lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *out) {
     for (int n = 0; n < num_rows; n++)
         if (rows[n] < 0 || rows[n] >= w->rows) return LM_NO_SUCH_ROW;
-    look_up(w, rows, num_rows, out);
+    lookups l = {.w = w, .rows = rows, .num_rows = num_rows, .out = out};
+    if ((int64_t)num_rows * w->cols <= NUMBERS_OF_ONE_THREAD) {
+        look_up(w, rows, num_rows, out);
+        return LM_OK;
+    }
+    lm_enter();
+    lm_parallel(run_lookups, &l);
+    lm_leave();
     return LM_OK;
 }
 

@@ -11,7 +11,7 @@ static int32_t input_code(const lm_block *x, int col) {
 static float group_product(const lm_matrix *w, const uint8_t *tile, int row, const lm_block *x) {
     const code_line *lines = codes_of(w->kind, tile, 0);
     int32_t sum = 0;
-    for (int c = 0; c < LM_GROUP; c++) sum += code_at(w, lines, row, c) * input_code(x, c);
+    for (int c = 0; c < LM_GROUP; c++) sum += code_at(w, w->kind, lines, row, c) * input_code(x, c);
     const float product = (float)sum * (half_at(scales_of(w->kind, tile), row) * x->scale);
     return FORMATS[w->kind].has_minimum ? product + half_at(minima_of(w->kind, tile), row) * x->total : product;
 }
@@ -24,7 +24,7 @@ static float super_product(const lm_matrix *w, const uint8_t *tile, int row, con
         const code_line *lines = codes_of(w->kind, tile, g);
         int32_t sum = 0;
         for (int c = 0; c < LM_GROUP; c++)
-            sum += scale_at(w->kind, tile, row, g * LM_GROUP + c) * code_at(w, lines, row, c) * input_code(x, c);
+            sum += scale_at(w->kind, tile, row, g * LM_GROUP + c) * code_at(w, w->kind, lines, row, c) * input_code(x, c);
         product += (float)sum * x->scale;
         if (has_minimum) offset += (float)(minimum_at(tile, row, g) * x->sum) * x->scale;
     }

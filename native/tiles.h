@@ -185,15 +185,15 @@ typedef struct {
 } tile_column;
 
 /* What a weight is before its scale. */
-static inline int code_at(const lm_matrix *w, const code_line *lines, int row, int col) {
-    const tile_format *f = &FORMATS[w->kind];
+static inline int code_at(const lm_matrix *w, int kind, const code_line *lines, int row, int col) {
+    const tile_format *f = &FORMATS[kind];
     const int j = col / 4, c = col % 4;
     if (f->code_bits == 8) return lines[j].code[row][c] - f->zero;
     const int byte = lines[j % 4].code[row][c];
     int code = j < 4 ? byte & 15 : byte >> 4;
     if (f->has_codebook) code = w->codebook[code];
     if (f->code_bits > 4) {
-        const int high = lines[high_line(w->kind, j)].code[row][c] >> high_shift(w->kind, j);
+        const int high = lines[high_line(kind, j)].code[row][c] >> high_shift(kind, j);
         code |= (high & ((1 << (f->code_bits - 4)) - 1)) << 4;
     }
     return code - f->zero;
@@ -236,24 +236,32 @@ static inline small_integers unpack_integers(const uint8_t *tile) {
 /* --- a row as numbers -------------------------------------------------------------------------------------------- */
 
 /* out (cols of a tile): a row of a tile. All products of the K types are exact, so that it matters not how they are fused. */
-static inline void unpack_tile_row(const lm_matrix *w, const uint8_t *tile, int row, float *out) {
-    const int kind = w->kind, has_minimum = FORMATS[kind].has_minimum;
+INLINE void unpack_tile_row(const lm_matrix *w, int kind, const uint8_t *tile, int row, float *out) {
+    const int has_minimum = FORMATS[kind].has_minimum;
     const float d = half_at(scales_of(kind, tile), row), m = has_minimum ? half_at(minima_of(kind, tile), row) : 0;
     for (int g = 0; g < tile_cols(kind) / LM_GROUP; g++, out += LM_GROUP) {
         const code_line *lines = codes_of(kind, tile, g);
         const float minimum = is_super(kind) && has_minimum ? -m * (float)minimum_at(tile, row, g) : m;
         for (int c = 0; c < LM_GROUP; c++) {
             const float scale = is_super(kind) ? d * (float)scale_at(kind, tile, row, g * LM_GROUP + c) : d;
-            out[c] = scale * (float)code_at(w, lines, row, c) + minimum;
+            out[c] = scale * (float)code_at(w, kind, lines, row, c) + minimum;
         }
     }
 }
 
+INLINE void unpack_row_of_kind(const lm_matrix *w, int kind, const uint8_t *tile, int row, float *out) {
+    for (int i = 0; i < w->cols / tile_cols(kind); i++, tile += tile_bytes(kind)) unpack_tile_row(w, kind, tile, row, out + i * tile_cols(kind));
+}
+
 /* out (cols): row `row` of a panel of a packed matrix. */
 static inline void unpack_row(const lm_matrix *w, int64_t panel, int row, float *out) {
-    const uint8_t *tile = panel_at(w, panel);
-    for (int i = 0; i < tiles_of(w); i++, tile += tile_bytes(w->kind))
-        unpack_tile_row(w, tile, row, out + i * tile_cols(w->kind));
+#define CASE(KIND) \
+    case KIND: unpack_row_of_kind(w, KIND, panel_at(w, panel), row, out); break;
+    switch (w->kind) {
+        FOR_GROUP_TYPES(CASE)
+        FOR_SUPER_TYPES(CASE)
+    }
+#undef CASE
 }
 
 #endif

@@ -268,24 +268,25 @@ static void check_poison(const char *set, int kind, float poison) {
     free(y);
 }
 
-/* Rows as they are looked up are what the products with unit vectors say. */
+/* Rows as they are looked up, by one thread and by several, are what the products with unit vectors say. */
 static void check_lookup(const char *set, int kind) {
-    enum { MANY = 35, MOST = 256 };
+    enum { MANY = 35, TIMES = 20, MOST = 256 };
     const int cols = is_super(kind) ? MOST : 96;
     snprintf(doing, sizeof doing, "%s, rows of %s", set, KINDS[kind]);
     const lm_matrix w = random_matrix(kind, MANY, cols, RANDOM_CODES);
     static float unit[MOST * MOST], columns[MOST * MANY], expected[MANY * MOST];
-    float *found = ARRAY(float, MANY * cols);
-    int64_t rows[MANY];
+    float *found = ARRAY(float, TIMES * MANY * cols);
+    int64_t rows[TIMES * MANY];
     memset(unit, 0, sizeof unit);
     for (int i = 0; i < cols; i++) unit[i * cols + i] = 1;
     multiply(&w, unit, cols, columns);
-    for (int n = 0; n < MANY; n++) {
-        rows[n] = MANY - 1 - n;
+    for (int n = 0; n < TIMES * MANY; n++) rows[n] = MANY - 1 - n % MANY;
+    for (int n = 0; n < MANY; n++)
         for (int i = 0; i < cols; i++) expected[n * cols + i] = columns[i * MANY + rows[n]];
-    }
     lm_lookup(&w, rows, MANY, found);
     expect_close(found, expected, (size_t)MANY * cols, 1e-6f);
+    lm_lookup(&w, rows, TIMES * MANY, found);
+    for (int i = 0; i < TIMES; i++) expect_close(found + (size_t)i * MANY * cols, expected, (size_t)MANY * cols, 1e-6f);
     free((void *)w.data);
     free(found);
 }

@@ -19,6 +19,7 @@ from llamarium.presets import preset
 from llamarium.quant.ggml.blocks import dequantize
 from llamarium.quant.ggml.encode import quantize
 from llamarium.quant.ggml.linear import EmbeddingGGML
+from llamarium.quant.packed import EmbeddingPacked, pack_ggml
 from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.tokenizer.base import SpecialTokens, Tokenizer
@@ -247,6 +248,21 @@ def test_rows_are_added_as_they_stand_in_the_table() -> None:
     found = neighbors(table, word_tokenizer(WORDS), "king", minus=["apple"], k=3)
     for n in found.neighbors:
         assert n.cosine == pytest.approx(float(expected[n.token_id]), abs=1e-6)
+
+
+def test_the_nearest_rows_of_a_packed_table_are_ranked_as_their_numbers_are() -> None:
+    """They are searched for by another product than of the rounded rows: those that differ less must stand in order."""
+    generator = torch.Generator().manual_seed(5)
+    near_ties = torch.randn(64, generator=generator) + 0.02 * torch.randn(len(WORDS), 64, generator=generator)
+    table = EmbeddingPacked(pack_ggml(quantize(near_ties, "Q8_0"), "Q8_0"), torch.bfloat16)
+    for _ in range(2):
+        plain = torch.nn.Embedding.from_pretrained(table(torch.arange(len(WORDS))).float())
+        for token_id in range(len(WORDS)):
+            found, expected = (neighbors(one, word_tokenizer(WORDS), token_id, k=3).neighbors for one in (table, plain))
+            assert [n.token_id for n in found] == [n.token_id for n in expected]
+            assert [n.cosine for n in found] == pytest.approx([n.cosine for n in expected], abs=1e-6)
+        longer = near_ties * torch.linspace(-3, 3, len(WORDS)).unsqueeze(1)
+        table.weight.copy_(pack_ggml(quantize(longer, "Q8_0"), "Q8_0").weight)  # other lengths, in the same memory
 
 
 def test_the_cosine_of_two_words() -> None:

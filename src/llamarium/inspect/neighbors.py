@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +20,20 @@ from torch import Tensor, nn
 
 from llamarium.errors import InputError, show_value
 from llamarium.inspect.tokens import check_count, tokens_of_word
+from llamarium.kernels import native
+from llamarium.kernels.threads import one_torch_thread
+from llamarium.quant.packed import EmbeddingPacked
 from llamarium.tokenizer.base import Tokenizer
 
 Word = str | int
 """A word, or the id of a token."""
 
-CHUNK_ROWS = 1024  # rows that are held in float32 at a time: what a processor's caches hold
+CHUNK_ROWS = 512  # rows that are held in float32 at a time: what a processor's caches hold
+
+_ROUNDING = 0.005
+"""By how much roundings may change a cosine: bfloat16's of a row's numbers 2^-8 at most, of 16 bits of inputs 2^-12."""
+
+_kept_lengths: WeakKeyDictionary[nn.Module, tuple[tuple[int, int], Tensor]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +137,13 @@ def neighbors(
     ]
     excluded = sorted({token_id for one in (*taken, *added) for token_id in tokens_of_word(tokenizer, one)})
     check_count(k, "k", tokenizer.vocab_size - len(excluded))
-    with torch.inference_mode():
-        cosines_V = _cosines(embedding, tokenizer.vocab_size, query)
-        cosines_V[excluded] = float("-inf")
-        best = cosines_V.topk(k)
-    ranked = zip(best.indices.tolist(), best.values.tolist(), strict=True)  # sync: to show
+    with torch.inference_mode(), one_torch_thread():
+        vector_D = _direction(embedding, query)
+        ids_C = _candidates(embedding, tokenizer.vocab_size, vector_D, k + len(excluded))
+        cosines_C = torch.cat([_cosines_of(embedding(part).float(), vector_D) for part in ids_C.split(CHUNK_ROWS)])
+        cosines_C[torch.isin(ids_C, torch.tensor(excluded, device=ids_C.device))] = float("-inf")
+        best = cosines_C.topk(k)
+    ranked = zip(ids_C[best.indices].tolist(), best.values.tolist(), strict=True)  # sync: to show
     return Neighbors(tuple(query), tuple(Neighbor(i, tokenizer.token_text(i), cosine) for i, cosine in ranked))
 
 
@@ -167,19 +178,48 @@ def _look_up(tokenizer: Tokenizer, sign: Literal["+", "-"], word: Word) -> Query
     return QueryWord(sign, word if isinstance(word, str) else text, token_id, text)
 
 
-def _cosines(embedding: nn.Module, num_rows: int, query: Sequence[QueryWord]) -> Tensor:
-    """Return the cosine of every row with the sum of the query's rows, (V,) float32."""
+def _direction(embedding: nn.Module, query: Sequence[QueryWord]) -> Tensor:
+    """Return the sum of the query's rows, scaled to length one, (D,) float32."""
     device = _device(embedding)
     signs_Q1 = torch.tensor([[1.0] if word.sign == "+" else [-1.0] for word in query], device=device)
     rows_QD = embedding(torch.tensor([word.token_id for word in query], device=device)).float()
-    vector_D = F.normalize((signs_Q1 * rows_QD).sum(dim=0), dim=0)
-    every_V = torch.arange(num_rows, device=device)
-    return torch.cat([_cosines_of(embedding(ids_C).float(), vector_D) for ids_C in every_V.split(CHUNK_ROWS)])
+    return F.normalize((signs_Q1 * rows_QD).sum(dim=0), dim=0)
+
+
+def _candidates(embedding: nn.Module, num_rows: int, vector_D: Tensor, count: int) -> Tensor:
+    """Return ids among which the `count` nearest rows are, (C,): every row, or where the kernels hold the table, few.
+
+    Their product takes a twentieth of the time that unpacking the table does. It is the same but for roundings, which
+    change no cosine by more than `_ROUNDING`.
+    """
+    every_V = torch.arange(num_rows, device=vector_D.device)
+    if not isinstance(embedding, EmbeddingPacked) or native.library() is None or embedding.weight.device.type != "cpu":
+        return every_V
+    dots_V = torch.from_numpy(native.product(embedding.linear.matrix, vector_D[None].numpy(), input_bits=16))[0]
+    cosines_V = (dots_V / _lengths(embedding))[:num_rows]
+    is_far_V = cosines_V < cosines_V.topk(count).values[-1] - 2 * _ROUNDING
+    return every_V[~is_far_V]  # a NaN is never far
+
+
+def _lengths(embedding: EmbeddingPacked) -> Tensor:
+    """Return the length of every row of a packed table, (V,) float32; measured once for the numbers that it holds."""
+    weight = embedding.weight
+    state = weight.data_ptr(), 0 if weight.is_inference() else weight._version
+    kept = _kept_lengths.get(embedding)
+    if kept is None or kept[0] != state:
+        every_V = torch.arange(embedding.num_embeddings)
+        parts = [_length_of(embedding(ids_C).float()) for ids_C in every_V.split(CHUNK_ROWS)]
+        kept = _kept_lengths[embedding] = (state, torch.cat(parts))
+    return kept[1]
+
+
+def _length_of(rows_CD: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(rows_CD, dim=-1).clamp_min(1e-12)
 
 
 def _cosines_of(rows_CD: Tensor, vector_D: Tensor) -> Tensor:
     """Return the cosines of rows with a vector of length one, (C,); the rows are read twice and not written."""
-    return rows_CD @ vector_D / torch.linalg.vector_norm(rows_CD, dim=-1).clamp_min(1e-12)
+    return rows_CD @ vector_D / _length_of(rows_CD)
 
 
 def _directions(embedding: nn.Module, ids_C: Tensor) -> Tensor:
