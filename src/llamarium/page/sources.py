@@ -32,7 +32,7 @@ SOURCES: Mapping[str, str] = {
     "advance": "llamarium.generation.kept:advance",
     "stream_errors": "llamarium.inspect.probes.four_bits:stream_errors",
     "kl": "llamarium.inspect.measures.divergence:kl_of_rows",
-    "neighbors": "llamarium.inspect.neighbors:_cosines",
+    "neighbors": "llamarium.inspect.neighbors:_cosines_of",
     "init": "llamarium.model.init:init_weights",
     "mask": "llamarium.inspect.interventions.experiments:Experiment.visible",
     "nf4": "llamarium.quant.nf4:_quantize_blocks",
