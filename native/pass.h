@@ -22,7 +22,7 @@ typedef struct {
     const lm_taps *taps;             /* or NULL */
 
     float *hidden, *qkv, *angles, *partials;
-    int apart;           /* whether no two rows are of the same sequence */
+    int apart;           /* whether no row sees what another one stores */
     paired *rotated;     /* each thread's queries, (HEADS_AT_ONCE, head_dim) */
     int32_t *logit_rows; /* (num_logits), counted from the pass's first row */
     int *runs, num_runs; /* first rows of what attention takes together, and behind the last one num_rows */
@@ -170,10 +170,16 @@ static void lay_out(pass *p, arena *a, forms wanted, int num_threads) {
 
 /* --- rows --------------------------------------------------------------------------------------------------------- */
 
-/* Whether each row is of another sequence, as when several answers are continued by a token each. */
+/* Whether a row's past holds the slot that the row before it stores, as where tokens of one text are run again. */
+static int sees_row_before(const pass *p, int row) {
+    const int block_bits = p->cache.block_bits, stored = p->positions[row - 1];
+    return stored < p->positions[row] && table_of(p, row)[stored >> block_bits] == table_of(p, row - 1)[stored >> block_bits];
+}
+
+/* Whether no row sees what another one stores: each is of a sequence of its own, as when several answers are continued. */
 static int are_apart(const pass *p) {
     for (int i = 1; i < p->num_rows; i++)
-        if (p->sequences[i] <= p->sequences[i - 1]) return 0;
+        if (p->sequences[i] <= p->sequences[i - 1] || sees_row_before(p, i)) return 0;
     return 1;
 }
 

@@ -1,9 +1,16 @@
 """Adapters that matter: fresh ones, whose B is 0, change nothing."""
 
+from dataclasses import replace
+
 import torch
 
-from llamarium.adapters.lora import lora_linears
+from llamarium.adapters.config import LoRAConfig
+from llamarium.adapters.lora import apply_lora, lora_linears
 from llamarium.model import LlamaForCausalLM
+from llamarium.runtime.native.adapters import Adapter, LowRank
+from native_models import CONFIG, build
+
+UNTIED = replace(CONFIG, tie_word_embeddings=False)
 
 
 @torch.no_grad()
@@ -14,3 +21,23 @@ def strengthen(model: LlamaForCausalLM, spread: float, *, seed: int = 0, stretch
         linear.lora_B.weight.normal_(0, spread, generator=generator)
         if linear.lora_magnitude_vector is not None:
             linear.lora_magnitude_vector.mul_(stretch)
+
+
+@torch.no_grad()
+def low_rank_of(model: LlamaForCausalLM) -> Adapter:
+    """The adapter on some modules, for C."""
+    found: dict[str, LowRank] = {}
+    for name, linear in lora_linears(model):
+        magnitude = linear.lora_magnitude_vector
+        gain = None if magnitude is None else (magnitude / linear.row_norms()).numpy()
+        a, b = linear.lora_A.weight.detach().numpy(), linear.lora_B.weight.detach().numpy()
+        found[name] = LowRank(linear.config.scale, a, b, gain)
+    return found
+
+
+def adapted(config: LoRAConfig, seed: int) -> LlamaForCausalLM:
+    """A float32 model whose adapter matters."""
+    model = build(None, torch.float32, config=UNTIED)
+    apply_lora(model, config, seed=seed)
+    strengthen(model, 0.05, seed=seed, stretch=1.1)
+    return model.eval().requires_grad_(False)

@@ -492,6 +492,27 @@ static void check_parts(const tiny *t, const float *filled, int dtype, const int
     free_cache(&c);
 }
 
+/* Tokens that are run once more, each as a sequence of its own over one table, store what others of them read: the same bits. */
+static void check_again(const tiny *t, const float *filled, int dtype, const int64_t *ids, const float *expected) {
+    enum { FIRST = 10, AGAIN = 9, MOST_OF_EACH = MOST_BLOCKS / SEQUENCES };
+    static float logits[ROWS * VOCAB];
+    int32_t positions[AGAIN], sequences[AGAIN], wanted[AGAIN], tables[AGAIN * MOST_OF_EACH];
+    tiny_cache c;
+    make_cache(&c, dtype, 128, t->model.head_dim, filled);
+    const int of_each = c.cache.num_blocks / SEQUENCES;
+    for (int call = 0, row = 0; row < ROWS; row += CALLS[call++])
+        if (run_rows(t, &c, ids, row, CALLS[call], (lm_taps){0}, logits) != LM_OK) fail("not run");
+    for (int i = 0; i < AGAIN; i++) {
+        positions[i] = PLACES[FIRST + i].position;
+        sequences[i] = wanted[i] = i;
+        memcpy(tables + i * of_each, c.tables, of_each * sizeof *tables);
+    }
+    const lm_batch batch = {AGAIN, AGAIN, of_each, AGAIN, ids + FIRST, positions, sequences, tables, wanted, NULL};
+    if (lm_run(&t->model, &c.cache, &batch, NULL, logits) != LM_OK) fail("not run");
+    expect_same(logits, expected + FIRST * VOCAB, AGAIN * VOCAB * sizeof(float), "rows that are run once more give other results");
+    free_cache(&c);
+}
+
 /* Close to the portable set; the same bits as its twin, whatever the blocks' size and order, whoever comes along, and on any number
  * of threads. */
 static void check_run(const char *set, int kind, int dtype, int head_dim) {
@@ -531,6 +552,7 @@ static void check_run(const char *set, int kind, int dtype, int head_dim) {
         expect_same(again, logits, sizeof logits, ways[i].one_by_one ? "rows one by one give other results"
                                                                      : "other results in other blocks, on more threads");
     }
+    check_again(&t, filled, dtype, ids, logits);
     free(filled);
     free_tiny(&t);
 }

@@ -14,9 +14,10 @@ from llamarium.attention import attend_eagerly
 from llamarium.config import ModelConfig
 from llamarium.errors import ContextLengthError, InputError, MemoryBudgetError
 from llamarium.generation.kept import Memory, advance
-from llamarium.inspect import passes
+from llamarium.inspect import passes, shapes
 from llamarium.inspect import trace as trace_module
 from llamarium.inspect.lens import lens
+from llamarium.inspect.shapes import TracePlan
 from llamarium.inspect.trace import ACTIVATIONS, Trace, split_key, trace
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
@@ -148,14 +149,13 @@ def test_only_what_was_asked_for_is_computed(model: LlamaForCausalLM, monkeypatc
 
 
 def test_the_budget_counts_what_is_kept(model: LlamaForCausalLM, full: Trace) -> None:
-    plan = trace_module._Plan.of(ModuleRunner(model), 6, None, None, None)
+    plan = TracePlan.of(ModuleRunner(model), 6, None, None, None)
     assert {key: plan.num_bytes(key) for key in plan.keys} == {k: t.numel() * t.element_size() for k, t in full.items()}
     working = {
-        n: trace_module._Plan.of(ModuleRunner(model), 6, [n], None, None).working_bytes()
-        for n in ("resid", "q_rot", "pattern")
+        n: TracePlan.of(ModuleRunner(model), 6, [n], None, None).working_bytes() for n in ("resid", "q_rot", "pattern")
     }
     assert working == {"resid": 0, "q_rot": 0, "pattern": (1 + 2 * 4 * 4) * 36 + 2 * 4 * 6 * 128}
-    half = trace_module._Plan.of(ModuleRunner(make_model().bfloat16()), 6, ["q", "scores"], [0], [5])
+    half = TracePlan.of(ModuleRunner(make_model().bfloat16()), 6, ["q", "scores"], [0], [5])
     assert [half.num_bytes(key) for key in half.keys] == [4 * 32 * 2, 4 * 1 * 6 * 4]
 
 
@@ -329,7 +329,7 @@ def test_positions_may_lie_in_some_batches_of_a_long_text_alone(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = trace(ModuleRunner(model), IDS)
-    monkeypatch.setattr(trace_module, "PREFILL_CHUNK", 2)
+    monkeypatch.setattr(shapes, "PREFILL_CHUNK", 2)
     for positions in ([0], [-1], [3, 0]):
         part = trace(ModuleRunner(model), IDS, positions=positions)
         for key, tensor in whole.select(positions=[p % len(IDS) for p in positions]).items():

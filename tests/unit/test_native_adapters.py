@@ -1,45 +1,18 @@
 """Adapters in C: the answers of the modules with the same adapter, alone and side by side."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
 from llamarium.adapters.config import LoRAConfig
-from llamarium.adapters.lora import apply_lora, lora_linears
 from llamarium.errors import InputError
 from llamarium.generation.kept import Memory, advance
-from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.module_runner import ModuleRunner
-from llamarium.runtime.native.adapters import Adapter, LowRank
 from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.runner import Runner
-from native_models import CONFIG, build, native_runner, weights_of
-from strong_adapters import strengthen
-
-UNTIED = replace(CONFIG, tie_word_embeddings=False)
-
-
-@torch.no_grad()
-def low_rank_of(model: LlamaForCausalLM) -> Adapter:
-    """The adapter on some modules, for C."""
-    found: dict[str, LowRank] = {}
-    for name, linear in lora_linears(model):
-        magnitude = linear.lora_magnitude_vector
-        gain = None if magnitude is None else (magnitude / linear.row_norms()).numpy()
-        a, b = linear.lora_A.weight.detach().numpy(), linear.lora_B.weight.detach().numpy()
-        found[name] = LowRank(linear.config.scale, a, b, gain)
-    return found
-
-
-def adapted(config: LoRAConfig, seed: int) -> LlamaForCausalLM:
-    """A float32 model whose adapter matters."""
-    model = build(None, torch.float32, config=UNTIED)
-    apply_lora(model, config, seed=seed)
-    strengthen(model, 0.05, seed=seed, stretch=1.1)
-    return model.eval().requires_grad_(False)
+from native_models import build, native_runner, weights_of
+from strong_adapters import UNTIED, adapted, low_rank_of
 
 
 def logits(runner: Runner, ids: list[int]) -> np.ndarray:

@@ -9,7 +9,6 @@ import pytest
 
 from llamarium.api import Llama
 from llamarium.inspect.interventions.experiments import Experiment, trace_experiment
-from llamarium.page import executor as executor_module
 from llamarium.page import passes as module
 from llamarium.page.executor import Executor, Pass
 from llamarium.page.passes import Passes
@@ -122,7 +121,7 @@ def test_what_there_is_not_is_refused(llama: Llama, name: str, query: dict[str, 
 
 def test_a_trace_over_its_budget_says_what_to_restrict(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_AHEAD_BYTES", 0)
-    monkeypatch.setattr(executor_module, "BUDGET_MB", 0.001)
+    monkeypatch.setattr(module, "BUDGET_MB", 0.001)
     with pytest.raises(ApiError, match=r"the budget is 0.0 MB.*Ask for one layer") as refused:
         asked(Passes(), llama, "gate")
     assert (refused.value.status_code, refused.value.code) == (400, "trace_too_large")
@@ -152,6 +151,50 @@ def test_what_is_kept_is_bounded_and_comes_back_with_the_same_bits(llama: Llama)
     assert kept.num_bytes == sum(values.nbytes for values in kept._values.values())
     again = [asked(kept, llama, "resid", one, layer=1).values for one in texts]
     assert all(map(np.array_equal, before, again))
+
+
+def test_a_text_runs_once_and_then_only_the_tokens_in_question(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_AHEAD_BYTES", 0)
+    run, positions = type(llama.runner).run, list[list[int]]()
+
+    def noted(self: Any, batch: Any, *args: Any) -> Any:
+        positions.append(batch.positions.tolist())
+        return run(self, batch, *args)
+
+    monkeypatch.setattr(type(llama.runner), "run", noted)
+    every = list(range(len(IDS)))
+    for max_bytes, expected_positions in ((module.MAX_KEPT_BYTES, [every, [2], [0, 3, 6]]), (10, 3 * [every])):
+        kept = Passes(max_bytes=max_bytes)
+        positions.clear()
+        asked(kept, llama, "resid", layer=1, position=5)
+        asked(kept, llama, "resid", layer=0, position=2)
+        asked(kept, llama, "resid", layer=1, stride=3)
+        assert positions == expected_positions
+    other = Pass.of([*IDS, 9])
+    asked(kept, llama, "resid", other, layer=1, position=5)
+    assert positions[-1] == [*every, len(IDS)]
+
+
+@pytest.mark.parametrize(
+    ("layers", "most", "expected"),
+    [
+        ([4], 1, [4]),
+        ([4], 3, [3, 4, 5]),
+        ([4], 4, [3, 4, 5, 6]),
+        ([0], 3, [0, 1, 2]),
+        ([9], 3, [7, 8, 9]),
+        ([4], 99, list(range(10))),
+        ([2, 5], 5, [2, 3, 4, 5, 6]),
+        ([2, 5], 3, [2, 5]),
+        ([2, 5], 1, None),
+        ([4], 0, None),
+        ([], 5, None),
+    ],
+)
+def test_layers_beside_those_asked_for_are_computed_too(
+    layers: list[int], most: int, expected: list[int] | None
+) -> None:
+    assert module._around(layers, 10, most) == expected
 
 
 def test_threads_that_ask_for_the_same_have_it_computed_once(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,20 @@
-"""What a trace holds, by name and by shape: no weights, no pass, no numbers."""
+"""What a trace holds, by name and by shape, and what it weighs: no weights, no pass, no numbers."""
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import Any, cast
 
 from llamarium.config import ModelConfig
-from llamarium.errors import InputError, show_value
-from llamarium.runtime.taps import ACTIVATIONS
+from llamarium.errors import InputError, MemoryBudgetError, show_value
+from llamarium.generation.kept import PREFILL_CHUNK
+from llamarium.runtime.runner import DTYPE_BYTES, Runner
+from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Key
 
 _BYTES = 2  # of a number in bfloat16, in which the presets were published
+
+_EXACT_CHUNK = 256  # tokens of a batch where cutting a text changes no bit: bounds what a trace holds for a while
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,91 @@ def _shape(key: str, sizes: dict[str, int]) -> Shape:
     activation = ACTIVATIONS[split_key(key)[0]]
     shape = tuple(sizes[axis] for axis in activation.axes)
     return Shape(key, activation.axes, shape, math.prod(shape) * (4 if activation.is_float32 else _BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class TracePlan:
+    """What is kept, decided and weighed before the run.
+
+    Attributes:
+        keys: The trace's keys, in the order of computation.
+        positions: The tokens on the T axes.
+        sizes: The length of each axis by its letter.
+        itemsize: Bytes of a number in the dtype that the runner computes in.
+        chunk: Tokens of a batch; all of them are handed out before those that are not wanted go.
+    """
+
+    keys: tuple[str, ...]
+    positions: tuple[int, ...]
+    sizes: Mapping[str, int]
+    itemsize: int
+    chunk: int
+
+    @classmethod
+    def of(
+        cls,
+        runner: Runner,
+        num_tokens: int,
+        names: Collection[str] | None,
+        layers: Collection[int] | None,
+        positions: Sequence[int] | None,
+    ) -> "TracePlan":
+        """Return the plan of a trace of so many tokens; raises as `trace` does for what there is not."""
+        c = runner.config
+        kept = indices(positions, num_tokens, "positions")
+        keys = keys_of(check_names(names), sorted(indices(layers, c.num_hidden_layers, "layers")))
+        chunk = _EXACT_CHUNK if runner.is_row_exact else PREFILL_CHUNK  # PyTorch's bits hang on it
+        return cls(keys, kept, axis_sizes(c, len(kept), num_tokens), DTYPE_BYTES[runner.dtype], chunk)
+
+    @property
+    def tapped(self) -> set[Key]:
+        """What the runner has to hand out."""
+        wanted = {split_key(key) for key in self.keys}
+        queries = {("q_rot", layer) for name, layer in wanted if name in ("scores", "pattern")}
+        return {key for key in wanted if key[0] not in (*FROM_CACHE, "logits")} | queries
+
+    def wants(self, name: str, layer: int) -> bool:
+        """Whether an activation of a layer is kept."""
+        return make_key(name, layer) in self.keys
+
+    def num_bytes(self, key: str) -> int:
+        """What one of the keys occupies."""
+        activation = ACTIVATIONS[split_key(key)[0]]
+        return math.prod(self.sizes[a] for a in activation.axes) * (4 if activation.is_float32 else self.itemsize)
+
+    def working_bytes(self) -> int:
+        """What is there for a while: a batch's rows that are not wanted, one layer's mask, and `attend_eagerly`."""
+        s = self.sizes
+        others = max(0, min(self.chunk, s["S"]) - s["T"])
+        batch = sum(self._row_bytes(name) for name, _ in self.tapped if ACTIVATIONS[name].axes[0] == "T") * others
+        if not any(ACTIVATIONS[split_key(key)[0]].is_float32 for key in self.keys):
+            return batch
+        matrices = (1 + 2 * 4 * s["N"]) * s["T"] * s["S"]
+        keys_and_values = 2 * 4 * s["S"] * s["N"] * s["H"]
+        return batch + matrices + keys_and_values
+
+    def _row_bytes(self, name: str) -> int:
+        return math.prod(self.sizes[a] for a in ACTIVATIONS[name].axes[1:]) * self.itemsize
+
+    def check_budget(self, budget_mb: float) -> None:
+        """Refuse what is too much.
+
+        Raises:
+            MemoryBudgetError: Says what it would need, and of which names the most.
+        """
+        by_name: dict[str, int] = {}
+        for key in self.keys:
+            name = split_key(key)[0]
+            by_name[name] = by_name.get(name, 0) + self.num_bytes(key)
+        needed = sum(by_name.values()) + self.working_bytes()
+        if needed <= budget_mb * 1e6:
+            return
+        largest = sorted(by_name, key=lambda name: by_name[name], reverse=True)[:3]
+        raise MemoryBudgetError(
+            f"tracing {self.sizes['S']} tokens needs {needed / 1e6:,.1f} MB and the budget is {budget_mb:,.1f} MB; the "
+            f"largest: {', '.join(f'{name} {by_name[name] / 1e6:,.1f} MB' for name in largest)}. "
+            "Restrict names, layers or positions, or raise budget_mb"
+        )
 
 
 def make_key(name: str, layer: int | None) -> str:

@@ -12,6 +12,7 @@ layer), so what was asked for is weighed from the config before anything runs, a
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -19,17 +20,16 @@ import torch
 from torch import Tensor
 
 from llamarium.attention import Context, attend_eagerly
-from llamarium.errors import InputError, MemoryBudgetError
-from llamarium.generation.kept import PREFILL_CHUNK, KeptSequence, Memory, batches
+from llamarium.errors import InputError
+from llamarium.generation.kept import KeptSequence, Memory, batches
 from llamarium.inspect.passes import as_tensor
-from llamarium.inspect.shapes import axis_sizes, check_names, check_whole, indices, keys_of, make_key, split_key
+from llamarium.inspect.shapes import TracePlan, check_names, check_whole, make_key, split_key
 from llamarium.inspect.tokens import check_ids
-from llamarium.runtime.runner import DTYPE_BYTES, Cache, CacheDtype, Runner
+from llamarium.runtime.batch import Batch, Span, pack
+from llamarium.runtime.runner import Cache, CacheDtype, Runner
 from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Activation, Key, Taps
 
-__all__ = ["ACTIVATIONS", "Activation", "Trace", "make_key", "split_key", "trace", "trace_steps"]
-
-_EXACT_CHUNK = 256  # tokens of a batch where cutting a text changes no bit: bounds what a trace holds for a while
+__all__ = ["ACTIVATIONS", "Activation", "KeptPass", "Trace", "make_key", "split_key", "trace", "trace_steps"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,11 +131,59 @@ def trace(
         ContextLengthError: If there are more ids than the context holds.
         MemoryBudgetError: If more than the budget is needed. Nothing has been run then.
     """
-    known = check_ids(runner.config, ids)
-    plan = _Plan.of(runner, len(known), names, layers, positions)
-    plan.check_budget(budget_mb)
-    memory = Memory(runner, len(known), kv_cache_dtype)
-    return _run(runner, memory.cache, memory.begin(known, len(known), adapter), plan)
+    one = KeptPass(runner, ids, adapter=adapter, kv_cache_dtype=kv_cache_dtype)
+    return one.trace(names=names, layers=layers, positions=positions, budget_mb=budget_mb)
+
+
+class KeptPass:
+    """A pass of which more can be asked later: its keys and values stay, and only the tokens in question run again.
+
+    What it returns has the bits of a `trace` of its own. So where a token's bits hang on its company
+    (`Runner.is_row_exact`) nothing stays, and each question runs the whole text. For one thread at a time.
+
+    Args:
+        runner: As for `trace`.
+        ids: As well.
+        adapter: As well.
+        kv_cache_dtype: As well.
+
+    Raises:
+        InputError: As `trace`.
+        ContextLengthError: As `trace`.
+    """
+
+    def __init__(
+        self, runner: Runner, ids: Sequence[int] | Tensor, *, adapter: int = -1, kv_cache_dtype: CacheDtype = "auto"
+    ) -> None:
+        self._runner, self._ids = runner, check_ids(runner.config, ids)
+        self._adapter: int = adapter
+        self._kv_cache_dtype: CacheDtype = kv_cache_dtype
+        self._kept: tuple[Cache, KeptSequence] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """What stays between two questions."""
+        return 0 if self._kept is None else self._kept[0].num_bytes
+
+    def trace(
+        self,
+        *,
+        names: Collection[str] | None = None,
+        layers: Collection[int] | None = None,
+        positions: Sequence[int] | None = None,
+        budget_mb: float = 1024,
+    ) -> Trace:
+        """Return what `trace` would, for the same arguments and with its errors."""
+        plan = TracePlan.of(self._runner, len(self._ids), names, layers, positions)
+        plan.check_budget(budget_mb)
+        if self._kept is not None:
+            return _run(self._runner, *self._kept, plan, _again(self._kept[1], plan))
+        memory = Memory(self._runner, len(self._ids), self._kv_cache_dtype)
+        sequence = memory.begin(self._ids, len(self._ids), self._adapter)
+        found = _run(self._runner, memory.cache, sequence, plan, batches([sequence], plan.chunk))
+        if self._runner.is_row_exact:
+            self._kept = memory.cache, sequence
+        return found
 
 
 def trace_steps(
@@ -169,7 +217,7 @@ def trace_steps(
     room = len(ids) + num_steps
     known = check_ids(runner.config, ids)
     check_ids(runner.config, [*known, *[0] * num_steps])  # whether the context holds the answer too
-    _Plan.of(runner, room, names, layers, [room - 1]).check_budget(budget_mb)
+    TracePlan.of(runner, room, names, layers, [room - 1]).check_budget(budget_mb)
     memory = Memory(runner, room)
     sequence = memory.begin(known, room)
     logits_1V: Any = None
@@ -179,18 +227,35 @@ def trace_steps(
         sequence.ids.append(int(as_tensor(logits_1V)[-1].argmax()))  # sync: the token
         end = len(sequence.ids)
         wanted = ACTIVATIONS if names is None else {*check_names(names), "logits"}
-        plan = _Plan.of(runner, end, wanted, layers, [end - 1])
-        found = _run(runner, memory.cache, sequence, plan)
+        plan = TracePlan.of(runner, end, wanted, layers, [end - 1])
+        found = _run(runner, memory.cache, sequence, plan, batches([sequence], plan.chunk))
         logits_1V = found["logits"]
         yield found if names is None else found.select(names=names)
 
 
-def _run(runner: Runner, cache: Cache, sequence: KeptSequence, plan: "_Plan") -> Trace:
-    """Run what a sequence has not run yet, as a request would, and keep what the plan wants of it."""
+def _again(sequence: KeptSequence, plan: TracePlan) -> Iterator[Batch]:
+    """Yield batches of those tokens of a sequence that has been run which the plan wants to see once more."""
+    wanted = sorted(plan.positions)
+    if any(ACTIVATIONS[name].axes[0] == "S" for name, _ in plan.tapped):
+        wanted = list(range(len(sequence.ids)))
+    elif not plan.tapped and "logits" not in plan.keys:
+        wanted = []  # the cache holds the rest
+    for begin in range(0, len(wanted), plan.chunk):
+        spans = list[Span]()
+        for _, run in groupby(enumerate(wanted[begin : begin + plan.chunk]), lambda place: place[1] - place[0]):
+            positions = [position for _, position in run]
+            ids = sequence.ids[positions[0] : positions[-1] + 1]
+            spans.append(Span(ids, positions[0], sequence.table.blocks, num_logits=0, adapter=sequence.adapter))
+        yield pack(spans)
+
+
+def _run(runner: Runner, cache: Cache, sequence: KeptSequence, plan: TracePlan, steps: Iterator[Batch]) -> Trace:
+    """Run batches of a sequence's tokens, as a request would, and keep what the plan wants of them."""
     ordered = sorted(plan.positions)
     found, logits = dict[Key, list[Tensor]](), list[Tensor]()
-    for batch in batches([sequence], plan.chunk):
-        rows = [p - int(batch.positions[0]) for p in ordered if p in batch.positions]
+    for batch in steps:
+        row_of = {position: row for row, position in enumerate(batch.positions.tolist())}
+        rows = [row_of[p] for p in ordered if p in row_of]
         if "logits" in plan.keys:
             batch = replace(batch, logit_rows=np.array(rows, np.int32))
         taps = Taps(plan.tapped)
@@ -234,7 +299,7 @@ def _in_order(rows: Tensor, order: Sequence[int]) -> Tensor:
 
 
 def _from_cache(
-    cache: Cache, sequence: KeptSequence, plan: "_Plan", layer: int, q_rot_TNH: Tensor | None
+    cache: Cache, sequence: KeptSequence, plan: TracePlan, layer: int, q_rot_TNH: Tensor | None
 ) -> dict[str, Tensor]:
     """Return a layer's rotated keys, scores and pattern, as far as they are wanted."""
     k_SKH, v_SKH = map(as_tensor, cache.read(layer, sequence.table.blocks, len(sequence.ids)))
@@ -247,83 +312,6 @@ def _from_cache(
         found[make_key("scores", layer)] = seen.scores_BNTS[0]
         found[make_key("pattern", layer)] = seen.pattern_BNTS[0]
     return {key: tensor for key, tensor in found.items() if key in plan.keys}
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What is kept, decided and weighed before the run.
-
-    Attributes:
-        keys: The trace's keys, in the order of computation.
-        positions: The tokens on the T axes.
-        sizes: The length of each axis by its letter.
-        itemsize: Bytes of a number in the dtype that the runner computes in.
-        chunk: Tokens of a batch; all of them are handed out before those that are not wanted go.
-    """
-
-    keys: tuple[str, ...]
-    positions: tuple[int, ...]
-    sizes: Mapping[str, int]
-    itemsize: int
-    chunk: int
-
-    @classmethod
-    def of(
-        cls,
-        runner: Runner,
-        num_tokens: int,
-        names: Collection[str] | None,
-        layers: Collection[int] | None,
-        positions: Sequence[int] | None,
-    ) -> "_Plan":
-        c = runner.config
-        kept = indices(positions, num_tokens, "positions")
-        keys = keys_of(check_names(names), sorted(indices(layers, c.num_hidden_layers, "layers")))
-        chunk = _EXACT_CHUNK if runner.is_row_exact else PREFILL_CHUNK  # PyTorch's bits hang on it
-        return cls(keys, kept, axis_sizes(c, len(kept), num_tokens), DTYPE_BYTES[runner.dtype], chunk)
-
-    @property
-    def tapped(self) -> set[Key]:
-        """What the runner has to hand out."""
-        wanted = {split_key(key) for key in self.keys}
-        queries = {("q_rot", layer) for name, layer in wanted if name in ("scores", "pattern")}
-        return {key for key in wanted if key[0] not in (*FROM_CACHE, "logits")} | queries
-
-    def wants(self, name: str, layer: int) -> bool:
-        return make_key(name, layer) in self.keys
-
-    def num_bytes(self, key: str) -> int:
-        activation = ACTIVATIONS[split_key(key)[0]]
-        return math.prod(self.sizes[a] for a in activation.axes) * (4 if activation.is_float32 else self.itemsize)
-
-    def working_bytes(self) -> int:
-        """What is there for a while: a batch's rows that are not wanted, one layer's mask, and `attend_eagerly`."""
-        s = self.sizes
-        others = max(0, min(self.chunk, s["S"]) - s["T"])
-        batch = sum(self._row_bytes(name) for name, _ in self.tapped if ACTIVATIONS[name].axes[0] == "T") * others
-        if not any(ACTIVATIONS[split_key(key)[0]].is_float32 for key in self.keys):
-            return batch
-        matrices = (1 + 2 * 4 * s["N"]) * s["T"] * s["S"]
-        keys_and_values = 2 * 4 * s["S"] * s["N"] * s["H"]
-        return batch + matrices + keys_and_values
-
-    def _row_bytes(self, name: str) -> int:
-        return math.prod(self.sizes[a] for a in ACTIVATIONS[name].axes[1:]) * self.itemsize
-
-    def check_budget(self, budget_mb: float) -> None:
-        by_name: dict[str, int] = {}
-        for key in self.keys:
-            name = split_key(key)[0]
-            by_name[name] = by_name.get(name, 0) + self.num_bytes(key)
-        needed = sum(by_name.values()) + self.working_bytes()
-        if needed <= budget_mb * 1e6:
-            return
-        largest = sorted(by_name, key=lambda name: by_name[name], reverse=True)[:3]
-        raise MemoryBudgetError(
-            f"tracing {self.sizes['S']} tokens needs {needed / 1e6:,.1f} MB and the budget is {budget_mb:,.1f} MB; the "
-            f"largest: {', '.join(f'{name} {by_name[name] / 1e6:,.1f} MB' for name in largest)}. "
-            "Restrict names, layers or positions, or raise budget_mb"
-        )
 
 
 def _among(wanted: Collection[int] | None, held: tuple[int, ...], what: str) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llamarium.adapters.load import with_adapter
 from llamarium.generation.text_engine import TextEngine
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from llamarium.api import Llama
     from llamarium.inspect.trace import Trace
     from llamarium.model import LlamaForCausalLM
-
-BUDGET_MB = 256.0
-"""What one trace may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +70,13 @@ class Executor:
         """Return what runs passes beside an engine."""
         return cls(engine.runner, lambda: llama.model, engine.kv_cache_dtype)
 
-    def trace(
-        self, one: Pass, names: Collection[str], layers: Sequence[int] | None, positions: Sequence[int] | None
-    ) -> "Trace":
-        """Run a pass and keep what is wanted of it.
+    def begin(self, one: Pass) -> "Tracer":
+        """Return what runs a pass whenever something of it is asked for."""
+        from llamarium.inspect.trace import KeptPass
 
-        Raises:
-            MemoryBudgetError: If that is too much.
-            InputError: If it cannot be run so.
-        """
-        from llamarium.inspect.interventions.edits import edited
-        from llamarium.inspect.interventions.experiments import Experiment, trace_experiment
-        from llamarium.inspect.trace import trace
-
-        what: Any = {"names": names, "layers": layers, "positions": positions, "budget_mb": BUDGET_MB}
         if one.experiment is None:
-            return trace(self.runner, one.ids, adapter=one.adapter_idx, kv_cache_dtype=self.kv_cache_dtype, **what)
-        experiment = Experiment(**one.experiment.model_dump())
-        with edited(self.modules(), (), experiment) as model:
-            return trace_experiment(model, one.ids, experiment, **what)
+            return KeptPass(self.runner, one.ids, adapter=one.adapter_idx, kv_cache_dtype=self.kv_cache_dtype)
+        return _EditedPass(self.modules, one.ids, one.experiment)
 
     def runner_of(self, one: Pass) -> Runner:
         """Return what computes a pass."""
@@ -103,6 +88,51 @@ class Executor:
         """Return what keys and values of a pass are kept in."""
         is_packed = one.experiment is None and self.kv_cache_dtype != "auto"
         return self.kv_cache_dtype if is_packed else self.runner_of(one).kv_dtype
+
+
+class Tracer(Protocol):
+    """A pass of which something can be asked.
+
+    Attributes:
+        num_bytes: What it holds between two questions.
+    """
+
+    @property
+    def num_bytes(self) -> int:
+        """What it holds."""
+        ...
+
+    def trace(
+        self,
+        *,
+        names: Collection[str] | None,
+        layers: Collection[int] | None,
+        positions: Sequence[int] | None,
+        budget_mb: float,
+    ) -> "Trace":
+        """Keep what is wanted of it; as `llamarium.inspect.trace.trace`, with its errors."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _EditedPass:
+    """The pass of an experiment: the model is edited only while it runs."""
+
+    modules: "Callable[[], LlamaForCausalLM]"
+    ids: tuple[int, ...]
+    experiment: ExperimentFields
+
+    @property
+    def num_bytes(self) -> int:
+        return 0
+
+    def trace(self, **what: Any) -> "Trace":
+        from llamarium.inspect.interventions.edits import edited
+        from llamarium.inspect.interventions.experiments import Experiment, trace_experiment
+
+        experiment = Experiment(**self.experiment.model_dump())
+        with edited(self.modules(), (), experiment) as model:
+            return trace_experiment(model, self.ids, experiment, **what)
 
 
 class AdaptedModels:

@@ -2,8 +2,9 @@
 
 A pass is its ids, its adapter and its experiment, so it can be run again at any time with the same bits. What it
 computed is kept within a bound of bytes, the least recently used goes first, and what has gone is computed anew: in the
-thread of who asks, one pass at a time. The engine goes on meanwhile: C takes one batch at a time from all threads, and
-a trace is cut into batches of 256 tokens, so an answer's next token waits for one such batch at most.
+thread of who asks, one pass at a time. Of the newest pass the keys and values stay: a long text runs once, and then
+only those of its tokens that are asked for. The engine goes on meanwhile: C takes one batch at a time from all threads,
+and a trace is cut into batches of 256 tokens, so an answer's next token waits for one such batch at most.
 """
 
 import math
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from llamarium.config import ModelConfig
 from llamarium.errors import MemoryBudgetError
 from llamarium.page.binary import Numbers
-from llamarium.page.executor import Executor, Pass
+from llamarium.page.executor import Executor, Pass, Tracer
 from llamarium.runtime.taps import ACTIVATIONS
 from llamarium.server.errors import ApiError
 from llamarium.server.lifecycle.threads import check_wanted
@@ -28,9 +29,13 @@ if TYPE_CHECKING:
 
     from llamarium.inspect.trace import Trace
 
+BUDGET_MB = 256.0
+"""What one trace may hold."""
+
 MAX_PASSES = 64
 MAX_KEPT_BYTES = 256 * 2**20
-"""Of all passes' numbers, but for the newest trace: it stays, and in float32 may be twice `BUDGET_MB`."""
+"""Of all passes' numbers, but for the newest trace: it stays, and in float32 may be twice `BUDGET_MB`. The keys and
+values of the newest pass may be as much again."""
 
 _AHEAD_BYTES = 96 * 2**20
 """What may be computed besides what was asked for: whoever looks at one layer soon looks at the next."""
@@ -62,6 +67,7 @@ class Passes:
         self._passes = OrderedDict[str, Pass]()
         self._values = OrderedDict[_Key, NDArray[np.float32]]()
         self._num_bytes = 0
+        self._newest: tuple[str, Tracer] | None = None
         self._lock = threading.Lock()  # of the two tables
         self._running = threading.Lock()  # one trace at a time
 
@@ -185,10 +191,17 @@ class Passes:
         """Trace what was asked for, and as much around it as costs little memory."""
         every = range(len(one.ids))
         names, kept_layers, kept_rows = _plan(executor.runner.config, len(one.ids), wanted, layers, rows)
+        positions = None if kept_rows == every else list(kept_rows)
+        if self._newest is None or self._newest[0] != one.id:
+            self._newest = one.id, executor.begin(one)
+        tracer = self._newest[1]
         try:
-            found = executor.trace(one, names, kept_layers, None if kept_rows == every else list(kept_rows))
+            found = tracer.trace(names=names, layers=kept_layers, positions=positions, budget_mb=BUDGET_MB)
         except MemoryBudgetError as error:
             raise _too_large(error) from None
+        finally:
+            if tracer.num_bytes > self._max_bytes:
+                self._newest = None
         self._keep(one, found, kept_rows)
 
     def _keep(self, one: Pass, found: "Trace", rows: Rows) -> None:
@@ -221,15 +234,28 @@ def _plan(
     config: ModelConfig, num_tokens: int, wanted: Sequence[str], layers: Sequence[int], rows: Rows
 ) -> tuple[Sequence[str], list[int] | None, Rows]:
     """Return what is traced, the most of what costs little: names, layers, positions."""
-    every, asked = range(num_tokens), list(layers) or None
+    every = range(num_tokens)
     whole = [other for other in ACTIVATIONS if other != "logits"]
     group = next((names for names in _GROUPS if set(wanted) <= set(names)), tuple(wanted))
-    plans = [(whole, None, every), (group, None, every), (whole, asked, every), (group, asked, every)]
-    plans += [(tuple(wanted), asked, every), (group, asked, rows)]
-    for plan in plans:
-        if set(wanted) <= set(plan[0]) and _bytes(config, num_tokens, *plan) <= _AHEAD_BYTES:
-            return plan
-    return tuple(wanted), asked, rows
+    for names in (whole, group):
+        if set(wanted) <= set(names) and _bytes(config, num_tokens, names, None, every) <= _AHEAD_BYTES:
+            return names, None, every
+    for names, kept in ((whole, every), (group, every), (tuple(wanted), every), (group, rows)):
+        around = _around(layers, config.num_hidden_layers, _AHEAD_BYTES // _bytes(config, num_tokens, names, [0], kept))
+        if set(wanted) <= set(names) and around is not None:
+            return names, around, kept
+    return tuple(wanted), list(layers) or None, rows
+
+
+def _around(layers: Sequence[int], num_layers: int, most: int) -> list[int] | None:
+    """Return as many layers as may be, those asked for in their middle; None if there are none, or too many."""
+    if not layers:
+        return None
+    first, end = min(layers), max(layers) + 1
+    if most < end - first:
+        return list(layers) if len(layers) <= most else None
+    begin = max(0, min(first - (most - (end - first)) // 2, num_layers - most))
+    return list(range(begin, min(num_layers, begin + most)))
 
 
 def _bytes(config: ModelConfig, num_tokens: int, names: Sequence[str], layers: Sequence[int] | None, rows: Rows) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llamarium.engine.memory import free_bytes
-from llamarium.page.executor import BUDGET_MB
+from llamarium.page.passes import BUDGET_MB
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.server.errors import ApiError
 from llamarium.server.lifecycle.threads import check_wanted
