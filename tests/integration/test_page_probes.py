@@ -74,6 +74,9 @@ def test_neurons(client: httpx.Client, path: str, llama: Llama) -> None:
     expected = llama.inspect.neurons(TEXT, 0, position=4, k=7).to_dict()
     told = ask(client, f"{path}/neurons", layer=0, position=4, k=7)
     assert told["neurons"] == [{**one, "by_token": list(one["by_token"])} for one in expected["neurons"]]
+    for stride in (2, 3):  # 4 is a token of the one, and none of the other
+        told = ask(client, f"{path}/neurons", layer=0, position=4, k=7, stride=stride)
+        assert told["neurons"] == [{**one, "by_token": list(one["by_token"][::stride])} for one in expected["neurons"]]
     assert (told["layer"], told["position"]) == (0, 4)
 
 
@@ -146,6 +149,7 @@ def test_a_word_is_the_token_with_a_space_before_it(client: httpx.Client, llama:
         ("neurons?layer=2", "layer"),
         ("neurons?layer=0&k=97", "k"),
         ("neurons?layer=0&k=101", "k"),
+        ("neurons?layer=0&stride=0", "stride"),
         ("attribution", "token_id"),
         ("attribution?token_id=49152", "token_id"),
         ("attribution?token_id=1&against_id=49152", "against_id"),

@@ -163,8 +163,8 @@ def test_a_text_runs_once_and_then_only_the_tokens_in_question(llama: Llama, mon
 
     monkeypatch.setattr(type(llama.runner), "run", noted)
     every = list(range(len(IDS)))
-    for max_bytes, expected_positions in ((module.MAX_KEPT_BYTES, [every, [2], [0, 3, 6]]), (10, 3 * [every])):
-        kept = Passes(max_bytes=max_bytes)
+    for max_past_bytes, expected_positions in ((2**20, [every, [2], [0, 3, 6]]), (10, 3 * [every])):
+        kept = Passes(max_past_bytes=max_past_bytes)
         positions.clear()
         asked(kept, llama, "resid", layer=1, position=5)
         asked(kept, llama, "resid", layer=0, position=2)
@@ -188,7 +188,8 @@ def test_a_text_runs_once_and_then_only_the_tokens_in_question(llama: Llama, mon
         ([2, 5], 3, [2, 5]),
         ([2, 5], 1, None),
         ([4], 0, None),
-        ([], 5, None),
+        (list(range(10)), 10, list(range(10))),
+        (list(range(10)), 9, None),
     ],
 )
 def test_layers_beside_those_asked_for_are_computed_too(

@@ -996,7 +996,7 @@ export interface QueryWordView {
  *     act: silu(gate).
  *     up: Of the up projection.
  *     gated: act · up, what its column of the down projection is multiplied with.
- *     by_token: The same for each token of the text.
+ *     by_token: The same for every `stride`-th token of the text, from the first on.
  *
  * This interface was referenced by `Schema`'s JSON-Schema
  * via the `definition` "NeuronView".

@@ -141,6 +141,9 @@ class KeptPass:
     What it returns has the bits of a `trace` of its own. So where a token's bits hang on its company
     (`Runner.is_row_exact`) nothing stays, and each question runs the whole text. For one thread at a time.
 
+    Attributes:
+        keeps_past: Whether keys and values stay.
+
     Args:
         runner: As for `trace`.
         ids: As well.
@@ -156,6 +159,7 @@ class KeptPass:
         self, runner: Runner, ids: Sequence[int] | Tensor, *, adapter: int = -1, kv_cache_dtype: CacheDtype = "auto"
     ) -> None:
         self._runner, self._ids = runner, check_ids(runner.config, ids)
+        self.keeps_past = runner.is_row_exact
         self._adapter: int = adapter
         self._kv_cache_dtype: CacheDtype = kv_cache_dtype
         self._kept: tuple[Cache, KeptSequence] | None = None
@@ -181,7 +185,7 @@ class KeptPass:
         memory = Memory(self._runner, len(self._ids), self._kv_cache_dtype)
         sequence = memory.begin(self._ids, len(self._ids), self._adapter)
         found = _run(self._runner, memory.cache, sequence, plan, batches([sequence], plan.chunk))
-        if self._runner.is_row_exact:
+        if self.keeps_past:
             self._kept = memory.cache, sequence
         return found
 

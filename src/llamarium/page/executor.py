@@ -94,8 +94,14 @@ class Tracer(Protocol):
     """A pass of which something can be asked.
 
     Attributes:
+        keeps_past: Whether a second question runs only the tokens that it is about.
         num_bytes: What it holds between two questions.
     """
+
+    @property
+    def keeps_past(self) -> bool:
+        """Whether keys and values stay."""
+        ...
 
     @property
     def num_bytes(self) -> int:
@@ -121,6 +127,10 @@ class _EditedPass:
     modules: "Callable[[], LlamaForCausalLM]"
     ids: tuple[int, ...]
     experiment: ExperimentFields
+
+    @property
+    def keeps_past(self) -> bool:
+        return False
 
     @property
     def num_bytes(self) -> int:

@@ -34,18 +34,17 @@ BUDGET_MB = 256.0
 
 MAX_PASSES = 64
 MAX_KEPT_BYTES = 256 * 2**20
-"""Of all passes' numbers, but for the newest trace: it stays, and in float32 may be twice `BUDGET_MB`. The keys and
-values of the newest pass may be as much again."""
+"""Of all passes' numbers, but for the newest trace: it stays, and in float32 may be twice `BUDGET_MB`."""
+
+MAX_PAST_BYTES = 512 * 2**20
+"""Of the newest pass's keys and values: 4,000 tokens of an 8B model."""
 
 _AHEAD_BYTES = 96 * 2**20
 """What may be computed besides what was asked for: whoever looks at one layer soon looks at the next."""
 
-_GROUPS = (
-    ("attn_norm", "q", "k", "v", "q_rot", "k_rot", "head_out", "attn_out"),
-    ("scores", "pattern"),
-    ("resid_mid", "mlp_norm", "gate", "up", "act", "gated", "mlp_out", "resid"),
-)
-"""What is looked at together."""
+_OF_A_TOKEN = tuple(name for name, one in ACTIVATIONS.items() if "S" not in one.axes and name != "logits")
+_GROUPS = (_OF_A_TOKEN, ("k", "v"), ("k_rot",), ("scores", "pattern"))
+"""What is computed together where all of it is too much."""
 
 Rows = range
 """Positions: of all tokens, of every so many, or one."""
@@ -60,10 +59,13 @@ class Passes:
     Args:
         max_passes: How many; the least recently used goes first.
         max_bytes: What their numbers may occupy; the newest trace stays, whatever it occupies.
+        max_past_bytes: What keys and values of the newest pass may occupy.
     """
 
-    def __init__(self, max_passes: int = MAX_PASSES, max_bytes: int = MAX_KEPT_BYTES) -> None:
-        self._max_passes, self._max_bytes = max_passes, max_bytes
+    def __init__(
+        self, max_passes: int = MAX_PASSES, max_bytes: int = MAX_KEPT_BYTES, max_past_bytes: int = MAX_PAST_BYTES
+    ) -> None:
+        self._max_passes, self._max_bytes, self._max_past_bytes = max_passes, max_bytes, max_past_bytes
         self._passes = OrderedDict[str, Pass]()
         self._values = OrderedDict[_Key, NDArray[np.float32]]()
         self._num_bytes = 0
@@ -188,19 +190,19 @@ class Passes:
         return None
 
     def _compute(self, executor: Executor, one: Pass, wanted: Sequence[str], layers: Sequence[int], rows: Rows) -> None:
-        """Trace what was asked for, and as much around it as costs little memory."""
-        every = range(len(one.ids))
-        names, kept_layers, kept_rows = _plan(executor.runner.config, len(one.ids), wanted, layers, rows)
-        positions = None if kept_rows == every else list(kept_rows)
+        """Trace what was asked for, and as much around it as costs little."""
         if self._newest is None or self._newest[0] != one.id:
             self._newest = one.id, executor.begin(one)
-        tracer = self._newest[1]
+        tracer, every = self._newest[1], range(len(one.ids))
+        config, keeps_past = executor.runner.config, tracer.keeps_past
+        names, kept_layers, kept_rows = _plan(config, len(every), wanted, layers, rows, keeps_past=keeps_past)
+        positions = None if kept_rows == every else list(kept_rows)
         try:
             found = tracer.trace(names=names, layers=kept_layers, positions=positions, budget_mb=BUDGET_MB)
         except MemoryBudgetError as error:
             raise _too_large(error) from None
         finally:
-            if tracer.num_bytes > self._max_bytes:
+            if tracer.num_bytes > self._max_past_bytes:
                 self._newest = None
         self._keep(one, found, kept_rows)
 
@@ -231,26 +233,29 @@ def _read_only(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _plan(
-    config: ModelConfig, num_tokens: int, wanted: Sequence[str], layers: Sequence[int], rows: Rows
+    config: ModelConfig, num_tokens: int, wanted: Sequence[str], layers: Sequence[int], rows: Rows, *, keeps_past: bool
 ) -> tuple[Sequence[str], list[int] | None, Rows]:
-    """Return what is traced, the most of what costs little: names, layers, positions."""
-    every = range(num_tokens)
+    """Return what is traced, the most of what costs little: names, layers, positions.
+
+    Everything, if that is little memory. Else other layers: they cost no time. Other tokens cost none only where the
+    whole text runs anyway.
+    """
+    every, num_layers = range(num_tokens), config.num_hidden_layers
     whole = [other for other in ACTIVATIONS if other != "logits"]
+    if set(wanted) <= set(whole) and _bytes(config, num_tokens, whole, None, every) <= _AHEAD_BYTES:
+        return whole, None, every
     group = next((names for names in _GROUPS if set(wanted) <= set(names)), tuple(wanted))
-    for names in (whole, group):
-        if set(wanted) <= set(names) and _bytes(config, num_tokens, names, None, every) <= _AHEAD_BYTES:
-            return names, None, every
-    for names, kept in ((whole, every), (group, every), (tuple(wanted), every), (group, rows)):
-        around = _around(layers, config.num_hidden_layers, _AHEAD_BYTES // _bytes(config, num_tokens, names, [0], kept))
-        if set(wanted) <= set(names) and around is not None:
+    beside = [rows] if keeps_past else [every, rows]
+    for names, kept in ((names, kept) for kept in beside for names in (group, tuple(wanted))):
+        most = _AHEAD_BYTES // _bytes(config, num_tokens, names, [0], kept)
+        around = _around(layers or range(num_layers), num_layers, most)
+        if around is not None:
             return names, around, kept
     return tuple(wanted), list(layers) or None, rows
 
 
 def _around(layers: Sequence[int], num_layers: int, most: int) -> list[int] | None:
-    """Return as many layers as may be, those asked for in their middle; None if there are none, or too many."""
-    if not layers:
-        return None
+    """Return as many layers as may be, those asked for in their middle; None if these are too many."""
     first, end = min(layers), max(layers) + 1
     if most < end - first:
         return list(layers) if len(layers) <= most else None

@@ -1,6 +1,6 @@
 """Questions to a pass, as `llamarium.inspect.probes` and `llamarium.inspect.lens` answer them."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -81,10 +81,12 @@ async def neurons(request: Request, pass_id: str, query: Annotated[NeuronsQuery,
         from llamarium.inspect.probes.neurons import NAMES, top_neurons
 
         check_index("layer", query.layer, llama.config.num_hidden_layers)
-        position = position_of(one, query.position)
-        seen = traced(kept, one, llama, engine, NAMES, [query.layer])
-        found = top_neurons(llama.config, seen, query.layer, position=position, k=query.k)
-        return NeuronsView.model_validate(found.to_dict())
+        at, rows = position_of(one, query.position), range(0, len(one.ids), query.stride)
+        seen = _with(at, rows, lambda rows: traced(kept, one, llama, engine, NAMES, [query.layer], rows))
+        told = top_neurons(llama.config, seen, query.layer, position=at, k=query.k).to_dict()
+        for neuron in told["neurons"]:
+            neuron["by_token"] = neuron["by_token"][: len(rows)]
+        return NeuronsView.model_validate(told)
 
     return await work_on(request, "k", read, one)
 
@@ -160,6 +162,19 @@ def traced(
     """Return the pass's trace, where the modules are; of all tokens where no rows are given."""
     every = range(len(one.ids)) if rows is None else rows
     return kept.trace(Executor.of(llama, engine), one, names, layers, every, llama.model.device)
+
+
+def _with(at: int, rows: range, trace: Callable[[range], "Trace"]) -> "Trace":
+    """Trace some tokens, and behind them the one in question, if it is none of them."""
+    import torch
+
+    from llamarium.inspect.trace import Trace
+
+    some = trace(rows)
+    if at in rows:
+        return some
+    alone = trace(range(at, at + 1))
+    return Trace(some.token_ids, (*rows, at), {key: torch.cat([some[key], alone[key]]) for key in some})
 
 
 def _known(request: Request, pass_id: str) -> tuple[Passes, Pass]:

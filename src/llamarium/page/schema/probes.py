@@ -39,6 +39,7 @@ class NeuronsQuery(Query):
     layer: int = Field(ge=0)
     position: int | None = Field(None, ge=0)
     k: int = Field(12, ge=1, le=100)
+    stride: int = Field(1, ge=1)
 
 
 class NeuronView(Answer):
@@ -50,7 +51,7 @@ class NeuronView(Answer):
         act: silu(gate).
         up: Of the up projection.
         gated: act · up, what its column of the down projection is multiplied with.
-        by_token: The same for each token of the text.
+        by_token: The same for every `stride`-th token of the text, from the first on.
     """
 
     index: int
