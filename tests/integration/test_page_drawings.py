@@ -19,8 +19,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def read_table(page: Page, name: str) -> list[list[str]]:
     """The cells of a table in the region of this name, its heads left out."""
-    rows = page.get_by_role("region", name=re.compile(name)).locator("tbody tr").all()
-    return [[cell.inner_text().replace("\u2212", "-") for cell in row.locator("th, td").all()] for row in rows]
+    rows = page.get_by_role("region", name=re.compile(name)).locator("tbody tr")
+    cells = "(rows) => rows.map((row) => [...row.querySelectorAll('th, td')].map((cell) => cell.innerText))"
+    return [[cell.replace("\u2212", "-") for cell in row] for row in rows.evaluate_all(cells)]
 
 
 def test_a_matrix_wider_than_its_place_scrolls_and_names_the_cell_under_the_pointer(
