@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from llamarium.api import Llama
 from llamarium.cli.inspect import link_to
@@ -57,16 +57,24 @@ def browser(running: Running) -> Iterator[Browser]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def window(browser: Browser) -> Iterator[BrowserContext]:
+    """Where a module's pages are opened: the page's files are loaded and compiled once, not for each of them."""
+    with browser.new_context(viewport={"width": 1280, "height": 900}) as found:
+        yield found
+
+
 @pytest.fixture
-def page(browser: Browser, running: Running) -> Iterator[Page]:
-    """A page in a window of its own, which must neither fail nor ask another host."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    found, faults = context.new_page(), list[str]()
+def page(window: BrowserContext, running: Running) -> Iterator[Page]:
+    """A page, which finds nothing of those before it, and must neither fail nor ask another host."""
+    found, faults = window.new_page(), list[str]()
+    stored = {"origin": running.url, "storageTypes": "local_storage"}
+    window.new_cdp_session(found).send("Storage.clearDataForOrigin", stored)
     found.on("console", lambda said: faults.append(said.text) if said.type in ("error", "warning") else None)
     found.on("pageerror", lambda error: faults.append(str(error)))
     found.on("request", lambda asked: faults.append(asked.url) if not asked.url.startswith(running.url) else None)
     yield found
-    context.close()
+    found.close()
     expected = re.compile(r"Failed to load resource: the server responded with a status of (4|503)")
     assert [fault for fault in faults if not expected.match(fault)] == []
 
@@ -111,23 +119,23 @@ def settled(page: Page) -> None:
     page.evaluate(_QUIET)
 
 
-def check_fits_and_is_open(browser: Browser, url: str) -> None:
-    """Hold a view to its width and to axe's rules (contrast, names, order): wide and light, then narrow and dark."""
-    context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
-    page = context.new_page()
-    page.goto(url)
-    settled(page)
-    _check_view(page, url)
-    page.emulate_media(color_scheme="dark")
-    page.set_viewport_size({"width": 360, "height": 800})
-    settled(page)
-    _check_view(page, url)
-    context.close()
+def check_fits_and_is_open(page: Page, url: str | None = None) -> None:
+    """Hold a view, or what is open, to its width and to axe's rules (contrast, names, order).
+
+    Wide and light, then narrow and dark.
+    """
+    if url is not None:
+        page.goto(url)
+    for width, colors in ((1280, "light"), (360, "dark")):
+        page.emulate_media(color_scheme=colors)
+        page.set_viewport_size({"width": width, "height": 800})
+        settled(page)
+        _check_view(page)
 
 
-def _check_view(page: Page, url: str) -> None:
+def _check_view(page: Page) -> None:
     wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert wider <= 0, f"{url} is wider than its window"
+    assert wider <= 0, f"{page.url} is wider than its window"
     found = Axe().run(page)
     assert found.violations_count == 0, found.generate_report()
 

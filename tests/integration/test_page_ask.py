@@ -5,7 +5,7 @@ import threading
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from llamarium.api import Llama
 from llamarium.inspect.interventions.edits import ablate, scale
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_every_view_fits_and_is_open_to_everybody(browser: Browser, running: Running, view: str) -> None:
-    check_fits_and_is_open(browser, link(running, stage=view, layer=1, pos=2, **FIELDS.get(view, {})))
+def test_every_view_fits_and_is_open_to_everybody(page: Page, running: Running, view: str) -> None:
+    check_fits_and_is_open(page, link(running, stage=view, layer=1, pos=2, **FIELDS.get(view, {})))
 
 
 @pytest.mark.parametrize("view", VIEWS)

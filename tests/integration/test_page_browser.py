@@ -39,8 +39,8 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_stage_fits_and_is_open_to_everybody(browser: Browser, running: Running, stage: str) -> None:
-    check_fits_and_is_open(browser, link(running, stage=stage, layer=1, pos=2))
+def test_every_stage_fits_and_is_open_to_everybody(page: Page, running: Running, stage: str) -> None:
+    check_fits_and_is_open(page, link(running, stage=stage, layer=1, pos=2))
 
 
 def test_the_key_leaves_the_address_and_the_link_names_the_view(page: Page, running: Running) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 import llamarium
@@ -16,7 +15,7 @@ from llamarium.api import Llama
 from llamarium.engine.engine import Engine
 from llamarium.page import assets
 from llamarium.page.extension import page as page_extension
-from page_browser import HOSTILE, KEY, as_shown, link, settled, shown
+from page_browser import HOSTILE, KEY, as_shown, check_fits_and_is_open, link, settled, shown
 from page_bundle import built_page
 from serving import CHAT, Running, serving
 
@@ -81,29 +80,17 @@ def seen(text: str) -> str:
     return text.strip()
 
 
-def test_both_views_fit_and_are_open_to_everybody(browser: Browser, running: Running) -> None:
-    for width in (1280, 360):
-        for colors in ("light", "dark"):
-            context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=colors)
-            page = context.new_page()
-            opened(page, running)
-            say(page, "Hello")
-            page.get_by_text("What is asked with every turn").click()
-            page.get_by_role("button", name="Tokens", exact=True).click()
-            page.get_by_role("toolbar").get_by_role("button").nth(3).click()
-            expect(page.locator("[data-same]")).to_be_visible()
-            check_page(page, width)
-            opened(page, running, stage="requests")
-            expect(page.get_by_text("Nobody is being answered now")).to_be_visible()
-            check_page(page, width)
-            context.close()
-
-
-def check_page(page: Page, width: int) -> None:
-    wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert wider <= 0, f"it is wider than {width} pixels"
-    found = Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()
+def test_both_views_fit_and_are_open_to_everybody(page: Page, running: Running) -> None:
+    opened(page, running)
+    say(page, "Hello")
+    page.get_by_text("What is asked with every turn").click()
+    page.get_by_role("button", name="Tokens", exact=True).click()
+    page.get_by_role("toolbar").get_by_role("button").nth(3).click()
+    expect(page.locator("[data-same]")).to_be_visible()
+    check_fits_and_is_open(page)
+    opened(page, running, stage="requests")
+    expect(page.get_by_text("Nobody is being answered now")).to_be_visible()
+    check_fits_and_is_open(page)
 
 
 def test_an_answer_is_the_librarys_and_each_of_its_tokens_is_chosen_again(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 import llamarium
 from llamarium.api import Llama
@@ -57,8 +57,8 @@ def view(running: Running, **named: Any) -> str:
 
 
 @pytest.mark.parametrize("stage", ["compare", "checkpoints"])
-def test_a_view_fits_and_is_open_to_everybody(browser: Browser, running: Running, stage: str) -> None:
-    check_fits_and_is_open(browser, view(running, stage=stage, layer=1, pos=3))
+def test_a_view_fits_and_is_open_to_everybody(page: Page, running: Running, stage: str) -> None:
+    check_fits_and_is_open(page, view(running, stage=stage, layer=1, pos=3))
 
 
 def check_comparison(page: Page, side: Llama, against: Llama) -> None:

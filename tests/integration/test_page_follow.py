@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from llamarium.api import Llama
 from llamarium.inspect.interventions.experiments import Experiment
@@ -32,8 +32,8 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_fits_and_is_open_to_everybody(browser: Browser, running: Running, stage: str) -> None:
-    check_fits_and_is_open(browser, link(running, **{"stage": stage, "layer": 1, "pos": 2, **STAGES[stage]}))
+def test_a_stage_fits_and_is_open_to_everybody(page: Page, running: Running, stage: str) -> None:
+    check_fits_and_is_open(page, link(running, **{"stage": stage, "layer": 1, "pos": 2, **STAGES[stage]}))
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -26,8 +26,8 @@ def glossary() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("view", [*CHAPTERS, "glossary"])
-def test_the_course_fits_and_is_open_to_everybody(browser: Browser, running: Running, view: str) -> None:
-    check_fits_and_is_open(browser, link(running, stage=view))
+def test_the_course_fits_and_is_open_to_everybody(page: Page, running: Running, view: str) -> None:
+    check_fits_and_is_open(page, link(running, stage=view))
 
 
 def test_a_word_says_what_the_glossary_says(page: Page, running: Running) -> None:
