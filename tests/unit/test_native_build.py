@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -61,6 +62,89 @@ INSTRUCTIONS = {  # what a set's code must contain, and what it must not
 
 def check_instructions(objdump: str, objects: list[Path]) -> set[str]:
     """Look at each set's object; return which sets there were."""
+    sets = {path.stem: path for path in objects if path.stem in INSTRUCTIONS}
+    for name, path in sets.items():
+        wanted, forbidden = INSTRUCTIONS[name]
+        code = run(objdump, "-d", "--no-show-raw-insn", path).replace("\t", " ")
+        for pattern in wanted:
+            assert re.search(pattern, code), f"{name}: no {pattern}"
+        assert forbidden is None or not re.search(forbidden, code), f"{name}: {forbidden}"
+    return set(sets)
+
+
+def test_each_set_has_its_instructions_and_no_warnings(hook: ModuleType) -> None:
+    """Of the objects that the library is linked from."""
+    cc = hook.compiler()
+    processor = run(*cc, "-dumpmachine").split("-")[0].replace("arm64", "aarch64")
+    objects = hook.kept_objects(cc)
+    found = check_instructions("objdump", objects)
+    assert found == {"portable", *hook.SETS.get(processor, {})}  # or else the compiler is ten years old
+    assert [path.with_suffix(".warnings").read_text() for path in objects] == [""] * len(objects)
+
+
+# --- memory and threads -----------------------------------------------------------------------------------------------
+
+VNNI = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
+NEEDED = {  # the kernel's names of what the sets need
+    "portable": set(),
+    "avx2": {"avx2", "fma", "f16c"},
+    "avx512_vnni": VNNI,
+    "avx512_bf16": {*VNNI, "avx512_bf16"},
+    "amx": {*VNNI, "amx_tile", "amx_int8"},
+    "neon_dotprod": {"asimddp"},
+    "neon_i8mm": {"asimddp", "i8mm"},
+}
+# Of what is undefined, two are left out that take a third of the compiling: they look at pointers before an access, and
+# -fsanitize=address at the access itself.
+SANITIZERS = (
+    "-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize=object-size,pointer-overflow",
+    "-fno-sanitize-recover=all",
+)  # fmt: skip
+SILENT = "-fsanitize-undefined-trap-on-error"  # what is undefined ends the program without a word
+
+
+def build_check(
+    hook: ModuleType, cc: list[str], folder: Path, *flags: str, with_sources: tuple[Path, ...] = ()
+) -> tuple[Path, list[Path]]:
+    """Compile check.c and the kernels with `flags`; return the program and the kernels' objects."""
+    objects, program = hook.compile_objects(cc, folder, *STRICT, *flags), folder / "check"
+    sources = (CHECKS / "check.c", *with_sources)
+    run(*cc, *hook.FLAGS, *STRICT, *flags, f"-I{hook.NATIVE}", *sources, *objects, "-o", program, "-lpthread", "-lm")
+    return program, objects
+
+
+def sanitized(hook: ModuleType, folder: Path, *flags: str, **more: tuple[Path, ...]) -> tuple[str, list[Path]]:
+    """Run the check under sanitizers; return what it says, and the kernels' objects.
+
+    Without the messages of what is undefined it is compiled a fourth faster; only if there is something it is compiled
+    again with them, to name the line.
+    """
+    program, objects = build_check(hook, hook.compiler(), folder / "silent", *SANITIZERS, SILENT, *flags, **more)
+    done = subprocess.run([program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode in (-signal.SIGILL, -signal.SIGTRAP):
+        run(build_check(hook, hook.compiler(), folder / "told", *SANITIZERS, *flags, **more)[0])
+    assert done.returncode == 0, done.stdout or f"signal {-done.returncode}"
+    return done.stdout, objects
+
+
+def sets_in(output: str) -> set[str]:
+    return {line.split(":")[0] for line in output.splitlines()}
+
+
+def processor_has() -> set[str]:
+    cpuinfo = Path("/proc/cpuinfo")
+    return set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
+
+
+def test_kernels_agree_and_are_clean_under_sanitizers(
+    hook: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are the kernels that AMX's stand beside, and no AMX, it is emulated in the same program.
+
+    Sets that cannot run here are not compiled.
+    """
+    has = processor_has()
+    runnable = {name for name, needed in NEEDED.items() if not has or needed - {"amx_tile", "amx_int8"} <= has}
     sets = {
         processor: {name: flag for name, flag in flags.items() if name in runnable}
         for processor, flags in hook.SETS.items()
