@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from llamarium.adapters.config import LoRAConfig
+from llamarium.errors import MemoryBudgetError
 from llamarium.inspect.trace import KeptPass, Trace, trace
 from llamarium.runtime.batch import Batch
 from llamarium.runtime.module_runner import ModuleRunner
@@ -73,13 +74,22 @@ def test_only_the_tokens_in_question_run_again() -> None:
         return counted.positions
 
     every = [list(range(begin, min(700, begin + 256))) for begin in (0, 256, 512)]
-    assert ran(names=["resid"], positions=[5]) == every
+    assert ran(names=["resid"], positions=[5]) == [*every, [5]]
     assert kept.num_bytes > 0
     assert ran(names=["pattern"], positions=EVERY_SO_MANY) == [EVERY_SO_MANY]
     assert ran(names=["logits"], positions=[-1]) == [[699]]
     assert ran(names=["k_rot"]) == []
     assert ran(names=["v"], positions=[5]) == every  # has all tokens, whichever are asked for
     assert ran(names=["gate"]) == every
+
+
+def test_what_some_tokens_need_is_theirs_and_not_the_batchs() -> None:
+    kept = KeptPass(native_runner(build("Q4_0")), IDS)
+    names = ["gate", "up", "resid"]
+    of_one = sum(tensor.nbytes for tensor in kept.trace(names=names, positions=[5], budget_mb=0.005).values())
+    assert 0.004 < of_one / 1e6 < 0.005
+    with pytest.raises(MemoryBudgetError):  # keys of all tokens, and with them all of a batch
+        kept.trace(names=[*names, "k"], positions=[5], budget_mb=1)
 
 
 def test_a_pass_that_was_stopped_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,11 @@ def test_a_text_runs_once_and_then_only_the_tokens_in_question(llama: Llama, mon
 
     monkeypatch.setattr(type(llama.runner), "run", noted)
     every = list(range(len(IDS)))
-    for max_past_bytes, expected_positions in ((2**20, [every, [2], [0, 3, 6]]), (10, 3 * [every])):
+    again = [[5], [2], [0, 3, 6]]
+    for max_past_bytes, expected_positions in (
+        (2**20, [every, *again]),
+        (10, [every, again[0], every, again[1], every, again[2]]),
+    ):
         kept = Passes(max_past_bytes=max_past_bytes)
         positions.clear()
         asked(kept, llama, "resid", layer=1, position=5)
@@ -172,7 +176,7 @@ def test_a_text_runs_once_and_then_only_the_tokens_in_question(llama: Llama, mon
         assert positions == expected_positions
     other = Pass.of([*IDS, 9])
     asked(kept, llama, "resid", other, layer=1, position=5)
-    assert positions[-1] == [*every, len(IDS)]
+    assert positions[-2:] == [[*every, len(IDS)], [5]]
 
 
 @pytest.mark.parametrize(

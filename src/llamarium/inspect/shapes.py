@@ -71,14 +71,14 @@ class TracePlan:
         positions: The tokens on the T axes.
         sizes: The length of each axis by its letter.
         itemsize: Bytes of a number in the dtype that the runner computes in.
-        chunk: Tokens of a batch; all of them are handed out before those that are not wanted go.
+        is_row_exact: Whether tokens can run once more, without the others, to be handed out.
     """
 
     keys: tuple[str, ...]
     positions: tuple[int, ...]
     sizes: Mapping[str, int]
     itemsize: int
-    chunk: int
+    is_row_exact: bool
 
     @classmethod
     def of(
@@ -93,8 +93,12 @@ class TracePlan:
         c = runner.config
         kept = indices(positions, num_tokens, "positions")
         keys = keys_of(check_names(names), sorted(indices(layers, c.num_hidden_layers, "layers")))
-        chunk = _EXACT_CHUNK if runner.is_row_exact else PREFILL_CHUNK  # PyTorch's bits hang on it
-        return cls(keys, kept, axis_sizes(c, len(kept), num_tokens), DTYPE_BYTES[runner.dtype], chunk)
+        return cls(keys, kept, axis_sizes(c, len(kept), num_tokens), DTYPE_BYTES[runner.dtype], runner.is_row_exact)
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of a batch; all of them are handed out before those that are not wanted go."""
+        return _EXACT_CHUNK if self.is_row_exact else PREFILL_CHUNK  # PyTorch's bits hang on it
 
     @property
     def tapped(self) -> set[Key]:
@@ -102,6 +106,12 @@ class TracePlan:
         wanted = {split_key(key) for key in self.keys}
         queries = {("q_rot", layer) for name, layer in wanted if name in ("scores", "pattern")}
         return {key for key in wanted if key[0] not in (*FROM_CACHE, "logits")} | queries
+
+    @property
+    def runs_every_token(self) -> bool:
+        """Whether the pass itself hands out what is wanted, and not some of its tokens that run once more."""
+        has_all = any(ACTIVATIONS[name].axes[0] == "S" for name, _ in self.tapped)
+        return has_all or not self.is_row_exact or self.sizes["T"] == self.sizes["S"]
 
     def wants(self, name: str, layer: int) -> bool:
         """Whether an activation of a layer is kept."""
@@ -115,7 +125,7 @@ class TracePlan:
     def working_bytes(self) -> int:
         """What is there for a while: a batch's rows that are not wanted, one layer's mask, and `attend_eagerly`."""
         s = self.sizes
-        others = max(0, min(self.chunk, s["S"]) - s["T"])
+        others = max(0, min(self.chunk, s["S"]) - s["T"]) if self.runs_every_token else 0
         batch = sum(self._row_bytes(name) for name, _ in self.tapped if ACTIVATIONS[name].axes[0] == "T") * others
         if not any(ACTIVATIONS[split_key(key)[0]].is_float32 for key in self.keys):
             return batch

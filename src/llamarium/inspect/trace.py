@@ -21,7 +21,7 @@ from torch import Tensor
 
 from llamarium.attention import Context, attend_eagerly
 from llamarium.errors import InputError
-from llamarium.generation.kept import KeptSequence, Memory, batches
+from llamarium.generation.kept import KeptSequence, Memory, advance, batches
 from llamarium.inspect.passes import as_tensor
 from llamarium.inspect.shapes import TracePlan, check_names, check_whole, make_key, split_key
 from llamarium.inspect.tokens import check_ids
@@ -180,14 +180,18 @@ class KeptPass:
         """Return what `trace` would, for the same arguments and with its errors."""
         plan = TracePlan.of(self._runner, len(self._ids), names, layers, positions)
         plan.check_budget(budget_mb)
-        if self._kept is not None:
-            return _run(self._runner, *self._kept, plan, _again(self._kept[1], plan))
-        memory = Memory(self._runner, len(self._ids), self._kv_cache_dtype)
-        sequence = memory.begin(self._ids, len(self._ids), self._adapter)
-        found = _run(self._runner, memory.cache, sequence, plan, batches([sequence], plan.chunk))
-        if self.keeps_past:
-            self._kept = memory.cache, sequence
-        return found
+        if self._kept is None:
+            memory = Memory(self._runner, len(self._ids), self._kv_cache_dtype)
+            sequence = memory.begin(self._ids, len(self._ids), self._adapter)
+            if plan.runs_every_token:
+                found = _run(self._runner, memory.cache, sequence, plan, batches([sequence], plan.chunk))
+            else:
+                advance(self._runner, memory.cache, [sequence], plan.chunk)
+                found = _run(self._runner, memory.cache, sequence, plan, _again(sequence, plan))
+            if self.keeps_past:
+                self._kept = memory.cache, sequence
+            return found
+        return _run(self._runner, *self._kept, plan, _again(self._kept[1], plan))
 
 
 def trace_steps(
@@ -239,11 +243,9 @@ def trace_steps(
 
 def _again(sequence: KeptSequence, plan: TracePlan) -> Iterator[Batch]:
     """Yield batches of those tokens of a sequence that has been run which the plan wants to see once more."""
-    wanted = sorted(plan.positions)
-    if any(ACTIVATIONS[name].axes[0] == "S" for name, _ in plan.tapped):
-        wanted = list(range(len(sequence.ids)))
-    elif not plan.tapped and "logits" not in plan.keys:
-        wanted = []  # the cache holds the rest
+    wanted = list(range(len(sequence.ids))) if plan.runs_every_token else sorted(plan.positions)
+    if not plan.tapped and "logits" not in plan.keys:
+        wanted = []  # the cache holds what is asked for
     for begin in range(0, len(wanted), plan.chunk):
         spans = list[Span]()
         for _, run in groupby(enumerate(wanted[begin : begin + plan.chunk]), lambda place: place[1] - place[0]):
