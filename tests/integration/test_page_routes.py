@@ -266,18 +266,23 @@ def test_a_stream_goes_on_beside_traces_with_the_same_tokens(client: httpx.Clien
     """Another client's answer is the one that it is alone, while long texts are traced."""
     asked = {**HELLO, "max_tokens": 200, "logprobs": True}
     alone = client.post(CHAT, json=asked).json()["choices"][0]
-    found = list[Any]()
-    stream = threading.Thread(target=lambda: found.append(client.post(CHAT, json=asked).json()["choices"][0]))
+    found, has_traced = list[Any](), threading.Event()
+
+    def answer() -> None:
+        while not has_traced.is_set():
+            found.append(client.post(CHAT, json=asked).json()["choices"][0])
+
+    stream = threading.Thread(target=answer)
     stream.start()
-    traced = 0
-    while stream.is_alive():
-        one = new_pass(client, ids=[traced % 1000, *range(400)])
-        answer = client.get(f"/inspect/passes/{one['id']}/activations/resid", params={"layer": 1, "dtype": "uint8"})
-        assert answer.status_code == 200
-        traced += 1
-    stream.join()
-    assert traced > 3
-    assert found == [alone]
+    try:
+        for first in range(4):
+            one = new_pass(client, ids=[first, *range(400)])
+            traced = client.get(f"/inspect/passes/{one['id']}/activations/resid", params={"layer": 1, "dtype": "uint8"})
+            assert traced.status_code == 200
+    finally:
+        has_traced.set()
+        stream.join()
+    assert found and all(one == alone for one in found)
 
 
 def test_the_files_are_open_and_closed_to_everything_else(
