@@ -102,6 +102,9 @@ def test_a_program_follows_what_is_looked_at(
             settled(page)
         if view == "patch":
             expect(page.get_by_text("all 12 cells")).to_be_visible()
+        if view == "growth":  # while a token is chosen the view is that of the text before it
+            cost = f"What the last of {len(llama.encode(TEXT)) + 1} tokens costs"
+            expect(page.get_by_role("heading", name=cost)).to_be_visible()
         check_same(page, numbers_of(program_of(page), llama, monkeypatch))
 
 
