@@ -265,6 +265,7 @@ def test_chat_goes_on_with_a_dialog_that_was_saved(
     saved = json.loads((tmp_path / "a").read_text())["messages"]
     code, out, err = talk(f"/load {tmp_path / 'a'}", "Who am I?", f"/save {tmp_path / 'b'}")
     assert code == 0 and f"[loaded {tmp_path / 'a'}: 3 messages]" in err
+    assert "user: I am Ann.\n" in err  # what is gone on with is shown
     more = json.loads((tmp_path / "b").read_text())["messages"]
     assert more[:3] == saved and [m["role"] for m in more[3:]] == ["user", "assistant"]
     expected = llama.chat(more[:4], temperature=0.0, max_new_tokens=8).text
@@ -348,6 +349,26 @@ def test_chat_reset_forgets_all_but_the_system_prompt(
     talk("hi", "/reset", f"/save {tmp_path / 'b'}", "/system New.", "/system Newer.", f"/save {tmp_path / 'c'}")
     assert json.loads((tmp_path / "b").read_text())["messages"] == []
     assert json.loads((tmp_path / "c").read_text())["messages"] == [{"role": "system", "content": "Newer."}]
+
+
+def test_chat_takes_back_tries_again_and_sets_options(
+    talk: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    file = tmp_path / "a"
+    code, _, err = talk("hi", "you", "/undo", "/undo", "/undo", f"/save {file}")
+    assert code == 0 and "[taken back: you]" in err and "[nothing to take back]" in err
+    assert json.loads(file.read_text())["messages"] == []
+    code, out, err = talk("hi", "/set temperature 0.0", "/retry", "/set", f"/save --force {file}")
+    first, second = out.splitlines()
+    assert code == 0 and first == second and "[temperature is 0.0]" in err  # greedy, so the same again
+    assert len(json.loads(file.read_text())["messages"]) == 2
+    for line, message in (
+        ("/set temperature hot", "expected a number"),
+        ("/set temprature 1", "temperature"),
+        ("/set top_p 2", "top_p"),
+    ):
+        code, _, err = talk(line)
+        assert code == 1 and message in err
 
 
 def test_chat_help_and_an_unknown_command(talk: Callable[..., tuple[int, str, str]]) -> None:
@@ -514,11 +535,11 @@ def test_bench_shows_what_fits_the_context(run: Callable[..., str], llama: Llama
     out = run("bench", "all", "--rounds", "1", "-n", "2", "--threads", "1")
     assert table_fits(out)
     lines = out.splitlines()
-    assert lines[0] == "smollm2-135m in float32 on cpu: PyTorch, 1 thread"
-    assert [re.split(r"\s{2,}", line)[0] for line in lines[4:]] == [
+    assert lines[:2] == ["smollm2-135m in float32, keys and values in float32, on cpu", "PyTorch, 1 thread"]
+    assert [re.split(r"\s{2,}", line)[0] for line in lines[5:]] == [
         "prefill of 32", "prefill of 128", "decode after 100", "batch of 1", "batch of 2", "batch of 4", "batch of 8",
     ]  # fmt: skip
-    assert {tuple(line.split()[-4:]) for line in lines[4:]} == {("-",) * 4}
+    assert {tuple(line.split()[-4:]) for line in lines[5:]} == {("-",) * 4}
 
 
 def test_bench_json(run: Callable[..., str]) -> None:
@@ -536,8 +557,9 @@ def test_bench_of_the_kernels(run: Callable[..., str], llama: Llama) -> None:
     words = ["bench", "decode", "--depths", "8000", "--rounds", "1", "-n", "2", "--threads", "1"]
     out = run(*words)
     assert table_fits(out)
-    assert "1 thread" in out.splitlines()[0] and str(native.kernels()) in out.splitlines()[0]
-    assert out.splitlines()[1] == "inputs of packed weights are rounded to 8 bits, outliers to 16"
+    assert "keys and values in bfloat16" in out.splitlines()[0]
+    assert "1 thread" in out.splitlines()[1] and str(native.kernels()) in out.splitlines()[1]
+    assert out.splitlines()[2] == "inputs of packed weights are rounded to 8 bits, outliers to 16"
     assert re.search(r"after 8,000 .* 280\.9 MB +\d+\.\d +\d+\.\d % +\d+\.\d %\n", out)
     assert re.search(r"^memory: \d+\.\d to \d+\.\d GB/s, read by 1 thread$", out, re.MULTILINE)
     found = json.loads(run(*words, "--kv-cache-dtype", "int8", "--json"))

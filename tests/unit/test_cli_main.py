@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from llamarium.cli import main as cli
-from llamarium.cli.options import OLD_OPTIONS, UsageError
+from llamarium.cli.options import OLD_OPTIONS, PEERS_OPTIONS, UsageError
 from llamarium.errors import CheckpointError
 
 
@@ -276,12 +276,30 @@ def test_an_option_s_old_name_is_refused_with_the_new_one(words: list[str], caps
     assert "error: --n is called --num-answers now" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["finetune", "--lora-r", "8"], "--rank"),
+        (["generate", "--max-new-tokens=4", "Hello"], "--max-tokens"),
+        (["lens", "--word", "Paris"], "-k"),
+        (["chat", "--temprature", "1"], "--temperature"),
+    ],
+)
+def test_an_option_of_another_program_is_answered_with_ours(
+    words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
 def test_every_new_name_is_an_option_of_some_command(capsys: pytest.CaptureFixture[str]) -> None:
     for name in cli.COMMANDS:
         assert cli.main([name, "--help"]) == 0
     shown = capsys.readouterr().out
-    for old, new in OLD_OPTIONS.items():
-        assert f"{new} " in shown and f" {old} " not in shown
+    for new in (*OLD_OPTIONS.values(), *PEERS_OPTIONS.values()):
+        assert f"{new} " in shown
+    for old in OLD_OPTIONS:
+        assert f" {old} " not in shown
 
 
 @pytest.mark.parametrize("name", ["train-tokenizer", "pretrain", "finetune"])

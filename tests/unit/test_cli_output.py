@@ -37,6 +37,19 @@ def test_printable_escapes() -> None:
     assert output.printable("a\x1b[2Jb\rc\x00\x9b\u202e\ud800") == "a\\x1b[2Jb\\rc\\x00\\x9b\\u202e\\ud800"
 
 
+def test_notes_end_lines_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    for stream, num_lines in ((Terminal(), 4), (io.StringIO(), 2)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        output.note(
+            "the context of 8,192 tokens is full; /reset begins a new dialog\n  /a/path/" + "x" * 50 + " and more"
+        )
+        lines = stream.getvalue().splitlines()
+        assert len(lines) == num_lines
+        assert any("x" * 50 in line for line in lines)  # a path can still be copied
+
+
 def test_text_is_escaped_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     for stream, shown in ((Terminal(), "\\x1b[2J\n"), (io.StringIO(), "\x1b[2J\n")):
         monkeypatch.setattr(sys, "stdout", stream)

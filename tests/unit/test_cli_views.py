@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 
 from llamarium.checkpoints.options import TensorSource
-from llamarium.cli import tables, views
+from llamarium.cli import output, tables, views
 from llamarium.inspect.neighbors import Neighbor, Neighbors, QueryWord
 from llamarium.inspect.next_tokens import NextStep
 from llamarium.inspect.score import Score, TokenScore
@@ -172,3 +172,19 @@ def test_rich_is_imported_when_a_table_is_made() -> None:
     for name, late in (("views", {"rich"}), ("tables", {"rich", "torch"})):
         code = f"import sys, llamarium.cli.{name}; assert not {late} & set(sys.modules)"
         subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("columns", [24, 40, 60, 80])
+def test_no_word_is_broken_and_no_cell_is_lost_in_a_narrow_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = tables.table("name", "token", "what it is", "P", "", right=("P",))
+    shown.add_row("embedding", '" little"', "on this machine, fetched", "21.0 %", "█" * 12)
+    shown.add_row("norms", '" there"', "short", "0.026 %", "█")
+    output.show(Group(shown))
+    said = capsys.readouterr().out
+    for word in ("embedding", '" little"', '" there"', "machine,", "fetched", "21.0 %", "0.026 %"):
+        assert word in said
+    assert ("█" in said) == (columns > 50)  # bars go first
+    assert max(map(len, said.splitlines())) <= max(columns, 44)

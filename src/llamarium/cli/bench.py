@@ -171,7 +171,8 @@ def _print(llama: "Llama", results: Sequence["Speed"]) -> None:
     setting = _setting(llama)
     computes = f"the C kernels {setting['kernels']}" if setting["kernels"] else "PyTorch"
     threads = f"{setting['threads']} thread{'s' if setting['threads'] > 1 else ''}"
-    print(f"{llama.name} in {setting['dtype']} on {setting['device']}: {computes}, {threads}")
+    print(f"{llama.name} in {setting['dtype']}, keys and values in {llama.runner.kv_dtype}, on {setting['device']}")
+    print(f"{computes}, {threads}")
     bits = setting["input_bits"]
     outliers = ", outliers to 16" if bits == 8 else ""
     print(f"inputs of packed weights are rounded to {bits} bits{outliers}\n" if bits else "")

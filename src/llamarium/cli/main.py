@@ -26,7 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
-from llamarium.cli.options import OLD_OPTIONS, UsageError
+from llamarium.cli.options import OLD_OPTIONS, PEERS_OPTIONS, UsageError
 from llamarium.cli.output import end_line, note, warn
 from llamarium.cli.threads import put_threads_back
 from llamarium.errors import LlamariumError, escape
@@ -188,9 +188,11 @@ def _about_extra(word: str, parser: argparse.ArgumentParser) -> str:
     word = word.partition("=")[0]
     if OLD_OPTIONS.get(word) in options:
         return f"{word} is called {OLD_OPTIONS[word]} now"
-    longer = [option for option in options if option.startswith(word)]
-    near = longer or difflib.get_close_matches(word, options, n=1)
-    return f"no option {word}" + (f"; did you mean {near[0]}?" if near else "")
+    bare = {option.lstrip("-"): option for option in options}
+    near = [PEERS_OPTIONS.get(word, ""), *(option for option in options if option.startswith(word))]
+    near += [bare[close] for close in difflib.get_close_matches(word.lstrip("-"), bare, n=1)]
+    meant = next((option for option in near if option in options), None)
+    return f"no option {word}" + (f"; did you mean {meant}?" if meant else "")
 
 
 def _parsers(name: str | None, command: Command | None) -> tuple[Parser, Parser]:

@@ -32,7 +32,16 @@ class UsageError(Exception):
 OLD_OPTIONS: Mapping[str, str] = {
     "--n": "--num-answers",
 }
-"""Spellings that an earlier version had, and what they are called now; they are refused with the new name."""
+"""Spellings of an earlier version and their new names; they are refused with the new name."""
+
+PEERS_OPTIONS: Mapping[str, str] = {
+    "--lora-r": "--rank", "--lora-rank": "--rank", "--lora-alpha": "--alpha", "--lora-dropout": "--dropout",
+    "--lr": "--learning-rate", "--epochs": "--steps", "--batch-size": "--batch-rows", "--max-seq-len": "--context",
+    "--max-new-tokens": "--max-tokens", "--n-predict": "--max-tokens", "--temp": "--temperature",
+    "--repeat-penalty": "--repetition-penalty", "--ctx-size": "--max-context", "--max-model-len": "--max-context",
+    "--parallel": "--max-num-seqs", "--lora": "--adapter", "--tokens": "--positions", "--word": "-k",
+}  # fmt: skip
+"""Options of other programs, and the ones here that do the same."""
 
 _MODEL_HELP = (
     "a built-in name, a folder, a .gguf file, org/name or org/name:file.gguf on the Hugging Face hub "

@@ -9,7 +9,9 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
@@ -53,10 +55,26 @@ def emit(value: Mapping[str, Any]) -> None:
 
 
 def note(text: str) -> None:
-    """Write one line for a person to stderr; where nobody reads any more (`2>&1 | head -2`), that ends no work."""
+    """Write text for a person to stderr; a terminal gets lines that end between words.
+
+    A closed pipe (`2>&1 | head -2`) ends no work.
+    """
+    shown = printable(text)
+    if draws(sys.stderr):
+        width = max(_MIN_WIDTH, shutil.get_terminal_size().columns - 1)
+        lines = [line if len(line) <= width else _filled(line, width) for line in shown.split("\n")]
+        shown = "\n".join(lines)
     with suppress(BrokenPipeError):
-        sys.stderr.write(printable(text) + "\n")
+        sys.stderr.write(shown + "\n")
         sys.stderr.flush()
+
+
+def _filled(line: str, width: int) -> str:
+    """Break a line between words; what follows is indented as the line is, and a word is never broken."""
+    indent = line[: len(line) - len(line.lstrip(" "))]
+    filler = textwrap.TextWrapper(width, initial_indent=indent, subsequent_indent=indent)
+    filler.break_long_words = filler.break_on_hyphens = filler.replace_whitespace = False
+    return filler.fill(line.strip(" "))
 
 
 def warn(text: str) -> None:
@@ -160,13 +178,17 @@ def show(renderable: "RenderableType") -> None:
     """Print a rich table or text to stdout, without the blanks that rich puts at the ends of lines.
 
     Every string is taken literally: no markup, no emoji codes, no guessed colours. The width is the terminal's or
-    `COLUMNS`; 80 where neither is known, or the number too small to be meant (0, say). `NO_COLOR` is honoured by rich.
+    `COLUMNS`; 80 where neither is known, or the number too small to be meant (0, say). A table that is too wide loses
+    its bars, and then runs over the edge: no cell vanishes, and no word is broken. `NO_COLOR` is honoured by rich.
     """
     from rich.console import Console
+
+    from llamarium.cli.tables import fit
 
     console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
     if console.width < _MIN_WIDTH:
         console.width = 80
+    console.width = max(console.width, fit(renderable, console.width))
     with console.capture() as capture:
         console.print(renderable)
     sys.stdout.write(re.sub(r" +((?:\x1b\[[0-9;]*m)*)$", r"\1", capture.get(), flags=re.MULTILINE))

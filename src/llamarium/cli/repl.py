@@ -1,5 +1,6 @@
 """The dialog at the terminal: lines that are said, and commands that begin with a slash."""
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -8,15 +9,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from llamarium.cli.answer import say
+from llamarium.cli.answer import sampling_only, say
 from llamarium.cli.dialogs import load_dialog, save_dialog
 from llamarium.cli.output import note
-from llamarium.errors import ContextLengthError, InputError, LlamariumError, OutputError, escape
+from llamarium.errors import ContextLengthError, InputError, LlamariumError, OutputError, escape, show_value
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
 
 _QUOTES = '"""'
+_SHOWN = 200  # characters of a message that is shown again
 _SPELLINGS = (
     (_QUOTES, f"begins a text of several lines, which {_QUOTES} ends"),
     ("//", "begins a text with a slash"),
@@ -52,6 +54,9 @@ class Repl:
         self.readline = _readline() if self.interactive else None
         self.commands: dict[str, tuple[str, Callable[[str], None]]] = {
             "/reset": ("forget the dialog, but not the system prompt", self.reset),
+            "/undo": ("take back the last question and its answer", self.undo),
+            "/retry": ("answer the last question again, with another seed", self.retry),
+            "/set": ("NAME VALUE: set an option, as in /set temperature 0.2; without NAME, show them", self.set),
             "/system": ("TEXT: set the system prompt; without TEXT, show it", self.system),
             "/load": ("FILE: go on with a dialog that was saved", self.load),
             "/save": ("FILE: save the dialog as JSON; --force FILE replaces a file", self.save),
@@ -133,6 +138,45 @@ class Repl:
         del self.conversation.messages[int(self._has_system()) :]
         note("[a new dialog]")
 
+    def undo(self, _: str) -> str | None:
+        """Take back the last question and what followed it; return the question."""
+        messages = self.conversation.messages
+        asked = [place for place, message in enumerate(messages) if message["role"] == "user"]
+        if not asked:
+            note("[nothing to take back]")
+            return None
+        question = messages[asked[-1]]["content"]
+        del messages[asked[-1] :]
+        note(f"[taken back: {escape(question, 60)}]")
+        return question
+
+    def retry(self, _: str) -> None:
+        """Answer the last question again; a seed that was given counts up, so that the answer may be another."""
+        if self.options.get("seed") is not None:
+            self.options["seed"] += 1
+        if (question := self.undo("")) is not None:
+            self.say(question)
+
+    def set(self, rest: str) -> None:
+        """Set an option of sampling, or show those that are set.
+
+        Raises:
+            LlamariumError: If there is no such option, or the value is out of range.
+        """
+        name, _, text = rest.partition(" ")
+        if not name:
+            shown = {name: value for name, value in sampling_only(self.options).items() if value is not None}
+            note("[" + (", ".join(f"{name} {show_value(value)}" for name, value in shown.items()) or "defaults") + "]")
+            return
+        try:
+            value: Any = json.loads(text)
+        except ValueError:
+            raise InputError(f"{name} is {show_value(text)}; expected a number, as in /set temperature 0.2") from None
+        changed = {**self.options, name.replace("-", "_"): value}
+        self.llama.sampling_params(**sampling_only(changed))
+        self.options.update(changed)
+        note(f"[{name} is {show_value(value)}]")
+
     def system(self, text: str) -> None:
         """Set the system prompt, or show it."""
         messages = self.conversation.messages
@@ -165,6 +209,8 @@ class Repl:
             raise InputError("no file; write /load FILE")
         messages = load_dialog(_path(name))
         self.conversation.messages[:] = messages
+        for message in messages:
+            note(f"{message['role']}: {escape(message['content'], _SHOWN)}")
         note(f"[loaded {name}: {len(messages)} messages]")
 
     def help(self, _: str) -> None:

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 BAR_WIDTH = 16
+_LONG_WORD = 24  # columns; a longer one may be broken
+_GAP = 3  # columns between two columns
 
 
 def table(*columns: str, right: Iterable[str] = ()) -> "Table":
@@ -23,6 +25,51 @@ def table(*columns: str, right: Iterable[str] = ()) -> "Table":
         else:
             made.add_column(column, overflow="fold")
     return made
+
+
+def fit(shown: object, width: int) -> int:
+    """Make tables fit into so many columns: bars go first, words stay whole; return how many are needed.
+
+    Args:
+        shown: A table, a group of such, or anything else, which needs nothing.
+        width: Of the terminal.
+    """
+    from rich.console import Group
+    from rich.table import Table
+
+    if isinstance(shown, Group):
+        return max((fit(one, width) for one in shown.renderables), default=0)
+    if not isinstance(shown, Table):
+        return 0
+    widths = _widths(shown)
+    while _total(least for least, _ in widths) > width and not shown.columns[-1].header and len(widths) > 2:
+        shown.columns.pop()
+        widths.pop()
+    needed = _total(least for least, _ in widths)
+    spare = max(0, width - needed)
+    if _total(most for _, most in widths) > width:  # rich would shorten columns below their longest word
+        for column, (least, most) in zip(shown.columns, widths, strict=True):
+            column.width = min(most, least + spare)
+            spare -= column.width - least
+    return needed
+
+
+def _widths(shown: "Table") -> list[tuple[int, int]]:
+    """Return the width of each column's longest word, numbers and tokens being one word, and of its longest line."""
+    from rich.cells import cell_len
+
+    found: list[tuple[int, int]] = []
+    for column in shown.columns:
+        lines = [line for cell in (column.header, *column.cells) for line in str(cell).splitlines()]
+        words = [word for line in lines for word in ([line] if column.no_wrap or line[:1] == '"' else line.split(" "))]
+        most, least = (max(map(cell_len, parts), default=0) for parts in (lines, words))
+        found.append((min(_LONG_WORD, least), most))
+    return found
+
+
+def _total(widths: Iterable[int]) -> int:
+    """Return what columns of these widths take together."""
+    return sum(width + _GAP for width in widths) - _GAP
 
 
 def quote(text: str | None) -> str:
