@@ -138,8 +138,12 @@ class Repl:
         del self.conversation.messages[int(self._has_system()) :]
         note("[a new dialog]")
 
-    def undo(self, _: str) -> str | None:
-        """Take back the last question and what followed it; return the question."""
+    def undo(self, _: str) -> None:
+        """Take back the last question and what followed it."""
+        self._taken_back()
+
+    def _taken_back(self) -> str | None:
+        """Take back the last question; return it, or None where there is none."""
         messages = self.conversation.messages
         asked = [place for place, message in enumerate(messages) if message["role"] == "user"]
         if not asked:
@@ -154,7 +158,7 @@ class Repl:
         """Answer the last question again; a seed that was given counts up, so that the answer may be another."""
         if self.options.get("seed") is not None:
             self.options["seed"] += 1
-        if (question := self.undo("")) is not None:
+        if (question := self._taken_back()) is not None:
             self.say(question)
 
     def set(self, rest: str) -> None:
