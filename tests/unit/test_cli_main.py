@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from llamarium.cli import main as cli
-from llamarium.cli.options import OLD_OPTIONS, PEERS_OPTIONS, UsageError
+from llamarium.cli.main import OLD_OPTIONS, PEERS_OPTIONS
+from llamarium.cli.options import UsageError
 from llamarium.errors import CheckpointError
 
 

@@ -82,3 +82,15 @@ def test_no_import_goes_in_a_circle() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         raise AssertionError(f"a circle: {' -> '.join(reversed(error.args[1]))}") from None
+
+
+def test_the_runner_is_a_seam() -> None:
+    """Which runner answers is known where one is chosen, and nowhere else."""
+    may = SOURCE / "llamarium/runtime", SOURCE / "llamarium/checkpoints"
+    named = [short(path) for path, text in sources().items() if "NativeRunner" in text or "ModuleRunner" in text]
+    outside = [
+        name
+        for name in named
+        if name.startswith("src/") and not any(folder in (REPOSITORY / name).parents for folder in may)
+    ]
+    assert named and outside == []

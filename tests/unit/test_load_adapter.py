@@ -106,8 +106,8 @@ def test_weights_and_modules_say_the_same_of_a_base(
     options = {"dtype": "float32", "deterministic": True} if stored == "F32" else {}
     adapter = trained(base, tmp_path / "a", VARIANTS[variant])
     llama = llamarium.load(base, device="cpu", **options)
-    assert llama.loaded.native is not None
-    weights = WeightBase(llama.loaded.native, read_adapter(adapter, llama.config))
+    assert llama.runner.num_adapters is not None
+    weights = WeightBase(llama.runner, read_adapter(adapter, llama.config))
     load_adapter(llama.model, adapter)
     modules = ModuleBase(llama.model)
     assert weights.fingerprint() == modules.fingerprint()

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from llamarium.errors import InputError
+from llamarium.config import HEAD
+from llamarium.errors import InputError, OptionError
 from llamarium.generation.kept import KeptSequence, Memory, advance, batches
 from llamarium.kernels import native
 from llamarium.kernels.native import InputBits
@@ -214,3 +215,30 @@ def test_another_models_cache_is_refused() -> None:
     for cache in (other.new_cache(1), ModuleRunner(build("Q8_0")).new_cache(1)):
         with pytest.raises(InputError, match="the cache is another model's"):
             runner.run(pack([Span([1], 0, [0])]), cache)
+
+
+@pytest.mark.parametrize("type_name", ["Q8_0", "Q4_1", None])
+def test_both_runners_answer_about_the_same_weights(kernels: str, type_name: str | None) -> None:
+    modules, in_c = both(type_name, head_dim=32)
+    assert {(w.key, w.type_name, w.shape, w.num_bytes) for w in modules.weights.values()} == {
+        (w.key, w.type_name, w.shape, w.num_bytes) for w in in_c.weights.values()
+    }
+    x_MI = np.random.default_rng(0).standard_normal((3, CONFIG.hidden_size), np.float32)
+    for key in ("model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight", HEAD, "model.norm.weight"):
+        whole = in_c.dequantize(key)
+        np.testing.assert_array_equal(whole, modules.dequantize(key))
+        if whole.ndim == 2:
+            np.testing.assert_array_equal(in_c.dequantize(key, [3, 1, 3]), whole[[3, 1, 3]])
+            np.testing.assert_array_equal(modules.dequantize(key, [3, 1, 3]), whole[[3, 1, 3]])
+            found, other, exact = in_c.product(key, x_MI), modules.product(key, x_MI), x_MI @ whole.T
+            assert found.shape == other.shape == exact.shape
+            tolerance = 0.05 if type_name else 1e-4  # packed products round their inputs
+            assert np.abs(found - exact).max() < tolerance * np.abs(exact).max()
+            assert np.abs(other - exact).max() < tolerance * np.abs(exact).max()
+    for runner in (modules, in_c):
+        with pytest.raises(KeyError):
+            runner.dequantize("model.layers.99.mlp.up_proj.weight")
+        assert runner.fresh() is not runner and runner.fresh().weights.keys() == runner.weights.keys()
+    with pytest.raises(OptionError, match="llamarium doctor"):
+        modules.with_adapters([])
+    assert (in_c.input_bits is None) == (type_name is None) and modules.input_bits is None

@@ -1,4 +1,4 @@
-"""A loaded model with an adapter on it. Torch is imported only where the C kernels do not run the model."""
+"""A loaded model with an adapter on it. Torch is imported only where the model's modules answer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,15 +14,15 @@ from llamarium.config import ModelConfig
 from llamarium.errors import OptionError
 from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.runtime.native.adapters import Adapter
-from llamarium.runtime.native.runner import NativeRunner
+from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 
 
 def with_adapter(loaded: LoadedModel, saved: SavedAdapter) -> LoadedModel:
     """Return a model with an adapter on it.
 
-    With the C kernels the adapter runs there, beside the base's packed products, and the modules get it when somebody
-    asks for them. Without, the modules get it now, in place.
+    Where the runner takes adapters, it adds this one beside the base's packed products, and the modules get it when
+    they are built. Else the modules get it now, in place.
 
     Args:
         loaded: The base.
@@ -31,12 +31,13 @@ def with_adapter(loaded: LoadedModel, saved: SavedAdapter) -> LoadedModel:
     Raises:
         CheckpointError: If it is another base, or contains the adapter already.
     """
-    if loaded.native is None:
+    runner = loaded.runner()
+    if runner.num_adapters is None:
         from llamarium.adapters.modules import put_on
 
         put_on(loaded.model, saved)
         return loaded.with_modules()
-    base = WeightBase(loaded.native, saved)
+    base = WeightBase(runner, saved)
     check_base(base, saved)
 
     def put_on_modules(model: Any) -> None:
@@ -47,7 +48,7 @@ def with_adapter(loaded: LoadedModel, saved: SavedAdapter) -> LoadedModel:
     return loaded.with_adapter(base.adapter(), put_on_modules)
 
 
-def with_several(loaded: LoadedModel, saved: Sequence[SavedAdapter]) -> NativeRunner:
+def with_several(loaded: LoadedModel, saved: Sequence[SavedAdapter]) -> Runner:
     """Return a runner over the same weights that has several adapters, of which each sequence may use one.
 
     Args:
@@ -55,23 +56,20 @@ def with_several(loaded: LoadedModel, saved: Sequence[SavedAdapter]) -> NativeRu
         saved: What was read for it; `Batch.adapters` has their places here.
 
     Raises:
-        OptionError: If the C kernels do not run the base, or it has an adapter already.
+        OptionError: If the runner takes no adapters, or the base has one already.
         CheckpointError: If one is of another base, or the base contains it already.
     """
-    native = loaded.native
-    if native is None:
-        raise OptionError(
-            "several adapters side by side need a model that the C kernels run (`llamarium doctor`); put one on with "
-            "load(adapter=...), or merge it"
-        )
-    if native.adapters:
+    runner = loaded.runner()
+    if runner.num_adapters is None:
+        return runner.with_adapters(())  # says what to do
+    if runner.num_adapters:
         raise OptionError("the model has an adapter already; load the base without one to choose among several")
     adapters: list[Adapter] = []
     for one in saved:
-        base = WeightBase(native, one)
+        base = WeightBase(runner, one)
         check_base(base, one)
         adapters.append(base.adapter())
-    return NativeRunner(native.config, native.weights, adapters, input_bits=native.input_bits)
+    return runner.with_adapters(adapters)
 
 
 def check_same_dialogs(tokenizer: Tokenizer, saved: SavedAdapter, config: ModelConfig) -> None:

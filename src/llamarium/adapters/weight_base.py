@@ -1,4 +1,4 @@
-"""An adapter beside the weights that the C kernels multiply, in numpy: whether they are its base, and what C adds."""
+"""An adapter beside a runner's weights, in numpy: whether they are its base, and what the runner adds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,10 +11,8 @@ from llamarium.adapters.files import SavedAdapter
 from llamarium.checkpoints.checkpoint import expected_shapes
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.config import EMBEDDING
-from llamarium.quant.packing import to_float32
 from llamarium.runtime.native.adapters import LINEARS, Adapter, LowRank
-from llamarium.runtime.native.runner import NativeRunner
-from llamarium.runtime.native.weights import Weight
+from llamarium.runtime.runner import Runner, WeightInfo
 
 _Floats = NDArray[np.float32]
 
@@ -26,15 +24,15 @@ _CHUNK_WEIGHTS = 2**20
 class WeightBase:
     """A runner's weights and an adapter for them, as a `Base`."""
 
-    runner: NativeRunner
+    runner: Runner
     saved: SavedAdapter
 
     def fingerprint(self) -> str | None:
         """See `Base.fingerprint`."""
         weights = self.runner.weights
-        norms = [key for key in expected_shapes(self.runner.config) if weights[key].data.ndim == 1]
-        rows = self.runner.rows(EMBEDDING, sampled_embedding(self.runner.config.vocab_size))
-        return sha256((rows, *(to_float32(weights[key].data) for key in norms)))
+        norms = [key for key in expected_shapes(self.runner.config) if len(weights[key].shape) == 1]
+        rows = self.runner.dequantize(EMBEDDING, sampled_embedding(self.runner.config.vocab_size))
+        return sha256((rows, *map(self.runner.dequantize, norms)))
 
     def linears_fingerprint(self) -> str:
         """See `Base.linears_fingerprint`."""
@@ -45,8 +43,8 @@ class WeightBase:
         types = {"plain" if w.type_name in FLOATS else f"LinearPacked {w.type_name}" for w in weights}
         return f"{'+'.join(sorted(types))}:{sha256(map(self._sampled, weights))}"
 
-    def _sampled(self, weight: Weight) -> _Floats:
-        rows = self.runner.rows(weight.key, sampled_linear(weight.shape[0]))
+    def _sampled(self, weight: WeightInfo) -> _Floats:
+        rows = self.runner.dequantize(weight.key, sampled_linear(weight.shape[0]))
         return rows if weight.type_name in FLOATS else rows + 0.0  # -0.0 is 0.0: a code has no sign
 
     def share(self) -> Share | None:
@@ -83,6 +81,6 @@ class WeightBase:
         for start in range(0, len(b), step):
             rows = range(start, min(start + step, len(b)))
             yield (
-                self.runner.rows(f"{name}.weight", rows),
+                self.runner.dequantize(f"{name}.weight", rows),
                 (b[start : rows.stop] @ a) * np.float32(self.saved.config.scale),
             )

@@ -39,7 +39,7 @@ def load_weights(
     def build() -> "LlamaForCausalLM":
         from llamarium.checkpoints.modules import build_model
 
-        return build_model(checkpoint.config, weights, runner.input_bits)
+        return build_model(checkpoint.config, weights, options.input_bits or native.INPUT_BITS)
 
     runner = _runner(checkpoint, weights, options)
     check = getattr(checkpoint, "check_unchanged", None)
@@ -60,7 +60,7 @@ def _load_modules(
     weights = weights_of(model) if may else None
     if weights is not None:
         runner = _runner(checkpoint, weights, options)
-        round_inputs(model, runner.input_bits)
+        round_inputs(model, options.input_bits or native.INPUT_BITS)
         return LoadedModel(runner, lambda: model, deterministic=options.deterministic, check=check), sources
     if options.deterministic:
         raise OptionError(
@@ -74,7 +74,7 @@ def _load_modules(
 
 def _runner(checkpoint: Checkpoint, weights: Mapping[str, Weight], options: LoadOptions) -> NativeRunner:
     runner = NativeRunner(checkpoint.config, weights, input_bits=options.input_bits or native.INPUT_BITS)
-    if not runner.rounds_inputs:
+    if runner.input_bits is None:
         _refuse_input_bits(checkpoint, options)
     return runner
 

@@ -138,17 +138,16 @@ def _flat(speed: "Speed") -> dict[str, Any]:
 
 
 def _setting(llama: "Llama") -> dict[str, Any]:
-    """Say who computes, in what, and with how many threads."""
+    """Return the backend, its dtype and its number of threads."""
     from llamarium.kernels import native
     from llamarium.kernels.threads import num_threads
-    from llamarium.runtime.native.runner import NativeRunner
 
     runner = llama.runner
     return {
         "dtype": runner.dtype,
         "device": runner.device,
-        "kernels": native.kernels() if runner is llama.loaded.native else None,
-        "input_bits": runner.input_bits if isinstance(runner, NativeRunner) and runner.rounds_inputs else None,
+        "kernels": native.kernels() if runner.reads_in_place else None,
+        "input_bits": runner.input_bits,
         "threads": num_threads(),
     }
 

@@ -26,7 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
-from llamarium.cli.options import OLD_OPTIONS, PEERS_OPTIONS, UsageError
+from llamarium.cli.options import UsageError
 from llamarium.cli.output import end_line, note, warn
 from llamarium.cli.threads import put_threads_back
 from llamarium.errors import LlamariumError, escape
@@ -70,6 +70,20 @@ SUBCOMMANDS = frozenset({"bench serve"})
 
 TRAINING = frozenset({"pretrain", "experiment", "finetune", "dpo"})
 """The commands for which it was measured how PyTorch's threads should wait for each other."""
+
+OLD_OPTIONS: Mapping[str, str] = {
+    "--n": "--num-answers",
+}
+"""Spellings of an earlier version and their new names; they are refused with the new name."""
+
+PEERS_OPTIONS: Mapping[str, str] = {
+    "--lora-r": "--rank", "--lora-rank": "--rank", "--lora-alpha": "--alpha", "--lora-dropout": "--dropout",
+    "--lr": "--learning-rate", "--epochs": "--steps", "--batch-size": "--batch-rows", "--max-seq-len": "--context",
+    "--max-new-tokens": "--max-tokens", "--n-predict": "--max-tokens", "--temp": "--temperature",
+    "--repeat-penalty": "--repetition-penalty", "--ctx-size": "--max-context", "--max-model-len": "--max-context",
+    "--parallel": "--max-num-seqs", "--lora": "--adapter", "--tokens": "--positions", "--word": "-k",
+}  # fmt: skip
+"""Options of other programs, and the ones here that do the same."""
 
 _HUB_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"
 

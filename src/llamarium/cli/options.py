@@ -5,7 +5,7 @@ import gc
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,20 +28,6 @@ _MAX_THREADS = 1024  # more than the cores of any machine; far more, and the sys
 class UsageError(Exception):
     """The command line contradicts itself in a way that argparse cannot express; ends as a usage error."""
 
-
-OLD_OPTIONS: Mapping[str, str] = {
-    "--n": "--num-answers",
-}
-"""Spellings of an earlier version and their new names; they are refused with the new name."""
-
-PEERS_OPTIONS: Mapping[str, str] = {
-    "--lora-r": "--rank", "--lora-rank": "--rank", "--lora-alpha": "--alpha", "--lora-dropout": "--dropout",
-    "--lr": "--learning-rate", "--epochs": "--steps", "--batch-size": "--batch-rows", "--max-seq-len": "--context",
-    "--max-new-tokens": "--max-tokens", "--n-predict": "--max-tokens", "--temp": "--temperature",
-    "--repeat-penalty": "--repetition-penalty", "--ctx-size": "--max-context", "--max-model-len": "--max-context",
-    "--parallel": "--max-num-seqs", "--lora": "--adapter", "--tokens": "--positions", "--word": "-k",
-}  # fmt: skip
-"""Options of other programs, and the ones here that do the same."""
 
 _MODEL_HELP = (
     "a built-in name, a folder, a .gguf file, org/name or org/name:file.gguf on the Hugging Face hub "

@@ -20,7 +20,6 @@ from llamarium.errors import ContextLengthError
 from llamarium.generation.loop import PrefixCache, generate_tokens
 from llamarium.kernels import native
 from llamarium.model.cost import kv_bytes_per_token
-from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.runner import DTYPE_BYTES, SCALE_BYTES, CacheDtype, Runner
 from llamarium.sampling.params import SamplingParams
 
@@ -150,7 +149,7 @@ def summarize(work: Work, rounds: list[Round], num_step_bytes: int | None) -> Sp
 
 def step_bytes(runner: Runner, work: Work) -> int | None:
     """Return the bytes that a step of decoding reads in the mean, None where that cannot be said."""
-    if not work.num_new or not isinstance(runner, NativeRunner):
+    if not work.num_new or not runner.reads_in_place:
         return None
     num_slots = work.num_cached + work.num_prompt + work.num_new / 2
     dtype = "int8" if work.kv_cache_dtype == "int8" else runner.kv_dtype
@@ -158,10 +157,10 @@ def step_bytes(runner: Runner, work: Work) -> int | None:
     return weight_bytes(runner) + round(work.num_rows * num_slots * slot_bytes)
 
 
-def weight_bytes(runner: NativeRunner) -> int:
+def weight_bytes(runner: Runner) -> int:
     """Return the bytes of all weights that a step reads, each once; a table that is not the head is hardly read."""
     is_tied = runner.config.tie_word_embeddings
-    return sum(weight.data.nbytes for key, weight in runner.weights.items() if is_tied or key != EMBEDDING)
+    return sum(weight.num_bytes for key, weight in runner.weights.items() if is_tied or key != EMBEDDING)
 
 
 def run_round(runner: Runner, work: Work, memory_bytes_per_s: float | None = None) -> Round:
@@ -187,8 +186,7 @@ def run_round(runner: Runner, work: Work, memory_bytes_per_s: float | None = Non
     came = [_now() for event in events if event.row == 0]
     (start, start_busy), (stop, stop_busy) = (came[0], came[-1]) if work.num_new else (begin, came[0])
     num_steps = max(1, work.num_new)
-    in_kernels = isinstance(runner, NativeRunner)
-    kernel_seconds = (stop_busy - start_busy) / num_steps if in_kernels else 0.0
+    kernel_seconds = (stop_busy - start_busy) / num_steps if runner.reads_in_place else 0.0
     return Round((stop - start) / num_steps, kernel_seconds, memory_bytes_per_s)
 
 

@@ -6,12 +6,10 @@ Parameters and operations follow from the config alone (`model/cost.py`); bytes 
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamarium.config import EMBEDDING, ModelConfig
-from llamarium.kernels import native
 from llamarium.model.cost import ParameterCount, count_parameters, flops, kv_bytes_per_token
 from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.runtime.runner import DTYPE_BYTES, SCALE_BYTES, CacheDtype, Runner
@@ -108,8 +106,8 @@ def summarize(
     return Summary(
         config=config,
         parameters=count_parameters(config),
-        bytes_by_dtype=_bytes_by_dtype(loaded, sources),
-        products={} if loaded is None or runner is None else _products(loaded, runner, sources),
+        bytes_by_dtype=_bytes_by_dtype(runner, sources),
+        products={} if runner is None else _products(runner, sources),
         flops_per_token=flops(config, 1),
         flops_per_token_at_full_context=flops(config, 1, context - 1),
         kv_dtype=kv_dtype,
@@ -151,37 +149,21 @@ def _star(name: str) -> str:
     return _LAYER.sub("*", name, count=1)
 
 
-def _bytes_by_dtype(loaded: LoadedModel | None, sources: "Sequence[TensorSource]") -> dict[str, int]:
+def _bytes_by_dtype(runner: Runner | None, sources: "Sequence[TensorSource]") -> dict[str, int]:
     """Sum what the sources say (a tied weight occupies nothing), or else what the model holds."""
     held = [(s.dtype, s.num_bytes) for s in sources]
-    if not held and loaded is not None:
-        from llamarium.checkpoints.decode import FLOAT_DTYPES
-
-        names = {dtype: name for name, dtype in FLOAT_DTYPES.items()}
-        tensors = {id(t): t for t in chain(loaded.model.parameters(), loaded.model.buffers()) if not t.is_meta}
-        held = [(names.get(t.dtype, str(t.dtype).removeprefix("torch.")), t.nbytes) for t in tensors.values()]
+    if not held and runner is not None:
+        held = [(weight.type_name, weight.num_bytes) for weight in runner.weights.values() if weight.num_bytes]
     total: dict[str, int] = {}
     for dtype, num_bytes in held:
         total[dtype] = total.get(dtype, 0) + num_bytes
     return dict(sorted(total.items(), key=lambda item: -item[1]))
 
 
-def _products(
-    loaded: LoadedModel, runner: Runner, sources: "Sequence[TensorSource]"
-) -> dict[str, dict[str, tuple[str, ...]]]:
+def _products(runner: Runner, sources: "Sequence[TensorSource]") -> dict[str, dict[str, tuple[str, ...]]]:
     found: dict[str, dict[str, tuple[str, ...]]] = {}
     for s in sources:
-        if len(s.shape) == 2 and (s.key != EMBEDDING):
-            patterns = found.setdefault(s.dtype, {})
-            who = _multiplied_by(loaded, runner, s.key)
-            patterns[who] = tuple(dict.fromkeys((*patterns.get(who, ()), _star(s.key))))
+        if len(s.shape) == 2 and s.key != EMBEDDING:
+            patterns, backend = found.setdefault(s.dtype, {}), runner.backend_of(s.key)
+            patterns[backend] = tuple(dict.fromkeys((*patterns.get(backend, ()), _star(s.key))))
     return found
-
-
-def _multiplied_by(loaded: LoadedModel, runner: Runner, key: str) -> str:
-    """Say what multiplies a Linear's weight: C with its set of kernels, or PyTorch."""
-    if runner is loaded.native:
-        return runner.name
-    linear = loaded.model.get_submodule(key.removesuffix(".weight"))
-    in_c = getattr(linear, "uses_kernels", False) and native.library() is not None and runner.device == "cpu"
-    return f"C ({native.kernels()})" if in_c else "PyTorch"

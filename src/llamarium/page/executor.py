@@ -80,9 +80,9 @@ class Executor:
 
     def runner_of(self, one: Pass) -> Runner:
         """Return what computes a pass."""
-        from llamarium.runtime.module_runner import ModuleRunner
+        from llamarium.runtime.loaded_model import runner_of
 
-        return self.runner if one.experiment is None else ModuleRunner(self.modules())
+        return self.runner if one.experiment is None else runner_of(self.modules())
 
     def kv_dtype_of(self, one: Pass) -> str:
         """Return what keys and values of a pass are kept in."""

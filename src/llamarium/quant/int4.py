@@ -51,6 +51,8 @@ class LinearInt4(QuantizedLinear):
     step: Tensor
     minimum: Tensor
 
+    type_name: str = "Q4_1"
+
     def __init__(self, in_features: int, out_features: int, *, device: torch.device | str | None = None) -> None:
         """Make room for a weight without filling it; `from_weight` fills.
 

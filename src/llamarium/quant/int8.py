@@ -31,6 +31,8 @@ class Linear8bit(QuantizedLinear):
 
     scale: Tensor
 
+    type_name: str = "Q8_0"
+
     def __init__(self, in_features: int, out_features: int, *, device: torch.device | str | None = None) -> None:
         """Make room for a weight without filling it; `from_weight` fills."""
         super().__init__(in_features, out_features)

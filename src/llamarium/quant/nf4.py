@@ -199,6 +199,8 @@ class Linear4bit(QuantizedLinear):
     nested_quant_map: Tensor | None
     nested_offset: Tensor | None
 
+    type_name: str = "NF4"
+
     def __init__(
         self,
         in_features: int,

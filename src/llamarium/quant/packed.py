@@ -128,6 +128,11 @@ class LinearPacked(QuantizedLinear):
         halves = halves_of(self.weight, self.format).view(torch.int16)
         return bool((halves & _HALF_EXPONENT).amax() < _HALF_EXPONENT)
 
+    @property
+    def type_name(self) -> str:
+        """The type's name."""
+        return self.format.name
+
     def extra_repr(self) -> str:
         """Return what `nn.Linear` shows, and the format."""
         return f"{super().extra_repr()}, type={self.format.name}"
@@ -171,6 +176,11 @@ class EmbeddingPacked(QuantizedEmbedding):
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the whole table: (num_embeddings, embedding_dim)."""
         return self.linear.dequantize(dtype)
+
+    @property
+    def type_name(self) -> str:
+        """The type's name."""
+        return self.format.name
 
     def extra_repr(self) -> str:
         """Return what `nn.Embedding` shows, and the format."""

@@ -5,24 +5,41 @@ is neither slowed nor recorded. Hooks that a caller has put on the model run all
 model computes.
 """
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import cast
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from llamarium.attention.paged import PagedAttend, PagedCache, Segment, find_slots
 from llamarium.config import ModelConfig
-from llamarium.errors import InputError
+from llamarium.errors import InputError, OptionError
+from llamarium.kernels import native
 from llamarium.kernels.threads import one_torch_thread
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.llama import LlamaDecoderLayer
-from llamarium.quant.packed import LinearPacked
+from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
+from llamarium.quant.packed import EmbeddingPacked, LinearPacked
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
 from llamarium.runtime.runner import Cache, CacheDtype, Logits
 from llamarium.runtime.shell import shell_of, watch
 from llamarium.runtime.taps import Taps
+
+_FLOATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleWeight:
+    """A module's weight, as a `WeightInfo`."""
+
+    key: str
+    type_name: str
+    shape: tuple[int, ...]
+    num_bytes: int
 
 
 class ModuleRunner:
@@ -33,6 +50,10 @@ class ModuleRunner:
     """
 
     is_row_exact: bool = False
+    reads_in_place: bool = False
+    input_bits: None = None
+    num_adapters: None = None
+    addresses: tuple[int, ...] = ()
 
     def __init__(self, model: LlamaForCausalLM) -> None:
         self.model = model
@@ -49,18 +70,88 @@ class ModuleRunner:
 
     @property
     def dtype(self) -> str:
-        """What the model computes in."""
+        """The dtype of the model's floats."""
         return str(self.model.dtype).removeprefix("torch.")
 
     @property
     def kv_dtype(self) -> str:
-        """What it keeps keys and values in: as it computes."""
+        """The dtype of keys and values: the same."""
         return self.dtype
 
     @property
     def name(self) -> str:
-        """What computes, for people."""
+        """Display name of the backend."""
         return f"PyTorch in {self.dtype} on {self.device}"
+
+    @property
+    def weights(self) -> Mapping[str, ModuleWeight]:
+        """All weights by key, of modules that have one; adapters, and a tied head, are not among them."""
+        found: dict[str, ModuleWeight] = {}
+        tied = self.model.config.tie_word_embeddings
+        for name, module in self.model.named_modules():
+            weight = getattr(module, "weight", None)
+            if isinstance(weight, Tensor) and not (tied and name == "lm_head"):
+                key = f"{name.replace('.base_layer', '')}.weight"
+                found[key] = ModuleWeight(key, _type_name(module), _shape(module), _num_bytes(module))
+        return found
+
+    @torch.no_grad()
+    def dequantize(self, key: str, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
+        """Return a weight, or some rows of a matrix, as float32; see `Runner.dequantize`."""
+        module = self._module(key)
+        quantized = isinstance(module, QuantizedLinear | QuantizedEmbedding)
+        weight = module.dequantize() if quantized else cast(Tensor, module.weight)
+        picked = weight if rows is None else weight[torch.tensor(list(rows), device=weight.device)]
+        return picked.float().cpu().numpy()
+
+    @torch.no_grad()
+    def product(self, key: str, x_MI: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Multiply by a matrix as a pass does; see `Runner.product`.
+
+        A quantized Linear multiplies in the dtype of its inputs: float32 here, as the C kernels' own stream.
+        """
+        module = self._module(key)
+        x = torch.from_numpy(x_MI).to(self.model.device)
+        with threads_for(self.model):
+            if isinstance(module, EmbeddingPacked):
+                module = module.linear
+            if isinstance(module, QuantizedLinear):
+                return module(x).float().cpu().numpy()
+            if isinstance(module, QuantizedEmbedding):
+                return nn.functional.linear(x, module.dequantize()).cpu().numpy()
+            return nn.functional.linear(x.to(self.model.dtype), cast(Tensor, module.weight)).float().cpu().numpy()
+
+    def backend_of(self, key: str) -> str:
+        """Return the display name of what multiplies by a matrix: C for packed Linears, PyTorch for others."""
+        in_c = getattr(self._module(key), "uses_kernels", False) and native.library() is not None
+        return f"C ({native.kernels()})" if in_c and self.device == "cpu" else "PyTorch"
+
+    def with_adapters(self, adapters: Sequence[Any], default: int = -1) -> NoReturn:
+        """Refuse: modules have the adapter that was put on them.
+
+        Raises:
+            OptionError: Always.
+        """
+        raise OptionError(
+            "several adapters side by side need a model that the C kernels run (`llamarium doctor`); put one on with "
+            "load(adapter=...), or merge it"
+        )
+
+    def fresh(self) -> "ModuleRunner":
+        """Return another runner over the same modules; see `Runner.fresh`."""
+        return ModuleRunner(self.model)
+
+    def _module(self, key: str) -> nn.Module:
+        """Return the module of a weight, without its adapter.
+
+        Raises:
+            KeyError: If there is none.
+        """
+        try:
+            module = self.model.get_submodule(key.removesuffix(".weight"))
+        except AttributeError:
+            raise KeyError(key) from None
+        return cast(nn.Module, getattr(module, "base_layer", module))
 
     def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto", block_size: int = BLOCK_SIZE) -> PagedCache:
         """Return an empty cache on the model's device; see `Runner.new_cache`.
@@ -130,6 +221,28 @@ class ModuleRunner:
         hidden_WD = shell.model(ids_1M, positions_1M, _TappedAttend(attend, taps))[0][rows_W]
         rows = [self.model.logits(hidden_1D) for hidden_1D in hidden_WD.split(1)]
         return _on_host(torch.cat(rows) if rows else self.model.logits(hidden_WD))
+
+
+def _type_name(module: nn.Module) -> str:
+    """Return the type of a module's weight."""
+    name = getattr(module, "type_name", None)
+    if isinstance(name, str):
+        return name
+    weight = cast(Tensor, module.weight)
+    return _FLOATS.get(weight.dtype, str(weight.dtype).removeprefix("torch."))
+
+
+def _shape(module: nn.Module) -> tuple[int, ...]:
+    """Return the logical shape of a module's weight."""
+    for names in (("out_features", "in_features"), ("num_embeddings", "embedding_dim")):
+        if hasattr(module, names[0]):
+            return tuple(int(getattr(module, name)) for name in names)
+    return tuple(cast(Tensor, module.weight).shape)
+
+
+def _num_bytes(module: nn.Module) -> int:
+    """Return what a module's weight and its scales occupy."""
+    return sum(t.nbytes for t in (*module.parameters(recurse=False), *module.buffers(recurse=False)) if not t.is_meta)
 
 
 def threads_for(model: LlamaForCausalLM) -> AbstractContextManager[None]:

@@ -4,11 +4,16 @@ A runner's weights are frozen. Which runner it is, is chosen once, when the mode
 can multiply all of its matrices, the modules elsewhere.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llamarium.config import ModelConfig
+from llamarium.kernels.native import InputBits
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
+from llamarium.runtime.native.adapters import Adapter
 from llamarium.runtime.taps import Taps
 
 CacheDtype = Literal["auto", "int8"]
@@ -60,20 +65,66 @@ class Cache(Protocol):
         ...
 
 
+class WeightInfo(Protocol):
+    """What is known of a weight in memory.
+
+    Attributes:
+        key: The state-dict key, such as `model.layers.0.self_attn.q_proj.weight`.
+        type_name: Of `quant/formats.py`: `F32`, `BF16`, `Q4_1`, `NF4`, ...
+        shape: The logical shape: (out, in), or a norm's (hidden,).
+        num_bytes: What it occupies.
+    """
+
+    @property
+    def key(self) -> str: ...  # noqa: D102
+    @property
+    def type_name(self) -> str: ...  # noqa: D102
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
+    @property
+    def num_bytes(self) -> int: ...  # noqa: D102
+
+
 class Runner(Protocol):
-    """Executes a model over kept keys and values.
+    """Executes a model over kept keys and values, and answers questions about its weights.
 
     Attributes:
         config: The model's shape.
         is_row_exact: Whether a token's results have the bits that they have alone, whatever its company, its chunk and
             the number of threads are. PyTorch's products round otherwise for several tokens than for one.
+        reads_in_place: Whether each product reads its weights as they are kept, so that a step's bytes can be counted.
+        input_bits: What inputs of packed weights are rounded to; None where nothing is rounded.
+        num_adapters: How many a batch may name (`Batch.adapters`); None where it may name none.
         device: Where logits are: "cpu", or a device of torch.
-        dtype: What it computes in between its products: "float32", "bfloat16" or "float16".
-        kv_dtype: What it keeps keys and values in unless told otherwise, of the same.
-        name: What computes, for people.
+        dtype: The dtype between products: "float32", "bfloat16" or "float16".
+        kv_dtype: The dtype of keys and values in a cache of dtype "auto".
+        name: Display name of the backend.
+        weights: All weights by key; a tied head is not among them.
+        addresses: Of the weights that are read in place; empty where there are none.
     """
 
     is_row_exact: bool
+    reads_in_place: bool
+
+    @property
+    def input_bits(self) -> InputBits | None:
+        """What inputs of packed weights are rounded to."""
+        ...
+
+    @property
+    def num_adapters(self) -> int | None:
+        """How many adapters a batch may name."""
+        ...
+
+    @property
+    def weights(self) -> Mapping[str, WeightInfo]:
+        """All weights by key."""
+        ...
+
+    @property
+    def addresses(self) -> Collection[int]:
+        """Of the weights that are read in place."""
+        ...
 
     @property
     def config(self) -> ModelConfig:
@@ -87,17 +138,17 @@ class Runner(Protocol):
 
     @property
     def dtype(self) -> str:
-        """What it computes in."""
+        """The dtype between products."""
         ...
 
     @property
     def kv_dtype(self) -> str:
-        """What it keeps keys and values in."""
+        """The dtype of keys and values."""
         ...
 
     @property
     def name(self) -> str:
-        """What computes."""
+        """Display name of the backend."""
         ...
 
     def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto", block_size: int = BLOCK_SIZE) -> Cache:
@@ -120,4 +171,41 @@ class Runner(Protocol):
         Raises:
             MemoryBudgetError: If there is no memory for what lies between the layers.
         """
+        ...
+
+    def dequantize(self, key: str, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
+        """Return a weight, or some rows of a matrix, as float32; a tied head's key is taken too.
+
+        Raises:
+            KeyError: If there is no such weight.
+            IndexError: If there is no such row.
+        """
+        ...
+
+    def product(self, key: str, x_MI: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Multiply by a matrix as a pass does, without adapters: (M, in) to (M, out); a tied head's key is taken too.
+
+        Raises:
+            KeyError: If there is no such matrix.
+        """
+        ...
+
+    def backend_of(self, key: str) -> str:
+        """Return the display name of what multiplies by a matrix."""
+        ...
+
+    def with_adapters(self, adapters: Sequence[Adapter], default: int = -1) -> "Runner":
+        """Return a runner over the same weights with these adapters, and no others.
+
+        Args:
+            adapters: Low-rank corrections; `Batch.adapters` has their places here.
+            default: Which of them is used where a batch names none; -1 for none.
+
+        Raises:
+            OptionError: Where the backend takes none (`num_adapters` is None).
+        """
+        ...
+
+    def fresh(self) -> "Runner":
+        """Return another runner over the same weights: what was cached with this one is not used with that one."""
         ...

@@ -24,7 +24,7 @@ from llamarium.errors import InputError, check_choice, show_value
 from llamarium.inspect.interventions.experiments import Experiment, begin
 from llamarium.inspect.trace import make_key, trace
 from llamarium.model import LlamaForCausalLM
-from llamarium.runtime.module_runner import ModuleRunner
+from llamarium.runtime.loaded_model import runner_of
 from llamarium.runtime.shell import shell_of
 
 Part = Literal["embed", "attention", "head", "mlp", "residual"]
@@ -214,7 +214,7 @@ def _apply(edit: Edit, x: Tensor, positions_BT: Tensor) -> Tensor:
 
 def _values(model: LlamaForCausalLM, part: Part, layer: int | None, ids: Sequence[int]) -> Tensor:
     """Return what a part computes for each token of a text: (T, D), of heads (T, N, H)."""
-    seen = trace(ModuleRunner(model), ids, names=[_SEEN[part]], layers=None if layer is None else [layer])
+    seen = trace(runner_of(model), ids, names=[_SEEN[part]], layers=None if layer is None else [layer])
     return seen[make_key(_SEEN[part], layer)]
 
 

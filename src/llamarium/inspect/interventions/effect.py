@@ -13,7 +13,7 @@ from llamarium.inspect.lens import ChosenToken, think_of
 from llamarium.inspect.tokens import check_count, check_token
 from llamarium.inspect.trace import trace
 from llamarium.model import LlamaForCausalLM
-from llamarium.runtime.module_runner import ModuleRunner
+from llamarium.runtime.loaded_model import runner_of
 from llamarium.tokenizer.base import Tokenizer
 
 
@@ -84,7 +84,7 @@ def effect_of(
     if chosen_id is not None:
         check_token(chosen_id, model.config.vocab_size, "chosen_id")
     with edited(model, edits) as other:
-        runs = [trace(ModuleRunner(one), ids, names=["logits"], positions=[position]) for one in (model, other)]
+        runs = [trace(runner_of(one), ids, names=["logits"], positions=[position]) for one in (model, other)]
     before_V, after_V = (run["logits"][0].float() for run in runs)
     if not bool(after_V.isfinite().all()):  # sync: to refuse
         raise AnswerError("with these edits the logits are not finite; use smaller factors or strengths")

@@ -20,7 +20,7 @@ from llamarium.errors import InputError, MemoryBudgetError, show_value
 from llamarium.inspect.shapes import check_names, make_key, trace_shapes
 from llamarium.inspect.trace import Trace, trace
 from llamarium.model import LlamaForCausalLM, LlamaRotaryEmbedding, Rotary
-from llamarium.runtime.module_runner import ModuleRunner
+from llamarium.runtime.loaded_model import runner_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def trace_experiment(
     wanted = check_names(names)
     looked = [name for name in wanted if name in ("scores", "pattern")]
     if not experiment.has_mask or not looked:
-        return trace(ModuleRunner(model), ids, names=names, **options)
+        return trace(runner_of(model), ids, names=names, **options)
     shapes = trace_shapes(model.config, len(ids), names=looked, layers=layers, positions=positions)
     needed = 3 * sum(shape.num_bytes for shape in shapes)  # and what `attend_eagerly` holds for a while
     if needed > budget_mb * 1e6:
@@ -153,7 +153,7 @@ def trace_experiment(
             f"{budget_mb:,.1f} MB. Restrict layers or positions, or raise budget_mb"
         )
     others = {*wanted, "q_rot", "k_rot", "v"} - set(looked)
-    seen = trace(ModuleRunner(model), ids, names=others, **options)
+    seen = trace(runner_of(model), ids, names=others, **options)
     found: dict[str, Tensor] = dict(seen)
     for layer in seen.layers:
         found |= _looked(seen, layer, experiment.visible(len(ids), model.device))

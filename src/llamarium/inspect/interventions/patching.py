@@ -22,7 +22,8 @@ from llamarium.inspect.shapes import indices, make_key
 from llamarium.inspect.tokens import check_ids, check_token
 from llamarium.inspect.trace import trace
 from llamarium.model import LlamaForCausalLM
-from llamarium.runtime.module_runner import ModuleRunner, threads_for
+from llamarium.runtime.loaded_model import runner_of
+from llamarium.runtime.module_runner import threads_for
 from llamarium.runtime.shell import shell_of
 
 PatchPart = Literal["residual", "attention", "mlp"]
@@ -126,8 +127,8 @@ class PatchGrid:
         self.base_ids = tuple(base_ids)
         self.layers = tuple(sorted(indices(layers, model.config.num_hidden_layers, "layers")))
         self.positions = tuple(sorted(indices(positions, num_tokens, "positions")))
-        self._base = trace(ModuleRunner(model), base_ids, names=[*_NAMES[part], "logits"])
-        self._source = trace(ModuleRunner(model), source_ids, names=[*_NAMES[part], "logits"])
+        self._base = trace(runner_of(model), base_ids, names=[*_NAMES[part], "logits"])
+        self._source = trace(runner_of(model), source_ids, names=[*_NAMES[part], "logits"])
         self.base, self.source = (self._measure(seen["logits"][-1:])[0] for seen in (self._base, self._source))
 
     def cells(self) -> Iterator[PatchCell]:

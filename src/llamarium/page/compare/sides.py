@@ -3,12 +3,11 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, get_args
 
+from llamarium.checkpoints.storage import FLOATS
 from llamarium.errors import OptionError
 from llamarium.generation.text_engine import TextEngine
 from llamarium.page.compare.others import Side
 from llamarium.page.compare.runs import Runs
-from llamarium.quant.formats import PACKED_FORMATS
-from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.runner import DTYPE_BYTES, Runner
 from llamarium.server.errors import ApiError
 
@@ -68,7 +67,7 @@ def _at_hand(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
     if _has_adapter(llama):
         words = "The model as it was before the adapter was put on."
         yield Side("base", "without the adapter", words, 0, lambda: _without_adapter(llama))
-    if isinstance(runner, NativeRunner):
+    if runner.reads_in_place:
         words = "The same weights, multiplied by PyTorch's modules: what differs is in which order sums are rounded."
         yield Side("modules", "by the modules", words, 0, lambda: _modules(llama.model))
     if llama.config.rope_scaling is not None:
@@ -117,9 +116,9 @@ def _building(llama: "Llama", name: "VariantName") -> Callable[[], Runner]:
 
 
 def _modules(model: "LlamaForCausalLM") -> Runner:
-    from llamarium.runtime.module_runner import ModuleRunner
+    from llamarium.runtime.loaded_model import runner_of
 
-    return ModuleRunner(model)
+    return runner_of(model)
 
 
 def _unscaled(model: "LlamaForCausalLM") -> Runner:
@@ -133,28 +132,21 @@ def _unscaled(model: "LlamaForCausalLM") -> Runner:
 
 def _packed_types(llama: "Llama") -> list[str]:
     """Return the types of the weights in memory that are no floats."""
-    native = llama.loaded.native
-    if native is not None:
-        return sorted({weight.type_name for weight in native.weights.values()} & set(PACKED_FORMATS))
-    from llamarium.quant.base import QuantizedModule
-
-    return sorted({type(one).__name__ for one in llama.model.modules() if isinstance(one, QuantizedModule)})
+    return sorted({weight.type_name for weight in llama.runner.weights.values()} - set(FLOATS))
 
 
 def _has_adapter(llama: "Llama") -> bool:
     """Whether an adapter was put on the model when it was loaded."""
-    native = llama.loaded.native
-    if native is not None:
-        return bool(native.adapters)
+    if (num_adapters := llama.runner.num_adapters) is not None:
+        return num_adapters > 0
     from llamarium.adapters.lora import LoRALinear
 
     return any(isinstance(one, LoRALinear) for one in llama.model.modules())
 
 
 def _without_adapter(llama: "Llama") -> Runner:
-    native = llama.loaded.native
-    if native is not None:
-        return NativeRunner(native.config, native.weights, input_bits=native.input_bits)
+    if llama.runner.num_adapters is not None:
+        return llama.runner.with_adapters(())
     from llamarium.adapters.lora import LoRALinear
     from llamarium.runtime.shell import shell_of
 

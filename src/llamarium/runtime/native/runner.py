@@ -5,6 +5,7 @@ would cost as much again. So C gets the addresses of all weights once, and for e
 Residual stream, activations and logits are float32, where the modules round to the model's dtype after each operation.
 """
 
+import copy
 import ctypes
 import functools
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from llamarium.errors import InputError
 from llamarium.kernels import native
 from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.quant.formats import PACKED_FORMATS
+from llamarium.quant.packing import to_float32
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
 from llamarium.runtime.native.adapters import LINEARS, Adapter, describe
 from llamarium.runtime.native.cache import C_DTYPES, NativeCache
@@ -43,9 +45,9 @@ class NativeRunner:
     """
 
     is_row_exact: bool = True
+    reads_in_place: bool = True
     device: str = "cpu"
     dtype: str = "float32"
-    input_bits: InputBits
 
     def __init__(
         self,
@@ -56,7 +58,8 @@ class NativeRunner:
         input_bits: InputBits = INPUT_BITS,
     ) -> None:
         self._config, self.weights, self.adapters = config, weights, tuple(adapters)
-        self._default_adapter, self.input_bits = default_adapter, input_bits
+        self._default_adapter = default_adapter
+        self._bits: InputBits = input_bits
         self._frequencies = rope_frequencies(config)
         self._layers = (native.Layer * config.num_hidden_layers)(*map(self._layer, range(config.num_hidden_layers)))
         norm = weights["model.norm.weight"]
@@ -65,7 +68,7 @@ class NativeRunner:
             config.num_hidden_layers, config.hidden_size, config.intermediate_size, config.num_attention_heads,
             config.num_key_value_heads, config.head_dim, config.rms_norm_eps, C_DTYPES[self.kv_dtype],
             self._frequencies.ctypes.data, norm.data.ctypes.data, self._layers,
-            self._matrix(EMBEDDING), self._matrix(EMBEDDING if config.tie_word_embeddings else HEAD),
+            self._matrix(EMBEDDING), self._matrix(HEAD),
             len(adapters), describe(adapters, config.num_hidden_layers), input_bits,
         )  # fmt: skip
 
@@ -75,13 +78,18 @@ class NativeRunner:
         return self._config
 
     @property
-    def rounds_inputs(self) -> bool:
-        """Whether `input_bits` matters: whether a weight is packed."""
-        return any(weight.type_name in PACKED_FORMATS for weight in self.weights.values())
+    def input_bits(self) -> InputBits | None:
+        """What inputs of packed weights are rounded to; None where no weight is packed."""
+        return self._bits if any(weight.type_name in PACKED_FORMATS for weight in self.weights.values()) else None
+
+    @property
+    def num_adapters(self) -> int:
+        """How many adapters a batch may name."""
+        return len(self.adapters)
 
     @property
     def name(self) -> str:
-        """What computes, for people."""
+        """Display name of the backend."""
         return f"C ({native.kernels()})"
 
     def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto", block_size: int = BLOCK_SIZE) -> NativeCache:
@@ -108,13 +116,38 @@ class NativeRunner:
             taps.put(key, array)
         return logits_WV
 
-    def rows(self, key: str, rows: Sequence[int]) -> NDArray[np.float32]:
-        """Return some rows of a matrix, unpacked: (rows, in).
+    @property
+    def addresses(self) -> list[int]:
+        """Of the weights, all of which are read in place."""
+        return [weight.data.ctypes.data for weight in self.weights.values()]
 
-        Raises:
-            IndexError: If there is no such row.
-        """
-        return native.lookup(self._matrix(key), np.array(rows, np.int64))
+    def dequantize(self, key: str, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
+        """Return a weight, or some rows of a matrix, as float32; see `Runner.dequantize`."""
+        weight = self._weight(key)
+        if len(weight.shape) == 1:
+            return to_float32(weight.data)
+        wanted = range(weight.shape[0]) if rows is None else rows
+        return native.lookup(self._matrix(key), np.array(wanted, np.int64))
+
+    def product(self, key: str, x_MI: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Multiply by a matrix as a pass does; see `Runner.product`."""
+        return native.product(self._matrix(key), np.ascontiguousarray(x_MI, np.float32), self._bits)
+
+    def backend_of(self, key: str) -> str:
+        """Return the display name of what multiplies by a matrix."""
+        return self.name
+
+    def with_adapters(self, adapters: Sequence[Adapter], default: int = -1) -> "NativeRunner":
+        """Return a runner over the same weights with these adapters; see `Runner.with_adapters`."""
+        return NativeRunner(self._config, self.weights, adapters, default, self._bits)
+
+    def fresh(self) -> "NativeRunner":
+        """Return another runner over the same weights; see `Runner.fresh`."""
+        return copy.copy(self)
+
+    def _weight(self, key: str) -> Weight:
+        is_tied_head = key == HEAD and self._config.tie_word_embeddings
+        return self.weights[EMBEDDING if is_tied_head else key]
 
     def _layer(self, layer: int) -> native.Layer:
         norms = ("input_layernorm", "post_attention_layernorm")
@@ -123,7 +156,7 @@ class NativeRunner:
         return native.Layer(*addresses, **matrices)
 
     def _matrix(self, key: str) -> native.Matrix:
-        weight = self.weights[key]
+        weight = self._weight(key)
         kind = native.Kind[weight.type_name]
         return native.Matrix(kind, *weight.shape, weight.data.ctypes.data, _codebook(weight.type_name))
 

@@ -22,3 +22,8 @@ class Weight:
     type_name: str
     shape: tuple[int, ...]
     data: NDArray[Any]
+
+    @property
+    def num_bytes(self) -> int:
+        """What it occupies."""
+        return self.data.nbytes
