@@ -12,9 +12,11 @@ from gguf import quants
 from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
+from llamarium.errors import CheckpointError
 from llamarium.kernels import native
 from llamarium.quant.formats import GGML_TYPES
 from llamarium.quant.ggml.blocks import dequantize
+from llamarium.quant.ggml.decode import decode_blocks
 from llamarium.quant.ggml.encode import encode, quantize
 
 # Where each format keeps its half-precision scales, in bytes from the block's start.
@@ -54,6 +56,7 @@ def test_dequantize_is_bit_exact(name):
     theirs = quants.dequantize(data, gguf.GGMLQuantizationType[name])
     ours = dequantize(torch.from_numpy(data), name)
     assert np.array_equal(bits(ours.numpy()), bits(theirs))
+    assert np.array_equal(bits(decode_blocks(name, data, theirs.shape[1])), bits(theirs))
 
 
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
@@ -63,6 +66,7 @@ def test_plain_floats_are_bit_exact(name):
     data = quants.quantize(values, gguf.GGMLQuantizationType[name]).view(np.uint8)
     theirs = quants.dequantize(data, gguf.GGMLQuantizationType[name])
     assert np.array_equal(bits(dequantize(torch.from_numpy(data), name).numpy()), bits(theirs))
+    assert np.array_equal(bits(decode_blocks(name, data, 40)), bits(theirs))
 
 
 @pytest.mark.parametrize("name", ["Q4_1", "Q6_K"])
@@ -72,6 +76,15 @@ def test_pieces_join_without_a_seam(name):
     data = random_blocks(name, num_blocks, seed=3).reshape(1, -1)
     theirs = quants.dequantize(data, gguf.GGMLQuantizationType[name])
     assert np.array_equal(bits(dequantize(torch.from_numpy(data), name).numpy()), bits(theirs))
+    assert np.array_equal(bits(decode_blocks(name, data, theirs.shape[1])), bits(theirs))
+
+
+@pytest.mark.parametrize(
+    "data", [np.zeros(35, np.uint8), np.zeros(34, np.int8), np.zeros((3, 34), np.uint8)], ids=["size", "dtype", "row"]
+)
+def test_what_are_no_whole_rows_is_refused(data):
+    with pytest.raises(CheckpointError, match="expected uint8, a multiple of"):
+        decode_blocks("Q8_0", data, 64 if data.size > 40 else 32)
 
 
 def weights_of_every_kind() -> np.ndarray:

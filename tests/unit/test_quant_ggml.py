@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from llamarium.errors import CheckpointError, OptionError, UnsupportedFormatError
 from llamarium.quant import base
 from llamarium.quant.formats import GGML_TYPES
-from llamarium.quant.ggml import blocks as ggml_blocks
+from llamarium.quant.ggml import decode as ggml_decode
 from llamarium.quant.ggml.blocks import dequantize
 from llamarium.quant.ggml.encode import quantize
 from llamarium.quant.ggml.linear import EmbeddingGGML, LinearGGML
@@ -132,8 +132,10 @@ def test_embedding_looks_up_rows():
 
 def test_embedding_dequantizes_only_what_is_looked_up(monkeypatch):
     table, seen = EmbeddingGGML(quantize(random_weight(), "Q8_0"), "Q8_0"), []
-    decode = ggml_blocks._DECODERS["Q8_0"]
-    monkeypatch.setitem(ggml_blocks._DECODERS, "Q8_0", lambda blocks: seen.append(len(blocks)) or decode(blocks))
+    decode = ggml_decode._DECODERS["Q8_0"]
+    monkeypatch.setitem(
+        ggml_decode._DECODERS, "Q8_0", lambda xp, blocks: seen.append(len(blocks)) or decode(xp, blocks)
+    )
     table(torch.tensor([5, 6]))
     assert seen == [4]  # two rows of two blocks
 

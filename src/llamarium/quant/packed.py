@@ -22,7 +22,7 @@ from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.kernels.threads import one_torch_thread
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
 from llamarium.quant.formats import GROUP, PACKED_FORMATS, TILE_ROWS, PackedFormat, block_format
-from llamarium.quant.ggml.blocks import five_bit_codes, super_blocks
+from llamarium.quant.ggml.decode import five_bit_codes, super_blocks
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.tiles import group_tiles, halves_of, joined_codes, super_tiles, unpack_rows, values_of
@@ -223,14 +223,16 @@ def _pack_in_pieces(weight: Tensor, type_name: str, format: PackedFormat, tiles:
 def _ggml_tiles(weight: Tensor, type_name: str, format: PackedFormat) -> Tensor:
     blocks = weight.reshape(-1, block_format(type_name).block_bytes)
     if format.is_super:
-        return super_tiles(super_blocks(blocks, type_name), len(weight), format)
+        return super_tiles(super_blocks(torch, blocks, type_name), len(weight), format)
     num_halves = 1 + format.has_minimum
     groups = blocks.view(len(weight), -1, blocks.shape[1])
     codes, halves = groups[..., 2 * num_halves :], groups[..., : 2 * num_halves].contiguous().view(torch.float16)
     if type_name == "Q8_0":
         codes = codes ^ 128
     elif type_name == "Q5_0":
-        codes = joined_codes(five_bit_codes(blocks[:, 2:6], blocks[:, 6:]).view(*groups.shape[:2], GROUP), format)
+        codes = joined_codes(
+            five_bit_codes(torch, blocks[:, 2:6], blocks[:, 6:]).view(*groups.shape[:2], GROUP), format
+        )
     return group_tiles(codes, halves, format)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from llamarium.quant.formats import GROUP, TILE_ROWS, PackedFormat
-from llamarium.quant.ggml.blocks import SuperBlocks
+from llamarium.quant.ggml.decode import SuperBlocks
 
 
 def values_of(codes: Tensor, format: PackedFormat) -> Tensor:
