@@ -1,5 +1,7 @@
 """The page's schema is one: pydantic's and TypeScript's; and the page costs a server no torch."""
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +12,15 @@ from llamarium.page.sources import SOURCES, source_of
 WEB = Path(__file__).parents[2] / "web"
 
 
-def test_the_pages_schema_is_the_servers() -> None:
-    """`web/tests/schema.test.ts` holds schema.ts to this file."""
-    written = (WEB / "src/schema.json").read_text(encoding="utf-8")
-    assert written == as_json(), (
-        "run: python -m llamarium.page.schema > web/src/schema.json; npm --prefix web run schema"
-    )
+def test_the_page_imports_only_types_that_the_schema_defines() -> None:
+    """Only types are imported from the generated file: the bundle is built without it."""
+    defined = set(json.loads(as_json())["$defs"])
+    imports = r'import (type )?\{([^}]*)\} from "(?:\.\./|\./)+schema"'
+    found = [one for path in sorted((WEB / "src").rglob("*.*")) if path.suffix in (".ts", ".svelte")
+             for one in re.findall(imports, path.read_text(encoding="utf-8"))]  # fmt: skip
+    named = {name.strip() for _, names in found for name in names.split(",") if name.strip()}
+    assert all(is_type for is_type, _ in found)
+    assert len(named) > 30 and named <= defined
 
 
 def test_every_name_of_lines_has_lines() -> None:

@@ -1,22 +1,10 @@
 /** The page's rooms, each with its views. To add a view: write its component, and a line in the list of its room. */
-import type { Component } from "svelte";
 import { asking } from "./ask";
 import { chat } from "./chat";
 import { comparisons } from "./compare";
 import { course } from "./learn";
 import { stages } from "./stages";
-
-export interface ViewEntry {
-  /** What a link calls it; of all rooms' views only this one has it. */
-  id: string;
-  /** Its place in the course, for a stage; places may be free. */
-  number?: number;
-  title: string;
-  /** Loads it: a view comes when it is opened. */
-  component: () => Promise<{ default: Component }>;
-  /** Which selectors stand above it. */
-  uses: readonly ("layer" | "head")[];
-}
+import type { ViewEntry } from "./view";
 
 export interface Room {
   title: string;

@@ -1,5 +1,5 @@
 /** The views of the room Ask, for who asks a pass why. To add one: write its component beside this file, and a line here. */
-import type { ViewEntry } from "../rooms";
+import type { ViewEntry } from "../view";
 
 export const asking: readonly ViewEntry[] = [
   { id: "lens-grid", title: "Lens over layers and tokens", component: () => import("./LensGrid.svelte"), uses: ["layer"] },

@@ -1,5 +1,5 @@
 /** The room of conversations: one's own, and those of the server's other clients. */
-import type { ViewEntry } from "../rooms";
+import type { ViewEntry } from "../view";
 
 export const chat: readonly ViewEntry[] = [
   { id: "chat", title: "Chat", component: () => import("./Chat.svelte"), uses: [] },

@@ -1,5 +1,5 @@
 /** The views of two models over one text. To add one: write its component beside this file, and a line here. */
-import type { ViewEntry } from "../rooms";
+import type { ViewEntry } from "../view";
 
 export const comparisons: readonly ViewEntry[] = [
   { id: "compare", title: "Two models", component: () => import("./TwoModels.svelte"), uses: [] },

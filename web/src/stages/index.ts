@@ -1,5 +1,5 @@
 /** The stages in their order. To add one: write its component beside this file, and a line here. */
-import type { ViewEntry } from "../rooms";
+import type { ViewEntry } from "../view";
 
 export const stages: readonly ViewEntry[] = [
   { id: "map", number: 0, title: "The map", component: () => import("./Map.svelte"), uses: [] },

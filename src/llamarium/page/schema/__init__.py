@@ -1,5 +1,5 @@
 """What the page asks, and what it gets: the one schema of both. `python -m llamarium.page.schema` prints it.
 
-`web/src/schema.json` is what this prints, and `web/src/schema.ts` is made of that; tests fail where they differ.
+`npm run schema` in web/ makes types of TypeScript from it in build/schema/, which git does not hold.
 Numbers in bulk are no JSON: they travel as `page/binary.py` says.
 """

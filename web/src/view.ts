@@ -1,0 +1,14 @@
+/** What a room lists of each of its views. */
+import type { Component } from "svelte";
+
+export interface ViewEntry {
+  /** What a link calls it; of all rooms' views only this one has it. */
+  id: string;
+  /** Its place in the course, for a stage; places may be free. */
+  number?: number;
+  title: string;
+  /** Loads it: a view comes when it is opened. */
+  component: () => Promise<{ default: Component }>;
+  /** Which selectors stand above it. */
+  uses: readonly ("layer" | "head")[];
+}
