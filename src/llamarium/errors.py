@@ -13,6 +13,8 @@
     │       └── GrammarLimitError    larger, or more work, than the limits allow
     ├── ContextLengthError       more tokens than the model's context holds
     ├── InputError               token ids, positions or shapes that the model cannot take
+    │   └── QuestionError        a question about a pass, a weight or a run that has no answer
+    │       └── UnknownNameError     a name under which there is nothing
     ├── MemoryBudgetError        a request that would exceed the memory it was given
     ├── ModelNotFoundError       no such built-in model, file, folder or hub repository
     │   ├── GatedModelError      the hub wants a licence accepted or a token
@@ -97,6 +99,23 @@ class ContextLengthError(LlamariumError):
 
 class InputError(LlamariumError):
     """Token ids, positions or shapes that the model cannot take."""
+
+
+class QuestionError(InputError):
+    """A question about a pass, a weight or a training run that has no answer.
+
+    Attributes:
+        code: Short name of the reason, for programs; None where there is none.
+        param: Name of the argument at fault.
+    """
+
+    def __init__(self, message: str, *, param: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.param = code, param
+
+
+class UnknownNameError(QuestionError):
+    """A name or id under which there is nothing, or nothing any more."""
 
 
 class MemoryBudgetError(LlamariumError):

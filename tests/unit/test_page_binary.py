@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from llamarium.errors import QuestionError
 from llamarium.page import binary
 from llamarium.page.binary import Numbers, respond
-from llamarium.server.errors import ApiError
+from llamarium.server.errors import of_library
 
 VALUES = np.array([[0.1, -2.0, 3.25], [1e-30, 65504.0, 0.0]], np.float32)
 
@@ -24,7 +25,7 @@ def test_float16_is_rounded_once_and_refused_where_it_does_not_fit() -> None:
     assert np.array_equal(np.frombuffer(answer.body, "<f2").reshape(2, 3), VALUES.astype(np.float16))
     masked = np.array([-np.inf, 1.0], np.float32)
     assert np.frombuffer(respond(Numbers(masked, "S"), "float16").body, "<f2")[0] == -np.inf
-    with pytest.raises(ApiError, match="too large for float16") as refused:
+    with pytest.raises(QuestionError, match="too large for float16") as refused:
         respond(Numbers(np.array([65520.0], np.float32), "D"), "float16")
     assert refused.value.param == "dtype"
 
@@ -49,7 +50,7 @@ def test_uint8_of_one_value_or_of_none(values: np.ndarray) -> None:
 
 def test_an_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binary, "MAX_BYTES", 23)
-    with pytest.raises(ApiError, match="24 bytes, and 23") as refused:
+    with pytest.raises(QuestionError, match="24 bytes, and 23") as refused:
         respond(Numbers(VALUES, "TD"), "float32")
-    assert (refused.value.status_code, refused.value.code) == (400, "too_many_numbers")
+    assert (of_library(refused.value).status_code, refused.value.code) == (400, "too_many_numbers")
     assert len(respond(Numbers(VALUES, "TD"), "float16").body) == 12

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llamarium.errors import OptionError
+from llamarium.errors import OptionError, QuestionError
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.page.compare.others import Others, Side, Wanted
@@ -14,7 +14,7 @@ from llamarium.page.compare.runs import MAX_MOMENTS, Runs, newest_checkpoint
 from llamarium.presets import preset
 from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.runner import Runner
-from llamarium.server.errors import ApiError
+from llamarium.server.errors import of_library
 
 WANTED = Wanted((1, 2, 3), ("resid", "logits"))
 
@@ -55,9 +55,13 @@ def test_one_model_is_there_at_a_time_and_each_text_is_read_once() -> None:
 def test_a_model_beyond_the_bound_is_refused_before_it_is_built() -> None:
     building, others = Building(), Others(max_bytes=1000)
     kept = others.trace(building.side("a", 1000), WANTED, field="side")
-    with pytest.raises(ApiError, match="half of the memory that is free") as refused:
+    with pytest.raises(QuestionError, match="half of the memory that is free") as refused:
         others.trace(building.side("bb", 1001), WANTED, field="against")
-    assert (refused.value.status_code, refused.value.code, refused.value.param) == (400, "side_too_large", "against")
+    assert (of_library(refused.value).status_code, refused.value.code, refused.value.param) == (
+        400,
+        "side_too_large",
+        "against",
+    )
     assert building.built == ["a"] and others.trace(building.side("a", 1000), WANTED, field="side") is kept
 
 
@@ -88,9 +92,9 @@ def test_runs_are_folders_with_checkpoints(tmp_path: Path) -> None:
     checkpoint(tmp_path / "run", 120)
     assert runs.steps("run")[-1] == 120, "a run that goes on has more of them"
     for name in ("other", "..", "../run", "run/step-00000005", ""):
-        with pytest.raises(ApiError, match="there is: run") as refused:
+        with pytest.raises(QuestionError, match="there is: run") as refused:
             runs.steps(name)
-        assert (refused.value.status_code, refused.value.param) == (404, "run")
+        assert (of_library(refused.value).status_code, refused.value.param) == (404, "run")
 
 
 def test_of_many_checkpoints_some_are_shown(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from llamarium.api import Llama
+from llamarium.errors import QuestionError
 from llamarium.inspect.interventions.experiments import Experiment, trace_experiment
 from llamarium.page import passes as module
 from llamarium.page.executor import Executor, Pass
@@ -15,7 +16,7 @@ from llamarium.page.passes import Passes
 from llamarium.page.schema.passes import ActivationQuery, ExperimentFields
 from llamarium.page.selection import select
 from llamarium.runtime.taps import ACTIVATIONS
-from llamarium.server.errors import ApiError
+from llamarium.server.errors import of_library
 from serving import small_llama
 
 IDS = (504, 2644, 2643, 335, 260, 4, 17, 9000)
@@ -114,30 +115,30 @@ def test_a_head_a_token_and_every_other_token(llama: Llama, monkeypatch: pytest.
     ],
 )
 def test_what_there_is_not_is_refused(llama: Llama, name: str, query: dict[str, int], status: int, param: str) -> None:
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(QuestionError) as refused:
         asked(Passes(), llama, name, **query)
-    assert (refused.value.status_code, refused.value.param) == (status, param)
+    assert (of_library(refused.value).status_code, refused.value.param) == (status, param)
 
 
 def test_a_trace_over_its_budget_says_what_to_restrict(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_AHEAD_BYTES", 0)
     monkeypatch.setattr(module, "BUDGET_MB", 0.001)
-    with pytest.raises(ApiError, match=r"the budget is 0.0 MB.*Ask for one layer") as refused:
+    with pytest.raises(QuestionError, match=r"the budget is 0.0 MB.*Ask for one layer") as refused:
         asked(Passes(), llama, "gate")
-    assert (refused.value.status_code, refused.value.code) == (400, "trace_too_large")
-    assert "budget_mb" not in refused.value.message
+    assert (of_library(refused.value).status_code, refused.value.code) == (400, "trace_too_large")
+    assert "budget_mb" not in str(refused.value)
 
 
 def test_only_so_many_passes_are_known() -> None:
     kept = Passes(max_passes=2)
     first, second, third = (kept.add(Pass.of([number])) for number in (1, 2, 3))
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(QuestionError) as refused:
         kept.find(first.id)
-    assert (refused.value.status_code, refused.value.code) == (404, "unknown_pass")
+    assert (of_library(refused.value).status_code, refused.value.code) == (404, "unknown_pass")
     assert kept.find(second.id) == second  # and is the last used now
     kept.add(first)
     assert kept.find(second.id) == second
-    with pytest.raises(ApiError):
+    with pytest.raises(QuestionError):
         kept.find(third.id)
 
 

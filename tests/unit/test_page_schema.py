@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import llamarium.page as module
 from llamarium.page.schema.everything import as_json
 from llamarium.page.sources import SOURCES, source_of
 
@@ -21,6 +22,13 @@ def test_the_page_imports_only_types_that_the_schema_defines() -> None:
     named = {name.strip() for _, names in found for name in names.split(",") if name.strip()}
     assert all(is_type for is_type, _ in found)
     assert len(named) > 30 and named <= defined
+
+
+def test_only_routes_speak_http() -> None:
+    """The rest of the page raises the library's errors, which `server/errors.py` turns into statuses."""
+    page = Path(module.__file__).parent
+    named = {path.relative_to(page).as_posix() for path in page.rglob("*.py") if "ApiError" in path.read_text("utf-8")}
+    assert {path for path in named if "routes" not in path} == {"assets.py", "work.py"}
 
 
 def test_every_name_of_lines_has_lines() -> None:

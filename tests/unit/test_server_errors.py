@@ -10,8 +10,10 @@ from llamarium.errors import (
     GaveWayError,
     LlamariumError,
     MemoryBudgetError,
+    QuestionError,
     RequestTimeoutError,
     SlowReaderError,
+    UnknownNameError,
 )
 from llamarium.server.errors import of_library
 
@@ -20,6 +22,8 @@ TOLD: list[tuple[LlamariumError, int, str, str | None]] = [
     (MemoryBudgetError("no cache is that large"), 400, "context_length_exceeded", "messages"),
     (RequestTimeoutError("late"), 408, "request_timeout", None),
     (SlowReaderError("not read"), 408, "slow_reader", None),
+    (QuestionError("too many", code="too_many_numbers", param="ids"), 400, "too_many_numbers", "ids"),
+    (UnknownNameError("no such pass", code="unknown_pass", param="id"), 404, "unknown_pass", "id"),
     (AnswerError("NaN"), 500, "model_error", None),
     (CheckpointError("/secret/path"), 500, "internal_error", None),
     (LlamariumError("/secret/path"), 500, "internal_error", None),

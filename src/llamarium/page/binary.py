@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.responses import Response
 
+from llamarium.errors import QuestionError
 from llamarium.page.schema.base import Dtype
-from llamarium.server.errors import ApiError
 
 MAX_BYTES = 64 * 2**20
 """Of one answer."""
@@ -45,13 +45,12 @@ def respond(numbers: Numbers, dtype: Dtype) -> Response:
     """Return the answer that carries them.
 
     Raises:
-        ApiError: If they are too many, or a number does not fit into float16.
+        QuestionError: If they are too many, or a number does not fit into float16.
     """
     values = np.ascontiguousarray(numbers.values, "<f4")
     size = values.size * np.dtype("u1" if dtype == "uint8" else dtype).itemsize
     if size > MAX_BYTES:
-        raise ApiError(
-            400,
+        raise QuestionError(
             f"these are {size:,} bytes, and {MAX_BYTES:,} are sent at most; ask for one layer, head or position, for a "
             "larger stride, or for a smaller dtype",
             code="too_many_numbers",
@@ -82,7 +81,7 @@ def _halves(values: NDArray[np.float32]) -> bytes:
     with np.errstate(over="ignore"):
         halves = values.astype("<f2")
     if np.isinf(halves[np.isfinite(values)]).any():
-        raise ApiError(400, "a number is too large for float16; ask for float32", param="dtype")
+        raise QuestionError("a number is too large for float16; ask for float32", param="dtype")
     return halves.tobytes()
 
 

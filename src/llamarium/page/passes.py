@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.config import ModelConfig
-from llamarium.errors import MemoryBudgetError
+from llamarium.errors import MemoryBudgetError, QuestionError, UnknownNameError
 from llamarium.page.binary import Numbers
 from llamarium.page.executor import Executor, Pass, Tracer
 from llamarium.runtime.taps import ACTIVATIONS
-from llamarium.server.errors import ApiError
 from llamarium.server.lifecycle.threads import check_wanted
 
 if TYPE_CHECKING:
@@ -91,14 +90,14 @@ class Passes:
         """Return a pass.
 
         Raises:
-            ApiError: 404, if it is not known, or not any more.
+            UnknownNameError: If it is not known, or not any more.
         """
         with self._lock:
             if pass_id in self._passes:
                 self._passes.move_to_end(pass_id)
                 return self._passes[pass_id]
-        raise ApiError(
-            404, "this pass is not known any more; ask for it again with its ids", code="unknown_pass", param="id"
+        raise UnknownNameError(
+            "this pass is not known any more; ask for it again with its ids", code="unknown_pass", param="id"
         )
 
     def numbers(self, executor: Executor, one: Pass, name: str, layer: int | None, rows: Rows) -> Numbers:
@@ -112,7 +111,7 @@ class Passes:
             rows: The positions on the axes T; the axes S have all tokens.
 
         Raises:
-            ApiError: 400, if the numbers are more than a trace may hold.
+            QuestionError: If the numbers are more than a trace may hold.
         """
         activation = ACTIVATIONS[name]
         if not activation.in_layer or layer is not None:
@@ -141,7 +140,7 @@ class Passes:
             device: Where the tensors are put.
 
         Raises:
-            ApiError: 400, if the numbers are more than a trace may hold.
+            QuestionError: If the numbers are more than a trace may hold.
         """
         import torch
 
@@ -270,7 +269,7 @@ def _bytes(config: ModelConfig, num_tokens: int, names: Sequence[str], layers: S
     return sum(4 * math.prod(one.shape) for one in shapes)
 
 
-def _too_large(error: MemoryBudgetError) -> ApiError:
+def _too_large(error: MemoryBudgetError) -> QuestionError:
     needs = str(error).partition(". ")[0]
     message = f"{needs}. Ask for one layer, for one position, or for every so many tokens (stride)"
-    return ApiError(400, message, code="trace_too_large", param="stride")
+    return QuestionError(message, code="trace_too_large", param="stride")

@@ -15,7 +15,6 @@ from llamarium.page.passes import Passes
 from llamarium.page.routes.tokens import llama3_tokenizer
 from llamarium.sampling.params import SamplingParams
 from llamarium.sampling.row import SamplingRow
-from llamarium.server.errors import ApiError
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -50,7 +49,7 @@ class Preparation:
         for question in (self._tokens, self._neighbors, self._depth, self._draw, self._cost):
             try:
                 question(llama, engine, one)
-            except (LlamariumError, ApiError):
+            except LlamariumError:
                 continue
 
     def _tokens(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:

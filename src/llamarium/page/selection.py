@@ -5,19 +5,19 @@ from typing import Any
 from numpy.typing import NDArray
 
 from llamarium.config import ModelConfig
+from llamarium.errors import QuestionError, UnknownNameError
 from llamarium.page.binary import Numbers
 from llamarium.page.executor import Executor, Pass
 from llamarium.page.passes import Passes, Rows
 from llamarium.page.schema.passes import ActivationQuery
 from llamarium.runtime.taps import ACTIVATIONS
-from llamarium.server.errors import ApiError
 
 
 def select(kept: Passes, executor: Executor, one: Pass, name: str, query: ActivationQuery) -> Numbers:
     """Return an activation's numbers, computed if need be.
 
     Raises:
-        ApiError: 404 for an activation that there is not; 400 for an index that is out of range, an axis that the
+        QuestionError: For an activation that does not exist, an index that is out of range, an axis that the
             activation does not have, or numbers that are more than a trace may hold.
     """
     _check(executor.runner.config, one, name, query)
@@ -29,23 +29,23 @@ def check_index(name: str, value: int | None, size: int) -> None:
     """Refuse an index that is out of range.
 
     Raises:
-        ApiError: 400, by its field.
+        QuestionError: With the name of the field.
     """
     if value is not None and not 0 <= value < size:
-        raise ApiError(400, f"{name} is {value}; expected 0 to {size - 1}", code="invalid_parameter", param=name)
+        raise QuestionError(f"{name} is {value}; expected 0 to {size - 1}", code="invalid_parameter", param=name)
 
 
 def _check(config: ModelConfig, one: Pass, name: str, query: ActivationQuery) -> None:
     if name not in ACTIVATIONS:
         message = f"there is no activation of this name; there are: {', '.join(ACTIVATIONS)}"
-        raise ApiError(404, message, code="unknown_activation", param="name")
+        raise UnknownNameError(message, code="unknown_activation", param="name")
     activation = ACTIVATIONS[name]
     if query.layer is not None and not activation.in_layer:
         raise _without(name, "layer", "is outside of the layers")
     if query.head is not None and not {"N", "K"} & set(activation.axes):
         raise _without(name, "head", f"has no heads, its axes are {activation.axes}")
     if query.position is not None and query.stride != 1:
-        raise ApiError(400, "stride is given beside position, which is one token; give one", param="stride")
+        raise QuestionError("stride is given beside position, which is one token; give one", param="stride")
     _check_window(one, name, query)
     heads = config.num_attention_heads if "N" in activation.axes else config.num_key_value_heads
     check_index("layer", query.layer, config.num_hidden_layers)
@@ -60,15 +60,15 @@ def _check_window(one: Pass, name: str, query: ActivationQuery) -> None:
         if "T" not in ACTIVATIONS[name].axes:
             raise _without(name, field, f"has no queries, its axes are {ACTIVATIONS[name].axes}")
         if query.position is not None:
-            raise ApiError(400, f"{field} is given beside position, which is one token; give one", param=field)
+            raise QuestionError(f"{field} is given beside position, which is one token; give one", param=field)
     check_index("start", query.start, len(one.ids))
     if query.stop is not None and not query.start < query.stop <= len(one.ids):
         message = f"stop is {query.stop}; expected {query.start + 1} to {len(one.ids)}"
-        raise ApiError(400, message, code="invalid_parameter", param="stop")
+        raise QuestionError(message, code="invalid_parameter", param="stop")
 
 
-def _without(name: str, field: str, why: str) -> ApiError:
-    return ApiError(400, f"{field} is given, and {name} {why}; leave it out", code="invalid_parameter", param=field)
+def _without(name: str, field: str, why: str) -> QuestionError:
+    return QuestionError(f"{field} is given, and {name} {why}; leave it out", code="invalid_parameter", param=field)
 
 
 def _rows(num_tokens: int, query: ActivationQuery) -> Rows:

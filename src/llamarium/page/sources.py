@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import llamarium
+from llamarium.errors import UnknownNameError
 from llamarium.page.schema.model import SourceView
-from llamarium.server.errors import ApiError
 
 SOURCES: Mapping[str, str] = {
     "bpe.merge": "llamarium.tokenizer.bpe:ByteLevelBPE.merge",
@@ -52,11 +52,10 @@ def source_of(name: str) -> SourceView:
     """Return the lines of one of `SOURCES`; imports torch.
 
     Raises:
-        ApiError: 404, if there is none of that name.
+        UnknownNameError: If there is none of that name.
     """
     if name not in SOURCES:
-        raise ApiError(
-            404,
+        raise UnknownNameError(
             f"no lines are known under this name; there are: {', '.join(SOURCES)}",
             code="unknown_source",
             param="name",

@@ -16,8 +16,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from llamarium.errors import QuestionError
 from llamarium.server.anthropic import messages
-from llamarium.server.errors import AnthropicErrorBody, ApiError, ErrorBody, documented
+from llamarium.server.errors import AnthropicErrorBody, ApiError, ErrorBody, documented, of_library
 from llamarium.server.faults import refusal_of
 from llamarium.server.http.access import Access
 from llamarium.server.http.body import Bodies
@@ -94,6 +95,7 @@ def create_routes(service: Service, names: tuple[str, ...]) -> FastAPI:
         app.include_router(router, responses=documented(error))
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(QuestionError, _on_question)
     return app
 
 
@@ -116,6 +118,12 @@ async def _on_http(request: Request, error: Exception) -> Response:
             error.status_code, known.get(error.status_code, error.detail), code=code, headers=error.headers
         )
     return error.response(request.scope["path"], request.scope["request_id"])
+
+
+async def _on_question(request: Request, error: Exception) -> Response:
+    """Answer a question that the library refuses."""
+    assert isinstance(error, QuestionError)
+    return of_library(error).response(request.scope["path"], request.scope["request_id"])
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:

@@ -19,11 +19,13 @@ from llamarium.errors import (
     InputError,
     LlamariumError,
     MemoryBudgetError,
+    QuestionError,
     RequestTimeoutError,
     SamplingError,
     SlowReaderError,
     TokenizerError,
     ToolError,
+    UnknownNameError,
 )
 from llamarium.sampling.params import GenerationOptions
 
@@ -168,6 +170,9 @@ def of_library(error: LlamariumError, *, field: str | None = None, source: str =
     if isinstance(error, SamplingError):
         name = message.replace("[", " ").replace(":", " ").split(" ", 1)[0]
         return ApiError(400, message, param=name if name in _SAMPLING else None)
+    if isinstance(error, QuestionError):
+        status = 404 if isinstance(error, UnknownNameError) else 400
+        return ApiError(status, message, code=error.code, param=error.param)
     if isinstance(error, ToolError):
         return ApiError(400, message, param=error.param)
     if isinstance(error, TokenizerError | InputError):

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llamarium.engine.memory import free_bytes
+from llamarium.errors import QuestionError
 from llamarium.page.passes import BUDGET_MB
 from llamarium.runtime.runner import CacheDtype, Runner
-from llamarium.server.errors import ApiError
 from llamarium.server.lifecycle.threads import check_wanted
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Others:
             field: Of the request, which names the side.
 
         Raises:
-            ApiError: 400, if the side is larger than what is allowed.
+            QuestionError: If the side is larger than what is allowed.
             LlamariumError: If it cannot be built, or cannot read the text.
         """
         from llamarium.inspect.trace import trace
@@ -132,8 +132,7 @@ class Others:
             return self._held[1]
         most = self.max_bytes
         if side.num_bytes > most:
-            raise ApiError(
-                400,
+            raise QuestionError(
                 f"{side.title} takes {side.num_bytes / 1e9:.2f} GB beside the model, and {most / 1e9:.2f} GB may be "
                 "taken, half of the memory that is free; choose another side, or free some memory",
                 code="side_too_large",

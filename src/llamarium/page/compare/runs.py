@@ -4,11 +4,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.errors import InputError, LlamariumError, OptionError, TokenizerError, escape
+from llamarium.errors import (
+    InputError,
+    LlamariumError,
+    OptionError,
+    QuestionError,
+    TokenizerError,
+    UnknownNameError,
+    escape,
+)
 from llamarium.hub.folders import is_adapter
 from llamarium.page.compare.others import Side
 from llamarium.runtime.runner import Runner
-from llamarium.server.errors import ApiError
 from llamarium.train.report.page import spread
 from llamarium.train.state.checkpoint import checkpoint_folder, checkpoint_steps
 
@@ -58,11 +65,11 @@ class Runs:
         """Return a run's folder.
 
         Raises:
-            ApiError: 404, if the server was not started with it.
+            UnknownNameError: If the server was not started with it.
         """
         if name not in self._folders:
             known = ", ".join(self._folders) or "none (`llamarium inspect --checkpoints RUN` names one)"
-            raise ApiError(404, f"there is no run of this name; there is: {known}", code="unknown_run", param="run")
+            raise UnknownNameError(f"there is no run of this name; there is: {known}", code="unknown_run", param="run")
         return self._folders[name]
 
     def steps(self, name: str) -> list[int]:
@@ -83,12 +90,12 @@ class Runs:
         """Return a checkpoint as something that reads a text.
 
         Raises:
-            ApiError: 404, if there is none of that step.
+            UnknownNameError: If there is none of that step.
         """
         side = self._side(llama, name, step)
         if side is None:
             message = f"the run {name} has no checkpoint of step {step}; it may have been removed meanwhile"
-            raise ApiError(404, message, code="unknown_checkpoint", param="step")
+            raise UnknownNameError(message, code="unknown_checkpoint", param="step")
         return side
 
     def _side(self, llama: "Llama", name: str, step: int) -> Side | None:
@@ -109,7 +116,7 @@ class Runs:
 
         Raises:
             InputError: For ids that there are not, or too few.
-            ApiError: 404, if a checkpoint cannot be read.
+            UnknownNameError: If a checkpoint cannot be read.
         """
         from llamarium.train.report.moments import row_paths
 
@@ -151,8 +158,7 @@ def _load(llama: "Llama", name: str, folder: Path) -> Runner:
     try:
         check_same_vocabulary(llama, other, "cannot be compared")
     except (InputError, TokenizerError):
-        raise ApiError(
-            400,
+        raise QuestionError(
             f"the run {name} has another vocabulary than the model at hand; start the server with one of its "
             "checkpoints as the model (-m), or without a model",
             code="other_vocabulary",
@@ -161,6 +167,6 @@ def _load(llama: "Llama", name: str, folder: Path) -> Runner:
     return other.runner
 
 
-def _unreadable(name: str) -> ApiError:
+def _unreadable(name: str) -> UnknownNameError:
     message = f"a checkpoint of the run {name} cannot be read; `llamarium info` on its folder says why"
-    return ApiError(404, message, code="unreadable_checkpoint", param="run")
+    return UnknownNameError(message, code="unreadable_checkpoint", param="run")

@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, get_args
 
 from llamarium.checkpoints.storage import FLOATS
-from llamarium.errors import OptionError
+from llamarium.errors import OptionError, UnknownNameError
 from llamarium.generation.text_engine import TextEngine
 from llamarium.page.compare.others import Side
 from llamarium.page.compare.runs import Runs
 from llamarium.runtime.runner import DTYPE_BYTES, Runner
-from llamarium.server.errors import ApiError
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -42,13 +41,13 @@ def find_side(sides: list[Side], side_id: str, field: str) -> Side:
     """Return a side by its id.
 
     Raises:
-        ApiError: 404, if there is none.
+        UnknownNameError: If there is none.
     """
     for side in sides:
         if side.id == side_id:
             return side
     message = f"there is nothing of this name to compare; there are: {', '.join(side.id for side in sides)}"
-    raise ApiError(404, message, code="unknown_side", param=field)
+    raise UnknownNameError(message, code="unknown_side", param=field)
 
 
 def first_pair(llama: "Llama") -> tuple[str, str]:
