@@ -16,8 +16,7 @@ from llamarium.inspect.score import Score, TokenScore, score, score_text
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.quant.ggml.blocks import dequantize
-from llamarium.quant.ggml.encode import quantize
+from llamarium.quant.ggml.blocks import dequantize, quantize
 from llamarium.quant.ggml.linear import EmbeddingGGML
 from llamarium.quant.packed import EmbeddingPacked, pack_ggml
 from llamarium.runtime.module_runner import ModuleRunner

@@ -23,7 +23,7 @@ from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.quant.ggml.encode import quantize
+from llamarium.quant.ggml.blocks import quantize
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_ggml
 from llamarium.quant.swap import swap_linears
 from llamarium.runtime.batch import BLOCK_SIZE, Span, pack

@@ -13,8 +13,7 @@ from llamarium.errors import OptionError
 from llamarium.kernels import native, threads
 from llamarium.kernels.native import InputBits
 from llamarium.quant.formats import PACKED_FORMATS
-from llamarium.quant.ggml.blocks import dequantize
-from llamarium.quant.ggml.encode import quantize
+from llamarium.quant.ggml.blocks import dequantize, quantize
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.packed import (

@@ -12,7 +12,7 @@ import llamarium
 from llamarium.errors import InputError, OptionError
 from llamarium.inspect.probes.four_bits import coded_weights, rounded_inputs, stream_errors
 from llamarium.quant.formats import IQ4_NL_VALUES, PACKED_FORMATS
-from llamarium.quant.ggml.encode import quantize
+from llamarium.quant.ggml.blocks import quantize
 from llamarium.quant.ggml.linear import LinearGGML
 from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit
 from llamarium.quant.packed import LinearPacked, pack_ggml

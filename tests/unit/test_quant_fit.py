@@ -6,7 +6,7 @@ from torch import Tensor
 
 from llamarium.errors import CheckpointError, OptionError
 from llamarium.quant.formats import PACKED_FORMATS
-from llamarium.quant.ggml.encode import quantize
+from llamarium.quant.ggml.blocks import quantize
 from llamarium.quant.packed import LinearPacked, pack_ggml
 from llamarium.quantization.fit import FITTED_FORMATS, fit
 from llamarium.quantization.gptq import gptq, inverse_factor, output_error

@@ -10,8 +10,7 @@ from llamarium.errors import CheckpointError, OptionError, UnsupportedFormatErro
 from llamarium.quant import base
 from llamarium.quant.formats import GGML_TYPES
 from llamarium.quant.ggml import decode as ggml_decode
-from llamarium.quant.ggml.blocks import dequantize
-from llamarium.quant.ggml.encode import quantize
+from llamarium.quant.ggml.blocks import dequantize, quantize
 from llamarium.quant.ggml.linear import EmbeddingGGML, LinearGGML
 
 # Levels of a code, and the share of a step that a weight may be off before the scales are rounded.

@@ -16,7 +16,7 @@ from llamarium.generation.loop import PrefixCache, TokenEvent, generate_tokens
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.quant.ggml.encode import quantize
+from llamarium.quant.ggml.blocks import quantize
 from llamarium.quant.packed import LinearPacked, pack_ggml
 from llamarium.quant.swap import swap_linears
 from llamarium.runtime.module_runner import ModuleRunner

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,17 +88,21 @@ def fit(weight: Tensor, format: PackedFormat, *, importance: Tensor | None = Non
 
 def nearest_groups(groups: Tensor, format: PackedFormat) -> GroupFit:
     """Round groups (n, 32), float32, to nearest, with the scale of the largest weight."""
-    if format.has_minimum:
-        step, minimum, codes = step_above_minimum(groups, 16)
-        return GroupFit(codes, step.half(), minimum.half())
     if format.levels is not None:
         scale = (_largest(groups) / format.levels[0]).half()
         return GroupFit(nearest_codes(groups, scale, None, format), scale, None)
-    if format.zero == 128:
-        step, signed = step_both_sides(groups)
-        return GroupFit((signed + 128).to(torch.uint8), step.half(), None)
-    step, codes = step_around_zero(groups, 16)
-    return GroupFit(codes, step.half(), None)
+    values, minimum = groups.numpy(force=True), None
+    with np.errstate(all="ignore"):
+        if format.has_minimum:
+            step, minimum, codes = step_above_minimum(values, 16)
+        elif format.zero == 128:
+            step, codes = step_both_sides(values)
+            codes = (codes + 128).astype(np.uint8)
+        else:
+            step, codes = step_around_zero(values, 16)
+    step, codes = torch.from_numpy(step).to(groups.device), torch.from_numpy(codes).to(groups.device)
+    minimum = None if minimum is None else torch.from_numpy(minimum).to(groups.device).half()
+    return GroupFit(codes, step.half(), minimum)
 
 
 def fit_groups(groups: Tensor, costs: Tensor, format: PackedFormat) -> GroupFit:

@@ -177,7 +177,9 @@ def _encode(weight: Weight, config: ModelConfig, kind: str) -> memoryview:
         return tensor_bytes(cast(values, FLOAT_DTYPES[kind], weight.key))
     for rows in values.split(max(1, _PIECE_WEIGHTS // values.shape[-1])):
         cast(rows, torch.float16, weight.key)  # which a block's scale is
-    return tensor_bytes(encode(values, kind))
+    values = values.contiguous()
+    array = values.view(torch.uint16) if values.dtype == torch.bfloat16 else values
+    return encode(array.numpy(), kind).data.cast("B")
 
 
 def _warn_of_short_rows(weights: Sequence[Weight], config: ModelConfig, mixture: Mixture) -> None:

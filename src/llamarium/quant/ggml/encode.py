@@ -1,7 +1,7 @@
 """From weights to GGUF blocks; for the formats with one level of scales byte for byte as `gguf.quants` does it.
 
-This is the readable form; where there are the CPU kernels, `encode` has them make the same bytes in a fraction of the
-time. The K types are in `encode_k.py`.
+`encode_reference` is the readable form, in numpy; `encode` makes the same bytes with the CPU kernels in a fraction of
+the time, where there are any. The K types are in `encode_k.py`.
 
 Every format takes a block of 32 weights, finds the step `d` between levels, and stores the nearest level of each
 weight. The reconstruction error is at most half a step for the formats with a minimum (Q4_1, Q5_1) and for Q8_0.
@@ -16,25 +16,28 @@ Source: gguf-py, `gguf/quants.py`, `quantize_blocks`; ggml-quants.c, `quantize_r
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from llamarium.errors import OptionError
 from llamarium.kernels import native
 from llamarium.quant.formats import block_format
-from llamarium.quant.ggml.encode_k import q4_k, q5_k, q6_k
+from llamarium.quant.ggml.encode_k import Codes, Floats, q4_k, q5_k, q6_k
+from llamarium.quant.packing import to_bfloat16, to_float32
 
 # Weights per piece: bounds the float32 copies.
 _PIECE_WEIGHTS = 2**20
 
 
-def quantize(weight: Tensor, type_name: str) -> Tensor:
-    """Pack weights into blocks.
+def encode(values: NDArray[Any], type_name: str) -> Codes:
+    """Pack weights into blocks, with the CPU kernels where there are any.
+
+    A piece at a time is float32, so that memory holds the weights as they come, and the blocks.
 
     Args:
-        weight: Floating point, (..., columns).
+        values: float32, float16, or bfloat16's bits as uint16, (..., columns).
         type_name: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K.
 
     Returns:
@@ -43,125 +46,125 @@ def quantize(weight: Tensor, type_name: str) -> Tensor:
     Raises:
         UnsupportedFormatError: If there is no such format.
         OptionError: If the format is read but not written.
-        CheckpointError: If the rows are no whole number of blocks.
-    """
-    block = block_format(type_name)
-    if type_name not in _ENCODERS:
-        raise OptionError(f"{type_name} is read but not written; expected one of {', '.join(_ENCODERS)}")
-    shape = (*weight.shape[:-1], block.row_bytes(weight.shape[-1]))
-    packed = torch.empty(shape, dtype=torch.uint8, device=weight.device)
-    blocks, values = packed.view(-1, block.block_bytes), weight.detach().reshape(-1, block.block_size)
-    step = _PIECE_WEIGHTS // block.block_size
-    for start in range(0, len(blocks), step):
-        blocks[start : start + step] = _ENCODERS[type_name](values[start : start + step].float())
-    return packed
-
-
-def encode(weight: Tensor, type_name: str) -> Tensor:
-    """Pack weights into blocks on the CPU, as `quantize` does, with the kernels where there are any.
-
-    A piece at a time is float32, so that memory holds the weights as they come, and the blocks.
+        CheckpointError: If the rows are not a whole number of blocks.
     """
     kind = _KINDS.get(type_name)
     if kind is None or native.library() is None:
-        return quantize(weight.detach().cpu(), type_name)
+        return encode_reference(values, type_name)
+
+    def by_kernels(piece: Floats) -> Codes:
+        blocks = np.empty((len(piece), block_format(type_name).block_bytes), np.uint8)
+        native.encode(kind, np.ascontiguousarray(piece), blocks)
+        return blocks
+
+    return _in_pieces(values, type_name, by_kernels)
+
+
+def encode_reference(values: NDArray[Any], type_name: str) -> Codes:
+    """Pack weights into blocks in numpy; see `encode`."""
+    block_format(type_name)
+    if type_name not in _ENCODERS:
+        raise OptionError(f"{type_name} is read but not written; expected one of {', '.join(_ENCODERS)}")
+    with np.errstate(all="ignore"):
+        return _in_pieces(values, type_name, _ENCODERS[type_name])
+
+
+def _in_pieces(values: NDArray[Any], type_name: str, encode_piece: Callable[[Floats], Codes]) -> Codes:
     block = block_format(type_name)
-    shape = (*weight.shape[:-1], block.row_bytes(weight.shape[-1]))
-    packed = np.empty((weight.numel() // block.block_size, block.block_bytes), dtype=np.uint8)
-    values, step = weight.detach().cpu().reshape(-1, block.block_size), _PIECE_WEIGHTS // block.block_size
-    for start in range(0, len(packed), step):
-        piece = values[start : start + step].float().contiguous()
-        native.encode(kind, piece.numpy(), packed[start : start + step])
-    return torch.from_numpy(packed).view(shape)
+    packed = np.empty((*values.shape[:-1], block.row_bytes(values.shape[-1])), np.uint8)
+    blocks, weights = packed.reshape(-1, block.block_bytes), values.reshape(-1, block.block_size)
+    step = _PIECE_WEIGHTS // block.block_size
+    for start in range(0, len(blocks), step):
+        blocks[start : start + step] = encode_piece(to_float32(weights[start : start + step]))
+    return packed
 
 
-def _bytes(values: Tensor, dtype: torch.dtype) -> Tensor:
+def _bytes(values: NDArray[Any], dtype: type[np.generic]) -> Codes:
     """Round (n, k) to `dtype` and show its bytes."""
-    return values.to(dtype).view(torch.uint8)
+    return np.ascontiguousarray(values.astype(dtype)).view(np.uint8)
 
 
-def _inverse(step: Tensor) -> Tensor:
+def _inverse(step: Floats) -> Floats:
     """Return 1 / step, and 0 for a block of equal weights."""
-    return torch.where(step == 0, 0.0, 1 / step)
+    return np.where(step == 0, np.float32(0), 1 / step)
 
 
-def _round_half_away(values: Tensor) -> Tensor:
-    """Round as C's `roundf`; torch rounds halves to even."""
-    size = values.abs()
-    floor = size.floor()
-    return values.sign() * (floor + (2 * (size - floor)).floor())
+def _round_half_away(values: Floats) -> Floats:
+    """Round as C's `roundf`; numpy rounds halves to even."""
+    size = np.abs(values)
+    floor = np.floor(size)
+    return np.sign(values) * (floor + np.floor(2 * (size - floor)))
 
 
-def _codes(scaled: Tensor, num_levels: int) -> Tensor:
+def _codes(scaled: Floats, num_levels: int) -> Codes:
     """Cut (n, 32) numbers of 0 or more down to whole codes below `num_levels`."""
-    return scaled.trunc().clamp_(0, num_levels - 1).to(torch.uint8)
+    return np.clip(np.trunc(scaled), 0, num_levels - 1).astype(np.uint8)
 
 
-def _nibbles(codes: Tensor) -> Tensor:
+def _nibbles(codes: Codes) -> Codes:
     """Pack the low halves of (n, 32) codes: weight i with weight i + 16."""
     return (codes[:, :16] & 15) | (codes[:, 16:] << 4)
 
 
-def _fifth_bits(codes: Tensor) -> Tensor:
+def _fifth_bits(codes: Codes) -> Codes:
     """Pack bit 4 of (n, 32) codes into (n, 4) bytes, lowest bit first."""
-    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=codes.device)
-    return ((codes >> 4).view(-1, 4, 8) * weights).sum(-1, dtype=torch.uint8)
+    return np.packbits(codes >> 4, axis=-1, bitorder="little")
 
 
-def _largest(values: Tensor) -> Tensor:
+def _largest(values: Floats) -> Floats:
     """Return the first weight of largest size in each block, with its sign: (n, 1)."""
-    return values.gather(-1, values.abs().argmax(-1, keepdim=True))
+    return np.take_along_axis(values, np.abs(values).argmax(-1, keepdims=True), -1)
 
 
-def step_above_minimum(values: Tensor, num_levels: int) -> tuple[Tensor, Tensor, Tensor]:
+def step_above_minimum(values: Floats, num_levels: int) -> tuple[Floats, Floats, Codes]:
     """Spread levels evenly from the smallest weight to the largest: (step, minimum, codes)."""
-    low, high = values.aminmax(dim=-1, keepdim=True)
+    low, high = values.min(-1, keepdims=True), values.max(-1, keepdims=True)
     step = (high - low) / (num_levels - 1)
     return step, low, _codes((values - low) * _inverse(step) + 0.5, num_levels)
 
 
-def step_around_zero(values: Tensor, num_levels: int) -> tuple[Tensor, Tensor]:
+def step_around_zero(values: Floats, num_levels: int) -> tuple[Floats, Codes]:
     """Spread levels around zero so that the largest weight is exactly the lowest level: (step, codes)."""
     step = _largest(values) / -(num_levels // 2)
     return step, _codes(values * _inverse(step) + (num_levels // 2 + 0.5), num_levels)
 
 
-def step_both_sides(values: Tensor) -> tuple[Tensor, Tensor]:
+def step_both_sides(values: Floats) -> tuple[Floats, Floats]:
     """Spread 255 levels around zero so that the largest weight, of either sign, is an outermost one: (step, codes)."""
-    step = values.abs().amax(-1, keepdim=True) / 127
+    step = np.abs(values).max(-1, keepdims=True) / 127
     return step, _round_half_away(values * _inverse(step))
 
 
-def _q8_0(values: Tensor) -> Tensor:
+def _q8_0(values: Floats) -> Codes:
     step, codes = step_both_sides(values)
-    return torch.cat((_bytes(step, torch.float16), _bytes(codes, torch.int8)), dim=-1)
+    return np.concatenate((_bytes(step, np.float16), _bytes(codes, np.int8)), axis=-1)
 
 
-def _q4_0(values: Tensor) -> Tensor:
+def _q4_0(values: Floats) -> Codes:
     step, codes = step_around_zero(values, 16)
-    return torch.cat((_bytes(step, torch.float16), _nibbles(codes)), dim=-1)
+    return np.concatenate((_bytes(step, np.float16), _nibbles(codes)), axis=-1)
 
 
-def _q4_1(values: Tensor) -> Tensor:
+def _q4_1(values: Floats) -> Codes:
     step, low, codes = step_above_minimum(values, 16)
-    return torch.cat((_bytes(step, torch.float16), _bytes(low, torch.float16), _nibbles(codes)), dim=-1)
+    return np.concatenate((_bytes(step, np.float16), _bytes(low, np.float16), _nibbles(codes)), axis=-1)
 
 
-def _q5_0(values: Tensor) -> Tensor:
+def _q5_0(values: Floats) -> Codes:
     step, codes = step_around_zero(values, 32)
-    return torch.cat((_bytes(step, torch.float16), _fifth_bits(codes), _nibbles(codes)), dim=-1)
+    return np.concatenate((_bytes(step, np.float16), _fifth_bits(codes), _nibbles(codes)), axis=-1)
 
 
-def _q5_1(values: Tensor) -> Tensor:
+def _q5_1(values: Floats) -> Codes:
     step, low, codes = step_above_minimum(values, 32)
-    scales = (_bytes(step, torch.float16), _bytes(low, torch.float16))
-    return torch.cat((*scales, _fifth_bits(codes), _nibbles(codes)), dim=-1)
+    scales = (_bytes(step, np.float16), _bytes(low, np.float16))
+    return np.concatenate((*scales, _fifth_bits(codes), _nibbles(codes)), axis=-1)
 
 
-_ENCODERS: dict[str, Callable[[Tensor], Tensor]] = {
-    "F32": lambda values: _bytes(values, torch.float32),
-    "F16": lambda values: _bytes(values, torch.float16),
-    "BF16": lambda values: _bytes(values, torch.bfloat16),
+_ENCODERS: dict[str, Callable[[Floats], Codes]] = {
+    "F32": lambda values: _bytes(values, np.float32),
+    "F16": lambda values: _bytes(values, np.float16),
+    "BF16": lambda values: to_bfloat16(values).view(np.uint8),
     "Q8_0": _q8_0,
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,

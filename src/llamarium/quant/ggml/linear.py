@@ -12,8 +12,7 @@ from torch import Tensor
 from llamarium.errors import CheckpointError
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
 from llamarium.quant.formats import block_format
-from llamarium.quant.ggml.blocks import dequantize
-from llamarium.quant.ggml.encode import quantize
+from llamarium.quant.ggml.blocks import dequantize, quantize
 
 
 class LinearGGML(QuantizedLinear):
