@@ -15,7 +15,7 @@ DIST = Path(__file__).with_name("dist")
 """Where the bundle lies."""
 
 HOW_TO_BUILD = "install Node.js 20 or newer and run `make page`, or install the package again where Node.js is"
-"""For who has none."""
+"""Shown where the page was not built."""
 
 HEADERS: Mapping[str, str] = {
     "content-security-policy": (
@@ -27,7 +27,7 @@ HEADERS: Mapping[str, str] = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-"""Of every file: nothing from elsewhere, nothing inline, in nobody's frame."""
+"""Of every file: nothing from elsewhere, nothing inline, in no frame of another page."""
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",

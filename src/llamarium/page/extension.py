@@ -44,14 +44,14 @@ def page(
     prepares: bool = False,
     training_runs: Runs | None = None,
 ) -> Extension:
-    """Return the page: its files at `/`, open to everybody, and what it asks below `/inspect`, for who has a key.
+    """Return the page: its files at `/`, open without a key, and the routes below `/inspect`, which need one.
 
     Args:
         way_in: Lets a browser in that has no key yet.
-        inspects_requests: Who has a key may see the requests of all clients.
+        inspects_requests: The key also shows the requests of all clients.
         loaded_with: How the model was loaded: arguments of `llamarium.load` besides its name, which a reader's own
             program needs for the same numbers.
-        prepares: The first pass that is named has the first questions asked ahead, so that nobody waits for them.
+        prepares: The first pass that is named has its first answers computed ahead.
         training_runs: Those whose checkpoints may be looked at.
     """
     assets = read_assets()

@@ -1,4 +1,4 @@
-"""Tells the page which process answers: another one behind the same address may have another model."""
+"""Names the process that answers: another one behind the same address may have another model."""
 
 import secrets
 

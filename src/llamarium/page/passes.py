@@ -2,7 +2,7 @@
 
 A pass is its ids, its adapter and its experiment, so it can be run again at any time with the same bits. What it
 computed is kept within a bound of bytes, the least recently used goes first, and what has gone is computed anew: in the
-thread of who asks, one pass at a time. Of the newest pass the keys and values stay: a long text runs once, and then
+request's thread, one pass at a time. Of the newest pass the keys and values stay: a long text runs once, and then
 only those of its tokens that are asked for. The engine goes on meanwhile: C takes one batch at a time from all threads,
 and a trace is cut into batches of 256 tokens, so an answer's next token waits for one such batch at most.
 """
@@ -39,7 +39,7 @@ MAX_PAST_BYTES = 512 * 2**20
 """Of the newest pass's keys and values: 4,000 tokens of an 8B model."""
 
 _AHEAD_BYTES = 96 * 2**20
-"""What may be computed besides what was asked for: whoever looks at one layer soon looks at the next."""
+"""What may be computed besides what was requested: after one layer the next is often requested."""
 
 _OF_A_TOKEN = tuple(name for name, one in ACTIVATIONS.items() if "S" not in one.axes and name != "logits")
 _GROUPS = (_OF_A_TOKEN, ("k", "v"), ("k_rot",), ("scores", "pattern"))
@@ -107,7 +107,7 @@ class Passes:
             executor: Runs the pass, if need be.
             one: The pass.
             name: Of `ACTIVATIONS`.
-            layer: Whose; None is all of them, with an axis L, or those outside of the layers.
+            layer: Its layer; None is all of them, with an axis L, or those outside of the layers.
             rows: The positions on the axes T; the axes S have all tokens.
 
         Raises:
@@ -135,7 +135,7 @@ class Passes:
             executor: Runs the pass, if need be.
             one: The pass.
             names: Of `ACTIVATIONS`.
-            layers: Whose, of those that are in layers.
+            layers: Layers, of those that are in layers.
             rows: The positions on the axes T; the axes S have all tokens.
             device: Where the tensors are put.
 
@@ -225,7 +225,7 @@ class Passes:
 
 
 def _read_only(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the same numbers, which are kept for others, as an array that nobody can write."""
+    """Return the same numbers, which are kept for others, as a read-only array."""
     view = values.view()
     view.flags.writeable = False
     return view

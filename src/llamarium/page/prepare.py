@@ -45,7 +45,7 @@ class Preparation:
             threading.Thread(target=self._ask, args=(llama, engine, one), name=name, daemon=True).start()
 
     def _ask(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
-        """Ask; what is refused now is told to who asks for it."""
+        """Compute the answers; an error is raised again when a request needs one."""
         for question in (self._tokens, self._neighbors, self._depth, self._draw, self._cost):
             try:
                 question(llama, engine, one)

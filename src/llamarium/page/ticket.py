@@ -1,7 +1,7 @@
 """A ticket that lets one browser in, once.
 
 Other users of a machine can read a browser's command line, so the link that is opened there has no key in it. The
-page exchanges the ticket for the key; whoever comes second is refused.
+page exchanges the ticket for the key; it works once.
 """
 
 import hmac

@@ -151,7 +151,7 @@ class _Worker:
 
     def _leave(self, running: asyncio.Future[Any] | None) -> None:
         if running is not None and not running.cancelled():
-            running.exception()  # nobody else may ask what became of it
+            running.exception()  # an exception that is never read would be logged
         self._place.close()
 
 

@@ -1,4 +1,4 @@
-"""Models besides the one that answers: built when somebody asks, one at a time, within a bound. Never torch at import.
+"""Models besides the one that answers: built at first use, one at a time, within a bound. Never torch at import.
 
 What they have computed is kept within a bound of bytes, so two of them can be compared that are never there at once.
 """
@@ -57,7 +57,7 @@ class Wanted:
     Attributes:
         ids: The text.
         names: Of `ACTIVATIONS`.
-        layers: Whose; None is all.
+        layers: Layers to keep; None is all.
     """
 
     ids: tuple[int, ...]
@@ -93,14 +93,14 @@ class Others:
         return round(_SHARE * (free_bytes() + (0 if held is None else held[0].num_bytes)))
 
     def seconds(self, side: Side) -> float | None:
-        """Return what building a side took; None where nobody has asked for it."""
+        """Return what building a side took; None if it has not been built."""
         return self._seconds.get(side.id)
 
     def trace(self, side: Side, wanted: Wanted, *, field: str) -> "Trace":
         """Return what a side computes of a text, built if need be.
 
         Args:
-            side: Who reads it.
+            side: Model to run.
             wanted: What is kept of the pass.
             field: Of the request, which names the side.
 

@@ -28,7 +28,7 @@ MAX_TOKENS = 128
 
 @router.get("/compare")
 async def sides(request: Request) -> SidesView:
-    """Tell what can be compared, and what it takes."""
+    """Return what can be compared, and what it takes."""
 
     def read(llama: "Llama", engine: "TextEngine") -> SidesView:
         kept, (side, against) = others_of(request), first_pair(llama)

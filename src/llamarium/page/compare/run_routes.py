@@ -35,7 +35,7 @@ MAX_ROWS = 64
 
 @router.get("/runs")
 async def runs(request: Request) -> RunsView:
-    """Tell the training runs that the server was started with, and the steps of their checkpoints."""
+    """Return the training runs that the server was started with, and the steps of their checkpoints."""
 
     def read(llama: object, engine: object) -> RunsView:
         known = runs_of(request)
@@ -53,7 +53,7 @@ async def runs(request: Request) -> RunsView:
 
 @router.get("/runs/{run}/rows")
 async def rows(request: Request, run: str, query: Annotated[RunRowsQuery, Query()]) -> RunRowsView:
-    """Tell where rows of the embedding table stood at each checkpoint, all seen from one side."""
+    """Return where rows of the embedding table stood at each checkpoint, all seen from one side."""
     ids = list(dict.fromkeys(int(part) for part in query.ids.split(",")))
     if len(ids) > MAX_ROWS:
         message = f"{len(ids)} rows are asked for, and {MAX_ROWS} are followed at most; ask for fewer"
@@ -69,7 +69,7 @@ async def rows(request: Request, run: str, query: Annotated[RunRowsQuery, Query(
 
 @router.get("/passes/{pass_id}/moment")
 async def moment(request: Request, pass_id: str, query: Annotated[MomentQuery, Query()]) -> MomentView:
-    """Tell how surprised a checkpoint is by the text of a pass."""
+    """Return how surprised a checkpoint is by the text of a pass."""
     one = passes_of(request).find(pass_id)
     check_comparable(one)
 

@@ -4,6 +4,7 @@ from pydantic import Field
 
 from llamarium.page.schema.base import Answer, Query
 from llamarium.page.schema.probes import LikelyView
+from llamarium.page.schema.weights import LayerErrorView
 
 
 class SideView(Answer):
@@ -56,20 +57,6 @@ class CompareQuery(Query):
     k: int = Field(3, ge=1, le=20)
 
 
-class ComparedLayerView(Answer):
-    """How far the streams are from each other after a layer.
-
-    Attributes:
-        layer: The layer.
-        relative: For each token the length of the difference over the length of the other's stream.
-        cosine: For each token that of the angle between the two.
-    """
-
-    layer: int
-    relative: tuple[float, ...]
-    cosine: tuple[float, ...]
-
-
 class ComparedTokenView(Answer):
     """What becomes of the predictions at a token.
 
@@ -108,7 +95,7 @@ class ComparisonView(Answer):
 
     side: SideView
     against: SideView
-    layers: tuple[ComparedLayerView, ...]
+    layers: tuple[LayerErrorView, ...]
     tokens: tuple[ComparedTokenView, ...]
     kl: float
     same_top: float
@@ -163,7 +150,7 @@ class MomentQuery(Query):
     Attributes:
         run: The training run.
         step: The checkpoint's.
-        layer: Whose patterns are wanted besides.
+        layer: Layer whose patterns are returned too.
     """
 
     run: str = Field(max_length=300)

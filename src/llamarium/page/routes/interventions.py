@@ -48,7 +48,7 @@ MAX_PATCHED = 256
 
 @router.post("/edited")
 async def edited(request: Request, pass_id: str, body: EditedRequest) -> EditedView:
-    """Tell the next token without the edits and with them, and how the text goes on."""
+    """Return the next token without the edits and with them, and how the text goes on."""
     one = _plain(passes_of(request).find(pass_id))
     service: Service = request.app.state.service
 

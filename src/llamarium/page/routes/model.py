@@ -23,7 +23,7 @@ router = APIRouter(prefix="/inspect", route_class=StrictRoute)
 
 @router.get("/model")
 async def model(request: Request, query: Annotated[ModelQuery, Query()]) -> ModelView:
-    """Tell the modules, shapes, parameters, bytes and operations of the model at hand, or of a published shape."""
+    """Return the modules, shapes, parameters, bytes and operations of the model at hand, or of a published shape."""
     shape = query.shape
     if shape is not None:
         return await work_on(request, "shape", lambda llama, engine: view_of_shape(shape))
@@ -33,7 +33,7 @@ async def model(request: Request, query: Annotated[ModelQuery, Query()]) -> Mode
 
 @router.get("/source")
 async def source(request: Request, query: Annotated[SourceQuery, Query()]) -> SourceView:
-    """Tell the lines that a part of the model executes, as they are installed."""
+    """Return the lines that a part of the model executes, as they are installed."""
     return await work_on(request, "name", lambda llama, engine: source_of(query.name))
 
 

@@ -57,7 +57,7 @@ async def passes(request: Request, body: PassRequest) -> PassView:
 
 @router.get("/passes/{pass_id}")
 async def known_pass(request: Request, pass_id: str) -> PassView:
-    """Tell a pass's tokens."""
+    """Return a pass's tokens."""
     one = passes_of(request).find(pass_id)
     return await work_on(request, "id", lambda llama, engine: pass_view(llama, engine, one), one)
 
@@ -78,7 +78,7 @@ async def activations(
 
 @router.get("/passes/{pass_id}/next")
 async def following(request: Request, pass_id: str, query: Annotated[NextQuery, Query()]) -> NextView:
-    """Tell the most probable tokens after a position."""
+    """Return the most probable tokens after a position."""
     kept = passes_of(request)
     one = kept.find(pass_id)
     position = len(one.ids) - 1 if query.position is None else query.position
@@ -148,7 +148,7 @@ def _adapter_idx(engine: TextEngine, adapter: str | None) -> int:
 
 
 def pass_view(llama: "Llama", engine: TextEngine, one: Pass) -> PassView:
-    """Return what is told of a pass."""
+    """Return the view of a pass."""
     tokens = tuple(token_view(llama.tokenizer, token_id) for token_id in one.ids)
     executor = Executor.of(llama, engine)
     runner = executor.runner_of(one)

@@ -44,7 +44,7 @@ MAX_GRID_TOKENS = 64
 
 @router.get("/heads")
 async def heads(request: Request, pass_id: str, query: Annotated[HeadsQuery, Query()]) -> HeadsView:
-    """Tell length and share of what each head of a layer adds to a token's stream."""
+    """Return length and share of what each head of a layer adds to a token's stream."""
     kept, one = _known(request, pass_id)
 
     def read(llama: "Llama", engine: TextEngine) -> HeadsView:
@@ -74,7 +74,7 @@ async def heads_added(request: Request, pass_id: str, query: Annotated[HeadsQuer
 
 @router.get("/neurons")
 async def neurons(request: Request, pass_id: str, query: Annotated[NeuronsQuery, Query()]) -> NeuronsView:
-    """Tell the neurons of a layer that fire most at a token, and what they do at the others."""
+    """Return the neurons of a layer that fire most at a token, and what they do at the others."""
     kept, one = _known(request, pass_id)
 
     def read(llama: "Llama", engine: TextEngine) -> NeuronsView:
@@ -109,7 +109,7 @@ async def attribution(request: Request, pass_id: str, query: Annotated[Attributi
 
 @router.get("/lens")
 async def lens(request: Request, pass_id: str, query: Annotated[LensQuery, Query()]) -> LensView:
-    """Tell what the stream would say after a token, after attention and after the MLP of each layer."""
+    """Return what the stream would say after a token, after attention and after the MLP of each layer."""
     kept, one = _known(request, pass_id)
 
     def read(llama: "Llama", engine: TextEngine) -> LensView:
@@ -124,7 +124,7 @@ async def lens(request: Request, pass_id: str, query: Annotated[LensQuery, Query
 
 @router.get("/lens/grid")
 async def lens_grid(request: Request, pass_id: str, query: Annotated[LensGridQuery, Query()]) -> LensGridView:
-    """Tell what the stream would say at each layer and token."""
+    """Return what the stream would say at each layer and token."""
     kept, one = _known(request, pass_id)
     rows = _rows(one, query)
 

@@ -14,7 +14,7 @@ from llamarium.errors import EngineStoppedError
 from llamarium.page.executor import Pass
 from llamarium.page.routes.passes import pass_view
 from llamarium.page.routes.sampling import explain_next
-from llamarium.page.schema.clients.requests import OpenedView, OpenQuery, ParametersView, RequestsView, RequestView
+from llamarium.page.schema.clients import OpenedView, OpenQuery, ParametersView, RequestsView, RequestView
 from llamarium.page.work import passes_of, work_on
 from llamarium.sampling.row import SamplingRow
 from llamarium.server.errors import ApiError, of_library
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 router = APIRouter(prefix="/inspect", route_class=StrictRoute)
 
 MAX_REQUESTS = 64
-"""Answers that are told of at once."""
+"""Answers listed in one response."""
 
 MAX_RUNS = 64
-"""Runs of blocks that are told of each."""
+"""Runs of blocks listed for each."""
 
 
 @router.get("/requests")
 async def requests(request: Request) -> RequestsView:
-    """Tell what the engine is doing between two steps; whoever asks takes no place from those who are answered."""
+    """Return what the engine is doing between two steps; takes no place among the answers."""
     _check_allowed(request)
     service: Service = request.app.state.service
     _, engine = service.require()

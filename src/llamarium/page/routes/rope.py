@@ -26,7 +26,7 @@ router = APIRouter(prefix="/inspect", route_class=StrictRoute)
 
 @router.get("/rope")
 async def rope(request: Request, query: Annotated[RopeQuery, Query()]) -> RopeView:
-    """Tell every pair's frequency, with and without scaling, and its angle at a position."""
+    """Return every pair's frequency, with and without scaling, and its angle at a position."""
 
     def read(llama: "Llama", _: object) -> RopeView:
         from llamarium.inspect.probes.rope import rope_pairs
@@ -44,7 +44,7 @@ async def rope(request: Request, query: Annotated[RopeQuery, Query()]) -> RopeVi
 
 @router.get("/passes/{pass_id}/distances")
 async def distances(request: Request, pass_id: str, query: Annotated[DistancesQuery, Query()]) -> DistancesView:
-    """Tell the score that a token's query and a token's key would have at each distance."""
+    """Return the score that a token's query and a token's key would have at each distance."""
     kept = passes_of(request)
     one = kept.find(pass_id)
     return await work_on(request, "stop", lambda llama, engine: _distances(kept, one, llama, engine, query), one)

@@ -45,7 +45,7 @@ _ROUNDS, _LONG = 5, 256  # a long text is measured once
 
 @router.post("/passes/{pass_id}/sampler")
 async def sampler(request: Request, pass_id: str, body: SamplerRequest) -> SamplerView:
-    """Tell what each step of the sampler leaves after a position, the draw, and the token."""
+    """Return what each step of the sampler leaves after a position, the draw, and the token."""
     kept = passes_of(request)
     one = kept.find(pass_id)
     position, start = _places(one, body)
@@ -70,7 +70,7 @@ def explain_next(
         one: The pass.
         answer: Where in the pass the answer stands so far, after whose end the token comes; the prompt is before it.
         row: What the sampler knows of the answer, up to there.
-        k: Candidates that are told after each step.
+        k: Candidates that are listed after each step.
 
     Raises:
         LlamariumError: As `explain_choice`.
@@ -92,7 +92,7 @@ def explain_next(
 
 @router.get("/passes/{pass_id}/score")
 async def score(request: Request, pass_id: str, query: Annotated[ScoreQuery, Query()]) -> ScoreView:
-    """Tell how probable each token from a position on was, and its rank."""
+    """Return how probable each token from a position on was, and its rank."""
     kept = passes_of(request)
     one = kept.find(pass_id)
     if len(one.ids) == 1:
@@ -124,7 +124,7 @@ async def score(request: Request, pass_id: str, query: Annotated[ScoreQuery, Que
 
 @router.get("/passes/{pass_id}/cost")
 async def cost(request: Request, pass_id: str) -> CostView:
-    """Tell what the last token costs with the cache and without it: counted, and measured now."""
+    """Return what the last token costs with the cache and without it: counted, and measured now."""
     one = passes_of(request).find(pass_id)
     if one.experiment is not None:
         message = "the pass is an experiment, which is not what answers cost; ask for it without experiment"

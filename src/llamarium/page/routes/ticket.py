@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Response
 
-from llamarium.page.schema.clients.ticket import TicketRequest, TicketView
+from llamarium.page.schema.clients import TicketRequest, TicketView
 from llamarium.page.ticket import Ticket
 from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute

@@ -21,7 +21,7 @@ router = APIRouter(prefix="/inspect", route_class=StrictRoute)
 
 @router.post("/tokens")
 async def tokens(request: Request, body: TokensRequest) -> TokensView:
-    """Tell a text's bytes, the pieces it is cut into, their merges in order, and the ids."""
+    """Return a text's bytes, the pieces it is cut into, their merges in order, and the ids."""
     service: Service = request.app.state.service
     most = service.max_tokens
 

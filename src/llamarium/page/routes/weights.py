@@ -69,7 +69,7 @@ _at_work = threading.Lock()  # one such question at a time: each takes all proce
 
 @router.get("/codes")
 async def codes(request: Request, query: Annotated[CodesQuery, Query()]) -> CodesView:
-    """Tell weights of a Linear as codes, scales and what they mean: as they are stored, or as a type would have it."""
+    """Return weights of a Linear as codes, scales and what they mean, as stored or as another type has it."""
 
     def read(llama: "Llama", _: TextEngine) -> CodesView:
         from llamarium.inspect.probes.four_bits import coded_weights
@@ -90,7 +90,7 @@ async def codes(request: Request, query: Annotated[CodesQuery, Query()]) -> Code
 
 @router.get("/passes/{pass_id}/inputs")
 async def inputs(request: Request, pass_id: str, query: Annotated[InputsQuery, Query()]) -> InputsView:
-    """Tell what a Linear is multiplied with at a token, and what of it is left in 8 bits."""
+    """Return what a Linear is multiplied with at a token, and what of it is left in 8 bits."""
     kept = passes_of(request)
     one = kept.find(pass_id)
 
@@ -129,7 +129,7 @@ async def inputs(request: Request, pass_id: str, query: Annotated[InputsQuery, Q
 
 @router.get("/passes/{pass_id}/errors")
 async def errors(request: Request, pass_id: str, query: Annotated[ErrorsQuery, Query()]) -> ErrorsView:
-    """Tell how far the pass is from the same weights in float32, layer by layer, and what few bits would do."""
+    """Return how far the pass is from the same weights in float32, layer by layer, and what few bits would do."""
     kept = passes_of(request)
     one = kept.find(pass_id)
     _check_plain(one)

@@ -49,7 +49,7 @@ async def neighbors(request: Request, body: NeighborsRequest) -> NeighborsView:
 
 @router.post("/similarity")
 async def similarity(request: Request, body: SimilarityRequest) -> SimilarityView:
-    """Tell the cosine of the angle between two rows."""
+    """Return the cosine of the angle between two rows."""
 
     def read(llama: "Llama", _: object) -> SimilarityView:
         from llamarium.inspect.neighbors import similarity
@@ -62,7 +62,7 @@ async def similarity(request: Request, body: SimilarityRequest) -> SimilarityVie
 
 @router.post("/word")
 async def word(request: Request, body: WordRequest) -> TokenView:
-    """Tell the token of an id, or the single one that stands for a word."""
+    """Return the token of an id, or the single one that stands for a word."""
 
     def read(llama: "Llama", _: object) -> TokenView:
         from llamarium.inspect.tokens import tokens_of_word

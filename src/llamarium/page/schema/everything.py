@@ -7,8 +7,7 @@ from pydantic.json_schema import models_json_schema
 
 from llamarium.page.compare.schema import ComparisonView, MomentView, RunRowsView, RunsView, SidesView
 from llamarium.page.schema.base import EndView
-from llamarium.page.schema.clients.requests import OpenedView, RequestsView
-from llamarium.page.schema.clients.ticket import TicketRequest, TicketView
+from llamarium.page.schema.clients import OpenedView, RequestsView, TicketRequest, TicketView
 from llamarium.page.schema.interventions import EditedRequest, EditedView, PatchBeginView, PatchCellsView, PatchRequest
 from llamarium.page.schema.model import ModelView, SourceView
 from llamarium.page.schema.passes import NextView, PassRequest, PassView

@@ -53,8 +53,8 @@ class EditedRequest(Body):
         edits: In order.
         steering: One more edit, after them.
         position: After which token is asked; the last where left out.
-        token_id: A token that is told of, whatever its rank.
-        k: How many of the most probable next tokens of each are told.
+        token_id: A token that is always listed, whatever its rank.
+        k: How many of the most probable next tokens of each are listed.
         max_tokens: How far both go on greedily after that token.
     """
 

@@ -174,7 +174,7 @@ class LensGridQuery(Query):
 
     Attributes:
         after: Which half of a layer has been added.
-        token_id: A token that is told of at each place.
+        token_id: A token whose probability is returned at each place.
         start: The first token.
         stop: Up to this one, which is left out; 64 tokens at most, the whole text where left out.
     """
@@ -243,8 +243,8 @@ class DistancesQuery(Query):
     Attributes:
         layer: The layer.
         head: The query head; its key is that of its group.
-        position: Whose query; the last token's where left out.
-        key: Whose key.
+        position: Token of the query; the last one if left out.
+        key: Token of the key.
         stop: Distances from 0 up to this one, which is left out.
         stride: Every so many of them.
     """

@@ -14,7 +14,7 @@ class SamplerRequest(Body):
     Attributes:
         position: The token after which one is chosen; the last where left out.
         start: Where the answer begins: what stands before is the prompt. After `position` where left out.
-        k: Candidates that are told after each step.
+        k: Candidates that are listed after each step.
         response_format: The form of the answer, as chat completions have it.
         tools: That it may call, and with them the other two; strict calls have a form.
         tool_choice: See above.

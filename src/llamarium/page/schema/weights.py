@@ -22,8 +22,8 @@ class CodesQuery(Query):
         layer: The layer.
         linear: Which Linear of it.
         row: Which row, an output.
-        start: The first weight of the row that is told.
-        count: How many are told.
+        start: The first weight of the row to return.
+        count: How many to return.
         quantize: As this type would have them; as they are stored where left out.
     """
 
@@ -62,7 +62,7 @@ class CodesView(Answer):
         module: The Linear, by its name in the model.
         num_rows: Its outputs.
         num_columns: Its inputs, the weights of a row.
-        start: The first weight that is told.
+        start: The first weight that is returned.
         weights: They, one after the other.
         type_name: The type.
         meaning: What a weight is: q is its code, d and m are the block's scale and minimum.
@@ -116,7 +116,7 @@ class InputsView(Answer):
     Attributes:
         position: The token.
         num_inputs: How many the Linear has.
-        start: The first that is told.
+        start: The first that is returned.
         inputs: They.
         num_wide: How many of all have a code of more than 8 bits: those beside the largest of their 32.
         error: Length of the error of all over their length.
@@ -141,12 +141,12 @@ class ErrorsQuery(Query):
 
 
 class LayerErrorView(Answer):
-    """How far the stream after a layer is away.
+    """How far two streams are from each other after a layer.
 
     Attributes:
         layer: The layer.
-        relative: For each token the length of the difference over the length of the stream in float32.
-        cosine: For each token that of the angle between the two.
+        relative: For each token the length of the difference over the length of the stream that is measured against.
+        cosine: For each token the cosine of the angle between the two.
     """
 
     layer: int
@@ -184,7 +184,7 @@ class LessonRequest(Body):
     Attributes:
         optimizer: torch's, with its defaults but for the rate and no weight decay.
         learning_rate: Its rate.
-        k: How many of the most probable next tokens are told.
+        k: How many of the most probable next tokens are returned.
     """
 
     optimizer: Literal["SGD", "AdamW"] = "SGD"
@@ -213,7 +213,7 @@ class LessonView(Answer):
     """What one step of training on a text has done to a copy of the model.
 
     Attributes:
-        optimizer: Whose step.
+        optimizer: Name of the optimizer.
         learning_rate: Its rate.
         tokens: The losses.
         rows: Of the embedding table.

@@ -1,20 +1,14 @@
-"""The requests of a server's clients, as they are being answered."""
+"""Requests of the server's clients, as they run, and the ticket that lets the browser in."""
 
 from typing import Literal
 
 from pydantic import Field
 
+from llamarium.engine.counts import BlockRun
 from llamarium.page.schema.base import Answer, Query
 from llamarium.page.schema.passes import PassView
 from llamarium.page.schema.sampling import SamplerView
-
-
-class BlockRunView(Answer):
-    """Blocks of the cache that lie side by side, with as many owners each."""
-
-    first: int
-    count: int
-    owners: int
+from llamarium.server.fields import Body
 
 
 class RequestView(Answer):
@@ -48,7 +42,7 @@ class RequestView(Answer):
     num_cached: int
     num_blocks: int
     num_shared: int
-    blocks: tuple[BlockRunView, ...]
+    blocks: tuple[BlockRun, ...]
 
 
 class RequestsView(Answer):
@@ -113,3 +107,15 @@ class OpenedView(Answer):
     run: PassView
     start: int
     sampler: SamplerView | None
+
+
+class TicketRequest(Body):
+    """`POST /inspect/ticket`: what stood in the link that was opened."""
+
+    ticket: str
+
+
+class TicketView(Answer):
+    """The server's key, for this tab."""
+
+    key: str

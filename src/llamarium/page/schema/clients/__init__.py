@@ -1,1 +1,0 @@
-"""Clients: who is let in, and what all of them ask of the server."""
