@@ -13,7 +13,8 @@ from llamarium.adapters.config import LoRAConfig
 from llamarium.adapters.files import BUILTIN, CONFIG, PREFIX, WEIGHTS
 from llamarium.adapters.lora import lora_linears
 from llamarium.adapters.module_base import base_fingerprint, linears_fingerprint, projection
-from llamarium.checkpoints.save import Weight, write_safetensors
+from llamarium.checkpoints.huggingface.writer import Weight, write_safetensors
+from llamarium.checkpoints.save import tensor_weight
 from llamarium.errors import TrainingError
 from llamarium.hub.builtin import BUILTINS
 from llamarium.io import sync, unwritable, write_json
@@ -78,7 +79,7 @@ def _weight(key: str, tensor: Tensor, full_tensor: Callable[[Tensor], Tensor] | 
     def read() -> Tensor:
         return (tensor if full_tensor is None else full_tensor(tensor)).float()
 
-    return Weight(key, tuple(tensor.shape), torch.float32, read)
+    return tensor_weight(key, tensor, read, torch.float32)
 
 
 def _published(name: str | None) -> str | None:

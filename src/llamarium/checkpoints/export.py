@@ -1,18 +1,26 @@
-"""From a model on disk to a format that others read. Torch is imported when weights are read."""
+"""From a model on disk to a format that others read, without PyTorch unless the weights are NF4."""
 
 import os
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from llamarium.checkpoints import storage
+from llamarium.checkpoints.checkpoint import Checkpoint, StoredTensor
 from llamarium.checkpoints.gguf.mixtures import BLOCKS, FLOATS
+from llamarium.checkpoints.huggingface.writer import Weight, cast_array, needs_dtype, save_weights
 from llamarium.checkpoints.open import OpenedModel, open_model
 from llamarium.config import EMBEDDING
 from llamarium.errors import OptionError, OutputError, check_choice, escape
+from llamarium.extras import optional
 from llamarium.io import atomic_folder
-from llamarium.quant.formats import chosen_type
-
-if TYPE_CHECKING:
-    import torch
+from llamarium.kernels import native
+from llamarium.quant.formats import PACKED_FORMATS, chosen_type
+from llamarium.quant.ggml.decode import decode_blocks
+from llamarium.quant.packing import count_nonfinite
 
 
 def export(
@@ -57,26 +65,71 @@ def export(
     return out
 
 
-def _stored_dtype(opened: OpenedModel, type: str | None) -> "torch.dtype | None":
-    """Return what the weights are read as: None, as they are stored, or float32 where blocks are to be dequantized."""
-    import torch
+def checkpoint_weights(checkpoint: Checkpoint, dtype: str | None = None) -> list[Weight]:
+    """Return the weights of a model on disk, read when they are written; quantized ones need a `dtype`.
 
+    Where some are NaN or infinite, reading them warns.
+
+    Args:
+        checkpoint: Opened.
+        dtype: "F32", "F16" or "BF16"; None is what each weight is stored in.
+
+    Raises:
+        OptionError: If a weight is quantized and there is no dtype, or it needs PyTorch and that is not installed.
+    """
+    weights: list[Weight] = []
+    for key, entry in checkpoint.entries.items():
+        target = dtype or (entry.dtype if entry.dtype in FLOATS else None)
+        if target is None:
+            raise needs_dtype(f"{escape(checkpoint.path)}: {key}", entry.dtype)
+        if entry.dtype == "NF4" or (entry.is_packed and native.library() is None):
+            optional("torch", "torch", f"reading {entry.dtype} weights")
+        values = lambda key=key, target=target: cast_array(_read_finite(checkpoint, key), target, key)  # noqa: E731
+        weights.append(Weight(key, entry.shape, target, values))
+    return weights
+
+
+def _read_finite(checkpoint: Checkpoint, key: str) -> NDArray[Any]:
+    entry = checkpoint.entries[key]
+    stored = checkpoint.stored(key, copy=not (entry.dtype in FLOATS or entry.is_packed))
+    values = _values(stored, f"{entry.file}: {entry.name}")
+    if num_bad := count_nonfinite(values):
+        warnings.warn(f"{escape(checkpoint.path)}: {key} has {num_bad} weights that are NaN or infinite", stacklevel=2)
+    return values
+
+
+def _values(stored: StoredTensor, source: str) -> NDArray[Any]:
+    """Return a weight's values: floats as they are stored, others as float32."""
+    if stored.type_name in FLOATS:
+        return stored.data.view(storage.FLOATS[stored.type_name]).reshape(stored.shape)
+    if stored.type_name == "NF4" or (stored.is_packed and native.library() is None):
+        from llamarium.checkpoints.decode import decode
+
+        return decode(stored, source).numpy()
+    if not stored.is_packed:
+        return decode_blocks(stored.type_name, stored.data, stored.shape[-1]).reshape(stored.shape)
+    format, (rows, columns) = PACKED_FORMATS[stored.type_name], stored.shape
+    tiles, levels = np.ascontiguousarray(stored.data), np.array(format.levels or (), np.int16) + 128
+    levels = levels.astype(np.uint8)
+    matrix = native.Matrix(format.kind, rows, columns, tiles.ctypes.data, levels.ctypes.data if levels.size else None)
+    return native.lookup(matrix, np.arange(rows))
+
+
+def _stored_dtype(opened: OpenedModel, type: str | None) -> str | None:
+    """Return what the weights are read as: None, as they are stored, or float32 where blocks are to be dequantized."""
     quantized = sorted({entry.dtype for entry in opened.checkpoint.entries.values()} - set(FLOATS))
     if type is None and quantized:
         raise OptionError(
             f"the model is quantized ({', '.join(quantized)}); say with --type (in Python: type=) what it becomes: "
             "BF16, say"
         )
-    return torch.float32 if quantized else None
+    return "F32" if quantized else None
 
 
 def _export_hf(opened: OpenedModel, out: Path, type: str | None, force: bool) -> None:
-    from llamarium.checkpoints.decode import FLOAT_DTYPES
-    from llamarium.checkpoints.save import checkpoint_weights, save_weights
-
     checkpoint = opened.checkpoint
     stored = _stored_dtype(opened, type)
-    weights = checkpoint_weights(checkpoint, stored if type is None else FLOAT_DTYPES[type])
+    weights = checkpoint_weights(checkpoint, type or stored)
     with atomic_folder(out, replace=force) as folder:
         save_weights(
             weights,
@@ -89,7 +142,6 @@ def _export_hf(opened: OpenedModel, out: Path, type: str | None, force: bool) ->
 
 def _export_gguf(opened: OpenedModel, out: Path, type: str | None, force: bool) -> None:
     from llamarium.checkpoints.gguf.export import export_gguf
-    from llamarium.checkpoints.save import checkpoint_weights
 
     if out.is_dir() or (os.path.lexists(out) and not force):  # a link that leads nowhere is there too
         what = "is a folder; choose a file" if out.is_dir() else "is there already; --force replaces it"

@@ -10,11 +10,10 @@ hf is a Hugging Face folder (transformers, vLLM, ...), gguf a single file
 """
 
 import argparse
-from importlib import import_module
 from pathlib import Path
 
 from llamarium.checkpoints.gguf.mixtures import BLOCKS, FLOATS
-from llamarium.cli.options import UsageError, add_json, add_source, add_type, importing_torch
+from llamarium.cli.options import UsageError, add_json, add_source, add_type
 from llamarium.cli.output import emit, note
 
 
@@ -46,8 +45,6 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out)
     if args.format == "gguf" and out.suffix != ".gguf":
         raise UsageError("--out of a GGUF file ends in .gguf: readers go by the name")
-    with importing_torch():
-        import_module("torch")
     from llamarium.checkpoints.export import export
 
     export(args.model, out, format=args.format, type=args.type, with_tokenizer=not args.no_tokenizer, force=args.force)

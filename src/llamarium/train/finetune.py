@@ -19,10 +19,10 @@ from llamarium.adapters.lora import apply_lora
 from llamarium.adapters.save import adapter_metadata, save_adapter
 from llamarium.checkpoints.checkpoint import Checkpoint
 from llamarium.checkpoints.decode import FLOAT_DTYPES
+from llamarium.checkpoints.huggingface.writer import save_weights
 from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.checkpoints.options import Dequantize, DtypeName, LoadOptions
-from llamarium.checkpoints.save import save_weights
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
 from llamarium.errors import TrainingError
 from llamarium.hub.resolve import resolve

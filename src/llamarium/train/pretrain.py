@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from llamarium.checkpoints.decode import read
+from llamarium.checkpoints.huggingface.writer import save_weights
 from llamarium.checkpoints.open import open_checkpoint
-from llamarium.checkpoints.save import save_weights
 from llamarium.checkpoints.tokenizers import load_tokenizer
 from llamarium.config import ModelConfig
 from llamarium.errors import ConfigError, TrainingError

@@ -17,15 +17,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from llamarium.checkpoints.decode import FLOAT_DTYPES
 from llamarium.checkpoints.gguf.config import ROPE_FREQS
 from llamarium.checkpoints.gguf.file import GGUFData, write_gguf
-from llamarium.checkpoints.gguf.mixtures import MIXTURES, Mixture, type_of, wanted_type
+from llamarium.checkpoints.gguf.mixtures import FLOATS, MIXTURES, Mixture, type_of, wanted_type
 from llamarium.checkpoints.gguf.reader import LAYER_NAMES, NAMES
-from llamarium.checkpoints.save import Weight, cast, check_tokenizer, tensor_bytes
+from llamarium.checkpoints.huggingface.writer import (
+    Weight,
+    array_bytes,
+    cast_array,
+    check_fits_float16,
+    check_tokenizer,
+)
 from llamarium.config import ModelConfig, RopeScaling
 from llamarium.errors import OptionError, UnsupportedTokenizerError, escape, show_value
 from llamarium.io import unwritable
@@ -41,7 +46,6 @@ if TYPE_CHECKING:
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 _END_TOKENS = {"eom_token_id": ("<|eom_id|>",), "eot_token_id": ("<|eot_id|>", "<|im_end|>")}
 _KEY = "tokenizer.ggml."
-_PIECE_WEIGHTS = 2**22  # that are checked at once
 
 
 def export_gguf(
@@ -79,7 +83,7 @@ def export_gguf(
     tensors = {_gguf_name(weight.key): _tensor(weight, config, mixture) for weight in weights}
     if config.rope_scaling is not None:
         factors = rope_factors(config, config.rope_scaling)
-        tensors = {ROPE_FREQS: ("F32", tuple(factors.shape), factors.numpy().tobytes()), **tensors}
+        tensors = {ROPE_FREQS: ("F32", tuple(factors.shape), factors.tobytes()), **tensors}
     _warn_of_short_rows(weights, config, mixture)
     try:
         write_gguf(path, metadata, tensors)
@@ -125,27 +129,27 @@ def tokenizer_metadata(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, A
     return metadata if template is None else metadata | {"tokenizer.chat_template": template}
 
 
-def rope_factors(config: ModelConfig, scaling: RopeScaling) -> Tensor:
+def rope_factors(config: ModelConfig, scaling: RopeScaling) -> NDArray[np.float32]:
     """Return what each plain RoPE frequency is divided by: (H/2,) float32.
 
     Source: llama.cpp, `convert_hf_to_gguf.py`, `LlamaModel.generate_extra_tensors`.
     """
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    wavelengths = 2 * math.pi * config.rope_theta**exponents
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / config.head_dim
+    wavelengths = 2 * math.pi * np.float32(config.rope_theta) ** exponents
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = (scaling.original_max_position_embeddings / wavelengths - low) / (high - low)
     factors = 1 / ((1 - kept) / scaling.factor + kept)
-    return torch.where(kept <= 0, scaling.factor, torch.where(kept >= 1, 1.0, factors))
+    return np.where(kept <= 0, scaling.factor, np.where(kept >= 1, 1, factors)).astype(np.float32)
 
 
-def permute(rows: Tensor, num_heads: int) -> Tensor:
+def permute(rows: NDArray[Any], num_heads: int) -> NDArray[Any]:
     """Move q's or k's rows from the half-split order of RoPE pairs to the interleaved one: `unpermute` undone.
 
     Source: llama.cpp, `convert_hf_to_gguf.py`, `LlamaModel.permute`.
     """
     num_rows, width = rows.shape
-    halves = rows.view(num_heads, 2, num_rows // num_heads // 2, width)
-    return halves.transpose(1, 2).reshape(num_rows, width)
+    halves = rows.reshape(num_heads, 2, num_rows // num_heads // 2, width)
+    return halves.swapaxes(1, 2).reshape(num_rows, width)
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------
@@ -173,13 +177,10 @@ def _encode(weight: Weight, config: ModelConfig, kind: str) -> memoryview:
         values = permute(values, config.num_attention_heads)
     elif weight.key.endswith("k_proj.weight"):
         values = permute(values, config.num_key_value_heads)
-    if kind in FLOAT_DTYPES:
-        return tensor_bytes(cast(values, FLOAT_DTYPES[kind], weight.key))
-    for rows in values.split(max(1, _PIECE_WEIGHTS // values.shape[-1])):
-        cast(rows, torch.float16, weight.key)  # which a block's scale is
-    values = values.contiguous()
-    array = values.view(torch.uint16) if values.dtype == torch.bfloat16 else values
-    return encode(array.numpy(), kind).data.cast("B")
+    if kind in FLOATS:
+        return array_bytes(cast_array(values, kind, weight.key))
+    check_fits_float16(values, weight.key)
+    return array_bytes(encode(values, kind))
 
 
 def _warn_of_short_rows(weights: Sequence[Weight], config: ModelConfig, mixture: Mixture) -> None:

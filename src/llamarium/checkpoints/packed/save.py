@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from llamarium.checkpoints.checkpoint import check_weights
 from llamarium.checkpoints.decode import FLOAT_DTYPES
+from llamarium.checkpoints.huggingface.writer import Weight, complete_folder, write_safetensors
 from llamarium.checkpoints.packed.folder import FILE, KEYS, LAYOUT, METHOD, VERSION, check_machine, tiles_shape
-from llamarium.checkpoints.save import Weight, complete_folder, write_safetensors
+from llamarium.checkpoints.save import array_of, tensor_weight
 from llamarium.config import ModelConfig
 from llamarium.errors import CheckpointError, OptionError, show_value
 from llamarium.quant.formats import PACKED_FORMATS
@@ -85,13 +85,13 @@ def _stored(weight: PackedWeight) -> Weight:
         values = cast(Tensor, weight.read())
         if values.dtype not in FLOAT_DTYPES.values():
             raise OptionError(f"{weight.key} is {values.dtype}; expected one of {', '.join(FLOAT_DTYPES)}, or a format")
-        return Weight.of(weight.key, values)
+        return tensor_weight(weight.key, values)
     if weight.format not in PACKED_FORMATS:
         raise OptionError(f"{weight.key}: format is {show_value(weight.format)}; expected {', '.join(PACKED_FORMATS)}")
     rows, columns = cast(tuple[int, int], weight.shape)
     format = PACKED_FORMATS[weight.format]
     shape = tiles_shape(rows, columns // format.columns, format)
-    return Weight(weight.key, shape, torch.uint8, lambda: _read_tiles(weight))
+    return Weight(weight.key, shape, "U8", lambda: array_of(_read_tiles(weight)))
 
 
 def _read_tiles(weight: PackedWeight) -> Tensor:

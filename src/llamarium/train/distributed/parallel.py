@@ -39,7 +39,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from llamarium.adapters.lora import lora_linears
-from llamarium.checkpoints.save import Weight
+from llamarium.checkpoints.huggingface.writer import Weight
+from llamarium.checkpoints.save import tensor_weight
 from llamarium.config import ModelConfig
 from llamarium.errors import TrainingError, escape
 from llamarium.model import LlamaForCausalLM
@@ -240,7 +241,7 @@ class DistributedGroup(ProcessGroup):
         """See `ProcessGroup.weights`."""
 
         def weight(key: str, parameter: Tensor) -> Weight:
-            return Weight(key, tuple(parameter.shape), parameter.dtype, lambda: self.full_tensor(parameter))
+            return tensor_weight(key, parameter, lambda: self.full_tensor(parameter))
 
         return [weight(key, parameter) for key, parameter in model.named_parameters()]
 

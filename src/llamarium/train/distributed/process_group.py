@@ -10,7 +10,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from llamarium.checkpoints.save import Weight, model_weights
+from llamarium.checkpoints.huggingface.writer import Weight
+from llamarium.checkpoints.save import model_weights
 from llamarium.model import LlamaForCausalLM
 
 T = TypeVar("T")

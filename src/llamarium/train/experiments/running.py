@@ -12,7 +12,8 @@ import torch
 
 from llamarium.checkpoints.decode import tensor_in
 from llamarium.checkpoints.huggingface.safetensors_file import read_safetensors
-from llamarium.checkpoints.save import SAFETENSORS_DTYPES, Weight, write_safetensors
+from llamarium.checkpoints.huggingface.writer import write_safetensors
+from llamarium.checkpoints.save import SAFETENSORS_DTYPES, tensor_weight
 from llamarium.checkpoints.storage import TensorFile
 from llamarium.config import read_json_object
 from llamarium.errors import TrainingError, show_value
@@ -165,7 +166,7 @@ def _setup(label: str, variant: Variant, config: ExperimentConfig, out: Path, th
 
 def save_variant(model: LlamaForCausalLM, label: str, folder: Path) -> None:
     """Write the weights of a model that is no Llama, in a form that no reader of models takes for one."""
-    write_safetensors(folder / _WEIGHTS, [Weight.of(key, p.detach()) for key, p in model.named_parameters()])
+    write_safetensors(folder / _WEIGHTS, [tensor_weight(key, p) for key, p in model.named_parameters()])
     write_json(folder / _ABOUT, {"format": _FORMAT, "variant": label, "trained_as": model.config.to_hf()})
 
 

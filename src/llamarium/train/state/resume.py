@@ -10,7 +10,8 @@ from torch import Tensor
 
 from llamarium.checkpoints.decode import tensor_in
 from llamarium.checkpoints.huggingface.safetensors_file import read_safetensors
-from llamarium.checkpoints.save import SAFETENSORS_DTYPES, Weight, write_safetensors
+from llamarium.checkpoints.huggingface.writer import write_safetensors
+from llamarium.checkpoints.save import SAFETENSORS_DTYPES, tensor_weight
 from llamarium.checkpoints.storage import TensorFile
 from llamarium.config import read_json_object
 from llamarium.errors import CheckpointError, LlamariumError, TrainingError, escape, show_value
@@ -47,7 +48,7 @@ def save_resume(
         raise TrainingError(f"{escape(folder)}: the run's state changes in JSON; expected lists and str keys")
     try:
         (folder / _RESUME).mkdir(parents=True, exist_ok=True)
-        weights = [Weight(k, tuple(t.shape), t.dtype, partial(full_tensor or _same, t)) for k, t in tensors.items()]
+        weights = [tensor_weight(k, t, partial(full_tensor or _same, t)) for k, t in tensors.items()]
         write_safetensors(folder / _RESUME / "optimizer.safetensors", weights)
         write_json(folder / _RESUME / "state.json", state)
         sync(folder / _RESUME)

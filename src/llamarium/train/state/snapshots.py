@@ -12,7 +12,8 @@ from torch import Tensor
 
 from llamarium.checkpoints.decode import tensor_in
 from llamarium.checkpoints.huggingface.safetensors_file import read_safetensors
-from llamarium.checkpoints.save import SAFETENSORS_DTYPES, Weight, write_safetensors
+from llamarium.checkpoints.huggingface.writer import write_safetensors
+from llamarium.checkpoints.save import SAFETENSORS_DTYPES, tensor_weight
 from llamarium.checkpoints.storage import TensorFile
 from llamarium.errors import CheckpointError, TokenizerError
 from llamarium.io import unwritable
@@ -50,7 +51,7 @@ def save_snapshot(
     path = snapshot_path(run, step)
     try:
         path.parent.mkdir(exist_ok=True)
-        write_safetensors(path, [Weight.of(_KEY, rows_RD)])
+        write_safetensors(path, [tensor_weight(_KEY, rows_RD)])
     except OSError as error:
         raise unwritable(path, error) from error
     return True

@@ -1,0 +1,244 @@
+"""Writing a Hugging Face folder from arrays, which everything in the ecosystem reads.
+
+Nothing here holds more than one tensor beside the model: the shape and dtype of a `Weight` are fixed in advance, so the
+header of a safetensors file can be written before the values are cast, unpacked or read from another file. The folder
+becomes a model with its last file, `config.json`: without it no reader takes it for one.
+
+bfloat16, which numpy lacks, is the uint16 of its bits.
+"""
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamarium.config import EMBEDDING, ModelConfig
+from llamarium.errors import CheckpointError, OptionError, OutputError, escape
+from llamarium.io import MODEL_FILES, atomic_file, sync, sync_tree, unwritable, write_json
+from llamarium.quant.packing import to_bfloat16, to_float32
+from llamarium.tokenizer.base import Tokenizer
+
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_LONG_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_ALIGNMENT = 64  # a line of the processor's cache, in bytes
+_PIECE_WEIGHTS = 2**22  # that are checked at once
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A tensor that is about to be written.
+
+    Attributes:
+        key: Its name in the file.
+        shape: Its shape.
+        dtype: Safetensors' name for its dtype, such as "BF16".
+        read: Returns the values in that dtype; called once, when they are written.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[], NDArray[Any]]
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size in the file."""
+        return _ITEM_BYTES[self.dtype] * math.prod(self.shape)
+
+    def data(self) -> memoryview:
+        """Return the values' bytes, row-major."""
+        values = self.read()
+        assert values.nbytes == self.num_bytes and values.shape == self.shape
+        return array_bytes(values)
+
+
+def array_bytes(values: NDArray[Any]) -> memoryview:
+    """Return an array's bytes, row-major; a copy only where it is not contiguous."""
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+
+
+def cast_array(values: NDArray[Any], dtype: str, key: str) -> NDArray[Any]:
+    """Cast a weight.
+
+    Args:
+        values: float32, float16, or bfloat16's bits as uint16.
+        dtype: "F32", "F16" or "BF16".
+        key: Its name, for the error.
+
+    Raises:
+        CheckpointError: If a finite value becomes infinite: float16 ends at 65,504.
+    """
+    if dtype == "F32":
+        return to_float32(values)
+    if values.dtype == (np.float16 if dtype == "F16" else np.uint16):
+        return values
+    if dtype == "BF16":
+        narrow = to_bfloat16(values)
+        num_bad = _num_overflows(values, narrow)
+    else:
+        with np.errstate(over="ignore"):
+            narrow = to_float32(values).astype(np.float16)
+        num_bad = _num_overflows(values, narrow)
+    if num_bad:
+        other = "float32" if dtype == "BF16" else "bfloat16 or float32"
+        raise CheckpointError(f"{escape(key)}: {num_bad} values do not fit {_LONG_NAMES[dtype]}; choose {other}")
+    return narrow
+
+
+def check_fits_float16(values: NDArray[Any], key: str) -> None:
+    """Check that values are in float16's range, in which block scales are stored.
+
+    Raises:
+        CheckpointError: If a finite value is not.
+    """
+    step = max(1, _PIECE_WEIGHTS // values.shape[-1])
+    for start in range(0, len(values), step):
+        cast_array(values[start : start + step], "F16", key)
+
+
+def _num_overflows(values: NDArray[Any], narrow: NDArray[Any]) -> int:
+    lost = ~np.isfinite(to_float32(narrow))
+    return int(np.isfinite(to_float32(values)[lost]).sum()) if lost.any() else 0
+
+
+def save_weights(
+    weights: Sequence[Weight],
+    config: ModelConfig,
+    folder: Path,
+    *,
+    tokenizer: Tokenizer | None = None,
+    generation_config: Mapping[str, Any] | None = None,
+    max_shard_bytes: int = 5_000_000_000,
+) -> None:
+    """Write weights as a Hugging Face folder, synced to disk.
+
+    Args:
+        weights: Exactly those that `config` asks for (`model_weights`, `checkpoint_weights`).
+        config: The model's.
+        folder: Made if missing; must hold no model.
+        tokenizer: Written beside the weights.
+        generation_config: The content of `generation_config.json`; the config's BOS and EOS are added to it.
+        max_shard_bytes: More than that goes into several files and an index.
+
+    Raises:
+        CheckpointError: If the tokenizer is too large for the model, or a value does not fit its dtype.
+        OutputError: If the folder holds a model already, or cannot be written.
+    """
+    name = _LONG_NAMES[next(w.dtype for w in weights if w.key == EMBEDDING)]
+    fields = {**config.to_hf(), "dtype": name, "torch_dtype": name}
+    with complete_folder(folder, config, fields, tokenizer, generation_config or {}):
+        _write_shards(folder, weights, max_shard_bytes)
+
+
+@contextlib.contextmanager
+def complete_folder(
+    folder: Path,
+    config: ModelConfig,
+    fields: Mapping[str, Any],
+    tokenizer: Tokenizer | None,
+    generation_config: Mapping[str, Any],
+) -> Generator[None]:
+    """Let the body write tensors into a folder and add the rest, last `fields`, its `config.json`."""
+    check_tokenizer(tokenizer, config)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _check_vacant(folder)
+        yield
+        write_json(folder / "generation_config.json", _generation_config(config, generation_config))
+        if tokenizer is not None:
+            tokenizer.save(folder)
+        sync_tree(folder)
+        write_json(folder / "config.json", fields)
+        sync(folder)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+def write_safetensors(path: Path, weights: Iterable[Weight], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file; `path` is complete or untouched.
+
+    The package's own writer wants all tensors in memory at once, cast already, and leaves a file that only its owner
+    can read.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
+    # Each lies at a multiple of the largest power of two that divides its size, which is at least its item size's.
+    ordered = sorted(weights, key=lambda w: -math.gcd(w.num_bytes, _ALIGNMENT))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for weight in ordered:
+        begin, end = end, end + weight.num_bytes
+        header[weight.key] = {
+            "dtype": weight.dtype,
+            "shape": list(weight.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    with atomic_file(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for weight in ordered:
+            file.write(weight.data())
+
+
+def check_tokenizer(tokenizer: Tokenizer | None, config: ModelConfig) -> None:
+    """Check that a tokenizer's ids fit a model.
+
+    Raises:
+        CheckpointError: If there are more of them than rows.
+    """
+    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+        raise CheckpointError(
+            f"{tokenizer.source}: the tokenizer has {tokenizer.vocab_size} ids and the model {config.vocab_size} rows; "
+            "they do not belong together"
+        )
+
+
+def needs_dtype(what: str, kind: str) -> OptionError:
+    """Return the error for a quantized weight that is to be written without a dtype."""
+    return OptionError(
+        f"{what} is quantized ({kind}) and is written unpacked only: say into which dtype (float32, bfloat16, float16)"
+    )
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _check_vacant(folder: Path) -> None:
+    """Refuse a folder with files of a model: what is not overwritten would be read beside what is."""
+    for pattern in MODEL_FILES:
+        for path in folder.glob(pattern):
+            raise OutputError(f"{escape(folder)}: holds {escape(path.name)} already; choose an empty folder")
+
+
+def _write_shards(folder: Path, weights: Sequence[Weight], max_bytes: int) -> None:
+    shards: list[list[Weight]] = [[]]
+    room = max_bytes
+    for weight in weights:
+        if weight.num_bytes > room and shards[-1]:
+            shards.append([])
+            room = max_bytes
+        shards[-1].append(weight)
+        room -= weight.num_bytes
+    if len(shards) == 1:
+        write_safetensors(folder / "model.safetensors", weights, {"format": "pt"})
+        return
+    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    for name, shard in zip(names, shards, strict=True):
+        write_safetensors(folder / name, shard, {"format": "pt"})
+    weight_map = {weight.key: name for name, shard in zip(names, shards, strict=True) for weight in shard}
+    index = {"metadata": {"total_size": sum(w.num_bytes for w in weights)}, "weight_map": weight_map}
+    write_json(folder / "model.safetensors.index.json", index)
+
+
+def _generation_config(config: ModelConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    fields = config.to_hf()
+    ids = {name: fields[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return {name: value for name, value in ids.items() if value is not None} | dict(given)
