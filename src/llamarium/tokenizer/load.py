@@ -32,11 +32,6 @@ def load_tokenizer_file(path: Path) -> Tokenizer:
     return load_huggingface(file)
 
 
-def has_tokenizer_file(folder: Path) -> bool:
-    """Tell whether `load_tokenizer_file` would find a file in `folder`."""
-    return any((Path(folder) / name).is_file() for name in _NAMES)
-
-
 def _find(path: Path) -> Path:
     if path.is_dir():
         for name in _NAMES:
