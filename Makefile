@@ -7,7 +7,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else 2)')
-# torch first and by its pinned version: otherwise pip may take another build of it for a dependency.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SAY = @echo "[make $(or $(MAKECMDGOALS),demo)]"
 
@@ -19,7 +18,7 @@ demo: .venv/.run
 
 # Tests that measure time or want every core run by themselves at the end.
 test: .venv/.dev
-	$(SAY) "Testing in $(WORKERS) processes (about a quarter of an hour on two cores) ..."
+	$(SAY) "Testing in $(WORKERS) processes (17.5 minutes on two cores) ..."
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone"
 	$(SAY) "Testing what needs the machine for itself (about two minutes) ..."
 	$(BIN)/python -m pytest -m alone
@@ -48,13 +47,13 @@ clean:
 
 .venv/.run: pyproject.toml constraints.txt hatch_build.py hatch_page.py $(wildcard native/*) $(shell find web docs/learn -type f -not -path '*/node_modules/*')
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(SAY) "Installing PyTorch (a few minutes the first time) ..."
-	$(INSTALL) "$$(grep '^torch==' constraints.txt)"
 	$(SAY) "Installing Llamarium; where they have changed, the CPU kernels are compiled and the page is built (a minute) ..."
 	$(INSTALL) -e .
 	@touch $@
 
+# torch first and by its pinned version: otherwise pip may take another build of it for a dependency.
 .venv/.dev: .venv/.run
 	$(SAY) "Installing what the tests need (a few minutes the first time) ..."
+	$(INSTALL) "$$(grep '^torch==' constraints.txt)"
 	$(INSTALL) -e '.[dev]'
 	@touch $@

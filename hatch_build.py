@@ -3,8 +3,9 @@
 The page is built beside it (hatch_page.py).
 
 native/ops.c is compiled once for each set of instructions; at run time the library takes the best one that the
-processor has (native/dispatch.c). Without a C compiler, or if it fails, the package is built without the library, and
-PyTorch does its work. To build it in place: `python hatch_build.py`, or `make native`.
+processor has (native/dispatch.c). Without a C compiler, or if it fails, the build fails and says why: pip hides what a
+build that succeeds has to say. LLAMARIUM_NO_NATIVE=1 builds without the library; PyTorch has to do its work then.
+To build it in place: `python hatch_build.py`, or `make native`.
 
 What was compiled is kept in build/native, under a name made from all that it depends on; nothing is compiled twice.
 """
@@ -41,6 +42,7 @@ SETS = {  # by the processor that is compiled for; beside `portable`, which is f
     },
     "aarch64": {"neon_dotprod": "-march=armv8.2-a+dotprod", "neon_i8mm": "-march=armv8.2-a+dotprod+i8mm"},
 }
+REMEDY = "Install a C compiler (gcc or clang), or set LLAMARIUM_NO_NATIVE=1 and install llamarium[torch]"
 
 
 class BuildError(Exception):
@@ -154,9 +156,11 @@ class BuildHook(BuildHookInterface):
         return _page().requirements()
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build both; each may be missing, and is said to be."""
-        self._build_page(build_data)
-        self._build_library(build_data)
+        """Build both side by side: the page mostly waits for npm. The page may be missing, with a warning."""
+        with ThreadPoolExecutor(1) as pool:
+            page = pool.submit(self._build_page, build_data)
+            self._build_library(build_data)
+            page.result()
 
     def _build_page(self, build_data: dict[str, Any]) -> None:
         page = _page()
@@ -168,11 +172,13 @@ class BuildHook(BuildHookInterface):
         build_data["artifacts"].append(f"{page.BUNDLE.relative_to(self.root).as_posix()}/**")
 
     def _build_library(self, build_data: dict[str, Any]) -> None:
-        """Build the library and say so in the wheel's tag; leave the wheel pure without it."""
+        """Build the library and name its platform in the wheel's tag; stop the build where that fails."""
         try:
             build()
         except (BuildError, OSError) as error:
-            self.app.display_warning(f"llamarium is built without its native kernels, PyTorch does their work: {error}")
+            if os.environ.get("LLAMARIUM_NO_NATIVE") != "1":
+                self.app.abort(f"llamarium's kernels cannot be compiled: {error}. {REMEDY}")
+            self.app.display_warning(f"llamarium is built without its native kernels: {error}")
             return
         platform = next(tag for tag in platform_tags() if not tag.startswith(("manylinux", "musllinux")))
         build_data["artifacts"].append(str(LIBRARY.relative_to(self.root)))

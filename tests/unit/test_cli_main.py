@@ -139,6 +139,11 @@ def test_an_unexpected_exception_says_that_it_is_a_bug(
     )
 
 
+def test_without_pytorch_the_extra_is_named(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(raising(ModuleNotFoundError("No module named 'torch'", name="torch"))) == 1
+    assert "PyTorch, which is not installed: pip install 'llamarium[torch]'" in capsys.readouterr().err
+
+
 def test_what_the_system_refuses_is_no_bug(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert command(raising(PermissionError(13, "Permission denied", "/root/x"))) == 1
     assert capsys.readouterr().err == "llamarium: error: /root/x: Permission denied\n"
