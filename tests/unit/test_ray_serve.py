@@ -459,15 +459,15 @@ def test_an_answer_is_told_at_once() -> None:
 
 def test_of_a_stream_is_told_what_there_is() -> None:
     async def produce(write: Any) -> None:
-        await write(b"1")
-        await write(b"2")
+        await write("1")
+        await write("2")
         await asyncio.sleep(0.05)
-        await write(b"3")
+        await write("3")
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         scope["notes"] = {}
         await receive()
-        await EventStream(produce, 60, ExitStack())(scope, receive, send)
+        await EventStream(produce, str, 60, ExitStack())(scope, receive, send)
 
     head, *pieces = parts_of(app)
     assert isinstance(head, Head)

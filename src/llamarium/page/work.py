@@ -15,7 +15,7 @@ from llamarium.generation.text_engine import TextEngine
 from llamarium.page.executor import AdaptedModels, Pass
 from llamarium.page.passes import Passes
 from llamarium.page.schema.base import EndView
-from llamarium.server.errors import ApiError, internal_error, of_library
+from llamarium.server.errors import ApiError, of_library
 from llamarium.server.http.stream import EventStream, Write, event, unless_gone
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.lifecycle.threads import in_own_thread
@@ -81,9 +81,9 @@ async def stream_on(
             return next(made, None)
 
         first = await worker.do_while_here(following)
-        produce = partial(_produce, request.scope["notes"], first, partial(worker.do, following))
+        produce = partial(_produce, first, partial(worker.do, following))
         service: Service = request.app.state.service
-        return EventStream(produce, service.settings.ping_s, held.pop_all())
+        return EventStream(produce, _failure, service.settings.ping_s, held.pop_all())
 
 
 class _Worker:
@@ -159,25 +159,16 @@ async def _in_list(work: Awaitable[T]) -> list[T]:
     return [await work]
 
 
-async def _produce(
-    notes: dict[str, Any], one: BaseModel | None, step: Callable[[], Awaitable[BaseModel | None]], write: Write
-) -> None:
-    """Write the events, from the first one on; an error is one of them, and nothing follows it."""
-    try:
-        while one is not None:
-            await _say(write, one.model_dump(mode="json"))
-            one = await step()
-        await _say(write, EndView().model_dump())
-    except ApiError as error:
-        notes["error"] = error.code
-        await _say(write, {"type": "error", **error.body})
-    except Exception:
-        await _say(write, {"type": "error", **internal_error().body})
-        raise
+async def _produce(one: BaseModel | None, step: Callable[[], Awaitable[BaseModel | None]], write: Write) -> None:
+    """Write the events, from the first one on."""
+    while one is not None:
+        await write(event(one.model_dump(mode="json")))
+        one = await step()
+    await write(event(EndView().model_dump()))
 
 
-async def _say(write: Write, data: dict[str, Any]) -> None:
-    await write(event(data).encode())
+def _failure(error: ApiError) -> str:
+    return event({"type": "error", **error.body})
 
 
 async def _in_thread(llama: "Llama", field: str, work: Callable[[], T], gone: threading.Event) -> T:

@@ -1,48 +1,57 @@
-"""One request with one answer, whole or as a stream, whatever the protocol that words it."""
+"""One request, answered as a whole or as a stream, whatever the protocol that words it."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
 
 from llamarium.generation.completion import Piece
 from llamarium.generation.text_engine import Answers
-from llamarium.server.answering import AnswerRequest, close, follow, submit
-from llamarium.server.errors import JSON, ApiError, internal_error
+from llamarium.server.answering import AnswerRequest, close, follow, side_by_side, submit
+from llamarium.server.errors import JSON, ApiError
 from llamarium.server.http.stream import EventStream, Write, unless_gone
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.usage import Usage
 
+T = TypeVar("T")
+Pieces = Sequence[Piece]
+
 
 class Wording(Protocol):
-    """How a protocol words one answer.
+    """How a protocol words the answers to one request.
 
-    Its methods are called in the order in which they stand here, `say` for each piece, and `failure` in place of `end`
-    where the answer breaks off. What they return are events, for a stream.
+    For a stream `begin`, `events` for each step of each prompt, and `end` return its events, or `failure` in place of
+    what is left. For a whole answer `take` has each step instead, and `whole` returns the body.
     """
 
     ping: bytes
-    """What a stream shows where nothing else happens."""
+    """The event that keeps an idle stream open."""
 
     def begin(self) -> str:
-        """Return what comes before anything else."""
+        """Return the events before the first step."""
         ...
 
-    def say(self, usage: Usage, piece: Piece) -> str:
-        """Take what an answer adds."""
+    def events(self, prompt: int, pieces: Pieces, usage: Usage) -> str:
+        """Return the events of one step of a prompt's answers."""
         ...
 
-    def end(self, usage: Usage, last: Piece) -> str:
-        """Take an answer's last piece, which has been said."""
+    def end(self, usage: Usage) -> str:
+        """Return the events after the last step."""
         ...
 
     def failure(self, error: ApiError) -> str:
-        """Return how a stream tells that it breaks off."""
+        """Return the last events of a stream that fails."""
         ...
 
-    def whole(self) -> dict[str, Any]:
-        """Return the whole answer, after its end."""
+    def take(self, prompt: int, pieces: Pieces, usage: Usage) -> None:
+        """Take one step of a prompt's answers."""
+        ...
+
+    def whole(self, usage: Usage) -> dict[str, Any]:
+        """Return the body of a whole answer, after its last step."""
         ...
 
 
@@ -54,59 +63,64 @@ async def reply(request: Request, asked: AnswerRequest, wording: Wording, *, str
     """
     service: Service = request.app.state.service
     with ExitStack() as held:
-        held.enter_context(service.place(1))
+        held.enter_context(service.place(asked.num_answers, asked.number_field))
         answers = await submit(service, asked)
         held.callback(close, answers)
-        told = _Reply(request, answers[0], wording)
+        running = _Reply(request, answers, wording)
         if streams:
-            return EventStream(told.stream, service.settings.ping_s, held.pop_all(), wording.ping)
-        whole = await unless_gone(request, told.whole())
-        return Response(status_code=499) if whole is None else JSON(whole)
+            return EventStream(running.stream, wording.failure, service.settings.ping_s, held.pop_all(), wording.ping)
+        return await unless_gone(request, running.whole()) or Response(status_code=499)
 
 
 class _Reply:
-    """One answer on its way to one client."""
+    """The answers to one request, on their way to its client."""
 
-    def __init__(self, request: Request, answers: Answers, wording: Wording) -> None:
-        self._notes: dict[str, Any] = request.scope["notes"]
-        self._request = request
-        self._answers, self._wording, self._usage = answers, wording, Usage([answers])
-
-    async def whole(self) -> dict[str, Any]:
-        """Return the answer, once it is there."""
-        came: list[Piece] = []
-        try:
-            async for pieces in follow(self._request, self._answers):
-                self._usage.count(pieces)
-                came += pieces
-        finally:
-            self._notes.update(self._usage.noted())
-        self._wording.begin()
-        self._say(came)
-        self._wording.end(self._usage, came[-1])
-        return self._wording.whole()
+    def __init__(self, request: Request, answers: Sequence[Answers], wording: Wording) -> None:
+        self._request, self._answers, self._wording = request, answers, wording
+        self._usage = Usage(answers)
 
     async def stream(self, write: Write) -> None:
-        """Write all events; an error is one of them, and nothing follows it."""
-        try:
-            await _write(write, self._wording.begin())
-            async for pieces in follow(self._request, self._answers):
+        """Write all events."""
+
+        async def word(prompt: int, pieces: Pieces) -> None:
+            events = partial(self._wording.events, prompt, pieces, self._usage)
+            await write(await _run(events, is_long=_has_prompt(pieces)))
+
+        await write(self._wording.begin())
+        await self._read(word)
+        await write(self._wording.end(self._usage))
+
+    async def whole(self) -> Response:
+        """Return the whole answer, when it is complete."""
+        is_long = False
+
+        async def take(prompt: int, pieces: Pieces) -> None:
+            nonlocal is_long
+            is_long = is_long or _has_prompt(pieces)
+            self._wording.take(prompt, pieces, self._usage)
+
+        await self._read(take)
+        return await _run(lambda: JSON(self._wording.whole(self._usage)), is_long=is_long)
+
+    async def _read(self, take: Callable[[int, Pieces], Awaitable[None]]) -> None:
+        """Pass each step of each prompt to `take`, all prompts side by side."""
+
+        async def read(prompt: int, answers: Answers) -> None:
+            async for pieces in follow(self._request, answers):
                 self._usage.count(pieces)
-                said, last = self._say(pieces), pieces[-1]
-                await _write(write, said if last.finish_reason is None else said + self._wording.end(self._usage, last))
-        except ApiError as error:
-            self._notes["error"] = error.code
-            await _write(write, self._wording.failure(error))
-        except Exception:
-            await _write(write, self._wording.failure(internal_error()))
-            raise
+                await take(prompt, pieces)
+
+        try:
+            await side_by_side([read(prompt, answers) for prompt, answers in enumerate(self._answers)])
         finally:
-            self._notes.update(self._usage.noted())
-
-    def _say(self, pieces: Sequence[Piece]) -> str:
-        return "".join(self._wording.say(self._usage, piece) for piece in pieces)
+            self._request.scope["notes"].update(self._usage.noted())
 
 
-async def _write(write: Write, events: str) -> None:
-    if events:
-        await write(events.encode())
+def _has_prompt(pieces: Pieces) -> bool:
+    """Whether there are log-probabilities of a prompt, which take long to word."""
+    return any(piece.prompt_logprobs is not None for piece in pieces)
+
+
+async def _run(work: Callable[[], T], *, is_long: bool) -> T:
+    """Run `work`, in a thread if it takes long."""
+    return await asyncio.to_thread(work) if is_long else work()

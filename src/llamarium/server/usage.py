@@ -13,11 +13,12 @@ class Usage:
         answers: To each of its prompts.
 
     Attributes:
+        answers: The same.
         generated: Tokens of answers.
     """
 
     def __init__(self, answers: Sequence[Answers]) -> None:
-        self._answers = answers
+        self.answers = answers
         self.generated = 0
 
     def count(self, pieces: Sequence[Piece]) -> None:
@@ -31,9 +32,9 @@ class Usage:
     @property
     def prompt(self) -> int:
         """Tokens of prompts."""
-        return sum(len(one.prompt_ids) for one in self._answers)
+        return sum(len(one.prompt_ids) for one in self.answers)
 
     @property
     def cached(self) -> int:
         """Those of them that were not run, as their keys and values were there."""
-        return sum(one.num_cached for one in self._answers)
+        return sum(one.num_cached for one in self.answers)

@@ -1,6 +1,7 @@
 """A message in Anthropic's words: whole, and as a stream of events."""
 
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 from llamarium.generation.completion import Piece
@@ -40,32 +41,42 @@ class MessageWording:
         }
 
     def begin(self) -> str:
-        """Return nothing: the first event tells how much of the prompt was there, which the first step says."""
+        """Return nothing: the first event holds the cached tokens of the prompt, which the first step brings."""
         return ""
 
-    def say(self, usage: Usage, piece: Piece) -> str:
-        """Return the events of what the message adds."""
-        start = "" if self._has_begun else self._start(usage)
-        return start + "".join(map(self._say, piece.deltas))
+    def events(self, prompt: int, pieces: Sequence[Piece], usage: Usage) -> str:
+        """Return the events of one step."""
+        events = "" if self._has_begun else self._start(usage)
+        for piece in pieces:
+            events += "".join(map(self._say, piece.deltas))
+            events += "" if piece.finish_reason is None else self._finish(usage, piece, piece.finish_reason)
+        return events
 
-    def end(self, usage: Usage, last: Piece) -> str:
-        """Return the events of the message's end."""
-        assert last.finish_reason is not None
-        stopped = last.stop_string is not None and last.finish_reason == "stop"
-        reason = "stop_sequence" if stopped else _STOP_REASONS[last.finish_reason]
-        delta = {"stop_reason": reason, "stop_sequence": last.stop_string if stopped else None}
-        closed = self._close()
-        self._message |= delta | {"content": self._content, "usage": _counts(usage)}
-        told = event({"type": "message_delta", "delta": delta, "usage": _counts(usage)})
-        return closed + told + event({"type": "message_stop"})
+    def end(self, usage: Usage) -> str:
+        """Return nothing: the last piece ends the message."""
+        return ""
 
     def failure(self, error: ApiError) -> str:
         """Return the event of an error."""
         return event(error.anthropic_body(self._request_id))
 
-    def whole(self) -> dict[str, Any]:
+    def take(self, prompt: int, pieces: Sequence[Piece], usage: Usage) -> None:
+        """Take one step."""
+        self.events(prompt, pieces, usage)
+
+    def whole(self, usage: Usage) -> dict[str, Any]:
         """Return the message."""
         return self._message
+
+    def _finish(self, usage: Usage, last: Piece, finish_reason: str) -> str:
+        """Return the events of the message's end."""
+        stopped = last.stop_string is not None and finish_reason == "stop"
+        reason = "stop_sequence" if stopped else _STOP_REASONS[finish_reason]
+        delta = {"stop_reason": reason, "stop_sequence": last.stop_string if stopped else None}
+        closed = self._close()
+        self._message |= delta | {"content": self._content, "usage": _counts(usage)}
+        told = event({"type": "message_delta", "delta": delta, "usage": _counts(usage)})
+        return closed + told + event({"type": "message_stop"})
 
     def _start(self, usage: Usage) -> str:
         self._has_begun = True

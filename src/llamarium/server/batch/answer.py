@@ -11,8 +11,8 @@ from llamarium.server.batch.dispatch import Answer, Routes
 from llamarium.server.batch.lines import BatchRequest, Line, parse
 from llamarium.server.errors import ApiError
 from llamarium.server.http.access import new_request_id
+from llamarium.server.http.stream import encode
 from llamarium.server.lifecycle.service import Service
-from llamarium.server.openai.respond import encode
 
 MAX_PENDING_BYTES = 2**26
 """Of lines that are under way, unless a single one has more."""

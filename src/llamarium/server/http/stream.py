@@ -11,10 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from llamarium.server.errors import ApiError, internal_error
+
 T = TypeVar("T")
 
-Write = Callable[[bytes], Awaitable[None]]
-"""Sends bytes to a stream; waits where the reader is slow."""
+Write = Callable[[str], Awaitable[None]]
+"""Sends events to a stream, each a whole one, none if it is empty; waits while the reader is slow."""
 
 encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 """JSON in ASCII, so that no reader of lines splits an event at U+2028."""
@@ -38,11 +40,12 @@ class EventStream(Response):
     """Server-sent events.
 
     Args:
-        produce: Writes the events, each a whole one; it ends the stream by returning. It is cancelled when the client
-            leaves.
+        produce: Writes the events, and returns at their end. It is cancelled when the client leaves.
+        failure: Returns the last events if `produce` raises: an `ApiError` ends the stream, any other error is a bug
+            and is raised again.
         ping_s: Seconds without an event after which a ping is sent.
         held: Is closed at the end, whichever that is.
-        ping: What is sent then; a comment, unless the protocol has an event for it.
+        ping: The event of a ping; a comment, unless the protocol has an event for it.
     """
 
     media_type = "text/event-stream"
@@ -50,36 +53,49 @@ class EventStream(Response):
     def __init__(
         self,
         produce: Callable[[Write], Coroutine[Any, Any, None]],
+        failure: Callable[[ApiError], str],
         ping_s: float,
         held: ExitStack,
         ping: bytes = COMMENT,
     ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
-        self._produce, self._ping_s, self._held, self._ping = produce, ping_s, held, ping
+        self._produce, self._failure, self._held = produce, failure, held
+        self._ping_s, self._ping = ping_s, ping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
         with self._held:
-            if not await self._send_all(receive, send):
+            if not await self._send_all(scope["notes"], receive, send):
                 scope["notes"]["error"] = "client_left"
 
-    async def _send_all(self, receive: Receive, send: Send) -> bool:
+    async def _send_all(self, notes: dict[str, Any], receive: Receive, send: Send) -> bool:
         """Send all events; return False if the client left before."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         written_at = time.monotonic()
 
-        async def write(event: bytes) -> None:
+        async def write_bytes(events: bytes) -> None:
             nonlocal written_at
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": events, "more_body": True})
             written_at = time.monotonic()
+
+        async def write(events: str) -> None:
+            if events:
+                await write_bytes(events.encode())
 
         async def ping() -> None:
             if time.monotonic() - written_at >= self._ping_s:
-                await write(self._ping)
+                await write_bytes(self._ping)
 
         async def whole() -> bool:
-            await self._produce(write)
+            try:
+                await self._produce(write)
+            except ApiError as error:
+                notes["error"] = error.code
+                await write(self._failure(error))
+            except Exception:
+                await write(self._failure(internal_error()))
+                raise
             return True
 
         came_to_its_end = await while_listening(whole(), receive, ping, self._ping_s)

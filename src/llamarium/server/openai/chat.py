@@ -1,7 +1,6 @@
 """`POST /v1/chat/completions`."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -13,72 +12,64 @@ from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED, encode
 from llamarium.server.lifecycle.service import Service
-from llamarium.server.naming import chosen_model
-from llamarium.server.openai.fields import dialog_ids, sampler_options, shows_usage
+from llamarium.server.naming import ModelChoice, chosen_model
+from llamarium.server.openai.choices import ChoicesWording
+from llamarium.server.openai.fields import dialog_ids, sampler_options
 from llamarium.server.openai.forms import form_of
 from llamarium.server.openai.logprobs import for_chat
 from llamarium.server.openai.requests import ChatRequest
-from llamarium.server.openai.respond import Chunks, respond
 from llamarium.server.openai.tools import tool_request
-from llamarium.tokenizer.base import Tokenizer
+from llamarium.server.replying import reply
+from llamarium.server.usage import Usage
 from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, ContentDelta, Delta
 
 router = APIRouter(route_class=StrictRoute)
 
 
-class ChatShape:
-    """A chat completion.
-
-    Args:
-        has_tools: The answer may have calls; without words its content is null then.
-        tells_ids: The ids of prompt and answer are told, under vLLM's names.
-    """
+class ChatWording(ChoicesWording):
+    """Words a chat completion; without text the content is null if the answer may have calls."""
 
     prefix, whole_name, chunk_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, has_tools: bool, tells_ids: bool) -> None:
-        self._no_content, self._tells_ids = None if has_tools else "", tells_ids
+    def __init__(self, request: Request, body: ChatRequest, model: ModelChoice, has_tools: bool) -> None:
+        super().__init__(request, body, model)
+        self._no_content = None if has_tools else ""
 
-    def choice(self, tokenizer: Tokenizer, generation: Generation, prompt: int, row: int) -> dict[str, Any]:
-        """Return one answer, without its index."""
+    def _choice(self, generation: Generation, prompt: int, row: int) -> dict[str, Any]:
         answer = generation.completions[row]
         message: dict[str, Any] = {"role": "assistant", "content": answer.text or self._no_content, "refusal": None}
         if answer.tool_calls:
             message["tool_calls"] = [call.to_openai() for call in answer.tool_calls]
         return {
             "message": message,
-            "logprobs": None if answer.logprobs is None else for_chat(tokenizer, answer.logprobs),
+            "logprobs": None if answer.logprobs is None else for_chat(self._tokenizer, answer.logprobs),
             "finish_reason": answer.finish_reason,
-            **({"token_ids": answer.token_ids} if self._tells_ids else {}),
+            **({"token_ids": answer.token_ids} if self._shows_ids else {}),
         }
 
-    def beside(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        """Return the prompt's ids, where they are told."""
-        return {"prompt_token_ids": generations[0].prompt_ids} if self._tells_ids else {}
+    def _beside(self, usage: Usage) -> dict[str, Any]:
+        return {"prompt_token_ids": usage.answers[0].prompt_ids} if self._shows_ids else {}
 
-    def first(self, chunks: Chunks, prompt: int, index: int, prompt_ids: Sequence[int]) -> str:
-        """Return the chunk that says whose answer it is; the first of all tells the prompt's ids."""
-        told = f',"prompt_token_ids":{encode(prompt_ids)}' if self._tells_ids and index == 0 else ""
-        return chunks.event(index, f'"delta":{{"role":"assistant","content":{encode(self._no_content)}}}', beside=told)
+    def _first(self, index: int, prompt: int, ids: str) -> str:
+        return self._chunk(index, f'"delta":{{"role":"assistant","content":{encode(self._no_content)}}}', beside=ids)
 
-    def piece(self, tokenizer: Tokenizer, chunks: Chunks, index: int, piece: Piece) -> str:
-        """Return the piece's text and calls, and at the end why it ends."""
-        logprobs = encode(for_chat(tokenizer, piece.logprobs)) if piece.logprobs else "null"
-        ids = f',"token_ids":{encode(piece.token_ids)}' if self._tells_ids and piece.token_ids else ""
+    def _piece(self, index: int, prompt: int, piece: Piece) -> str:
+        logprobs = encode(for_chat(self._tokenizer, piece.logprobs)) if piece.logprobs else "null"
+        ids = f',"token_ids":{encode(piece.token_ids)}' if self._shows_ids and piece.token_ids else ""
         events = ""
         for delta in piece.deltas:
-            if told := _told(delta):
-                events += chunks.event(index, f'"delta":{{{told}}}{ids}', logprobs)
+            if worded := _worded(delta):
+                events += self._chunk(index, f'"delta":{{{worded}}}{ids}', logprobs)
                 ids, logprobs = "", "null"
         if not events and (piece.logprobs or ids):
-            events = chunks.event(index, f'"delta":{{"content":""}}{ids}', logprobs)
+            events = self._chunk(index, f'"delta":{{"content":""}}{ids}', logprobs)
         if piece.finish_reason is not None:
-            events += chunks.event(index, '"delta":{}', reason=f'"{piece.finish_reason}"')
+            events += self._chunk(index, '"delta":{}', reason=f'"{piece.finish_reason}"')
         return events
 
 
-def _told(delta: Delta) -> str:
-    """Return what a chunk tells of a delta, as JSON; nothing of a call's end."""
+def _worded(delta: Delta) -> str:
+    """Return a member of a chunk's `delta` as JSON; a call's end has none."""
     if isinstance(delta, ContentDelta):  # nearly always
         return f'"content":{encode(delta.text)}'
     match delta:
@@ -115,8 +106,8 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
         ignore_eos=body.ignore_eos or False,
         salt=body.cache_salt or "",
     )
-    shape = ChatShape(bool(tools.offered), body.return_token_ids or False)
-    return await respond(request, asked, shape, streams=body.stream or False, shows_usage=shows_usage(body))
+    wording = ChatWording(request, body, model, bool(tools.offered))
+    return await reply(request, asked, wording, streams=body.stream or False)
 
 
 def _options(body: ChatRequest) -> GenerationOptions:

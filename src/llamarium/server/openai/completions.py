@@ -13,12 +13,13 @@ from llamarium.server.answering import AnswerRequest, place_of
 from llamarium.server.errors import ApiError, of_library
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED, encode
-from llamarium.server.naming import chosen_model
-from llamarium.server.openai.fields import sampler_options, shows_usage
+from llamarium.server.naming import ModelChoice, chosen_model
+from llamarium.server.openai.choices import ChoicesWording
+from llamarium.server.openai.fields import sampler_options
 from llamarium.server.openai.forms import form_of
 from llamarium.server.openai.logprobs import CompletionLogprobs
 from llamarium.server.openai.requests import CompletionRequest
-from llamarium.server.openai.respond import Chunks, respond
+from llamarium.server.replying import reply
 from llamarium.tokenizer.base import Tokenizer
 
 router = APIRouter(route_class=StrictRoute)
@@ -33,89 +34,83 @@ Prompt = str | list[int]
 T = TypeVar("T")
 
 
-class CompletionShape:
-    """A completion.
+class CompletionWording(ChoicesWording):
+    """Words a completion.
 
     Args:
-        prompts: As they were given, if they come before their answers.
-        tells_prompt: Their tokens' log-probabilities are told, too.
-        tells_ids: The ids of prompts and answers are told, under vLLM's names.
-
-    Attributes:
-        echoes: The prompts' texts, which come before the answers; empty where they do not.
+        request: The client's.
+        body: Its body.
+        model: The model that the body names.
+        prompts: As they were given.
+        echoes: The prompts' texts, which come before the answers; empty if they do not.
     """
 
     prefix, whole_name, chunk_name = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, prompts: Sequence[Prompt], tells_prompt: bool, tells_ids: bool) -> None:
-        self._prompts, self._tells_prompt, self._tells_ids = prompts, tells_prompt, tells_ids
-        self.echoes: list[str] = []
-        self._prompt_of: dict[int, int] = {}  # of a streamed answer
-        self._tellers: dict[int, CompletionLogprobs] = {}
+    def __init__(
+        self,
+        request: Request,
+        body: CompletionRequest,
+        model: ModelChoice,
+        prompts: Sequence[Prompt],
+        echoes: Sequence[str],
+    ) -> None:
+        super().__init__(request, body, model)
+        self._prompts, self._echoes = prompts, echoes
+        self._echoes_logprobs = body.logprobs is not None and body.echo is True
+        self._logprobs: dict[int, CompletionLogprobs] = {}  # of each streamed choice
 
-    def choice(self, tokenizer: Tokenizer, generation: Generation, prompt: int, row: int) -> dict[str, Any]:
-        """Return one answer, without its index."""
+    def _choice(self, generation: Generation, prompt: int, row: int) -> dict[str, Any]:
         answer = generation.completions[row]
         logprobs = None
         if answer.logprobs is not None:
-            logprobs = self._of_answer(tokenizer, prompt).tell(answer.token_ids, answer.logprobs)
-            if self._tells_prompt and generation.prompt_logprobs is not None:
-                before = self._of_prompt(tokenizer, prompt, generation.prompt_logprobs)
+            logprobs = self._of_answer(prompt).tell(answer.token_ids, answer.logprobs)
+            if self._echoes_logprobs and generation.prompt_logprobs is not None:
+                before = self._of_prompt(prompt, generation.prompt_logprobs)
                 logprobs = {name: before[name] + logprobs[name] for name in logprobs}
-        told: dict[str, Any] = {
+        choice: dict[str, Any] = {
             "text": self._echo(prompt) + answer.text,
             "logprobs": logprobs,
             "finish_reason": answer.finish_reason,
         }
-        if self._tells_ids:
-            told["token_ids"] = answer.token_ids
+        if self._shows_ids:
+            choice["token_ids"] = answer.token_ids
             if row == 0:
-                told["prompt_token_ids"] = generation.prompt_ids
-        return told
+                choice["prompt_token_ids"] = generation.prompt_ids
+        return choice
 
-    def beside(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        """Return nothing: each prompt's ids stand with the first of its answers."""
-        return {}
+    def _first(self, index: int, prompt: int, ids: str) -> str:
+        echo = "" if self._echoes_logprobs else self._echo(prompt)  # else the text comes with the first piece
+        return self._chunk(index, f'"text":{encode(echo)}{self._ids(())}{ids}') if echo or ids else ""
 
-    def first(self, chunks: Chunks, prompt: int, index: int, prompt_ids: Sequence[int]) -> str:
-        """Return the prompt, where it is asked for; with log-probabilities its text comes with the first piece."""
-        is_first = prompt not in self._prompt_of.values()
-        self._prompt_of[index] = prompt
-        echo = "" if self._tells_prompt else self._echo(prompt)
-        ids = self._ids_told(())
-        if ids and is_first:
-            ids += f',"prompt_token_ids":{encode(prompt_ids)}'
-        return chunks.event(index, f'"text":{encode(echo)}{ids}') if echo or (ids and is_first) else ""
-
-    def piece(self, tokenizer: Tokenizer, chunks: Chunks, index: int, piece: Piece) -> str:
-        """Return the piece's text, and at the end why it ends."""
-        prompt, events, logprobs = self._prompt_of[index], "", "null"
-        if self._tells_prompt and piece.prompt_logprobs is not None:
-            told = encode(self._of_prompt(tokenizer, prompt, piece.prompt_logprobs))
-            events = chunks.event(index, f'"text":{encode(self._echo(prompt))}{self._ids_told(())}', told)
-        ids = self._ids_told(piece.token_ids)
+    def _piece(self, index: int, prompt: int, piece: Piece) -> str:
+        events, logprobs = "", "null"
+        if self._echoes_logprobs and piece.prompt_logprobs is not None:
+            echoed = encode(self._of_prompt(prompt, piece.prompt_logprobs))
+            events = self._chunk(index, f'"text":{encode(self._echo(prompt))}{self._ids(())}', echoed)
+        ids = self._ids(piece.token_ids)
         if not (piece.text or piece.logprobs or piece.finish_reason or (ids and piece.token_ids)):
             return events
         if piece.logprobs:
-            if index not in self._tellers:
-                self._tellers[index] = self._of_answer(tokenizer, prompt)
-            logprobs = encode(self._tellers[index].tell(piece.token_ids, piece.logprobs))
-        return events + chunks.event(index, f'"text":{encode(piece.text)}{ids}', logprobs, encode(piece.finish_reason))
+            if index not in self._logprobs:
+                self._logprobs[index] = self._of_answer(prompt)
+            logprobs = encode(self._logprobs[index].tell(piece.token_ids, piece.logprobs))
+        return events + self._chunk(index, f'"text":{encode(piece.text)}{ids}', logprobs, encode(piece.finish_reason))
 
-    def _ids_told(self, ids: Sequence[int]) -> str:
-        """Return what of a chunk tells ids, as JSON."""
-        return f',"token_ids":{encode(ids)}' if self._tells_ids else ""
+    def _ids(self, ids: Sequence[int]) -> str:
+        """Return the member `token_ids` of a choice as JSON, if it is asked for."""
+        return f',"token_ids":{encode(ids)}' if self._shows_ids else ""
 
     def _echo(self, prompt: int) -> str:
-        return self.echoes[prompt] if self.echoes else ""
+        return self._echoes[prompt] if self._echoes else ""
 
-    def _of_answer(self, tokenizer: Tokenizer, prompt: int) -> CompletionLogprobs:
-        return CompletionLogprobs(tokenizer, len(self._echo(prompt)), tokenizer.stream(continuation=True))
+    def _of_answer(self, prompt: int) -> CompletionLogprobs:
+        return CompletionLogprobs(self._tokenizer, len(self._echo(prompt)), self._tokenizer.stream(continuation=True))
 
-    def _of_prompt(self, tokenizer: Tokenizer, prompt: int, logprobs: PromptLogprobs) -> dict[str, Any]:
-        """Return what is told of a prompt, whose control tokens are part of its text where it came as ids."""
-        decoder = tokenizer.stream(skip_special_tokens=isinstance(self._prompts[prompt], str))
-        return CompletionLogprobs(tokenizer, 0, decoder).tell(logprobs.ids, logprobs)
+    def _of_prompt(self, prompt: int, logprobs: PromptLogprobs) -> dict[str, Any]:
+        """Return the `logprobs` of a prompt; control tokens are part of its text if it was given as ids."""
+        decoder = self._tokenizer.stream(skip_special_tokens=isinstance(self._prompts[prompt], str))
+        return CompletionLogprobs(self._tokenizer, 0, decoder).tell(logprobs.ids, logprobs)
 
 
 @router.post("/v1/completions", responses=STREAMED)
@@ -123,15 +118,14 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     """Continue texts."""
     model = chosen_model(request, body.model)
     prompts = prompts_of(body.prompt, "prompt")
-    tells_prompt = body.logprobs is not None and body.echo is True
-    shape = CompletionShape(prompts, tells_prompt, tells_ids=body.return_token_ids or False)
+    echoes: list[str] = []
     most = request.app.state.service.max_tokens
 
     def encode_prompts(tokenizer: Tokenizer) -> list[list[int]]:
         ids = for_each(prompts, "prompt", tokenizer, lambda prompt, _: encode_prompt(tokenizer, prompt, most))
         if body.echo:
             _check_told(body, sum(map(len, ids)))
-            shape.echoes = for_each(prompts, "prompt", tokenizer, lambda prompt, _: _text_of(tokenizer, prompt))
+            echoes[:] = for_each(prompts, "prompt", tokenizer, lambda prompt, _: _text_of(tokenizer, prompt))
         return ids
 
     asked = AnswerRequest(
@@ -146,7 +140,8 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
         ignore_eos=body.ignore_eos or False,
         salt=body.cache_salt or "",
     )
-    return await respond(request, asked, shape, streams=body.stream or False, shows_usage=shows_usage(body))
+    wording = CompletionWording(request, body, model, prompts, echoes)
+    return await reply(request, asked, wording, streams=body.stream or False)
 
 
 def prompts_of(given: str | Sequence[str] | Sequence[int] | Sequence[list[int]], field: str) -> list[Prompt]:

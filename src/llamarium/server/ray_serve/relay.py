@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 from llamarium.server.errors import ApiError, is_anthropic
 from llamarium.server.http.access import where
 from llamarium.server.http.stream import COMMENT, event
-from llamarium.server.openai.respond import error_event
+from llamarium.server.openai.choices import error_event
 from llamarium.server.openai.responses.wording import failure_events
 from llamarium.server.ray_serve.forward import IDS, Head
 
@@ -68,7 +68,7 @@ class Ending:
 
     def of(self, error: ApiError) -> bytes:
         """Return its last events."""
-        return error_event(error)
+        return error_event(error).encode()
 
 
 class MessageEnding(Ending):

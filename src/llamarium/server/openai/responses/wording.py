@@ -43,20 +43,39 @@ class ResponseWording:
             "response.in_progress", response=self._response
         )
 
-    def say(self, usage: Usage, piece: Piece) -> str:
-        """Return the events of what the answer adds.
+    def events(self, prompt: int, pieces: Sequence[Piece], usage: Usage) -> str:
+        """Return the events of one step.
 
-        Log-probabilities come with the text that their tokens make, and not at all where that is a call.
+        Log-probabilities come with the text that their tokens make, and not at all if that is a call.
         """
         events = ""
-        self._held += for_chat(self._tokenizer, piece.logprobs)["content"]
-        for delta in piece.deltas:
-            events += self._say_text(delta.text) if isinstance(delta, ContentDelta) else self._say_call(delta)
+        for piece in pieces:
+            self._held += for_chat(self._tokenizer, piece.logprobs)["content"]
+            for delta in piece.deltas:
+                events += self._say_text(delta.text) if isinstance(delta, ContentDelta) else self._say_call(delta)
+            events += "" if piece.finish_reason is None else self._finish(usage, piece.finish_reason)
         return events
 
-    def end(self, usage: Usage, last: Piece) -> str:
-        """Return the events of the answer's end."""
-        is_cut = last.finish_reason == "length"
+    def end(self, usage: Usage) -> str:
+        """Return nothing: the last piece ends the response."""
+        return ""
+
+    def failure(self, error: ApiError) -> str:
+        """Return the events of an error."""
+        whole = self._output if self._open is None else self._output[:-1]
+        return failure_events(self._response, whole, self._number, error)
+
+    def take(self, prompt: int, pieces: Sequence[Piece], usage: Usage) -> None:
+        """Take one step."""
+        self.events(prompt, pieces, usage)
+
+    def whole(self, usage: Usage) -> dict[str, Any]:
+        """Return the response."""
+        return self._response
+
+    def _finish(self, usage: Usage, finish_reason: str) -> str:
+        """Return the events of the response's end."""
+        is_cut = finish_reason == "length"
         status = "incomplete" if is_cut else "completed"
         events = "" if self._output else self._begin_message()
         events += self._say_text("") if self._held and self._open == "message" else ""
@@ -67,15 +86,6 @@ class ResponseWording:
         else:
             self._response["completed_at"] = int(time.time())
         return events + self._tell(f"response.{status}", response=self._response)
-
-    def failure(self, error: ApiError) -> str:
-        """Return the events of an error."""
-        whole = self._output if self._open is None else self._output[:-1]
-        return failure_events(self._response, whole, self._number, error)
-
-    def whole(self) -> dict[str, Any]:
-        """Return the response."""
-        return self._response
 
     def _say_text(self, text: str) -> str:
         begun = "" if self._open == "message" else self._begin_message()

@@ -1,0 +1,122 @@
+"""What chat completions and completions have in common: their choices, whole or in chunks."""
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from fastapi import Request
+
+from llamarium.generation.completion import Generation, Piece
+from llamarium.server.errors import ApiError
+from llamarium.server.http.stream import COMMENT, encode
+from llamarium.server.naming import ModelChoice
+from llamarium.server.openai.fields import Sampling, shows_usage
+from llamarium.server.usage import Usage
+
+
+class ChoicesWording(ABC):
+    """Words all choices of a request; see `Wording`.
+
+    Args:
+        request: The client's.
+        body: Its body.
+        model: The model that the body names.
+
+    Raises:
+        ApiError: As `shows_usage`.
+    """
+
+    prefix: ClassVar[str]
+    """What ids begin with."""
+    whole_name: ClassVar[str]
+    """The `object` of a whole answer."""
+    chunk_name: ClassVar[str]
+    """The `object` of a chunk."""
+    ping = COMMENT
+
+    def __init__(self, request: Request, body: Sampling, model: ModelChoice) -> None:
+        self._tokenizer = request.app.state.service.tokenizer
+        self._num_answers = body.n or 1  # of each prompt
+        self._shows_ids, self._shows_usage = body.return_token_ids or False, shows_usage(body)
+        self._begun = set[int]()  # prompts
+        self._head = {
+            "id": f"{self.prefix}-{secrets.token_hex(12)}",
+            "object": self.chunk_name if body.stream else self.whole_name,
+            "created": int(time.time()),
+            "model": model.name,
+        }
+        self._chunk_start = f'data: {encode(self._head)[:-1]},"choices":['
+        self._chunk_end = ',"usage":null}\n\n' if self._shows_usage else "}\n\n"
+
+    @abstractmethod
+    def _choice(self, generation: Generation, prompt: int, row: int) -> dict[str, Any]:
+        """Return one choice, without its index."""
+
+    def _beside(self, usage: Usage) -> dict[str, Any]:
+        """Return further members of a whole answer."""
+        return {}
+
+    @abstractmethod
+    def _first(self, index: int, prompt: int, ids: str) -> str:
+        """Return the events before a choice's first piece; `ids` is the member `prompt_token_ids`, or empty."""
+
+    @abstractmethod
+    def _piece(self, index: int, prompt: int, piece: Piece) -> str:
+        """Return the events of one piece; empty if it has nothing to show."""
+
+    def _chunk(self, index: int, content: str, logprobs: str = "null", reason: str = "null", beside: str = "") -> str:
+        """Return the event of a chunk; all but the index is JSON, and `beside` are further members of the chunk."""
+        choice = f'{{"index":{index},{content},"logprobs":{logprobs},"finish_reason":{reason}}}'
+        return f"{self._chunk_start}{choice}]{beside}{self._chunk_end}"
+
+    def begin(self) -> str:
+        """Return nothing: a prompt's choices begin with its first step."""
+        return ""
+
+    def events(self, prompt: int, pieces: Sequence[Piece], usage: Usage) -> str:
+        """Return the chunks of one step of a prompt's answers."""
+        first, events = prompt * self._num_answers, ""
+        if prompt not in self._begun:
+            self._begun.add(prompt)
+            ids = f',"prompt_token_ids":{encode(usage.answers[prompt].prompt_ids)}' if self._shows_ids else ""
+            events = "".join(self._first(first + row, prompt, "" if row else ids) for row in range(self._num_answers))
+        return events + "".join(self._piece(first + piece.index, prompt, piece) for piece in pieces)
+
+    def end(self, usage: Usage) -> str:
+        """Return the chunk with the counts, if it is asked for, and the end."""
+        counts = f'{self._chunk_start}],"usage":{encode(counts_of(usage))}}}\n\n' if self._shows_usage else ""
+        return f"{counts}data: [DONE]\n\n"
+
+    def failure(self, error: ApiError) -> str:
+        """Return the event of an error."""
+        return error_event(error)
+
+    def take(self, prompt: int, pieces: Sequence[Piece], usage: Usage) -> None:  # noqa: B027 - part of `Wording`
+        """Do nothing: the answers collect their pieces."""
+
+    def whole(self, usage: Usage) -> dict[str, Any]:
+        """Return the body with all choices."""
+        choices = [
+            self._choice(generation, prompt, row)
+            for prompt, generation in enumerate([answers.collect() for answers in usage.answers])
+            for row in range(len(generation.completions))
+        ]
+        indexed = [{"index": i} | choice for i, choice in enumerate(choices)]
+        return self._head | {"choices": indexed, "usage": counts_of(usage)} | self._beside(usage)
+
+
+def error_event(error: ApiError) -> str:
+    """Return the last event of a stream that fails."""
+    return f"data: {encode(error.body)}\n\n"
+
+
+def counts_of(usage: Usage) -> dict[str, Any]:
+    """Return the counts under OpenAI's names."""
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.generated,
+        "total_tokens": usage.prompt + usage.generated,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    }
