@@ -26,7 +26,7 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.cost import count_parameters, flops
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.train.data.batch import Batch
+from llamarium.train.data.batch import TrainingBatch
 from llamarium.train.optim import make_optimizers
 from llamarium.train.step import causal_trunk, train_step
 
@@ -44,15 +44,17 @@ MODELS: dict[str, tuple[ModelConfig, int]] = {  # the shape, and rows a step
 }
 
 
-def batch_of(config: ModelConfig, rows: int) -> Batch:
+def batch_of(config: ModelConfig, rows: int) -> TrainingBatch:
     """Return the same arbitrary rows every time."""
     generator = torch.Generator().manual_seed(0)
     length = config.max_position_embeddings
     ids = torch.randint(0, config.vocab_size, (rows, length + 1), generator=generator)
-    return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), torch.arange(length).expand(rows, length), None)
+    return TrainingBatch(
+        ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), torch.arange(length).expand(rows, length), None
+    )
 
 
-def our_step(config: ModelConfig, batch: Batch, *, compiled: bool) -> Callable[[], float]:
+def our_step(config: ModelConfig, batch: TrainingBatch, *, compiled: bool) -> Callable[[], float]:
     """Return our step, as `llamarium pretrain` takes it."""
     model = init_weights(LlamaForCausalLM(config), 0)
     optimizers = make_optimizers(model, "adamw", learning_rate=1e-4, weight_decay=0.1, betas=(0.9, 0.95))
@@ -60,7 +62,7 @@ def our_step(config: ModelConfig, batch: Batch, *, compiled: bool) -> Callable[[
     return lambda: train_step(model, optimizers, [batch], trunk=trunk).loss
 
 
-def their_step(config: ModelConfig, batch: Batch) -> Callable[[], float]:
+def their_step(config: ModelConfig, batch: TrainingBatch) -> Callable[[], float]:
     """Return the plain step of `transformers`' model."""
     import transformers
 

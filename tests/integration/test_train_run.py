@@ -27,12 +27,12 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.train.conduct import conduct
 from llamarium.train.config import FinetuneConfig, PretrainConfig
-from llamarium.train.data.batch import IGNORED, Batch
+from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.data.bpe import train_bpe
 from llamarium.train.finetune import prepare as prepare_finetuning
 from llamarium.train.pretrain import prepare
 from llamarium.train.report.journal import read_journal
-from llamarium.train.run import Ending, run
+from llamarium.train.run import TrainingResult, run
 from llamarium.train.setup import Event, Setup
 from llamarium.train.state.checkpoint import checkpoints, latest_checkpoint
 from llamarium.train.state.lock import RunLock
@@ -50,7 +50,9 @@ def text(tmp_path: Path) -> Path:
     return write_words(tmp_path / "text.txt")
 
 
-def go(config: PretrainConfig, out: Path, emit: Callable[[Event], None] = lambda event: None, **options: Any) -> Ending:
+def go(
+    config: PretrainConfig, out: Path, emit: Callable[[Event], None] = lambda event: None, **options: Any
+) -> TrainingResult:
     return conduct(lambda: prepare(config, out), out, **{"resume": False, "watch": nullcontext(emit), **options})
 
 
@@ -382,11 +384,11 @@ def test_weights_that_are_no_numbers_are_not_trained(value: float, text: Path, t
     assert not events
 
 
-def _learned(batch: Callable[..., Batch], count: int) -> Callable[..., Batch]:
+def _learned(batch: Callable[..., TrainingBatch], count: int) -> Callable[..., TrainingBatch]:
     """Let only the first batches have labels."""
     left = [True] * count
 
-    def masked(epoch: int, indices: Sequence[int]) -> Batch:
+    def masked(epoch: int, indices: Sequence[int]) -> TrainingBatch:
         found = batch(epoch, indices)
         labels_BT = found.labels_BT if left else torch.full_like(found.labels_BT, IGNORED)
         del left[:1]
@@ -549,9 +551,10 @@ def test_the_first_run_needs_nothing(tmp_path: Path, capsys: pytest.CaptureFixtu
     settings = (out / "train.toml").read_text()
     assert 'preset = "tiny"' in settings and "steps = 2\n" in settings and "# data =" in settings
     assert main(["generate", "-m", str(out / "step-00000002"), "class", "-n", "3"]) == 0
+    assert capsys.readouterr().out.startswith("class")  # and any text: line ends, too
     again = ["pretrain", "--config", str(out / "train.toml"), "--out", str(out), "--resume", "--json"]
     assert main(again) == 0
-    events = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()[1:]]
+    events = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
     assert events == ["resume", "end"]
 
 

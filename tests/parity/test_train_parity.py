@@ -11,14 +11,14 @@ from torch.optim import Optimizer
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.train.data.batch import IGNORED, Batch
+from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.optim import make_optimizers
 from llamarium.train.step import train_step
 
 STEPS = 50
 
 
-def batches() -> list[Batch]:
+def batches() -> list[TrainingBatch]:
     generator = torch.Generator().manual_seed(0)
     made = []
     for _ in range(STEPS):
@@ -26,7 +26,7 @@ def batches() -> list[Batch]:
         ids[:, ::2] = 5  # something to learn
         labels = ids[:, 1:].clone()
         labels[0, :20] = IGNORED
-        made.append(Batch(ids[:, :-1].contiguous(), labels, torch.arange(32).expand(4, 32), None))
+        made.append(TrainingBatch(ids[:, :-1].contiguous(), labels, torch.arange(32).expand(4, 32), None))
     return made
 
 

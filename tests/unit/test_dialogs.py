@@ -25,7 +25,7 @@ from llamarium.tokenizer.chat.builtin import ChatMLFormat, Llama3Format
 from llamarium.tokenizer.chat.choose import with_format
 from llamarium.tokenizer.chat.template import TemplateFormat
 from llamarium.tokenizer.load import load_tokenizer_file
-from llamarium.train.data.batch import IGNORED, Batch
+from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.data.dialog_rows import DialogRows
 from llamarium.train.data.dialogs import Example, read_dialogs
 from llamarium.train.data.preview import preview
@@ -325,7 +325,7 @@ def make_examples(count: int, longest: int = 12, seed: int = 0) -> list[Example]
     return made
 
 
-def unpacked(batch: Batch) -> list[tuple[list[int], list[int]]]:
+def unpacked(batch: TrainingBatch) -> list[tuple[list[int], list[int]]]:
     """Every segment with something to learn, as (ids, labels)."""
     found: list[tuple[list[int], list[int]]] = []
     assert batch.segments_BT is not None

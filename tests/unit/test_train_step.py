@@ -16,7 +16,7 @@ from llamarium.errors import TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.train.data.batch import IGNORED, Batch
+from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.data.order import Cursor, Order, derived_seed
 from llamarium.train.objectives import cross_entropy as loss_module
 from llamarium.train.objectives.cross_entropy import cross_entropy_sum
@@ -36,16 +36,16 @@ def tiny(seed: int = 0, **changes) -> LlamaForCausalLM:
     return init_weights(LlamaForCausalLM(replace(TINY, initializer_range=0.1, **changes)), seed)
 
 
-def batch_of(rows: int, length: int = 16, seed: int = 0, masked: float = 0.0) -> Batch:
+def batch_of(rows: int, length: int = 16, seed: int = 0, masked: float = 0.0) -> TrainingBatch:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, TINY.vocab_size, (rows, length + 1), generator=generator)
     labels = ids[:, 1:].clone()
     labels[torch.rand(labels.shape, generator=generator) < masked] = IGNORED
-    return Batch(ids[:, :-1], labels, torch.arange(length).expand(rows, length), None)
+    return TrainingBatch(ids[:, :-1], labels, torch.arange(length).expand(rows, length), None)
 
 
-def rows_of(batch: Batch, rows: slice) -> Batch:
-    return Batch(batch.ids_BT[rows], batch.labels_BT[rows], batch.positions_BT[rows], None)
+def rows_of(batch: TrainingBatch, rows: slice) -> TrainingBatch:
+    return TrainingBatch(batch.ids_BT[rows], batch.labels_BT[rows], batch.positions_BT[rows], None)
 
 
 def distance(before: Sequence[torch.Tensor], model: LlamaForCausalLM) -> float:
@@ -201,7 +201,7 @@ def test_both_optimizers_learn_and_a_tied_head_stays_tied():
 def test_the_encoders_view_sees_what_it_predicts():
     model = tiny()
     batch = batch_of(2)
-    changed = Batch(batch.ids_BT.clone(), batch.labels_BT, batch.positions_BT, None)
+    changed = TrainingBatch(batch.ids_BT.clone(), batch.labels_BT, batch.positions_BT, None)
     changed.ids_BT[:, -1] = (changed.ids_BT[:, -1] + 1) % TINY.vocab_size
     a, b = bidirectional_trunk(model, batch), bidirectional_trunk(model, changed)
     assert (a[:, 0] - b[:, 0]).abs().max() > 1e-4
@@ -261,9 +261,9 @@ def test_schedules():
 
 def test_labels_are_looked_for_in_every_row():
     class Masked(Numbered):
-        def batch(self, epoch: int, indices: Sequence[int]) -> Batch:
+        def batch(self, epoch: int, indices: Sequence[int]) -> TrainingBatch:
             labels = torch.tensor([[IGNORED, 7 if i == self.counts[0] - 1 and self.last else IGNORED] for i in indices])
-            return Batch(labels.clamp(min=0), labels, torch.arange(2).expand(len(labels), 2), None)
+            return TrainingBatch(labels.clamp(min=0), labels, torch.arange(2).expand(len(labels), 2), None)
 
         last = True
 
@@ -287,9 +287,9 @@ class Numbered:
     def num_rows(self, epoch: int) -> int:
         return self.counts[epoch % len(self.counts)]
 
-    def batch(self, epoch: int, indices: Sequence[int]) -> Batch:
+    def batch(self, epoch: int, indices: Sequence[int]) -> TrainingBatch:
         ids = torch.tensor([[epoch, i] for i in indices])
-        return Batch(ids, ids, torch.arange(2).expand(len(ids), 2), None)
+        return TrainingBatch(ids, ids, torch.arange(2).expand(len(ids), 2), None)
 
 
 @settings(max_examples=60, deadline=None)
@@ -330,10 +330,10 @@ def test_draws_for_different_purposes_seeds_and_numbers_are_different():
 
 def test_a_validation_is_of_all_rows_or_of_some_spread_evenly():
     class Random(Numbered):
-        def batch(self, epoch: int, indices: Sequence[int]) -> Batch:
+        def batch(self, epoch: int, indices: Sequence[int]) -> TrainingBatch:
             parts = [batch_of(1, seed=100 * epoch + i) for i in indices]
             fields = [torch.cat([getattr(p, name) for p in parts]) for name in ("ids_BT", "labels_BT", "positions_BT")]
-            return Batch(*fields, None)
+            return TrainingBatch(*fields, None)
 
     model, rows = tiny().train(), Random(10)
     with torch.no_grad():

@@ -15,7 +15,7 @@ from llamarium.io import atomic_file, unwritable
 from llamarium.train.config import RunConfig
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.report.journal import Journal
-from llamarium.train.run import Ending, check_start, run
+from llamarium.train.run import TrainingResult, check_start, run
 from llamarium.train.setup import Emit, Event, Setup, is_passing
 from llamarium.train.state.checkpoint import remove_leftovers
 from llamarium.train.state.lock import RunLock
@@ -29,7 +29,7 @@ def conduct(
     resume: bool,
     allow_changes: bool = False,
     watch: AbstractContextManager[Emit],
-) -> Ending:
+) -> TrainingResult:
     """Prepare and train. Of several processes rank zero does so; the others go in step with it and write nothing.
 
     Args:

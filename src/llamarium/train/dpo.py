@@ -35,7 +35,7 @@ from llamarium.errors import TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.train import finetune
 from llamarium.train.config import DPOConfig
-from llamarium.train.data.batch import IGNORED, Batch
+from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.data.pairs import PairRows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.objectives.base import Trunk, head_weight
@@ -55,11 +55,13 @@ class Preference:
     def __init__(self, beta: float) -> None:
         self.beta = beta
 
-    def count(self, batch: Batch) -> int:
+    def count(self, batch: TrainingBatch) -> int:
         """Return the number of pairs."""
         return len(_answers(batch)[1]) // 2
 
-    def loss_sum(self, model: LlamaForCausalLM, batch: Batch, trunk: Trunk) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def loss_sum(
+        self, model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return the sum of the loss over a batch's pairs, and sums of rewards, margins and correct choices.
 
         Where the batch has no reference, it is what the model computes without its adapters.
@@ -91,7 +93,7 @@ def dpo_loss(policy_E: Tensor, reference_E: Tensor, beta: float) -> tuple[Tensor
     return -F.logsigmoid(rewards_P2[:, 0] - rewards_P2[:, 1]), rewards_P2.detach()
 
 
-def answer_logprobs(model: LlamaForCausalLM, batch: Batch, trunk: Trunk = causal_trunk) -> Tensor:
+def answer_logprobs(model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk = causal_trunk) -> Tensor:
     """Return log P of each answer of a batch, the sum over its tokens: (E,), float32, in the order of the rows."""
     hidden_BTD = trunk(model, batch)
     places_N, starts_E = _answers(batch)
@@ -102,7 +104,7 @@ def answer_logprobs(model: LlamaForCausalLM, batch: Batch, trunk: Trunk = causal
     return logprobs_N.new_zeros(len(starts_E)).index_add(0, answer_N, logprobs_N)
 
 
-def _answers(batch: Batch) -> tuple[Tensor, Tensor]:
+def _answers(batch: TrainingBatch) -> tuple[Tensor, Tensor]:
     """Return where learned tokens lie in the flattened rows (N,), and where each answer begins among these (E,)."""
     assert batch.segments_BT is not None  # two answers are two segments
     num_rows, length = batch.labels_BT.shape

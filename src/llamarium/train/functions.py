@@ -18,7 +18,7 @@ from llamarium.train.conduct import conduct
 from llamarium.train.config import DPOConfig, FinetuneConfig, OptimizerName, PretrainConfig, RunConfig, ScheduleName
 from llamarium.train.distributed.process_group import ProcessGroup
 from llamarium.train.distributed.start import init_process_group
-from llamarium.train.run import Ending
+from llamarium.train.run import TrainingResult
 from llamarium.train.setup import Event, Setup
 
 _Config = TypeVar("_Config", bound=RunConfig)
@@ -119,7 +119,7 @@ def pretrain(
     allow_changes: bool = False,
     watch: Callable[[Event], None] | None = None,
     **settings: Unpack[PretrainSettings],
-) -> Ending:
+) -> TrainingResult:
     """Train a model from scratch, to its last step, or until SIGTERM or Ctrl-C, which save and end the run.
 
     Args:
@@ -147,7 +147,7 @@ def finetune(
     allow_changes: bool = False,
     watch: Callable[[Event], None] | None = None,
     **settings: Unpack[FinetuneSettings],
-) -> Ending:
+) -> TrainingResult:
     """Teach a model by examples, with adapters beside it or all of it; arguments as of `pretrain`.
 
     Args:
@@ -172,7 +172,7 @@ def dpo(
     allow_changes: bool = False,
     watch: Callable[[Event], None] | None = None,
     **settings: Unpack[DPOSettings],
-) -> Ending:
+) -> TrainingResult:
     """Teach a model by preferences: of two answers the better one becomes likelier; arguments as of `finetune`.
 
     Args:
@@ -202,7 +202,7 @@ def _run(
     allow_changes: bool,
     watch: Callable[[Event], None] | None,
     prepare: Callable[[ProcessGroup], Setup],
-) -> Ending:
+) -> TrainingResult:
     with computing_with(config.threads), init_process_group(config) as process_group:
         return conduct(
             lambda: prepare(process_group),

@@ -52,7 +52,7 @@ _SAMPLE_TEMPERATURE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class TrainingResult:
     """How a run ended.
 
     Attributes:
@@ -66,7 +66,7 @@ class Ending:
     signal: int | None
 
 
-def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, emit: Emit) -> Ending:
+def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, emit: Emit) -> TrainingResult:
     """Train until the last step, or until SIGTERM or SIGINT, and leave a checkpoint. The caller holds the `RunLock`.
 
     Args:
@@ -160,7 +160,7 @@ class _Loop:
         self.skipped = 0
         self.window_tokens, self.window_seconds = 0, 0.0
 
-    def go(self, checkpoint: Path | None) -> Ending:
+    def go(self, checkpoint: Path | None) -> TrainingResult:
         config, at = self.setup.config, self.at
         self.setup.model.train()
         if at.step == 0:
@@ -184,7 +184,7 @@ class _Loop:
             if checkpoint is None or checkpoint_step(checkpoint) != at.step:  # stopped before a step, or after its save
                 checkpoint = self._save()
         self.emit({"event": "end", "step": at.step, "signal": stopped[0] if stopped else None})
-        return Ending(at, checkpoint, stopped[0] if stopped else None)
+        return TrainingResult(at, checkpoint, stopped[0] if stopped else None)
 
     def _due(self, every: int) -> bool:
         return self.at.step % every == 0 or self.at.step == self.setup.config.steps

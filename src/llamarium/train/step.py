@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from llamarium.attention import CausalAttend
 from llamarium.model import LlamaForCausalLM
-from llamarium.train.data.batch import IGNORED, Batch, Rows
+from llamarium.train.data.batch import IGNORED, Rows, TrainingBatch
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.objectives.base import NEXT_TOKEN, Objective, Trunk
 
@@ -57,13 +57,13 @@ class Evaluation:
     metrics: Mapping[str, float]
 
 
-def causal_trunk(model: LlamaForCausalLM, batch: Batch) -> Tensor:
+def causal_trunk(model: LlamaForCausalLM, batch: TrainingBatch) -> Tensor:
     """Run a batch through the trunk, each token seeing those of its own segment before it."""
     positions = batch.positions_BT if batch.segments_BT is not None else batch.positions_BT[:1]
     return model.model(batch.ids_BT, positions, CausalAttend(segments_BT=batch.segments_BT))
 
 
-def bidirectional_trunk(model: LlamaForCausalLM, batch: Batch) -> Tensor:
+def bidirectional_trunk(model: LlamaForCausalLM, batch: TrainingBatch) -> Tensor:
     """The encoder's view: each token sees its whole segment, the very token that it is to predict included."""
     attend = CausalAttend(segments_BT=batch.segments_BT, bidirectional=True)
     return model.model(batch.ids_BT, batch.positions_BT, attend)
@@ -84,7 +84,7 @@ def checkpoint_layers(model: LlamaForCausalLM) -> None:
 def train_step(
     model: LlamaForCausalLM,
     optimizers: Sequence[Optimizer],
-    batches: Sequence[Batch],
+    batches: Sequence[TrainingBatch],
     *,
     max_grad_norm: float = 1.0,
     precision: Literal["float32", "bfloat16"] = "float32",
@@ -135,7 +135,7 @@ class _Sums:
         self.loss = torch.zeros((), device=device, dtype=wide)
         self.metrics: dict[str, Tensor] = {}
 
-    def take(self, objective: Objective, model: LlamaForCausalLM, batch: Batch, trunk: Trunk) -> Tensor:
+    def take(self, objective: Objective, model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk) -> Tensor:
         """Return the loss of a batch, a sum, and remember it."""
         loss, metrics = objective.loss_sum(model, batch, trunk)
         self.loss += loss.detach()
@@ -190,7 +190,7 @@ def measure(
     return sums.means(process_group, int(total))
 
 
-def _shard(rows: Rows, indices: Sequence[int], process_group: ProcessGroup) -> Batch:
+def _shard(rows: Rows, indices: Sequence[int], process_group: ProcessGroup) -> TrainingBatch:
     """Return this process's shard of some rows; where there are too few, one of which nothing is learned."""
     if mine := indices[process_group.shard_idx :: process_group.num_shards]:
         return rows.batch(0, mine)

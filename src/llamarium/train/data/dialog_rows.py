@@ -21,7 +21,7 @@ import torch
 
 from llamarium.errors import TrainingError, escape, show_value
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.train.data.batch import IGNORED, Batch
+from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.data.dialogs import Example, read_dialogs
 from llamarium.train.data.order import derived_seed
 
@@ -128,7 +128,7 @@ class DialogRows:
         """Return how many rows an epoch's order packs into."""
         return len(self._rows(epoch))
 
-    def batch(self, epoch: int, indices: Sequence[int]) -> Batch:
+    def batch(self, epoch: int, indices: Sequence[int]) -> TrainingBatch:
         """Return these rows of an epoch; the same arguments give the same tensors."""
         rows = self._rows(epoch)
         shape = (len(indices), self.context)
@@ -146,7 +146,7 @@ class DialogRows:
                 start = place.stop
             positions_BT[b, start:], segments_BT[b, start:] = np.arange(self.context - start), len(rows[index])
         ids, labels, positions, segments = map(torch.from_numpy, (ids_BT, labels_BT, positions_BT, segments_BT))
-        return Batch(ids, labels, positions, segments if segments.any() else None)
+        return TrainingBatch(ids, labels, positions, segments if segments.any() else None)
 
     def _rows(self, epoch: int) -> list[list[int]]:
         if epoch not in self._packed:

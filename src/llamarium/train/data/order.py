@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from llamarium.errors import TrainingError
-from llamarium.train.data.batch import Batch, Rows, join
+from llamarium.train.data.batch import Rows, TrainingBatch, join
 
 
 def derived_seed(purpose: str, seed: int, number: int) -> int:
@@ -63,7 +63,7 @@ class Order:
         self.cursor = Cursor() if cursor is None else cursor
         self._permutation = self._permute(self.cursor.epoch)
 
-    def take(self, count: int) -> Batch:
+    def take(self, count: int) -> TrainingBatch:
         """Return the next `count` rows, or this process's shard of them.
 
         An epoch's last rows share a batch with the next one's first, so that none is left out and any data serves.

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from llamarium.errors import TrainingError
-from llamarium.train.data.batch import IGNORED, Batch
+from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.data.corpus import Corpus
 from llamarium.train.data.order import derived_seed
 
@@ -74,7 +74,7 @@ class PackedRows:
         """Return how many whole rows an epoch has."""
         return (self.corpus.num_tokens - self.offset(epoch) - 1) // self.context
 
-    def batch(self, epoch: int, indices: Sequence[int]) -> Batch:
+    def batch(self, epoch: int, indices: Sequence[int]) -> TrainingBatch:
         """Return these rows of an epoch; the same arguments give the same tensors."""
         first, context = self.offset(epoch), self.context
         rows_B = torch.as_tensor(indices, dtype=torch.int64)
@@ -82,7 +82,7 @@ class PackedRows:
         tokens_BU = self.corpus.ids[first:].unfold(0, context + 1, context)[rows_B].long()
         ids_BT, next_BT = tokens_BU[:, :-1].contiguous(), tokens_BU[:, 1:].contiguous()
         if self.corpus.num_documents == 1:
-            return Batch(ids_BT, next_BT, torch.arange(context).repeat(len(indices), 1), None)
+            return TrainingBatch(ids_BT, next_BT, torch.arange(context).repeat(len(indices), 1), None)
 
         begins_B1 = (first + rows_B * context)[:, None]
         places_BU = begins_B1 + torch.arange(context + 1)
@@ -90,7 +90,7 @@ class PackedRows:
         documents_BT = documents_BU[:, :-1]
         segments_BT = documents_BT - documents_BT[:, :1]
         starts_BT = self.corpus.starts[documents_BT].maximum(begins_B1)  # of what the row holds of the document
-        return Batch(
+        return TrainingBatch(
             ids_BT,
             next_BT.masked_fill(documents_BU[:, 1:] != documents_BT, IGNORED),
             places_BU[:, :-1] - starts_BT,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from llamarium.errors import TrainingError, show_value
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.train.data.batch import Batch
+from llamarium.train.data.batch import TrainingBatch
 from llamarium.train.data.dialog_rows import DialogRows
 from llamarium.train.data.dialogs import Example, read_dialogs, refuse_keys
 
@@ -104,12 +104,12 @@ class PairRows(DialogRows):
     def _read(path: Path, tokenizer: Tokenizer, chat: bool) -> list[Example]:
         return read_pairs(path, tokenizer, chat=chat)
 
-    def batch(self, epoch: int, indices: Sequence[int]) -> Batch:
+    def batch(self, epoch: int, indices: Sequence[int]) -> TrainingBatch:
         """Return these rows of an epoch; the same arguments give the same tensors."""
         batch = super().batch(epoch, indices)
         if self.reference_E is None:
             return batch
-        return Batch(
+        return TrainingBatch(
             batch.ids_BT, batch.labels_BT, batch.positions_BT, batch.segments_BT,
             self.reference_E[torch.tensor(self.examples_of(epoch, indices))],
         )  # fmt: skip

@@ -7,7 +7,7 @@ import numpy as np
 
 from llamarium.errors import escape
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.train.data.batch import IGNORED, Batch
+from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.data.dialogs import Example
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _OPEN, _CLOSE = "⟦", "⟧"
 
 
-def preview(batch: Batch, tokenizer: Tokenizer, row: int = 0) -> "Text":
+def preview(batch: TrainingBatch, tokenizer: Tokenizer, row: int = 0) -> "Text":
     """Show a row as text: what is learned in green and within ⟦ ⟧, what is only read dim.
 
     Control tokens are spelled, and characters that could drive a terminal are escaped.
@@ -39,7 +39,7 @@ def preview(batch: Batch, tokenizer: Tokenizer, row: int = 0) -> "Text":
     return shown
 
 
-def _segments(batch: Batch, row: int) -> Iterator[Example]:
+def _segments(batch: TrainingBatch, row: int) -> Iterator[Example]:
     """Yield a row's examples again: each token stands after the one whose label it is."""
     ids, labels = batch.ids_BT[row].cpu().numpy(), batch.labels_BT[row].cpu().numpy()
     starts = np.flatnonzero(batch.positions_BT[row].cpu().numpy() == 0)

@@ -37,7 +37,7 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Experiment:
+class TrainingExperiment:
     """Runs that differ in one thing.
 
     Attributes:
@@ -84,8 +84,8 @@ def _heads(config: ExperimentConfig) -> dict[str, Variant]:
     return {name: Variant({"num_key_value_heads": count}) for name, count in counts.items()}
 
 
-EXPERIMENTS: Mapping[str, Experiment] = {
-    "tied": Experiment(
+EXPERIMENTS: Mapping[str, TrainingExperiment] = {
+    "tied": TrainingExperiment(
         "Tied against untied embeddings",
         "Tied, one table both reads and writes tokens: fewer parameters, and every row learns from both sides. The "
         "smaller the model, the larger is the table's share of it, and the more of its parameters tying saves. A table "
@@ -93,27 +93,27 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "square root of the width: --embedding-std 1 shows it in the first steps.",
         _tied,
     ),
-    "rope": Experiment(
+    "rope": TrainingExperiment(
         "RoPE against none",
         "Without RoPE nothing tells the model where a token stands. It is not quite blind: under the causal mask a "
         "token sees only those before it, and what several layers make of that hints at the order.",
         lambda config: {"rope": Variant(), "no-rope": Variant(transform=without_rope)},
     ),
-    "causal": Experiment(
+    "causal": TrainingExperiment(
         "Causal against bidirectional attention",
         "An encoder sees its whole row. Asked for the next token, it need not predict it: the token stands right "
         "there. Its loss says nothing about writing, where the next token is not there yet. The text below is written "
         "one token after the other, so each sees only those before it.",
         _causal,
     ),
-    "heads": Experiment(
+    "heads": TrainingExperiment(
         "MHA against GQA against MQA",
         "Query heads that share key-value heads need a smaller cache: of N query heads MHA (multi-head) has N "
         "key-value heads, MQA (multi-query) one for all, and GQA (grouped-query) some number between. What is saved "
         "stands in the table beside what it costs. The speed is that of training; the cache counts in generation.",
         _heads,
     ),
-    "norm": Experiment(
+    "norm": TrainingExperiment(
         "RMSNorm against LayerNorm and none",
         "RMSNorm gives each block inputs of the same size, whatever the layers before have added to the stream. "
         "Without it the size is left to the weights: compare how fast the loss falls, and the gradients' norms. "

@@ -10,21 +10,23 @@ from typing import Protocol
 from torch import Tensor
 
 from llamarium.model import LlamaForCausalLM
-from llamarium.train.data.batch import Batch
+from llamarium.train.data.batch import TrainingBatch
 from llamarium.train.objectives.cross_entropy import cross_entropy_sum
 
-Trunk = Callable[[LlamaForCausalLM, Batch], Tensor]
+Trunk = Callable[[LlamaForCausalLM, TrainingBatch], Tensor]
 """From a batch to its normalised hidden states, (B, T, D)."""
 
 
 class Objective(Protocol):
     """What is learned."""
 
-    def count(self, batch: Batch) -> int:
+    def count(self, batch: TrainingBatch) -> int:
         """Return how many terms a batch's sum has: learned tokens, or pairs."""
         ...
 
-    def loss_sum(self, model: LlamaForCausalLM, batch: Batch, trunk: Trunk) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def loss_sum(
+        self, model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return the sum of the loss over a batch, differentiable, and sums of what is told besides, by name."""
         ...
 
@@ -32,11 +34,13 @@ class Objective(Protocol):
 class NextToken:
     """-log P of each learned token, in nats."""
 
-    def count(self, batch: Batch) -> int:
+    def count(self, batch: TrainingBatch) -> int:
         """Return the number of learned tokens."""
         return batch.num_learned
 
-    def loss_sum(self, model: LlamaForCausalLM, batch: Batch, trunk: Trunk) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def loss_sum(
+        self, model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return the sum of -log P over a batch's learned tokens."""
         return cross_entropy_sum(trunk(model, batch), head_weight(model), batch.labels_BT), {}
 
