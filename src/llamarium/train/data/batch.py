@@ -12,7 +12,7 @@ IGNORED = -100
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainingBatch:
     """One micro-batch.
 
     Attributes:
@@ -36,24 +36,24 @@ class Batch:
         """Labels that count."""
         return int((self.labels_BT != IGNORED).sum())  # sync: on a GPU, so it is asked before `to`
 
-    def to(self, device: torch.device) -> "Batch":
+    def to(self, device: torch.device) -> "TrainingBatch":
         """Return the batch on another device."""
         segments_BT = None if self.segments_BT is None else self.segments_BT.to(device, non_blocking=True)
         ids_BT, labels_BT, positions_BT = (
             t.to(device, non_blocking=True) for t in (self.ids_BT, self.labels_BT, self.positions_BT)
         )
         reference_E = None if self.reference_E is None else self.reference_E.to(device, non_blocking=True)
-        return Batch(ids_BT, labels_BT, positions_BT, segments_BT, reference_E)
+        return TrainingBatch(ids_BT, labels_BT, positions_BT, segments_BT, reference_E)
 
 
-def join(batches: Sequence[Batch]) -> Batch:
+def join(batches: Sequence[TrainingBatch]) -> TrainingBatch:
     """Return the rows of several batches of the same source as one."""
     if len(batches) == 1:
         return batches[0]
     several = any(batch.segments_BT is not None for batch in batches)
     references = [batch.reference_E for batch in batches if batch.reference_E is not None]
     segments = [torch.zeros_like(b.ids_BT) if b.segments_BT is None else b.segments_BT for b in batches]
-    return Batch(
+    return TrainingBatch(
         torch.cat([batch.ids_BT for batch in batches]),
         torch.cat([batch.labels_BT for batch in batches]),
         torch.cat([batch.positions_BT for batch in batches]),
@@ -82,6 +82,6 @@ class Rows(Protocol):
         """How many rows an epoch has; it may differ from epoch to epoch."""
         ...
 
-    def batch(self, epoch: int, indices: Sequence[int]) -> Batch:
+    def batch(self, epoch: int, indices: Sequence[int]) -> TrainingBatch:
         """Return these rows of an epoch; the same arguments give the same tensors."""
         ...
