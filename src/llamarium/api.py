@@ -16,7 +16,7 @@ from llamarium.generation.answer import complete, stream
 from llamarium.generation.completion import Generation, Piece, stop_ids_of
 from llamarium.generation.conversation import Conversation
 from llamarium.generation.dialog import ChatOptions, read_dialog, split_tools
-from llamarium.generation.loop import PrefixCache
+from llamarium.generation.loop import DialogEngine
 from llamarium.generation.options import AnswerOptions, EngineOptions, split_options
 from llamarium.generation.text_engine import TextEngine
 from llamarium.kernels.native import InputBits
@@ -229,7 +229,7 @@ class Llama:
         return complete(self, [ids], self.chat_params(**options), how, new_text=True, tools=tools)[0].or_raise()
 
     def stream_chat(
-        self, messages: Sequence[Message], *, prefix: PrefixCache | None = None, **options: Unpack[ChatOptions]
+        self, messages: Sequence[Message], *, prefix: DialogEngine | None = None, **options: Unpack[ChatOptions]
     ) -> Iterator[Piece]:
         """Answer a dialog piece by piece; options as in `chat`, without `n`; refusals as in `stream`.
 

@@ -16,7 +16,7 @@ import llamarium
 import llamarium.runtime.native.cache
 from llamarium.attention import paged
 from llamarium.errors import InputError, LlamariumError, MemoryBudgetError, OptionError
-from llamarium.generation.loop import PrefixCache, generate_tokens
+from llamarium.generation.loop import DialogEngine, generate_tokens
 from llamarium.runtime.batch import BLOCK_SIZE
 from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.runtime.runner import Runner
@@ -32,11 +32,11 @@ def loaded(*, native: bool) -> LoadedModel:
     return LoadedModel(native_runner(model), lambda: model) if native else LoadedModel.of_modules(model)
 
 
-def answer(runner: Runner, prefix: PrefixCache | None = None, ids: list[int] = PROMPT) -> list[int]:
+def answer(runner: Runner, prefix: DialogEngine | None = None, ids: list[int] = PROMPT) -> list[int]:
     return [event.token_id for event in generate_tokens(runner, [ids], [GREEDY], prefix=prefix)]
 
 
-def turn(model: LoadedModel, prefix: PrefixCache) -> list[int]:
+def turn(model: LoadedModel, prefix: DialogEngine) -> list[int]:
     return answer(model.runner(), prefix)
 
 
@@ -61,7 +61,7 @@ def _double(model: LoadedModel) -> None:
 @pytest.mark.parametrize("edit", [_scale, _hook, _delete, _double])
 def test_a_dialog_does_not_go_on_with_keys_of_other_weights(native: bool, edit: Callable[[LoadedModel], None]) -> None:
     model = loaded(native=native)
-    prefix = PrefixCache(model.runner())
+    prefix = DialogEngine(model.runner())
     turn(model, prefix)
     kept = prefix.engine
     turn(model, prefix)
@@ -87,7 +87,7 @@ def test_a_layer_that_stands_twice_is_refused() -> None:
 @pytest.mark.parametrize("native", [True, False])
 def test_two_answers_at_once_in_one_dialog_are_refused(native: bool) -> None:
     runner = loaded(native=native).runner()
-    prefix = PrefixCache(runner)
+    prefix = DialogEngine(runner)
     first = generate_tokens(runner, [PROMPT], [GREEDY], prefix=prefix)
     next(first)
     assert answer(runner, prefix, PROMPT[:4]) == answer(runner, ids=PROMPT[:4])
@@ -98,7 +98,7 @@ def test_two_answers_at_once_in_one_dialog_are_refused(native: bool) -> None:
 @pytest.mark.parametrize("native", [True, False])
 def test_a_cache_that_cannot_grow_stays_as_it_was(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = loaded(native=native).runner()
-    prefix = PrefixCache(runner, "int8")
+    prefix = DialogEngine(runner, "int8")
     wanted: Any = {"kv_cache_dtype": "int8"}
     list(generate_tokens(runner, [PROMPT], [GREEDY], prefix=prefix, **wanted))
     cache = prefix.engine.cache

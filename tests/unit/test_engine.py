@@ -219,7 +219,7 @@ def test_without_memory_to_choose_one_gives_way_and_the_others_go_on(monkeypatch
         try:
             events.extend(engine.step())
         except MemoryBudgetError:
-            gone.append(engine.give_way())
+            gone.append(engine.abort_largest())
     assert len(set(gone)) == 3 and lookup.accepted > 0 and engine.num_used_blocks == 0
     (left,) = set(numbers) - set(gone)
     own = [event for event in events if event.request == left]

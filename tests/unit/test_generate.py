@@ -12,7 +12,7 @@ from closeness import assert_close_to_reference, model_reference
 from llamarium.attention import CausalAttend
 from llamarium.errors import ContextLengthError, InputError, LlamariumError, OptionError, SamplingError, TokenizerError
 from llamarium.generation.kept import KeptSequence, Memory, advance
-from llamarium.generation.loop import PrefixCache, TokenEvent, generate_tokens
+from llamarium.generation.loop import DialogEngine, TokenEvent, generate_tokens
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
@@ -163,7 +163,7 @@ def test_logprobs_are_the_model_s_own(model: LlamaForCausalLM, runner: Runner) -
 
 def test_a_dialog_continues_from_its_cache(model: LlamaForCausalLM, runner: Runner) -> None:
     """Each turn equals a fresh start, and only new tokens are computed."""
-    prefix = PrefixCache(runner)
+    prefix = DialogEngine(runner)
     computed: list[int] = []
     hook = model.model.embed_tokens.register_forward_hook(lambda _m, args, _o: computed.append(args[0].shape[1]))
     try:
@@ -215,14 +215,14 @@ def test_a_prefix_serves_one_answer(runner: Runner) -> None:
     ids = prompts_of(4)[0]
     for prompts, options in (([ids, ids], {}), ([ids], {"use_cache": False})):
         with pytest.raises(InputError, match="a prefix serves one prompt"):
-            run(runner, prompts, [GREEDY] * len(prompts), prefix=PrefixCache(runner), **options)
+            run(runner, prompts, [GREEDY] * len(prompts), prefix=DialogEngine(runner), **options)
 
 
 def test_a_prefix_of_another_model_begins_anew_unless_the_call_is_refused(
     model: LlamaForCausalLM, runner: Runner
 ) -> None:
     ids, other = prompts_of(4)[0], ModuleRunner(copy.deepcopy(model))
-    prefix = PrefixCache(other)
+    prefix = DialogEngine(other)
     run(other, [ids], [GREEDY], prefix=prefix)
     engine = prefix.engine
     refused: list[tuple[list[int], SamplingParams]] = [
@@ -242,7 +242,7 @@ def test_a_prefix_of_another_model_begins_anew_unless_the_call_is_refused(
 
 def test_a_stream_that_was_not_begun_gives_way_to_another_answer_of_its_dialog(runner: Runner) -> None:
     ids = prompts_of(4)[0]
-    prefix = PrefixCache(runner)
+    prefix = DialogEngine(runner)
     first = generate_tokens(runner, [ids], [GREEDY], prefix=prefix)
     prefix.use(runner, "int8")
     with pytest.raises(InputError, match="another answer was begun in the same dialog"):
@@ -274,7 +274,7 @@ def test_a_stream_refuses_when_it_is_called_what_generate_refuses(
 def test_a_dialogs_cache_never_outgrows_the_context() -> None:
     config = dataclasses.replace(preset("tiny"), max_position_embeddings=300)
     runner = ModuleRunner(init_weights(LlamaForCausalLM(config), seed=1).eval().requires_grad_(False))
-    prefix = PrefixCache(runner)
+    prefix = DialogEngine(runner)
     run(runner, prompts_of(10), [GREEDY], prefix=prefix)
     assert prefix.engine.num_blocks == 1
     prefix.engine.reserve(299)

@@ -17,7 +17,7 @@ from llamarium.cli.main import main
 from llamarium.config import ModelConfig
 from llamarium.errors import MemoryBudgetError, OptionError
 from llamarium.generation.kept import KeptSequence, Memory, advance
-from llamarium.generation.loop import PrefixCache, generate_tokens
+from llamarium.generation.loop import DialogEngine, generate_tokens
 from llamarium.inspect.summary import summarize
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
@@ -344,7 +344,7 @@ def test_a_request_gives_the_same_tokens_alone_batched_and_continued(which: int)
     assert tokens(runner, PROMPTS) == alone
     sampled = SamplingParams(temperature=1.0, max_tokens=10, seed=4, n=2)
     assert tokens(runner, PROMPTS[:1], sampled)[0] == tokens(runner, PROMPTS[:1], replace(sampled, n=1))[0]
-    prefix = PrefixCache(runner, "int8")
+    prefix = DialogEngine(runner, "int8")
     for prompt, expected in zip(PROMPTS, alone, strict=True):
         for ids in (prompt, prompt + expected[:4]):
             wanted = [replace(GREEDY, max_tokens=4)]
@@ -385,7 +385,7 @@ def test_a_loaded_model_generates_and_talks_over_it(runner: type, monkeypatch: p
     text = llama.generate("ROMEO:", **options).text
     assert "".join(piece.text for piece in llama.stream("ROMEO:", **options)) == text
     assert made == ["int8"] * 2
-    prefix = PrefixCache(llama.runner)
+    prefix = DialogEngine(llama.runner)
     prefix.use(llama.runner, "int8")
     assert made == ["int8"] * 2 + ["auto", "int8"], "a dialog goes on in 8 bits, over a cache of its own"
     del made[2:]

@@ -20,7 +20,7 @@ from llamarium.inspect.trace import trace, trace_steps
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.runtime.edits import Snapshot
+from llamarium.runtime.edits import ModuleSnapshot
 from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.sampling.params import SamplingParams
 
@@ -58,7 +58,7 @@ def test_ablating_nothing_is_the_plain_pass_to_the_bit(model: LlamaForCausalLM, 
 
 
 def test_nothing_is_left_behind_also_after_an_error(model: LlamaForCausalLM) -> None:
-    plain, snapshot, rotary = logits(model), Snapshot(model), model.model.rotary_emb
+    plain, snapshot, rotary = logits(model), ModuleSnapshot(model), model.model.rotary_emb
     edits = [ablate("head", layer=1, head=0), ablate("mlp", layer=2), ablate("embed", positions=[0])]
     with (
         pytest.raises(ZeroDivisionError),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llamarium.engine.counts import Counts
-from llamarium.engine.thread import Snapshot
+from llamarium.engine.thread import EngineSnapshot
 from llamarium.server.http.log import Log
 from llamarium.server.lifecycle.live import Live
 
@@ -66,7 +66,7 @@ def test_the_line_says_who_is_answered_and_how_fast(monkeypatch: pytest.MonkeyPa
     live = Live(unbounded, Log("text"))
     live.show()
     assert terminal.getvalue().endswith("loading 25 %")
-    engine = SimpleNamespace(snapshot=Snapshot(3, 1, 30, 120, counts))
+    engine = SimpleNamespace(snapshot=EngineSnapshot(3, 1, 30, 120, counts))
     service.loaded = (None, engine)
     live.show()
     assert terminal.getvalue().endswith("loading 25 %")  # it is not time yet

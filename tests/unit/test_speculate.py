@@ -12,7 +12,7 @@ import llamarium
 from llamarium.cli.main import main
 from llamarium.engine.speculate import NgramIndex, PromptLookup
 from llamarium.errors import OptionError
-from llamarium.generation.loop import PrefixCache, TokenEvent, generate_tokens
+from llamarium.generation.loop import DialogEngine, TokenEvent, generate_tokens
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
@@ -163,7 +163,7 @@ def test_a_dialog_goes_on_over_what_was_guessed(packed: Runner) -> None:
     """Whatever a turn left in the cache beyond its answer, the next one is not misled."""
 
     def talk(lookup: PromptLookup | None) -> list[TokenEvent]:
-        prefix, ids, events = PrefixCache(packed), list(PROMPT), []
+        prefix, ids, events = DialogEngine(packed), list(PROMPT), []
         for turn in range(3):
             said = run(packed, [ids], [dataclasses.replace(GREEDY, max_tokens=17)], prefix=prefix, speculation=lookup)
             events += said

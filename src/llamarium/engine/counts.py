@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
-from llamarium.engine.scheduler import Answer
+from llamarium.engine.scheduler import EngineSequence
 from llamarium.sampling.constraint import CompiledGrammar
 from llamarium.sampling.params import SamplingParams
 
@@ -62,7 +62,7 @@ class BlockRun:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerState:
+class SequenceState:
     """One answer in the making, between two steps.
 
     Attributes:
@@ -75,7 +75,7 @@ class AnswerState:
         num_prompt: Tokens of the prompt.
         num_tokens: Those, and the answer's so far.
         limit: At how many tokens it ends at the latest.
-        num_run: Tokens whose keys and values are in the cache.
+        num_computed: Tokens whose keys and values are in the cache.
         num_cached: Tokens of the prompt that were there when it began.
         num_blocks: Blocks that it has.
         num_shared: Those of them that others have, too.
@@ -90,7 +90,7 @@ class AnswerState:
     num_prompt: int
     num_tokens: int
     limit: int
-    num_run: int
+    num_computed: int
     num_cached: int
     num_blocks: int
     num_shared: int
@@ -98,7 +98,7 @@ class AnswerState:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedAnswer:
+class OpenedSequence:
     """All that the next token of an answer follows from, as of one moment.
 
     Attributes:
@@ -110,7 +110,7 @@ class OpenedAnswer:
         grammar: What its form compiles to, if it has one.
     """
 
-    state: AnswerState
+    state: SequenceState
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
     params: SamplingParams
@@ -118,40 +118,42 @@ class OpenedAnswer:
     grammar: CompiledGrammar | None
 
 
-def state_of(answer: Answer, most_runs: int) -> AnswerState:
+def state_of(sequence: EngineSequence, most_runs: int) -> SequenceState:
     """Return what an answer is doing; of its blocks so many runs at most."""
-    owners = answer.table.owners()
-    stage: Stage = "waiting" if not owners else "prefill" if answer.num_left > 1 or not answer.ids else "decode"
-    num_prompt = len(answer.request.prompt_ids)
-    return AnswerState(
-        number=answer.number,
-        row=answer.row,
+    owners = sequence.table.owners()
+    stage: Stage = (
+        "waiting" if not owners else "prefill" if sequence.num_uncomputed > 1 or not sequence.ids else "decode"
+    )
+    num_prompt = len(sequence.request.prompt_ids)
+    return SequenceState(
+        number=sequence.number,
+        row=sequence.row,
         stage=stage,
-        adapter=answer.request.adapter,
-        is_embedding=answer.pool is not None,
+        adapter=sequence.request.adapter,
+        is_embedding=sequence.pool is not None,
         num_prompt=num_prompt,
-        num_tokens=max(num_prompt, len(answer.ids)),
-        limit=answer.limit,
-        num_run=answer.num_run,
-        num_cached=max(0, answer.num_cached),
+        num_tokens=max(num_prompt, len(sequence.ids)),
+        limit=sequence.limit,
+        num_computed=sequence.num_computed,
+        num_cached=max(0, sequence.num_cached),
         num_blocks=len(owners),
         num_shared=sum(count > 1 for count in owners),
-        blocks=_runs(answer.table.blocks, owners, most_runs),
+        blocks=_runs(sequence.table.blocks, owners, most_runs),
     )
 
 
-def states_of(answers: Iterable[Answer], most: int, most_runs: int) -> list[AnswerState]:
+def states_of(sequences: Iterable[EngineSequence], most: int, most_runs: int) -> list[SequenceState]:
     """Return what the first answers are doing, so many at most."""
-    return [state_of(answer, most_runs) for answer in islice(answers, most)]
+    return [state_of(sequence, most_runs) for sequence in islice(sequences, most)]
 
 
-def open_answer(answers: Iterable[Answer], number: int, row: int, most_runs: int) -> OpenedAnswer | None:
+def open_sequence(sequences: Iterable[EngineSequence], number: int, row: int, most_runs: int) -> OpenedSequence | None:
     """Return one of the answers with its ids and parameters, or None if it is not in the making any more."""
-    found = next((one for one in answers if (one.number, one.row) == (number, row)), None)
+    found = next((one for one in sequences if (one.number, one.row) == (number, row)), None)
     if found is None:
         return None
     request = found.request
-    return OpenedAnswer(
+    return OpenedSequence(
         state=state_of(found, most_runs),
         prompt_ids=tuple(request.prompt_ids),
         answer_ids=tuple(found.ids[len(request.prompt_ids) :]),

@@ -214,7 +214,7 @@ class Drafter:
         length, gain_s = self._draft.best_length(num_rows)
         able = [(guesser, room) for guesser, room in asked if room > 1]
         if not length and (length := self._draft.trial_length(num_rows)):
-            able = sorted(able, key=lambda one: one[0].num_left)[:1]
+            able = sorted(able, key=lambda one: one[0].num_uncomputed)[:1]
         if length and able:
             with suppress(MemoryBudgetError):  # for what lies between its layers: then this step goes on without
                 self._propose(self._ready(able, length, gain_s), length)
@@ -228,7 +228,7 @@ class Drafter:
         chunk, most = _CHUNK, self._draft.runner.config.max_position_embeddings
         for guesser, room in rows:
             guesser.open()
-            num_far = 0 if guesser.num_left <= _NEAR else guesser.num_left - 1
+            num_far = 0 if guesser.num_uncomputed <= _NEAR else guesser.num_uncomputed - 1
             if len(guesser.ids) + length > most or not self._draft.pays_reading(num_far, room, gain_s):
                 continue
             if not guesser.has_room(len(guesser.ids) + length):
@@ -237,15 +237,15 @@ class Drafter:
             if count:
                 self._read(guesser, count)
                 chunk -= count
-            if guesser.num_left <= _NEAR:
+            if guesser.num_uncomputed <= _NEAR:
                 ready.append((guesser, room))
         return ready
 
     def _read(self, guesser: "DraftGuesser", count: int) -> None:
         """Run tokens of which no guess is wanted."""
-        begin, start = self._clock(), guesser.num_run
+        begin, start = self._clock(), guesser.num_computed
         self._run([Span(guesser.ids[start : start + count], start, guesser.table.blocks, 0)])
-        guesser.has_run(start + count)
+        guesser.mark_computed(start + count)
         self._draft.record_reading(count, self._clock() - begin)
 
     def _propose(self, rows: Sequence[tuple["DraftGuesser", int]], length: int) -> None:
@@ -278,20 +278,20 @@ class DraftGuesser:
     Attributes:
         ids: The same.
         table: Where the draft's keys and values of it lie.
-        num_run: How many of the tokens have theirs there.
+        num_computed: How many of the tokens have theirs there.
     """
 
     def __init__(self, draft: DraftModel, index: PrefixIndex, ids: list[int], root: Key) -> None:
         self._draft, self._index, self._root = draft, index, root
-        self.ids, self.table, self.num_run = ids, BlockTable(index.pool), 0
+        self.ids, self.table, self.num_computed = ids, BlockTable(index.pool), 0
         self._keys: list[Key] = []
         self._start, self._guessed = 0, list[int]()  # where the guess begins; all of it but the last has been run
         self._is_open = False
 
     @property
-    def num_left(self) -> int:
+    def num_uncomputed(self) -> int:
         """Tokens that the draft has not run."""
-        return len(self.ids) - self.num_run
+        return len(self.ids) - self.num_computed
 
     def open(self) -> None:
         """Take the blocks that are there of its beginning."""
@@ -299,7 +299,7 @@ class DraftGuesser:
             self._is_open = True
             found = self._index.find(self._root, self.ids[:-1])
             self.table.share(found.blocks)
-            self._keys, self.num_run = list(found.keys), len(found.keys) * self._index.pool.block_size
+            self._keys, self.num_computed = list(found.keys), len(found.keys) * self._index.pool.block_size
 
     def has_room(self, num_tokens: int) -> bool:
         """Have blocks for so many tokens in all; False if there are none."""
@@ -308,9 +308,9 @@ class DraftGuesser:
         self.table.reserve(num_tokens)
         return True
 
-    def has_run(self, end: int) -> None:
+    def mark_computed(self, end: int) -> None:
         """Note up to where tokens have been run that stay; whole blocks of them can be found from now on."""
-        self.num_run = end
+        self.num_computed = end
         size, keys = self._index.pool.block_size, self._keys
         while (start := len(keys) * size) + size <= end:
             parent, block = keys[-1] if keys else self._root, self.table.blocks[start // size]
@@ -319,7 +319,7 @@ class DraftGuesser:
     def next_span(self) -> Span:
         """Return the tokens after which the next guess comes."""
         if not self._guessed:
-            return Span(self.ids[self.num_run :], self.num_run, self.table.blocks)
+            return Span(self.ids[self.num_computed :], self.num_computed, self.table.blocks)
         return Span(self._guessed[-1:], len(self.ids) + len(self._guessed) - 1, self.table.blocks)
 
     def push(self, token_id: int) -> None:
@@ -333,12 +333,12 @@ class DraftGuesser:
         A step ends with the first token that was not guessed, so that all but the answer's last one were.
         """
         if self._guessed:
-            self.has_run(min(self._start + len(self._guessed), len(self.ids)) - 1)
+            self.mark_computed(min(self._start + len(self._guessed), len(self.ids)) - 1)
             self._guessed = []
 
     def told(self) -> Guess:
         """Return the guess."""
-        return Guess(ids=list(self._guessed), num_run=len(self._guessed))
+        return Guess(ids=list(self._guessed), num_scheduled=len(self._guessed))
 
     def check(self, guess: Guess, place: int, token_id: int) -> bool:
         """Note what came at a place of a guess; return whether the logits after it are there."""
@@ -346,7 +346,7 @@ class DraftGuesser:
             return False
         is_right = token_id == guess.ids[place]
         self._draft.record_guess(is_right)
-        is_ahead = is_right and place < guess.num_run
+        is_ahead = is_right and place < guess.num_scheduled
         self._draft.accepted += is_ahead
         return is_ahead
 
@@ -354,4 +354,4 @@ class DraftGuesser:
         """Give its blocks back; what they hold can be found until they are taken for something else."""
         self.settle()
         self.table.release()
-        self._keys, self.num_run, self._is_open = [], 0, False
+        self._keys, self.num_computed, self._is_open = [], 0, False

@@ -15,7 +15,7 @@ from llamarium.engine.pace import MAX_CHUNK_TOKENS, Pace
 from llamarium.engine.pooling import HIDDEN, Pool, Vector, gather
 from llamarium.engine.prefix import PrefixIndex, root_key
 from llamarium.engine.request import Deadlines, Request, TokenEvent, check_prompt, limit_of, no_room, room_of
-from llamarium.engine.scheduler import Answer, Scheduler, Work, capacity_blocks
+from llamarium.engine.scheduler import EngineSequence, Scheduler, StepItem, capacity_blocks
 from llamarium.engine.scoring import PromptScores, most_logits
 from llamarium.engine.speculate import Guessing, Speculation
 from llamarium.errors import MemoryBudgetError, OptionError, show_value
@@ -90,7 +90,7 @@ class Engine:
         self.speculate(speculation)
         fixed = chunk if chunk is not None or runner.is_row_exact else MAX_CHUNK_TOKENS
         self._chunk: Callable[[int, Sequence[int]], int] = self._pace.chunk if fixed is None else lambda _, __: fixed
-        self._answers: dict[int, list[Answer]] = {}
+        self._sequences: dict[int, list[EngineSequence]] = {}
         self._deadlines = Deadlines()
         self._events, self._numbers = deque[TokenEvent](), itertools.count()
 
@@ -102,7 +102,7 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         """Answers that wait to begin, or to go on."""
-        return sum(map(len, self._answers.values())) - self.num_running
+        return sum(map(len, self._sequences.values())) - self.num_running
 
     @property
     def num_blocks(self) -> int:
@@ -117,12 +117,12 @@ class Engine:
     @property
     def num_held_tokens(self) -> int:
         """Tokens of answers whose keys and values are in the cache; shared ones count for each."""
-        return sum(answer.num_run for answer in self._scheduler.running)
+        return sum(sequence.num_computed for sequence in self._scheduler.running)
 
     @property
-    def answers(self) -> list[Answer]:
+    def sequences(self) -> list[EngineSequence]:
         """Those in the making, by arrival: to look at, in the engine's thread."""
-        return [answer for answers in self._answers.values() for answer in answers]
+        return [sequence for sequences in self._sequences.values() for sequence in sequences]
 
     @property
     def max_tokens(self) -> int:
@@ -132,11 +132,11 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Whether nobody is left to be answered, and nothing is left to be told."""
-        return not self._answers and not self._events
+        return not self._sequences and not self._events
 
     def is_live(self, number: int) -> bool:
         """Whether a request has answers that have not ended."""
-        return number in self._answers
+        return number in self._sequences
 
     def add(self, request: Request) -> int:
         """Take a request and return its number; `step` answers it.
@@ -146,7 +146,7 @@ class Engine:
         """
         return self.start(self.prepare(request))
 
-    def prepare(self, request: Request) -> list[Answer]:
+    def prepare(self, request: Request) -> list[EngineSequence]:
         """Check a request and return the answers that `start` begins; any thread may call this.
 
         Raises:
@@ -161,34 +161,34 @@ class Engine:
             raise no_room(request, self.num_blocks * self.cache.block_size, self.max_tokens)
         stops = frozenset((*request.stop_ids, *params.stop_token_ids))
         number, limit = next(self._numbers), limit_of(config, request)
-        answers: list[Answer] = []
+        sequences: list[EngineSequence] = []
         for row, single in enumerate(params.rows()):
             constraint = None if request.grammar is None else request.grammar.begin(stops)
             state = SamplingRow(single, prompt, config.vocab_size, constraint=constraint)
             scores = None if params.prompt_logprobs is None else PromptScores(prompt, params.prompt_logprobs)
             table, pool = BlockTable(self._index.pool), None if request.pooling is None else Pool(request.pooling)
-            answers.append(Answer(number, row, request, state, limit, stops, table, scores=scores, pool=pool))
-        return answers
+            sequences.append(EngineSequence(number, row, request, state, limit, stops, table, scores=scores, pool=pool))
+        return sequences
 
-    def start(self, answers: list[Answer]) -> int:
+    def start(self, sequences: list[EngineSequence]) -> int:
         """Begin what `prepare` has returned; return the request's number."""
-        number, deadline_s = answers[0].number, answers[0].request.deadline_s
-        self._answers[number] = list(answers)
-        self._scheduler.add(answers)
-        self._deadlines.add(deadline_s, number, self._answers)
+        number, deadline_s = sequences[0].number, sequences[0].request.deadline_s
+        self._sequences[number] = list(sequences)
+        self._scheduler.add(sequences)
+        self._deadlines.add(deadline_s, number, self._sequences)
         return number
 
     def abort(self, number: int, row: int | None = None) -> None:
         """End a request, or one of its answers, without a word; one that has ended already stays so."""
-        for answer in list(self._answers.get(number, ())):
-            if row is None or answer.row == row:
-                self._leave(answer)
+        for sequence in list(self._sequences.get(number, ())):
+            if row is None or sequence.row == row:
+                self._leave(sequence)
 
     def step(self) -> list[TokenEvent]:
         """Run what is next, and return what came of it: tokens of the answers that have been run to their end.
 
         Raises:
-            MemoryBudgetError: If there is no memory for the step; after `give_way` the next one may have it.
+            MemoryBudgetError: If there is no memory for the step; after `abort_largest` the next one may have it.
         """
         self._end_late()
         work = self._scheduler.schedule(self._chunk)
@@ -218,7 +218,7 @@ class Engine:
         elif self._guessing is not None:
             self._guessing.reserve(self.num_blocks)
 
-    def pretend(self, ids: Sequence[int]) -> None:
+    def fill_cache_for_benchmark(self, ids: Sequence[int]) -> None:
         """Act as if these tokens had been run, to measure what comes after them: each block holds what the first does.
 
         Raises:
@@ -233,12 +233,12 @@ class Engine:
             parent = self._index.enter(parent, block, ids[place * size : (place + 1) * size])
         table.release()
 
-    def give_way(self) -> int | None:
+    def abort_largest(self) -> int | None:
         """End the request that has most left to run, of several the last, after a step had no memory; say which."""
         running = self._scheduler.running
         if not running:
             return None
-        number = max(running, key=lambda answer: (answer.num_left, answer.order)).number
+        number = max(running, key=lambda sequence: (sequence.num_uncomputed, sequence.order)).number
         self.abort(number)
         return number
 
@@ -247,10 +247,10 @@ class Engine:
         while not self.is_idle:
             yield from self.step()
 
-    def _run(self, work: list[Work]) -> None:
+    def _run(self, work: list[StepItem]) -> None:
         """Run some answers' tokens, and choose one for each that has been run to its end."""
-        spans = [answer.span(end) for answer, end in work]
-        pools = [answer.pool for answer, _ in work]
+        spans = [sequence.span(end) for sequence, end in work]
+        pools = [sequence.pool for sequence, _ in work]
         taps = Taps([HIDDEN]) if any(pools) else None
         begin = self._clock()
         logits = self.runner.run(pack(spans, self.cache.block_size), self.cache, taps)
@@ -258,143 +258,145 @@ class Engine:
         starts = self._score(work, spans, logits)
         if taps is not None:
             gather(pools, spans, taps)
-        rows, places = list[Answer](), list[int]()
-        for (answer, end), start in zip(work, starts, strict=True):
-            self._scheduler.has_run(answer, end)
-            if answer.pool is not None and end == len(answer.ids):
-                self._tell_vector(answer, answer.pool.vector())
-            elif not self._has_failed(answer) and end == len(answer.ids):
-                joined = self._begin(answer) if answer.state.num_tokens == 0 else ()
-                rows.extend((answer, *joined))
+        rows, places = list[EngineSequence](), list[int]()
+        for (sequence, end), start in zip(work, starts, strict=True):
+            self._scheduler.mark_computed(sequence, end)
+            if sequence.pool is not None and end == len(sequence.ids):
+                self._tell_vector(sequence, sequence.pool.vector())
+            elif not self._has_failed(sequence) and end == len(sequence.ids):
+                joined = self._begin(sequence) if sequence.state.num_tokens == 0 else ()
+                rows.extend((sequence, *joined))
                 places.extend([start] * (1 + len(joined)))
         self._choose(*self._with_room(rows, places), logits)
 
-    def _record(self, work: list[Work], spans: list[Span], seconds: float) -> None:
+    def _record(self, work: list[StepItem], spans: list[Span], seconds: float) -> None:
         """Learn from what a pass took."""
         self.counts.steps += 1
         self.counts.pass_s += seconds
         self.counts.preempted = self._scheduler.num_preempted
         num_streaming = sum(
-            len(span.token_ids) for (answer, _), span in zip(work, spans, strict=True) if answer.num_left == 1
+            len(span.token_ids) for (sequence, _), span in zip(work, spans, strict=True) if sequence.num_uncomputed == 1
         )
         self._pace.record(num_streaming, sum(len(span.token_ids) for span in spans) - num_streaming, seconds)
-        num_guessed = sum(answer.guess.num_run for answer, end in work if end == len(answer.ids))
+        num_guessed = sum(sequence.guess.num_scheduled for sequence, end in work if end == len(sequence.ids))
         self.counts.drafted_tokens += num_guessed
-        if self._guessing is not None and all(answer.num_left == 1 for answer, _ in work):  # nobody's prompt was in it
+        if self._guessing is not None and all(
+            sequence.num_uncomputed == 1 for sequence, _ in work
+        ):  # nobody's prompt was in it
             self._guessing.record_pass(len(spans), num_guessed, seconds)
 
-    def _score(self, work: list[Work], spans: list[Span], logits_WV: Logits) -> list[int]:
+    def _score(self, work: list[StepItem], spans: list[Span], logits_WV: Logits) -> list[int]:
         """Score prompts' tokens; return in which row of the logits those for each answer's next token are."""
         starts, row = list[int](), 0
-        for (answer, end), span in zip(work, spans, strict=True):
-            num_wanted = answer.num_wanted(span.start, end)
-            if answer.scores is not None and num_wanted:
-                answer.scores.take(logits_WV[row : row + num_wanted], self._sampler)
+        for (sequence, end), span in zip(work, spans, strict=True):
+            num_wanted = sequence.num_wanted(span.start, end)
+            if sequence.scores is not None and num_wanted:
+                sequence.scores.take(logits_WV[row : row + num_wanted], self._sampler)
             starts.append(row + num_wanted)
             row += span.num_logits
         return starts
 
-    def _has_failed(self, answer: Answer) -> bool:
+    def _has_failed(self, sequence: EngineSequence) -> bool:
         """Whether an answer's prompt has no scores, as its logits were no numbers; it ends then."""
-        if answer.scores is None or answer.scores.is_finite:
+        if sequence.scores is None or sequence.scores.is_finite:
             return False
-        answer.finish_reason = "error"
-        self._tell(answer, Chosen(NoToken.NOT_FINITE))
+        sequence.finish_reason = "error"
+        self._tell(sequence, Chosen(NoToken.NOT_FINITE))
         return True
 
-    def _with_room(self, answers: list[Answer], places: list[int]) -> tuple[list[Answer], list[int]]:
+    def _with_room(self, sequences: list[EngineSequence], places: list[int]) -> tuple[list[EngineSequence], list[int]]:
         """Return those of the answers that may have a token, and their places; end those that only wanted scores."""
-        for answer in answers:
-            if len(answer.ids) >= answer.limit:
-                answer.finish_reason = "length"
-                self._tell(answer, Chosen(NoToken.NOT_ASKED))
-        kept = [row for row, answer in enumerate(answers) if answer.finish_reason is None]
-        return [answers[row] for row in kept], [places[row] for row in kept]
+        for sequence in sequences:
+            if len(sequence.ids) >= sequence.limit:
+                sequence.finish_reason = "length"
+                self._tell(sequence, Chosen(NoToken.NOT_ASKED))
+        kept = [row for row, sequence in enumerate(sequences) if sequence.finish_reason is None]
+        return [sequences[row] for row in kept], [places[row] for row in kept]
 
-    def _begin(self, answer: Answer) -> list[Answer]:
+    def _begin(self, sequence: EngineSequence) -> list[EngineSequence]:
         """Note that a prompt has been run; return the other answers to it, which go on from here."""
-        self.counts.note_prompt(len(answer.ids), answer.num_sought, answer.num_cached)
-        joined = self._scheduler.fork(answer)
+        self.counts.note_prompt(len(sequence.ids), sequence.num_sought, sequence.num_cached)
+        joined = self._scheduler.fork(sequence)
         if self._guessing is not None:
-            for one in (answer, *joined):
+            for one in (sequence, *joined):
                 one.guesser = self._guessing.begin(one.ids, one.request.salt)
         return joined
 
-    def _choose(self, answers: list[Answer], places: list[int], logits_WV: Logits) -> None:
+    def _choose(self, sequences: list[EngineSequence], places: list[int], logits_WV: Logits) -> None:
         """Choose the next token of each answer, and as many more as were guessed.
 
         Args:
-            answers: Those that have been run to their end.
+            sequences: Those whose tokens have all been computed.
             places: The row of the logits that follow each one's last token; those after its guess are the next ones.
             logits_WV: Of the pass.
         """
         place = 0  # of the guesses
-        while answers:
+        while sequences:
             logits_BV = logits_WV if places == list(range(len(logits_WV))) else logits_WV[places]
-            found = self._sample(answers, logits_BV)
+            found = self._sample(sequences, logits_BV)
             ahead: list[int] = []
-            for row, (answer, chosen) in enumerate(zip(answers, found, strict=True)):
-                self._accept(answer, chosen)
-                if answer.finish_reason is None and self._is_ahead(answer, place, chosen):
+            for row, (sequence, chosen) in enumerate(zip(sequences, found, strict=True)):
+                self._accept(sequence, chosen)
+                if sequence.finish_reason is None and self._is_ahead(sequence, place, chosen):
                     ahead.append(row)
-            answers, places = [answers[row] for row in ahead], [places[row] + 1 for row in ahead]
+            sequences, places = [sequences[row] for row in ahead], [places[row] + 1 for row in ahead]
             place += 1
 
-    def _sample(self, answers: list[Answer], logits_BV: Logits) -> list[Chosen]:
+    def _sample(self, sequences: list[EngineSequence], logits_BV: Logits) -> list[Chosen]:
         try:
-            return self._sampler.sample([answer.state for answer in answers], logits_BV)
+            return self._sampler.sample([sequence.state for sequence in sequences], logits_BV)
         except MemoryBudgetError:
-            for answer in answers:
-                answer.num_run -= 1  # its last token is run again in the next step, to the same logits
+            for sequence in sequences:
+                sequence.num_computed -= 1  # its last token is run again in the next step, to the same logits
             raise
 
-    def _is_ahead(self, answer: Answer, place: int, chosen: Chosen) -> bool:
+    def _is_ahead(self, sequence: EngineSequence, place: int, chosen: Chosen) -> bool:
         """Whether the token was guessed and run, so that the logits after it are there."""
-        if answer.guesser is None or not answer.guesser.check(answer.guess, place, chosen.token_id):
+        if sequence.guesser is None or not sequence.guesser.check(sequence.guess, place, chosen.token_id):
             return False
         self.counts.accepted_tokens += 1
-        self._scheduler.has_run(answer, len(answer.ids))
+        self._scheduler.mark_computed(sequence, len(sequence.ids))
         return True
 
-    def _accept(self, answer: Answer, chosen: Chosen) -> None:
+    def _accept(self, sequence: EngineSequence, chosen: Chosen) -> None:
         """Append a token, decide whether the answer ends, and tell."""
         if chosen.token_id < 0:
-            answer.finish_reason = "error"
+            sequence.finish_reason = "error"
         else:
             self.counts.generated_tokens += 1
-            answer.ids.append(chosen.token_id)
-            if chosen.token_id in answer.stops or answer.state.is_finished:
-                answer.finish_reason = "stop"
-            elif len(answer.ids) >= answer.limit:
-                answer.finish_reason = "length"
-        self._tell(answer, chosen)
+            sequence.ids.append(chosen.token_id)
+            if chosen.token_id in sequence.stops or sequence.state.is_finished:
+                sequence.finish_reason = "stop"
+            elif len(sequence.ids) >= sequence.limit:
+                sequence.finish_reason = "length"
+        self._tell(sequence, chosen)
 
-    def _tell(self, answer: Answer, chosen: Chosen, vector: Vector | None = None) -> None:
-        num_cached = max(0, answer.num_cached)
-        event = TokenEvent(answer.number, answer.row, *chosen, answer.finish_reason, num_cached, vector=vector)
-        if answer.scores is not None and answer.scores.is_complete:
-            event, answer.scores = event._replace(prompt_scores=answer.scores), None
+    def _tell(self, sequence: EngineSequence, chosen: Chosen, vector: Vector | None = None) -> None:
+        num_cached = max(0, sequence.num_cached)
+        event = TokenEvent(sequence.number, sequence.row, *chosen, sequence.finish_reason, num_cached, vector=vector)
+        if sequence.scores is not None and sequence.scores.is_complete:
+            event, sequence.scores = event._replace(prompt_scores=sequence.scores), None
         self._events.append(event)
-        if answer.finish_reason is not None:
-            self._leave(answer)
+        if sequence.finish_reason is not None:
+            self._leave(sequence)
         elif not self._use_cache:
-            answer.num_run = 0
+            sequence.num_computed = 0
 
-    def _tell_vector(self, answer: Answer, vector: Vector | None) -> None:
-        self.counts.note_prompt(len(answer.ids), answer.num_sought, answer.num_cached)
-        answer.finish_reason = "error" if vector is None else "stop"
-        self._tell(answer, Chosen(NoToken.NOT_ASKED), vector)
+    def _tell_vector(self, sequence: EngineSequence, vector: Vector | None) -> None:
+        self.counts.note_prompt(len(sequence.ids), sequence.num_sought, sequence.num_cached)
+        sequence.finish_reason = "error" if vector is None else "stop"
+        self._tell(sequence, Chosen(NoToken.NOT_ASKED), vector)
 
-    def _leave(self, answer: Answer) -> None:
-        self._scheduler.remove(answer)
-        answers = self._answers[answer.number]
-        answers.remove(answer)
-        if not answers:
-            del self._answers[answer.number]
+    def _leave(self, sequence: EngineSequence) -> None:
+        self._scheduler.remove(sequence)
+        sequences = self._sequences[sequence.number]
+        sequences.remove(sequence)
+        if not sequences:
+            del self._sequences[sequence.number]
 
     def _end_late(self) -> None:
         """End the requests whose deadline has passed."""
         for number in self._deadlines.due(self._clock()):
-            for answer in list(self._answers.get(number, ())):
-                answer.finish_reason = "timeout"
-                self._tell(answer, Chosen(-1))
+            for sequence in list(self._sequences.get(number, ())):
+                sequence.finish_reason = "timeout"
+                self._tell(sequence, Chosen(-1))

@@ -30,7 +30,7 @@ _MAX_SKIPPED = 8  # requests that wait for memory, and are passed by in one step
 
 
 @dataclass(slots=True, eq=False)
-class Answer:
+class EngineSequence:
     """One answer in the making.
 
     Attributes:
@@ -42,7 +42,7 @@ class Answer:
         stops: Ids that end it.
         table: Where its keys and values lie.
         ids: Its tokens: the prompt, and what was chosen.
-        num_run: How many of them have their keys and values in the cache.
+        num_computed: How many of them have their keys and values in the cache.
         keys: Of its whole blocks, in the index.
         promised: Keys of the whole blocks that it is going to fill, the next one last.
         waits_for: The key of a block that it waits for somebody else to fill.
@@ -65,21 +65,21 @@ class Answer:
     stops: frozenset[int]
     table: BlockTable
     ids: list[int] = field(default_factory=list[int])
-    num_run: int = 0
+    num_computed: int = 0
     keys: list[Key] = field(default_factory=list[Key])
     promised: list[Key] = field(default_factory=list[Key])
     waits_for: Key | None = None
     num_sought: int = 0
     num_cached: int = -1  # before it begins
-    leader: "Answer | None" = None
-    followers: "list[Answer]" = field(default_factory=list["Answer"])
+    leader: "EngineSequence | None" = None
+    followers: "list[EngineSequence]" = field(default_factory=list["EngineSequence"])
     scores: PromptScores | None = None
     guesser: Guesser | None = None
     guess: Guess = field(default_factory=Guess)
     pool: Pool | None = None
     finish_reason: FinishReason | None = None
     num_overtaken: int = 0
-    refused_at: int = -1  # free blocks when there was last no room for it
+    free_blocks_at_refusal: int = -1  # free blocks when there was last no room for it
 
     @property
     def order(self) -> tuple[int, int]:
@@ -87,9 +87,9 @@ class Answer:
         return self.number, self.row
 
     @property
-    def num_left(self) -> int:
+    def num_uncomputed(self) -> int:
         """Tokens that have not been run."""
-        return len(self.ids) - self.num_run
+        return len(self.ids) - self.num_computed
 
     def root(self) -> Key:
         """Return the key that its first block goes on from."""
@@ -98,19 +98,19 @@ class Answer:
     def span(self, end: int) -> Span:
         """Return its tokens from where it has been run to before `end`, and what is guessed after its last one."""
         is_all = end == len(self.ids)
-        ids, num_logits = self.ids[self.num_run : end], int(is_all and self.pool is None)
-        num_logits += self.num_wanted(self.num_run, end)
-        if is_all and self.guess.num_run:
-            ids += self.guess.ids[: self.guess.num_run]
-            num_logits += self.guess.num_run
-        return Span(ids, self.num_run, self.table.blocks, num_logits, self.request.adapter)
+        ids, num_logits = self.ids[self.num_computed : end], int(is_all and self.pool is None)
+        num_logits += self.num_wanted(self.num_computed, end)
+        if is_all and self.guess.num_scheduled:
+            ids += self.guess.ids[: self.guess.num_scheduled]
+            num_logits += self.guess.num_scheduled
+        return Span(ids, self.num_computed, self.table.blocks, num_logits, self.request.adapter)
 
     def num_wanted(self, start: int, end: int) -> int:
         """Return of how many tokens from `start` to before `end` the logits score the prompt."""
         return 0 if self.scores is None else self.scores.num_wanted(start, end)
 
 
-Work = tuple[Answer, int]
+StepItem = tuple[EngineSequence, int]
 """An answer, and up to which of its tokens it is run."""
 
 
@@ -142,36 +142,36 @@ class Scheduler:
     ) -> None:
         self._index, self._pool, self._copy_block = index, index.pool, copy_block
         self._max_num_seqs, self._most_logits, self._shares = max_num_seqs, most_logits, shares
-        self.running: list[Answer] = []
-        self.waiting: list[Answer] = []
+        self.running: list[EngineSequence] = []
+        self.waiting: list[EngineSequence] = []
         self.num_preempted = 0
         self.guessing: Guessing | None = None
         self._promised = Counter[Key]()
 
-    def add(self, answers: Sequence[Answer]) -> None:
+    def add(self, sequences: Sequence[EngineSequence]) -> None:
         """Take the answers to one prompt; the first one runs it for all, where keys and values are shared."""
-        first, *others = answers
+        first, *others = sequences
         insort(self.waiting, first, key=_order)
         if self._shares:
             first.followers = others
-            for answer in others:
-                answer.leader = first
+            for sequence in others:
+                sequence.leader = first
         else:
-            for answer in others:
-                insort(self.waiting, answer, key=_order)
+            for sequence in others:
+                insort(self.waiting, sequence, key=_order)
 
-    def remove(self, answer: Answer) -> None:
+    def remove(self, sequence: EngineSequence) -> None:
         """Let an answer go, with its blocks; nobody knows of it afterwards."""
-        if answer in self.running:
-            self.running.remove(answer)
-            self._give_back(answer)
-        elif answer in self.waiting:
-            self.waiting.remove(answer)
-        elif answer.leader is not None:
-            answer.leader.followers.remove(answer)
-        self._let_follow_alone(answer)
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._give_back(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        elif sequence.leader is not None:
+            sequence.leader.followers.remove(sequence)
+        self._let_follow_alone(sequence)
 
-    def schedule(self, chunk: Callable[[int, Sequence[int]], int]) -> list[Work]:
+    def schedule(self, chunk: Callable[[int, Sequence[int]], int]) -> list[StepItem]:
         """Return what the next step runs, with blocks for all of it; nothing, where nobody has anything left to run.
 
         Args:
@@ -179,213 +179,219 @@ class Scheduler:
         """
         self._make_room()
         self._admit()
-        streaming = [answer for answer in self.running if answer.num_left == 1]
-        reading = [answer for answer in self.running if answer.num_left > 1]
+        streaming = [sequence for sequence in self.running if sequence.num_uncomputed == 1]
+        reading = [sequence for sequence in self.running if sequence.num_uncomputed > 1]
         self._guess(streaming)
-        work = [(answer, len(answer.ids)) for answer in streaming]
+        work = [(sequence, len(sequence.ids)) for sequence in streaming]
         if not reading:
             return work
-        prompts = [len(answer.ids) - max(0, answer.num_cached) for answer in reading]
+        prompts = [len(sequence.ids) - max(0, sequence.num_cached) for sequence in reading]
         return work + _shared_out(reading, chunk(len(streaming), prompts), self._most_logits)
 
-    def has_run(self, answer: Answer, end: int) -> None:
+    def mark_computed(self, sequence: EngineSequence, end: int) -> None:
         """Note up to where an answer has been run; its whole blocks can be found from now on."""
-        answer.num_run = end
+        sequence.num_computed = end
         if not self._shares:
             return
-        size, keys = self._pool.block_size, answer.keys
+        size, keys = self._pool.block_size, sequence.keys
         while (start := len(keys) * size) + size <= end:
-            keys.append(self._enter(answer, start, start + size))
-            if answer.promised:
-                self._drop_promise(answer.promised.pop())
+            keys.append(self._enter(sequence, start, start + size))
+            if sequence.promised:
+                self._drop_promise(sequence.promised.pop())
 
-    def fork(self, leader: Answer) -> list[Answer]:
+    def fork(self, leader: EngineSequence) -> list[EngineSequence]:
         """Let those that wait for this one's prompt go on from it; return those that there is room for."""
         followers, leader.followers = leader.followers, []
-        joined: list[Answer] = []
-        for answer in followers:
-            answer.leader, answer.num_cached, answer.scores = None, leader.num_cached, leader.scores
+        joined: list[EngineSequence] = []
+        for sequence in followers:
+            sequence.leader, sequence.num_cached, sequence.scores = None, leader.num_cached, leader.scores
             if len(self.running) < self._max_num_seqs and self._pool.num_free > len(self.running):
-                answer.table = leader.table.fork(leader.num_run, self._copy_block)
-                answer.ids, answer.num_run, answer.keys = list(leader.ids), leader.num_run, list(leader.keys)
-                insort(self.running, answer, key=_order)
-                joined.append(answer)
+                sequence.table = leader.table.fork(leader.num_computed, self._copy_block)
+                sequence.ids, sequence.num_computed, sequence.keys = (
+                    list(leader.ids),
+                    leader.num_computed,
+                    list(leader.keys),
+                )
+                insort(self.running, sequence, key=_order)
+                joined.append(sequence)
             else:
-                insort(self.waiting, answer, key=_order)
+                insort(self.waiting, sequence, key=_order)
         return joined
 
-    def _let_follow_alone(self, leader: Answer) -> None:
+    def _let_follow_alone(self, leader: EngineSequence) -> None:
         """Let those that wait for an answer that goes wait for themselves."""
         if not leader.followers:
             return
         (first, *others), leader.followers = leader.followers, []
         first.leader, first.followers = None, others
-        for answer in others:
-            answer.leader = first
+        for sequence in others:
+            sequence.leader = first
         insort(self.waiting, first, key=_order)
 
     def _make_room(self) -> None:
         """Give each of the running the blocks of its next tokens; where there are none, who came last waits."""
-        for answer in list(self.running):
-            if not answer.table.blocks:  # it has been sent to wait meanwhile
+        for sequence in list(self.running):
+            if not sequence.table.blocks:  # it has been sent to wait meanwhile
                 continue
-            while answer.table.missing(len(answer.ids)) > self._pool.num_free and answer.table.blocks:
+            while sequence.table.missing(len(sequence.ids)) > self._pool.num_free and sequence.table.blocks:
                 self._preempt(self.running[-1])
-            if answer.table.blocks:
-                answer.table.reserve(len(answer.ids))
+            if sequence.table.blocks:
+                sequence.table.reserve(len(sequence.ids))
 
-    def _guess(self, streaming: Sequence[Answer]) -> None:
+    def _guess(self, streaming: Sequence[EngineSequence]) -> None:
         """Guess the next tokens of those who stream, as far as there are blocks for them."""
-        begun = [(answer, answer.guesser) for answer in streaming if answer.guesser is not None]
+        begun = [(sequence, sequence.guesser) for sequence in streaming if sequence.guesser is not None]
         if self.guessing is None or not begun:
             return
-        rows = [(guesser, answer.limit - len(answer.ids)) for answer, guesser in begun]
-        for (answer, _), guess in zip(begun, self.guessing.guess(rows, len(streaming)), strict=True):
-            answer.guess = guess
-            num_tokens = len(answer.ids) + guess.num_run
+        rows = [(guesser, sequence.limit - len(sequence.ids)) for sequence, guesser in begun]
+        for (sequence, _), guess in zip(begun, self.guessing.guess(rows, len(streaming)), strict=True):
+            sequence.guess = guess
+            num_tokens = len(sequence.ids) + guess.num_scheduled
             others = len(self.running) - 1  # who may need a block each
-            if answer.table.missing(num_tokens) + others > self._pool.num_free:
-                guess.num_run = 0
+            if sequence.table.missing(num_tokens) + others > self._pool.num_free:
+                guess.num_scheduled = 0
             else:
-                answer.table.reserve(num_tokens)
+                sequence.table.reserve(num_tokens)
 
-    def _preempt(self, answer: Answer) -> None:
+    def _preempt(self, sequence: EngineSequence) -> None:
         self.num_preempted += 1
-        self.running.remove(answer)
-        self._give_back(answer)
-        insort(self.waiting, answer, key=_order)
+        self.running.remove(sequence)
+        self._give_back(sequence)
+        insort(self.waiting, sequence, key=_order)
 
     def _admit(self) -> None:
         """Let those that wait begin, as far as there is room."""
-        skipped: list[Answer] = []
+        skipped: list[EngineSequence] = []
         place = 0
         while place < len(self.waiting) and len(self.running) < self._max_num_seqs and len(skipped) < _MAX_SKIPPED:
-            answer = self.waiting[place]
-            if answer.waits_for in self._promised:
+            sequence = self.waiting[place]
+            if sequence.waits_for in self._promised:
                 place += 1
                 continue
-            found = self._find(answer)
+            found = self._find(sequence)
             if found.missing in self._promised:
-                answer.waits_for = found.missing
+                sequence.waits_for = found.missing
                 place += 1
-            elif self._begin(answer, found):
+            elif self._begin(sequence, found):
                 del self.waiting[place]
-                insort(self.running, answer, key=_order)
+                insort(self.running, sequence, key=_order)
                 for other in skipped:
                     other.num_overtaken += 1
-            elif answer.num_overtaken >= MAX_OVERTAKEN:
+            elif sequence.num_overtaken >= MAX_OVERTAKEN:
                 return
             else:
-                skipped.append(answer)
+                skipped.append(sequence)
                 place += 1
 
-    def _find(self, answer: Answer) -> Match:
+    def _find(self, sequence: EngineSequence) -> Match:
         """Return what is there of an answer's tokens; the last one is run in any case, and what is scored or counts."""
-        counts_all = answer.pool is not None and answer.pool.kind == "mean"
-        if not self._shares or counts_all or self._pool.num_free <= answer.refused_at:
+        counts_all = sequence.pool is not None and sequence.pool.kind == "mean"
+        if not self._shares or counts_all or self._pool.num_free <= sequence.free_blocks_at_refusal:
             return Match([], [])
-        most = None if answer.scores is None else answer.scores.num_skipped
-        sought = (answer.ids[:-1] or answer.request.prompt_ids[:-1])[:most]
-        if answer.num_cached < 0:
-            answer.num_sought = len(sought)
-        return self._index.find(answer.root(), sought)
+        most = None if sequence.scores is None else sequence.scores.num_skipped
+        sought = (sequence.ids[:-1] or sequence.request.prompt_ids[:-1])[:most]
+        if sequence.num_cached < 0:
+            sequence.num_sought = len(sought)
+        return self._index.find(sequence.root(), sought)
 
-    def _begin(self, answer: Answer, found: Match) -> bool:
+    def _begin(self, sequence: EngineSequence, found: Match) -> bool:
         """Give an answer blocks for all of its tokens, those that are there first; False if there is no room.
 
         Each of the running keeps a block that it may take next, so that who begins is not sent back at once.
         """
-        if self._pool.num_free <= answer.refused_at:
+        if self._pool.num_free <= sequence.free_blocks_at_refusal:
             return False
-        answer.ids = answer.ids or list(answer.request.prompt_ids)
+        sequence.ids = sequence.ids or list(sequence.request.prompt_ids)
         num_free = self._pool.num_free
-        answer.table.share(found.blocks)
-        if answer.table.missing(len(answer.ids)) + len(self.running) > self._pool.num_free:
-            answer.refused_at = num_free
-            answer.table.release()
+        sequence.table.share(found.blocks)
+        if sequence.table.missing(len(sequence.ids)) + len(self.running) > self._pool.num_free:
+            sequence.free_blocks_at_refusal = num_free
+            sequence.table.release()
             return False
-        self._take(answer, found)
-        answer.table.reserve(len(answer.ids))
-        answer.refused_at = -1
+        self._take(sequence, found)
+        sequence.table.reserve(len(sequence.ids))
+        sequence.free_blocks_at_refusal = -1
         if self._shares:
-            self._promise(answer)
+            self._promise(sequence)
         return True
 
-    def _promise(self, answer: Answer) -> None:
+    def _promise(self, sequence: EngineSequence) -> None:
         """Note which whole blocks an answer is going to fill with the tokens that it has."""
-        size, key = self._pool.block_size, answer.keys[-1] if answer.keys else answer.root()
+        size, key = self._pool.block_size, sequence.keys[-1] if sequence.keys else sequence.root()
         promised: list[Key] = []
-        for start in range(len(answer.keys) * size, len(answer.ids) - size + 1, size):
-            key = block_key(key, answer.ids[start : start + size])
+        for start in range(len(sequence.keys) * size, len(sequence.ids) - size + 1, size):
+            key = block_key(key, sequence.ids[start : start + size])
             promised.append(key)
         self._promised.update(promised)
-        answer.promised = promised[::-1]
+        sequence.promised = promised[::-1]
 
     def _drop_promise(self, key: Key) -> None:
         self._promised[key] -= 1
         if not self._promised[key]:
             del self._promised[key]
 
-    def _take(self, answer: Answer, found: Match) -> None:
+    def _take(self, sequence: EngineSequence, found: Match) -> None:
         """Go on from what was found, whose whole blocks the answer has.
 
         A block that holds nothing else, and that nobody has, is written on in place; so is the last one that is free.
         """
-        answer.keys, answer.num_run = found.keys, len(found.keys) * self._pool.block_size
+        sequence.keys, sequence.num_computed = found.keys, len(found.keys) * self._pool.block_size
         if found.partial is not None:
-            has_room = answer.table.missing(len(answer.ids)) < self._pool.num_free
+            has_room = sequence.table.missing(len(sequence.ids)) < self._pool.num_free
             if not self._pool.is_owned(found.partial) and (found.is_all or not has_room):
-                answer.table.share([found.partial])
+                sequence.table.share([found.partial])
                 self._index.take_out(found.partial)
-                answer.num_run += found.num_partial
+                sequence.num_computed += found.num_partial
             elif has_room:
-                answer.table.copy(found.partial, self._copy_block)
-                answer.num_run += found.num_partial
-        if answer.num_cached < 0:
-            answer.num_cached = answer.num_run
+                sequence.table.copy(found.partial, self._copy_block)
+                sequence.num_computed += found.num_partial
+        if sequence.num_cached < 0:
+            sequence.num_cached = sequence.num_computed
 
-    def _give_back(self, answer: Answer) -> None:
+    def _give_back(self, sequence: EngineSequence) -> None:
         """Give an answer's blocks back; what they hold can be found until they are taken for something else."""
-        start = len(answer.keys) * self._pool.block_size
-        if self._shares and answer.num_run > start:
-            self._enter(answer, start, answer.num_run)
-        answer.table.release()
-        if answer.guesser is not None:
-            answer.guesser.release()
-        for key in answer.promised:
+        start = len(sequence.keys) * self._pool.block_size
+        if self._shares and sequence.num_computed > start:
+            self._enter(sequence, start, sequence.num_computed)
+        sequence.table.release()
+        if sequence.guesser is not None:
+            sequence.guesser.release()
+        for key in sequence.promised:
             self._drop_promise(key)
-        answer.promised = []
-        answer.keys, answer.num_run, answer.guess = [], 0, Guess()
+        sequence.promised = []
+        sequence.keys, sequence.num_computed, sequence.guess = [], 0, Guess()
 
-    def _enter(self, answer: Answer, start: int, end: int) -> Key:
-        parent = answer.keys[-1] if answer.keys else answer.root()
-        block = answer.table.blocks[start // self._pool.block_size]
-        return self._index.enter(parent, block, answer.ids[start:end])
-
-
-def _order(answer: Answer) -> tuple[int, int]:
-    return answer.order
+    def _enter(self, sequence: EngineSequence, start: int, end: int) -> Key:
+        parent = sequence.keys[-1] if sequence.keys else sequence.root()
+        block = sequence.table.blocks[start // self._pool.block_size]
+        return self._index.enter(parent, block, sequence.ids[start:end])
 
 
-def _shared_out(reading: Sequence[Answer], room: int, most_logits: int) -> list[Work]:
+def _order(sequence: EngineSequence) -> tuple[int, int]:
+    return sequence.order
+
+
+def _shared_out(reading: Sequence[EngineSequence], room: int, most_logits: int) -> list[StepItem]:
     """Share tokens of a step out among those who read their prompts, in the order of arrival."""
     counts = dict.fromkeys(reading, 0)
 
-    def give(answer: Answer, most: int) -> int:
+    def give(sequence: EngineSequence, most: int) -> int:
         nonlocal most_logits
-        start = answer.num_run + counts[answer]
-        count = min(most, len(answer.ids) - start)
-        if answer.scores is not None:
-            count = min(count, max(0, answer.scores.num_skipped - start) + most_logits)
-            most_logits -= answer.scores.num_wanted(start, start + count)
-        counts[answer] += count
+        start = sequence.num_computed + counts[sequence]
+        count = min(most, len(sequence.ids) - start)
+        if sequence.scores is not None:
+            count = min(count, max(0, sequence.scores.num_skipped - start) + most_logits)
+            most_logits -= sequence.scores.num_wanted(start, start + count)
+        counts[sequence] += count
         return count
 
     left = room - give(reading[0], (room + 1) // 2)
-    left -= give(min(reading, key=lambda answer: (answer.num_left - counts[answer] or 1 << 30, answer.order)), left)
-    for answer in reading:
-        left -= give(answer, left)
-    return [(answer, answer.num_run + count) for answer, count in counts.items() if count]
+    left -= give(
+        min(reading, key=lambda sequence: (sequence.num_uncomputed - counts[sequence] or 1 << 30, sequence.order)), left
+    )
+    for sequence in reading:
+        left -= give(sequence, left)
+    return [(sequence, sequence.num_computed + count) for sequence, count in counts.items() if count]
 
 
 def capacity_blocks(limit: int, block_size: int) -> int:

@@ -48,12 +48,12 @@ class Guess:
     Attributes:
         size: Of the n-gram that it follows, where it comes from one.
         ids: The tokens.
-        num_run: How many of them are run; at least the first is compared with what comes, all the same.
+        num_scheduled: How many of them are run; at least the first is compared with what comes, all the same.
     """
 
     size: int = 0
     ids: list[int] = field(default_factory=list[int])
-    num_run: int = 0
+    num_scheduled: int = 0
 
 
 class Guesser(Protocol):
@@ -293,8 +293,8 @@ class LookupGuesser:
             room: Tokens that the answer may still get, at least 1.
         """
         size, ids = self._index.guess(self._lookup.num_tokens)
-        num_run = min(self._lookup.best_length(size, num_rows), room - 1) if ids else 0
-        return Guess(size, ids[: max(1, num_run)], num_run)
+        num_scheduled = min(self._lookup.best_length(size, num_rows), room - 1) if ids else 0
+        return Guess(size, ids[: max(1, num_scheduled)], num_scheduled)
 
     def check(self, guess: Guess, place: int, token_id: int) -> bool:
         """Note what came at a place of a guess; return whether the logits after it are there."""
@@ -302,7 +302,7 @@ class LookupGuesser:
             return False
         is_right = token_id == guess.ids[place]
         self._lookup.record_guess(guess.size, is_right)
-        is_ahead = is_right and place < guess.num_run
+        is_ahead = is_right and place < guess.num_scheduled
         self._lookup.accepted += is_ahead
         return is_ahead
 

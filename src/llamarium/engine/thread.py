@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, TypeVar
 from llamarium.engine.counts import Counts
 from llamarium.engine.engine import Engine
 from llamarium.engine.request import Request, TokenEvent
-from llamarium.engine.scheduler import Answer
+from llamarium.engine.scheduler import EngineSequence
 from llamarium.errors import EngineStoppedError, GaveWayError, MemoryBudgetError
 
 Deliver = Callable[[Sequence[TokenEvent] | Exception], None]
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class EngineSnapshot:
     """What an engine was doing after its last step.
 
     Attributes:
@@ -46,7 +46,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class _Begin:
-    answers: list[Answer]
+    sequences: list[EngineSequence]
     deliver: Deliver
 
 
@@ -113,7 +113,7 @@ class EngineThread:
         return self._failure
 
     @property
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> EngineSnapshot:
         """What it was doing after its last step."""
         return self._snapshot
 
@@ -128,9 +128,9 @@ class EngineThread:
             EngineStoppedError: If the engine takes no more requests.
             LlamariumError: As `Engine.prepare`.
         """
-        answers = self.engine.prepare(request)
-        self._ask(_Begin(answers, deliver))
-        return answers[0].number
+        sequences = self.engine.prepare(request)
+        self._ask(_Begin(sequences, deliver))
+        return sequences[0].number
 
     def read(self, work: Callable[[Engine], T]) -> Future[T]:
         """Have something looked at between two steps, by the engine's thread.
@@ -186,7 +186,7 @@ class EngineThread:
                 try:
                     events = self.engine.step()
                 except MemoryBudgetError as error:
-                    self._give_way(error)
+                    self._abort_largest(error)
                 else:
                     self._hand_out(events)
         except BaseException as error:  # noqa: BLE001 - whatever it was, those who wait must hear of it
@@ -201,9 +201,9 @@ class EngineThread:
                 del self._deliver[number]
             deliver(own)
 
-    def _give_way(self, error: MemoryBudgetError) -> None:
+    def _abort_largest(self, error: MemoryBudgetError) -> None:
         """End one request where there is no memory for a step with all of them."""
-        number = self.engine.give_way()
+        number = self.engine.abort_largest()
         if number is None:
             raise error
         message = f"there was no memory for all answers that were run, and this one was ended: {error}; ask again later"
@@ -218,7 +218,7 @@ class EngineThread:
             except queue.Empty:
                 return not (self._closing and self.engine.is_idle)
             if isinstance(command, _Begin):
-                self._deliver[self.engine.start(command.answers)] = command.deliver
+                self._deliver[self.engine.start(command.sequences)] = command.deliver
             elif isinstance(command, _Abort):
                 self.engine.abort(command.number, command.row)
                 if not self.engine.is_live(command.number):
@@ -239,7 +239,7 @@ class EngineThread:
         while not self._commands.empty():
             command = self._commands.get()
             if isinstance(command, _Begin):
-                self._deliver[command.answers[0].number] = command.deliver
+                self._deliver[command.sequences[0].number] = command.deliver
             elif isinstance(command, _Read):
                 command.refuse(EngineStoppedError(f"the engine has broken: {error}"))
         for number in list(self._deliver):
@@ -250,10 +250,10 @@ class EngineThread:
         if deliver is not None:
             deliver(error)
 
-    def _look(self) -> Snapshot:
+    def _look(self) -> EngineSnapshot:
         engine = self.engine
         counts = replace(engine.counts)
-        return Snapshot(engine.num_running, engine.num_waiting, engine.num_used_blocks, engine.num_blocks, counts)
+        return EngineSnapshot(engine.num_running, engine.num_waiting, engine.num_used_blocks, engine.num_blocks, counts)
 
 
 def _by_request(events: Sequence[TokenEvent]) -> dict[int, list[TokenEvent]]:

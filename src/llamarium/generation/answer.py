@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from llamarium.errors import SamplingError
 from llamarium.generation.completion import Generation, Piece, RowText, row_texts
 from llamarium.generation.drafting import speculation_of
-from llamarium.generation.loop import PrefixCache, generate_tokens
+from llamarium.generation.loop import DialogEngine, generate_tokens
 from llamarium.generation.options import PassOptions
 from llamarium.generation.text_model import TextModel, begins_text, compiled
 from llamarium.sampling.params import SamplingParams
@@ -68,7 +68,7 @@ def stream(
     *,
     new_text: bool = False,
     tools: ToolRequest | None = None,
-    prefix: PrefixCache | None = None,
+    prefix: DialogEngine | None = None,
 ) -> Iterator[Piece]:
     """Answer one prompt, piece by piece; arguments as for `complete`.
 

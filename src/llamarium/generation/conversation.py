@@ -5,7 +5,7 @@ from typing import Any, Generic, Protocol, TypeVar, Unpack
 
 from llamarium.generation.completion import Piece, message_of
 from llamarium.generation.dialog import ChatOptions
-from llamarium.generation.loop import PrefixCache
+from llamarium.generation.loop import DialogEngine
 from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.tools.deltas import Delta, calls_of, text_of
 
@@ -22,7 +22,7 @@ class ChatModel(Protocol):
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        prefix: PrefixCache | None = None,
+        prefix: DialogEngine | None = None,
         **options: Unpack[ChatOptions],
     ) -> Iterator[Piece]:
         """Answer a dialog piece by piece."""
@@ -44,7 +44,7 @@ class Conversation(Generic[ChatModelT]):
         self.messages: list[dict[str, Any]] = []
         if system is not None:
             self.messages.append({"role": "system", "content": system})
-        self._prefix = PrefixCache(llama.runner)
+        self._prefix = DialogEngine(llama.runner)
 
     def say(self, text: str, **options: Any) -> Generator[Piece]:
         """Say something and stream the answer; both are in `messages` when the stream ends or is closed.

@@ -23,10 +23,10 @@ from llamarium.sampling.row import check_against_vocabulary
 
 _TWO_ANSWERS = "another answer was begun in the same dialog; end or close a stream before the next one"
 
-__all__ = ["FinishReason", "PrefixCache", "TokenEvent", "check_prompts", "generate_tokens"]
+__all__ = ["DialogEngine", "FinishReason", "TokenEvent", "check_prompts", "generate_tokens"]
 
 
-class PrefixCache:
+class DialogEngine:
     """An engine that is kept from one turn of a dialog to the next, so that each computes only what is new.
 
     Args:
@@ -57,7 +57,7 @@ def generate_tokens(
     stop_ids: Collection[int] = (),
     use_cache: bool = True,
     kv_cache_dtype: CacheDtype = "auto",
-    prefix: PrefixCache | None = None,
+    prefix: DialogEngine | None = None,
     cancelled: Collection[int] = (),
     speculation: Speculation | None = None,
     grammar: CompiledGrammar | None = None,
@@ -131,7 +131,7 @@ def _answer(
 
 
 def _answer_in_dialog(
-    prefix: PrefixCache, engine: Engine, request: Request, speculation: Speculation | None
+    prefix: DialogEngine, engine: Engine, request: Request, speculation: Speculation | None
 ) -> Iterator[TokenEvent]:
     """Yield the tokens of a request, from the engine that the dialog had when it was asked for."""
     if prefix.engine is not engine:
@@ -193,7 +193,7 @@ def _check_options(
     params: Sequence[SamplingParams],
     use_cache: bool,
     kv_cache_dtype: CacheDtype,
-    prefix: PrefixCache | None,
+    prefix: DialogEngine | None,
     speculation: Speculation | None,
 ) -> None:
     if kv_cache_dtype not in get_args(CacheDtype):

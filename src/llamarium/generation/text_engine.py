@@ -25,7 +25,7 @@ from llamarium.engine.memory import num_blocks_for
 from llamarium.engine.pooling import Pooling
 from llamarium.engine.request import Request, TokenEvent
 from llamarium.engine.speculate import PromptLookup
-from llamarium.engine.thread import EngineThread, Snapshot, State
+from llamarium.engine.thread import EngineSnapshot, EngineThread, State
 from llamarium.errors import AnswerError, InputError, OptionError, RequestTimeoutError, SlowReaderError, check_choice
 from llamarium.generation.completion import Generation, Piece, RowText, row_texts
 from llamarium.generation.dialog import StreamChatOptions, read_dialog, split_tools
@@ -283,7 +283,7 @@ class TextEngine:
         return self._thread.failure
 
     @property
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> EngineSnapshot:
         """What it was doing after its last step."""
         return self._thread.snapshot
 
@@ -333,7 +333,7 @@ class TextEngine:
         Raises:
             LlamariumError: As `Engine.prepare`; if the engine has stopped, or the model was edited since it was made.
         """
-        number, deadline_s = self._treatment(adapter, timeout_s)
+        number, deadline_s = self._adapter_and_deadline(adapter, timeout_s)
         stops = self._model.stop_ids if stop_ids is None else frozenset(stop_ids)
         begins = new_text or begins_text(self._tokenizer, prompt_ids)
         rows, _ = row_texts(self._tokenizer, [params], stops, [begins], tools)
@@ -364,11 +364,11 @@ class TextEngine:
             LlamariumError: As `submit`.
         """
         check_choice("pooling", pooling, get_args(Pooling))
-        number, deadline_s = self._treatment(adapter, timeout_s)
+        number, deadline_s = self._adapter_and_deadline(adapter, timeout_s)
         params = SamplingParams(max_tokens=1)  # none is chosen
         return embed(self._thread, Request(prompt_ids, params, (), number, salt, None, deadline_s, pooling))
 
-    def _treatment(self, adapter: str | None, timeout_s: float | None) -> tuple[int, float]:
+    def _adapter_and_deadline(self, adapter: str | None, timeout_s: float | None) -> tuple[int, float]:
         """Return an adapter's number and a request's deadline."""
         if self._model.runner is not self._base:
             raise OptionError("the model was edited after the engine was made; call llama.engine() again")

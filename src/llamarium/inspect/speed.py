@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from llamarium.config import EMBEDDING, ModelConfig
 from llamarium.errors import ContextLengthError
-from llamarium.generation.loop import PrefixCache, generate_tokens
+from llamarium.generation.loop import DialogEngine, generate_tokens
 from llamarium.kernels import native
 from llamarium.model.cost import kv_bytes_per_token
 from llamarium.runtime.runner import DTYPE_BYTES, SCALE_BYTES, CacheDtype, Runner
@@ -174,9 +174,9 @@ def run_round(runner: Runner, work: Work, memory_bytes_per_s: float | None = Non
     ids = [i % runner.config.vocab_size for i in range(work.num_cached + work.num_prompt)]
     prefix = None
     if work.num_cached:
-        prefix = PrefixCache(runner, work.kv_cache_dtype)
+        prefix = DialogEngine(runner, work.kv_cache_dtype)
         prefix.engine.reserve(work.num_positions)
-        prefix.engine.pretend(ids[: work.num_cached])
+        prefix.engine.fill_cache_for_benchmark(ids[: work.num_cached])
     params = SamplingParams(temperature=0.0, max_tokens=work.num_new + 1)
     begin = _now()
     vocab_size = runner.config.vocab_size

@@ -19,7 +19,7 @@ _OWN = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_h
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
-class Snapshot:
+class ModuleSnapshot:
     """What a model's modules were at first, and when they were last looked at.
 
     Args:

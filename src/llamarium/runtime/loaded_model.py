@@ -17,7 +17,7 @@ from llamarium.runtime.runner import Runner
 
 if TYPE_CHECKING:
     from llamarium.model import LlamaForCausalLM
-    from llamarium.runtime.edits import Snapshot
+    from llamarium.runtime.edits import ModuleSnapshot
 
 _looking = threading.RLock()
 """One thread at a time builds modules or compares them; a model may be built of another, so it can be taken twice."""
@@ -45,7 +45,7 @@ class LoadedModel:
         self._build, self._check = build, check
         self._deterministic = deterministic
         self._model: LlamaForCausalLM | None = None
-        self._snapshot: Snapshot | None = None
+        self._snapshot: ModuleSnapshot | None = None
         self._modules: Runner | None = None
 
     @classmethod
@@ -100,10 +100,10 @@ class LoadedModel:
             self._check()
         with _looking:
             if self._model is None:
-                from llamarium.runtime.edits import Snapshot
+                from llamarium.runtime.edits import ModuleSnapshot
 
                 model = self._build()
-                self._snapshot = Snapshot(model, () if self._chosen is None else self._chosen.addresses)
+                self._snapshot = ModuleSnapshot(model, () if self._chosen is None else self._chosen.addresses)
                 self._model = model
             return self._model
 

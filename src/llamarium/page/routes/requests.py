@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query, Request
 
-from llamarium.engine.counts import AnswerState, OpenedAnswer, open_answer, states_of
+from llamarium.engine.counts import OpenedSequence, SequenceState, open_sequence, states_of
 from llamarium.engine.engine import Engine
 from llamarium.errors import EngineStoppedError
 from llamarium.page.executor import Pass
@@ -55,7 +55,7 @@ async def opened(request: Request, name: str, query: Annotated[OpenQuery, Query(
     kept = passes_of(request)
 
     def read(llama: "Llama", engine: "TextEngine") -> OpenedView:
-        found = engine.read(lambda inner: open_answer(inner.answers, number, row, MAX_RUNS)).result()
+        found = engine.read(lambda inner: open_sequence(inner.sequences, number, row, MAX_RUNS)).result()
         if found is None:
             raise _unknown()
         adapter = found.state.adapter
@@ -99,7 +99,7 @@ def _check_allowed(request: Request) -> None:
 
 
 def _look(engine: Engine, adapters: tuple[str, ...]) -> RequestsView:
-    found = states_of(engine.answers, MAX_REQUESTS, MAX_RUNS)
+    found = states_of(engine.sequences, MAX_REQUESTS, MAX_RUNS)
     return RequestsView(
         at_s=time.monotonic(),
         num_running=engine.num_running,
@@ -112,12 +112,12 @@ def _look(engine: Engine, adapters: tuple[str, ...]) -> RequestsView:
     )
 
 
-def _view(state: AnswerState, adapters: tuple[str, ...]) -> RequestView:
+def _view(state: SequenceState, adapters: tuple[str, ...]) -> RequestView:
     name = adapters[state.adapter] if state.adapter >= 0 else None
     return RequestView.model_validate({**asdict(state), "adapter": name})
 
 
-def _params(found: OpenedAnswer) -> ParametersView:
+def _params(found: OpenedSequence) -> ParametersView:
     params = found.params
     return ParametersView(
         temperature=params.temperature,
@@ -134,7 +134,7 @@ def _params(found: OpenedAnswer) -> ParametersView:
     )
 
 
-def _row(llama: "Llama", found: OpenedAnswer) -> SamplingRow:
+def _row(llama: "Llama", found: OpenedSequence) -> SamplingRow:
     """Return what the sampler knows of an answer, its form taken up from the beginning."""
     constraint = None if found.grammar is None else found.grammar.begin(found.stops)
     return SamplingRow(found.params, found.prompt_ids, llama.config.vocab_size, found.answer_ids, constraint)

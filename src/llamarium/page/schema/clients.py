@@ -23,7 +23,7 @@ class RequestView(Answer):
         num_prompt: Tokens of the prompt.
         num_tokens: Those, and the answer's so far.
         limit: At how many tokens it ends at the latest.
-        num_run: Tokens whose keys and values are in the cache.
+        num_computed: Tokens whose keys and values are in the cache.
         num_cached: Tokens of the prompt that were there when it began.
         num_blocks: Blocks of the cache that it has.
         num_shared: Those of them that others have, too.
@@ -38,7 +38,7 @@ class RequestView(Answer):
     num_prompt: int
     num_tokens: int
     limit: int
-    num_run: int
+    num_computed: int
     num_cached: int
     num_blocks: int
     num_shared: int
