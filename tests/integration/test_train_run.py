@@ -551,7 +551,7 @@ def test_the_first_run_needs_nothing(tmp_path: Path, capsys: pytest.CaptureFixtu
     settings = (out / "train.toml").read_text()
     assert 'preset = "tiny"' in settings and "steps = 2\n" in settings and "# data =" in settings
     assert main(["generate", "-m", str(out / "step-00000002"), "class", "-n", "3"]) == 0
-    assert capsys.readouterr().out.startswith("class")  # and any text: line ends, too
+    assert capsys.readouterr().out.endswith("\n")  # a sampled text, which may hold line ends
     again = ["pretrain", "--config", str(out / "train.toml"), "--out", str(out), "--resume", "--json"]
     assert main(again) == 0
     events = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
