@@ -67,7 +67,10 @@ class Repl:
     def run(self) -> None:
         """Take turns until the person leaves."""
         if self.interactive:
-            note(f"{self.llama.name}. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+            name = self.llama.name
+            if (path := Path(name)).exists():  # its folders would take the line
+                name = path.resolve().name.removesuffix(".gguf")
+            note(f"{escape(name)}. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.")
             pasting(self.readline)
         while (line := self.read_line()) is not None and line.strip() != "/quit":
             try:
