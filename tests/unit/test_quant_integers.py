@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 from llamarium.errors import OptionError
 from llamarium.quant import base
-from llamarium.quant.int4 import LinearInt4, group_size
+from llamarium.quant.formats import group_size
+from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
 
 KINDS = [Linear8bit, LinearInt4]

@@ -1,7 +1,7 @@
 """Print a model's module tree, as `print(model)` would.
 
-The model is built from its configuration alone, on a device without memory:
-70B parameters cost nothing, and no weights are read.
+The tree follows from the configuration alone: 70B parameters cost nothing, and
+no weights are read.
 
   llamarium tree llama-3.2-1b --quantize nf4
   llamarium tree ./my-model
@@ -10,17 +10,21 @@ The model is built from its configuration alone, on a device without memory:
 import argparse
 import difflib
 import re
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import DEFAULT_MODEL, QUANTIZATIONS, add_name, add_type, importing_torch, named
+from llamarium.cli.options import DEFAULT_MODEL, QUANTIZATIONS, add_name, add_type, named
 from llamarium.errors import ModelNotFoundError, escape
 from llamarium.presets import PRESETS
+from llamarium.quant.formats import group_size
 
 if TYPE_CHECKING:
     from llamarium.config import ModelConfig
 
-
+_LINEARS = {"NF4": "Linear4bit", "Q8_0": "Linear8bit", "Q4_1": "LinearInt4"}
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?<!\.gguf)", re.ASCII)
 
 
@@ -31,23 +35,77 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build the model on the meta device and print it."""
+    """Print the tree of what is named."""
     name = named(args) or DEFAULT_MODEL
-    with importing_torch():
-        import torch
-
-        from llamarium.model import LlamaForCausalLM
-        from llamarium.quant.swap import quantize_linears
-
-    config, stored = (PRESETS[name], None) if name in PRESETS else read_config(name)
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
+    config, skip = (PRESETS[name], None) if name in PRESETS else read_config(name)
     if args.quantize is not None:  # from the values of an NF4 file too, as `load` does it
-        quantize_linears(model, args.quantize)
-    elif stored is not None:
-        quantize_linears(model, "NF4", skip=stored)
-    print(model)
+        print(tree(config, args.quantize))
+    else:
+        print(tree(config) if skip is None else tree(config, "NF4", skip))
     return 0
+
+
+def tree(config: "ModelConfig", method: str | None = None, skip: Sequence[str] = ("lm_head",)) -> str:
+    """Return what `print` shows of a `LlamaForCausalLM`, without PyTorch.
+
+    Args:
+        config: Its shape.
+        method: What its Linears are quantized to, one of `QUANTIZATIONS`; None leaves them as they are.
+        skip: Names of Linears that are left alone, with all they contain: `lm_head`, `mlp`, `layers.0`.
+
+    Raises:
+        OptionError: If the method cannot take their shape.
+    """
+
+    def linear(path: str, num_in: int, num_out: int) -> str:
+        is_left = method is None or any(f".{part}." in f".{path}." for part in skip)
+        if method == "Q4_1" and not is_left:
+            group_size(num_in)
+        kind = "Linear" if method is None or is_left else _LINEARS[method]
+        return f"{kind}(in_features={num_in}, out_features={num_out}, bias=False)"
+
+    width = config.hidden_size
+    norm = f"LlamaRMSNorm(({width},), eps={config.rms_norm_eps})"
+    layers = [_layer(config, f"model.layers.{i}", norm, linear) for i in range(config.num_hidden_layers)]
+    trunk = {
+        "embed_tokens": f"Embedding({config.vocab_size}, {width})",
+        "layers": _block("ModuleList", _numbered(layers)),
+        "norm": norm,
+        "rotary_emb": "LlamaRotaryEmbedding()",
+    }
+    head = linear("lm_head", width, config.vocab_size)
+    return _block("LlamaForCausalLM", {"model": _block("LlamaModel", trunk), "lm_head": head})
+
+
+def _layer(config: "ModelConfig", path: str, norm: str, linear: Callable[[str, int, int], str]) -> str:
+    width, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    attention = {"q_proj": (width, queries), "k_proj": (width, keys), "v_proj": (width, keys), "o_proj": (queries, width)}
+    mlp = {"gate_proj": (width, inner), "up_proj": (width, inner), "down_proj": (inner, width)}
+    projections = {name: linear(f"{path}.self_attn.{name}", *shape) for name, shape in attention.items()}
+    products = {name: linear(f"{path}.mlp.{name}", *shape) for name, shape in mlp.items()}
+    parts = {
+        "self_attn": _block("LlamaAttention", projections),
+        "mlp": _block("LlamaMLP", products | {"act_fn": "SiLUActivation()"}),
+        "input_layernorm": norm,
+        "post_attention_layernorm": norm,
+    }
+    return _block("LlamaDecoderLayer", parts)
+
+
+def _numbered(layers: list[str]) -> dict[str, str]:
+    """Join equal layers that follow each other, as PyTorch's `ModuleList` prints them."""
+    found: dict[str, str] = {}
+    start = 0
+    for layer, run in groupby(layers):
+        count = len(list(run))
+        found |= {f"{start}": layer} if count == 1 else {f"{start}-{start + count - 1}": f"{count} x {layer}"}
+        start += count
+    return found
+
+
+def _block(kind: str, parts: dict[str, str]) -> str:
+    return f"{kind}(\n" + indent("\n".join(f"({name}): {text}" for name, text in parts.items()), "  ") + "\n)"
 
 
 def read_config(name: str) -> "tuple[ModelConfig, tuple[str, ...] | None]":

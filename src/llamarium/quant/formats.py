@@ -16,6 +16,7 @@ Nothing here needs torch, so that file readers can check sizes before anything i
 Source: ggml, `ggml-common.h` (block structs) and `ggml.h` (`enum ggml_type`); bitsandbytes, `quantize_4bit`.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -196,3 +197,20 @@ def chosen_type(option: str, value: object, choices: Sequence[Choice]) -> Choice
     if text is not None and (new := OLD_NAMES.get(text)) in choices:
         raise OptionError(f"{option} is {show_value(value)}, which is called {new} now; {expected}")
     raise OptionError(f"{option} is {show_value(value)}; {expected}")
+
+
+_MIN_GROUP = 16
+
+
+def group_size(in_features: int) -> int:
+    """Return the weights in a group of `LinearInt4`: 32, or 16 where 32 does not divide `in_features`.
+
+    Raises:
+        OptionError: If it is below 16, where scales would outweigh codes.
+    """
+    size = math.gcd(in_features, GROUP)
+    if size < _MIN_GROUP:
+        raise OptionError(
+            f"Q4_1 needs in_features to be a multiple of {_MIN_GROUP}, found {in_features}; use Q8_0 or NF4"
+        )
+    return size

@@ -14,31 +14,11 @@ Source: the grid of GPTQ and AWQ checkpoints (Frantar et al., 2022; Lin et al., 
 and float16 scales of ggml's Q4_1.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
-from llamarium.errors import OptionError
 from llamarium.quant.base import QuantizedLinear
-
-_GROUP_SIZE = 32
-_MIN_GROUP_SIZE = 16
-
-
-def group_size(in_features: int) -> int:
-    """Return the weights in a group: 32, or 16 where 32 does not divide `in_features`.
-
-    Raises:
-        OptionError: If it is below 16, where scales would outweigh codes.
-    """
-    size = math.gcd(in_features, _GROUP_SIZE)
-    if size < _MIN_GROUP_SIZE:
-        raise OptionError(
-            f"Q4_1 needs in_features to be a multiple of {_MIN_GROUP_SIZE}, found {in_features}; use Q8_0 or NF4"
-        )
-    return size
-
+from llamarium.quant.formats import group_size
 
 class LinearInt4(QuantizedLinear):
     """A Linear over 4-bit codes in groups.
