@@ -12,8 +12,8 @@ import time
 import torch
 
 import common
+from llamarium.cost import flops
 from llamarium.generation.kept import Memory, advance
-from llamarium.model.cost import flops
 from llamarium.runtime.runner import Runner
 from peers import load_ours, load_theirs, token_ids
 

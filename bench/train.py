@@ -22,8 +22,8 @@ import torch
 
 import common
 from llamarium.config import ModelConfig
+from llamarium.cost import count_parameters, flops
 from llamarium.model import LlamaForCausalLM
-from llamarium.model.cost import count_parameters, flops
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.train.data.batch import TrainingBatch

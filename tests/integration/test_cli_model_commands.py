@@ -17,10 +17,10 @@ from llamarium.checkpoints.tokenizers import load_tokenizer
 from llamarium.cli.answer import say
 from llamarium.cli.main import main
 from llamarium.cli.repl import Repl
+from llamarium.cost import flops
 from llamarium.inspect.speed import weight_bytes
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
-from llamarium.model.cost import flops
 from llamarium.model.init import init_weights
 from llamarium.presets import PRESETS
 from llamarium.runtime.batch import Batch

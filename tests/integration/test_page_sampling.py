@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from llamarium.api import Llama
+from llamarium.cost import flops
 from llamarium.inspect.probes.cost import token_cost
 from llamarium.inspect.score import score
-from llamarium.model.cost import flops
 from llamarium.page.extension import page
 from serving import serving, small_llama
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamarium.config import ModelConfig, RopeScaling
+from llamarium.cost import count_parameters, flops, kv_bytes_per_token
 from llamarium.errors import ConfigError, LlamariumError
 from llamarium.model import LlamaForCausalLM
-from llamarium.model.cost import count_parameters, flops, kv_bytes_per_token
 from llamarium.model.init import init_weights
 from llamarium.presets import PRESETS, preset
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import llamarium
+from llamarium.cost import count_parameters
 from llamarium.hub.packaged import PACKAGED, packaged_path
-from llamarium.model.cost import count_parameters
 
 VARIABLE = "LLAMARIUM_TINY_SHAKESPEARE"
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "shakespeare-char.jsonl"

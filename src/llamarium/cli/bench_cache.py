@@ -78,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(llama: "Llama", prompt: Sequence[int], length: int, *, cache: bool) -> CacheRun:
     """Generate exactly `length` tokens greedily and count what that took."""
+    from llamarium.cost import kv_bytes_per_token
     from llamarium.generation.loop import generate_tokens
-    from llamarium.model.cost import kv_bytes_per_token
     from llamarium.runtime.runner import DTYPE_BYTES
     from llamarium.sampling.params import SamplingParams
 
@@ -104,7 +104,7 @@ def measure(llama: "Llama", prompt: Sequence[int], length: int, *, cache: bool) 
 
 def count_flops(config: "ModelConfig", num_prompt: int, num_new: int, *, cache: bool) -> int:
     """Return the operations of generating `num_new` tokens, prompt included."""
-    from llamarium.model.cost import flops
+    from llamarium.cost import flops
 
     texts = range(num_prompt, num_prompt + num_new)  # what has been said when each new token is chosen
     if not cache:

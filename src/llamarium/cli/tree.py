@@ -80,7 +80,12 @@ def tree(config: "ModelConfig", method: str | None = None, skip: Sequence[str] =
 def _layer(config: "ModelConfig", path: str, norm: str, linear: Callable[[str, int, int], str]) -> str:
     width, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    attention = {"q_proj": (width, queries), "k_proj": (width, keys), "v_proj": (width, keys), "o_proj": (queries, width)}
+    attention = {
+        "q_proj": (width, queries),
+        "k_proj": (width, keys),
+        "v_proj": (width, keys),
+        "o_proj": (queries, width),
+    }
     mlp = {"gate_proj": (width, inner), "up_proj": (width, inner), "down_proj": (inner, width)}
     projections = {name: linear(f"{path}.self_attn.{name}", *shape) for name, shape in attention.items()}
     products = {name: linear(f"{path}.mlp.{name}", *shape) for name, shape in mlp.items()}

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.config import EMBEDDING, ModelConfig
+from llamarium.cost import kv_bytes_per_token
 from llamarium.errors import ContextLengthError
 from llamarium.generation.loop import DialogEngine, generate_tokens
 from llamarium.kernels import native
-from llamarium.model.cost import kv_bytes_per_token
 from llamarium.runtime.runner import DTYPE_BYTES, SCALE_BYTES, CacheDtype, Runner
 from llamarium.sampling.params import SamplingParams
 

@@ -1,6 +1,6 @@
 """What a model is and what it costs: `llamarium info` as data.
 
-Parameters and operations follow from the config alone (`model/cost.py`); bytes and origins from what was loaded.
+Parameters and operations follow from the config alone (`cost.py`); bytes and origins from what was loaded.
 """
 
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamarium.config import EMBEDDING, ModelConfig
-from llamarium.model.cost import ParameterCount, count_parameters, flops, kv_bytes_per_token
+from llamarium.cost import ParameterCount, count_parameters, flops, kv_bytes_per_token
 from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.runtime.runner import DTYPE_BYTES, SCALE_BYTES, CacheDtype, Runner
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from llamarium.quant.base import QuantizedLinear
 from llamarium.quant.formats import group_size
 
+
 class LinearInt4(QuantizedLinear):
     """A Linear over 4-bit codes in groups.
 

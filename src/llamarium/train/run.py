@@ -22,10 +22,10 @@ import torch
 from torch.optim import Optimizer
 
 from llamarium.api import Llama
+from llamarium.cost import flops
 from llamarium.errors import LlamariumError, OutputError, TrainingError
 from llamarium.generation.options import AnswerOptions
 from llamarium.model import LlamaForCausalLM
-from llamarium.model.cost import flops
 from llamarium.quant.base import QuantizedLinear
 from llamarium.train.data.order import Order, derived_seed
 from llamarium.train.objectives.base import Trunk

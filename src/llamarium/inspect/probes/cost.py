@@ -1,6 +1,6 @@
 """What one more token costs: with the keys and values of those before it kept, and with all computed again.
 
-Operations follow from the shapes (`model/cost.py`). Times are measured, on this machine, beside what else it does.
+Operations follow from the shapes (`cost.py`). Times are measured, on this machine, beside what else it does.
 """
 
 import statistics
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from llamarium.cost import flops
 from llamarium.generation.kept import KeptSequence, Memory, advance
 from llamarium.inspect.tokens import check_count, check_ids
-from llamarium.model.cost import flops
 from llamarium.runtime.runner import CacheDtype, Logits, Runner
 
 _CHUNK = 256  # tokens of a batch, so that others wait for no more than one

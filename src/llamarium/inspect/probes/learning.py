@@ -17,10 +17,10 @@ from torch import Tensor
 from llamarium.adapters.lora import lora_linears
 from llamarium.adapters.merge import merge_adapters
 from llamarium.config import ModelConfig
+from llamarium.cost import count_parameters
 from llamarium.errors import InputError, MemoryBudgetError, check_choice
 from llamarium.inspect.tokens import Candidate, check_count, check_ids, name_candidates, top_candidates
 from llamarium.model import LlamaForCausalLM
-from llamarium.model.cost import count_parameters
 from llamarium.quant.base import QuantizedModule
 from llamarium.tokenizer.base import Tokenizer
 

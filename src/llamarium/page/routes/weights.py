@@ -252,9 +252,9 @@ def _stored_type(llama: "Llama", name: str) -> str:
 
 
 def _errors(kept: Passes, one: Pass, llama: "Llama", engine: TextEngine, query: ErrorsQuery) -> ErrorsView:
+    from llamarium.cost import count_parameters
     from llamarium.inspect.probes.four_bits import stream_errors
     from llamarium.inspect.probes.quantized import IN_C, can_round_inputs, streams_as
-    from llamarium.model.cost import count_parameters
 
     count = count_parameters(llama.config)
     if count.attention + count.mlp > MAX_WEIGHTS:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from llamarium.config import ModelConfig
+from llamarium.cost import kv_bytes_per_token
 from llamarium.errors import LlamariumError, TrainingError, escape
-from llamarium.model.cost import kv_bytes_per_token
 from llamarium.train.report.journal import NAME, read_journal
 from llamarium.train.report.page import Point
 
