@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from llamarium.quant.packed import LinearPacked
+
 _DRAWS = 4  # of the inputs' roundings; the largest movement counts
 
 
@@ -86,3 +88,10 @@ def _rounded(x: Tensor, dtype: torch.dtype, random: torch.Generator) -> Tensor:
     """Move each number up or down by as much as rounding to `dtype` can."""
     signs = torch.randint(0, 2, x.shape, generator=random).double() * 2 - 1
     return x * (1 + signs * torch.finfo(dtype).eps / 2)
+
+
+def output_error(weight: Tensor, quantized: LinearPacked, gram: Tensor) -> float:
+    """Return |X (W - Q)^T|^2 / |X W^T|^2, where X^T X is `gram`."""
+    off = weight.double() - quantized.dequantize().double()
+    gram = gram.double()
+    return float(((off @ gram) * off).sum() / ((weight.double() @ gram) * weight.double()).sum())

@@ -15,8 +15,7 @@ import llamarium
 from llamarium.adapters.files import read_adapter
 from llamarium.adapters.lora import LoRAConfig, apply_lora, lora_linears
 from llamarium.adapters.merge import merge_adapters
-from llamarium.adapters.module_base import ModuleBase
-from llamarium.adapters.modules import load_adapter
+from llamarium.adapters.modules import ModuleBase, load_adapter
 from llamarium.adapters.save import save_adapter
 from llamarium.adapters.weight_base import WeightBase
 from llamarium.api import Llama

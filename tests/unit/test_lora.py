@@ -22,8 +22,7 @@ from llamarium.adapters.config import ALL_PROJECTIONS, LoRAConfig
 from llamarium.adapters.files import CONFIG, WEIGHTS, base_name, read_metadata
 from llamarium.adapters.lora import LoRALinear, apply_lora, lora_linears
 from llamarium.adapters.merge import merge_adapters
-from llamarium.adapters.module_base import base_fingerprint
-from llamarium.adapters.modules import load_adapter
+from llamarium.adapters.modules import ModuleBase, load_adapter
 from llamarium.adapters.save import save_adapter
 from llamarium.errors import CheckpointError, ModelNotFoundError, TrainingError, UnsupportedFormatError
 from llamarium.model import LlamaForCausalLM
@@ -344,9 +343,9 @@ def test_saved_and_loaded(variant: str, tmp_path: Path) -> None:
 def test_the_same_base_in_other_clothes(model_files: Callable[..., Any], tmp_path: Path) -> None:
     folder = model_files().huggingface()
     trained = llamarium.load(folder, quantize="nf4", device="cpu").model
-    fingerprint = base_fingerprint(trained)
+    fingerprint = ModuleBase(trained).fingerprint()
     apply_lora(trained, LoRAConfig(r=2))
-    assert base_fingerprint(trained) == fingerprint
+    assert ModuleBase(trained).fingerprint() == fingerprint
     save_adapter(trained, tmp_path / "a")
     for options in ({}, {"dtype": "float32"}, {"quantize": "q8_0"}):
         load_adapter(llamarium.load(folder, device="cpu", **options).model, tmp_path / "a")

@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from closeness import output_error
 from llamarium.errors import CheckpointError, OptionError
 from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.ggml.blocks import quantize
 from llamarium.quant.packed import LinearPacked, pack_ggml
 from llamarium.quantization.fit import FITTED_FORMATS, fit
-from llamarium.quantization.gptq import gptq, inverse_factor, output_error
+from llamarium.quantization.gptq import gptq, inverse_factor
 
 FOUR_BITS = ("Q4_0", "Q4_1", "IQ4_NL")
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import llamarium
+from closeness import output_error
 from llamarium.attention import CausalAttend
 from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.open import open_checkpoint
@@ -22,7 +23,6 @@ from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.packed import LinearPacked
 from llamarium.quantization.calibrate import LINEARS_BY_INPUT, InputStatistics, run_layer, sample_windows
 from llamarium.quantization.fit import fit
-from llamarium.quantization.gptq import output_error
 from llamarium.quantization.quantize import HEAD_SHARE, choose_head
 from llamarium.quantization.quantizer import METHODS, Quantizer, Recipe
 from llamarium.train.data.bpe import train_bpe

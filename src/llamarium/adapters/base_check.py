@@ -1,19 +1,16 @@
-"""Whether a model is the base that an adapter was trained on, and does not contain the adapter already.
+"""Check that a model is the base that an adapter was trained on, and does not contain the adapter already.
 
-An adapter says nothing without its base: on another base of the same shape it fits and is noise, and on one that it was
-merged into it moves the weights a second time. Three things of the base are kept in the header of an adapter's file,
-where other readers pass over them:
+On another base of the same shape an adapter is noise; on one that it was merged into it moves the weights twice. So the
+header of an adapter's file keeps three values of the base, which other readers ignore:
 
 - `llamarium_base`, a hash of what quantizing the Linears does not change: the norms, some of the embedding's rows.
 - `llamarium_base_linears`, how the Linears were stored, and a hash of some rows of each. A merge changes these. Hashes
-  compare only where the Linears are stored alike: a base in NF4 is the same base, and has other numbers.
+  compare only where the Linears are stored alike: a base in NF4 is the same base with other numbers.
 - `llamarium_base_projection`, <W, C> / <C, C>, where C is scale B A of all adapters together. A merged model has
-  W + C in the place of W, by which the number grows by 1, however it is stored: quantization adds noise that knows
-  nothing of C. So it tells a merged model from its base where hashes cannot. Both numbers are kept: the base's and the
-  merged model's.
+  W + C in the place of W, which adds 1 to this value however it is stored, as quantization noise is independent of C.
+  So it tells a merged model from its base where hashes cannot. Both values are kept: the base's and the merged model's.
 
-A base is asked through `Base`: `module_base.py` answers of modules, on any device, and `weight_base.py` of the weights
-that the C kernels multiply, without torch. No torch in here.
+`modules.py` implements `Base` for modules, `weight_base.py` for the weights of a runner, without torch.
 """
 
 import hashlib
@@ -39,10 +36,10 @@ _QUANTIZATION_NOISE = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How much of the adapters' correction C lies in the weights W.
+    """How much of the adapters' correction C the weights W contain.
 
     Attributes:
-        of_correction: <W, C> / <C, C>; 0 where C is nothing.
+        of_correction: <W, C> / <C, C>; 0 where C is 0.
         noise: How far quantizing W may move it.
     """
 
@@ -51,47 +48,44 @@ class Share:
 
     @classmethod
     def of_sums(cls, inner: float, correction: float, base: float, count: int) -> "Share":
-        """Take it from <W, C>, <C, C>, <W, W>, and how many weights they were summed over."""
+        """Compute it from <W, C>, <C, C>, <W, W>, and the number of weights in these sums."""
         if not correction:  # nothing is learned yet
             return cls(0.0, 0.0)
         return cls(inner / correction, _QUANTIZATION_NOISE * math.sqrt(base / count / correction))
 
 
 class Base(Protocol):
-    """The weights that an adapter is put on, wherever they lie."""
+    """The weights that an adapter is put on."""
 
     def fingerprint(self) -> str | None:
-        """Return SHA-256, hex, of what quantizing the Linears does not change: norms, some of the embedding's rows.
+        """Return SHA-256, hex, of the norms and some rows of the embedding, which quantizing Linears does not change.
 
-        Values are taken as bfloat16, in which a model is the same whether it was loaded in bfloat16 or float32. In
-        float16 small numbers have lost what bfloat16 keeps: there is no fingerprint then, and None is returned.
+        Values are rounded to bfloat16, so bfloat16 and float32 copies of a model agree. None in float16, which has lost
+        small numbers that bfloat16 keeps.
         """
         ...
 
     def linears_fingerprint(self) -> str:
-        """Return how the Linears are stored, and SHA-256, hex, of some rows of each: "plain:0123...".
-
-        The head does not count: tied, it is the embedding; and adapters seldom touch it.
-        """
+        """Return how the layers' Linears are stored, and SHA-256, hex, of some rows of each: "plain:0123..."."""
         ...
 
     def share(self) -> Share | None:
-        """Return how much of the adapter's correction the weights have; None where W is sharded over processes."""
+        """Return how much of the adapter's correction the weights contain; None where W is sharded over processes."""
         ...
 
 
 def sampled_embedding(num_rows: int) -> range:
-    """Return which rows of the embedding are looked at."""
+    """Return the rows of the embedding that are hashed."""
     return range(0, num_rows, max(1, num_rows // _EMBEDDING_ROWS))
 
 
 def sampled_linear(num_rows: int) -> range:
-    """Return which rows of a Linear are looked at."""
+    """Return the rows of a Linear that are hashed."""
     return range(0, num_rows, max(1, num_rows // _LINEAR_ROWS))
 
 
 def sha256(parts: Iterable[NDArray[Any]]) -> str:
-    """Return SHA-256, hex, of float32 arrays, taken as bfloat16."""
+    """Return SHA-256, hex, of float32 arrays rounded to bfloat16."""
     digest = hashlib.sha256()
     for values in parts:
         digest.update(to_bfloat16(values).data)
@@ -99,7 +93,7 @@ def sha256(parts: Iterable[NDArray[Any]]) -> str:
 
 
 def same_linears(saved: str, found: str) -> bool | None:
-    """Tell whether two `linears_fingerprint`s are of the same weights; None where they are stored otherwise."""
+    """Compare two `linears_fingerprint`s; None where the Linears are stored differently."""
     if saved == found:
         return True
     return False if saved.rpartition(":")[0] == found.rpartition(":")[0] else None
@@ -109,13 +103,7 @@ def same_linears(saved: str, found: str) -> bool | None:
 
 
 def check_base(base: Base, saved: SavedAdapter) -> None:
-    """Hold a base against what an adapter's file says of its own.
-
-    Warns where the file says too little, or the base is in float16.
-
-    Args:
-        base: What the adapter is put on.
-        saved: The adapter.
+    """Compare a base with the values in an adapter's file; warn where they are missing, or the base is in float16.
 
     Raises:
         CheckpointError: If it is another base, or contains the adapter already.
@@ -153,7 +141,7 @@ def check_base(base: Base, saved: SavedAdapter) -> None:
 
 
 def _is_contained(base: Base, written: str | None) -> bool | None:
-    """Tell whether a base has the correction of the adapters on it; None where that cannot be told."""
+    """Decide whether a base contains the adapters' correction; None where that cannot be decided."""
     try:
         before, merged = map(float, (written or "").split())
     except ValueError:

@@ -1,4 +1,4 @@
-"""What adapters are: their rank, their strength, and which Linears have one. Never torch; `lora.py` explains LoRA."""
+"""LoRA's settings: rank, strength, and which Linears get an adapter. `lora.py` explains LoRA."""
 
 import math
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ ALL_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj
 
 @dataclass(frozen=True, slots=True)
 class LoRAConfig:
-    """What the adapters are.
+    """Settings of the adapters.
 
     Attributes:
-        r: Their rank, at least 1.
-        alpha: The correction's strength; it is multiplied by alpha / r.
-        dropout: The share of the adapters' inputs that is zeroed while training, in [0, 1).
+        r: Rank, at least 1.
+        alpha: Strength; the correction is multiplied by alpha / r.
+        dropout: Share of the adapters' inputs that is zeroed in training, in [0, 1).
         target_modules: The Linears that get one, by the end of their name: `q_proj`, `mlp.up_proj`,
-            `layers.0.self_attn.q_proj`. "all-linear" is every Linear but the head.
+            `layers.0.self_attn.q_proj`. "all-linear" is every Linear except the head.
         use_rslora: Scale by alpha / sqrt(r).
         use_dora: Learn each row's length, too.
 
@@ -51,18 +51,18 @@ class LoRAConfig:
 
     @property
     def scale(self) -> float:
-        """What B A x is multiplied by."""
+        """The factor of B A x."""
         return self.alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
     def choose(self, linears: Sequence[str], *, is_tied: bool) -> list[str]:
-        """Return those of a model's Linears that get an adapter, in the model's order.
+        """Return the Linears that get an adapter, in the model's order.
 
         Args:
-            linears: Their full names.
-            is_tied: The head is the embedding table.
+            linears: Full names of the model's Linears.
+            is_tied: Whether the head is the embedding table.
 
         Raises:
-            TrainingError: For a target that the model lacks or that cannot have one.
+            TrainingError: For a target that the model lacks or that cannot have an adapter.
         """
         targets = self.target_modules
         if isinstance(targets, str):  # "all-linear"

@@ -1,14 +1,11 @@
-"""Adapters on disk, in PEFT's layout, read without torch: what `peft`, vLLM, llama.cpp's converter and others give.
+"""Read adapters in PEFT's layout without torch: what `peft`, vLLM, llama.cpp's converter and others use.
 
     adapter_config.json         which Linears, rank, alpha, the base model's name
     adapter_model.safetensors   base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight, ...
-    tokenizer.json, ...         the base's tokenizer with the dialog format that was trained
+    tokenizer.json, ...         the base's tokenizer with the dialog format of the training
 
-An adapter says nothing without its base. What tells it stands in the header of the safetensors file, where other
-readers pass over it, and is checked (`base_check.py`).
-
-PEFT knows many kinds of adapters. What is not computed here is refused by the name and value of its field; a field that
-is off (null, false, empty) does no harm, whether it is known or not. `save.py` writes them.
+The header of the safetensors file identifies the base (`base_check.py`). PEFT has many kinds of adapters. A field that
+is not implemented here is refused by name and value, unless it is off (null, false, empty). `save.py` writes adapters.
 
 Source: peft, `utils/save_and_load.py`, `config.py`, `tuners/lora/config.py`.
 """
@@ -60,14 +57,14 @@ _ALLOWED: Mapping[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class SavedAdapter:
-    """An adapter that was read, and fits the Linears that it was read for.
+    """An adapter from disk that fits its base's Linears.
 
     Attributes:
-        folder: Where it lies.
-        config: What it is.
-        base_name: Of the base that it was trained on, as its config says.
+        folder: Its folder.
+        config: Its settings.
+        base_name: Name of its base, from its config.
         metadata: The header of its tensors' file.
-        linears: The full names of the Linears that it is for.
+        linears: Full names of the adapted Linears.
         tensors: Finite float32, by the model's keys, such as `lm_head.lora_A.weight`.
     """
 
@@ -80,7 +77,7 @@ class SavedAdapter:
 
 
 def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Return the shape (out, in) of each of a model's Linears by its full name, the head's last."""
+    """Return the shape (out, in) of each Linear by its full name, the head last."""
     shapes = {
         key.removesuffix(".weight"): (shape[0], shape[1])
         for key, shape in expected_shapes(config).items()
@@ -99,7 +96,7 @@ def read_adapter(folder: Path, config: ModelConfig) -> SavedAdapter:
     Raises:
         ModelNotFoundError: If there is no such folder or file.
         ConfigError: If the config is no JSON object.
-        UnsupportedFormatError: For another kind of adapter, or a field that is not read, by name and value.
+        UnsupportedFormatError: For another kind of adapter, or a field that is not implemented.
         CheckpointError: If the adapter is malformed, or does not fit this base.
     """
     raw = read_adapter_config(folder)
@@ -115,13 +112,10 @@ def read_adapter(folder: Path, config: ModelConfig) -> SavedAdapter:
 
 
 def base_name(folder: Path) -> str | None:
-    """Return the name of an adapter's base, as `load` takes it, or None where none is named.
+    """Return the name of an adapter's base as `load` takes it, or None where none is given; errors as `read_adapter`.
 
-    A built-in model's name is known here alone, so `adapter_config.json` has the repository that it was made from, and
-    the built-in's own name stands in the header of the tensors' file.
-
-    Raises:
-        LlamariumError: If the adapter's files cannot be read.
+    For a built-in model `adapter_config.json` has the repository that it was made from, and the header of the tensors'
+    file has the built-in name.
     """
     name = read_adapter_config(folder).get("base_model_name_or_path")
     if any(item.origin == name for item in BUILTINS.values()):
@@ -145,20 +139,14 @@ def base_of(folder: Path) -> str:
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """Read `adapter_config.json` and check that everything it asks for is computed here.
-
-    Raises:
-        ModelNotFoundError: If there is no such folder or file.
-        ConfigError: If it cannot be read.
-        UnsupportedFormatError: For a field that is not supported, by name and value.
-        CheckpointError: If the base's name is no text.
-    """
+    """Read `adapter_config.json` and check that everything in it is implemented; errors as `read_adapter`."""
     _check_folder(folder)
     path = folder / CONFIG
     raw = read_json_object(path)
     for name, value in raw.items():
         is_off = value is None or value is False or value in ("", [], {})
-        fits = name in _READ or name in _NEUTRAL or is_off or _is_among(value, _ALLOWED.get(name, ()))
+        allowed = ((type(one), one) for one in _ALLOWED.get(name, ()))
+        fits = name in _READ or name in _NEUTRAL or is_off or (type(value), value) in allowed
         if not fits or (name == "peft_type" and is_off):
             raise _unsupported(path, name, value)
     if "peft_type" not in raw:
@@ -191,10 +179,6 @@ def _from_peft(raw: Mapping[str, Any], folder: Path) -> LoRAConfig:
         raise CheckpointError(f"{escape(path)}: {error}") from None
 
 
-def _is_among(value: object, allowed: tuple[object, ...]) -> bool:
-    return any(value == one and type(value) is type(one) for one in allowed)
-
-
 def _unsupported(path: Path, name: str, value: object) -> UnsupportedFormatError:
     allowed = ", ".join(map(show_value, _ALLOWED.get(name, ()))) or "nothing"
     return UnsupportedFormatError(
@@ -217,11 +201,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def read_metadata(folder: Path) -> Mapping[str, str]:
-    """Return what stands in the header of an adapter's file, as `adapter_metadata` made it.
-
-    Raises:
-        LlamariumError: If the file cannot be read.
-    """
+    """Return the header of an adapter's file (see `adapter_metadata`); LlamariumError if it cannot be read."""
     return read_safetensors_header(folder / WEIGHTS)[1]
 
 
@@ -251,11 +231,7 @@ def _check_shapes(path: Path, expected: Mapping[str, tuple[int, ...]], table: Ma
 
 
 def _read_tensors(path: Path, table: Mapping[str, SafetensorsTensor]) -> dict[str, NDArray[np.float32]]:
-    """Read all tensors, float32, under the model's own keys.
-
-    Raises:
-        CheckpointError: If one is not finite.
-    """
+    """Read all tensors, float32, under the model's own keys; CheckpointError if one is not finite."""
     file, tensors = TensorFile(path), dict[str, NDArray[np.float32]]()
     for key, entry in table.items():
         values = to_float32(file.array(entry.offset, entry.shape, FLOATS[entry.dtype], copy=True))

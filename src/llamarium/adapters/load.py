@@ -1,4 +1,4 @@
-"""A loaded model with an adapter on it. Torch is imported only where the model's modules answer."""
+"""Put adapters on a loaded model. Torch is imported only where its modules compute."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,14 +19,7 @@ from llamarium.tokenizer.base import Tokenizer
 
 
 def with_adapter(loaded: LoadedModel, saved: SavedAdapter) -> LoadedModel:
-    """Return a model with an adapter on it.
-
-    Where the runner takes adapters, it adds this one beside the base's packed products, and the modules get it when
-    they are built. Else the modules get it now, in place.
-
-    Args:
-        loaded: The base.
-        saved: What was read for it.
+    """Return a model with an adapter: added by its runner if that can, else put on its modules, in place.
 
     Raises:
         CheckpointError: If it is another base, or contains the adapter already.
@@ -49,15 +42,15 @@ def with_adapter(loaded: LoadedModel, saved: SavedAdapter) -> LoadedModel:
 
 
 def with_several(loaded: LoadedModel, saved: Sequence[SavedAdapter]) -> Runner:
-    """Return a runner over the same weights that has several adapters, of which each sequence may use one.
+    """Return a runner over the same weights with several adapters, of which each sequence may use one.
 
     Args:
-        loaded: The base, without an adapter of its own.
-        saved: What was read for it; `Batch.adapters` has their places here.
+        loaded: The base, without an adapter.
+        saved: The adapters, in the order of `Batch.adapters`.
 
     Raises:
         OptionError: If the runner takes no adapters, or the base has one already.
-        CheckpointError: If one is of another base, or the base contains it already.
+        CheckpointError: If one belongs to another base, or the base contains it already.
     """
     runner = loaded.runner()
     if runner.num_adapters is None:
@@ -73,12 +66,7 @@ def with_several(loaded: LoadedModel, saved: Sequence[SavedAdapter]) -> Runner:
 
 
 def check_same_dialogs(tokenizer: Tokenizer, saved: SavedAdapter, config: ModelConfig) -> None:
-    """Refuse an adapter that learned dialogs in another form than the base's tokenizer writes them.
-
-    Raises:
-        OptionError: If it did.
-        LlamariumError: As `tokenizer_beside`.
-    """
+    """Check that an adapter was trained on dialogs in the base's own format; OptionError if not."""
     learned = tokenizer_beside(saved.folder, config)
     if learned is None or learned.chat_format is None:
         return
@@ -91,14 +79,10 @@ def check_same_dialogs(tokenizer: Tokenizer, saved: SavedAdapter, config: ModelC
 
 
 def tokenizer_beside(folder: Path, config: ModelConfig) -> Tokenizer | None:
-    """Return the tokenizer beside an adapter, with the dialog format that was learned; None if there is none.
-
-    Args:
-        folder: The adapter's.
-        config: The base's.
+    """Return the tokenizer in an adapter's folder, with the dialog format of the training; None if there is none.
 
     Raises:
-        LlamariumError: If it cannot be read, or has more ids than the model.
+        LlamariumError: If it cannot be read, or has more ids than the base.
     """
     tokenizer = find_tokenizer(folder)
     if tokenizer is not None:
@@ -107,11 +91,7 @@ def tokenizer_beside(folder: Path, config: ModelConfig) -> Tokenizer | None:
 
 
 def with_tokenizer_of(opened: OpenedModel, folder: Path) -> OpenedModel:
-    """Return a base with the tokenizer beside an adapter, if there is one, and answers that end where it ends them.
-
-    Raises:
-        LlamariumError: As `tokenizer_beside`.
-    """
+    """Use the tokenizer of an adapter's folder, if any, and its end-of-turn ids; errors as `tokenizer_beside`."""
     config, tokenizer = opened.checkpoint.config, tokenizer_beside(folder, opened.checkpoint.config)
     if tokenizer is None:
         return opened
@@ -120,12 +100,12 @@ def with_tokenizer_of(opened: OpenedModel, folder: Path) -> OpenedModel:
 
 
 def with_answer_ends(recommended: Mapping[str, Any], config: ModelConfig, tokenizer: Tokenizer) -> Mapping[str, Any]:
-    """Return a generation config by which a model stops where its dialog format ends an answer.
+    """Add the ids that end an answer in the tokenizer's dialog format to a generation config's `eos_token_id`.
 
     Args:
-        recommended: The base's.
-        config: The model's, whose `eos_token_id` counts where `recommended` has none.
-        tokenizer: With the format that was learned.
+        recommended: The base's generation config.
+        config: The model's; its `eos_token_id` is the default.
+        tokenizer: With the format of the training.
     """
     given = recommended.get("eos_token_id", config.eos_token_id)
     known = [given] if isinstance(given, int) else [*(given or ())]

@@ -1,23 +1,20 @@
-"""LoRA: learn a small correction to a large matrix that stays as it is.
+"""LoRA: learn a small correction to a large matrix that stays unchanged.
 
-A frozen Linear computes `W x`. Beside it stand two small matrices, `A` (r, in) and `B` (out, r), and together they give
+A frozen Linear computes `W x`. Two small matrices beside it, `A` (r, in) and `B` (out, r), add a correction:
 
     y = W x + scale * B (A x)
 
 `B A` has the shape of W but rank r only: 16 rows and 16 columns stand for the 4,194,304 numbers of a 2048 x 2048
-matrix, so gradients and optimizer state are 64 times smaller than the matrix. B begins as zeros, so that training
-begins at the model as it was. As W only has to be multiplied with, never changed, it may be packed in 4 bits: that is
-QLoRA, and nothing else in here has to know of it.
+matrix, so gradients and optimizer state are 64 times smaller than the matrix. B begins as zeros, so training begins at
+the model as it was. W is never changed, so it may be packed in 4 bits: that is QLoRA.
 
-- `scale` is alpha / r, so that alpha need not be tuned again for another rank; rsLoRA takes alpha / sqrt(r), with which
-  high ranks learn as fast as low ones.
+- `scale` is alpha / r, so alpha fits other ranks; rsLoRA takes alpha / sqrt(r): high ranks learn as fast as low ones.
 - DoRA learns each row's length apart from its direction: W + scale B A is divided by the norms of its rows, and
-  multiplied by a learned `m`, which begins as the norms of W's rows. Backwards, the divisor counts as a constant.
-  Dropout is of the adapter's input alone, as without DoRA; peft's DoRA drops it for the change of W x's length, too.
+  multiplied by a learned `m`, which begins as the norms of W's rows. Backwards, the divisor is a constant.
+  Dropout applies to the adapter's input alone, as without DoRA; peft's DoRA also drops the change of W x's length.
 
-Afterwards the correction can be added to W, and a plain model remains (`merge.py`).
-
-Names are PEFT's, so that the keys of a state dict that hold `lora_` are those of its files (`files.py`).
+Afterwards the correction can be added to W (`merge.py`). Names are PEFT's, so state-dict keys with `lora_` are those of
+its files (`files.py`).
 
 Source: Hu et al. 2021, "LoRA", section 4.1; Kalajdzievski 2023, "A Rank Stabilization Scaling Factor"; Liu et al. 2024,
 "DoRA", section 4; Dettmers et al. 2023, "QLoRA"; peft, `tuners/lora/layer.py` and `dora.py`.
@@ -45,19 +42,18 @@ _CHUNK_WEIGHTS = 2**20
 class LoRALinear(nn.Module):
     """A frozen Linear with a trained correction of low rank.
 
-    The adapters are float32, and are cast to x's dtype for the product: a step of the optimizer is often smaller
-    than what bf16 can add to a weight.
+    The adapters are float32, cast to x's dtype for the product: an optimizer step is often too small for bfloat16.
 
     Args:
         base: Any Linear: plain, in half precision, or quantized. It is frozen.
-        config: What the adapter is.
-        generator: On the CPU; where A is drawn from. Without it A is left as it comes, to be filled.
+        config: The adapter's settings.
+        generator: On the CPU; draws A. Without it A is left uninitialized.
 
     Attributes:
         base_layer: The frozen Linear.
-        lora_A: (r, in_features), uniform within ±1 / sqrt(in_features), as an `nn.Linear` begins.
+        lora_A: (r, in_features), uniform within ±1 / sqrt(in_features), like an `nn.Linear`.
         lora_B: (out_features, r), zeros.
-        lora_magnitude_vector: (out_features,), DoRA's m; None without.
+        lora_magnitude_vector: (out_features,), DoRA's m; None without DoRA.
     """
 
     in_features: int
@@ -66,7 +62,7 @@ class LoRALinear(nn.Module):
     def __init__(self, base: nn.Module, config: LoRAConfig, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self.config = config
-        self.in_features, self.out_features = _size(base, "in_features"), _size(base, "out_features")
+        self.in_features, self.out_features = cast(int, base.in_features), cast(int, base.out_features)
         device = next(chain(base.parameters(), base.buffers())).device
         self.base_layer = base.requires_grad_(False)
         self.lora_dropout = nn.Dropout(config.dropout)
@@ -81,7 +77,7 @@ class LoRALinear(nn.Module):
 
     @torch.no_grad()
     def _begin(self, generator: torch.Generator) -> None:
-        """Set the correction to nothing: B to zeros, m to the norms of W's rows."""
+        """Initialize to no correction: B to zeros, m to the norms of W's rows."""
         bound = 1 / math.sqrt(self.in_features)  # Kaiming-uniform with a = sqrt(5)
         drawn = torch.empty(self.lora_A.weight.shape).uniform_(-bound, bound, generator=generator)
         self.lora_A.weight.copy_(drawn)  # drawn on the CPU, so that it is the same on every device
@@ -90,7 +86,7 @@ class LoRALinear(nn.Module):
             self.lora_magnitude_vector.copy_(self.row_norms())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply: (..., in_features) to (..., out_features), in the dtype that the base gives."""
+        """Multiply: (..., in_features) to (..., out_features), in the base's output dtype."""
         y = self.base_layer(x)
         if not self.enabled:
             return y
@@ -103,7 +99,7 @@ class LoRALinear(nn.Module):
 
     @torch.no_grad()
     def merged_rows(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield what the module multiplies with in float32, a range of rows at a time: start, stop, (rows, columns)."""
+        """Yield the effective weight in float32, a range of rows at a time: start, stop, (rows, columns)."""
         for start, stop, rows in self._corrected_rows():
             if self.lora_magnitude_vector is not None:
                 rows *= (self.lora_magnitude_vector[start:stop] / torch.linalg.vector_norm(rows, dim=1)).unsqueeze(1)
@@ -111,7 +107,7 @@ class LoRALinear(nn.Module):
 
     @torch.no_grad()
     def row_norms(self) -> Tensor:
-        """Return the lengths of the rows of W + scale B A: (out_features,), float32, a constant to autograd."""
+        """Return the norms of the rows of W + scale B A: (out_features,), float32, a constant to autograd."""
         return torch.cat([torch.linalg.vector_norm(rows, dim=1) for _, _, rows in self._corrected_rows()])
 
     @torch.no_grad()
@@ -121,7 +117,7 @@ class LoRALinear(nn.Module):
 
     @torch.no_grad()
     def _corrected_rows(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield W + scale B A in float32, a range of rows at a time, so that a packed W is never unpacked whole."""
+        """Yield W + scale B A in float32, a range of rows at a time, so a packed W is never unpacked whole."""
         with torch.autocast(self.lora_A.weight.device.type, enabled=False):
             for start, stop in _chunks(self.out_features, self.in_features):
                 yield start, stop, self.correction(start, stop).add_(rows_of(self.base_layer, start, stop))
@@ -139,25 +135,24 @@ def _chunks(num_rows: int, num_columns: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + step, num_rows)) for start in range(0, num_rows, step))
 
 
-def _size(linear: nn.Module, name: str) -> int:
-    return cast(int, getattr(linear, name))
-
-
 def apply_lora(model: LlamaForCausalLM, config: LoRAConfig, *, seed: int | None = 0) -> int:
-    """Give the targeted Linears adapters and freeze everything else, in place.
+    """Add adapters to the targeted Linears and freeze everything else, in place.
 
     Args:
         model: Plain or quantized.
-        config: What the adapters are, and where.
-        seed: Of the generator that A is drawn from. None leaves the adapters as they come, to be filled.
+        config: The adapters' settings.
+        seed: Of the generator that draws A; None leaves the adapters uninitialized.
 
     Returns:
-        How many numbers are trained.
+        The number of trainable parameters.
 
     Raises:
         TrainingError: For a model that has adapters, or a target that it lacks or that cannot have one.
     """
-    names = target_names(model, config)
+    if any(lora_linears(model)):
+        raise TrainingError("the model has LoRA adapters already; merge them, or load the model afresh")
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | QuantizedLinear)]
+    names = config.choose(linears, is_tied=model.config.tie_word_embeddings)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     model.requires_grad_(False)
     for name in names:
@@ -165,21 +160,9 @@ def apply_lora(model: LlamaForCausalLM, config: LoRAConfig, *, seed: int | None 
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def target_names(model: LlamaForCausalLM, config: LoRAConfig) -> list[str]:
-    """Return the full names of the Linears that `config` targets, in the model's order.
-
-    Raises:
-        TrainingError: As `apply_lora`.
-    """
-    if any(lora_linears(model)):
-        raise TrainingError("the model has LoRA adapters already; merge them, or load the model afresh")
-    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | QuantizedLinear)]
-    return config.choose(linears, is_tied=model.config.tie_word_embeddings)
-
-
 @contextmanager
 def without_adapters(model: nn.Module) -> Generator[None]:
-    """Let a model with adapters compute what its base computes, within the `with` block."""
+    """Switch a model's adapters off within the `with` block."""
     linears = [linear for _, linear in lora_linears(model)]
     for linear in linears:
         linear.enabled = False
@@ -196,5 +179,5 @@ def lora_linears(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
 
 
 def meta_linear(in_features: int, out_features: int) -> nn.Linear:
-    """Return a Linear without memory, which draws no random numbers."""
+    """Return a float32 Linear on the meta device: no memory, no random draws."""
     return nn.Linear(in_features, out_features, bias=False, device="meta", dtype=torch.float32)

@@ -1,9 +1,8 @@
-"""Merging: the adapters' correction is added to the weights, and a plain model remains.
+"""Merging: add the adapters' correction to the weights, so that a plain model remains.
 
-A merged weight is rounded once more than the adapter's sum was. In bfloat16, which keeps eight bits, a correction much
-smaller than the weight it is added to vanishes, and with it what was learned. So three things are looked at: whether
-each merged matrix, before it is rounded, multiplies as its adapter does, in float32, where hardly any tolerance is
-needed; how much of the correction is left after rounding; and whether the merged model's logits are the adapter's.
+A merged weight is rounded. In bfloat16, with eight bits, a correction much smaller than its weight vanishes. So three
+things are checked: each merged matrix before rounding against its adapter, in float32, with hardly any tolerance; the
+share of the correction that rounding keeps; and the merged model's logits against the adapter's.
 """
 
 import warnings
@@ -31,13 +30,13 @@ _PRODUCT_TOLERANCE = 1e-5  # of a single matrix, in float32; sums in another ord
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """What a merge did.
+    """Measurements of a merge.
 
     Attributes:
-        kept: The share of the correction that is in the merged weights: 1 but for rounding.
-        effect: How far the adapter moves the logits of a few random tokens, as a share of their length.
-        difference: How far the merged model's are from the adapter's.
-        tolerance: How far they may be.
+        kept: Share of the correction in the merged weights; 1 without rounding.
+        effect: How far the adapter moves the logits of some random tokens, relative to their length.
+        difference: How far the merged model's logits are from the adapter's.
+        tolerance: The most that they may be.
     """
 
     kept: float
@@ -48,7 +47,7 @@ class MergeReport:
 
 @torch.no_grad()
 def merge_adapter(model: LlamaForCausalLM, folder: Path, *, check_base: bool = True) -> MergeReport:
-    """Put an adapter on its base and merge it, in place, and hold the result against the adapter.
+    """Put an adapter on its base, merge it in place, and compare the result with the adapter.
 
     Warns if a tenth of the correction is lost in rounding, and refuses if half of it is.
 
@@ -96,7 +95,7 @@ def _probes(model: LlamaForCausalLM) -> Tensor:
 
 
 def _distance(logits: Tensor, reference: Tensor) -> float:
-    """Return the length of the difference as a share of the reference's, without what softmax does not see."""
+    """Return the norm of the difference relative to the reference's, without their means, which softmax ignores."""
     centred = reference - reference.mean(dim=-1, keepdim=True)
     difference = logits - reference
     difference = difference - difference.mean(dim=-1, keepdim=True)
@@ -104,17 +103,14 @@ def _distance(logits: Tensor, reference: Tensor) -> float:
 
 
 def merge_adapters(model: LlamaForCausalLM, dtype: torch.dtype | None = None) -> LlamaForCausalLM:
-    """Add the adapters to the weights and unpack what is packed, in place: a model of plain Linears remains.
+    """Add the adapters to the weights and unpack packed weights, in place; return the model, frozen.
 
     Args:
         model: With or without adapters.
-        dtype: Of the model afterwards; its own where left out. Sums are taken in float32.
-
-    Returns:
-        The same model, frozen.
+        dtype: Of the result; None keeps the model's. Sums are float32.
 
     Raises:
-        TrainingError: If a merged matrix multiplies otherwise than its adapter; what came before it is merged.
+        TrainingError: If a merged matrix computes something else than its adapter; those before it are merged.
     """
     _merge(model, dtype or model.dtype)
     return model
@@ -122,7 +118,7 @@ def merge_adapters(model: LlamaForCausalLM, dtype: torch.dtype | None = None) ->
 
 @torch.no_grad()
 def _merge(model: LlamaForCausalLM, dtype: torch.dtype) -> float:
-    """Merge in place and return how much of the correction is kept."""
+    """Merge in place and return the share of the correction that is kept."""
     kinds = (LoRALinear, QuantizedLinear, QuantizedEmbedding)
     # Names, not modules: a list of modules would keep every packed weight alive until the end.
     names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
@@ -149,7 +145,7 @@ def _merge(model: LlamaForCausalLM, dtype: torch.dtype) -> float:
 
 
 def _merged(linear: LoRALinear, dtype: torch.dtype) -> tuple[Tensor, float, float]:
-    """Return the merged weight; and of the correction c and what rounding makes of it, r, the sums of r c and c c."""
+    """Return the merged weight; and sums of r c and c c, where c is the correction and r its rounding."""
     weight = torch.empty(linear.out_features, linear.in_features, dtype=dtype, device=linear.lora_A.weight.device)
     kept = whole = 0.0
     for start, stop, rows in linear.merged_rows():
@@ -162,11 +158,7 @@ def _merged(linear: LoRALinear, dtype: torch.dtype) -> tuple[Tensor, float, floa
 
 
 def _check_products(name: str, linear: LoRALinear) -> None:
-    """Hold the merged matrix, before it is rounded, against the adapter's own way: by two thin products, in float32.
-
-    Raises:
-        TrainingError: If the two multiply a few random vectors to something else.
-    """
+    """Compare products with the merged matrix, before rounding, to those of the adapter's two matrices, in float32."""
     x = torch.randn(_NUM_VECTORS, linear.in_features, generator=torch.Generator().manual_seed(0))
     x = x.to(linear.lora_A.weight.device)
     chunks = ((F.linear(x, rows_of(linear.base_layer, i, j)), F.linear(x, rows)) for i, j, rows in linear.merged_rows())

@@ -1,4 +1,4 @@
-"""Which model is meant where an adapter may name it, and what requests call it. Imports nothing heavy by itself."""
+"""Resolve the base model of an adapter, and the public name of a model. No heavy imports."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,18 +11,18 @@ Adapters = Mapping[str, str] | Mapping[str, Path] | Mapping[str, str | Path]
 
 
 def base_model(model: str | Path | None, adapter: str | Path | None, adapters: Adapters) -> str | Path | None:
-    """Return the model that adapters are put on, which the first of them names where it is not given.
+    """Return the model to load: the one given, else the base that `adapter`, or the first of `adapters`, names.
 
     Args:
-        model: What was asked for.
-        adapter: The folder of one that is in all answers.
-        adapters: Those that requests choose.
+        model: Name or path; None for the adapters' base.
+        adapter: Folder of the adapter of all requests.
+        adapters: Adapters that requests choose by name.
 
     Returns:
         None if there is no model and no adapter.
 
     Raises:
-        LlamariumError: If an adapter's config is read, and cannot be, or names no base.
+        LlamariumError: If an adapter's config cannot be read, or names no base.
     """
     folder = adapter or next(iter(adapters.values()), None)
     if model or folder is None:
@@ -33,10 +33,9 @@ def base_model(model: str | Path | None, adapter: str | Path | None, adapters: A
 
 
 def public_name(model: str | Path | None, adapter: str | Path | None, adapters: Adapters) -> str:
-    """Return what requests call a model: a folder's or a file's own name, not where it lies.
+    """Return the name by which requests address a model: the last part of a path; of `adapter` where no model is given.
 
-    An adapter that is in all answers names the model where nothing else does. Arguments and errors are those of
-    `base_model`.
+    Arguments and errors are those of `base_model`.
     """
     if not model and adapter is not None:
         return _last_name(adapter)

@@ -1,4 +1,4 @@
-"""Writing adapters in PEFT's layout, which `files.py` describes and reads."""
+"""Write adapters in PEFT's layout; `files.py` describes and reads it."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from llamarium.adapters.base_check import BASE, LINEARS, PROJECTION
 from llamarium.adapters.config import LoRAConfig
 from llamarium.adapters.files import BUILTIN, CONFIG, PREFIX, WEIGHTS
 from llamarium.adapters.lora import lora_linears
-from llamarium.adapters.module_base import base_fingerprint, linears_fingerprint, projection
+from llamarium.adapters.modules import ModuleBase
 from llamarium.checkpoints.huggingface.writer import Weight, write_safetensors
 from llamarium.checkpoints.save import tensor_weight
 from llamarium.errors import TrainingError
@@ -35,11 +35,11 @@ def save_adapter(
 
     Args:
         model: With adapters.
-        folder: Made if missing; an adapter that is there is written over.
-        base_model: The base's name, as `load` takes it; for whoever wants to know what the adapter belongs to.
-        metadata: What `adapter_metadata` returns of the model; for a base whose weights are not at hand any more.
-        full_tensor: Returns all values of a tensor that several processes share.
-        tokenizer: Written beside the adapters, for whoever asks the model later.
+        folder: Made if missing; an adapter in it is replaced.
+        base_model: The base's name, as `load` takes it.
+        metadata: `adapter_metadata` of the model, if its base is no longer at hand.
+        full_tensor: Gathers a tensor that is sharded over processes.
+        tokenizer: Saved beside the adapters.
 
     Raises:
         TrainingError: If the model has no adapters.
@@ -54,7 +54,7 @@ def save_adapter(
         folder.mkdir(parents=True, exist_ok=True)
         weights = [_weight(PREFIX + key, tensor, full_tensor) for key, tensor in tensors.items()]
         metadata = adapter_metadata(model, base_model) if metadata is None else metadata
-        if (found := projection(model)) is not None:
+        if (found := ModuleBase(model).projection()) is not None:
             metadata = {**metadata, PROJECTION: f"{found.share.of_correction!r} {found.merged!r}"}
         write_safetensors(folder / WEIGHTS, weights, metadata)
         if tokenizer is not None:
@@ -68,9 +68,10 @@ def save_adapter(
 
 
 def adapter_metadata(model: LlamaForCausalLM, base_model: str | None = None) -> dict[str, str]:
-    """Return what stands in the header of an adapter's file: which base it belongs to."""
-    fingerprint = base_fingerprint(model)
-    known = {} if fingerprint is None else {BASE: fingerprint, LINEARS: linears_fingerprint(model)}
+    """Return the header of an adapter's file, which identifies its base."""
+    base = ModuleBase(model)
+    fingerprint = base.fingerprint()
+    known = {} if fingerprint is None else {BASE: fingerprint, LINEARS: base.linears_fingerprint()}
     named = {BUILTIN: base_model} if base_model is not None and base_model in BUILTINS else {}
     return {"format": "pt"} | known | named
 
@@ -83,7 +84,7 @@ def _weight(key: str, tensor: Tensor, full_tensor: Callable[[Tensor], Tensor] | 
 
 
 def _published(name: str | None) -> str | None:
-    """Return a base's name as other programs find it: a repository of the hub, or a path that is not relative."""
+    """Return a base's name for other programs: a repository of the hub, or an absolute path."""
     if name is None:
         return None
     if name in BUILTINS:

@@ -1,4 +1,4 @@
-"""An adapter beside a runner's weights, in numpy: whether they are its base, and what the runner adds."""
+"""A runner's weights as an adapter's base, in numpy, and the adapter as its kernels add it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class WeightBase:
         return Share.of_sums(inner, correction, base, count)
 
     def adapter(self) -> Adapter:
-        """Return the adapter as the C kernels add it."""
+        """Return the adapter for the C kernels."""
         return {name: self._low_rank(name) for name in self.saved.linears}
 
     def _low_rank(self, name: str) -> LowRank:
@@ -71,11 +71,11 @@ class WeightBase:
         return LowRank(self.saved.config.scale, a, b, gain)
 
     def _row_norms(self, name: str) -> _Floats:
-        """Return the lengths of the rows of W + scale B A: (out,)."""
+        """Return the norms of the rows of W + scale B A: (out,)."""
         return np.concatenate([np.linalg.norm(weights + change, axis=1) for weights, change in self._rows(name)])
 
     def _rows(self, name: str) -> Iterator[tuple[_Floats, _Floats]]:
-        """Yield W and scale B A, (rows, in), a range of rows at a time, so that a packed W is never unpacked whole."""
+        """Yield W and scale B A, (rows, in), a range of rows at a time, so a packed W is never unpacked whole."""
         a, b = (self.saved.tensors[f"{name}.lora_{part}.weight"] for part in "AB")
         step = max(1, _CHUNK_WEIGHTS // a.shape[1])
         for start in range(0, len(b), step):

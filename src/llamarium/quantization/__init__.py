@@ -1,5 +1,5 @@
-"""From float weights to a packed folder.
+"""Quantize float weights into a packed folder.
 
-`quantize` is the whole way, `quantizer` goes layer by layer, `calibrate` looks at the inputs; `fit` and `gptq` find the
-scales. How the types are stored and multiplied stands in `llamarium.quant`.
+`quantize` is the entry point; `quantizer` goes layer by layer, `calibrate` measures inputs, `fit` and `gptq` find
+scales. `llamarium.quant` stores and multiplies the packed types.
 """

@@ -1,13 +1,12 @@
-"""What a text tells about a model's Linears: which inputs they see.
+"""Calibration: measure which inputs a model's Linears see on a sample of text.
 
-A sample of a text goes through the model layer by layer, all windows through one layer before the next is read from
-disk. So memory is bounded by one layer in float32, its statistics, and the sample's hidden states; the model never is
-there as a whole. What a layer's Linears see is noted while the layer is still what the publisher made it; then its
-Linears are quantized, and the next layer gets what the quantized ones put out. Each layer is so fitted to the inputs
-that it will have, the errors of those before it included.
+All windows of the sample go through one layer before the next is read from disk, so memory holds one layer in float32,
+its statistics, and the sample's hidden states. A layer's inputs are measured while it is still unquantized; then its
+Linears are quantized, and the next layer gets the outputs of the quantized ones. So each layer is fitted to the inputs
+that it will have, with the errors of those before it.
 
-Two things can be noted of inputs X (one row a token): the mean square of each column, which says what an error in that
-column costs (`fit`), or X^T X, which says so for pairs of columns (`gptq`).
+Of inputs X (one row a token), either the mean square of each column is kept, the cost of an error in that column
+(`fit`), or X^T X, the cost for pairs of columns (`gptq`).
 
 Source: the order of Frantar et al. 2022, "GPTQ", section 5, and of llama.cpp's importance matrix.
 """
@@ -39,7 +38,7 @@ _BATCH_TOKENS = 2048  # that go through a layer at once: they bound the activati
 
 
 def sample_windows(tokenizer: Tokenizer, text: str, *, samples: int, context: int) -> Tensor:
-    """Cut a sample out of a text: whole windows, spread evenly over it.
+    """Cut whole windows out of a text, spread evenly over it.
 
     Args:
         tokenizer: BOS begins each window, where the vocabulary wants it.
@@ -69,11 +68,7 @@ def sample_windows(tokenizer: Tokenizer, text: str, *, samples: int, context: in
 
 
 class InputStatistics:
-    """What the Linears of one layer see.
-
-    Args:
-        wants_gram: Collect X^T X; else the mean square of each column.
-    """
+    """Statistics of the inputs of one layer's Linears: X^T X if `wants_gram`, else the mean square of each column."""
 
     def __init__(self, *, wants_gram: bool) -> None:
         self._wants_gram = wants_gram
@@ -81,7 +76,7 @@ class InputStatistics:
         self._num_tokens: dict[str, int] = {}
 
     def watch(self, layer: nn.Module, hooks: ExitStack) -> None:
-        """Note every input of the layer's Linears until `hooks` is closed."""
+        """Collect every input of the layer's Linears until `hooks` is closed."""
         for name in LINEARS_BY_INPUT:
             handle = layer.get_submodule(name).register_forward_pre_hook(partial(self._note, name))
             hooks.callback(handle.remove)
@@ -105,14 +100,7 @@ class InputStatistics:
 def run_layer(
     layer: LlamaDecoderLayer, hidden_BTD: Tensor, rotary: Rotary, statistics: InputStatistics | None = None
 ) -> Tensor:
-    """Return what a layer makes of a sample's hidden states, a few windows at a time.
-
-    Args:
-        layer: With any Linears.
-        hidden_BTD: float32, one row per window.
-        rotary: Of the positions 0 to T - 1.
-        statistics: Gets what the Linears see.
-    """
+    """Run a layer on hidden states (B, T, D), float32, a few windows at a time; measure its Linears' inputs if asked."""
     batch = max(1, _BATCH_TOKENS // hidden_BTD.shape[1])
     out_BTD = torch.empty_like(hidden_BTD)
     with ExitStack() as hooks:

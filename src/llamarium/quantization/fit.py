@@ -1,17 +1,15 @@
-"""From float weights to the packed formats: to the nearest level, or with scales fitted to the error they leave.
+"""Quantize weights to the packed formats: to the nearest level, or with scales fitted to the error.
 
-Rounding to nearest takes a group's scale from its largest weight, which is rarely the best: a little smaller, and the
-largest weight is cut off while 31 others come closer to their levels. So several scales are tried. For each, every
-weight takes its nearest level; and for these levels the scale (and the minimum) with the least squared error is the
-solution of a small least-squares problem. Taking nearest levels and solving in turn only ever lowers the error.
+Rounding to nearest takes a group's scale from its largest weight, which is rarely best: with a smaller scale that
+weight is clipped, while 31 others come closer to their levels. So several scales are tried. For each, every weight
+takes its nearest level; for these levels the best scale (and minimum) solves a small least-squares problem. Alternating
+the two never raises the error.
 
     error = sum over the group of importance_c * (w_c - scale * level_c - minimum)^2
 
-`importance` is what a squared error in a column costs, the mean square of that column's inputs: the error of the
-product x W^T is then what is made small, as far as inputs are independent. float16's rounding of the scale counts in
-the error, and the result is never worse than rounding to nearest, which is among the candidates.
-
-Pieces of rows are taken one after the other, so that no second model is in memory.
+`importance` is the cost of a squared error in a column, the mean square of that column's inputs: then the error of the
+product x W^T is minimized, as far as inputs are independent. The error includes float16's rounding of the scale, and
+the result is never worse than rounding to nearest, which is among the candidates.
 
 Source: the search over scales of llama.cpp's `ggml-quants.c` (`make_qx_quants`, `make_qkx3_quants`), solved by groups
 at once; the weighting is that of its importance matrix.
@@ -20,7 +18,7 @@ at once; the weighting is that of its importance matrix.
 import math
 from collections.abc import Iterator
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -64,11 +62,11 @@ def fit(weight: Tensor, format: PackedFormat, *, importance: Tensor | None = Non
     Args:
         weight: Floating point, (out, in), on the CPU or a GPU; `in` a multiple of 32.
         format: One of `FITTED_FORMATS`.
-        importance: (in,), what a squared error in each column costs; None is the same for all.
-        search: Fit the scales; False rounds to nearest, byte for byte as GGUF's Q4_0, Q4_1 and Q8_0 do it.
+        importance: (in,), the cost of a squared error in each column; None is 1 for all.
+        search: Fit the scales; False rounds to nearest, byte for byte like GGUF's Q4_0, Q4_1 and Q8_0.
 
     Raises:
-        OptionError: For another format, rows that are no multiple of 32, or an importance that is none.
+        OptionError: For another format, rows that are no multiple of 32, or an invalid importance.
         CheckpointError: If weights are NaN, infinite, or too large for float16 scales.
     """
     check_format(format, weight.shape[1])
@@ -81,7 +79,8 @@ def fit(weight: Tensor, format: PackedFormat, *, importance: Tensor | None = Non
         groups = weight[start:stop].detach().float().reshape(-1, GROUP)
         costs = column_weights.view(num_groups, GROUP).repeat(stop - start, 1)
         found = fit_groups(groups, costs, format) if search else nearest_groups(groups, format)
-        packed = _pack(found, stop - start, format)
+        codes, scale, minimum = (None if part is None else part.view(stop - start, -1) for part in found)
+        packed = LinearPacked.from_codes(cast(Tensor, codes), cast(Tensor, scale), format, minimum)
         tiles[start // TILE_ROWS : -(-stop // TILE_ROWS)] = packed.weight
     return LinearPacked(tiles, num_rows, format)
 
@@ -106,13 +105,7 @@ def nearest_groups(groups: Tensor, format: PackedFormat) -> GroupFit:
 
 
 def fit_groups(groups: Tensor, costs: Tensor, format: PackedFormat) -> GroupFit:
-    """Find codes, scales and minima of the least weighted squared error.
-
-    Args:
-        groups: float32, (n, 32).
-        costs: float32, (n, 32), not negative: what a squared error of each weight costs.
-        format: How they are stored.
-    """
+    """Find codes, scales and minima of the least weighted squared error, for groups and costs (n, 32), float32."""
     best = nearest_groups(groups, format)
     least = _error(groups, costs, best, format)
     scale, minimum = _best_start(groups, costs, format)
@@ -136,11 +129,7 @@ def nearest_codes(values: Tensor, scale: Tensor, minimum: Tensor | None, format:
 
 
 def check_format(format: PackedFormat, num_columns: int) -> None:
-    """Check that weights can be put into a format.
-
-    Raises:
-        OptionError: If they cannot.
-    """
+    """Check that a format is made here and fits the columns; OptionError if not."""
     if format.name not in FITTED_FORMATS:
         raise OptionError(f"{format.name} is read but not made; expected one of {', '.join(FITTED_FORMATS)}")
     if num_columns % GROUP:
@@ -148,11 +137,7 @@ def check_format(format: PackedFormat, num_columns: int) -> None:
 
 
 def check_values(weight: Tensor) -> None:
-    """Check that every weight can be said with float16 scales.
-
-    Raises:
-        CheckpointError: If some are NaN or infinite, or larger than float16.
-    """
+    """Check that every weight fits float16 scales; CheckpointError for NaN, infinite or larger ones."""
     smallest, largest = (float(bound) for bound in torch.aminmax(weight))  # NaN if one weight is
     if not (math.isfinite(smallest) and math.isfinite(largest)):
         num_bad = int((~weight.isfinite()).sum())
@@ -165,11 +150,7 @@ def check_values(weight: Tensor) -> None:
 
 
 def check_importance(importance: Tensor | None, num_columns: int) -> Tensor:
-    """Return what an error in each column costs, float32 (in,), 1 on average.
-
-    Raises:
-        OptionError: If it has another shape, or values that are negative, NaN or infinite.
-    """
+    """Return the cost of an error in each column, float32 (in,), 1 on average; OptionError if it is invalid."""
     if importance is None:
         return torch.ones(num_columns)
     if importance.shape != (num_columns,):
@@ -184,7 +165,7 @@ def check_importance(importance: Tensor | None, num_columns: int) -> Tensor:
 
 
 def _best_start(groups: Tensor, costs: Tensor, format: PackedFormat) -> tuple[Tensor, Tensor]:
-    """Try scales, each after one solution of least squares: the best scale and minimum, float32 (n, 1) each."""
+    """Try scales, each after one least-squares solution: the best scale and minimum, float32 (n, 1) each."""
     scale = minimum = groups.new_zeros(len(groups), 1)
     least = groups.new_full((len(groups), 1), torch.inf)
     for start_scale, start_minimum in _starts(groups, format):
@@ -199,7 +180,7 @@ def _best_start(groups: Tensor, costs: Tensor, format: PackedFormat) -> tuple[Te
 
 
 def _starts(groups: Tensor, format: PackedFormat) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield scales and minima, (n, 1) each, with which the levels reach about as far as the weights."""
+    """Yield scales and minima, (n, 1) each, with which the levels span about the weights' range."""
     reaches = _REACHES[format.num_levels]
     if format.has_minimum:
         low, high = groups.aminmax(dim=-1, keepdim=True)
@@ -216,7 +197,7 @@ def _starts(groups: Tensor, format: PackedFormat) -> Iterator[tuple[Tensor, Tens
 
 
 def _solve(groups: Tensor, levels: Tensor, costs: Tensor, format: PackedFormat) -> tuple[Tensor, Tensor]:
-    """Return the scale and the minimum of the least error for given levels: (n, 1) each, 0 where nothing is told."""
+    """Return the scale and minimum of the least error for given levels: (n, 1) each, 0 where they are undetermined."""
     if not format.has_minimum:
         weighted = levels * costs
         scale = _ratio((weighted * groups).sum(-1, keepdim=True), (weighted * levels).sum(-1, keepdim=True))
@@ -245,24 +226,18 @@ def _nearest_levels(scaled: Tensor, format: PackedFormat) -> Tensor:
 
 
 def _pieces(num_rows: int, num_columns: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows: whole panels of tiles, as many as make a piece."""
+    """Yield ranges of rows of about `_PIECE_WEIGHTS` weights, whole panels of tiles."""
     step = max(1, _PIECE_WEIGHTS // (num_columns * TILE_ROWS)) * TILE_ROWS
     for start in range(0, num_rows, step):
         yield start, min(start + step, num_rows)
-
-
-def _pack(found: GroupFit, num_rows: int, format: PackedFormat) -> LinearPacked:
-    minimum = None if found.minimum is None else found.minimum.view(num_rows, -1)
-    return LinearPacked.from_codes(found.codes.view(num_rows, -1), found.scale.view(num_rows, -1), format, minimum)
 
 
 def _choose(better: Tensor, trial: GroupFit, other: GroupFit) -> GroupFit:
     minimum = None
     if trial.minimum is not None and other.minimum is not None:
         minimum = torch.where(better, trial.minimum, other.minimum)
-    return GroupFit(
-        torch.where(better, trial.codes, other.codes), torch.where(better, trial.scale, other.scale), minimum
-    )
+    codes, scale = torch.where(better, trial.codes, other.codes), torch.where(better, trial.scale, other.scale)
+    return GroupFit(codes, scale, minimum)
 
 
 def _error(groups: Tensor, costs: Tensor, found: GroupFit, format: PackedFormat) -> Tensor:

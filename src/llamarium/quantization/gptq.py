@@ -1,18 +1,17 @@
-"""GPTQ: what rounding one column did wrong is made good in the columns that follow.
+"""GPTQ: the error of rounding one column is compensated in the columns after it.
 
 What counts in a Linear is its output. With inputs X (one row a token), a quantized weight Q in place of W costs
 
     |X (W - Q)^T|^2 = sum over rows of (w - q) G (w - q)^T,        G = X^T X
 
-so an error in one column can be balanced by others whose inputs go along with it. Columns are rounded from the first to
-the last; after each, the columns that are still free are moved to where the sum above is least given what is fixed.
-That move is a row of U, the upper Cholesky factor of G's inverse: with e = (w_j - q_j) / U_jj, the free columns lose
-e * U_j.
+so columns with correlated inputs can balance each other's errors. Columns are rounded from first to last; after each,
+the remaining columns move to where this sum is least given the rounded ones. That move is a row of U, the upper
+Cholesky factor of G's inverse: with e = (w_j - q_j) / U_jj, the remaining columns lose e * U_j.
 
-A group's scale is fitted when its first column's turn comes, on the weights as the moves have left them, with costs
-1 / U_jj^2: what an error in column j costs after the later columns have done their part.
+A group's scale is fitted when its first column is reached, on the weights as moved so far, with costs 1 / U_jj^2: the
+cost of an error in column j after the later columns have compensated it.
 
-G is damped before it is inverted, as tokens may be fewer than columns, and then G says nothing of some directions.
+G is damped before it is inverted, as with fewer tokens than columns it is singular.
 
 Source: Frantar, Ashkboos, Hoefler, Alistarh 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
 Transformers", algorithm 1; groups and damping as in section 4 and the authors' code.
@@ -34,17 +33,16 @@ _MOST_DAMPING = 1.0
 
 
 def gptq(weight: Tensor, gram: Tensor, format: PackedFormat, *, damping: float = DAMPING) -> LinearPacked:
-    """Quantize a weight for the inputs that it sees.
+    """Quantize a weight for given inputs.
 
     Args:
         weight: Floating point, (out, in); `in` a multiple of 32.
         gram: X^T X of its inputs, (in, in), of any scale.
         format: One of `fit.FITTED_FORMATS`.
-        damping: Share of the diagonal's mean that is added to it; ten times as much where that is not enough to
-            invert, up to 1.
+        damping: Share of the diagonal's mean that is added to it; increased tenfold, up to 1, until it inverts.
 
     Raises:
-        OptionError: For another format, rows that are no multiple of 32, or a gram that is none.
+        OptionError: For another format, rows that are no multiple of 32, or an invalid gram.
         CheckpointError: If weights are NaN, infinite, or too large for float16 scales.
     """
     check_format(format, weight.shape[1])
@@ -68,11 +66,7 @@ def gptq(weight: Tensor, gram: Tensor, format: PackedFormat, *, damping: float =
 
 
 def inverse_factor(gram: Tensor, damping: float) -> Tensor:
-    """Return U, upper triangular, with U^T U the inverse of the damped gram: (in, in) float32.
-
-    Raises:
-        OptionError: If no damping up to 1 makes it positive definite.
-    """
+    """Return U, upper triangular, with U^T U the inverse of the damped gram: (in, in) float32; OptionError if none."""
     gram = gram.float().clone()
     diagonal = gram.diagonal()
     diagonal[diagonal == 0] = 1  # a column without input: any positive number leaves it to itself
@@ -92,24 +86,17 @@ def inverse_factor(gram: Tensor, damping: float) -> Tensor:
         damping = min(10 * damping, _MOST_DAMPING)
 
 
-def output_error(weight: Tensor, quantized: LinearPacked, gram: Tensor) -> float:
-    """Return |X (W - Q)^T|^2 / |X W^T|^2: the share of the output's energy that is wrong."""
-    off = weight.double() - quantized.dequantize().double()
-    gram = gram.double()
-    return float(((off @ gram) * off).sum() / ((weight.double() @ gram) * weight.double()).sum())
-
-
 def _round_columns(
     left: Tensor, codes: Tensor, scale: Tensor, minimum: Tensor | None, format: PackedFormat, corner: Tensor
 ) -> Tensor:
-    """Round a group's columns one by one, filling `codes`; return the errors that later groups make good.
+    """Round a group's columns one by one into `codes`; return the errors, (out, 32), for later groups to compensate.
 
     Args:
-        left: (out, 32), changed: what each column stands for when its turn comes.
+        left: (out, 32), changed in place: each column's weights as moved so far.
         codes: (out, 32), filled.
         scale: float16, (out, 1), as `minimum`.
         minimum: None where the format has none.
-        format: How codes are read.
+        format: Of the codes.
         corner: (32, 32), the group's part of U.
     """
     errors = torch.empty_like(left)

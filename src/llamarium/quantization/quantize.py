@@ -1,15 +1,14 @@
-"""`quantize()`: from a model to a packed folder, which a CPU runs from where it lies.
+"""`quantize()`: make a packed folder of a model, which a CPU runs as stored.
 
 The layers' Linears get the type that is asked for. The head (and the embedding, which a tied model shares with it) is
-a matter of its own: it is large where the vocabulary is, all of it is read for each token, and what is rounded there
-goes straight into the probabilities. With "auto" its type is the smallest that does little more harm: on windows of
-the calibration text, the model's KL divergence from the original may be at most a tenth more than with a head that is
-not quantized at all.
+chosen separately: it is large where the vocabulary is, all of it is read for each token, and its rounding errors go
+straight into the probabilities. "auto" takes the smallest type with which the model's KL divergence from the original,
+on windows of the calibration text, is at most a tenth more than with an unquantized head.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from llamarium.attention import CausalAttend
 from llamarium.checkpoints.checkpoint import Checkpoint
-from llamarium.checkpoints.open import open_model
+from llamarium.checkpoints.open import OpenedModel, open_model
 from llamarium.checkpoints.packed.save import PackedWeight, save_packed
 from llamarium.errors import OptionError
 from llamarium.inspect.measures.divergence import compare
@@ -45,7 +44,7 @@ _COMPARED_TOKENS = 4096  # on which "auto" compares heads; more would cost minut
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """What was made.
+    """Result of `quantize`.
 
     Attributes:
         path: The folder.
@@ -55,7 +54,7 @@ class Quantized:
         num_weights: In all matrices.
         num_bytes: Of all files.
         bits_per_weight: Of all matrices, scales included.
-        head_kl: With "auto": KL from the original, nats per token, by the head's type; None is a head that stays.
+        head_kl: With "auto": KL from the original, nats per token, by the head's type; None is an unquantized head.
     """
 
     path: Path
@@ -108,37 +107,50 @@ def quantize(
     head = chosen_type("head", head or (_DEFAULT_HEAD if calibration is None else AUTO), (AUTO, *FITTED_FORMATS))
     _check_options(head, method, calibration)
     opened = open_model(model)
-    checkpoint = opened.checkpoint
-    windows_BT, num_compared = None, 0
+    windows_BT = None
     if calibration is not None:
-        windows_BT = _sample(checkpoint, opened.tokenizer, calibration, samples, context)
-        num_compared = max(1, _COMPARED_TOKENS // windows_BT.shape[1]) if head == AUTO else 0
+        windows_BT = _sample(opened.checkpoint, opened.tokenizer, calibration, samples, context)
     with atomic_folder(Path(out), replace=force) as folder:
-        recipe = Recipe(type, method, requantize)
-        quantizer = Quantizer(checkpoint, recipe, windows_BT, progress=progress, num_compared=num_compared)
-        kl: dict[str | None, float] = {}
-        if head == AUTO:
-            assert windows_BT is not None
-            head, kl = choose_head(quantizer, windows_BT[:num_compared])
-        weights = quantizer.weights(head)
-        said = {"matrices": type, "head": head, "method": method}
-        if windows_BT is not None:
-            said |= {"samples": str(len(windows_BT)), "context": str(windows_BT.shape[1])}
-        tokenizer, recommended = opened.optional_tokenizer, opened.generation_config
-        save_packed(weights, checkpoint.config, folder, tokenizer=tokenizer, generation_config=recommended, recipe=said)
-    return Quantized(Path(out), type, head, method, *_sizes(weights, Path(out)), kl)
+        made = _quantize(opened, Recipe(type, method, requantize), head, windows_BT, folder, progress)
+    return replace(made, path=Path(out))
+
+
+def _quantize(
+    opened: OpenedModel,
+    recipe: Recipe,
+    head: str,
+    windows_BT: Tensor | None,
+    folder: Path,
+    progress: Callable[[int, int], None] | None,
+) -> Quantized:
+    """Quantize an opened model into a folder."""
+    compared_BT = None
+    if head == AUTO:
+        assert windows_BT is not None
+        compared_BT = windows_BT[: max(1, _COMPARED_TOKENS // windows_BT.shape[1])]
+    num_compared = 0 if compared_BT is None else len(compared_BT)
+    quantizer = Quantizer(opened.checkpoint, recipe, windows_BT, progress=progress, num_compared=num_compared)
+    head, kl = (head, {}) if compared_BT is None else choose_head(quantizer, compared_BT)
+    weights = quantizer.weights(head)
+    said = {"matrices": recipe.type, "head": head, "method": recipe.method}
+    if windows_BT is not None:
+        said |= {"samples": str(len(windows_BT)), "context": str(windows_BT.shape[1])}
+    tokenizer, recommended = opened.optional_tokenizer, opened.generation_config
+    config = opened.checkpoint.config
+    save_packed(weights, config, folder, tokenizer=tokenizer, generation_config=recommended, recipe=said)
+    return Quantized(folder, recipe.type, head, recipe.method, *_sizes(weights, folder), kl)
 
 
 def choose_head(quantizer: Quantizer, windows_BT: Tensor) -> tuple[str, dict[str | None, float]]:
     """Choose the type of the head and the embedding by what it adds to the KL divergence.
 
     Args:
-        quantizer: Made to compare these windows; its layers are quantized if they are not yet.
+        quantizer: Made to compare these windows; its remaining layers are quantized.
         windows_BT: The windows.
 
     Returns:
-        The smallest type with which the divergence is at most `HEAD_SHARE` more than with a head that stays as it is,
-        else the one with the least; and the divergence of each that was tried, nats per token.
+        The smallest type whose divergence is at most `HEAD_SHARE` above that of an unquantized head, else the one with
+        the least; and the divergence of each type tried, nats per token.
     """
     types = sorted(FITTED_FORMATS, key=lambda name: FORMATS[name].bits_per_weight)
     reference_BTD = quantizer.reference()
@@ -153,7 +165,7 @@ def choose_head(quantizer: Quantizer, windows_BT: Tensor) -> tuple[str, dict[str
 
 @torch.inference_mode()
 def _mean_kl(model: LlamaForCausalLM, windows_BT: Tensor, original: LlamaForCausalLM, reference_BTD: Tensor) -> float:
-    """Return the mean KL of a model from the original's hidden states under the original's head."""
+    """Return a model's mean KL from the original, of which the hidden states and the head are given."""
     total, count = 0.0, 0
     positions_1T = torch.arange(windows_BT.shape[1]).unsqueeze(0)
     for ids_T, reference_TD in zip(windows_BT, reference_BTD, strict=True):
@@ -170,7 +182,7 @@ def _logits(model: LlamaForCausalLM, hidden_TD: Tensor) -> Iterator[Tensor]:
 
 
 def _sizes(weights: Sequence[PackedWeight], folder: Path) -> tuple[int, int, float]:
-    """Return how many weights the matrices have, the bytes of the folder's files, and the bits of a weight."""
+    """Return the number of weights in the matrices, the bytes of the folder's files, and the bits per weight."""
     formats = [(math.prod(weight.shape), weight.format) for weight in weights if weight.format is not None]
     num_weights = sum(count for count, _ in formats)
     num_bits = sum(count * FORMATS[name].bits_per_weight for count, name in formats)

@@ -1,23 +1,22 @@
-"""From a model on disk to weights in packed formats, layer by layer.
+"""Quantize a model on disk to packed formats, layer by layer.
 
-Four methods, each of them better and dearer than the one before:
+Four methods, each better and slower than the one before:
 
 | method     | scales                                                      | needs a text |
 |------------|-------------------------------------------------------------|--------------|
 | nearest    | of the largest weight of a group; round to nearest          |              |
 | fit        | of the least squared error (`quantization/fit.py`)          |              |
 | importance | of the least error weighted by the inputs' mean squares     | yes          |
-| gptq       | as the columns before have left it (`quantization/gptq.py`) | yes          |
+| gptq       | compensating earlier columns (`quantization/gptq.py`)       | yes          |
 
-A `Quantizer` takes one layer after the other: its weights are read in float32, its inputs looked at
-(`quantization/calibrate.py`), its Linears quantized and kept until somebody takes them to a file. The embedding and
-the head come last, since the head's inputs are known only then.
+Layer by layer, weights are read in float32, inputs measured (`quantization/calibrate.py`), and Linears quantized and
+kept until they are written. The embedding and the head come last, since only then the head's inputs are known.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +36,7 @@ from llamarium.quantization.fit import FITTED_FORMATS, fit
 from llamarium.quantization.gptq import gptq
 
 QuantizeMethod = Literal["nearest", "fit", "importance", "gptq"]
-METHODS: tuple[QuantizeMethod, ...] = ("nearest", "fit", "importance", "gptq")
+METHODS: tuple[QuantizeMethod, ...] = get_args(QuantizeMethod)
 CALIBRATED: tuple[QuantizeMethod, ...] = ("importance", "gptq")
 """The methods that look at a text."""
 
@@ -46,12 +45,12 @@ _LINEARS = tuple(name for names in LINEARS_BY_INPUT.values() for name in names)
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a model is quantized.
+    """How to quantize a model.
 
     Attributes:
         type: Of the layers' Linears, one of `FITTED_FORMATS`.
         method: One of `METHODS`.
-        requantize: Take weights that are quantized already, unpacked.
+        requantize: Accept weights that are quantized already, unpacked.
     """
 
     type: str
@@ -67,11 +66,11 @@ class Quantizer:
         recipe: How.
         windows_BT: int64, a sample of a text (`sample_windows`); needed by the methods in `CALIBRATED`.
         progress: Called with (weights done, weights in all) after each matrix.
-        num_compared: The first so many windows also go through the model as it was (`reference`).
+        num_compared: Number of windows that also go through the unquantized model (`reference`).
 
     Raises:
         CheckpointError: If a norm's weights are NaN or infinite.
-        OptionError: If the recipe names no type or method, does not fit the checkpoint, or lacks its sample.
+        OptionError: If the recipe is invalid, does not fit the checkpoint, or lacks its sample.
     """
 
     def __init__(
@@ -100,35 +99,26 @@ class Quantizer:
             self._reference_BTD = self._hidden_BTD[:num_compared].clone() if num_compared else None
 
     def quantize_layers(self) -> None:
-        """Quantize all layers that are left, and keep them."""
+        """Quantize the remaining layers."""
         while self._num_layers_done < self.checkpoint.config.num_hidden_layers:
             self._next_layer()
 
     def weights(self, head_type: str) -> list[PackedWeight]:
-        """Return what is written to a file; layers are quantized when the first of their Linears is read.
-
-        Args:
-            head_type: Of the head and the embedding.
-        """
+        """Return the weights to write, with a type for head and embedding; layers are quantized when they are read."""
         entries = self.checkpoint.entries
-        found: list[PackedWeight] = []
-        for key in sorted(entries, key=lambda key: key in (EMBEDDING, HEAD)):  # these last, else in the model's order
+
+        def weight(key: str) -> PackedWeight:
             shape = cast("tuple[int, int] | tuple[int]", entries[key].shape)
             if len(shape) == 1:
-                found.append(PackedWeight(key, shape, None, lambda key=key: read(self.checkpoint, key)))
-            elif key in (EMBEDDING, HEAD):
-                table = lambda key=key: self.table(key, head_type)  # noqa: E731
-                found.append(PackedWeight(key, shape, head_type, table))
-            else:
-                found.append(PackedWeight(key, shape, self.recipe.type, lambda key=key: self._take(key)))
-        return found
+                return PackedWeight(key, shape, None, lambda: read(self.checkpoint, key))
+            if key in (EMBEDDING, HEAD):
+                return PackedWeight(key, shape, head_type, lambda: self.table(key, head_type))
+            return PackedWeight(key, shape, self.recipe.type, lambda: self._take(key))
+
+        return [weight(key) for key in sorted(entries, key=lambda key: key in (EMBEDDING, HEAD))]  # these last
 
     def model(self, head_type: str | None) -> LlamaForCausalLM:
-        """Return the quantized model, in float32, to measure; its Linears are those that will be written.
-
-        Args:
-            head_type: Of the head and the embedding; None leaves them as they are.
-        """
+        """Return the quantized model in float32, to measure it; `head_type` None leaves the head and embedding as is."""
         self.quantize_layers()
         model = _empty_model(self.checkpoint)
         for key, packed in self._packed.items():
@@ -141,13 +131,13 @@ class Quantizer:
         return model.eval().requires_grad_(False)
 
     def reference(self) -> Tensor:
-        """Return the model's own normalised hidden states of the windows to compare, (B, T, D) float32."""
+        """Return the unquantized model's normalised hidden states of the windows to compare, (B, T, D) float32."""
         self.quantize_layers()
         assert self._reference_BTD is not None
         return self._norm(self._reference_BTD)
 
     def table(self, key: str, type_name: str) -> LinearPacked:
-        """Quantize the embedding or the head; a tied one serves as both, and is fitted to what a head sees."""
+        """Quantize the embedding or the head; a tied one is fitted to the head's inputs."""
         config = self.checkpoint.config
         importance = None
         if self.recipe.method in CALIBRATED and (key == HEAD or config.tie_word_embeddings):
@@ -179,7 +169,7 @@ class Quantizer:
         return self._packed.pop(key)
 
     def _next_layer(self) -> None:
-        """Look at what a layer's Linears see, quantize them, and pass on what they put out."""
+        """Measure a layer's inputs, quantize its Linears, and compute its outputs."""
         index = self._num_layers_done
         prefix = f"model.layers.{index}."
         layer = cast(LlamaDecoderLayer, self._scaffold.model.layers[index])
@@ -199,7 +189,7 @@ class Quantizer:
         self._num_layers_done += 1
 
     def _look(self, layer: LlamaDecoderLayer) -> InputStatistics | None:
-        """Run the sample through a layer as it was, for its inputs and for those who compare."""
+        """Run the sample through the unquantized layer, for its inputs and for the reference."""
         if self._reference_BTD is not None:
             self._reference_BTD = run_layer(layer, self._reference_BTD, self._rotary())
         if self._hidden_BTD is None or self.recipe.method not in CALIBRATED:
@@ -228,7 +218,7 @@ class Quantizer:
         return self._named(key, lambda: fit(weight, format, importance=statistics, search=search))
 
     def _named(self, key: str, make: Callable[[], LinearPacked]) -> LinearPacked:
-        """Make a packed weight; its errors say which it is."""
+        """Call `make`; errors get the weight's name."""
         try:
             return make()
         except (CheckpointError, OptionError) as error:
@@ -245,14 +235,10 @@ class Quantizer:
 
 
 def check_recipe(checkpoint: Checkpoint, recipe: Recipe) -> None:
-    """Check that a model can be quantized so.
-
-    Raises:
-        OptionError: If it cannot.
-    """
-    check_type("type", recipe.type)
-    if recipe.method not in METHODS:
-        raise OptionError(f"method is {show_value(recipe.method)}; expected one of {', '.join(METHODS)}")
+    """Check that a model can be quantized so; OptionError if not."""
+    for name, value, known in (("type", recipe.type, FITTED_FORMATS), ("method", recipe.method, METHODS)):
+        if value not in known:
+            raise OptionError(f"{name} is {show_value(value)}; expected one of {', '.join(known)}")
     where = escape(checkpoint.path)
     quantized = sorted({entry.dtype for entry in checkpoint.entries.values() if entry.dtype not in FLOAT_DTYPES})
     if quantized and not recipe.requantize:
@@ -267,18 +253,8 @@ def check_recipe(checkpoint: Checkpoint, recipe: Recipe) -> None:
             )
 
 
-def check_type(name: str, value: object) -> None:
-    """Check the name of a format that can be made.
-
-    Raises:
-        OptionError: If it is none.
-    """
-    if value not in FITTED_FORMATS:
-        raise OptionError(f"{name} is {show_value(value)}; expected one of {', '.join(FITTED_FORMATS)}")
-
-
 def _check_norms(checkpoint: Checkpoint) -> None:
-    """Look at what is not quantized, which is small, before anything is done with it."""
+    """Check the weights that are not quantized, which are small, before any work."""
     for key, entry in checkpoint.entries.items():
         if len(entry.shape) == 1 and (num_bad := int((~read(checkpoint, key).isfinite()).sum())):
             where = f"{escape(checkpoint.path)}: {key}"
@@ -291,6 +267,6 @@ def _empty_model(checkpoint: Checkpoint) -> LlamaForCausalLM:
 
 
 def _set(module: nn.Module, key: str, values: Tensor) -> None:
-    """Put a parameter in place of an empty one."""
+    """Replace an empty parameter."""
     name, _, last = key.rpartition(".")
     setattr(module.get_submodule(name), last, nn.Parameter(values, requires_grad=False))
