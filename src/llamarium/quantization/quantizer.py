@@ -118,7 +118,7 @@ class Quantizer:
         return [weight(key) for key in sorted(entries, key=lambda key: key in (EMBEDDING, HEAD))]  # these last
 
     def model(self, head_type: str | None) -> LlamaForCausalLM:
-        """Return the quantized model in float32, to measure it; `head_type` None leaves the head and embedding as is."""
+        """Return the quantized model in float32, to measure it; `head_type` None keeps head and embedding."""
         self.quantize_layers()
         model = _empty_model(self.checkpoint)
         for key, packed in self._packed.items():
