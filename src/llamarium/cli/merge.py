@@ -15,6 +15,7 @@ from pathlib import Path
 from llamarium.cli.options import add_json, add_loading, importing_torch, name_base
 from llamarium.cli.output import emit, note, percent, status, write_text
 from llamarium.cli.threads import set_threads
+from llamarium.extras import need_torch
 from llamarium.hub.resolve import resolve
 
 
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merge, check and save."""
+    need_torch("llamarium merge")
     name_base(args)
     path = resolve(args.model)  # first, as a download shows its own progress
     with status("loading PyTorch"), importing_torch():

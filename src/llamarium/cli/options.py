@@ -14,6 +14,7 @@ from llamarium.adapters.model_names import DEFAULT_MODEL, base_model
 from llamarium.cli.output import percent, warn
 from llamarium.cli.threads import set_threads
 from llamarium.errors import DownloadError, OptionError
+from llamarium.extras import need_torch
 from llamarium.presets import PRESETS
 from llamarium.quant.formats import chosen_type
 
@@ -246,6 +247,8 @@ def _load(
     adapter: Path | None,
     report: Callable[[int, int], None] | None = None,
 ) -> "Llama":
+    if args.quantize is not None or args.device not in ("auto", "cpu"):
+        need_torch("--quantize" if args.quantize is not None else f"--device {args.device}")
     args.model, path = _find(args.model, falls_back)  # first, as a download shows its own progress
     shown = percent(f"loading {args.model}") if report is None else nullcontext(report)
     with shown as progress, _collector_resting():

@@ -20,6 +20,7 @@ from llamarium.cli.options import UsageError, add_json, add_source, add_threads,
 from llamarium.cli.output import emit, note, percent, write_text
 from llamarium.cli.tables import size
 from llamarium.cli.threads import set_threads
+from llamarium.extras import need_torch
 from llamarium.quant.formats import FORMATS
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--method {args.method} looks at a text: give one with --calibration FILE")
     if args.calibration is None and args.head == "auto":
         raise UsageError("--head auto is measured on a text: give one with --calibration FILE, or choose a type")
+    if args.calibration is not None:
+        need_torch("--calibration")
     from llamarium.cli.perplexity import read_file
 
     text = None if args.calibration is None else read_file(args.calibration)

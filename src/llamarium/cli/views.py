@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 
 from llamarium.cli.tables import bar, percent, quote, ranges, size, table
 from llamarium.errors import escape
-from llamarium.inspect.neighbors import Neighbors
-from llamarium.inspect.next_tokens import NextStep
-from llamarium.inspect.score import Score
-from llamarium.inspect.summary import SourceGroup, Summary
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from llamarium.inspect.neighbors import Neighbors
+    from llamarium.inspect.next_tokens import NextStep
+    from llamarium.inspect.score import Score
+    from llamarium.inspect.summary import SourceGroup, Summary
+
 CONTEXT_WIDTH = 68
 
 
-def step_view(step: NextStep) -> "RenderableType":
+def step_view(step: "NextStep") -> "RenderableType":
     """Show a step of the loop: the text so far, the candidates, and an arrow at the one that is appended."""
     shown = table("", "#", "token", "id", "P", "log P", " ", right=("#", "id", "P", "log P"))
     ranked = [(str(rank), c) for rank, c in enumerate(step.candidates, start=1)]
@@ -34,12 +35,12 @@ def step_view(step: NextStep) -> "RenderableType":
     return _stack(_line(f"step {step.step}: {_tail(step.context)}", bold=True), shown, _line())
 
 
-def after_view(last: NextStep) -> "RenderableType":
+def after_view(last: "NextStep") -> "RenderableType":
     """Show the text that the last step leaves."""
     return _line(f"then: {_tail(last.context + (last.chosen.text or ''))}", bold=True)
 
 
-def score_view(score: Score) -> "RenderableType":
+def score_view(score: "Score") -> "RenderableType":
     """Show each token's probability in the light of those before it, and their product."""
     shown = table("#", "token", "id", "P", "log P", "rank", right=("#", "id", "P", "log P", "rank"))
     for i, t in enumerate(score.tokens):
@@ -51,7 +52,7 @@ def score_view(score: Score) -> "RenderableType":
     return _stack(shown, _line(), _chain(score))
 
 
-def _chain(score: Score) -> "RenderableType":
+def _chain(score: "Score") -> "RenderableType":
     if score.perplexity is None:
         return _line("Nothing comes before a single token, so it has no probability; give a longer text.")
     total = score.total_logprob
@@ -64,7 +65,7 @@ def _chain(score: Score) -> "RenderableType":
     return sums
 
 
-def neighbors_view(found: Neighbors) -> "RenderableType":
+def neighbors_view(found: "Neighbors") -> "RenderableType":
     """Show which tokens stood for the words, and the nearest rows."""
     words = [f"{w.sign} {quote(w.text)} ({w.token_id})" for w in found.query]
     shown = table("#", "token", "id", "cosine", "", right=("#", "id", "cosine"))
@@ -73,7 +74,7 @@ def neighbors_view(found: Neighbors) -> "RenderableType":
     return _stack(_line(" ".join(words).removeprefix("+ "), bold=True), shown)
 
 
-def summary_view(summary: Summary) -> "RenderableType":
+def summary_view(summary: "Summary") -> "RenderableType":
     """Show configuration, parameters, bytes, costs and where the weights came from."""
     parts = [_config(summary), _parameters(summary), _costs(summary)]
     if summary.sources:
@@ -81,7 +82,7 @@ def summary_view(summary: Summary) -> "RenderableType":
     return _stack(*(item for part in parts for item in (part, _line())))
 
 
-def _config(summary: Summary) -> "RenderableType":
+def _config(summary: "Summary") -> "RenderableType":
     c = summary.config
     shown = table("configuration", "")
     shown.add_row("layers", f"{c.num_hidden_layers}")
@@ -101,7 +102,7 @@ def _config(summary: Summary) -> "RenderableType":
     return shown
 
 
-def _parameters(summary: Summary) -> "RenderableType":
+def _parameters(summary: "Summary") -> "RenderableType":
     p = summary.parameters
     shown = table("parameters", "number", "share", "", right=("number", "share"))
     for name, number in (("embedding", p.embedding), ("attention", p.attention), ("mlp", p.mlp), ("norms", p.norms)):
@@ -114,7 +115,7 @@ def _parameters(summary: Summary) -> "RenderableType":
     return shown
 
 
-def _costs(summary: Summary) -> "RenderableType":
+def _costs(summary: "Summary") -> "RenderableType":
     context = summary.config.max_position_embeddings
     shown = table("costs", "")
     for dtype, num_bytes in summary.bytes_by_dtype.items():
@@ -134,7 +135,7 @@ def _costs(summary: Summary) -> "RenderableType":
     return shown
 
 
-def _sources(groups: Sequence[SourceGroup]) -> "RenderableType":
+def _sources(groups: "Sequence[SourceGroup]") -> "RenderableType":
     """One line for each kind of weight; a column that would say the same everywhere is left out."""
     files = list(dict.fromkeys(file for group in groups for file in group.files))
     columns = {
@@ -166,7 +167,7 @@ def _short(name: str) -> str:
     return escape(short)
 
 
-def _type(group: SourceGroup) -> str:
+def _type(group: "SourceGroup") -> str:
     """The type in the file and, where it is another, in memory, in the files' spelling."""
     held = _FILE_SPELLING.get(group.dtype, group.dtype)
     return escape(held if held == group.stored_dtype else f"{group.stored_dtype} → {held}")

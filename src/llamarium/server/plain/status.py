@@ -1,11 +1,9 @@
 """What the server tells of itself: health, metrics, and what is served."""
 
-import functools
-from importlib.metadata import version
-
 from fastapi import APIRouter, Request, Response
 from starlette.responses import PlainTextResponse
 
+from llamarium import __version__
 from llamarium.server.errors import JSON
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.lifecycle.service import Service
@@ -39,7 +37,7 @@ async def props(request: Request) -> dict[str, object]:
     settings = service.settings
     chat_format = model.tokenizer.chat_format
     return {
-        "version": _version(),
+        "version": __version__,
         "models": [*request.app.state.names, *engine.adapters],
         "runner": model.runner.name,
         "dtype": str(model.runner.dtype),
@@ -52,8 +50,3 @@ async def props(request: Request) -> dict[str, object]:
         "request_timeout_s": settings.request_timeout_s,
         "kv_cache_blocks": engine.snapshot.num_blocks,
     }
-
-
-@functools.cache
-def _version() -> str:
-    return version("llamarium")

@@ -1,0 +1,79 @@
+"""The command line without PyTorch and without the packages that serve: it is all there but for what needs them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src"
+HIDDEN = ["torch", "fastapi", "starlette", "uvicorn", "httptools", "llguidance", "pydantic"]
+
+
+@pytest.fixture(scope="module")
+def hiding(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that, on Python's path, makes packages as if they were not installed."""
+    folder = tmp_path_factory.mktemp("hiding")
+    (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({HIDDEN}))\n")
+    return folder
+
+
+def run(hiding: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": f"{hiding}{os.pathsep}{SRC}", "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+    command = [sys.executable, "-m", "llamarium", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("generate KING -m shakespeare-char -n 5 --seed 1", ""),
+        ("tokenize hello -m shakespeare-char", '"h"'),
+        ("tree llama-3.2-1b --quantize nf4", "(q_proj): Linear4bit(in_features=2048"),
+        ("tree -m shakespeare-char", "LlamaForCausalLM("),
+        ("info tiny", "FLOPs per token"),
+        ("info -m shakespeare-char", "weights in"),
+        ("models", "shakespeare-char"),
+        ("doctor --json", "llamarium[torch]"),
+        ("bench decode -m shakespeare-char --depths 10 -n 2 --rounds 1", "decode after 10"),
+        ("trace hello -m llama-3.2-1b --layers 0 --names q", "layers.0.q"),
+    ],
+)
+def test_it_works_without_pytorch(words: str, found: str, hiding: Path) -> None:
+    done = run(hiding, *words.split())
+    assert done.returncode == 0, done.stderr
+    assert found in done.stdout and done.stdout
+    assert "PyTorch" not in done.stderr
+
+
+def test_a_dialog_without_pytorch(hiding: Path, smollm2_path: Path) -> None:
+    done = run(hiding, "chat", "Say hello.", "-m", str(smollm2_path), "-n", "3", "--temperature", "0", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["text"]
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        ("pretrain --steps 1", "train"),
+        ("experiment rope", "train"),
+        ("finetune --data missing.jsonl", "train"),
+        ("dpo --data missing.jsonl", "train"),
+        ("merge --adapter missing --out there", "torch"),
+        ("quantize -m missing --out there --calibration missing.txt", "torch"),
+        ("generate KING -m missing --quantize nf4", "torch"),
+        ("generate KING -m missing --device cuda", "torch"),
+        ("serve -m missing", "serve"),
+        ("inspect -m missing", "serve"),
+        ("batch in out -m missing", "serve"),
+        ("bench serve --url http://127.0.0.1:1 --clients 1", "serve"),
+        ("generate KING -m shakespeare-char --choice a --choice b", "serve"),
+    ],
+)
+def test_what_needs_more_names_the_command_that_brings_it(words: str, extra: str, hiding: Path) -> None:
+    done = run(hiding, *words.split())
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(f": pip install 'llamarium[{extra}]'")
