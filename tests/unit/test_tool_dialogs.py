@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llamarium import preset
 from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.errors import ChatFormatError, ToolError
 from llamarium.generation.completion import RowText
@@ -16,7 +15,6 @@ from llamarium.generation.loop import TokenEvent
 from llamarium.sampling.params import SamplingParams
 from llamarium.tokenizer.backends.gguf import from_gguf_metadata
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.chat.choose import choose_tool_form
 from llamarium.tokenizer.chat.template import TemplateFormat
 from llamarium.tokenizer.load import load_tokenizer_file
 from llamarium.tokenizer.tools.definition import ToolDefinition
@@ -205,14 +203,10 @@ def test_a_form_that_is_none(llama3: Tokenizer, smollm2: Tokenizer) -> None:
         llama3.chat([USER, made], tool_form="pythonic")
 
 
-def test_llama_3_2s_form_is_chosen_by_its_positions(llama3: Tokenizer, smollm2: Tokenizer) -> None:
-    small, large, older = (preset(name) for name in ("llama-3.2-1b", "llama-3.1-8b", "llama-3-8b"))
-    assert llama3.chat_format is not None and smollm2.chat_format is not None
-    assert choose_tool_form(llama3.chat_format, small) == "pythonic"
-    assert choose_tool_form(llama3.chat_format, large) is choose_tool_form(llama3.chat_format, older) is None
-    assert choose_tool_form(smollm2.chat_format, small) is None
-    assert choose_tool_form(TemplateFormat(llama3, "x"), small) is None
+def test_a_vocabulary_without_a_template_has_its_formats_form(llama3: Tokenizer, smollm2: Tokenizer) -> None:
+    assert llama3.chat_template is None and llama3.chat_format is not None and smollm2.chat_format is not None
     assert (llama3.chat_format.tool_form, smollm2.chat_format.tool_form) == ("llama3_json", "hermes")
+    assert spelled(llama3, DIALOG, tools=[WEATHER]) == spelled(llama3, DIALOG, tools=[WEATHER], tool_form="llama3_json")
 
 
 PLAIN = (

@@ -121,7 +121,7 @@ def add_tool_form(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tool-form",
         choices=get_args(ToolForm),
-        help="how the model is told of tools, and calls them (default: as it was trained, as far as that is known)",
+        help="how tools are described and called (default: as the chat template does it, or the dialog format)",
     )
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from llamarium.config import ModelConfig
 from llamarium.errors import SamplingError
 from llamarium.generation.options import AnswerOptions, StreamOptions
 from llamarium.generation.text_model import TextModel
@@ -11,7 +10,6 @@ from llamarium.sampling.grammar.calls import grammar_of_calls
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
 from llamarium.sampling.params import GenerationOptions
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.chat.choose import choose_tool_form
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm, check_form
 from llamarium.tokenizer.tools.functions import described
@@ -26,7 +24,7 @@ class ToolOptions(TypedDict, total=False):
         tool_choice: "auto" leaves it to the model, "none" hides the tools from it, "required" has it call one; an
             object names one that it has to call, or those that it may.
         parallel_tool_calls: There may be several calls in one answer, which is the default.
-        tool_form: How tools and calls are written; None is what the model was trained with, as far as it is known.
+        tool_form: How tools and calls are written; None is its dialog format's own way.
     """
 
     tools: Sequence[Mapping[str, Any] | Callable[..., Any] | ToolDefinition] | None
@@ -62,7 +60,7 @@ def read_dialog(
     request = ToolRequest.read(
         described(tools.get("tools")), tools.get("tool_choice"), tools.get("parallel_tool_calls")
     )
-    form = tool_form_of(model.tokenizer, model.config, tools.get("tool_form"))
+    check_form(form := tools.get("tool_form"))
     ids = model.tokenizer.chat(messages, tools=request.offered, tool_form=form)
     given = [name for name in GRAMMAR_OPTIONS if options.get(name)]
     if given and request.offered:
@@ -80,18 +78,6 @@ def split_tools(options: ToolOptions) -> ToolOptions:
         if name in options:
             tools[name] = options.pop(name)
     return tools
-
-
-def tool_form_of(tokenizer: Tokenizer, config: ModelConfig, named: ToolForm | None = None) -> ToolForm | None:
-    """Return how a model is told of tools: what is named, else what it was trained with, else None for its own way.
-
-    Raises:
-        ToolError: If what is named is no form.
-    """
-    check_form(named)
-    if named is not None or tokenizer.chat_format is None:
-        return named
-    return choose_tool_form(tokenizer.chat_format, config)
 
 
 def own_tool_form(tokenizer: Tokenizer) -> ToolForm | None:

@@ -25,7 +25,7 @@ class Settings:
         max_context: Tokens of a request, prompt and answer together; None is what model and cache hold.
         request_timeout_s: Seconds that a request has, its wait in the queue included; None is no limit.
         drain_timeout_s: Seconds that running requests have when the server is told to stop.
-        tool_form: How the model is told of tools; None is what it was trained with, as far as it is known.
+        tool_form: How the model is told of tools; None is its dialog format's own way.
         log_format: Of the lines on stderr.
         max_body_bytes: Of a request.
         max_header_bytes: Of a request line and its headers.

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 from llamarium.errors import OptionError
-from llamarium.generation.dialog import tool_form_of
 from llamarium.generation.text_engine import TextEngine, TextModel
 from llamarium.server.errors import ApiError
 from llamarium.server.lifecycle.loading import Loading
@@ -139,8 +138,7 @@ class Service:
     @property
     def tool_form(self) -> ToolForm | None:
         """How the model is told of tools; None is its dialog format's own way."""
-        model, _ = self.loaded or self.require()
-        return tool_form_of(model.tokenizer, model.config, self.settings.tool_form)
+        return self.settings.tool_form
 
     @property
     def capacity(self) -> int:

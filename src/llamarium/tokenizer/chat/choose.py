@@ -2,11 +2,9 @@
 
 from typing import TypeVar
 
-from llamarium.config import ModelConfig
 from llamarium.errors import ChatFormatError, show_value
 from llamarium.tokenizer.chat.builtin import CHATML_TOKENS, LLAMA3_TOKENS, ChatMLFormat, Llama3Format
 from llamarium.tokenizer.chat.format import ChatFormat, Vocabulary
-from llamarium.tokenizer.tools.forms import ToolForm
 
 VocabularyT = TypeVar("VocabularyT", bound=Vocabulary)
 
@@ -31,17 +29,6 @@ def choose_format(tokenizer: Vocabulary) -> ChatFormat | None:
     from llamarium.tokenizer.chat.template import TemplateFormat
 
     return TemplateFormat(tokenizer, template)
-
-
-def choose_tool_form(form: ChatFormat, config: ModelConfig) -> ToolForm | None:
-    """Return the form in which a model is told of tools, or None where its dialogs' own way is the one.
-
-    Meta publishes the list of Python calls for Llama 3.2's 1B and 3B. Nothing in their vocabulary tells them from Llama
-    3.1, but they alone stretch positions by 32. A template that came with a model goes before: it is asked itself.
-    """
-    scaling = config.rope_scaling
-    is_llama_3_2 = form.name == "llama3" and scaling is not None and scaling.factor == 32
-    return "pythonic" if is_llama_3_2 else None
 
 
 def with_format(tokenizer: VocabularyT, name: str) -> VocabularyT:
