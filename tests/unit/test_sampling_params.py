@@ -1,17 +1,21 @@
 """SamplingParams: the ranges, the options that become them, and generation_config.json."""
 
+import argparse
 import math
 import pickle
+import re
 import subprocess
 import sys
 import warnings
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 
+from llamarium.cli.sampling import add_choosing, choosing
 from llamarium.errors import SamplingError
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
-from llamarium.sampling.params import GenerationOptions, SamplingParams
+from llamarium.sampling.params import GenerationOptions, Parameter, SamplingParams, parameters_of
 
 NAN, INF = math.nan, math.inf
 
@@ -114,6 +118,38 @@ def test_an_unknown_option_is_named_with_the_one_that_may_be_meant(unknown, mean
 def test_two_names_of_one_option_exclude_each_other():
     with pytest.raises(SamplingError, match="max_new_tokens and max_tokens are the same parameter"):
         SamplingParams.from_options({"max_tokens": 5, "max_new_tokens": 5}, {})
+
+
+def test_a_parameter_has_five_places() -> None:
+    """As docs/guides/add-a-sampling-parameter.md lists them: C is one of them."""
+    root = Path(__file__).parents[2]
+    files = [*(root / "src").rglob("*.py"), *(root / "native").rglob("*.[ch]")]
+    naming = {path.relative_to(root) for path in files if re.search(r"\bmin_p\b", path.read_text(encoding="utf-8"))}
+    sampling = Path("src/llamarium/sampling")
+    assert {path if path.parts[0] == "src" else Path("native") for path in naming} == {
+        *(sampling / name for name in ("params.py", "sampler.py", "torch_sampler.py")),
+        Path("src/llamarium/kernels/native.py"),
+        Path("native"),
+    }
+
+
+@pytest.mark.parametrize("parameter", parameters_of("cli"), ids=lambda parameter: parameter.name)
+def test_a_parameter_of_the_table_is_checked_and_is_on_the_command_line(parameter: Parameter) -> None:
+    flag = f"--{parameter.name.replace('_', '-')}"
+    parser = argparse.ArgumentParser()
+    add_choosing(parser)
+    value = parameter.kind(min(parameter.high, 1))
+    assert choosing(parser.parse_args([flag, str(value)])) == {parameter.name: value}
+    assert re.search(rf"{flag} {parameter.metavar}\b", parser.format_help())
+    assert getattr(SamplingParams(), parameter.name) == parameter.neutral
+    with pytest.raises(SamplingError, match=rf"^{parameter.name} is .*; expected .*{re.escape(parameter.expected)}"):
+        SamplingParams(**{parameter.name: parameter.low - 1})
+
+
+def test_a_copy_with_values_that_are_known_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(n=3, seed=1, logit_bias={5: 1.0})
+    monkeypatch.setattr(SamplingParams, "__post_init__", None)
+    assert [(row.n, row.seed, row.logit_bias) for row in params.rows()] == [(1, seed, {5: 1.0}) for seed in (1, 2, 3)]
 
 
 def test_the_options_typed_are_those_that_there_are():

@@ -13,12 +13,15 @@ from anthropic.types import message_create_params
 from openai.types import completion_create_params, embedding_create_params, shared_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params, response_input_param
+from pydantic import BaseModel
 
 from llamarium.errors import ToolError
+from llamarium.page.schema.clients import ParametersView
+from llamarium.page.schema.sampling import SamplerRequest
 from llamarium.sampling.grammar.calls import grammar_of_calls
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
 from llamarium.sampling.grammar.description import Grammar
-from llamarium.sampling.params import GenerationOptions
+from llamarium.sampling.params import PARAMETERS, GenerationOptions, Taker, parameters_of
 from llamarium.server.answering import AnswerRequest, refusal_of
 from llamarium.server.anthropic import requests as messages
 from llamarium.server.anthropic.dialog import _NAMES as CLAUDES_NAMES
@@ -166,8 +169,29 @@ def test_every_form_of_an_answer_can_be_asked_for() -> None:
     assert {names.get(name, name) for name in ours} == makers
 
 
-def test_names_that_are_passed_on_are_fields_and_parameters() -> None:
-    assert set(fields.SAME_NAMES) <= fields.Sampling.model_fields.keys() & set(GenerationOptions.__annotations__)
+@pytest.mark.parametrize(
+    ("taker", "model", "more"),
+    [
+        ("openai", ChatRequest, {"n"}),
+        ("openai", CompletionRequest, {"n"}),
+        ("responses", response_requests.ResponseRequest, set()),
+        ("anthropic", messages.MessagesRequest, set()),
+        ("page", SamplerRequest, set()),
+        ("page", ParametersView, set()),
+    ],
+)
+def test_a_protocol_takes_its_parameters_of_the_table(taker: Taker, model: type[BaseModel], more: set[str]) -> None:
+    """Those of the table that it takes, and no other number of the sampler."""
+    expected = {one.name for one in parameters_of(taker)} | more
+    has = model.model_fields.keys() & {one.name for one in PARAMETERS.values()} - {"logprobs", "max_tokens"}
+    assert has | more == expected and model.__doc__
+
+
+def test_what_a_request_gives_reaches_the_sampler_under_its_name() -> None:
+    given = {"temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1, "seed": 3}
+    body = ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}], **given, "n": 2, "stop": "a"})
+    options = {name: value for name, value in fields.sampler_options(body).items() if value is not None}
+    assert options == {**given, "n": 2, "stop": "a"}
 
 
 def test_a_protocol_may_call_a_tools_field_otherwise() -> None:

@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from llamarium.cli.options import UsageError
+from llamarium.sampling.params import parameters_of
 
 
 def add_sampling(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None:
@@ -31,46 +32,12 @@ def add_choosing(group: "argparse._ActionsContainer", temperature: str = "1") ->
         group: A parser or a group of one.
         temperature: What help calls the default.
     """
-    group.add_argument(
-        "--temperature",
-        type=float,
-        metavar="T",
-        help=f"0 is greedy; below 1 sharper, above 1 flatter (default: {temperature})",
-    )
-    group.add_argument("--top-k", type=int, metavar="K", help="the K most probable tokens only (default: 0, off)")
-    group.add_argument(
-        "--top-p", type=float, metavar="P", help="the smallest set with a probability of P in sum (default: 1, off)"
-    )
-    group.add_argument(
-        "--min-p", type=float, metavar="P", help="tokens of at least P times the best one's probability (default: 0)"
-    )
-    group.add_argument(
-        "--repetition-penalty", type=float, metavar="R", help="above 1: less of what was there before (default: 1)"
-    )
-    group.add_argument(
-        "--presence-penalty", type=float, metavar="X", help="subtracted once from tokens that were said (default: 0)"
-    )
-    group.add_argument(
-        "--frequency-penalty", type=float, metavar="X", help="subtracted as often as they were said (default: 0)"
-    )
+    for one in parameters_of("cli"):
+        flag, text = f"--{one.name.replace('_', '-')}", one.help.format(temperature=temperature)
+        group.add_argument(flag, type=one.kind, metavar=one.metavar, help=text)
     group.add_argument(
         "--logit-bias", type=_bias, action="append", metavar="ID=BIAS", help="added to a token's logit (repeatable)"
     )
-    group.add_argument(
-        "--seed", type=int, metavar="S", help="the same seed gives the same text (default: another each time)"
-    )
-
-
-_SAME_NAME = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-)
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
@@ -95,7 +62,7 @@ def choosing(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UsageError: If one token has two biases.
     """
-    given = {name: value for name in _SAME_NAME if (value := getattr(args, name)) is not None}
+    given = {one.name: value for one in parameters_of("cli") if (value := getattr(args, one.name)) is not None}
     if args.logit_bias is not None:
         given["logit_bias"] = dict(args.logit_bias)
         if len(given["logit_bias"]) < len(args.logit_bias):

@@ -157,7 +157,7 @@ def open_sequence(sequences: Iterable[EngineSequence], number: int, row: int, mo
         state=state_of(found, most_runs),
         prompt_ids=tuple(request.prompt_ids),
         answer_ids=tuple(found.ids[len(request.prompt_ids) :]),
-        params=replace(found.state.params, seed=found.state.seed),
+        params=found.state.params.derived(seed=found.state.seed),
         stops=found.stops,
         grammar=request.grammar,
     )

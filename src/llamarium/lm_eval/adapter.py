@@ -29,12 +29,13 @@ from llamarium.inspect.passes import logits_of, num_rows, rows_logits
 from llamarium.inspect.score import scored_tokens
 from llamarium.inspect.tokens import check_count
 from llamarium.lm_eval.harness import harness
+from llamarium.sampling.params import parameters_of
 
 Answer = tuple[float, bool]
 """log P of a continuation, natural, and whether greedy decoding would have written it."""
 
 _MAX_TOKENS_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-_SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
+_SAMPLING = tuple(one.name for one in parameters_of("harness") if one.name != "temperature")
 _LARGEST_BATCH = 4096
 
 

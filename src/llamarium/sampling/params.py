@@ -1,7 +1,8 @@
-"""What a request may ask of sampling: the parameters, their ranges, and the defaults a model's publisher recommends.
+"""The sampling parameters of a request: one table of names, ranges, neutral values and who takes them. Never torch.
 
-Torch-free, so that a server can check a request without loading a model. What each parameter does, and in which order,
-is told in `llamarium.sampling.sampler`.
+`llamarium.sampling.sampler` defines what each one does. The fields of `SamplingParams` are the table: checks, the
+command line, the protocols' request fields, the page and the evaluation harness read `PARAMETERS`, which is made of
+them. docs/guides/add-a-sampling-parameter.md lists the places of a new one.
 """
 
 import difflib
@@ -9,15 +10,75 @@ import math
 import secrets
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self, TypedDict
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self, TypedDict
 
 from llamarium.errors import SamplingError, escape, show_value
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
 from llamarium.sampling.grammar.description import Grammar, checked_grammar
 
-_MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-5, 1e5  # beyond, float32 cannot tell the result from greedy or uniform
+_INF = math.inf
 _MAX_SEED = 2**63 - 1
+
+Taker = Literal["cli", "openai", "responses", "anthropic", "page", "harness", "file"]
+"""A place that takes parameters under the names of this table; "file" is `generation_config.json`."""
+
+_EVERYWHERE: tuple[Taker, ...] = ("cli", "openai", "responses", "anthropic", "page", "harness", "file")
+_BUT_ANTHROPIC: tuple[Taker, ...] = ("cli", "openai", "responses", "page", "harness", "file")
+_PENALTY: tuple[Taker, ...] = ("cli", "openai", "page", "harness")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A row of the table: a parameter that is one number.
+
+    Attributes:
+        name: As everywhere.
+        kind: int or float.
+        neutral: The default, at which it does nothing; None is a value, too, then.
+        low: The least value.
+        high: The largest.
+        expected: The range in words.
+        takers: Where it can be given.
+        metavar: Of the command line.
+        help: Of the command line.
+        is_idle_when_greedy: It has no effect at temperature 0.
+    """
+
+    name: str
+    kind: type[int] | type[float]
+    neutral: float | None
+    low: float
+    high: float
+    expected: str
+    takers: tuple[Taker, ...] = ()
+    metavar: str = ""
+    help: str = ""
+    is_idle_when_greedy: bool = False
+
+    def check(self, value: object) -> None:
+        """Refuse a value that is out of range.
+
+        Raises:
+            SamplingError: Naming the parameter, its value and its range.
+        """
+        if value is None and self.neutral is None:
+            return
+        (_check_integer if self.kind is int else _check_number)(self.name, value, self.low, self.high, self.expected)
+
+
+def _field(kind: type, neutral: float | None, low: float, high: float, expected: str, how: dict[str, Any]) -> Any:
+    row = {"kind": kind, "neutral": neutral, "low": low, "high": high, "expected": expected}
+    return field(default=neutral, metadata=row | how)
+
+
+def _number(neutral: float, low: float, high: float, expected: str, **how: Any) -> Any:
+    return _field(float, neutral, low, high, expected, how)
+
+
+def _integer(neutral: int | None, low: int, high: float = _INF, **how: Any) -> Any:
+    expected = f"at least {low}" if high == _INF else f"{low} to {high}"
+    return _field(int, neutral, low, high, expected, how)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,21 +104,45 @@ class SamplingParams:
         grammar: What the answer's text may be, None for any. Without stop strings, which could end it too soon.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    temperature: float = _number(
+        1.0, 0.0, 1e5, "0 (greedy) or 1e-5 to 1e5", takers=_EVERYWHERE,
+        metavar="T", help="0 is greedy; below 1 sharper, above 1 flatter (default: {temperature})",
+    )  # fmt: skip
+    top_k: int = _integer(
+        0, 0, takers=_EVERYWHERE, is_idle_when_greedy=True,
+        metavar="K", help="the K most probable tokens only (default: 0, off)",
+    )  # fmt: skip
+    top_p: float = _number(
+        1.0, 0.0, 1.0, "above 0 to 1", takers=_EVERYWHERE, is_idle_when_greedy=True,
+        metavar="P", help="the smallest set with a probability of P in sum (default: 1, off)",
+    )  # fmt: skip
+    min_p: float = _number(
+        0.0, 0.0, 1.0, "0 to 1", takers=_BUT_ANTHROPIC, is_idle_when_greedy=True,
+        metavar="P", help="tokens of at least P times the best one's probability (default: 0)",
+    )  # fmt: skip
+    repetition_penalty: float = _number(
+        1.0, 0.01, 100.0, "0.01 to 100", takers=(*_PENALTY, "file"),
+        metavar="R", help="above 1: less of what was there before (default: 1)",
+    )  # fmt: skip
+    presence_penalty: float = _number(
+        0.0, -2.0, 2.0, "-2 to 2", takers=_PENALTY,
+        metavar="X", help="subtracted once from tokens that were said (default: 0)",
+    )  # fmt: skip
+    frequency_penalty: float = _number(
+        0.0, -2.0, 2.0, "-2 to 2", takers=_PENALTY,
+        metavar="X", help="subtracted as often as they were said (default: 0)",
+    )  # fmt: skip
     logit_bias: Mapping[int, float] = field(default_factory=dict[int, float], hash=False)
-    seed: int | None = None
-    max_tokens: int = 128
+    seed: int | None = _integer(
+        None, 0, _MAX_SEED, takers=("cli", "openai", "responses", "anthropic", "page", "harness"),
+        is_idle_when_greedy=True, metavar="S", help="the same seed gives the same text (default: another each time)",
+    )  # fmt: skip
+    max_tokens: int = _integer(128, 1)
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    n: int = 1
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    n: int = _integer(1, 1, 1024)  # each is a row of the batch
+    logprobs: int | None = _integer(None, 0)
+    prompt_logprobs: int | None = _integer(None, 0)
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
@@ -66,17 +151,9 @@ class SamplingParams:
         Raises:
             SamplingError: Naming the parameter, its value and its range.
         """
-        for name, low, high, note in _NUMBER_RANGES:
-            _check_number(name, getattr(self, name), low, high, note)
-        for name, low, high, optional in _INTEGER_RANGES:
-            value = getattr(self, name)
-            least = 0 if name == "max_tokens" and self.prompt_logprobs is not None else low
-            if not (optional and value is None):
-                _check_integer(name, value, least, high)
-        if 0 < self.temperature < _MIN_TEMPERATURE:
-            raise SamplingError(f"temperature is {self.temperature}; expected 0 (greedy) or at least 1e-5")
-        if self.top_p == 0:
-            raise SamplingError("top_p is 0; expected above 0 (for the most probable token alone: temperature 0)")
+        for name, parameter in PARAMETERS.items():
+            if name != "max_tokens" or self.max_tokens != 0 or self.prompt_logprobs is None:
+                parameter.check(getattr(self, name))
         if self.n > 1 and self.temperature == 0:
             raise SamplingError(
                 f"n is {self.n} at temperature 0; greedy answers are all equal: expected n 1 or a temperature above 0"
@@ -90,6 +167,13 @@ class SamplingParams:
                 f"stop is {show_value([*self.stop])} beside a grammar; the answer ends where the grammar does: give one"
             )
 
+    def derived(self, **changes: Any) -> Self:
+        """Return a copy with other values, which are known to be right: nothing is checked again."""
+        made = object.__new__(type(self))
+        for one in fields(self):
+            object.__setattr__(made, one.name, changes.get(one.name, getattr(self, one.name)))
+        return made
+
     @property
     def penalizes(self) -> bool:
         """Whether the tokens so far matter for the next one."""
@@ -100,7 +184,7 @@ class SamplingParams:
         if self.n == 1:
             return [self]
         seeds = [None if self.seed is None else (self.seed + i) % (_MAX_SEED + 1) for i in range(self.n)]
-        return [replace(self, n=1, seed=seed) for seed in seeds]
+        return [self.derived(n=1, seed=seed) for seed in seeds]
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], /, generation_config: Mapping[str, Any]) -> "SamplingParams":
@@ -127,7 +211,7 @@ class SamplingParams:
         if isinstance(given.get("stop"), str):
             given["stop"] = (given["stop"],)
         params = cls.from_generation_config(generation_config, **given)
-        return params if params.seed is not None else replace(params, seed=secrets.randbits(32))
+        return params if params.seed is not None else params.derived(seed=secrets.randbits(32))
 
     @classmethod
     def from_generation_config(
@@ -154,19 +238,26 @@ class SamplingParams:
         given = {name: value for name, value in overrides.items() if value is not None}
         _warn_of_unsupported(raw, source)
         try:
-            defaults = cls(**_recommended(raw))
+            recommended = _recommended(raw)
         except SamplingError as error:
             raise SamplingError(f"{source}: {error}") from None
-        idle = sorted(given.keys() & {"top_k", "top_p", "min_p", "seed"})
-        if idle and defaults.temperature == 0 and "temperature" not in given:
+        idle = sorted(name for name, parameter in PARAMETERS.items() if parameter.is_idle_when_greedy and name in given)
+        if idle and recommended.get("temperature") == 0 and "temperature" not in given:
             warnings.warn(f"{', '.join(idle)}: no effect, {source} says greedy; give a temperature", stacklevel=2)
-        stop = (*defaults.stop, *_checked_stop(given.pop("stop", ())))
-        if given.get("grammar") is not None:
-            stop = stop[len(defaults.stop) :]  # where a free text ends
-        stop_ids = (*defaults.stop_token_ids, *_checked_ids(given.pop("stop_token_ids", ())))
-        return replace(
-            defaults, **given, stop=tuple(dict.fromkeys(stop)), stop_token_ids=tuple(dict.fromkeys(stop_ids))
-        )
+        stop = () if given.get("grammar") is not None else recommended.pop("stop", ())  # where a free text ends
+        stop = (*stop, *_checked_stop(given.pop("stop", ())))
+        stop_ids = (*recommended.pop("stop_token_ids", ()), *_checked_ids(given.pop("stop_token_ids", ())))
+        values: dict[str, Any] = {**recommended, **given, "stop": tuple(dict.fromkeys(stop))}
+        return cls(**values, stop_token_ids=tuple(dict.fromkeys(stop_ids)))
+
+
+PARAMETERS = {one.name: Parameter(name=one.name, **one.metadata) for one in fields(SamplingParams) if one.metadata}
+"""The table, by name, in the order of the fields."""
+
+
+def parameters_of(taker: Taker) -> list[Parameter]:
+    """Return the parameters that can be given at a place."""
+    return [parameter for parameter in PARAMETERS.values() if taker in parameter.takers]
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -199,33 +290,17 @@ class GenerationOptions(TypedDict, total=False):
     choice: Sequence[str] | None
 
 
-_INF = math.inf
-_NUMBER_RANGES = (
-    ("temperature", 0.0, _MAX_TEMPERATURE, "0 (greedy) or 1e-5 to 1e5"),
-    ("top_p", 0.0, 1.0, "above 0 to 1"),
-    ("min_p", 0.0, 1.0, "0 to 1"),
-    ("repetition_penalty", 0.01, 100.0, "0.01 to 100"),
-    ("presence_penalty", -2.0, 2.0, "-2 to 2"),
-    ("frequency_penalty", -2.0, 2.0, "-2 to 2"),
-)
-_INTEGER_RANGES = (
-    ("top_k", 0, _INF, False),
-    ("seed", 0, _MAX_SEED, True),
-    ("max_tokens", 1, _INF, False),
-    ("n", 1, 1024, False),  # each is a row of the batch
-    ("logprobs", 0, _INF, True),
-    ("prompt_logprobs", 0, _INF, True),
-)
-
-
 def _check_number(name: str, value: object, low: float, high: float, expected: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:  # false for NaN
         raise SamplingError(f"{name} is {show_value(value)}; expected a number, {expected}")
+    if name == "temperature" and 0 < value < 1e-5:  # as for 1e5: float32 cannot tell the result from greedy or uniform
+        raise SamplingError(f"temperature is {value}; expected 0 (greedy) or at least 1e-5")
+    if name == "top_p" and value == 0:
+        raise SamplingError("top_p is 0; expected above 0 (for the most probable token alone: temperature 0)")
 
 
-def _check_integer(name: str, value: object, low: int, high: float) -> None:
+def _check_integer(name: str, value: object, low: float, high: float, expected: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        expected = f"at least {low}" if high == _INF else f"{low} to {high}"
         raise SamplingError(f"{name} is {show_value(value)}; expected a whole number, {expected}")
 
 
@@ -245,7 +320,7 @@ def _checked_bias(value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise SamplingError(f"logit_bias is {show_value(value)}; expected a mapping of token ids to -100 to 100")
     for token_id, bias in value.items():
-        _check_integer("logit_bias: a token id", token_id, 0, _INF)
+        _check_integer("logit_bias: a token id", token_id, 0, _INF, "at least 0")
         _check_number(f"logit_bias[{token_id}]", bias, -100.0, 100.0, "-100 to 100")
     return dict(value)
 
@@ -263,60 +338,46 @@ def _checked_ids(value: object) -> tuple[int, ...]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise SamplingError(f"stop_token_ids is {show_value(value)}; expected a sequence of token ids")
     for token_id in value:
-        _check_integer("stop_token_ids: an id", token_id, 0, _INF)
+        _check_integer("stop_token_ids: an id", token_id, 0, _INF, "at least 0")
     return tuple(value)
 
 
 # --- generation_config.json -------------------------------------------------------------------------------------------
 
-# Fields that change which tokens come out, with the values at which they do nothing.
 _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "num_beams": (1,),
-    "num_beam_groups": (1,),
-    "num_return_sequences": (1,),
-    "min_length": (0,),
-    "min_new_tokens": (0,),
-    "max_time": (),
-    "penalty_alpha": (0,),
-    "top_h": (),
-    "typical_p": (1,),
-    "epsilon_cutoff": (0,),
-    "eta_cutoff": (0,),
-    "no_repeat_ngram_size": (0,),
-    "encoder_repetition_penalty": (1,),
-    "encoder_no_repeat_ngram_size": (0,),
-    "diversity_penalty": (0,),
-    "bad_words_ids": ([],),
-    "force_words_ids": ([],),
-    "constraints": ([],),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
-    "exponential_decay_length_penalty": (),
-    "suppress_tokens": ([],),
-    "begin_suppress_tokens": ([],),
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "typical_p", "guidance_scale"), (1,)),
+    **dict.fromkeys(("encoder_repetition_penalty",), (1,)),
+    **dict.fromkeys(("min_length", "min_new_tokens", "penalty_alpha", "epsilon_cutoff", "eta_cutoff"), (0,)),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "diversity_penalty"), (0,)),
+    **dict.fromkeys(("bad_words_ids", "force_words_ids", "constraints", "suppress_tokens"), ([],)),
+    **dict.fromkeys(("begin_suppress_tokens",), ([],)),
+    **dict.fromkeys(("max_time", "top_h", "forced_bos_token_id", "forced_eos_token_id", "dola_layers"), ()),
+    **dict.fromkeys(("exponential_decay_length_penalty", "watermarking_config"), ()),
     "sequence_bias": ([], {}),
     "token_healing": (False,),
-    "guidance_scale": (1,),
-    "watermarking_config": (),
-    "dola_layers": (),
 }
-_SAME_NAME = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Fields that change which tokens come out, with the values at which they do nothing."""
 
 
 def _recommended(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate a generation config's fields into `SamplingParams` fields."""
-    fields = {name: raw[name] for name in _SAME_NAME if raw.get(name) is not None}
+    """Translate a generation config's fields into `SamplingParams` fields, and check them."""
+    found = {one.name: raw[one.name] for one in parameters_of("file") if raw.get(one.name) is not None}
     if raw.get("do_sample") is not None and not isinstance(raw["do_sample"], bool):
         raise SamplingError(f"do_sample is {show_value(raw['do_sample'])}; expected true or false")
     if raw.get("do_sample") is False:
-        fields["temperature"] = 0.0
+        found["temperature"] = 0.0
     if raw.get("max_new_tokens") is not None:
-        fields["max_tokens"] = raw["max_new_tokens"]
-    for name, ours in (("eos_token_id", "stop_token_ids"), ("stop_strings", "stop")):
+        found["max_tokens"] = raw["max_new_tokens"]
+    for name, value in found.items():
+        PARAMETERS[name].check(value)
+    for name, ours, checked in (
+        ("eos_token_id", "stop_token_ids", _checked_ids),
+        ("stop_strings", "stop", _checked_stop),
+    ):
         value = raw.get(name)
         if value is not None:
-            fields[ours] = value if isinstance(value, list) else [value]
-    return fields
+            found[ours] = checked(value if isinstance(value, list) else [value])
+    return found
 
 
 def _warn_of_unsupported(raw: Mapping[str, Any], source: str) -> None:

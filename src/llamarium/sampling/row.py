@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llamarium.errors import AnswerError, SamplingError
 from llamarium.kernels import native
 from llamarium.sampling.constraint import Constraint, NoToken
-from llamarium.sampling.params import SamplingParams
+from llamarium.sampling.params import PARAMETERS, SamplingParams
 
 
 class Chosen(NamedTuple):
@@ -116,8 +116,9 @@ class SamplingRow:
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.num_tokens = len(answer_ids)
         self.penalties = Penalties.of(prompt_ids, answer_ids) if params.penalizes else None
-        top_k = params.top_k if params.top_k < vocab_size else 0  # 0 where it keeps the whole vocabulary
-        self.choice = native.Choice(params.temperature, params.min_p, top_k, params.top_p, self.seed, self.num_tokens)
+        asked = {name: getattr(params, name) for name in PARAMETERS if hasattr(native.Choice, name)}
+        asked["top_k"] = params.top_k if params.top_k < vocab_size else 0  # 0 where it keeps the whole vocabulary
+        self.choice = native.Choice(step=self.num_tokens, **asked | {"seed": self.seed})
         if constraint is not None:
             for token_id in answer_ids:
                 constraint.accept(token_id)

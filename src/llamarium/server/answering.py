@@ -225,7 +225,7 @@ def _params(
         wanted = min(most - num_prompt, most if recommended is None else recommended)
     options["max_tokens"] = wanted
     params = model.sampling_params(**options)
-    return replace(params, stop_token_ids=tuple(options.get("stop_token_ids") or ())) if asked.ignore_eos else params
+    return params.derived(stop_token_ids=tuple(options.get("stop_token_ids") or ())) if asked.ignore_eos else params
 
 
 def _check_ends(asked: AnswerRequest) -> None:

@@ -5,13 +5,14 @@ and this server does not honour stands in `refused` with the reason. Any other i
 `docs/reference/server.md` lists all of them.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Tag, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from llamarium.errors import show_value
+from llamarium.sampling.params import GenerationOptions, Parameter, Taker, parameters_of
 from llamarium.server.errors import ApiError
 from llamarium.server.faults import REFUSED
 
@@ -62,6 +63,35 @@ class Body(BaseModel):
             if name in cls.refused and value[name] is not None:
                 raise PydanticCustomError(REFUSED, "{reason}", {"field": name, "reason": cls.refused[name]})
         return {name: item for name, item in value.items() if name not in cls.refused}
+
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def _optional(parameter: Parameter) -> tuple[Any, Any]:
+    return parameter.kind | None, None
+
+
+def with_parameters(
+    taker: Taker, field_of: Callable[[Parameter], tuple[Any, Any]] = _optional
+) -> Callable[[type[ModelT]], type[ModelT]]:
+    """Return a decorator that adds fields to a model, one for each sampling parameter of the table.
+
+    Args:
+        taker: Which of the parameters.
+        field_of: Returns a field's type and default; one may be null, and is left out by default.
+    """
+
+    def extended(model: type[ModelT]) -> type[ModelT]:
+        added: dict[str, Any] = {one.name: field_of(one) for one in parameters_of(taker)}
+        return create_model(model.__name__, __base__=model, __module__=model.__module__, __doc__=model.__doc__, **added)
+
+    return extended
+
+
+def parameters_in(body: BaseModel, taker: Taker) -> GenerationOptions:
+    """Return the values of the fields that `with_parameters` has added."""
+    return cast(GenerationOptions, {one.name: getattr(body, one.name) for one in parameters_of(taker)})
 
 
 def _count(said: Any) -> int:

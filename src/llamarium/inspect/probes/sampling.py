@@ -44,8 +44,8 @@ class SamplerStep:
     """What one step leaves.
 
     Attributes:
-        name: "logits" (the model's own), "logit_bias", "penalties", "grammar", "temperature", "top_k", "top_p" or
-            "min_p"; at temperature 0 nothing follows "grammar".
+        name: "logits" (the model's own), "logit_bias", "penalties", "grammar", "temperature", then the filters as
+            parameters are called, in the order of `sampling/sampler.py`; at temperature 0 nothing follows "grammar".
         is_on: Whether the parameters ask for it.
         num_left: How many tokens it leaves.
         candidates: The most probable of them, the best first; the chosen token stands last if it is not among them.

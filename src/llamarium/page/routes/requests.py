@@ -16,6 +16,7 @@ from llamarium.page.routes.passes import pass_view
 from llamarium.page.routes.sampling import explain_next
 from llamarium.page.schema.clients import OpenedView, OpenQuery, ParametersView, RequestsView, RequestView
 from llamarium.page.work import passes_of, work_on
+from llamarium.sampling.params import parameters_of
 from llamarium.sampling.row import SamplingRow
 from llamarium.server.errors import ApiError, of_library
 from llamarium.server.http.body import StrictRoute
@@ -119,18 +120,15 @@ def _view(state: SequenceState, adapters: tuple[str, ...]) -> RequestView:
 
 def _params(found: OpenedSequence) -> ParametersView:
     params = found.params
-    return ParametersView(
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        seed=str(params.seed),
-        max_tokens=params.max_tokens,
-        has_logit_bias=bool(params.logit_bias),
-        has_form=params.grammar is not None,
+    numbers: dict[str, object] = {one.name: getattr(params, one.name) for one in parameters_of("page")}
+    return ParametersView.model_validate(
+        numbers
+        | {
+            "seed": str(params.seed),
+            "max_tokens": params.max_tokens,
+            "has_logit_bias": bool(params.logit_bias),
+            "has_form": params.grammar is not None,
+        }
     )
 
 

@@ -8,7 +8,8 @@ from llamarium.engine.counts import BlockRun
 from llamarium.page.schema.base import Answer, Query
 from llamarium.page.schema.passes import PassView
 from llamarium.page.schema.sampling import SamplerView
-from llamarium.server.fields import Body
+from llamarium.sampling.params import Parameter
+from llamarium.server.fields import Body, with_parameters
 
 
 class RequestView(Answer):
@@ -75,17 +76,14 @@ class OpenQuery(Query):
     k: int = Field(10, ge=1, le=200)
 
 
+def _as_number(parameter: Parameter) -> tuple[object, object]:
+    return (str if parameter.name == "seed" else parameter.kind), ...
+
+
+@with_parameters("page", _as_number)
 class ParametersView(Answer):
     """What a request asks of the sampler; the seed as text, since it may have more digits than a browser's numbers."""
 
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    seed: str
     max_tokens: int
     has_logit_bias: bool
     has_form: bool

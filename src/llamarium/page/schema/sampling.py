@@ -3,11 +3,17 @@
 from pydantic import Field
 
 from llamarium.page.schema.base import Answer, Query
-from llamarium.server.fields import Body
+from llamarium.sampling.params import Parameter
+from llamarium.server.fields import Body, with_parameters
 from llamarium.server.openai.forms import ResponseFormat
 from llamarium.server.openai.tools import Tool, ToolChoice
 
 
+def _with_neutral(parameter: Parameter) -> tuple[object, object]:
+    return parameter.kind, parameter.neutral or 0
+
+
+@with_parameters("page", _with_neutral)
 class SamplerRequest(Body):
     """`POST /inspect/passes/{id}/sampler`: parameters as for an answer, which has the ranges and meanings.
 
@@ -24,14 +30,6 @@ class SamplerRequest(Body):
     position: int | None = Field(None, ge=0)
     start: int | None = Field(None, ge=1)
     k: int = Field(10, ge=1, le=200)
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int = 0
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None

@@ -12,6 +12,7 @@ from llamarium.server.anthropic.dialog import Prompt, read_prompt
 from llamarium.server.anthropic.requests import CountRequest, MessagesRequest
 from llamarium.server.anthropic.wording import MessageWording
 from llamarium.server.errors import ApiError
+from llamarium.server.fields import parameters_in
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED
 from llamarium.server.lifecycle.service import Service
@@ -66,13 +67,9 @@ async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
 
 
 def _options(body: MessagesRequest) -> GenerationOptions:
-    return GenerationOptions(
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        seed=body.seed,
-        stop=body.stop_sequences,
-    )
+    options = parameters_in(body, "anthropic")
+    options["stop"] = body.stop_sequences
+    return options
 
 
 def _form(body: CountRequest, prompt: Prompt) -> Form | None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from llamarium.server.fields import Body, by_type, of_type
+from llamarium.server.fields import Body, by_type, of_type, with_parameters
 
 _NO_REASONING = "the model does not reason apart from its answer"
 _NO_SERVER_TOOLS = "the server calls no tools by itself"
@@ -142,19 +142,16 @@ class CountRequest(Body):
     }
 
 
+@with_parameters("anthropic")
 class MessagesRequest(CountRequest):
     """`POST /v1/messages`."""
 
     max_tokens: int
     stream: bool | None = None
     stop_sequences: list[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     # not Anthropic's
-    seed: int | None = None
     cache_salt: str | None = Field(None, min_length=1)
 
     refused: ClassVar[Mapping[str, str]] = {

@@ -8,7 +8,7 @@ from pydantic import Field
 from llamarium.sampling.params import GenerationOptions
 from llamarium.server.dialogs import encode_dialog, missing
 from llamarium.server.errors import ApiError
-from llamarium.server.fields import Body
+from llamarium.server.fields import Body, parameters_in, with_parameters
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm
@@ -25,6 +25,7 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] | None = None
 
 
+@with_parameters("openai")
 class Sampling(Body):
     """The fields that completions and chat completions share."""
 
@@ -33,38 +34,14 @@ class Sampling(Body):
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1)
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
     stop: str | list[str] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     user: str | None = None
     # not OpenAI's: as vLLM has them
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = Field(None, min_length=1)
     return_token_ids: bool | None = None
-
-
-SAME_NAMES = (
-    "n",
-    "temperature",
-    "top_p",
-    "seed",
-    "stop",
-    "presence_penalty",
-    "frequency_penalty",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "stop_token_ids",
-)
-"""Fields that are the sampler's parameters of the same names."""
 
 
 def sampler_options(body: Sampling) -> GenerationOptions:
@@ -73,9 +50,8 @@ def sampler_options(body: Sampling) -> GenerationOptions:
     Raises:
         ApiError: If a key of `logit_bias` is no token id.
     """
-    options = GenerationOptions()
-    for name in SAME_NAMES:
-        options[name] = getattr(body, name)
+    options = parameters_in(body, "openai")
+    options["n"], options["stop"], options["stop_token_ids"] = body.n, body.stop, body.stop_token_ids
     if body.logit_bias is not None:
         keys = body.logit_bias.keys()
         if not all(key.isascii() and key.isdigit() and len(key) < _MAX_DIGITS for key in keys):

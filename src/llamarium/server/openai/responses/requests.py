@@ -9,7 +9,7 @@ from llamarium.sampling.grammar.description import Grammar
 from llamarium.server.answering import Form
 from llamarium.server.dialogs import missing
 from llamarium.server.errors import ApiError
-from llamarium.server.fields import Body
+from llamarium.server.fields import Body, with_parameters
 from llamarium.server.openai.fields import MAX_LOGPROBS
 from llamarium.server.openai.responses.items import Item
 from llamarium.server.openai.responses.tools import FunctionTool, ToolChoice
@@ -41,6 +41,7 @@ class ResponseStreamOptions(Body):
     include_obfuscation: Literal[False] | None = None
 
 
+@with_parameters("responses")
 class ResponseRequest(Body):
     """`POST /v1/responses`."""
 
@@ -50,8 +51,6 @@ class ResponseRequest(Body):
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     text: TextConfig | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: ToolChoice | None = None
@@ -70,9 +69,6 @@ class ResponseRequest(Body):
     truncation: Literal["disabled"] | None = None
     user: str | None = None
     # not OpenAI's
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
     cache_salt: str | None = Field(None, min_length=1)
 
     refused: ClassVar[Mapping[str, str]] = {

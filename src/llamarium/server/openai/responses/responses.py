@@ -8,6 +8,7 @@ from llamarium.sampling.params import GenerationOptions
 from llamarium.server.answering import AnswerRequest
 from llamarium.server.dialogs import Dialog, encode_dialog
 from llamarium.server.errors import ApiError
+from llamarium.server.fields import parameters_in
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED
 from llamarium.server.lifecycle.service import Service
@@ -92,9 +93,7 @@ def _options(body: ResponseRequest) -> GenerationOptions:
             "top_logprobs is given without log-probabilities; include message.output_text.logprobs",
             param="top_logprobs",
         )
-    options = GenerationOptions()
-    for name in ("temperature", "top_p", "top_k", "min_p", "seed"):
-        options[name] = getattr(body, name)
+    options = parameters_in(body, "responses")
     if body.include:
         options["logprobs"] = body.top_logprobs or 0
     return options
