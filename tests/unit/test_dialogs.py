@@ -26,9 +26,8 @@ from llamarium.tokenizer.chat.choose import with_format
 from llamarium.tokenizer.chat.template import TemplateFormat
 from llamarium.tokenizer.load import load_tokenizer_file
 from llamarium.train.data.batch import IGNORED, TrainingBatch
-from llamarium.train.data.dialog_rows import DialogRows
+from llamarium.train.data.dialog_rows import DialogRows, preview
 from llamarium.train.data.dialogs import Example, read_dialogs
-from llamarium.train.data.preview import preview
 
 DIALOG = [
     {"role": "system", "content": "Be brief."},

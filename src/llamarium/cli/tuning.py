@@ -59,7 +59,7 @@ def tune(
 
 def _preview(config: FinetuneConfig, kind: "type[DialogRows]") -> int:
     from llamarium.checkpoints.tokenizers import load_tokenizer
-    from llamarium.train.data.preview import preview
+    from llamarium.train.data.dialog_rows import preview
     from llamarium.train.finetune import check, read_rows, with_chat_format
 
     check(config)

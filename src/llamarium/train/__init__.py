@@ -14,7 +14,7 @@ Linears are wrapped; the loop is one.
 | what is prepared for `pretrain`, and for `finetune` | `pretrain`, `finetune` |
 | what a step is given, and in which order | `data.batch`, `data.order` |
 | from files, folders and the hub to documents, ids and rows | `data.sources`, `data.corpus`, `data.packing` |
-| from JSONL to dialogs, and which tokens are learned | `data.dialogs`, `data.dialog_rows`, `data.preview` |
+| from JSONL to dialogs, and which tokens are learned | `data.dialogs`, `data.dialog_rows` |
 | a vocabulary of one's own | `data.bpe` |
 | checkpoints that survive being killed, the lock, signals | `state.checkpoint`, `state.lock`, `state.signals` |
 | why a resumed run is the same run | `state.position`, `state.resume`, `state.restore` |

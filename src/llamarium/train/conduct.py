@@ -1,10 +1,10 @@
-"""A run in its folder: alone there, with its settings and its journal written down.
+"""Conduct a run in its folder: hold the lock, write the settings and the journal.
 
     run/.lock            held by this process
     run/train.toml       the settings, once the run is accepted; they start the same run again
-    run/metrics.jsonl    what happens, once the run is accepted
+    run/metrics.jsonl    the events, once the run is accepted
 
-A run that is refused leaves all of it as it was.
+A refused run leaves the folder unchanged.
 """
 
 from collections.abc import Callable
@@ -30,19 +30,18 @@ def conduct(
     allow_changes: bool = False,
     watch: AbstractContextManager[Emit],
 ) -> TrainingResult:
-    """Prepare and train. Of several processes rank zero does so; the others go in step with it and write nothing.
+    """Prepare and train. Of several processes only rank zero writes; the others keep in step.
 
     Args:
-        prepare: Makes what the run works with (of several processes, what this one does), when it is known that the
-            folder is free.
+        prepare: Makes the run's setup, called once the folder is known to be free.
         out: The run's folder; made if missing.
         process_group: The processes that train together.
         resume: As for `run`.
         allow_changes: As for `run`.
-        watch: Shows what happens; it is entered when everything is prepared, on rank zero alone.
+        watch: Shows events; entered after `prepare`, on rank zero alone.
 
     Raises:
-        LlamariumError: Whatever `prepare` and `run` raise.
+        LlamariumError: As `prepare` and `run`.
         OutputError: If the folder cannot be written.
     """
     if not process_group.is_rank_zero:
@@ -65,16 +64,12 @@ def conduct(
 
 
 def is_acceptance(event: Event) -> bool:
-    """Tell whether an event says that a run's settings and data have been accepted; it is the first of them."""
+    """Whether an event, the first of a run, reports that settings and data are accepted."""
     return event["event"] in ("start", "resume")
 
 
 def save_settings(config: RunConfig, path: Path) -> None:
-    """Write the settings as TOML.
-
-    Raises:
-        OutputError: If the file cannot be written.
-    """
+    """Write the settings as TOML; OutputError if that fails."""
     try:
         with atomic_file(path) as file:
             file.write(config.to_toml().encode())

@@ -1,7 +1,7 @@
-"""What decides a training run: one flat list of settings, from a TOML file and from flags, where flags win.
+"""Settings of a training run: one flat list, from a TOML file and from flags, which take precedence.
 
-Every setting has a default that trains, so that the first run needs none. The resolved list is written beside the
-checkpoints as `train.toml`, which starts the same run again.
+Every setting has a default that trains. The resolved list is written beside the checkpoints as `train.toml`, which
+starts the same run again.
 """
 
 import dataclasses
@@ -48,13 +48,13 @@ _NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def _setting(default: Any, text: str, low: float | None = None, high: float | None = None, free: bool = False) -> Any:
-    """Describe a setting: its default, its help text, its range; `free` ones may differ when a run is resumed."""
+    """Define a setting: default, help text, range; `free` ones may change when a run is resumed."""
     return field(default=default, metadata={"help": text, "low": low, "high": high, "free": free})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """What every run has; the help text of each setting is its documentation (`llamarium pretrain --help`)."""
+    """Settings of every run; their help texts document them (`llamarium pretrain --help`)."""
 
     # the recipe
     steps: int = _setting(2000, "optimizer steps", 1)
@@ -96,11 +96,7 @@ class RunConfig:
     save_total_limit: int = _setting(2, "checkpoints that are kept, besides the best", 1, free=True)
 
     def __post_init__(self) -> None:
-        """Check types and ranges.
-
-        Raises:
-            TrainingError: Naming the setting, its value and what was expected.
-        """
+        """Check types and ranges; TrainingError names the setting, its value and what was expected."""
         hints = get_type_hints(type(self))
         for item in dataclasses.fields(self):
             _check(item, hints[item.name], getattr(self, item.name))
@@ -113,16 +109,12 @@ class RunConfig:
 
     @property
     def rows_per_step(self) -> int:
-        """Rows that one optimizer step learns from."""
+        """Rows of one optimizer step."""
         return self.batch_rows * self.gradient_accumulation_steps
 
     @classmethod
     def resolve(cls, file: Path | None, flags: Mapping[str, Any]) -> Self:
-        """Put flags over a TOML file over the defaults.
-
-        Args:
-            file: Settings by name; None for none.
-            flags: Settings that were given.
+        """Combine defaults, a TOML file (if not None) and flags; later ones take precedence.
 
         Raises:
             TrainingError: For a file that cannot be read, an unknown setting or a value out of range.
@@ -137,7 +129,7 @@ class RunConfig:
         return cls(**{**settings, **flags})
 
     def to_toml(self) -> str:
-        """Return the settings as a TOML file that `resolve` reads; those that are not given are comments."""
+        """Return the settings as TOML for `resolve`; those that are None are comments."""
         return "".join(_toml_line(item.name, getattr(self, item.name)) for item in dataclasses.fields(self))
 
     @property
@@ -151,11 +143,7 @@ class RunConfig:
         return next(item.default for item in dataclasses.fields(cls) if item.name == name)
 
     def differences(self, before: Mapping[str, Any]) -> list[str]:
-        """Name what a resumed run has other than it was begun with, as "name: before -> now".
-
-        Args:
-            before: The settings of a checkpoint, perhaps of another version; one that is missing there had its default.
-        """
+        """List a resumed run's changes as "name: before -> now"; a setting missing in `before` had its default."""
         free = {item.name for item in dataclasses.fields(self) if item.metadata["free"]}
         now = dataclasses.asdict(self)
         pairs = [(name, before.get(name, type(self).default(name)), value) for name, value in now.items()]
@@ -169,7 +157,7 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainConfig(RunConfig):
-    """What a run from scratch has besides: its data, its tokenizer and its shape."""
+    """Settings of pretraining: data, tokenizer and shape."""
 
     # the data
     data: str | None = _setting(None, DATA_HELP, free=True)  # what it holds is compared, not where it lies
@@ -196,7 +184,7 @@ class PretrainConfig(RunConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinetuneConfig(RunConfig):
-    """What fine-tuning has besides: the base model, its dialogs, and the adapters."""
+    """Settings of fine-tuning: base model, dialogs and adapters."""
 
     # other defaults: less of everything, as the model knows most already
     steps: int = _setting(300, "optimizer steps", 1)
@@ -231,11 +219,7 @@ class FinetuneConfig(RunConfig):
     dora: bool = _setting(False, "learn each row's length, too")
 
     def __post_init__(self) -> None:
-        """Check types and ranges; types of weights may be given in small letters.
-
-        Raises:
-            TrainingError: Naming the setting, its value and what was expected.
-        """
+        """Check types and ranges; names of quantized types may be in small letters."""
         try:
             name = chosen_type("quantize", self.quantize, ("none", "NF4", "Q8_0", "Q4_1"))
         except OptionError as error:
@@ -244,7 +228,7 @@ class FinetuneConfig(RunConfig):
         RunConfig.__post_init__(self)
 
     def differences(self, before: Mapping[str, Any]) -> list[str]:
-        """As `RunConfig.differences`; runs of earlier versions had other names for types of weights."""
+        """List changes, as `RunConfig.differences`; earlier versions named quantized types differently."""
         quantize = before.get("quantize", "none")
         return RunConfig.differences(self, {**before, "quantize": _EARLIER_TYPES.get(quantize, quantize)})
 
@@ -254,7 +238,7 @@ _EARLIER_TYPES = {"nf4": "NF4", "int8": "Q8_0", "int4": "Q4_1"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DPOConfig(FinetuneConfig):
-    """What preference training has besides, and where its defaults are others: it moves a model by less."""
+    """Settings of preference training, with smaller defaults: it changes a model less."""
 
     data: str = _setting("", "a .jsonl file of prompt or messages, chosen and rejected", free=True)
     learning_rate: float = _setting(5e-5, "the peak", 0.0, 10.0)
@@ -264,14 +248,14 @@ class DPOConfig(FinetuneConfig):
 
 
 def _default(name: str, value: Any) -> Any:
-    """Give a setting another default; its help and its range stay."""
+    """Change a setting's default; its help and range stay."""
     item = next(item for item in dataclasses.fields(PretrainConfig) if item.name == name)
     return field(default=value, metadata=item.metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentConfig(PretrainConfig):
-    """A pretraining run that is over in a minute or two on a laptop, as an experiment has several."""
+    """Settings of an experiment's runs, which take a minute or two on a laptop."""
 
     steps: int = _default("steps", 400)
     batch_rows: int = _default("batch_rows", 16)
@@ -295,12 +279,12 @@ class ExperimentConfig(PretrainConfig):
 
 
 def about_renamed(name: str) -> str:
-    """Say what a setting of an old name is called now."""
+    """Tell the new name of a renamed setting."""
     return f"{name} is called {RENAMED[name]} now"
 
 
 def kind_of(hint: Any) -> tuple[Any, bool]:
-    """Return what a setting's annotation holds, without its `| None`, and whether it had that."""
+    """Return an annotation without its `| None`, and whether it had that."""
     kinds = get_args(hint) if get_origin(hint) is not Literal and get_args(hint) else (hint,)
     return next(kind for kind in kinds if kind is not type(None)), type(None) in kinds
 
@@ -327,7 +311,7 @@ def _check(item: dataclasses.Field[Any], hint: Any, value: Any) -> None:
 
 
 def _within(value: float, low: float | None, high: float | None) -> bool:
-    """Tell whether a number is in a range; NaN is not."""
+    """Whether a number is in a range; NaN is not."""
     return (-_LARGEST if low is None else low) <= value <= (_LARGEST if high is None else high)
 
 

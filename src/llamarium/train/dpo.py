@@ -1,7 +1,7 @@
-"""DPO: learning from pairs of answers which one is preferred, without a reward model and without sampling.
+"""DPO: learn from pairs of answers which is preferred, without a reward model and without sampling.
 
-What people prefer could be learned as a reward r(x, y), and then the model be trained to earn it without leaving the
-one it was, the reference. The best such model is known in closed form, and turned around it says what its reward is:
+Preferences could be learned as a reward r(x, y), and a model trained to maximize it while staying near a reference. The
+best such model is known in closed form; solved for the reward it gives
 
     r(x, y) = beta * (log P(y | x) - log P_reference(y | x)) + a term of x alone
 
@@ -10,12 +10,12 @@ from the rejected one by their rewards:
 
     loss = -log sigmoid(r(x, chosen) - r(x, rejected))
 
-It begins at log 2, as model and reference are the same. beta says how dear it is to leave the reference. The reference
-is the frozen base: with adapters it is the same model with its adapters switched off, and costs a second forward pass;
-where all weights are trained, its log-probabilities are computed once, before the first step.
+It begins at log 2, where model and reference are equal. beta is the cost of leaving the reference. The reference is the
+frozen base: with adapters it is the model with its adapters off, and costs a second forward pass; in full training its
+log-probabilities are computed once, before the first step.
 
-Only answers count, not what they answer. A chosen answer may become less likely while the loss falls, as long as the
-rejected one falls faster: so the rewards of both are told, beside their margin.
+Only the answers' tokens count. A chosen answer may become less likely while the loss falls, if the rejected one falls
+faster: so both rewards are reported beside their margin.
 
 Source: Rafailov et al. 2023, "Direct Preference Optimization: Your Language Model is Secretly a Reward Model", equation
 7 for the loss and 5 for the reward.
@@ -46,11 +46,7 @@ _CHUNK_LOGITS = 2**23  # that are held at a time: 32 MiB of float32
 
 
 class Preference:
-    """The loss of a pair, and what is told of it.
-
-    Args:
-        beta: How dear it is to leave the reference, above 0.
-    """
+    """The DPO objective of pairs; `beta`, above 0, is the cost of leaving the reference."""
 
     def __init__(self, beta: float) -> None:
         self.beta = beta
@@ -62,9 +58,9 @@ class Preference:
     def loss_sum(
         self, model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Return the sum of the loss over a batch's pairs, and sums of rewards, margins and correct choices.
+        """Return a batch's sum of losses, and sums of rewards, margins and correct choices.
 
-        Where the batch has no reference, it is what the model computes without its adapters.
+        Without a reference in the batch, the model without its adapters is the reference.
         """
         reference_E = batch.reference_E
         if reference_E is None:
@@ -87,14 +83,14 @@ def dpo_loss(policy_E: Tensor, reference_E: Tensor, beta: float) -> tuple[Tensor
     Args:
         policy_E: log P of each answer under the model: chosen, rejected, chosen, ...
         reference_E: The same under the reference.
-        beta: What the difference is multiplied by.
+        beta: The cost of leaving the reference.
     """
     rewards_P2 = beta * (policy_E - reference_E).view(-1, 2)
     return -F.logsigmoid(rewards_P2[:, 0] - rewards_P2[:, 1]), rewards_P2.detach()
 
 
 def answer_logprobs(model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk = causal_trunk) -> Tensor:
-    """Return log P of each answer of a batch, the sum over its tokens: (E,), float32, in the order of the rows."""
+    """Return log P of each answer of a batch, the sum over its tokens: (E,), float32, in row order."""
     hidden_BTD = trunk(model, batch)
     places_N, starts_E = _answers(batch)
     logprobs_N = token_logprobs(
@@ -105,7 +101,7 @@ def answer_logprobs(model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk 
 
 
 def _answers(batch: TrainingBatch) -> tuple[Tensor, Tensor]:
-    """Return where learned tokens lie in the flattened rows (N,), and where each answer begins among these (E,)."""
+    """Return the learned tokens' places in the flattened rows (N,), and the start of each answer among these (E,)."""
     assert batch.segments_BT is not None  # two answers are two segments
     num_rows, length = batch.labels_BT.shape
     keys_BT = batch.segments_BT + torch.arange(num_rows, device=batch.segments_BT.device)[:, None] * (length + 1)
@@ -115,10 +111,7 @@ def _answers(batch: TrainingBatch) -> tuple[Tensor, Tensor]:
 
 
 def token_logprobs(hidden_ND: Tensor, head_VD: Tensor, labels_N: Tensor) -> Tensor:
-    """Return log P of each label, (N,), float32 and differentiable.
-
-    A few rows at a time go through the head; backwards their logits are computed again, and never held whole.
-    """
+    """Return log P of each label, (N,), float32 and differentiable; chunks of logits are recomputed backwards."""
     step = max(1, _CHUNK_LOGITS // head_VD.shape[0])
     chunks = [
         _logprobs(hidden_ND[rows], head_VD, labels_N[rows])
@@ -138,9 +131,9 @@ def _logprobs(hidden_CD: Tensor, head_VD: Tensor, labels_C: Tensor) -> Tensor:
 def set_reference(
     rows: PairRows, model: LlamaForCausalLM, batch_rows: int, precision: Literal["float32", "bfloat16"] = "float32"
 ) -> None:
-    """Compute log P of every answer under `model`, and keep it with the rows.
+    """Compute log P of every answer under `model`, and store it in the rows.
 
-    In the run's own precision, as otherwise its first step would find rounding between the model and itself.
+    In the run's own precision, otherwise the first step would see rounding between the model and itself.
     """
     found_E = torch.empty(len(rows.examples))
     for start in range(0, rows.num_rows(0), batch_rows):
@@ -155,11 +148,7 @@ def set_reference(
 
 
 def prepare(config: DPOConfig, process_group: ProcessGroup = SINGLE_PROCESS) -> Setup:
-    """Load the base and the pairs, put the adapters on, and measure the reference where it will not be at hand.
-
-    Args:
-        config: The settings.
-        process_group: The processes that train together; one.
+    """Load the base and the pairs, add the adapters, and compute the reference for full training.
 
     Raises:
         LlamariumError: If the base or the data cannot be read, or the settings do not fit together.

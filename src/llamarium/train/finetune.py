@@ -1,7 +1,7 @@
-"""Teaching a model by examples: all of its weights, or small adapters beside weights that are frozen.
+"""Fine-tune a model: all of its weights, or adapters beside frozen weights.
 
-The rows are dialogs of which the assistant's tokens are learned; everything else is `run`, as for learning from
-scratch. A checkpoint holds the whole model where all of it is trained, and else the adapter in PEFT's layout.
+The rows are dialogs of which the assistant's tokens are learned; `run` does the rest, as for pretraining. A checkpoint
+holds the whole model in full training, else the adapter in PEFT's layout.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,12 +43,12 @@ _Rows = TypeVar("_Rows", bound=DialogRows)
 def prepare(
     config: FinetuneConfig, process_group: ProcessGroup = SINGLE_PROCESS, kind: type[DialogRows] = DialogRows
 ) -> Setup:
-    """Load the base and the examples, and put the adapters on.
+    """Load the base and the examples, and add the adapters.
 
     Args:
         config: The settings.
         process_group: The processes that train together.
-        kind: What the data's lines are: dialogs, or pairs.
+        kind: Type of the data's lines: dialogs, or pairs.
 
     Raises:
         LlamariumError: If the base or the data cannot be read, or the settings do not fit together.
@@ -97,9 +97,9 @@ def prepare(
 
 
 def base_dtype(config: FinetuneConfig, device: str) -> DtypeName | None:
-    """Return what a frozen base computes in; None is as it is stored.
+    """Return the frozen base's dtype; None is as stored.
 
-    A processor without instructions for bfloat16 multiplies it many times slower than float32, backwards above all.
+    Without native bfloat16 a processor multiplies it many times slower than float32, backwards above all.
     """
     if config.dtype != "auto":
         return config.dtype
@@ -138,10 +138,10 @@ def _train_adapters(
 
 
 def with_chat_format(config: FinetuneConfig, tokenizer: Tokenizer) -> Tokenizer:
-    """Return the base's tokenizer with the dialog format that is trained: samples use it, and every save carries it.
+    """Return the base's tokenizer with the dialog format of the training, for samples and saves.
 
     Raises:
-        ChatFormatError: If its vocabulary cannot spell it.
+        ChatFormatError: If its vocabulary lacks the format's control tokens.
     """
     return tokenizer if config.chat_format == "none" else with_format(tokenizer, config.chat_format)
 
@@ -160,18 +160,13 @@ def lora_config(config: FinetuneConfig) -> LoRAConfig:
 
 
 def split_rows(config: FinetuneConfig, tokenizer: Tokenizer, kind: type[_Rows]) -> tuple[_Rows, _Rows | None]:
-    """Read the examples, and hold out those that validate; see `read_rows`."""
+    """Read the examples, and hold out those for validation; see `read_rows`."""
     rows = read_rows(config, tokenizer, kind)
     return rows.split(config.validation) if config.validation > 0 else (rows, None)
 
 
 def read_rows(config: FinetuneConfig, tokenizer: Tokenizer, kind: type[_Rows]) -> _Rows:
-    """Read the examples and pack them into rows.
-
-    Args:
-        config: The settings.
-        tokenizer: What `with_chat_format` returns.
-        kind: What the data's lines are: dialogs, or pairs.
+    """Read the examples, with `with_chat_format`'s tokenizer, and pack them into rows.
 
     Raises:
         TrainingError: If there are none, or one is too long or malformed.
@@ -193,16 +188,16 @@ def restore_adapter(
     process_group: ProcessGroup = SINGLE_PROCESS,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Read a saved adapter into the adapters that the model has, in place.
+    """Load a saved adapter into the model's adapters, in place.
 
     Args:
         model: With adapters.
         folder: Of the checkpoint.
         process_group: The processes that hold shards of them.
-        metadata: What `adapter_metadata` says of this model's base.
+        metadata: `adapter_metadata` of this model's base.
 
     Raises:
-        TrainingError: If the two have other tensors, or the adapter was trained on another base.
+        TrainingError: If the tensors differ, or the adapter was trained on another base.
         CheckpointError: If the file is malformed.
     """
     written = read_metadata(folder)
@@ -224,11 +219,7 @@ def _same_base(written: Mapping[str, str], here: Mapping[str, str]) -> bool:
 
 
 def check(config: FinetuneConfig) -> None:
-    """Refuse settings that do not fit together.
-
-    Raises:
-        TrainingError: Naming them.
-    """
+    """Check that the settings fit together; TrainingError if not."""
     if not config.data:
         raise TrainingError("no data; expected a .jsonl file of examples")
     if "lm_head" in config.target_modules:
@@ -236,7 +227,7 @@ def check(config: FinetuneConfig) -> None:
 
 
 def _dequantize(config: FinetuneConfig, checkpoint: Checkpoint) -> Dequantize:
-    """Weights that are trained are unpacked, whatever the file holds."""
+    """Unpack weights that are trained, whatever the file holds."""
     packed = any(entry.dtype not in FLOAT_DTYPES for entry in checkpoint.entries.values())
     if config.method != "full" or not packed:
         return config.dequantize

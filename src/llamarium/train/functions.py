@@ -1,4 +1,4 @@
-"""Training from Python: `pretrain`, `finetune` and `dpo`, with the settings that the shell's flags have.
+"""Train from Python: `pretrain`, `finetune` and `dpo`, with the settings of the command line.
 
 llamarium.pretrain("runs/story", data="story.txt", preset="tiny", steps=200)
 llamarium.finetune("runs/mine", data="examples.jsonl", steps=100)
@@ -28,7 +28,7 @@ _Config = TypeVar("_Config", bound=RunConfig)
 
 
 class RunSettings(TypedDict, total=False):
-    """Those of `RunConfig`, where their defaults and ranges stand."""
+    """Settings of `RunConfig`, which has their defaults and ranges."""
 
     steps: int
     batch_rows: int
@@ -62,7 +62,7 @@ class RunSettings(TypedDict, total=False):
 
 
 class PretrainSettings(RunSettings, total=False):
-    """Those of `PretrainConfig`, where their defaults and ranges stand."""
+    """Settings of `PretrainConfig`, which has their defaults and ranges."""
 
     data: str | None
     text_field: str
@@ -83,7 +83,7 @@ class PretrainSettings(RunSettings, total=False):
 
 
 class FinetuneSettings(RunSettings, total=False):
-    """Those of `FinetuneConfig`, where their defaults and ranges stand."""
+    """Settings of `FinetuneConfig`, which has their defaults and ranges."""
 
     model: str
     data: str
@@ -104,7 +104,7 @@ class FinetuneSettings(RunSettings, total=False):
 
 
 class DPOSettings(FinetuneSettings, total=False):
-    """Those of `DPOConfig`, where their defaults and ranges stand."""
+    """Settings of `DPOConfig`, which has their defaults and ranges."""
 
     beta: float
 

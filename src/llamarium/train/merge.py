@@ -1,4 +1,4 @@
-"""From an adapter and its base to a plain model's folder, which every tool of the ecosystem reads."""
+"""Merge an adapter into its base: a plain model's folder, which every tool of the ecosystem reads."""
 
 import warnings
 from collections.abc import Callable
@@ -29,11 +29,11 @@ def merge(
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> MergeReport:
-    """Merge an adapter into its base, hold the result against the adapter, and save it.
+    """Merge an adapter into its base, compare the result with the adapter, and save it.
 
     Args:
         adapter: The adapter's folder.
-        out: The folder that the merged model is written to: whole, or not at all.
+        out: Folder of the merged model; complete or absent.
         model: The base; None is the one that the adapter names.
         dtype: As for `load`, and of the merged model. Rounding to float32 loses nothing.
         device: As for `load`.
@@ -45,7 +45,7 @@ def merge(
         progress: As for `load`.
 
     Returns:
-        How much of the correction is in the merged weights, and how far its logits are from the adapter's.
+        The share of the correction in the merged weights, and the distance of its logits from the adapter's.
 
     Raises:
         LlamariumError: As `load`; if the adapter cannot be read or does not fit; if `out` cannot be written.

@@ -1,8 +1,8 @@
-"""How the weights move: the optimizers, and the learning rate over time.
+"""Optimizers, and the learning-rate schedule.
 
 AdamW moves every weight by about the learning rate, whatever its gradient's size. Muon orthogonalises the momentum of a
-whole matrix, so that a step changes all directions alike; it is for the matrices inside the layers, and embeddings,
-head and norms stay with AdamW. Weight decay pulls at matrices only: a norm's weight has no reason to be small.
+whole matrix, so that a step changes all directions alike; it is for the matrices of the layers, and embeddings, head
+and norms stay with AdamW. Weight decay applies to matrices only: a norm's weight has no reason to be small.
 
 Source: Loshchilov & Hutter 2019, "AdamW"; Jordan et al. 2024, "Muon", with Moonshot's scaling to AdamW's step size, so
 that one learning rate serves both.
@@ -38,12 +38,12 @@ def make_optimizers(
     """Return the optimizers of a model's trainable parameters; each tied parameter is in one of them, once.
 
     Args:
-        model: Its parameters with `requires_grad` are moved.
+        model: Its parameters with `requires_grad` are trained.
         name: "adamw" for all of them, or "muon" for the layers' matrices and AdamW for the rest.
         learning_rate: The peak.
         weight_decay: Of matrices; vectors have none.
         betas: AdamW's.
-        muon_learning_rate: Muon's peak; `learning_rate` where left out.
+        muon_learning_rate: Muon's peak; None is `learning_rate`.
 
     Raises:
         TrainingError: If nothing is trainable.
@@ -78,7 +78,7 @@ def make_optimizers(
 
 
 def set_learning_rate(optimizers: Sequence[Optimizer], factor: float) -> None:
-    """Give every group its peak learning rate times `factor`."""
+    """Set every group's learning rate to its peak times `factor`."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * factor
@@ -87,18 +87,10 @@ def set_learning_rate(optimizers: Sequence[Optimizer], factor: float) -> None:
 def schedule(
     step: int, *, name: ScheduleName, warmup_steps: int, num_steps: int, final_ratio: float, decay_share: float = 0.2
 ) -> float:
-    """Return the share of the peak learning rate at a step.
+    """Return the learning rate at a step as a share of its peak.
 
     It rises linearly over the warmup; then "cosine" and "linear" fall to `final_ratio` at the end, "wsd" (warmup,
-    stable, decay) stays until the last `decay_share` of the run and falls linearly there, "constant" stays.
-
-    Args:
-        step: From 0.
-        name: Which.
-        warmup_steps: Steps until the peak.
-        num_steps: Of the whole run.
-        final_ratio: What is left of the peak at the last step.
-        decay_share: The part of a "wsd" run in which it falls.
+    stable, decay) stays until the last `decay_share` of the run and falls linearly, "constant" stays.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
@@ -111,7 +103,7 @@ def schedule(
 
 
 def optimizer_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """Return everything that the optimizers remember, by "field/parameter"."""
+    """Return the optimizers' state by "field/parameter"."""
     names = {id(p): key for key, p in model.named_parameters()}
     found: dict[str, Tensor] = {}
     for optimizer in optimizers:
@@ -127,16 +119,10 @@ def restore_optimizers(
     tensors: Mapping[str, Tensor],
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> None:
-    """Put back what `optimizer_tensors` returned.
-
-    Args:
-        model: The one whose parameters are moved.
-        optimizers: Of `make_optimizers`.
-        tensors: What they shall remember; whole, even where the parameters are sharded.
-        process_group: The processes that hold shards of them.
+    """Restore the state from `optimizer_tensors`, whose tensors are whole, even if the parameters are sharded.
 
     Raises:
-        TrainingError: If it is not all that they remember of these parameters, or has values that it cannot have.
+        TrainingError: If it is not the complete state of these parameters, or has invalid values.
     """
     names = {id(p): key for key, p in model.named_parameters()}
     owner: dict[str, tuple[Optimizer, Tensor]] = {}

@@ -1,7 +1,7 @@
-"""Learning from scratch: from a text to a model.
+"""Pretraining: prepare a run from scratch.
 
-The tokenizer is made from the data or taken as it is, the data becomes one stream of ids on disk, the model is a preset
-with what the settings change, and the rest is `run`.
+The tokenizer is learned from the data or loaded, the data becomes one stream of ids on disk, the model is a preset with
+the settings' changes, and `run` does the rest.
 """
 
 import math
@@ -44,12 +44,12 @@ def prepare(
     progress: Callable[[int, int], None] | None = None,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Setup:
-    """Make everything that a run from scratch needs.
+    """Prepare a run from scratch.
 
     Args:
         config: The settings.
-        out: The run's folder; the ids of the data are kept in it.
-        progress: Told how many documents and tokens have been read.
+        out: The run's folder, which also keeps the data's ids.
+        progress: Called with (documents, tokens) read so far.
         process_group: The processes that train together.
 
     Raises:
@@ -81,17 +81,17 @@ def prepare(
 
 
 def _check_context(config: PretrainConfig) -> None:
-    """Refuse rows of 131,072 tokens that nobody asked for."""
+    """Refuse rows of a preset's 131,072 tokens unless `context` is given."""
     whole = preset(config.preset).max_position_embeddings
     if config.context is None and whole > _LONGEST_UNASKED:
         raise TrainingError(f"a row would be the whole context of {config.preset}, {whole} tokens; give context")
 
 
 def resolve_model(config: PretrainConfig, tokenizer: Tokenizer) -> ModelConfig:
-    """Return the preset with what the settings change, and with the tokenizer's vocabulary.
+    """Return the preset with the settings' changes, and with the tokenizer's vocabulary.
 
-    What is not given follows from what is: query and key-value heads are as many, a head is its share of the hidden
-    size, and the SwiGLU is as many times as wide as in the preset.
+    Unset values follow from the others: as many key-value heads as query heads, heads that share the hidden size, and
+    a SwiGLU in the preset's proportion.
 
     Raises:
         TrainingError: If the shape does not fit together.
@@ -127,11 +127,11 @@ def resolve_model(config: PretrainConfig, tokenizer: Tokenizer) -> ModelConfig:
 
 @torch.no_grad()
 def restore_weights(model: LlamaForCausalLM, folder: Path, process_group: ProcessGroup = SINGLE_PROCESS) -> None:
-    """Read a saved model's weights into one of the same shape, in place.
+    """Load a saved model's weights into one of the same shape, in place.
 
     Raises:
         CheckpointError: If the folder holds another model.
-        TrainingError: If its shape or dtype is another.
+        TrainingError: If its shape or dtype differs.
     """
     saved = open_checkpoint(folder)
     if saved.config != model.config:
@@ -144,7 +144,7 @@ def restore_weights(model: LlamaForCausalLM, folder: Path, process_group: Proces
 
 
 def _tokenizer(config: PretrainConfig) -> Tokenizer | Learner:
-    """Return the tokenizer that is named, or how one is learned from the data."""
+    """Return the named tokenizer, or how to learn one from the data."""
     if config.tokenizer == "characters":
         return Learner("characters", train_characters)
     if config.tokenizer == "bpe":

@@ -1,11 +1,11 @@
-"""A run: steps, validations, samples and checkpoints, from wherever it stands to its end.
+"""A run: steps, validations, samples and checkpoints, from its current step to its end.
 
-Everything that decides the next step is in a checkpoint: weights, optimizer, where the data stands, counters, the
-number of threads. The learning rate follows from the step, and randomness from the seed and the step, so on a CPU a run
-that is killed and resumed goes through exactly the same weights as one that is not.
+A checkpoint holds everything that decides the next step: weights, optimizer, position in the data, counters, number of
+threads. The learning rate follows from the step, and random numbers from seed and step, so on a CPU a run that is
+killed and resumed goes through exactly the same weights as one that is not.
 
-What happens is told as events, small dicts of JSON values. `metrics.jsonl` is all of them; the terminal's view, the
-report and the trackers read the same.
+Progress is reported as events, small dicts of JSON values. `metrics.jsonl` holds them; the terminal's view, the report
+and the trackers read the same.
 """
 
 import dataclasses
@@ -53,13 +53,7 @@ _SAMPLE_TEMPERATURE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """How a run ended.
-
-    Attributes:
-        position: Where.
-        checkpoint: The last one that was saved.
-        signal: The signal that ended it early, or None.
-    """
+    """Result of a run: its last position, its last checkpoint, and the signal that ended it early, or None."""
 
     position: Position
     checkpoint: Path
@@ -67,18 +61,18 @@ class TrainingResult:
 
 
 def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, emit: Emit) -> TrainingResult:
-    """Train until the last step, or until SIGTERM or SIGINT, and leave a checkpoint. The caller holds the `RunLock`.
+    """Train until the last step, or until SIGTERM or SIGINT, and save a checkpoint. The caller holds the `RunLock`.
 
     Args:
-        setup: What to work with.
+        setup: The prepared run.
         out: The run's folder.
-        resume: Go on from the newest checkpoint that verifies; begin where there is none.
+        resume: Continue from the newest checkpoint that verifies; begin if there is none.
         allow_changes: Resume although settings or data have changed.
-        emit: Is told what happens.
+        emit: Called with events.
 
     Raises:
         TrainingError: If there are checkpoints and `resume` is false, or settings or data have changed, or nothing can
-            be learned, or weights or gradients are not finite, or no step could move the weights.
+            be learned, or weights or gradients are not finite, or no step could change the weights.
         OutputError: If a checkpoint cannot be written.
     """
     config, model = setup.config, setup.model
@@ -111,11 +105,7 @@ def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, e
 
 
 def check_start(out: Path, resume: bool) -> None:
-    """Refuse to begin where a run is, before anything is read or written.
-
-    Raises:
-        TrainingError: If the folder has checkpoints that are not to be resumed.
-    """
+    """Refuse to begin in a folder with checkpoints unless resuming, before anything is read or written."""
     if not resume and (found := checkpoints(out)):
         raise TrainingError(
             f"{out}: holds a run ({found[-1].name}); resume it (--resume), or choose another folder (--out)"
@@ -123,7 +113,7 @@ def check_start(out: Path, resume: bool) -> None:
 
 
 def _check_finite(model: LlamaForCausalLM, where: str) -> None:
-    """Refuse to train weights, or this process's part of them, of which some are no numbers: none would ever move."""
+    """Check that trainable weights, or this process's shards, are finite."""
     for key, parameter in model.named_parameters():
         values: Any = parameter.detach()
         if parameter.requires_grad and not getattr(values, "to_local", lambda v=values: v)().isfinite().all():
@@ -134,7 +124,7 @@ def _check_finite(model: LlamaForCausalLM, where: str) -> None:
 
 
 class _Loop:
-    """The loop's state while it turns."""
+    """State of the training loop."""
 
     def __init__(
         self,
@@ -211,10 +201,7 @@ class _Loop:
         return found
 
     def _check_updated(self, found: StepResult) -> None:
-        """Tell of an update that was left out; too many in a row for gradients that are not finite end the run.
-
-        So does the last step where there was no update at all.
-        """
+        """Report a skipped update; raise after too many in a row, or at the end of a run without any update."""
         self.skipped = 0 if math.isfinite(found.grad_norm) else self.skipped + 1
         if not found.updated:
             self.emit({"event": "skipped", "step": self.at.step, "loss": found.loss, "grad_norm": found.grad_norm})
@@ -237,7 +224,7 @@ class _Loop:
         )  # fmt: skip
 
     def _numbers(self, found: StepResult) -> dict[str, Any]:
-        """What is known after every step."""
+        """Metrics of every step."""
         config, at = self.setup.config, self.at
         return {
             "step": at.step,
@@ -253,7 +240,7 @@ class _Loop:
         }
 
     def _pass(self, found: StepResult) -> None:
-        """Tell who looks on of a step that is not written down."""
+        """Report a step that is not written to the journal."""
         self.emit({"event": "progress", **self._numbers(found)})
 
     def _doing(self, what: str) -> None:
@@ -269,7 +256,7 @@ class _Loop:
         self.window_tokens, self.window_seconds = 0, 0.0
 
     def _validate(self) -> bool:
-        """Measure, and say whether it is the best so far."""
+        """Measure the validation loss, and return whether it is the best so far."""
         if self.setup.validation is None:
             return False
         config = self.setup.config
@@ -287,7 +274,7 @@ class _Loop:
         return improved
 
     def _snapshot(self) -> None:
-        """Keep some embedding rows, where they learn; the report draws how they moved."""
+        """Save some embedding rows, if they are trained, for the report."""
         written: list[bool] = []
 
         def save() -> None:
@@ -379,7 +366,7 @@ def _training_flops_per_token(setup: Setup) -> float:
 
 @contextmanager
 def seeded(seed: int, step: int, device: torch.device) -> Generator[None]:
-    """Give the body (dropout) a random state that follows from seed and step; the process's own is put back."""
+    """Seed the body's random numbers (dropout) from seed and step; restore the process's own state after."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(derived_seed("step", seed, step))

@@ -1,4 +1,4 @@
-"""What a run works with, and what it tells of itself. `pretrain` and `finetune` make it; `run` uses it up."""
+"""A prepared run, and the events that it emits. `pretrain` and `finetune` make it; `run` consumes it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,28 +18,27 @@ Emit = Callable[[Event], None]
 
 
 def is_passing(event: Event) -> bool:
-    """Tell whether an event is for who looks on at this moment, and is kept nowhere: what a run is doing right now."""
+    """Whether an event only shows current activity and is not written to the journal."""
     return event["event"] == "progress"
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a run works with.
+    """A prepared run.
 
     Attributes:
         config: Its settings.
         model: On its device, float32 where it is trained.
         tokenizer: For samples, and saved with the model.
-        train: What is learned.
-        validation: What is measured with; None for nothing.
-        save: Writes the model into the folder of a checkpoint.
-        restore: Reads it back from there.
-        chat: Samples answer the prompt, as a dialog, rather than continue it.
-        trunk: How hidden states are computed.
-        objective: What is made small.
+        train: Training rows.
+        validation: Validation rows, or None.
+        save: Writes the model into a checkpoint's folder.
+        restore: Loads it from there.
+        chat: Samples answer the prompt, as a dialog, instead of continuing it.
+        trunk: Computes the hidden states.
+        objective: The loss.
         process_group: The processes that train together.
-        threads: How many the first of several runs has computed with, whose speeds are compared; None where there was
-            none before.
+        threads: Number of threads of the first of several runs whose speeds are compared; None for the first.
     """
 
     config: RunConfig

@@ -1,8 +1,8 @@
-"""One optimizer step, and one validation: the whole of learning, in two functions.
+"""One optimizer step, and one validation.
 
 A step computes the loss of some batches, adds up their gradients, and moves the weights once. The sum of the losses is
-divided by the number of learned tokens (or pairs of answers) of the whole step, so k small batches give what one large
-batch gives, even where they hold different numbers of them. What the loss is, is an `Objective`.
+divided by the number of learned tokens (or pairs) of the whole step, so k small batches give what one large batch
+gives, even with different numbers of learned tokens. The loss is an `Objective`.
 """
 
 import math
@@ -26,15 +26,15 @@ from llamarium.train.objectives.base import NEXT_TOKEN, Objective, Trunk
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step found.
+    """Result of a step.
 
     Attributes:
-        loss: The mean of the objective (of -log P over the learned tokens, in nats), before the update; NaN where there
-            is nothing to learn.
-        grad_norm: The norm of all gradients, before clipping.
-        num_tokens: Tokens that the model saw.
-        updated: False where a gradient was not finite or no token had a label, and the weights were left alone.
-        metrics: Means of what the objective tells besides, by name.
+        loss: Mean of the objective (of -log P over the learned tokens, in nats), before the update; NaN if nothing is
+            learned.
+        grad_norm: Norm of all gradients, before clipping.
+        num_tokens: Input tokens.
+        updated: False if a gradient was not finite or no token had a label, so that the weights stayed.
+        metrics: Means of the objective's other metrics, by name.
     """
 
     loss: float
@@ -46,31 +46,26 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a validation found.
-
-    Attributes:
-        loss: The mean of the objective; NaN where there is nothing to measure.
-        metrics: Means of what the objective tells besides, by name.
-    """
+    """Result of a validation: means of the objective, NaN if nothing is measured, and of its other metrics by name."""
 
     loss: float
     metrics: Mapping[str, float]
 
 
 def causal_trunk(model: LlamaForCausalLM, batch: TrainingBatch) -> Tensor:
-    """Run a batch through the trunk, each token seeing those of its own segment before it."""
+    """Compute hidden states; each token attends to its own segment up to itself."""
     positions = batch.positions_BT if batch.segments_BT is not None else batch.positions_BT[:1]
     return model.model(batch.ids_BT, positions, CausalAttend(segments_BT=batch.segments_BT))
 
 
 def bidirectional_trunk(model: LlamaForCausalLM, batch: TrainingBatch) -> Tensor:
-    """The encoder's view: each token sees its whole segment, the very token that it is to predict included."""
+    """Compute hidden states like an encoder: each token attends to its whole segment, its own label included."""
     attend = CausalAttend(segments_BT=batch.segments_BT, bidirectional=True)
     return model.model(batch.ids_BT, batch.positions_BT, attend)
 
 
 def checkpoint_layers(model: LlamaForCausalLM) -> None:
-    """Make every layer forget its activations and compute them again for the backward pass, in place."""
+    """Make every layer recompute its activations in the backward pass instead of keeping them, in place."""
     for layer in model.model.layers:
         forward = layer.forward
 
@@ -92,16 +87,16 @@ def train_step(
     objective: Objective = NEXT_TOKEN,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> StepResult:
-    """Learn once from some batches.
+    """Compute gradients of some batches and update the weights once.
 
     Args:
         model: Its weights are float32.
         optimizers: Each is stepped once, unless a gradient is not finite.
-        batches: Micro-batches that make this step; on the CPU, or where the model is.
+        batches: Micro-batches of this step; on any device.
         max_grad_norm: The largest norm of all gradients together; 0 is off.
-        precision: What the products are computed in.
-        trunk: How the hidden states are computed.
-        objective: What is made small.
+        precision: Of matrix products.
+        trunk: Computes the hidden states.
+        objective: The loss.
         process_group: The processes that train together; `batches` are this process's shard of the rows.
     """
     num_tokens, count = map(
@@ -128,7 +123,7 @@ def train_step(
 
 
 class _Sums:
-    """Adds up what an objective finds in several batches."""
+    """Sums of an objective over several batches."""
 
     def __init__(self, device: torch.device) -> None:
         wide = torch.float32 if device.type == "mps" else torch.float64  # Metal has no float64
@@ -136,7 +131,7 @@ class _Sums:
         self.metrics: dict[str, Tensor] = {}
 
     def take(self, objective: Objective, model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk) -> Tensor:
-        """Return the loss of a batch, a sum, and remember it."""
+        """Return the loss of a batch, a sum, and add it."""
         loss, metrics = objective.loss_sum(model, batch, trunk)
         self.loss += loss.detach()
         for name, value in metrics.items():
@@ -162,17 +157,9 @@ def measure(
     objective: Objective = NEXT_TOKEN,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Evaluation:
-    """Return the mean of an objective over `rows`; always over the same of them.
+    """Return the mean of an objective over rows of epoch 0, at most `max_rows` spread evenly (0 is all).
 
-    Args:
-        model: Is in evaluation mode meanwhile.
-        rows: Of their epoch 0.
-        batch_rows: Rows at a time.
-        max_rows: Only so many, spread evenly; 0 is all.
-        precision: As in `train_step`.
-        trunk: As in `train_step`.
-        objective: As in `train_step`.
-        process_group: The processes that train together.
+    Other arguments are those of `train_step`; the model is in evaluation mode meanwhile.
     """
     was_training = model.training
     model.eval()
@@ -191,7 +178,7 @@ def measure(
 
 
 def _shard(rows: Rows, indices: Sequence[int], process_group: ProcessGroup) -> TrainingBatch:
-    """Return this process's shard of some rows; where there are too few, one of which nothing is learned."""
+    """Return this process's shard of some rows; if there are too few, one row without labels."""
     if mine := indices[process_group.shard_idx :: process_group.num_shards]:
         return rows.batch(0, mine)
     batch = rows.batch(0, indices[:1])
@@ -199,12 +186,12 @@ def _shard(rows: Rows, indices: Sequence[int], process_group: ProcessGroup) -> T
 
 
 def autocast(device: torch.device, precision: Literal["float32", "bfloat16"]) -> AbstractContextManager[object]:
-    """Compute products in bfloat16, or leave everything as it is."""
+    """Compute products in bfloat16, or change nothing."""
     return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
 def any_learned(rows: Rows) -> bool:
-    """Tell whether any label of epoch 0 counts; a thousand rows are looked at at a time."""
+    """Whether any label of epoch 0 counts; reads a thousand rows at a time."""
     num_rows = rows.num_rows(0)
     starts = range(0, num_rows, 1000)
     return any(rows.batch(0, range(start, min(start + 1000, num_rows))).num_learned for start in starts)

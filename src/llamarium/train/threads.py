@@ -1,14 +1,12 @@
-"""How many threads a run on a CPU computes with: the fewest that are nearly the fastest at its start, as measured.
+"""Choose a run's number of CPU threads: the fewest that are nearly the fastest, as measured at its start.
 
-Two threads that share every product have to wait for each other, many hundred times a step. Where each has a core of
-its own, that costs little; where another program wants one of the cores, all wait for the one that has lost its own.
-So before the first step a pass, forward and backward, is timed with all threads, half of them, and so on to one.
-
-A step that `torch.compile` makes is another pass than the one that could be timed here, and to compile it once for each
-number would take minutes: such a run takes all threads.
+Threads that share every product wait for each other, many hundred times a step. On free cores that costs little; if
+another program uses one of the cores, all wait for that one. So before the first step a forward and backward pass is
+timed with all threads, half of them, and so on to one. With `torch.compile` each number would take minutes to compile:
+such a run takes all threads.
 
 PyTorch does not promise that sums have the same bits on another number of threads. So a run keeps its number: a
-checkpoint holds it, and a resumed run computes with it, whatever would be faster now.
+checkpoint holds it, and a resumed run uses it, whatever would be faster now.
 """
 
 import os
@@ -40,9 +38,9 @@ class Threads:
 
     Attributes:
         count: The number.
-        why: Where it comes from: timed, the user's, the checkpoint's, the first run's, or all of them, as there was
-            nothing to choose from or the step is compiled.
-        seconds: What a pass took, by number of threads; empty where none was timed.
+        why: Its origin: measured, the user's, the checkpoint's, the first run's, or all, as there was no choice or the
+            step is compiled.
+        seconds: Time of a pass, by number of threads; empty if none was timed.
         rows: Of that pass.
     """
 
@@ -52,20 +50,18 @@ class Threads:
     rows: int = 0
 
     def describe(self) -> dict[str, Any]:
-        """Return what a run tells of it, as JSON values."""
+        """Return it as JSON values for the run's first event."""
         seconds = {str(count): round(value, 4) for count, value in self.seconds.items()}
         return {"threads": self.count, "threads_why": self.why, "threads_seconds": seconds, "threads_rows": self.rows}
 
 
 @contextmanager
 def computing(setup: Setup, saved: int | None, *, resumed: bool) -> Generator[Threads | None]:
-    """Let PyTorch use the run's number of threads in the body; None where it is not ours to choose.
-
-    That is on a GPU, and where several processes share the machine.
+    """Set the run's number of threads in the body; on a GPU or with several processes, change nothing and yield None.
 
     Args:
         setup: The run.
-        saved: The number in the checkpoint that it goes on from, if that holds one.
+        saved: The number in the checkpoint that is resumed, if any.
         resumed: Whether there is such a checkpoint.
     """
     if not _ours(setup):
@@ -77,12 +73,12 @@ def computing(setup: Setup, saved: int | None, *, resumed: bool) -> Generator[Th
 
 
 def _ours(setup: Setup) -> bool:
-    """Whether the number is ours to choose."""
+    """Whether the number may be chosen here."""
     return setup.model.device.type == "cpu" and setup.process_group.world_size == 1
 
 
 def choose(setup: Setup, saved: int | None, *, resumed: bool, clock: Clock = time.perf_counter) -> Threads:
-    """Return the number of threads to go on with; arguments as of `computing`."""
+    """Return the number of threads to use; arguments as for `computing`."""
     given = setup.config.threads or _wanted()
     before = (saved or torch.get_num_threads()) if resumed else None
     if given is None and setup.threads in (None, before) and before is not None and before <= allowed_cpus():
@@ -103,7 +99,7 @@ def choose(setup: Setup, saved: int | None, *, resumed: bool, clock: Clock = tim
 
 
 def _wanted() -> int | None:
-    """Return the number that was set from outside of Llamarium, or None where PyTorch has its default."""
+    """Return the number set from outside of Llamarium, or None for PyTorch's default."""
     now = torch.get_num_threads()
     return now if "OMP_NUM_THREADS" in os.environ or now != default_threads() else None
 
@@ -130,7 +126,7 @@ def _measured(setup: Setup, counts: Sequence[int], clock: Clock) -> Threads:
 
 
 def time_each(work: Callable[[], None], counts: Sequence[int], clock: Clock) -> dict[int, float]:
-    """Return the median seconds that some work takes, by number of threads; they take turns."""
+    """Return the median seconds of some work by number of threads, measured in turn."""
     before, begin = torch.get_num_threads(), clock()
     found: dict[int, list[float]] = {count: [] for count in counts}
     try:
@@ -148,12 +144,12 @@ def time_each(work: Callable[[], None], counts: Sequence[int], clock: Clock) -> 
 
 
 def fewest_of_the_fastest(seconds: dict[int, float]) -> int:
-    """Return the fewest threads that take hardly longer than the fastest number of them."""
+    """Return the fewest threads that take hardly longer than the fastest number."""
     return min(count for count, value in seconds.items() if value <= _NEARLY * min(seconds.values()))
 
 
 def _pass(setup: Setup, rows: int) -> None:
-    """Compute gradients of the first rows, and forget them."""
+    """Compute gradients of the first rows, and discard them."""
     batch = setup.train.batch(0, range(rows)).to(setup.model.device)
     setup.model.train()
     with torch.random.fork_rng([]), autocast(setup.model.device, setup.config.precision):

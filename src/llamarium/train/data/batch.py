@@ -1,7 +1,7 @@
-"""What a training step is given: rows of tokens, and which of them are to be learned."""
+"""Training batches: rows of tokens, and which of them are learned."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import torch
@@ -16,13 +16,13 @@ class TrainingBatch:
     """One micro-batch.
 
     Attributes:
-        ids_BT: int64; the tokens that the model sees.
-        labels_BT: int64; the token after each, or `IGNORED`. Shifted already: labels[b, t] follows ids[b, t].
-        positions_BT: int64; they begin at 0 with every segment of a row.
-        segments_BT: int64; which document of its row a token belongs to. None where every row is one segment, which
-            the fast causal kernel knows without a mask.
-        reference_E: float32; log P of each example's learned tokens under a reference model, in the order in which the
-            examples lie in the rows. None where no loss asks for it.
+        ids_BT: int64; the input tokens.
+        labels_BT: int64; the token after each, or `IGNORED`. Already shifted: labels[b, t] follows ids[b, t].
+        positions_BT: int64; they start at 0 in every segment of a row.
+        segments_BT: int64; the document of each token within its row. None where every row is one segment, for which
+            the fast causal kernel needs no mask.
+        reference_E: float32; log P of each example's learned tokens under a reference model, in the order of the
+            examples in the rows. None where no loss needs it.
     """
 
     ids_BT: Tensor
@@ -33,21 +33,18 @@ class TrainingBatch:
 
     @property
     def num_learned(self) -> int:
-        """Labels that count."""
+        """The number of labels that count."""
         return int((self.labels_BT != IGNORED).sum())  # sync: on a GPU, so it is asked before `to`
 
     def to(self, device: torch.device) -> "TrainingBatch":
-        """Return the batch on another device."""
-        segments_BT = None if self.segments_BT is None else self.segments_BT.to(device, non_blocking=True)
-        ids_BT, labels_BT, positions_BT = (
-            t.to(device, non_blocking=True) for t in (self.ids_BT, self.labels_BT, self.positions_BT)
-        )
-        reference_E = None if self.reference_E is None else self.reference_E.to(device, non_blocking=True)
-        return TrainingBatch(ids_BT, labels_BT, positions_BT, segments_BT, reference_E)
+        """Copy the batch to another device."""
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved = {name: None if t is None else t.to(device, non_blocking=True) for name, t in tensors.items()}
+        return TrainingBatch(**moved)
 
 
 def join(batches: Sequence[TrainingBatch]) -> TrainingBatch:
-    """Return the rows of several batches of the same source as one."""
+    """Concatenate the rows of several batches of the same source."""
     if len(batches) == 1:
         return batches[0]
     several = any(batch.segments_BT is not None for batch in batches)
@@ -63,10 +60,10 @@ def join(batches: Sequence[TrainingBatch]) -> TrainingBatch:
 
 
 class Rows(Protocol):
-    """What a run learns from: rows of one length, any of which can be had at any time.
+    """The data of a run: rows of one length with random access.
 
     Attributes:
-        fingerprint: SHA-256, hex, over the content and everything that shapes the rows, the tokenizer included.
+        fingerprint: SHA-256, hex, of the content and everything that shapes the rows, the tokenizer included.
         context: T.
     """
 
@@ -75,13 +72,13 @@ class Rows(Protocol):
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What the data is, so that a difference can be told: counts, and the SHA-256 of its parts by their names."""
+        """Counts, and the SHA-256 of parts by name, to describe a difference between data sets."""
         ...
 
     def num_rows(self, epoch: int) -> int:
-        """How many rows an epoch has; it may differ from epoch to epoch."""
+        """The number of rows of an epoch."""
         ...
 
     def batch(self, epoch: int, indices: Sequence[int]) -> TrainingBatch:
-        """Return these rows of an epoch; the same arguments give the same tensors."""
+        """Return rows of an epoch; the same arguments give the same tensors."""
         ...

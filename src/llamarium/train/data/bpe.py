@@ -1,11 +1,10 @@
-"""Learning a vocabulary from texts: byte-level BPE, or their characters.
+"""Learn a vocabulary from texts: byte-level BPE, or their characters.
 
-Byte-pair encoding begins with the 256 bytes as tokens. It counts which two neighbours stand side by side most often
-and makes them one token, again and again, until the vocabulary is as large as was asked. No token reaches over the cuts
-of the pre-tokenizer, which is Llama 3's: roughly words with the space before them, numbers of up to three digits. As in
-Llama 3, the control tokens come after all others.
+Byte-pair encoding begins with the 256 bytes as tokens. It finds the most frequent pair of neighbours and makes it one
+token, again and again, until the vocabulary is large enough. No token crosses the cuts of Llama 3's pre-tokenizer:
+roughly words with the space before them, and numbers of up to three digits. As in Llama 3, control tokens come last.
 
-Learning needs the counts of the different words alone, so the size of the texts costs time and not memory.
+Learning needs only the counts of the different words, so the size of the texts costs time, not memory.
 
 Source: Sennrich, Haddow, Birch 2016, "Neural Machine Translation of Rare Words with Subword Units", section 3.2. The
 `tokenizers` package does the work.
@@ -28,12 +27,10 @@ _PIECE_CHARACTERS = 1 << 20
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn a byte-level BPE vocabulary.
-
-    The same texts in the same order give the same vocabulary.
+    """Learn a byte-level BPE vocabulary; the same texts in the same order give the same one.
 
     Args:
-        texts: What to learn from; read once.
+        texts: Read once.
         vocab_size: Tokens in all: 256 bytes, `vocab_size` - 258 merges, and the two control tokens.
 
     Raises:
@@ -90,7 +87,7 @@ def train_characters(texts: Iterable[str]) -> Tokenizer:
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[str]:
-    """Cut long texts, which changes no count: the package takes much memory for each text that it is given."""
+    """Cut long texts, which changes no count: the package's memory grows with the longest text."""
     for text in texts:
         check_text(text)
         start = 0

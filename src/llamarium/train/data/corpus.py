@@ -1,23 +1,23 @@
-"""A data set as one long stream of token ids on disk, read and tokenized once.
+"""A data set as one stream of token ids on disk, read and tokenized once.
 
-The ids lie in a file that is mapped into memory, 2 bytes a token where the vocabulary has at most 65,536 tokens and 4
-where it has more; so a corpus may be larger than the memory, and a row of it costs one read. Beside them lie the places
-where documents begin, and the tokenizer where it was learned from the documents:
+The ids lie in a memory-mapped file, 2 bytes a token for vocabularies of at most 65,536 tokens and 4 for larger ones; so
+a corpus may exceed the memory, and a row costs one read. Beside it lie the starts of documents, and the tokenizer if it
+was learned from the documents:
 
     corpus-.../ids.bin       uint16 or int32 in the machine's order, document after document
     corpus-.../starts.bin    int64, the first is 0
     corpus-.../tokenizer/
     corpus-.../corpus.json   what they were made from; their sizes, times and SHA-256
 
-Where a tokenizer puts a begin-of-text token, each document begins with one; where it has an end-of-text token, each
-document ends with it, so that a model learns to end. Characters have neither.
+Each document begins with the begin-of-text token where the tokenizer adds one, and ends with the end-of-text token if
+any, so that a model learns to end. Characters have neither.
 
-The source is read once, into a file beside the corpus; from there the vocabulary is learned and the ids are written, so
-that the two fit even where the source changes meanwhile. After that nothing of it is read as long as its stamp is the
-same (`source_stamp`: sizes and times of files); where the stamp has moved it is read to see whether the documents have.
+The source is read once, into a file beside the corpus, from which the vocabulary is learned and the ids are written:
+the two fit even if the source changes. It is not read again while its stamp (`source_stamp`: sizes and times of
+files) stays the same; otherwise it is read to see whether the documents have changed.
 
-The fingerprint is a SHA-256 over every document and the tokenizer. Files that change later change nothing in a run that
-has begun, and a run that is resumed with other data or another tokenizer sees another fingerprint.
+The fingerprint is a SHA-256 of every document and the tokenizer. Later changes of files do not affect a running run;
+one that is resumed with other data or another tokenizer sees another fingerprint.
 """
 
 import hashlib
@@ -54,12 +54,7 @@ _STALE_AFTER_S = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """A tokenizer that is yet to be learned from the documents.
-
-    Attributes:
-        name: What decides it besides them, such as "bpe 4096".
-        learn: Makes it.
-    """
+    """A tokenizer to be learned from the documents by `learn`; `name` identifies the method, such as "bpe 4096"."""
 
     name: str
     learn: Callable[[Iterable[str]], Tokenizer]
@@ -67,16 +62,15 @@ class Learner:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
-    """A stream of token ids, and where its documents begin.
+    """A stream of token ids, and the starts of its documents.
 
     Attributes:
-        name: Where it came from, for messages.
-        ids: (num_tokens,) uint16 or int32; mapped from a file, of which only what is used is read.
-        starts: (num_documents,) int64; where documents begin, ascending; the first is 0.
-        tokenizer: What encoded it.
-        fingerprint: SHA-256, hex, of the documents, the tokenizer and which part of them this is.
-        about: The whole, of which this may be a part, in plain words: how many documents, bytes and tokens, and the
-            SHA-256 of text and tokenizer.
+        name: The source, for messages.
+        ids: (num_tokens,) uint16 or int32; mapped from a file.
+        starts: (num_documents,) int64; ascending, the first is 0.
+        tokenizer: It encoded the ids.
+        fingerprint: SHA-256, hex, of the documents, the tokenizer and the part of them.
+        about: The whole corpus in counts of documents, bytes and tokens, and the SHA-256 of text and tokenizer.
     """
 
     name: str
@@ -88,19 +82,19 @@ class Corpus:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in all."""
+        """The number of tokens."""
         return self.ids.numel()
 
     @property
     def num_documents(self) -> int:
-        """Documents, the first and last of which may be parts."""
+        """The number of documents, the first and last of which may be parts."""
         return self.starts.numel()
 
     def split(self, validation: float, *, at_least: int = 1) -> tuple["Corpus", "Corpus"]:
-        """Return the first part, to learn from, and the last, to measure with.
+        """Split into the first part, for training, and the last, for validation.
 
-        The cut is at a token, in the middle of a document if need be: of Tiny Shakespeare's 1,115,394 characters the
-        usual split keeps the first int(0.9 · n).
+        The cut may fall within a document: of Tiny Shakespeare's 1,115,394 characters the usual split keeps the first
+        int(0.9 · n).
 
         Args:
             validation: The last part's share of the tokens, above 0 and below 1.
@@ -121,7 +115,7 @@ class Corpus:
         return self._part(0, cut), self._part(cut, self.num_tokens)
 
     def _part(self, first: int, end: int) -> "Corpus":
-        """Return the tokens from `first` to `end`; a document that began before counts from there."""
+        """Return the tokens from `first` to `end`; a document that began before starts there."""
         open_document = int(torch.searchsorted(self.starts, first, right=True)) - 1
         next_part = int(torch.searchsorted(self.starts, end))
         return replace(
@@ -140,20 +134,20 @@ def tokenize_corpus(
     text_field: str = "text",
     progress: Progress | None = None,
 ) -> Corpus:
-    """Return a source as token ids, from the files in `folder` if they hold it already.
+    """Return a source as token ids, from the files in `folder` if they are there.
 
-    Several sources may share a folder. What is written is complete or absent. While the source is read, the folder
-    holds a copy of its text besides.
+    Several sources may share a folder. Output is complete or absent. While the source is read, the folder also holds a
+    copy of its text.
 
     Args:
         source: As for `read_documents`.
-        tokenizer: What encodes it, or how that is learned from it.
+        tokenizer: The tokenizer, or how to learn it from the source.
         folder: Where the ids are kept; made if missing.
         text_field: As for `read_documents`.
-        progress: Told how far it is, after each document and each million characters.
+        progress: Called after each document and each million characters.
 
     Raises:
-        TrainingError: If the source holds no text, what is no text, or what the tokenizer cannot encode.
+        TrainingError: If the source holds no text, or text that the tokenizer cannot encode.
         DownloadError, OptionError: As `read_documents`.
         OutputError: If the folder cannot be written.
     """
@@ -185,12 +179,9 @@ def tokenize_corpus(
 
 
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
-    """Return a SHA-256, hex, over everything that decides which ids a document becomes.
+    """Return a SHA-256, hex, of everything that decides a document's ids; it survives saving and loading.
 
-    A tokenizer that is saved and read again has the same one; its chat template does not count.
-
-    Raises:
-        OutputError: If the folder for temporary files cannot be written.
+    The chat template does not count. OutputError if the folder for temporary files cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix="llamarium-") as temporary:
         tokenizer.save(Path(temporary))
@@ -205,11 +196,11 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
 
 
 class _Spool:
-    """Documents on disk, as they were when their source was read: of each its length in bytes, 8 of them, and UTF-8.
+    """Copy of the documents on disk: of each its length in bytes, 8 of them, and its UTF-8.
 
     Attributes:
         sha256: Of the file, hex, and so of the documents, whatever kind of file they come from.
-        num_documents: How many there are.
+        num_documents: Their number.
         num_bytes: Of their texts.
     """
 
@@ -238,11 +229,7 @@ class _Spool:
 def _make(
     fresh: Path, documents: _Spool, tokenizer: Tokenizer | Learner, name: str, progress: Progress | None
 ) -> dict[str, Any]:
-    """Write everything of a corpus but `corpus.json` into a new folder, and return what there is to say about it.
-
-    Raises:
-        TrainingError: If there is no document, or one that the tokenizer cannot encode.
-    """
+    """Write a corpus except `corpus.json` into a new folder, and return its `about`; TrainingError if empty."""
     if not documents.num_documents:
         raise TrainingError(f"{name}: no text in it; expected at least one document that is not empty")
     fresh.mkdir()
@@ -261,7 +248,7 @@ def _make(
 def _write_ids(
     folder: Path, documents: Iterable[str], tokenizer: Tokenizer, name: str, progress: Progress | None
 ) -> int:
-    """Write `ids.bin` and `starts.bin`, one document at a time, and return how many tokens there are."""
+    """Write `ids.bin` and `starts.bin`, one document at a time, and return the number of tokens."""
     dtype = _ids_dtype(tokenizer)
     starts, num_tokens = array("q"), 0
     with (folder / "ids.bin").open("wb") as file:
@@ -278,11 +265,7 @@ def _write_ids(
 
 
 def _document_ids(tokenizer: Tokenizer, document: str, where: str) -> Iterator[list[int]]:
-    """Encode a document between its begin- and end-of-text tokens.
-
-    Raises:
-        TrainingError: If the tokenizer cannot encode it.
-    """
+    """Encode a document with its begin- and end-of-text tokens; TrainingError if that fails."""
     yield _before(tokenizer)
     try:
         yield from encode_pieces(tokenizer, document)
@@ -292,17 +275,17 @@ def _document_ids(tokenizer: Tokenizer, document: str, where: str) -> Iterator[l
 
 
 def _before(tokenizer: Tokenizer) -> list[int]:
-    """Return what stands before each document, by the tokenizer's own rule."""
+    """Return the ids before each document, by the tokenizer's own rule."""
     return [tokenizer.special.bos] if tokenizer.special.add_bos and tokenizer.special.bos is not None else []
 
 
 def _after(tokenizer: Tokenizer) -> list[int]:
-    """Return what stands after each document; of several end-of-text tokens the main one."""
+    """Return the ids after each document: the first of the end-of-text tokens."""
     return list(tokenizer.eos_token_ids[:1])
 
 
 def _publish(fresh: Path, target: Path, description: dict[str, Any]) -> None:
-    """Describe a complete corpus and give it its name; one of that name that is damaged makes way."""
+    """Describe a complete corpus and rename it to its name; a damaged one of that name is removed."""
     written = {path.relative_to(fresh).as_posix(): path for path in fresh.rglob("*") if path.is_file()}
     files = {
         name: (s := path.stat()) and [s.st_size, s.st_mtime_ns, file_sha256(path)] for name, path in written.items()
@@ -320,7 +303,7 @@ def _publish(fresh: Path, target: Path, description: dict[str, Any]) -> None:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove what a process that was killed has left; not what another may still be writing."""
+    """Remove the leftovers of killed processes, but nothing recent, which another may be writing."""
     for old in folder.glob(f"{_UNFINISHED}*"):
         if old.stat().st_mtime < time.time() - _STALE_AFTER_S:
             shutil.rmtree(old, ignore_errors=True)
@@ -330,7 +313,7 @@ def _remove_stale(folder: Path) -> None:
 
 
 def _kept(inside: Path, recipe: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return what `corpus.json` says, if a corpus of this recipe is there and is what was written; else None."""
+    """Return the content of `corpus.json` if an intact corpus of this recipe is there, else None."""
     try:
         found: Any = json.loads((inside / "corpus.json").read_bytes())
         intact = found["recipe"] == recipe and all(
@@ -342,7 +325,7 @@ def _kept(inside: Path, recipe: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _is_as_written(path: Path, num_bytes: int, mtime_ns: int, sha256: str) -> bool:
-    """Compare a file's size, and its content where it is not the very file that was written."""
+    """Compare a file's size, and its content if it was touched since."""
     status = path.stat()
     return status.st_size == num_bytes and (status.st_mtime_ns == mtime_ns or file_sha256(path) == sha256)
 
@@ -359,11 +342,7 @@ def _map_corpus(inside: Path, name: str, tokenizer: Tokenizer | Learner) -> Corp
 
 
 def _check_numbers(path: Path, numbers: Tensor, stop: int) -> None:
-    """Refuse a file whose bytes have changed under its old time of writing, before it sends a step astray.
-
-    Raises:
-        TrainingError: If a number is not from 0 to `stop`.
-    """
+    """Check that all numbers are from 0 to `stop` - 1, as bytes may change under an old time; TrainingError if not."""
     lowest, highest = (int(f(numbers.numpy())) if len(numbers) else 0 for f in (np.min, np.max))
     if lowest < 0 or highest >= stop:
         raise TrainingError(
@@ -373,7 +352,7 @@ def _check_numbers(path: Path, numbers: Tensor, stop: int) -> None:
 
 
 def _map(path: Path, dtype: _Number) -> Tensor:
-    """Map a file of numbers; copied on write, so that nothing can write through the tensor into it."""
+    """Map a file of numbers, copy-on-write, so that writing to the tensor leaves the file unchanged."""
     return torch.from_numpy(np.memmap(path, dtype, "c") if path.stat().st_size else np.empty(0, dtype))
 
 

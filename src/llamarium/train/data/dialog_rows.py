@@ -1,20 +1,20 @@
-"""Dialogs as rows: several side by side, each a segment of its own that begins at position 0 and sees only itself.
+"""Rows of dialogs: several side by side, each a segment that begins at position 0 and attends only to itself.
 
-Examples are short and rows are long, so no row is filled by one alone:
+Examples are short and rows long, so several share a row:
 
     ids        <u>2+2?<a>4<e><u>hi<a>hey____      <u>, <a>, <e>: header of the user and the assistant, end of turn
-    labels     ......4<e>....... hey<e>.....      what follows, where it is learned
+    labels     ......4<e>....... hey<e>.....      the next token, where it is learned
     segments   0000000000111111111111112222       the last one is padding
 
-Nothing is ever cut: half an answer teaches to stop in the middle. An example that fits no row is refused, or left out
-where that is asked for.
+Nothing is cut: half an answer teaches to stop in the middle. An example longer than a row is refused, or dropped on
+request.
 """
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.data.dialogs import Example, read_dialogs
 from llamarium.train.data.order import derived_seed
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 TooLong = Literal["error", "drop"]
 
@@ -35,10 +38,10 @@ class DialogRows:
     """Examples packed into rows, in another order every epoch.
 
     Attributes:
-        together: How many examples, one after the other, share a row.
-        examples: What is learned from.
+        together: How many consecutive examples share a row.
+        examples: The examples.
         context: T, the tokens of a row.
-        fingerprint: SHA-256, hex, over the examples and everything else that shapes the rows.
+        fingerprint: SHA-256, hex, of the examples and everything else that shapes the rows.
     """
 
     together = 1
@@ -53,14 +56,14 @@ class DialogRows:
         too_long: TooLong = "error",
         pad_id: int = 0,
     ) -> None:
-        """Take examples.
+        """Pack examples.
 
         Args:
             examples: At least one.
             context: T, at least 1.
-            seed: Of the order; None keeps that of the file in every epoch, as a validation wants it.
-            too_long: What becomes of an example that no row can hold: "error", or "drop" with a warning.
-            pad_id: Stands where a row has room left, and is never learned.
+            seed: Of the order; None keeps the file's order in every epoch, for validation.
+            too_long: "error" refuses an example longer than a row, "drop" leaves it out with a warning.
+            pad_id: Fills the rest of a row, and is never learned.
 
         Raises:
             TrainingError: For no example, or one that is too long.
@@ -87,7 +90,7 @@ class DialogRows:
         too_long: TooLong = "error",
         chat: bool = True,
     ) -> Self:
-        """Read a JSONL file, with dialogs as `read_dialogs` knows them; see the constructor."""
+        """Read a JSONL file with `read_dialogs`; other arguments are the constructor's."""
         examples = cls._read(path, tokenizer, chat)
         pad_id = tokenizer.pad_token_id
         if pad_id is None:
@@ -102,7 +105,7 @@ class DialogRows:
         return read_dialogs(path, tokenizer, chat=chat)
 
     def split(self, validation: float) -> tuple[Self, Self]:
-        """Return the first examples to train on, and the last `validation` of them, in a fixed order, to validate.
+        """Return the first examples to train on, and the last share of them, in a fixed order, to validate.
 
         Raises:
             TrainingError: If either would have none.
@@ -121,15 +124,15 @@ class DialogRows:
 
     @property
     def about(self) -> dict[str, int]:
-        """What the data is, so that a difference can be told."""
+        """Counts, to describe a difference between data sets."""
         return {"examples": len(self.examples), "tokens": sum(len(example.ids) for example in self.examples)}
 
     def num_rows(self, epoch: int) -> int:
-        """Return how many rows an epoch's order packs into."""
+        """Return the number of rows of an epoch."""
         return len(self._rows(epoch))
 
     def batch(self, epoch: int, indices: Sequence[int]) -> TrainingBatch:
-        """Return these rows of an epoch; the same arguments give the same tensors."""
+        """Return rows of an epoch; the same arguments give the same tensors."""
         rows = self._rows(epoch)
         shape = (len(indices), self.context)
         ids_BT, labels_BT = np.full(shape, self._pad_id, np.int64), np.full(shape, IGNORED, np.int64)
@@ -171,13 +174,13 @@ class DialogRows:
 
 
 def _lengths(examples: Sequence[Example], together: int) -> list[int]:
-    """Return how much room each unit takes; the last token of an example is a label only, and takes none."""
+    """Return the tokens of each unit in a row; the last token of an example is only a label."""
     lengths = [len(example.ids) - 1 for example in examples]
     return [sum(lengths[i : i + together]) for i in range(0, len(lengths), together)]
 
 
 def _fitting(examples: Sequence[Example], context: int, too_long: TooLong, together: int) -> list[Example]:
-    """Return the examples that a row can hold, with those that share it."""
+    """Return the examples that fit a row together with those that share it."""
     if not examples:
         raise TrainingError("there is no example; expected at least one")
     lengths = _lengths(examples, together)
@@ -198,10 +201,7 @@ def _fitting(examples: Sequence[Example], context: int, too_long: TooLong, toget
 
 
 def _pack(lengths: Sequence[int], order: Sequence[int], room: int) -> list[list[int]]:
-    """Put each example, in this order, into the first row that has room for it.
-
-    Only the latest rows are looked at, so that this takes linear time and the order stays mixed.
-    """
+    """Put each example, in this order, into the first of the latest rows with room: linear time, and a mixed order."""
     rows: list[list[int]] = []
     left: list[int] = []
     for number in order:
@@ -214,3 +214,46 @@ def _pack(lengths: Sequence[int], order: Sequence[int], room: int) -> list[list[
         rows[row].append(number)
         left[row] -= lengths[number]
     return rows
+
+
+# --- preview ----------------------------------------------------------------------------------------------------------
+
+
+def preview(batch: TrainingBatch, tokenizer: Tokenizer, row: int = 0) -> "Text":
+    """Format a row: learned text in green and within ⟦ ⟧, context dim.
+
+    Control tokens are spelled out, and characters that could control a terminal are escaped.
+    """
+    from rich.text import Text
+
+    shown = Text()
+    for number, (ids, learned) in enumerate(_examples(batch, row)):
+        if not learned.any():
+            shown.append(f"── {len(ids)} tokens without anything to learn (padding)\n", "bold")
+            continue
+        shown.append(f"── example {number + 1}: {len(ids)} tokens, {int(learned.sum())} learned\n", "bold")
+        borders = np.flatnonzero(np.diff(learned)) + 1
+        for part, learns in zip(np.split(ids, borders), np.split(learned, borders), strict=True):
+            text = _visible(tokenizer.decode(part.tolist(), skip_special_tokens=False))
+            if learns[0]:
+                shown.append(f"⟦{text}⟧", "bold green")
+            else:
+                shown.append(text, "dim")
+        shown.append("\n")
+    return shown
+
+
+def _examples(batch: TrainingBatch, row: int) -> Iterator[Example]:
+    """Recover a row's examples: each token followed by its label."""
+    ids, labels = batch.ids_BT[row].cpu().numpy(), batch.labels_BT[row].cpu().numpy()
+    starts = np.flatnonzero(batch.positions_BT[row].cpu().numpy() == 0)
+    for start, stop in zip(starts, [*starts[1:], len(ids)], strict=True):
+        learned = np.concatenate(([False], labels[start:stop] != IGNORED))
+        last = labels[stop - 1]
+        tokens = np.concatenate((ids[start:stop], [last]))
+        count = len(tokens) if last != IGNORED else len(tokens) - 1
+        yield Example(tokens[:count], learned[:count])
+
+
+def _visible(text: str) -> str:
+    return "".join(c if c.isprintable() or c == "\n" else escape(c) for c in text)

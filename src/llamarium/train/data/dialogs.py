@@ -1,4 +1,4 @@
-"""Dialogs to fine-tune on: what the assistant says is learned, what it is told is only read.
+"""Read dialogs for fine-tuning: the assistant's messages are learned, all others are context.
 
 A line of the JSONL file is one example, in one of three forms, which may be mixed:
 
@@ -6,8 +6,7 @@ A line of the JSONL file is one example, in one of three forms, which may be mix
     {"prompt": "2+2?", "completion": "4"}
     {"instruction": "Add.", "input": "2 and 2", "output": "4"}        ("input" may be missing or empty)
 
-Each becomes ids and, for every id, whether it is learned: an answer's tokens and the one that ends it, which is how a
-model learns to stop.
+Learned are an answer's tokens and the one that ends it, so that a model learns to stop.
 """
 
 import json
@@ -49,7 +48,7 @@ class Example(NamedTuple):
 
     Attributes:
         ids: int32, (n,).
-        learned: bool, (n,); the first is never learned, as nothing stands before it.
+        learned: bool, (n,); the first is never learned, as nothing precedes it.
     """
 
     ids: NDArray[np.int32]
@@ -60,7 +59,7 @@ class Example(NamedTuple):
 
 
 def _itself(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return the one example that a line is."""
+    """Return a line's object as one example."""
     refuse_keys(record, ("chosen", "rejected"))
     return [record]
 
@@ -75,15 +74,15 @@ def read_dialogs(
 ) -> list[Example]:
     """Read a JSONL file of examples.
 
-    Prompts and instructions are dialogs of two messages where there is a dialog format. Without one (a base model)
-    the answer follows the prompt as it is, and an instruction stands in Alpaca's words.
+    Prompts and instructions become dialogs of two messages if there is a dialog format. Without one (a base model) the
+    answer follows the prompt directly, and an instruction uses Alpaca's template.
 
     Args:
-        path: UTF-8, one JSON object a line; empty lines are passed over.
+        path: UTF-8, one JSON object a line; empty lines are skipped.
         tokenizer: The model's.
-        chat: Use the tokenizer's dialog format, if it has one. Answers should later be asked for in the same one.
-        expand: Makes the records of examples of what a line holds.
-        finish: Makes of a line's examples those that are learned, or refuses them.
+        chat: Use the tokenizer's dialog format, if it has one.
+        expand: Turns a line's object into the records of examples.
+        finish: Selects or checks a line's examples.
 
     Raises:
         TrainingError: For a file that cannot be read or holds no example; for a line that is no example, or has
@@ -107,7 +106,7 @@ def read_dialogs(
 
 
 def refuse_keys(record: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Refuse an example with a key that would change what is learned if it were read."""
+    """Refuse keys that are not read but would change what is learned."""
     for name in names:
         if record.get(name):
             raise TrainingError(f"has {name!r}, which is not read; write it into the messages, or take it out")
@@ -122,7 +121,7 @@ def _at(path: Path, number: int) -> Generator[None]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not empty, and their numbers from 1."""
+    """Yield the non-empty lines with their numbers from 1."""
     try:
         regular_size(path)
         with path.open("rb") as file:
@@ -144,7 +143,7 @@ def _parse(line: bytes) -> Mapping[str, Any]:
 
 
 def _form(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the fields that make a record an example."""
+    """Return the fields that make a record an example."""
     refuse_keys(record, _NOT_READ)
     forms = [form for form in _FORMS if all(name in record for name in form)]
     if len(forms) != 1:

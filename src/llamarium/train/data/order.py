@@ -1,8 +1,7 @@
-"""The order of the data: decided by a seed, and resumable from two numbers.
+"""The order of the data: drawn from a seed, and resumable from two numbers.
 
-An epoch is a permutation of its rows, drawn from (seed, epoch) alone. So where a run stands in its data is an epoch and
-an index into it; nothing else has to be saved, and a run that was interrupted goes on with exactly the rows it would
-have seen.
+An epoch is a permutation of its rows, drawn from (seed, epoch) alone. So an epoch and an index describe the position in
+the data, and a resumed run continues with exactly the rows that it would have seen.
 """
 
 import hashlib
@@ -16,39 +15,28 @@ from llamarium.train.data.batch import Rows, TrainingBatch, join
 
 
 def derived_seed(purpose: str, seed: int, number: int) -> int:
-    """Return the seed of one draw of a run, from 0 to 2**63 - 1.
-
-    Args:
-        purpose: What is drawn: draws for different purposes have nothing to do with each other.
-        seed: The run's.
-        number: Of the epoch or the step.
-    """
+    """Return the seed of one draw, from 0 to 2**63 - 1, independent for each purpose, run seed and epoch or step."""
     digest = hashlib.sha256(f"{purpose} {seed} {number}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where a run stands in its data.
-
-    Attributes:
-        epoch: Passes over the data that are complete.
-        index: Rows of this epoch that have been taken.
-    """
+    """Position in the data: complete passes over it, and rows taken of the current one."""
 
     epoch: int = 0
     index: int = 0
 
 
 class Order:
-    """Hands out the rows of a run, batch by batch.
+    """Returns the rows of a run, batch by batch.
 
     Args:
-        rows: What is learned from.
+        rows: The data.
         seed: Of the order.
-        cursor: Where to go on.
-        shard_idx: Which shard of the rows is returned, if several processes share them.
-        num_shards: How many shards there are.
+        cursor: Where to continue.
+        shard_idx: This process's shard of the rows.
+        num_shards: Number of shards.
 
     Raises:
         TrainingError: If there is no row.
@@ -64,12 +52,10 @@ class Order:
         self._permutation = self._permute(self.cursor.epoch)
 
     def take(self, count: int) -> TrainingBatch:
-        """Return the next `count` rows, or this process's shard of them.
-
-        An epoch's last rows share a batch with the next one's first, so that none is left out and any data serves.
+        """Return the next `count` rows, or this process's shard of them; the next epoch's rows follow this one's.
 
         Raises:
-            TrainingError: If they cannot be divided evenly.
+            TrainingError: If the shards would differ in size.
         """
         if count % self.num_shards:
             raise TrainingError(
@@ -80,7 +66,7 @@ class Order:
         return join([self.rows.batch(epoch, [i for e, i in places if e == epoch]) for epoch in epochs])
 
     def _next(self) -> tuple[int, int]:
-        """Return the epoch and the number of the next row, and step over it."""
+        """Return the epoch and the index of the next row, and advance."""
         if self.cursor.index >= len(self._permutation):
             self.cursor = Cursor(self.cursor.epoch + 1)
             self._permutation = self._permute(self.cursor.epoch)

@@ -1,4 +1,4 @@
-"""Rows to pretrain on: the stream of a corpus cut into equal lengths, with nothing padded and nothing lost.
+"""Rows for pretraining: the stream of a corpus cut into equal lengths, without padding or loss.
 
     documents      "the_cat_sat", "a_dog_ran_off", "so_it_goes"
     rows of 8      the_cat_  sata_dog  _ran_off  so_it_go      (here a character is a token)
@@ -6,8 +6,8 @@
     positions      01234567  01201234  01234567  01234567      and counts from its first token
     labels         he_cat_s  at._dog_  ran_off.  o_it_goe      the next token, but none across a border
 
-A row has T tokens to see and, for the last of them, one more to predict. Each epoch cuts at another offset, so that a
-token that was the first of a row, with nothing to look back to, has a past in the next epoch.
+A row has T input tokens and, for the last of them, one more to predict. Each epoch cuts at another offset, so that a
+row's first token, which has no context, has some in the next epoch.
 """
 
 import hashlib
@@ -25,10 +25,10 @@ class PackedRows:
     """The rows of a corpus, by epoch and index.
 
     Attributes:
-        corpus: What is cut.
+        corpus: The corpus.
         context: T, the tokens of a row.
-        fingerprint: SHA-256, hex, over the corpus, the context and the seed.
-        about: What the corpus says about itself.
+        fingerprint: SHA-256, hex, of the corpus, the context and the seed.
+        about: The corpus's.
     """
 
     def __init__(self, corpus: Corpus, context: int, seed: int | None) -> None:
@@ -37,8 +37,7 @@ class PackedRows:
         Args:
             corpus: The stream of ids.
             context: T, at least 1.
-            seed: What the offset of each epoch is drawn from. None cuts at the beginning in every epoch, so that a
-                validation loss is measured on the same rows each time.
+            seed: Draws the offset of each epoch; None is offset 0 in every epoch, for validation on the same rows.
 
         Raises:
             TrainingError: If the corpus is shorter than one row and the token after it, or has nothing to learn.
@@ -63,7 +62,7 @@ class PackedRows:
         self.about = corpus.about
 
     def offset(self, epoch: int) -> int:
-        """Return where the first row of an epoch begins: below T, and so that there is at least one row."""
+        """Return the start of an epoch's first row: below T, and so that there is at least one row."""
         if self._seed is None:
             return 0
         generator = torch.Generator().manual_seed(derived_seed("offset", self._seed, epoch))
@@ -71,11 +70,11 @@ class PackedRows:
         return int(torch.randint(choices, (), generator=generator))
 
     def num_rows(self, epoch: int) -> int:
-        """Return how many whole rows an epoch has."""
+        """Return the number of whole rows of an epoch."""
         return (self.corpus.num_tokens - self.offset(epoch) - 1) // self.context
 
     def batch(self, epoch: int, indices: Sequence[int]) -> TrainingBatch:
-        """Return these rows of an epoch; the same arguments give the same tensors."""
+        """Return rows of an epoch; the same arguments give the same tensors."""
         first, context = self.offset(epoch), self.context
         rows_B = torch.as_tensor(indices, dtype=torch.int64)
         # Overlapping views of T + 1 tokens: a row's last label is the next row's first token.

@@ -1,15 +1,16 @@
-"""Pairs of answers to learn a preference from: one that was chosen, one that was rejected.
+"""Read pairs of answers for preference training: one chosen, one rejected.
 
 A line of the JSONL file is one pair, in one of two forms, which may be mixed:
 
     {"prompt": "2+2?", "chosen": "4", "rejected": "5"}
     {"messages": [..., {"role": "user", "content": "2+2?"}], "chosen": "4", "rejected": "5"}
 
-Each becomes two examples that share all but their answers, and of which only the answer's tokens count, and the one
-that ends it. Both lie in the same row, so that a batch never has half a pair.
+Each becomes two examples with the same prompt, of which only the answer and its end count. Both lie in the same row,
+so that no batch has half a pair.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,21 +29,15 @@ _OTHER_FORMS = ("completion", "instruction", "input", "output")
 
 
 def read_pairs(path: Path, tokenizer: Tokenizer, *, chat: bool = True) -> list[Example]:
-    """Read a JSONL file of pairs, and return two examples of each line: the chosen one, then the rejected one.
+    """Read a JSONL file of pairs: two examples of each line, the chosen one first.
 
-    Args:
-        path: UTF-8, one JSON object a line; empty lines are passed over.
-        tokenizer: The model's.
-        chat: Use the tokenizer's dialog format, if it has one.
-
-    Raises:
-        TrainingError: For a file that cannot be read or holds no pair, and for a line that is none, with file and line.
+    Arguments and errors are those of `read_dialogs`.
     """
     return read_dialogs(path, tokenizer, chat=chat, expand=_expand, finish=_finish)
 
 
 def _expand(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the two examples of a pair, as `read_dialogs` knows them."""
+    """Return the two records of a pair for `read_dialogs`."""
     asked = [name for name in ("prompt", "messages") if name in record]
     if len(asked) != 1 or not all(name in record for name in _ANSWERS):
         raise TrainingError(
@@ -81,7 +76,7 @@ def _finish(pair: list[Example]) -> list[Example]:
 
 
 def _last_answer(example: Example) -> Example:
-    """Leave only the last answer learned: earlier ones are the same on both sides, and no one's preference."""
+    """Mark only the last answer as learned; earlier ones are the same on both sides."""
     unlearned = np.flatnonzero(~example.learned)
     last = int(np.flatnonzero(example.learned)[-1])
     learned = np.zeros_like(example.learned)
@@ -90,11 +85,7 @@ def _last_answer(example: Example) -> Example:
 
 
 class PairRows(DialogRows):
-    """Pairs packed into rows, in another order every epoch.
-
-    Attributes:
-        reference_E: log P of each example's answer under the reference model, once it is known.
-    """
+    """Pairs packed into rows, in another order every epoch; `reference_E` is each answer's reference log P."""
 
     together = 2
     _label = "pair rows 1"
@@ -105,16 +96,13 @@ class PairRows(DialogRows):
         return read_pairs(path, tokenizer, chat=chat)
 
     def batch(self, epoch: int, indices: Sequence[int]) -> TrainingBatch:
-        """Return these rows of an epoch; the same arguments give the same tensors."""
+        """Return rows of an epoch; the same arguments give the same tensors."""
         batch = super().batch(epoch, indices)
         if self.reference_E is None:
             return batch
-        return TrainingBatch(
-            batch.ids_BT, batch.labels_BT, batch.positions_BT, batch.segments_BT,
-            self.reference_E[torch.tensor(self.examples_of(epoch, indices))],
-        )  # fmt: skip
+        return replace(batch, reference_E=self.reference_E[torch.tensor(self.examples_of(epoch, indices))])
 
     def examples_of(self, epoch: int, indices: Sequence[int]) -> list[int]:
-        """Return the numbers of the examples in these rows, in the order in which they lie there."""
+        """Return the numbers of the examples in these rows, in row order."""
         rows = self._rows(epoch)
         return [number for index in indices for number in rows[index]]

@@ -1,20 +1,19 @@
-"""Where documents come from: the reference manual in every Python, files and folders, data sets of the hub.
+"""Read documents: the Python manual, files and folders, data sets of the hub.
 
-| source              | documents                                                                          |
-|---------------------|------------------------------------------------------------------------------------|
-| None                | the Python manual's topics, as `help()` shows them (`pydoc_data.topics`)           |
-| `tiny-shakespeare`  | one: 40,000 lines of Shakespeare, fetched once (Karpathy 2015, char-rnn)           |
-| a file              | one: its text, in UTF-8                                                            |
-| a `.jsonl` file     | one a line: the text in one field                                                  |
-| a `.parquet` file   | one a row: the text in one column (needs `llamarium[train]`)                       |
-| a folder            | those of its `.txt`, `.md`, `.jsonl` and `.parquet` files, by name; not of runs    |
+| source              | documents                                                                           |
+|---------------------|-------------------------------------------------------------------------------------|
+| None                | the Python manual's topics, as `help()` shows them (`pydoc_data.topics`)            |
+| `tiny-shakespeare`  | one: 40,000 lines of Shakespeare, fetched once (Karpathy 2015, char-rnn)            |
+| a file              | one: its text, in UTF-8                                                             |
+| a `.jsonl` file     | one a line: the text in one field                                                   |
+| a `.parquet` file   | one a row: the text in one column (needs `llamarium[train]`)                        |
+| a folder            | those of its `.txt`, `.md`, `.jsonl` and `.parquet` files, by name; not of runs     |
 | `org/name[:subset]` | one a row of a hub data set's `train` split, streamed (needs `llamarium[hub-data]`) |
 
-The first that fits wins, so `org/name` is the folder of that name where there is one. A document is a text that was
-written as one: what stands in another document never explains what stands in this one, and the rows keep them apart.
-Documents come one at a time and in the same order each time, so the memory has to hold one of them: a text file is one,
-and a text larger than that is better cut into several files or the lines of a `.jsonl`. What is no text is refused with
-its place (file and line, or file and row); nothing is repaired or passed over in silence.
+The first that fits wins, so `org/name` is the folder of that name if there is one. Rows keep documents apart, as one
+never explains another. Documents come one at a time, in the same order each time, so one must fit in memory: cut larger
+texts into files or the lines of a `.jsonl`. Invalid text is refused with file and line, or file and row; nothing is
+repaired or skipped silently.
 """
 
 import hashlib
@@ -53,14 +52,14 @@ _ROWS_AT_ONCE = 256  # of a parquet file: as few as its pages allow, since a row
 
 
 def read_documents(source: str | None, *, text_field: str = "text") -> Iterator[str]:
-    """Return the documents of a source, in a fixed order, without the empty ones.
+    """Return the non-empty documents of a source, in a fixed order.
 
     Args:
         source: One of the forms of the table above.
         text_field: The field or column that holds the text, where documents have several.
 
     Raises:
-        TrainingError: If there is nothing of that name, or, while the documents are read, what is no text.
+        TrainingError: If there is nothing of that name, or, while reading, for invalid text.
         DownloadError: If Tiny Shakespeare is not on this machine and cannot be fetched.
         OptionError: If the source needs a package that is not installed.
     """
@@ -68,12 +67,10 @@ def read_documents(source: str | None, *, text_field: str = "text") -> Iterator[
 
 
 def source_stamp(source: str | None) -> str:
-    """Return what stays the same as long as a source does, without reading it.
-
-    It is a hash of the files' names, sizes and times of change, or of a hub data set's commit.
+    """Return a hash that changes with a source, without reading it: of files' names, sizes and times, or a hub commit.
 
     Raises:
-        TrainingError: If there is nothing of that name, or it cannot be looked at.
+        TrainingError: If there is nothing of that name, or it cannot be accessed.
     """
     return hashlib.sha256(repr(_find(source)[0]()).encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -84,7 +81,7 @@ def source_name(source: str | None) -> str:
 
 
 def _find(source: str | None, text_field: str = "") -> tuple[Callable[[], object], Callable[[], Iterable[str]]]:
-    """Return what tells whether a source has changed, and what reads it."""
+    """Return a function for a source's stamp and one that reads it."""
     if source is None:
         return _python_manual, _python_manual
     if source == TINY_SHAKESPEARE:
@@ -116,10 +113,10 @@ def _python_manual() -> list[str]:
 
 
 def fetch_tiny_shakespeare() -> Path:
-    """Return the pinned file: the one that `$LLAMARIUM_TINY_SHAKESPEARE` names, the cache's, or fetched into the cache.
+    """Return the pinned file: `$LLAMARIUM_TINY_SHAKESPEARE`, or in the cache, fetched if missing.
 
     Raises:
-        DownloadError: If it is not the pinned file, or cannot be fetched or kept; with what to do by hand.
+        DownloadError: If it is not the pinned file, or cannot be fetched or kept; with the manual way.
     """
     if given := os.environ.get(SHAKESPEARE_VARIABLE):
         return _given_shakespeare(Path(given))
@@ -211,12 +208,12 @@ def _read_file(path: Path, text_field: str) -> Iterator[str]:
 
 
 def _files_of(folder: Path) -> tuple[list[Path], str]:
-    """Return the readable files below `folder`, and how many others there are; hidden ones are passed over.
+    """Return the readable files below `folder`, and a count of the others; hidden ones are skipped.
 
-    So are the folders of runs, whose journals are `.jsonl` files: a run may lie in the folder that it learns from.
+    So are folders of runs, whose journals are `.jsonl` files: a run may lie in the folder that it learns from.
 
     Raises:
-        TrainingError: If there is none, a folder cannot be listed, or a link leads back into its own folders.
+        TrainingError: If there is none, a folder cannot be listed, or a link leads back to a parent folder.
     """
 
     def refuse(error: OSError) -> None:
@@ -253,7 +250,7 @@ def _is_run(names: Collection[str]) -> bool:
 
 
 def _refuse_loop(path: Path, root: Path) -> None:
-    """Refuse a link to one of the folders that led to it: the walk would go around until the names grow too long."""
+    """Refuse a link to a parent folder, which would make the walk endless."""
     if not path.is_symlink():
         return
     target = os.path.realpath(path)
@@ -303,11 +300,7 @@ def _missing_field(where: str, text_field: str, fields: Iterable[str]) -> Traini
 
 
 def _decode(data: bytes, where: str) -> str:
-    """Decode a file's text exactly, but for a byte-order mark; what is no text is refused.
-
-    Raises:
-        TrainingError: For NUL bytes or what is no UTF-8.
-    """
+    """Decode UTF-8 text, without its byte-order mark; TrainingError for NUL bytes or invalid UTF-8."""
     problem, nul = "", data.find(b"\0")
     try:
         text = data.decode("utf-8-sig")

@@ -1,23 +1,21 @@
-"""One run on many devices: weights, gradients and optimizer state spread over processes that `torchrun` starts.
+"""One run on many devices: weights, gradients and optimizer state spread over the processes of `torchrun`.
 
 The processes form a grid: `world / tensor_parallel` along "data", `tensor_parallel` along "tensor".
 
-- Along "data" weights are *sharded* (FSDP2): a process keeps a shard of every weight, of its gradient and of what the
-  optimizer remembers. Before a layer computes, its weights are gathered from all (all-gather), and afterwards they are
-  let go; backwards, gradients are added up and each process keeps its own shard (reduce-scatter). Each computes with
-  other rows.
-- Along "tensor" the matrices of a layer are *divided* (tensor parallelism): a process has some of the heads and some of
-  the SwiGLU's features, computes with those alone, and the results of o_proj and down_proj are added up. All of them
-  compute with the same rows.
+- Along "data" weights are *sharded* (FSDP2): a process keeps a shard of every weight, gradient and optimizer state.
+  Before a layer computes, its weights are gathered (all-gather), and freed afterwards; backwards, gradients are added
+  up and each process keeps its own shard (reduce-scatter). Each process has other rows.
+- Along "tensor" the matrices of a layer are *divided* (tensor parallelism): a process computes some of the heads and
+  some of the SwiGLU's features, and the results of o_proj and down_proj are added up. All have the same rows.
 
-Both are done to the model from outside, with `DTensor`s, and the model's own code does not know. The group of weights
-that no layer has (embedding, final norm, head) is one unit, so a tied head stays the embedding's own Parameter.
+Both are applied to the model from outside, with `DTensor`s. The weights outside of layers (embedding, final norm, head)
+are one unit, so a tied head stays the embedding's own Parameter.
 
 A step learns from the same rows as on one device, and its gradient is the same sum, divided by the same number of
-learned tokens: what differs is the order in which numbers are added.
+learned tokens: only the order of additions differs.
 
-Files do not know how many processes there were. Rank zero writes checkpoints as a single one would, tensor by
-tensor: whenever it needs one, it broadcasts which, and all gather it. Reading, each process takes its shard.
+Files do not depend on the number of processes. Rank zero writes checkpoints as a single process would, tensor by
+tensor: it broadcasts which one it needs, and all gather it. Each process reads its shard.
 
 Source: PyTorch, `torch.distributed.fsdp.fully_shard`, `torch.distributed.tensor.parallel`; Shoeybi et al. 2019,
 "Megatron-LM", for which matrix is divided by rows and which by columns.
@@ -56,14 +54,14 @@ _DONE, _FAILED = -1, -2
 
 @contextmanager
 def init_distributed(config: RunConfig, world_size: int) -> Generator["DistributedGroup"]:
-    """Meet the other processes, and part from them at the end.
+    """Connect to the other processes, and disconnect at the end.
 
     Args:
         config: `device` and `tensor_parallel` are read.
-        world_size: How many processes `torchrun` has started.
+        world_size: Number of processes.
 
     Raises:
-        TrainingError: If the processes cannot be arranged as the settings say, or one of them is lost on the way.
+        TrainingError: If the processes do not fit the settings, or one of them is lost.
     """
     kind = _device_kind(config.device)
     if config.compile:
@@ -95,11 +93,7 @@ def init_distributed(config: RunConfig, world_size: int) -> Generator["Distribut
 
 
 class DistributedGroup(ProcessGroup):
-    """This process among the others.
-
-    Args:
-        mesh: All processes, ("data", "tensor").
-    """
+    """This process among several; `mesh` is all of them, ("data", "tensor")."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.world_size, self.is_rank_zero = mesh.size(), dist.get_rank() == 0
@@ -112,11 +106,7 @@ class DistributedGroup(ProcessGroup):
         self._root: nn.Module | None = None
 
     def rank_zero_first(self, work: Callable[[], T]) -> T:
-        """See `ProcessGroup.rank_zero_first`.
-
-        Raises:
-            TrainingError: If another process cannot do it.
-        """
+        """See `ProcessGroup.rank_zero_first`; TrainingError if another process fails."""
         if not self.is_rank_zero and self._receive() == _FAILED:
             raise _others_failed()
         try:
@@ -134,11 +124,7 @@ class DistributedGroup(ProcessGroup):
         return made
 
     def check_equal(self, what: str, value: str) -> None:
-        """See `ProcessGroup.check_equal`.
-
-        Raises:
-            TrainingError: If they have not.
-        """
+        """See `ProcessGroup.check_equal`."""
         mine = torch.tensor([*value.encode()[-1024:]], dtype=torch.int64)
         length = torch.tensor([len(mine), -len(mine)])
         dist.all_reduce(length, dist.ReduceOp.MAX)
@@ -154,11 +140,7 @@ class DistributedGroup(ProcessGroup):
             )
 
     def shard_model(self, model: LlamaForCausalLM) -> None:
-        """See `ProcessGroup.shard_model`.
-
-        Raises:
-            TrainingError: If heads or features cannot be divided evenly, or the model has adapters.
-        """
+        """See `ProcessGroup.shard_model`; TrainingError if heads or features do not divide evenly."""
         tensor, data = self._mesh["tensor"], self._mesh["data"]
         if tensor.size() > 1:
             _check_divisible(model, tensor.size())
@@ -212,11 +194,7 @@ class DistributedGroup(ProcessGroup):
         return [int(came)] if came else []
 
     def on_rank_zero(self, work: Callable[[], object], tensors: Iterable[Tensor]) -> None:
-        """See `ProcessGroup.on_rank_zero`.
-
-        Raises:
-            TrainingError: On the others, if rank zero has failed.
-        """
+        """See `ProcessGroup.on_rank_zero`; TrainingError on the others, if rank zero fails."""
         self._offered = list(tensors)
         if self.is_rank_zero:
             try:
@@ -232,7 +210,7 @@ class DistributedGroup(ProcessGroup):
                 raise _others_failed()
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
-        """See `ProcessGroup.full_tensor`; only within `on_rank_zero`, and only what it was given."""
+        """See `ProcessGroup.full_tensor`; only within `on_rank_zero`, and only its tensors."""
         if isinstance(tensor, DTensor):
             self._broadcast(next(i for i, offered in enumerate(self._offered) if offered is tensor))
         return _gather(tensor)
@@ -269,7 +247,7 @@ class DistributedGroup(ProcessGroup):
 
 
 class _Root(nn.Module):
-    """The whole of a model as something that is called: FSDP gathers what no layer has when its root is called."""
+    """The whole model as a callable: FSDP gathers the weights outside of layers when its root is called."""
 
     def __init__(self, model: LlamaForCausalLM) -> None:
         super().__init__()
@@ -280,7 +258,7 @@ class _Root(nn.Module):
 
 
 def _shard(module: nn.Module, data: DeviceMesh) -> nn.Module:
-    """Shard the weights of a module that no unit inside it has; gradients are added up, not averaged."""
+    """Shard the weights of a module outside of inner units; gradients are added up, not averaged."""
     unit = _as_sharded(fully_shard(module, mesh=data))
     unit.set_force_sum_reduction_for_comms(True)
     unit.set_gradient_divide_factor(1.0)
@@ -309,7 +287,7 @@ def _check_divisible(model: LlamaForCausalLM, parts: int) -> None:
 
 
 def _num_shards(tensor: DTensor) -> int:
-    """Return how many processes hold different parts of a tensor."""
+    """Return the number of processes that hold different parts of a tensor."""
     sizes = [tensor.device_mesh.size(i) for i, where in enumerate(tensor.placements) if not where.is_replicate()]
     return torch.Size(sizes).numel()
 
@@ -326,7 +304,7 @@ def _device_kind(name: str) -> str:
 
 
 def _is_loss(error: RuntimeError) -> bool:
-    """Tell whether an error is that of a lost connection; Gloo's have no class of their own."""
+    """Whether an error is a lost connection; Gloo's have no class of their own."""
     return isinstance(error, dist.DistError) or any(
         word in str(error) for word in ("gloo", "Connection closed", "Timed out")
     )

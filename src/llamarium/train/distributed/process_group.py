@@ -1,7 +1,7 @@
-"""The processes that train together; and, where there is one process, answers that are simple.
+"""The processes that train together, as one process without communication.
 
-`step.py` and `run.py` speak to a `ProcessGroup` and nothing else. This one is a single process. Its subclass,
-`parallel.DistributedGroup`, shards weights and rows over several; whoever trains on one device can stop reading here.
+`step.py` and `run.py` use a `ProcessGroup` only. Its subclass `parallel.DistributedGroup` shards weights and rows over
+several processes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 
 class ProcessGroup:
-    """One process that has everything.
+    """A single process.
 
     Attributes:
-        is_rank_zero: Whether this is rank zero, which writes files and shows what happens.
-        world_size: How many processes there are.
-        shard_idx: Which shard of the rows is this process's.
-        num_shards: Into how many shards the rows are divided.
+        is_rank_zero: Whether this process writes files and shows events.
+        world_size: Number of processes.
+        shard_idx: This process's shard of the rows.
+        num_shards: Number of shards of the rows.
     """
 
     is_rank_zero = True
@@ -33,21 +33,21 @@ class ProcessGroup:
     num_shards = 1
 
     def rank_zero_first(self, work: Callable[[], T]) -> T:
-        """Let every process do the same work, rank zero alone at the beginning: it may write what others read."""
+        """Do the same work in every process, first in rank zero, which may write what others read."""
         return work()
 
     def check_equal(self, what: str, value: str) -> None:
-        """Make sure that all processes have the same value."""
+        """Check that all processes have the same value; TrainingError if not."""
 
     def shard_model(self, model: LlamaForCausalLM) -> None:
         """Leave each process its shard of the model's weights, in place."""
 
     def forward(self, work: Callable[[], Tensor]) -> Tensor:
-        """Call `work` where the weights can be computed with."""
+        """Call `work` with the weights gathered."""
         return work()
 
     def all_reduce_sum(self, *numbers: float) -> list[float]:
-        """Add each number up over the shards of the rows."""
+        """Sum each number over the shards of the rows."""
         return list(numbers)
 
     def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float) -> float:
@@ -55,23 +55,23 @@ class ProcessGroup:
         return float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))  # sync: decides whether to update
 
     def any_signal(self, signals: list[int]) -> Sequence[int]:
-        """Return the signals that came to any process, the same for all of them."""
+        """Return the signals of any process, the same in all of them."""
         return signals
 
     def on_rank_zero(self, work: Callable[[], object], tensors: Iterable[Tensor]) -> None:
-        """Let rank zero work, which may ask for any of `tensors` by `full_tensor`."""
+        """Call `work` on rank zero, which may gather any of `tensors` by `full_tensor`."""
         work()
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
-        """Return a tensor with all of its values."""
+        """Gather a tensor."""
         return tensor
 
     def weights(self, model: LlamaForCausalLM) -> list[Weight]:
-        """Return what of the model is saved; it is read in `on_rank_zero`."""
+        """Return the model's weights to save; they are read in `on_rank_zero`."""
         return model_weights(model)
 
     def distribute(self, values: Tensor, like: Tensor) -> Tensor:
-        """Return this process's shard of `values`, on the device of `like`, as `like` is sharded."""
+        """Return this process's shard of `values`, placed like `like`."""
         return values.to(like.device)
 
 

@@ -1,4 +1,4 @@
-"""Which processes train: those that `torchrun` has started, or this one alone."""
+"""The process group of a run: the processes of `torchrun`, or this one alone."""
 
 import os
 from collections.abc import Generator
@@ -14,7 +14,7 @@ def init_process_group(config: RunConfig) -> Generator[ProcessGroup]:
     """Yield the processes that `torchrun` has started, or this one alone.
 
     Raises:
-        TrainingError: If they cannot be arranged as the settings say, or one of them is lost on the way.
+        TrainingError: If they do not fit the settings, or one of them is lost.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size > 1:

@@ -1,4 +1,4 @@
-"""How looking ahead cheats: a model that sees the next token reads it instead of predicting it."""
+"""Measure how looking ahead cheats: a model that sees the next token copies it instead of predicting it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +16,12 @@ from llamarium.train.step import bidirectional_trunk, causal_trunk, measure
 
 @dataclass(frozen=True, slots=True)
 class Peeking:
-    """What a model does with the token that it is to predict.
+    """Use of the token to predict.
 
     Attributes:
-        loss: As it was trained, in nats.
-        loss_without: When each token sees only those before it, in nats.
-        share: Of the attention that a token gives to the next one, in the head that gives most.
+        loss: As trained, in nats.
+        loss_without: With causal attention, in nats.
+        share: Of the attention that goes to the next token, in the head with the most.
         layer_idx: That head's layer.
         head_idx: Its number there.
     """
@@ -34,7 +34,7 @@ class Peeking:
 
 
 class _NextTokenShares:
-    """Attends as in training, and notes what share of its attention each head gives to the next token."""
+    """Attends as in training, and records each head's share of attention to the next token."""
 
     def __init__(self, inner: CausalAttend) -> None:
         self.inner = inner
@@ -48,7 +48,7 @@ class _NextTokenShares:
 
 @torch.no_grad()
 def measure_peeking(model: LlamaForCausalLM, rows: Rows, trunk: Trunk, config: PretrainConfig) -> Peeking:
-    """Measure a model with and without the next token in sight, and find the head that reads it."""
+    """Measure a model with and without access to the next token, and find the head that reads it."""
     how: dict[str, Any] = {
         "batch_rows": config.batch_rows, "max_rows": config.eval_rows, "precision": config.precision,
     }  # fmt: skip
@@ -68,7 +68,7 @@ def measure_peeking(model: LlamaForCausalLM, rows: Rows, trunk: Trunk, config: P
 
 
 def about_peeking(label: str, found: Peeking) -> str:
-    """Say what was found."""
+    """Describe the result."""
     return (
         f"How it cheats: in layer {found.layer_idx}, head {found.head_idx} of the {label} model gives "
         f"{found.share:.0%} of its attention to the very next token, which is the answer. Its validation loss is "

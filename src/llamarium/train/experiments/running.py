@@ -1,4 +1,4 @@
-"""Running: every variant in a folder of its own, with every seed, and a page that compares them."""
+"""Run an experiment: train every variant with every seed in its own folder, and write a page that compares them."""
 
 import os
 from collections.abc import Callable, Generator, Mapping
@@ -41,12 +41,7 @@ _FORMAT = "weights of an experiment: no Llama config describes this model, and o
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an experiment ended.
-
-    Attributes:
-        report: The page, or None where it ended early.
-        signal: The signal that ended it early, or None.
-    """
+    """Result of an experiment: its page, or None if a signal ended it early, and that signal."""
 
     report: Path | None
     signal: int | None
@@ -61,14 +56,14 @@ def run_experiment(
 
     Args:
         name: One of `EXPERIMENTS`.
-        config: The settings that all share.
+        config: The shared settings.
         out: The experiment's folder.
-        resume: Go on where an earlier call ended; runs that are done are not repeated.
+        resume: Continue an earlier call; finished runs are not repeated.
         allow_changes: Resume although settings or data have changed.
         watch: Shows the runs.
 
     Raises:
-        LlamariumError: As `pretrain.prepare` and `run` do.
+        LlamariumError: As `pretrain.prepare` and `run`.
     """
     if name not in EXPERIMENTS:
         raise TrainingError(f"no experiment {show_value(name)}; there are: {', '.join(EXPERIMENTS)}")
@@ -136,7 +131,7 @@ def _run_all(
 
 @contextmanager
 def _settling(watch: AbstractContextManager[Emit], config: ExperimentConfig, path: Path) -> Generator[Emit]:
-    """Watch a run, and write the settings that all share once its own are accepted."""
+    """Watch a run, and write the shared settings once the run is accepted."""
     with watch as show:
 
         def emit(event: Event) -> None:
@@ -148,7 +143,7 @@ def _settling(watch: AbstractContextManager[Emit], config: ExperimentConfig, pat
 
 
 def _setup(label: str, variant: Variant, config: ExperimentConfig, out: Path, threads: int | None) -> Setup:
-    """Prepare a variant's run; the ids of the data are shared."""
+    """Prepare a variant's run; the data's ids are shared."""
     setup = replace(prepare(replace(config, **variant.changes), out), threads=threads)
     if variant.transform is not None:
         variant.transform(setup.model)
@@ -165,17 +160,17 @@ def _setup(label: str, variant: Variant, config: ExperimentConfig, out: Path, th
 
 
 def save_variant(model: LlamaForCausalLM, label: str, folder: Path) -> None:
-    """Write the weights of a model that is no Llama, in a form that no reader of models takes for one."""
+    """Write the weights of a model that is no Llama, in a form that no reader takes for a model."""
     write_safetensors(folder / _WEIGHTS, [tensor_weight(key, p) for key, p in model.named_parameters()])
     write_json(folder / _ABOUT, {"format": _FORMAT, "variant": label, "trained_as": model.config.to_hf()})
 
 
 @torch.no_grad()
 def restore_variant(model: LlamaForCausalLM, label: str, folder: Path) -> None:
-    """Read back what `save_variant` wrote, in place.
+    """Load what `save_variant` wrote, in place.
 
     Raises:
-        TrainingError: If it is another variant's, or of another shape.
+        TrainingError: If it is of another variant or shape.
         CheckpointError: If a file is malformed.
     """
     about = read_json_object(folder / _ABOUT)

@@ -1,4 +1,4 @@
-"""What chance does: the same run with other seeds, and whether a difference is larger than that."""
+"""Measure the effect of chance: the same run with several seeds."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,9 @@ def spread_of(losses: Sequence[float]) -> str:
 
 
 def verdict(losses: Mapping[str, Sequence[float]]) -> str:
-    """Say which runs differ by more than seeds do.
+    """Name the runs that differ by more than seeds do.
 
-    Two count as different where their means are further apart than twice the standard error of that difference.
+    Two count as different if their means are further apart than twice the standard error of that difference.
     """
     means = {name: statistics.mean(values) for name, values in losses.items()}
     errors = {name: statistics.variance(values) / len(values) for name, values in losses.items()}

@@ -1,4 +1,4 @@
-"""What is done to a model from outside, for what no Llama config can say."""
+"""Change a model from outside, in ways that no Llama config describes."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from llamarium.model.rope import Rotary
 
 
 class NoRotary(nn.Module):
-    """Stands where `LlamaRotaryEmbedding` stood, and turns nothing: the rotation by zero."""
+    """Replaces `LlamaRotaryEmbedding` by a rotation by zero."""
 
     def forward(self, positions_BT: Tensor, dtype: torch.dtype) -> Rotary:
         """Return cos 0 and sin 0, whatever the positions are."""
@@ -18,9 +18,9 @@ class NoRotary(nn.Module):
 
 
 class NoNorm(nn.Module):
-    """Stands where a `LlamaRMSNorm` stood, and returns what it is given.
+    """Replaces a `LlamaRMSNorm` by the identity.
 
-    Its weight is no parameter and multiplies nothing: the model asks it for device and dtype.
+    Its weight is a buffer that multiplies nothing: the model reads its device and dtype.
     """
 
     weight: Tensor
@@ -35,19 +35,19 @@ class NoNorm(nn.Module):
 
 
 def without_rope(model: LlamaForCausalLM) -> None:
-    """Take the positions away, in place."""
+    """Remove RoPE, in place."""
     model.model.set_submodule("rotary_emb", NoRotary())
 
 
 def without_norms(model: LlamaForCausalLM) -> None:
-    """Take every norm away, in place."""
+    """Remove every norm, in place."""
     norms = [(name, module) for name, module in model.named_modules() if isinstance(module, LlamaRMSNorm)]
     for name, module in norms:
         model.set_submodule(name, NoNorm(module))
 
 
 def with_layer_norms(model: LlamaForCausalLM) -> None:
-    """Put a LayerNorm where each RMSNorm stood, in place: it takes the mean away besides, and has a bias."""
+    """Replace each RMSNorm by a LayerNorm, which also subtracts the mean and has a bias, in place."""
     norms = [(name, module) for name, module in model.named_modules() if isinstance(module, LlamaRMSNorm)]
     for name, module in norms:
         model.set_submodule(name, nn.LayerNorm(len(module.weight), module.eps).to(module.weight))
@@ -55,6 +55,6 @@ def with_layer_norms(model: LlamaForCausalLM) -> None:
 
 @torch.no_grad()
 def set_embedding_std(model: LlamaForCausalLM, std: float, seed: int) -> None:
-    """Draw the embedding table anew, from N(0, std): a tied head, which is the same table, with it."""
+    """Redraw the embedding table, and so a tied head, from N(0, std)."""
     generator = torch.Generator(model.model.embed_tokens.weight.device).manual_seed(seed)
     model.model.embed_tokens.weight.normal_(0.0, std, generator=generator)

@@ -1,4 +1,4 @@
-"""What is compared: the experiments, and the runs of each."""
+"""The experiments, and the variants of each."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,13 +16,13 @@ from llamarium.train.step import bidirectional_trunk, causal_trunk
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One of the runs.
+    """One variant of a run.
 
     Attributes:
-        changes: Settings that are its own.
-        transform: What is done to the model.
-        trunk: How its hidden states are computed.
-        embedding_std: Of the embedding table when training begins; that of all matrices where left out.
+        changes: Its settings.
+        transform: Changes the model.
+        trunk: Computes its hidden states.
+        embedding_std: Initial standard deviation of the embedding table; None is that of all matrices.
     """
 
     changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -38,13 +38,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class TrainingExperiment:
-    """Runs that differ in one thing.
-
-    Attributes:
-        title: Of the page.
-        note: How to read it.
-        variants: By name; made from the settings that they share.
-    """
+    """Runs that differ in one thing: title and explanation for the page, and the variants for some shared settings."""
 
     title: str
     note: str

@@ -1,9 +1,4 @@
-"""What learning makes small.
+"""Objectives of training: the protocol and next-token loss (`base`), and its memory-saving sum (`cross_entropy`).
 
-| file | what it is |
-|---|---|
-| `base` | the `Objective` protocol, and the one of plain training: the next token's surprise |
-| `cross_entropy` | its sum over many tokens, whose logits are never held whole |
-
-The objective of pairs is in `dpo`, beside what prepares its run.
+The objective of pairs is in `dpo`, beside the preparation of its run.
 """

@@ -1,6 +1,6 @@
-"""What a step makes small: the next token's surprise; or, of two answers, the margin by which the wrong one wins.
+"""Training objectives: the protocol, and next-token cross-entropy.
 
-A step adds up an objective over its batches and divides by how many there are in all of them, so that several small
+A step sums an objective over its batches and divides by the number of terms in all of them, so that several small
 batches give what one large batch gives.
 """
 
@@ -18,16 +18,16 @@ Trunk = Callable[[LlamaForCausalLM, TrainingBatch], Tensor]
 
 
 class Objective(Protocol):
-    """What is learned."""
+    """A loss."""
 
     def count(self, batch: TrainingBatch) -> int:
-        """Return how many terms a batch's sum has: learned tokens, or pairs."""
+        """Return the number of terms in a batch's sum: learned tokens, or pairs."""
         ...
 
     def loss_sum(
         self, model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Return the sum of the loss over a batch, differentiable, and sums of what is told besides, by name."""
+        """Return the sum of the loss over a batch, differentiable, and sums of other metrics by name."""
         ...
 
 
@@ -49,6 +49,6 @@ NEXT_TOKEN = NextToken()
 
 
 def head_weight(model: LlamaForCausalLM) -> Tensor:
-    """The head's weight, (V, D); dequantized, and without a gradient, where the head is packed."""
+    """Return the head's weight, (V, D); a packed one dequantized, without a gradient."""
     head = model.lm_head
     return head.weight if head.weight.is_floating_point() else head.dequantize(model.dtype)  # pyright: ignore

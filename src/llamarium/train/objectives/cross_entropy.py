@@ -1,9 +1,9 @@
-"""Cross-entropy that never holds the logits of a whole batch.
+"""Cross-entropy without the logits of a whole batch in memory.
 
 With 128,256 tokens in the vocabulary the logits of a batch are larger than everything else in a training step: 4 rows
 of 2,048 make 4.2 GB in float32, and autograd would keep them twice. Here a few rows at a time go through the head, and
-their gradient is computed on the spot, while their logits are at hand: d loss / d logits is softmax minus one at the
-label, so nothing has to be kept but the gradients of the hidden states and of the head.
+their gradient is computed at once, while their logits exist: d loss / d logits is softmax minus one at the label, so
+only the gradients of the hidden states and of the head are kept.
 
 Source: the derivative is that of the log-softmax; computing it in the forward pass is Liger Kernel's idea
 (`fused_linear_cross_entropy`).
@@ -24,10 +24,10 @@ _DEVICE_ROWS = 512
 
 
 def cross_entropy_sum(hidden: Tensor, head_VD: Tensor, labels: Tensor) -> Tensor:
-    """Return the sum of -log P(label) over all positions that are learned, differentiable.
+    """Return the sum of -log P(label) over all learned positions, differentiable.
 
-    A sum and not a mean, so that micro-batches of different numbers of learned tokens add up to what one large batch
-    would give: divide by the number of learned tokens of the whole step.
+    A sum, not a mean, so that micro-batches with different numbers of learned tokens add up to one large batch: divide
+    by the learned tokens of the whole step.
 
     Args:
         hidden: (..., D); the normalised hidden states. Under autocast the product is computed in its dtype.
@@ -46,7 +46,7 @@ def cross_entropy_sum(hidden: Tensor, head_VD: Tensor, labels: Tensor) -> Tensor
 
 
 class _CrossEntropySum(torch.autograd.Function):
-    """The gradients are computed forwards, and scaled backwards."""
+    """Compute the gradients in the forward pass, and scale them in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, head_VD: Tensor, labels_N: Tensor) -> Tensor:
@@ -86,13 +86,13 @@ class _CrossEntropySum(torch.autograd.Function):
 
 
 def _grad_logits(logprobs_CV: Tensor, labels_C: Tensor) -> Tensor:
-    """Turn log-probabilities into softmax - one at the label, in place."""
+    """Turn log-probabilities into softmax minus one at the label, in place."""
     minus_one = logprobs_CV.new_full((1, 1), -1.0)
     return logprobs_CV.exp_().scatter_add_(1, labels_C.unsqueeze(1), minus_one.expand(len(labels_C), 1))
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add a matrix product to `total`; under autocast, where its dtype is another, by a temporary of its size."""
+    """Add a matrix product to `total`, with a temporary of its size if dtypes differ, as under autocast."""
     if total.dtype == right.dtype:
         total.addmm_(left, right)
     else:
@@ -100,7 +100,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _chunks(num_rows: int, head_VD: Tensor, *, needs_head: bool) -> list[slice]:
-    """Cut the rows. Each chunk passes over all of the head's gradient, so where there is one, few rows are too few."""
+    """Cut the rows into chunks; each adds to all of the head's gradient, so with one, small chunks are slow."""
     vocab_size, width = head_VD.shape
     on_cpu = head_VD.device.type == "cpu"
     enough = (width // 2 if on_cpu else width) if needs_head else 1

@@ -1,4 +1,4 @@
-"""How embedding rows moved while a run learned: their paths, seen in the two directions that show most."""
+"""Draw the paths of embedding rows during training, in the two directions that show most."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
@@ -43,13 +43,10 @@ def embedding_paths(history: History) -> Iterator[str]:
 
 
 def project(moments: Sequence[Tensor]) -> tuple[Tensor, float]:
-    """Project rows at several moments onto the first two principal components of the last.
-
-    Args:
-        moments: (R, D) each, float32.
+    """Project rows at S moments, (R, D) each, float32, onto the first two principal components of the last.
 
     Returns:
-        The places, (S, R, 2) for S moments, and the share of the last moment's variance that they show.
+        The places, (S, R, 2), and the share of the last moment's variance that they show.
 
     Raises:
         TrainingError: If shapes differ, or values are not finite.

@@ -1,4 +1,4 @@
-"""A run as its journal tells it: nothing in that file is trusted, numbers must be numbers."""
+"""A run's history from its journal; no value in that file is trusted."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,12 @@ from llamarium.train.report.page import Point
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A run as its journal tells it.
+    """A run's history.
 
     Attributes:
         run: Its folder.
         events: All of them.
-        start: The newest that began or resumed it: settings, shape, parameters.
+        start: The newest "start" or "resume": settings, shape, parameters.
     """
 
     run: Path
@@ -29,11 +29,7 @@ class History:
 
     @classmethod
     def read(cls, run: Path) -> "History":
-        """Read a run's journal.
-
-        Raises:
-            TrainingError: If there is none, or it is malformed.
-        """
+        """Read a run's journal; TrainingError if there is none, or it is malformed."""
         events = list(read_journal(run / NAME))
         begun = [event for event in events if event["event"] in ("start", "resume")]
         if not begun:
@@ -45,7 +41,7 @@ class History:
         return [event for event in self.events if event["event"] == kind and number_of(event["step"]) is not None]
 
     def curve(self, kind: str, field: str) -> list[Point]:
-        """Return a field of a kind of event over the steps; what is no number is left out."""
+        """Return a field of a kind of event over the steps, without what is no number."""
         pairs = ((float(event["step"]), number_of(event.get(field))) for event in self.of(kind))
         return sorted((x, y) for x, y in pairs if y is not None)
 
@@ -55,11 +51,11 @@ class History:
         return points[-1][1] if points else None
 
     def best(self) -> Point | None:
-        """Return the step and the value of the lowest validation loss."""
+        """Return the step and value of the lowest validation loss."""
         return min(self.curve("validation", "loss"), key=lambda point: point[1], default=None)
 
     def tokens_per_s(self) -> float | None:
-        """Return the median speed; the first line of several is left out, as it holds the warming up."""
+        """Return the median speed, without the first value, which includes the warm-up."""
         speeds = [y for _, y in self.curve("step", "tokens_per_s")]
         return statistics.median(speeds[1:] or speeds) if speeds else None
 
@@ -69,7 +65,7 @@ class History:
         return cast(dict[str, Any], found) if isinstance(found, dict) else {}
 
     def kv_bytes(self) -> int | None:
-        """Return the bytes of KV cache that a token takes in bfloat16, or None where the shape is not told."""
+        """Return the bytes of KV cache of a token in bfloat16, or None if the shape is unknown."""
         try:
             return kv_bytes_per_token(ModelConfig.from_hf(self.section("model"), f"{self.run / NAME}"))
         except LlamariumError:
@@ -77,7 +73,7 @@ class History:
 
 
 def number_of(value: object) -> float | None:
-    """Return a number from a file as a float; None for anything else, or a number beyond use."""
+    """Return a number from a file as a float; None for anything else, or an extreme number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if not abs(value) < 1e100:  # NaN, too

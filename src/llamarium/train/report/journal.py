@@ -1,10 +1,10 @@
-"""`metrics.jsonl`: everything that happened in a run, one event a line, written at once.
+"""`metrics.jsonl`: the events of a run, one a line, written at once.
 
-A run that is resumed goes on from a checkpoint, and what came after that never happened: it is cut off, so that the
-file is always the history of the weights that there are.
+When a run resumes from a checkpoint, later events are cut off, so that the file is always the history of the current
+weights.
 
-No run ends, and none is kept from going on, for its journal: what cannot be written while it runs waits until it can,
-and lines that cannot be read are left out when it is resumed. Both are told once.
+The journal never stops a run: what cannot be written is kept and retried, and unreadable lines are left out when it is
+resumed. Both cause one warning.
 """
 
 import json
@@ -23,22 +23,18 @@ NAME = "metrics.jsonl"
 
 
 class Journal:
-    """Appends events to a run's `metrics.jsonl`.
-
-    Args:
-        run: The run's folder.
-    """
+    """Appends events to a run's `metrics.jsonl`."""
 
     def __init__(self, run: Path) -> None:
         self.path = run / NAME
         self._waiting = b""
 
     def __call__(self, event: Event) -> None:
-        """Write one event; a "start" empties the file first, and a "resume" cuts it to the step it goes on from.
+        """Write one event; a "start" empties the file first, and a "resume" cuts it to its step.
 
         Raises:
             OutputError: If these two cannot be written.
-            TrainingError: If there is a file that cannot be read at all.
+            TrainingError: If an existing file cannot be read.
         """
         if event["event"] == "start":
             self._rewrite([event])
@@ -66,7 +62,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield a run's events; none where there is no file. A last line that was cut off is left out.
+    """Yield a run's events; none if there is no file. An incomplete last line is left out.
 
     Raises:
         TrainingError: If the file cannot be read, or a line is no event.
@@ -76,7 +72,7 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _history(path: Path, step: int) -> list[dict[str, Any]]:
-    """Return the events up to a step, without the ends of earlier calls and what cannot be read."""
+    """Return the events up to a step, without "end" and unreadable lines."""
     kept: list[dict[str, Any]] = []
     damaged: list[str] = []
     for number, line in enumerate(_lines(path), start=1):
@@ -93,7 +89,7 @@ def _history(path: Path, step: int) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the complete lines; what follows the last line end was not finished."""
+    """Return the complete lines."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A run's checkpoints as moments of one model: where rows of the embedding table stood at each."""
+"""Positions of embedding rows at each of a run's checkpoints."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from llamarium.train.state.checkpoint import checkpoint_folder, checkpoint_steps
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowPaths:
-    """Rows of the embedding table over a run, all seen from one side.
+    """Rows of the embedding table over a run, in one projection.
 
     Attributes:
         steps: The checkpoints, S of them, the oldest first.
         ids: The rows, R of them.
-        places_SR2: Where each stands on the first two principal components of the last checkpoint's rows.
+        places_SR2: Their places on the first two principal components of the last checkpoint's rows.
         share: Of the last one's variance that these show.
     """
 
@@ -33,15 +33,15 @@ class RowPaths:
 
 
 def row_paths(run: Path, ids: Sequence[int], *, steps: Sequence[int] | None = None) -> RowPaths:
-    """Follow rows of the embedding table through a run's checkpoints. Of each only those rows are read.
+    """Follow rows of the embedding table through a run's checkpoints; only those rows are read.
 
     Args:
         run: The run's folder.
         ids: At least two tokens.
-        steps: The checkpoints; all where left out.
+        steps: The checkpoints; None is all.
 
     Raises:
-        InputError: For ids that there are not, or too few.
+        InputError: For ids outside the table, or too few.
         LlamariumError: If there is no such checkpoint, or it cannot be read.
     """
     wanted = tuple(checkpoint_steps(run) if steps is None else steps)
@@ -56,7 +56,7 @@ def row_paths(run: Path, ids: Sequence[int], *, steps: Sequence[int] | None = No
 
 @torch.no_grad()
 def _rows(folder: Path, ids: Sequence[int]) -> Tensor:
-    """Return rows of a checkpoint's table, (R, D) float32; where it is stored as floats nothing else is read."""
+    """Return rows of a checkpoint's table, (R, D) float32."""
     checkpoint = open_checkpoint(folder)
     vocab_size = checkpoint.config.vocab_size
     if min(ids) < 0 or max(ids) >= vocab_size:

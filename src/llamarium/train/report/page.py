@@ -1,8 +1,8 @@
-"""The parts of a report: curves as inline SVG, tables, and a page that needs nothing from outside.
+"""Parts of a report: curves as inline SVG, tables, and a self-contained page.
 
-No script, no font and no image is fetched, so a page can be mailed, and opened in ten years. Every curve has a title, a
-description for those who do not see it, and its numbers in a table beside it. Every text is escaped on its way in
-(`text`), as a model can write anything: `<script>`, terminal controls, overrides of the writing direction.
+No script, font or image is fetched, so a page can be mailed and archived. Every curve has a title, a text alternative,
+and its numbers in a table. Every text is escaped (`text`), as a model can write anything: `<script>`, terminal
+controls, overrides of the writing direction.
 """
 
 import html
@@ -79,10 +79,10 @@ class Series:
     """One curve.
 
     Attributes:
-        name: What it is called in the legend and the table.
+        name: For the legend and the table.
         points: (x, y), by rising x; all finite.
         style: Below `NUM_STYLES`: colour and dashes.
-        faint: A thin line behind the others.
+        faint: Draw a thin line behind the others.
         dots: Mark the points.
     """
 
@@ -116,20 +116,20 @@ def page(title: str, body: Iterable[str]) -> str:
 
 
 def text(value: object) -> str:
-    """Return any value as HTML that shows it: markup is text, control characters are spelled out; newlines stay."""
+    """Return any value as HTML text: markup and control characters are escaped, newlines stay."""
     lines = str(value).split("\n")
     return html.escape("\n".join(escape(line, 12 * len(line) + 1) for line in lines))
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return a few numbers that matter, large: in rows of six at most, all about as long."""
+    """Return the main numbers, large, in rows of at most six of about the same length."""
     shown = [f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in pairs]
     columns = math.ceil(len(shown) / max(1, math.ceil(len(shown) / 6)))
     return f'<dl class="facts" style="--columns: {columns}">{"".join(shown)}</dl>'
 
 
 def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table whose rows each begin with their name."""
+    """Return a table; each row begins with its name."""
     head = "".join(f'<th scope="col">{text(name)}</th>' for name in columns)
     body = "".join(
         f'<tr><th scope="row">{text(row[0])}</th>{"".join(f"<td>{text(cell)}</td>" for cell in row[1:])}</tr>'
@@ -147,14 +147,7 @@ def details(summary: str, body: str) -> str:
 
 
 def figure(title: str, y_name: str, series: Sequence[Series], caption: str = "") -> str:
-    """Return curves over steps, with a legend where there are several, and their numbers in a table.
-
-    Args:
-        title: Of the figure.
-        y_name: The quantity and its unit.
-        series: The curves; those without points are left out.
-        caption: A sentence below.
-    """
+    """Return curves over steps, without empty ones, with a legend if there are several, and a table."""
     drawn = [s for s in series if s.points]
     if not drawn:
         return ""
@@ -175,7 +168,7 @@ def svg(title: str, description: str, width: float, height: float, body: str) ->
 
 
 def smoothed(points: Sequence[Point]) -> list[Point]:
-    """Return an exponential moving average over about a twentieth of the points, without a bias at its beginning."""
+    """Return an exponential moving average over about a twentieth of the points, unbiased at its beginning."""
     keep = 1 - 1 / max(1.0, len(points) / 20)
     total = weight = 0.0
     found: list[Point] = []
@@ -186,14 +179,14 @@ def smoothed(points: Sequence[Point]) -> list[Point]:
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:
-    """Choose at most so many of a sequence, evenly, the first and the last among them."""
+    """Choose at most `most` items, evenly, with the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def duration(seconds: float) -> str:
-    """Write a time for people: "45 s", "3 min 20 s", "2 h 05 min"."""
+    """Format a time: "45 s", "3 min 20 s", "2 h 05 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -203,7 +196,7 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """Write a measured number in four figures; a dash where there is none."""
+    """Format a number in four figures; a dash for None."""
     if value is None or not math.isfinite(value):
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
@@ -216,10 +209,10 @@ def ticks(low: float, high: float, *, whole: bool = False, enclosing: bool = Fal
     """Return about five round numbers.
 
     Args:
-        low: Where the numbers begin.
-        high: Where they end.
+        low: Lower bound.
+        high: Upper bound.
         whole: Whole ones only.
-        enclosing: The first is at or below `low` and the last at or above `high`, rather than all within.
+        enclosing: Begin at or below `low` and end at or above `high`, instead of staying within.
     """
     if not high > low:
         return [low]
@@ -236,7 +229,7 @@ def ticks(low: float, high: float, *, whole: bool = False, enclosing: bool = Fal
 
 
 def labels(values: Sequence[float]) -> list[str]:
-    """Write the ticks of an axis: all in one unit, with the decimals that the steps between them need."""
+    """Format the ticks of an axis in one unit, with the decimals that their distance needs."""
     most = max(map(abs, values), default=0.0)
     unit, suffix = 1.0, ""
     if most >= 1e7 or 0 < most < 1e-3:
@@ -289,7 +282,7 @@ def _axes(at: Callable[[float, float], Point], xs: Sequence[float], ys: Sequence
 
 
 def _range(values: Sequence[float], least: float = 0.0) -> Point:
-    """Return the span of some values; where it is none, one around them, of at least so much to each side."""
+    """Return the span of some values; around a single value, at least `least` to each side."""
     low, high = min(values), max(values)
     around = max(abs(low) / 10 or 0.5, least)
     return (low, high) if high > low else (low - around, low + around)
@@ -306,7 +299,7 @@ def _legend(series: Sequence[Series]) -> str:
 
 
 def _numbers(title: str, series: Sequence[Series]) -> str:
-    """Return a table of at most `_MAX_TABLE_ROWS` steps: where many have numbers, those of the sparsest series."""
+    """Return a table of at most `_MAX_TABLE_ROWS` steps: if there are more, those of the sparsest series."""
     by_step = [dict(s.points) for s in series]
     steps = sorted({x for points in by_step for x in points})
     sparse = sorted(min(by_step, key=len)) if len(steps) > _MAX_TABLE_ROWS else steps
@@ -316,7 +309,7 @@ def _numbers(title: str, series: Sequence[Series]) -> str:
 
 
 def _thinned(points: Sequence[Point]) -> Iterator[Point]:
-    """Yield at most `_MAX_POINTS` points: means of neighbours where there are more."""
+    """Yield at most `_MAX_POINTS` points: means of neighbours if there are more."""
     every = max(1, math.ceil(len(points) / _MAX_POINTS))
     for start in range(0, len(points), every):
         part = points[start : start + every]

@@ -1,7 +1,7 @@
-"""What a device can do at most, so that a run can say how much of it it reaches (MFU).
+"""Peak rates of devices, for the share that a run reaches (MFU).
 
-Dense matrix products, without sparsity, operations per second. bfloat16 runs on tensor cores; float32 is counted with
-TF32 off, as torch computes it by default.
+Dense matrix products, without sparsity, operations per second. bfloat16 uses tensor cores; float32 is counted without
+TF32, PyTorch's default.
 
 Source: NVIDIA's data sheets of each GPU.
 """
@@ -23,7 +23,7 @@ _PEAKS: dict[str, tuple[float, float]] = {  # name within torch's: bfloat16, flo
 
 
 def peak_flops(device: torch.device, precision: Literal["float32", "bfloat16"]) -> float | None:
-    """Return the peak, or None where it is not known, as of a CPU."""
+    """Return the peak, or None if it is unknown, as for a CPU."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)

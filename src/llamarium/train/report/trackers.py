@@ -1,16 +1,15 @@
-"""A run in TensorBoard or trackio, as it happens.
+"""Log a run to TensorBoard or trackio, as it happens.
 
-Both are watchers: they take the run's events, as `metrics.jsonl` and the terminal's view do, and write the numbers down
-under the step they belong to. A run knows nothing of them.
+Both are watchers: they take the run's events, like `metrics.jsonl` and the terminal's view, and log numbers by step.
 
-    event         what is written
+    event         logged
     start         the settings, as text (TensorBoard) or as the run's config (trackio)
     step          train/loss, train/learning_rate, train/grad_norm, train/tokens_per_s, train/mfu
     validation    validation/loss
     sample        sample, as text
 
-A run that is resumed goes on in the same curves. What came after the checkpoint it goes on from never happened:
-TensorBoard is told to hide it, and trackio, which cannot, keeps the older points beside the newer.
+A resumed run continues the same curves. Points after its checkpoint are hidden in TensorBoard; trackio, which cannot
+hide them, keeps them beside the newer ones.
 """
 
 import contextlib
@@ -31,10 +30,10 @@ Event = Mapping[str, Any]
 
 @contextmanager
 def trackers(names: Iterable[str], run: Path) -> Generator[list[Callable[[Event], None]]]:
-    """Yield a watcher of each name, and close them when the body ends, however it does.
+    """Yield a watcher of each name, and close them at the end.
 
     Args:
-        names: Of `TRACKERS`; one that is named twice counts once.
+        names: Of `TRACKERS`; repeated ones count once.
         run: The run's folder. TensorBoard's files go into its `tensorboard`; for trackio its name is the run's.
 
     Raises:
@@ -53,10 +52,7 @@ def trackers(names: Iterable[str], run: Path) -> Generator[list[Callable[[Event]
 
 
 class TensorBoard:
-    """Writes TensorBoard's event files; `tensorboard --logdir RUN` shows them.
-
-    Args:
-        run: The run's folder.
+    """Writes TensorBoard's event files into a run's folder; `tensorboard --logdir RUN` shows them.
 
     Raises:
         OptionError: If the package is not installed.
@@ -101,12 +97,9 @@ class TensorBoard:
 
 
 class Trackio:
-    """Logs into trackio's project "llamarium"; `trackio show` shows it.
+    """Logs a run into trackio's project "llamarium"; `trackio show` shows it.
 
-    Where its own settings name no Space or server, everything stays on this machine.
-
-    Args:
-        run: The run's folder.
+    Unless its own settings name a Space or server, everything stays on this machine.
 
     Raises:
         OptionError: If the package is not installed.
@@ -118,7 +111,7 @@ class Trackio:
         self._run: Any = None
 
     def __call__(self, event: Event) -> None:
-        """Log what an event holds."""
+        """Log an event."""
         if event["event"] in ("start", "resume"):
             self.close()
             resume = "allow" if event["event"] == "resume" else "never"
@@ -143,7 +136,7 @@ TRACKERS: Mapping[str, Callable[[Path], TensorBoard | Trackio]] = {"tensorboard"
 
 
 def numbers_of(event: Event) -> dict[str, float]:
-    """Return an event's numbers by their names in trackers; those that are not known here (MFU, say) are left out."""
+    """Return an event's numbers by their names in trackers, without those that are None (MFU, say)."""
     if event["event"] == "step":
         found = {f"train/{name}": event[name] for name in _STEP_NUMBERS}
     elif event["event"] == "validation":
@@ -154,11 +147,11 @@ def numbers_of(event: Event) -> dict[str, float]:
 
 
 def _sample(event: Event) -> str:
-    """Return a sample as Markdown in which nothing of it is read as Markdown."""
+    """Return a sample as Markdown, in code blocks."""
     answer = event["text"] if "text" in event else f"not made: {event['error']}"
     return f"prompt\n\n{_block(event['prompt'])}\n\ntext\n\n{_block(answer)}"
 
 
 def _block(text: str) -> str:
-    """Return a text as a block of code."""
+    """Return a text as a code block."""
     return "\n".join(f"    {line}" for line in text.splitlines())

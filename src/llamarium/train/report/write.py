@@ -1,8 +1,7 @@
-"""What a run did, on one page: its curves, its samples over time, and how the embedding rows moved.
+"""Write a run's report on one page: its curves, samples over time, and the movement of embedding rows.
 
-Everything comes from `metrics.jsonl` and the snapshots of the embedding table, so a report can be written of a run that
-still runs, that was killed, or that another machine has made. Nothing in those files is trusted: numbers must be
-numbers, and texts are escaped.
+Everything comes from `metrics.jsonl` and the snapshots of the embedding table, so a run may be running, killed, or from
+another machine. No value in those files is trusted: numbers must be numbers, and texts are escaped.
 """
 
 import shlex
@@ -66,11 +65,11 @@ def compare(
         runs: Their folders by name.
         out: The page's path.
         title: Its heading.
-        notes: Paragraphs of plain text that say how to read it.
-        columns: More columns of the table: by heading, then by the run's name.
+        notes: Introductory paragraphs, plain text.
+        columns: Additional columns of the table: by heading, then by the run's name.
 
     Raises:
-        TrainingError: If there are no runs or more than a plot can tell apart, or a folder holds none.
+        TrainingError: If there are no runs or too many for a plot, or a folder holds none.
         OutputError: If the page cannot be written.
     """
     if not 1 <= len(runs) <= page.NUM_STYLES:
@@ -111,8 +110,8 @@ def _check_page(path: Path) -> None:
     """Check that a page may be written.
 
     Raises:
-        OSError: If what is there cannot be read.
-        OutputError: If its name is no page's, or something else than a report is there.
+        OSError: If an existing file cannot be read.
+        OutputError: If its name is no page's, or another file than a report is there.
     """
     if path.suffix != ".html":
         raise OutputError(f"{escape(path)}: is no name of a page; expected one that ends in .html")
@@ -191,7 +190,7 @@ def _sample(event: Mapping[str, Any]) -> str:
 
 
 def _look_inside(history: History) -> Iterator[str]:
-    """Say how the page on the living model is opened for this run; it cannot be linked to before it runs."""
+    """Describe how to open the run's checkpoints in the page on the living model."""
     steps = checkpoint_steps(history.run)
     if not steps or is_adapter(checkpoint_folder(history.run, steps[-1])):
         yield '<p class="soft">Nothing to open: there is no checkpoint with a whole model in it.</p>'
@@ -243,7 +242,7 @@ def _time(seconds: float | None) -> str:
 
 
 def _write(path: Path, content: str) -> Path:
-    """Write a page; in the place of another report, but of nothing else."""
+    """Write a page; replace another report, but nothing else."""
     try:
         _check_page(path)
         with atomic_file(path) as file:

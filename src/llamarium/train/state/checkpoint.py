@@ -1,19 +1,19 @@
-"""Checkpoints that survive being killed at any moment.
+"""Checkpoints that survive a kill at any moment.
 
     run/.lock                           held by the process that trains (`RunLock`)
     run/best                            a link to the checkpoint of the lowest validation loss (`point_at`)
     run/step-00000500/                  a Hugging Face folder, and
-        resume/optimizer.safetensors    what else the next step depends on (`save_resume`)
+        resume/optimizer.safetensors    the rest of the state that the next step depends on (`save_resume`)
         resume/state.json
         manifest.json                   SHA-256 and size of every other file
 
-A checkpoint is written into `run/.saving-...`. Every file and folder of it is synced, then the manifest is, and only
-then is the folder renamed to its name: whatever has that name is complete. The rename is synced before anything older
-is deleted, so at every moment there is a complete checkpoint if there ever was one. What is to be deleted is renamed
-first (`.old-...`), so that a deletion cut short leaves no damaged checkpoint behind.
+A checkpoint is written into `run/.saving-...`. All of its files and folders are synced, then the manifest, and only
+then is the folder renamed: whatever has its name is complete. The rename is synced before anything older is deleted, so
+there is always a complete checkpoint, once there was one. Folders are renamed (`.old-...`) before they are deleted, so
+that a deletion cut short leaves no damaged checkpoint.
 
-A rename keeps its promise against a killed process; against a disk that returns other bytes than it was given there is
-the manifest, which is verified before a run resumes.
+Renames protect against a killed process; the manifest protects against a disk that returns other bytes, and is verified
+before a run resumes.
 
 Source: the order of syncs is that of POSIX's rename (2) and fsync (2): a file's content and its name in the folder are
 made durable by two different calls.
@@ -39,16 +39,12 @@ _MAX_MANIFEST_BYTES = 2**20
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:
-    """Return where the checkpoint of a step lies, or would lie."""
+    """Return the path of a step's checkpoint."""
     return run / f"step-{step:08d}"
 
 
 def checkpoint_step(folder: Path) -> int:
-    """Return the step in a checkpoint's name.
-
-    Raises:
-        TrainingError: If it is no checkpoint's name.
-    """
+    """Return the step in a checkpoint's name; TrainingError for another name."""
     match = _NAME.fullmatch(folder.name)
     if match is None:
         raise TrainingError(f"{escape(folder)}: is no checkpoint of a run; expected a folder called step-00000500")
@@ -58,22 +54,21 @@ def checkpoint_step(folder: Path) -> int:
 def save_checkpoint(
     run: Path, step: int, write: Callable[[Path], None], *, save_total_limit: int = 2, best: int | None = None
 ) -> Path:
-    """Save a checkpoint, then delete those that are no longer wanted. The caller holds the `RunLock`.
+    """Save a checkpoint, then delete old ones. The caller holds the `RunLock`.
 
     Args:
         run: The run's folder.
         step: Names the checkpoint; one of the same step is replaced.
-        write: Fills the folder that it is given; need not sync.
-        save_total_limit: How many to keep up to this step, this one included. Later ones, of which a run that was
-            set back has some, are left alone.
-        best: A step that is kept besides; `run/best` points at it before what it pointed at may be deleted.
+        write: Fills the folder; need not sync.
+        save_total_limit: How many to keep up to this step, this one included. Later ones, after a step back, are kept.
+        best: A step that is also kept; `run/best` points to it before older checkpoints are deleted.
 
     Returns:
         The checkpoint's folder.
 
     Raises:
-        OutputError: If something cannot be written. What was there before is untouched.
-        LlamariumError: What `write` raises.
+        OutputError: If something cannot be written. Older checkpoints are unchanged.
+        LlamariumError: As `write`.
     """
     assert save_total_limit >= 1
     final, saving = checkpoint_folder(run, step), run / f"{_SAVING}{step:08d}"
@@ -103,10 +98,7 @@ def save_checkpoint(
 
 
 def point_at(run: Path, name: str, step: int) -> None:
-    """Let `run/<name>` stand for a step's checkpoint: a link that is never missing once it is there.
-
-    Where links cannot be made it is left out, with a warning: the checkpoint is found by its step.
-    """
+    """Link `run/<name>` to a step's checkpoint, atomically; warn where links cannot be made."""
     link, fresh = run / name, run / f".{name}-link"
     try:
         fresh.unlink(missing_ok=True)
@@ -118,7 +110,7 @@ def point_at(run: Path, name: str, step: int) -> None:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """Return the folders with a checkpoint's name, the oldest first; of one step, `.old-...` before `step-...`.
+    """Return the folders with a checkpoint's name, oldest first; of one step, `.old-...` before `step-...`.
 
     Raises:
         TrainingError: If the folder cannot be read.
@@ -133,18 +125,12 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def checkpoint_steps(run: Path) -> list[int]:
-    """Return the steps of a run's checkpoints, in order; whether they are whole is not looked at.
-
-    Raises:
-        TrainingError: If the folder cannot be read.
-    """
+    """Return the steps of a run's checkpoints, in order, unverified; TrainingError if the folder cannot be read."""
     return [checkpoint_step(path) for path in checkpoints(run) if not path.name.startswith(_OLD)]
 
 
 def latest_checkpoint(run: Path) -> Path | None:
-    """Return the newest checkpoint that verifies, or None where there is none.
-
-    Warns (UserWarning) of every damaged one that it passes over.
+    """Return the newest checkpoint that verifies, or None if there is none; warn of damaged ones.
 
     Raises:
         TrainingError: If there are checkpoints and all are damaged, or the folder cannot be read.
@@ -168,11 +154,9 @@ def latest_checkpoint(run: Path) -> Path | None:
 
 
 def remove_leftovers(run: Path, step: int) -> None:
-    """Remove what a process that was killed has left in a run's folder. The caller holds the `RunLock`.
+    """Remove a killed process's leftovers from a run's folder. The caller holds the `RunLock`.
 
-    Args:
-        run: The run's folder.
-        step: Where it goes on; a checkpoint of it that was to make way (`.old-...`) may be the only whole one.
+    An `.old-...` checkpoint of `step`, where the run continues, is kept: it may be the only complete one.
     """
     kept = _old_name(checkpoint_folder(run, step)).name
     for path in [*run.glob(f"{_SAVING}*"), *run.glob(f"{_OLD}*"), *run.glob(".*.part"), *run.glob("*/.*.part")]:
@@ -183,12 +167,10 @@ def remove_leftovers(run: Path, step: int) -> None:
 
 
 def verify_checkpoint(folder: Path) -> None:
-    """Check a checkpoint's files against its manifest.
-
-    Files whose names begin with a dot, as file managers leave them, are not looked at.
+    """Check a checkpoint's files against its manifest, except hidden ones, as file managers leave them.
 
     Raises:
-        TrainingError: Naming the first file that is missing, additional or not what was written.
+        TrainingError: Naming the first file that is missing, additional or changed.
     """
     try:
         promised = _read_manifest(folder)
@@ -218,7 +200,7 @@ def _seal(folder: Path) -> None:
 
 
 def _put(saving: Path, final: Path) -> None:
-    """Give a sealed folder its name; what had that name is kept as `.old-...` until it is pruned."""
+    """Rename a sealed folder to its name; an older one becomes `.old-...` until it is pruned."""
     old = _old_name(final)
     if replaces := final.exists():
         if old.exists():
@@ -238,7 +220,7 @@ def _old_name(folder: Path) -> Path:
 
 
 def _prune(run: Path, step: int, save_total_limit: int, best: int | None) -> None:
-    """Delete what is not wanted, oldest first; the checkpoint of `step` is on the disk by now."""
+    """Delete old checkpoints, oldest first; that of `step` is synced already."""
     past = [folder for folder in checkpoints(run) if checkpoint_step(folder) < step and folder.name[0] != "."]
     for folder in past[: max(0, len(past) - (save_total_limit - 1))]:
         if checkpoint_step(folder) != best:
@@ -259,7 +241,7 @@ def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """Yield the regular files below `folder` by their path within it; not those of hidden names."""
+    """Yield the paths of the regular files below `folder`, relative to it, except hidden ones."""
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in sorted(names):

@@ -1,4 +1,4 @@
-"""A lock on a run's folder, so that two runs cannot write each other's checkpoints."""
+"""Lock a run's folder, so that two runs cannot overwrite each other's checkpoints."""
 
 import fcntl
 import os
@@ -11,14 +11,10 @@ from llamarium.io import unwritable
 
 
 class RunLock:
-    """Only one process trains in a folder; a context manager.
+    """Context manager: only one process trains in a folder, which is made if missing.
 
-    The lock is the kernel's (`flock`) and dies with the process, so a run that was killed leaves nothing to clean up.
-    Where nothing but the lock is in the folder at the end, since the run was refused, both are removed, and the folders
-    above that were made for it.
-
-    Args:
-        run: The run's folder; made if missing.
+    The lock is the kernel's (`flock`) and ends with the process, so a killed run needs no cleanup. If the folder holds
+    nothing but the lock at the end, as the run was refused, both are removed, and parent folders that were made for it.
     """
 
     def __init__(self, run: Path) -> None:
@@ -30,7 +26,7 @@ class RunLock:
         """Take the lock.
 
         Raises:
-            TrainingError: If another process holds it, which is named, or the file system knows no locks.
+            TrainingError: If another process holds it, which is named, or the file system has no locks.
             OutputError: If the folder cannot be written.
         """
         path = self.run / ".lock"
@@ -49,14 +45,14 @@ class RunLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give it back."""
+        """Release it."""
         if self._descriptor is not None:
             self._tidy()
             os.close(self._descriptor)
             self._descriptor = None
 
     def _tidy(self) -> None:
-        """Remove what was made for a run that came to nothing; the lock is still held."""
+        """Remove the folders made for a refused run, while the lock is held."""
         with suppress(OSError):
             if self._made and [path.name for path in self.run.iterdir()] == [".lock"]:
                 (self.run / ".lock").unlink()

@@ -1,6 +1,6 @@
-"""Where a run stands, as JSON: written with every checkpoint, and checked when it is read.
+"""A run's position as JSON, saved with every checkpoint and checked when it is read.
 
-A manifest shows that a file is what was written, but anyone can write a manifest; so nothing that is read is believed.
+A manifest proves that a file is as written, but anyone can write a manifest; so every value is checked.
 """
 
 import dataclasses
@@ -17,15 +17,15 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Position:
-    """Where a run stands: what a checkpoint holds besides weights and optimizer.
+    """Position of a run.
 
     Attributes:
-        step: Optimizer steps that are done.
-        cursor: Where the data stands.
-        num_tokens: Tokens that the model saw, prompts and padding included.
+        step: Completed optimizer steps.
+        cursor: Position in the data.
+        num_tokens: Input tokens so far, prompts and padding included.
         seconds: Time spent in steps.
-        best_loss: The lowest validation loss so far; infinite where none was measured on the rows of now.
-        best_step: The step of the checkpoint that counts as the best until there is a lower loss.
+        best_loss: The lowest validation loss so far; infinite if none was measured on the current rows.
+        best_step: The step of the best checkpoint, until there is a lower loss.
     """
 
     step: int = 0
@@ -36,17 +36,13 @@ class Position:
     best_step: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
+        """Return it as JSON values."""
         best = None if math.isinf(self.best_loss) else self.best_loss
         return dataclasses.asdict(self) | {"best_loss": best}
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> "Position":
-        """Read what `to_dict` returned.
-
-        Raises:
-            TrainingError: For what it cannot have returned.
-        """
+        """Read the result of `to_dict`; TrainingError for invalid values."""
         cursor = entry(raw, "cursor", dict)
         best_step, best_loss = raw.get("best_step"), raw.get("best_loss")
         return cls(
@@ -60,11 +56,7 @@ class Position:
 
 
 def entry(raw: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    """Return an entry of a JSON object.
-
-    Raises:
-        TrainingError: If it is missing or of another type.
-    """
+    """Return an entry of a JSON object; TrainingError if it is missing or of another type."""
     value = raw.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
         raise TrainingError(f"{name} is {show_value(value)}; expected {kind.__name__}")
@@ -72,11 +64,7 @@ def entry(raw: Mapping[str, Any], name: str, kind: type[T]) -> T:
 
 
 def _count(raw: Mapping[str, Any], name: str, kind: type[Any] = int) -> Any:
-    """Return a number of a JSON object.
-
-    Raises:
-        TrainingError: If it is no number from 0 on.
-    """
+    """Return a number of a JSON object; TrainingError if it is none from 0 on."""
     value = entry(raw, name, kind)
     if not 0 <= value < 2**63:  # NaN is not, either
         raise TrainingError(f"{name} is {show_value(value)}; expected a number from 0 to 2^63")

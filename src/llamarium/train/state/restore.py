@@ -1,4 +1,4 @@
-"""Going on: a checkpoint is held against the settings and the data of now, and put back."""
+"""Resume a run: compare a checkpoint with the current settings and data, and load it."""
 
 import math
 import warnings
@@ -19,10 +19,10 @@ from llamarium.train.state.resume import load_resume
 
 
 def restore_run(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_changes: bool) -> Position:
-    """Put back what `_save` saved, and return where it stood.
+    """Load a checkpoint, and return its position.
 
     Raises:
-        TrainingError: If it is another run's, or has what no run saves.
+        TrainingError: If it is of another run, or has invalid values.
         CheckpointError: If the model cannot be read.
     """
     tensors, state = load_resume(folder)
@@ -63,7 +63,7 @@ def restore_run(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_c
 
 
 def _data_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Name what a checkpoint's data had other than the data of now: counts as "name: before -> now"."""
+    """List differences between a checkpoint's data and the current data: counts as "name: before -> now"."""
     before = {name: value for name, value in before.items() if type(value) is type(now.get(name))}
     if not before or before == now:
         return []

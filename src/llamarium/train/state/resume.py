@@ -1,4 +1,4 @@
-"""What a run needs to go on, beside its weights: tensors as safetensors, all else as JSON. Nothing in it can run."""
+"""Save and load the state to resume a run besides its weights: tensors as safetensors, the rest as JSON."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -28,16 +28,16 @@ def save_resume(
     state: Mapping[str, Any],
     full_tensor: Callable[[Tensor], Tensor] | None = None,
 ) -> None:
-    """Write what a run needs to go on, beside its weights: `resume/optimizer.safetensors` and `resume/state.json`.
+    """Write `resume/optimizer.safetensors` and `resume/state.json` beside a checkpoint's weights.
 
     Args:
         folder: The checkpoint's.
-        tensors: The optimizer's and the random generators' states; any shape.
-        state: Plain JSON: dicts with str keys, lists, numbers that are finite, str, bool and None.
-        full_tensor: Returns all values of a tensor that several processes share.
+        tensors: Optimizer state, of any shape.
+        state: Plain JSON: dicts with str keys, lists, finite numbers, str, bool and None.
+        full_tensor: Gathers a tensor that is sharded over processes.
 
     Raises:
-        TrainingError: If `state` would not come back from JSON as it is.
+        TrainingError: If `state` changes in JSON.
         OutputError: If a file cannot be written.
     """
     try:
@@ -61,11 +61,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def load_resume(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save_resume` wrote.
-
-    Raises:
-        TrainingError: If it is missing or malformed.
-    """
+    """Read the files of `save_resume`; TrainingError if they are missing or malformed."""
     if not (folder / _RESUME).is_dir():
         raise TrainingError(
             f"{escape(folder)}: has no folder {_RESUME}, so no run can go on from it; it can be the model that a new "
@@ -92,11 +88,7 @@ def load_resume(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def saved_threads(folder: Path) -> int | None:
-    """Return how many threads the run of a checkpoint computed with; None where none was chosen.
-
-    Raises:
-        CheckpointError: If the file is malformed.
-    """
+    """Return the number of threads in a checkpoint, or None; CheckpointError if the file is malformed."""
     found = read_json_object(folder / _RESUME / "state.json", _MAX_STATE_BYTES).get("threads")
     if found is None or (type(found) is int and 0 < found <= _MAX_THREADS):
         return found

@@ -1,4 +1,4 @@
-"""Being asked to stop: a run notes it, and ends after its step with a checkpoint."""
+"""Stop on a signal: a run notes it, and ends after its step with a checkpoint."""
 
 import signal
 import threading
@@ -8,11 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def stop_signals() -> Generator[list[int]]:
-    """Note SIGTERM and SIGINT instead of dying of them; a second SIGINT interrupts at once.
-
-    Yields:
-        The signals that came.
-    """
+    """Yield the list of SIGTERM and SIGINT that arrive, instead of dying; a second SIGINT interrupts at once."""
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():  # others may set no handlers
         yield came

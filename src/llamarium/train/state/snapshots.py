@@ -1,7 +1,7 @@
-"""Small pictures of the embedding table while it learns: its first rows, in half precision.
+"""Snapshots of the embedding table during training: its first rows, in half precision.
 
-`run/embeddings/step-00000250.safetensors` holds the rows of one moment. The journal names the moments that belong to
-the run, so a run that is set back needs to delete nothing: what it passes again it writes again.
+`run/embeddings/step-00000250.safetensors` holds the rows of one step. The journal names the steps that belong to the
+run, so a run that is set back deletes nothing: it overwrites what it passes again.
 """
 
 from collections.abc import Callable
@@ -28,13 +28,13 @@ _LARGEST = torch.finfo(torch.float16).max
 def save_snapshot(
     model: LlamaForCausalLM, run: Path, step: int, full_tensor: Callable[[Tensor], Tensor] | None = None
 ) -> bool:
-    """Write the first rows of the embedding table, unless it is frozen; say whether it was written.
+    """Write the first rows of the embedding table, unless it is frozen; return whether it was written.
 
     Args:
-        model: Its `embed_tokens` is kept.
+        model: The model.
         run: The run's folder.
-        step: The moment.
-        full_tensor: Makes one tensor of a table that is spread over processes; None where it is whole.
+        step: The current step.
+        full_tensor: Gathers a table that is sharded over processes; None if it is whole.
 
     Raises:
         OutputError: If the file cannot be written.
@@ -58,11 +58,7 @@ def save_snapshot(
 
 
 def read_snapshot(run: Path, step: int) -> Tensor:
-    """Return the rows of a moment, (R, D) float32.
-
-    Raises:
-        LlamariumError: If the file is missing or malformed.
-    """
+    """Return the rows of a step, (R, D) float32; LlamariumError if the file is missing or malformed."""
     path = snapshot_path(run, step)
     found = read_safetensors(path).get(_KEY)
     if found is None or len(found.shape) != 2 or found.dtype != "F16":
@@ -71,12 +67,12 @@ def read_snapshot(run: Path, step: int) -> Tensor:
 
 
 def snapshot_path(run: Path, step: int) -> Path:
-    """Return where the rows of a moment lie, or would lie."""
+    """Return the path of a step's rows."""
     return run / "embeddings" / f"step-{step:08d}.safetensors"
 
 
 def token_texts(tokenizer: Tokenizer) -> list[str]:
-    """Return the text of each row that a snapshot holds; an id that the vocabulary skips is written `<17>`."""
+    """Return the text of each row of a snapshot; an id without one is written `<17>`."""
 
     def text(token_id: int) -> str:
         try:
