@@ -39,7 +39,9 @@ class TrainingBatch:
     def to(self, device: torch.device) -> "TrainingBatch":
         """Copy the batch to another device."""
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved = {name: None if t is None else t.to(device, non_blocking=True) for name, t in tensors.items()}
+        moved: dict[str, Any] = {
+            name: None if t is None else t.to(device, non_blocking=True) for name, t in tensors.items()
+        }
         return TrainingBatch(**moved)
 
 
