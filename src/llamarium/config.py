@@ -11,13 +11,12 @@ import dataclasses
 import json
 import math
 import stat
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from llamarium.errors import ConfigError, escape, show_value
+from llamarium.errors import ConfigError, escape, show_value, warn_caller
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 """The keys of the two weights that `tie_word_embeddings` makes one."""
@@ -309,7 +308,7 @@ def _reject_unsupported(raw: Mapping[str, Any], source: str) -> None:
         raise ConfigError(f"{source}: rope_interleaved is true; supported is the half-split order only")
     unknown = sorted(escape(name, 60) for name in raw if name not in _READ and name not in _IGNORED)
     if unknown:
-        warnings.warn(f"{source}: fields not known and not used: {', '.join(unknown[:10])}", stacklevel=5)
+        warn_caller(f"{source}: fields not known and not used: {', '.join(unknown[:10])}")
 
 
 def _read_rope(raw: Mapping[str, Any], source: str) -> tuple[float, RopeScaling | None]:

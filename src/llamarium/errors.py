@@ -33,6 +33,8 @@ A message says what was found, what was expected and what to do, and names the f
 Control characters from files are shown escaped (`escape`), so that no message can drive a terminal.
 """
 
+import sys
+import warnings
 from collections.abc import Sequence
 
 
@@ -199,3 +201,11 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """
     if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
         raise OptionError(f"{name} is {show_value(value)}; expected {', '.join(map(str, choices))}")
+
+
+def warn_caller(message: str) -> None:
+    """Issue a `UserWarning` that points to the line outside of this package that led here."""
+    depth, frame = 1, sys._getframe(1)  # pyright: ignore[reportPrivateUsage] - `skip_file_prefixes` is Python 3.12's
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "llamarium":
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(message, stacklevel=depth + 1)

@@ -17,14 +17,13 @@ Nothing else of Llamarium imports this module.
 import asyncio
 import io
 import sys
-import warnings
 from collections.abc import Mapping
 from typing import Any, TypedDict, Unpack, cast
 
 import llamarium
 from llamarium.adapters.model_names import public_name
 from llamarium.engine.engine import MAX_NUM_SEQS
-from llamarium.errors import EngineStoppedError, InputError, LlamariumError, show_value
+from llamarium.errors import EngineStoppedError, InputError, LlamariumError, show_value, warn_caller
 from llamarium.generation.dialog import ToolOptions
 from llamarium.generation.options import EngineOptions, StreamOptions, check_timeout, split_request
 from llamarium.generation.text_engine import Answers, TextEngine
@@ -188,7 +187,7 @@ class AnswerLines:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=2)
+    warn_caller(message)
 
 
 def _check_table(batch: Table) -> None:

@@ -50,7 +50,9 @@ def test_a_seed_belongs_to_the_request(smollm2: llamarium.Llama) -> None:
     fresh = smollm2.generate(PROMPTS[0], **options).completions[0]
     assert smollm2.generate(PROMPTS[0], seed=fresh.seed, **options).text == fresh.text
     # Equal up to a draw within 1e-7 of a border between two tokens, as one of seed 4 is: there rounding decides.
-    several = smollm2.generate(PROMPTS[0], seed=20, n=3, **options).completions
+    generation = smollm2.generate(PROMPTS[0], seed=20, n=3, **options)
+    several = generation.completions
+    assert str(generation) == "\n\n".join(answer.text for answer in several)
     assert len({c.text for c in several}) > 1
     assert [c.seed for c in several] == [20, 21, 22]
     assert smollm2.generate(PROMPTS[0], seed=21, **options).text == several[1].text

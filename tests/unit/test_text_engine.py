@@ -254,11 +254,12 @@ def test_an_edited_model_wants_another_engine() -> None:
     with llama.engine(kv_memory=2**24) as engine:
         hook = llama.model.model.layers[0].register_forward_hook(lambda *_: None)
         with (
-            pytest.warns(UserWarning, match="edited"),
+            pytest.warns(UserWarning, match="edited") as caught,
             pytest.raises(OptionError, match="after the engine was made"),
         ):
             engine.stream("To be")
         hook.remove()
+    assert [warning.filename for warning in caught] == [__file__], "it points to the caller, not into the library"
 
 
 def test_options_are_checked(llama: llamarium.Llama) -> None:

@@ -15,7 +15,6 @@ header of an adapter's file keeps three values of the base, which other readers 
 
 import hashlib
 import math
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from llamarium.adapters.files import SavedAdapter
-from llamarium.errors import CheckpointError, escape, show_value
+from llamarium.errors import CheckpointError, escape, show_value, warn_caller
 from llamarium.quant.packing import to_bfloat16
 
 BASE, LINEARS, PROJECTION = "llamarium_base", "llamarium_base_linears", "llamarium_base_projection"
@@ -160,4 +159,4 @@ def _another(folder: Path, name: object, expected: str, found: str) -> Checkpoin
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=4)
+    warn_caller(text)

@@ -5,7 +5,6 @@ things are checked: each merged matrix before rounding against its adapter, in f
 share of the correction that rounding keeps; and the merged model's logits against the adapter's.
 """
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from llamarium.adapters.lora import LoRALinear, meta_linear, rows_of
 from llamarium.adapters.modules import load_adapter
-from llamarium.errors import TrainingError, escape
+from llamarium.errors import TrainingError, escape, warn_caller
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
 
@@ -83,7 +82,7 @@ def merge_adapter(model: LlamaForCausalLM, folder: Path, *, check_base: bool = T
         )
         if kept < _MIN_KEPT:
             raise TrainingError(lost)
-        warnings.warn(lost, stacklevel=2)
+        warn_caller(lost)
     return report
 
 

@@ -1,7 +1,6 @@
 """From a model on disk to a format that others read, without PyTorch unless the weights are NF4."""
 
 import os
-import warnings
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from llamarium.checkpoints.gguf.mixtures import BLOCKS, FLOATS
 from llamarium.checkpoints.huggingface.writer import Weight, cast_array, needs_dtype, save_weights
 from llamarium.checkpoints.open import OpenedModel, open_model
 from llamarium.config import EMBEDDING
-from llamarium.errors import OptionError, OutputError, check_choice, escape
+from llamarium.errors import OptionError, OutputError, check_choice, escape, warn_caller
 from llamarium.extras import optional
 from llamarium.io import atomic_folder
 from llamarium.kernels import native
@@ -94,7 +93,7 @@ def _read_finite(checkpoint: Checkpoint, key: str) -> NDArray[Any]:
     stored = checkpoint.stored(key, copy=not (entry.dtype in FLOATS or entry.is_packed))
     values = _values(stored, f"{entry.file}: {entry.name}")
     if num_bad := count_nonfinite(values):
-        warnings.warn(f"{escape(checkpoint.path)}: {key} has {num_bad} weights that are NaN or infinite", stacklevel=2)
+        warn_caller(f"{escape(checkpoint.path)}: {key} has {num_bad} weights that are NaN or infinite")
     return values
 
 

@@ -5,7 +5,6 @@ filled module by module, so that quantizing while loading never holds two full c
 embedding's own storage. Every weight's way is kept as a `TensorSource`: which file, which tensor, which type.
 """
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final, cast
@@ -19,7 +18,7 @@ from llamarium.checkpoints.modules import empty_model, tie_head
 from llamarium.checkpoints.native_weights import report_nonfinite
 from llamarium.checkpoints.options import LoadOptions, TensorSource, check_options, natural_dtype
 from llamarium.config import EMBEDDING, HEAD
-from llamarium.errors import escape
+from llamarium.errors import escape, warn_caller
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedLinear
@@ -71,10 +70,9 @@ def _warn_of_shapes(checkpoint: Checkpoint, model: LlamaForCausalLM) -> None:
     linears = ((name, module) for name, module in model.named_modules() if hasattr(module, "in_features"))
     sizes = ((name, int(cast(Any, module).in_features)) for name, module in linears)
     if unfit := [f"{name} ({columns} columns)" for name, columns in sizes if columns % GROUP]:
-        warnings.warn(
+        warn_caller(
             f"{escape(checkpoint.path)}: the C kernels take columns in groups of {GROUP}, and {len(unfit)} Linears "
-            f"have others: {list_some(unfit, 4)}; PyTorch runs the model",
-            stacklevel=3,
+            f"have others: {list_some(unfit, 4)}; PyTorch runs the model"
         )
 
 

@@ -5,7 +5,6 @@ All of a model's matrices must be such that the C kernels multiply them; where o
 in bfloat16 stay views of their file, GGUF's blocks are packed, other floats are rounded to the model's dtype.
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -22,7 +21,7 @@ from llamarium.checkpoints.options import (
 )
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.config import EMBEDDING, HEAD
-from llamarium.errors import CheckpointError, escape
+from llamarium.errors import CheckpointError, escape, warn_caller
 from llamarium.kernels import native
 from llamarium.kernels.threads import num_threads
 from llamarium.quant.formats import GROUP, PACKED_FORMATS
@@ -130,4 +129,4 @@ def report_nonfinite(entry: TensorEntry, num_bad: int, *, strict: bool) -> None:
     found = f"{escape(entry.file)}: {escape(entry.name, 80)} has {num_bad} weights that are NaN or infinite"
     if strict:
         raise CheckpointError(f"{found}; expected none, as strict loading asks")
-    warnings.warn(f"{found}; the model's output will be wrong where they are used", stacklevel=4)
+    warn_caller(f"{found}; the model's output will be wrong where they are used")

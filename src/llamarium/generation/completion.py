@@ -136,8 +136,8 @@ class Generation:
         return self.completions[0].message
 
     def __str__(self) -> str:
-        """Return the first answer's text."""
-        return self.text
+        """Return the answers' texts, with an empty line between two."""
+        return "\n\n".join(completion.text for completion in self.completions)
 
     def __repr__(self) -> str:
         """Show each answer's text, length and end; ids and log-probabilities are in the attributes."""

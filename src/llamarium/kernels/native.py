@@ -10,7 +10,6 @@ All functions here take arrays that the caller has checked: C-contiguous, of the
 import ctypes
 import functools
 import os
-import warnings
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from enum import IntEnum
@@ -20,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.errors import InputError, MemoryBudgetError, OptionError, show_value
+from llamarium.errors import InputError, MemoryBudgetError, OptionError, show_value, warn_caller
 from llamarium.kernels.threads import num_threads
 
 INTERFACE = 14
@@ -182,12 +181,10 @@ def _open() -> ctypes.CDLL | None:
         found = ctypes.CDLL(str(_FILE))
         interface = int(found.lm_interface())
     except (OSError, AttributeError) as error:
-        warnings.warn(f"the CPU kernels cannot be loaded: {error}; {HOW_TO_BUILD}", stacklevel=3)
+        warn_caller(f"the CPU kernels cannot be loaded: {error}; {HOW_TO_BUILD}")
         return None
     if interface != INTERFACE:
-        warnings.warn(
-            f"{_FILE} is of another version ({interface}, expected {INTERFACE}); {HOW_TO_BUILD}", stacklevel=3
-        )
+        warn_caller(f"{_FILE} is of another version ({interface}, expected {INTERFACE}); {HOW_TO_BUILD}")
         return None
     found.lm_kernels.restype = c_char_p
     found.lm_use_kernels.argtypes = [c_char_p]

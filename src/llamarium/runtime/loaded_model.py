@@ -6,12 +6,11 @@ on the modules, and a warning says so once.
 """
 
 import threading
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from llamarium.config import ModelConfig
-from llamarium.errors import OptionError
+from llamarium.errors import OptionError, warn_caller
 from llamarium.runtime.native.adapters import Adapter
 from llamarium.runtime.runner import Runner
 
@@ -155,10 +154,9 @@ class LoadedModel:
                 "the model was loaded as deterministic, and its modules have been edited since (a hook, an adapter, a "
                 "patched method, a replaced weight), which the C kernels do not see; load it without deterministic"
             )
-        warnings.warn(
+        warn_caller(
             "the model's modules have been edited (a hook, an adapter, a patched method, a replaced weight): PyTorch "
-            "answers from now on, as the C kernels do not see that",
-            stacklevel=5,
+            "answers from now on, as the C kernels do not see that"
         )
 
 

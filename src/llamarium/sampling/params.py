@@ -8,12 +8,11 @@ them. docs/guides/add-a-sampling-parameter.md lists the places of a new one.
 import difflib
 import math
 import secrets
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self, TypedDict
 
-from llamarium.errors import SamplingError, escape, show_value
+from llamarium.errors import SamplingError, escape, show_value, warn_caller
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
 from llamarium.sampling.grammar.description import Grammar, checked_grammar
 
@@ -243,7 +242,7 @@ class SamplingParams:
             raise SamplingError(f"{source}: {error}") from None
         idle = sorted(name for name, parameter in PARAMETERS.items() if parameter.is_idle_when_greedy and name in given)
         if idle and recommended.get("temperature") == 0 and "temperature" not in given:
-            warnings.warn(f"{', '.join(idle)}: no effect, {source} says greedy; give a temperature", stacklevel=2)
+            warn_caller(f"{', '.join(idle)}: no effect, {source} says greedy; give a temperature")
         stop = () if given.get("grammar") is not None else recommended.pop("stop", ())  # where a free text ends
         stop = (*stop, *_checked_stop(given.pop("stop", ())))
         stop_ids = (*recommended.pop("stop_token_ids", ()), *_checked_ids(given.pop("stop_token_ids", ())))
@@ -387,4 +386,4 @@ def _warn_of_unsupported(raw: Mapping[str, Any], source: str) -> None:
         if raw.get(name) is not None and raw[name] not in neutral
     ]
     if active:
-        warnings.warn(f"{source}: not supported and not used: {', '.join(active)}", stacklevel=3)
+        warn_caller(f"{source}: not supported and not used: {', '.join(active)}")

@@ -1,6 +1,5 @@
 """Merge an adapter into its base: a plain model's folder, which every tool of the ecosystem reads."""
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -11,7 +10,7 @@ from llamarium.adapters.merge import MergeReport, merge_adapter
 from llamarium.api import load
 from llamarium.checkpoints.options import Dequantize, DtypeName
 from llamarium.checkpoints.save import save_model
-from llamarium.errors import OutputError, escape
+from llamarium.errors import OutputError, escape, warn_caller
 from llamarium.io import atomic_folder
 
 
@@ -66,7 +65,7 @@ def merge(
         if (learned := tokenizer_beside(adapter, llama.config)) is not None:
             tokenizer, recommended = learned, with_answer_ends(recommended, llama.config, learned)
         if tokenizer is None:
-            warnings.warn(f"the merged model is saved without a tokenizer: {llama.why_no_tokenizer}", stacklevel=2)
+            warn_caller(f"the merged model is saved without a tokenizer: {llama.why_no_tokenizer}")
         save_model(llama.model, folder, tokenizer=tokenizer, generation_config=recommended)
     return report
 

@@ -11,7 +11,6 @@ and the trackers read the same.
 import dataclasses
 import math
 import time
-import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from torch.optim import Optimizer
 
 from llamarium.api import Llama
 from llamarium.cost import flops
-from llamarium.errors import LlamariumError, OutputError, TrainingError
+from llamarium.errors import LlamariumError, OutputError, TrainingError, warn_caller
 from llamarium.generation.options import AnswerOptions
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedLinear
@@ -281,7 +280,7 @@ class _Loop:
             try:
                 written.append(save_snapshot(self.setup.model, self.out, self.at.step, self.process_group.full_tensor))
             except OutputError as error:  # no drawing is worth a run
-                warnings.warn(f"left out: {error}", stacklevel=2)
+                warn_caller(f"left out: {error}")
 
         self.process_group.on_rank_zero(save, self.setup.model.model.embed_tokens.parameters())
         if any(written):

@@ -12,7 +12,6 @@ checkpoint holds it, and a resumed run uses it, whatever would be faster now.
 import os
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 
+from llamarium.errors import warn_caller
 from llamarium.kernels.threads import allowed_cpus, computing_with, default_threads, num_threads
 from llamarium.train.setup import Setup
 from llamarium.train.step import autocast
@@ -90,10 +90,9 @@ def choose(setup: Setup, saved: int | None, *, resumed: bool, clock: Clock = tim
     else:
         found = _chosen(setup, clock)
     if before not in (None, found.count):
-        warnings.warn(
+        warn_caller(
             f"threads: {before} -> {found.count}: from here on sums may have other last bits than those of a run that "
-            f"was not interrupted; --threads {before} goes on as before",
-            stacklevel=2,
+            f"was not interrupted; --threads {before} goes on as before"
         )
     return found
 

@@ -10,7 +10,6 @@ Source: llama.cpp, `docs/gguf.md` (keys) and `convert_hf_to_gguf.py`, `generate_
 
 import dataclasses
 import struct
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from llamarium.checkpoints.gguf.file import GGUFFile
 from llamarium.config import ModelConfig, RopeScaling
-from llamarium.errors import CheckpointError, ConfigError, UnsupportedFormatError, escape, show_value
+from llamarium.errors import CheckpointError, ConfigError, UnsupportedFormatError, escape, show_value, warn_caller
 from llamarium.runtime.rope import rope_frequencies
 
 ROPE_FREQS = "rope_freqs.weight"
@@ -106,7 +105,7 @@ def _reject_unsupported(data: Mapping[str, Any], source: str) -> None:
     keys = (key.removeprefix("llama.") for key in data if key.startswith("llama."))
     unknown = sorted(escape(key, 60) for key in keys if key not in _READ and key not in _FIXED)
     if unknown:
-        warnings.warn(f"{source}: llama.* keys not known and not used: {', '.join(unknown[:10])}", stacklevel=4)
+        warn_caller(f"{source}: llama.* keys not known and not used: {', '.join(unknown[:10])}")
 
 
 def _vocab_size(file: GGUFFile, source: str) -> int:
@@ -166,10 +165,9 @@ def _warn_if_unscaled(config: ModelConfig, source: str) -> None:
     """Llama 3.1 files made before its scaling was understood have no divisors (llama.cpp issue 8650)."""
     like_llama31 = config.vocab_size == 128256 and config.rope_theta == 500000.0
     if like_llama31 and config.max_position_embeddings > 8192:
-        warnings.warn(
+        warn_caller(
             f"{source}: looks like Llama 3.1 or later but has no {ROPE_FREQS}, so RoPE is not scaled; a file "
-            "converted before that was supported is wrong on every text: convert it anew",
-            stacklevel=5,
+            "converted before that was supported is wrong on every text: convert it anew"
         )
 
 

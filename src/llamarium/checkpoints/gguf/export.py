@@ -12,7 +12,6 @@ Source: llama.cpp, `convert_hf_to_gguf.py` (`LlamaModel`).
 import json
 import math
 import tempfile
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,7 @@ from llamarium.checkpoints.huggingface.writer import (
     check_tokenizer,
 )
 from llamarium.config import ModelConfig, RopeScaling
-from llamarium.errors import OptionError, UnsupportedTokenizerError, escape, show_value
+from llamarium.errors import OptionError, UnsupportedTokenizerError, escape, show_value, warn_caller
 from llamarium.io import unwritable
 from llamarium.quant.formats import block_format
 from llamarium.quant.ggml.encode import encode
@@ -191,10 +190,9 @@ def _warn_of_short_rows(weights: Sequence[Weight], config: ModelConfig, mixture:
         if len(weight.shape) == 2 and kind != wanted == wanted_type(weight.key, config, mixture):
             short.setdefault(kind, []).append(_gguf_name(weight.key))
     for kind, names in short.items():
-        warnings.warn(
+        warn_caller(
             f"{len(names)} matrices, such as {names[0]}, are written as {kind}: their rows are no whole number of "
-            f"{wanted}'s blocks of {block_format(wanted).block_size}",
-            stacklevel=3,
+            f"{wanted}'s blocks of {block_format(wanted).block_size}"
         )
 
 
@@ -241,7 +239,7 @@ def _end_ids(config: ModelConfig, tokenizer: Tokenizer | None) -> dict[str, int]
         if ids[name] is None and free:
             ids[name] = free[0]
     if lost := [i for i in ends if i not in ids.values()]:
-        warnings.warn(f"the ids {lost} end a text too, but a GGUF file names three; they are left out", stacklevel=3)
+        warn_caller(f"the ids {lost} end a text too, but a GGUF file names three; they are left out")
     return {_KEY + name: i for name, i in ids.items() if i is not None}
 
 

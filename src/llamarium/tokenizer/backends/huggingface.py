@@ -9,13 +9,12 @@ Two families are read: byte-level BPE (Llama 3, SmolLM2) and SentencePiece-style
 
 import json
 import re
-import warnings
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llamarium.errors import LlamariumError, TokenizerError, escape
+from llamarium.errors import LlamariumError, TokenizerError, escape, warn_caller
 from llamarium.tokenizer.backends import huggingface_rules as rules
 from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, read_json, save_huggingface
 from llamarium.tokenizer.base import Tokenizer
@@ -69,7 +68,7 @@ def load_huggingface(path: Path) -> Tokenizer:
                 f"gives it {found}; expected one id"
             )
     for change in changes:
-        warnings.warn(f"{escape(source, 4096)}: text is changed: {change}", stacklevel=2)
+        warn_caller(f"{escape(source, 4096)}: text is changed: {change}")
     backend = HuggingFaceBackend(inner, byte_level=byte_level, source=source)
     return Tokenizer(
         backend,

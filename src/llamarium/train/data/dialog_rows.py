@@ -11,7 +11,6 @@ request.
 """
 
 import hashlib
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 import torch
 
-from llamarium.errors import TrainingError, escape, show_value
+from llamarium.errors import TrainingError, escape, show_value, warn_caller
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.data.dialogs import Example, read_dialogs
@@ -196,7 +195,7 @@ def _fitting(examples: Sequence[Example], context: int, too_long: TooLong, toget
     )
     if too_long == "error" or not fitting:
         raise TrainingError(f"{found}; use a longer context, shorten them, or drop them (--too-long drop)")
-    warnings.warn(f"{found}; they are left out", stacklevel=3)
+    warn_caller(f"{found}; they are left out")
     return fitting
 
 

@@ -23,7 +23,6 @@ import os
 import re
 import stat
 import urllib.request
-import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from llamarium.config import without_duplicates
-from llamarium.errors import DownloadError, LlamariumError, TrainingError, escape, show_value
+from llamarium.errors import DownloadError, LlamariumError, TrainingError, escape, show_value, warn_caller
 from llamarium.extras import optional
 from llamarium.hub.builtin import cache_folder
 from llamarium.hub.client import data_commit
@@ -187,7 +186,7 @@ def _stamp_path(path: Path) -> object:
 def _read_path(path: Path, text_field: str) -> Iterator[str]:
     files, left_out = _files_of(path) if path.is_dir() else ([path], "")
     if left_out:
-        warnings.warn(f"{escape(path)}: left out {left_out}", stacklevel=2)
+        warn_caller(f"{escape(path)}: left out {left_out}")
     for file in files:
         try:
             yield from _read_file(file, text_field)

@@ -9,13 +9,12 @@ resumed. Both cause one warning.
 
 import json
 import math
-import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 from llamarium.checkpoints.checkpoint import list_some
-from llamarium.errors import TrainingError, escape
+from llamarium.errors import TrainingError, escape, warn_caller
 from llamarium.io import atomic_file, unwritable
 from llamarium.train.setup import Event
 
@@ -58,7 +57,7 @@ class Journal:
                     self._waiting = self._waiting[file.write(self._waiting) :]
         except OSError as error:
             if not late:
-                warnings.warn(f"{unwritable(self.path, error)}; the run goes on, and it is tried again", stacklevel=3)
+                warn_caller(f"{unwritable(self.path, error)}; the run goes on, and it is tried again")
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
@@ -84,7 +83,7 @@ def _history(path: Path, step: int) -> list[dict[str, Any]]:
             damaged.append(str(number))
     if damaged:
         found = f"lines {list_some(damaged)} are no events of a run, and are left out from now on"
-        warnings.warn(f"{escape(path)}: {found}", stacklevel=4)
+        warn_caller(f"{escape(path)}: {found}")
     return kept
 
 

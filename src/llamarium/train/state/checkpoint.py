@@ -23,13 +23,12 @@ import os
 import re
 import shutil
 import stat
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from llamarium.checkpoints.checkpoint import list_some
 from llamarium.config import read_json_object
-from llamarium.errors import LlamariumError, OutputError, TrainingError, escape
+from llamarium.errors import LlamariumError, OutputError, TrainingError, escape, warn_caller
 from llamarium.io import file_sha256, sync, sync_tree, unwritable, write_json
 
 MANIFEST = "manifest.json"
@@ -93,7 +92,7 @@ def save_checkpoint(
     try:
         _prune(run, step, save_total_limit, best)
     except OSError as error:  # nothing is lost by it
-        warnings.warn(f"{escape(run)}: an old checkpoint cannot be deleted: {escape(error)}", stacklevel=2)
+        warn_caller(f"{escape(run)}: an old checkpoint cannot be deleted: {escape(error)}")
     return final
 
 
@@ -106,7 +105,7 @@ def point_at(run: Path, name: str, step: int) -> None:
         fresh.replace(link)
         sync(run)
     except OSError as error:
-        warnings.warn(f"{escape(link)}: the link cannot be made: {escape(error)}", stacklevel=2)
+        warn_caller(f"{escape(link)}: the link cannot be made: {escape(error)}")
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -141,7 +140,7 @@ def latest_checkpoint(run: Path) -> Path | None:
             verify_checkpoint(folder)
         except TrainingError as error:
             if not folder.name.startswith(_OLD):  # those are half deleted as a rule
-                warnings.warn(f"passed over: {error}", stacklevel=2)
+                warn_caller(f"passed over: {error}")
                 damaged.append(folder.name)
             continue
         return folder

@@ -1,14 +1,13 @@
 """Resume a run: compare a checkpoint with the current settings and data, and load it."""
 
 import math
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch.optim import Optimizer
 
-from llamarium.errors import TrainingError, escape
+from llamarium.errors import TrainingError, escape, warn_caller
 from llamarium.train.optim import restore_optimizers
 from llamarium.train.setup import Setup
 from llamarium.train.state.checkpoint import (
@@ -49,9 +48,9 @@ def restore_run(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_c
         )
     setup.restore(folder)
     if settings.get("optimizer") != setup.config.optimizer:
-        warnings.warn(f"the optimizer is now {setup.config.optimizer}, and begins anew", stacklevel=3)
+        warn_caller(f"the optimizer is now {setup.config.optimizer}, and begins anew")
     elif position.step > 0 and not tensors:  # as it is where no update was made
-        warnings.warn(f"{folder}: the optimizer remembers nothing, and begins anew", stacklevel=3)
+        warn_caller(f"{folder}: the optimizer remembers nothing, and begins anew")
     elif tensors:
         try:
             restore_optimizers(setup.model, optimizers, tensors, setup.process_group)
