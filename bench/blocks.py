@@ -39,7 +39,7 @@ def main() -> None:
     held = used = 0
     while not engine.is_idle:
         engine.step()
-        held += engine.num_held_tokens
+        held += sum(sequence.num_computed for sequence in engine.sequences)
         used += engine.num_used_blocks * options.block_size
     row = {"block size": options.block_size, "mean tokens": held / engine.counts.steps, "wasted": 1 - held / used}
     options.prompt_tokens, options.max_tokens = options.prompt_tokens.spelling, options.max_tokens.spelling

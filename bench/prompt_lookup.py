@@ -44,7 +44,7 @@ class Side:
         """Return tokens/s."""
         lookup = llamarium.PromptLookup() if self.looks_up else None
         self.ids, times = [], []
-        for event in generate_tokens(self.runner, [self.prompt], [self.params], speculation=lookup):
+        for event in generate_tokens(self.runner, [self.prompt], [self.params], proposer=lookup):
             self.ids.append(event.token_id)
             times.append(time.perf_counter())
         self.counts = {} if lookup is None else lookup.counts()

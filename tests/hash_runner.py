@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from llamarium.config import ModelConfig
 from llamarium.engine.engine import Engine
+from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.engine.request import Request, TokenEvent
-from llamarium.engine.speculate import PromptLookup
 from llamarium.presets import preset
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
 from llamarium.runtime.runner import Cache, CacheDtype

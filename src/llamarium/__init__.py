@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llamarium.checkpoints.export import export
     from llamarium.checkpoints.tokenizers import load_tokenizer
     from llamarium.config import ModelConfig, RopeScaling
-    from llamarium.engine.speculate import PromptLookup
+    from llamarium.engine.proposers.lookup import PromptLookup
     from llamarium.errors import LlamariumError
     from llamarium.generation.completion import Completion, Generation, Piece
     from llamarium.generation.conversation import Conversation
@@ -41,7 +41,7 @@ _HOMES = {
     "ModelConfig": "config",
     "PRESETS": "presets",
     "Piece": "generation.completion",
-    "PromptLookup": "engine.speculate",
+    "PromptLookup": "engine.proposers.lookup",
     "RopeScaling": "config",
     "SamplingParams": "sampling.params",
     "Tokenizer": "tokenizer.base",

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hash_runner import SLOTS, HashRunner, alone, answers, request_of
-from llamarium.engine.draft import Drafter, DraftModel
 from llamarium.engine.engine import Engine
+from llamarium.engine.proposers.draft import DraftModel, DraftProposer
 from llamarium.engine.request import Request
 from llamarium.errors import MemoryBudgetError, OptionError
 from llamarium.runtime.batch import Batch
@@ -57,12 +57,13 @@ def drafted(
     clock = Clock()
     draft = DraftModel(kind(clock, cost, cost / 100, **changes))
     runner = Timed(clock, 1.0, 0.01)
-    return Engine(runner, num_blocks, block_size=SLOTS, chunk=64, speculation=draft, clock=clock), draft
+    return Engine(runner, num_blocks, block_size=SLOTS, chunk=64, proposer=draft, clock=clock), draft
 
 
-def drafter_of(engine: Engine) -> Drafter:
-    assert isinstance(engine._guessing, Drafter)
-    return engine._guessing
+def drafter_of(engine: Engine) -> DraftProposer:
+    proposer = engine._scheduler.proposer
+    assert isinstance(proposer, DraftProposer)
+    return proposer
 
 
 @pytest.mark.parametrize("kind", [Timed, Other])
@@ -99,13 +100,13 @@ def test_after_a_wrong_guess_the_draft_goes_on_from_what_came() -> None:
     engine.add(Request(PROMPT, SamplingParams(temperature=1.0, seed=5, max_tokens=100)))
     first = SamplingParams(temperature=0.0, max_tokens=1)
     engine.step()
-    (answer,) = engine._scheduler.running
+    (sequence,) = engine.sequences
     num_compared = 0
     while not engine.is_idle:
-        ids = list(answer.ids)
+        ids = list(sequence.ids)
         engine.step()
-        if answer.guess.ids:
-            assert [answer.guess.ids[:1]] == alone(Request(ids, first), circle=1.0)
+        if sequence.draft.ids:
+            assert [sequence.draft.ids[:1]] == alone(Request(ids, first), circle=1.0)
             num_compared += 1
     assert num_compared > 20 and 0 < draft.accepted < draft.drafted - 20
 
@@ -120,8 +121,9 @@ def test_blocks_come_back_when_an_answer_is_aborted_while_it_is_guessed_for() ->
     engine.abort(numbers[0])
     engine.abort(numbers[1], 1)
     expected = alone(Request([*PROMPT, 2], params), circle=4.0)
-    held = {block for answer in engine._scheduler.running for block in answer.guesser.table.blocks}  # type: ignore[union-attr]
-    assert drafter_of(engine).num_used_blocks == len(held)
+    drafter = drafter_of(engine)
+    held = {block for sequence in engine.sequences for block in drafter._drafted[sequence].table.blocks}
+    assert drafter.num_used_blocks == len(held)
     for number in numbers[1:]:
         engine.abort(number)
     assert engine.num_used_blocks == drafter_of(engine).num_used_blocks == 0
@@ -159,7 +161,7 @@ def test_it_guesses_further_the_more_often_it_is_right() -> None:
     draft.record_pass(1, 2, 1.02)
     lengths = []
     for is_right in [False] * 40 + [True] * 80:
-        draft.record_guess(is_right)
+        draft.record_token(is_right)
         lengths.append(draft.best_length(1)[0])
     assert lengths[39] == 0 and lengths[-1] == draft.num_tokens
     assert lengths[39:] == sorted(lengths[39:])

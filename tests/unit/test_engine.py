@@ -39,7 +39,7 @@ def test_everybody_gets_the_tokens_that_they_get_alone(num_blocks: int, max_num_
 def test_guesses_change_nothing_in_any_company(num_blocks: int) -> None:
     rng, lookup = random.Random(1), Cheap()
     requests = [request_of(rng, n=rng.choice((1, 3)), temperature=0.3, max_tokens=40) for _ in range(20)]
-    engine = Engine(HashRunner(circle=4.0), num_blocks, block_size=SLOTS, speculation=lookup)
+    engine = Engine(HashRunner(circle=4.0), num_blocks, block_size=SLOTS, proposer=lookup)
     numbers = [engine.add(request) for request in requests]
     found = answers(list(engine.run()), numbers)
     assert found == [alone(request, circle=4.0) for request in requests]
@@ -204,7 +204,7 @@ def test_nan_ends_one_answer_alone() -> None:
 def test_without_memory_to_choose_one_gives_way_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     rng, lookup = random.Random(2), Cheap()
     requests = [request_of(rng, n=n, temperature=0.3, max_tokens=30) for n in (1, 3, 1, 1)]
-    engine = Engine(HashRunner(circle=4.0), 400, block_size=SLOTS, speculation=lookup)
+    engine = Engine(HashRunner(circle=4.0), 400, block_size=SLOTS, proposer=lookup)
     numbers, events, calls = [engine.add(request) for request in requests], [], iter(range(10**6))
     true = engine._sampler.sample
 

@@ -10,7 +10,7 @@ import torch
 
 import llamarium
 from llamarium.cli.main import main
-from llamarium.engine.speculate import NgramIndex, PromptLookup
+from llamarium.engine.proposers.lookup import NgramIndex, PromptLookup
 from llamarium.errors import OptionError
 from llamarium.generation.loop import DialogEngine, TokenEvent, generate_tokens
 from llamarium.model import LlamaForCausalLM
@@ -123,22 +123,22 @@ def test_events_are_the_same_to_the_bit(packed: Runner, name: str) -> None:
     params = REQUESTS[name]
     prompts = [PROMPT[i:] for i in range(len(params))]
     lookup = Priced()
-    assert run(packed, prompts, params, speculation=lookup) == run(packed, prompts, params)
+    assert run(packed, prompts, params, proposer=lookup) == run(packed, prompts, params)
     assert lookup.drafted >= lookup.accepted > 0
 
 
 def test_keys_and_values_in_8_bits_are_served_where_they_are_exact(packed: Runner) -> None:
     lookup = Priced()
     expected = run(packed, [PROMPT], [GREEDY], kv_cache_dtype="int8")
-    found = run(packed, [PROMPT], [GREEDY], kv_cache_dtype="int8", speculation=lookup)
+    found = run(packed, [PROMPT], [GREEDY], kv_cache_dtype="int8", proposer=lookup)
     assert found == expected and lookup.accepted > 0
     with pytest.raises(OptionError, match="PyTorch rounds"):
-        run(ModuleRunner(build(torch.float32)), [PROMPT], [GREEDY], kv_cache_dtype="int8", speculation=lookup)
+        run(ModuleRunner(build(torch.float32)), [PROMPT], [GREEDY], kv_cache_dtype="int8", proposer=lookup)
 
 
 def test_every_accepted_guess_saves_a_pass(packed: Runner) -> None:
     lookup = Priced()
-    events = run(packed, [PROMPT], [GREEDY], speculation=lookup)
+    events = run(packed, [PROMPT], [GREEDY], proposer=lookup)
     assert len(events) == 1 + lookup.passes + lookup.accepted
     assert lookup.counts() == {"passes": lookup.passes, "drafted": lookup.drafted, "accepted": lookup.accepted}
     assert lookup.passes == len(lookup.widths) and lookup.drafted == sum(lookup.widths) - lookup.passes
@@ -156,7 +156,7 @@ def test_cancelled_rows_end_and_the_others_go_on(packed: Runner) -> None:
         return sorted(events, key=lambda event: event.row)
 
     lookup = Priced()
-    assert cut(speculation=lookup) == cut() and lookup.accepted > 0
+    assert cut(proposer=lookup) == cut() and lookup.accepted > 0
 
 
 def test_a_dialog_goes_on_over_what_was_guessed(packed: Runner) -> None:
@@ -165,7 +165,7 @@ def test_a_dialog_goes_on_over_what_was_guessed(packed: Runner) -> None:
     def talk(lookup: PromptLookup | None) -> list[TokenEvent]:
         prefix, ids, events = DialogEngine(packed), list(PROMPT), []
         for turn in range(3):
-            said = run(packed, [ids], [dataclasses.replace(GREEDY, max_tokens=17)], prefix=prefix, speculation=lookup)
+            said = run(packed, [ids], [dataclasses.replace(GREEDY, max_tokens=17)], prefix=prefix, proposer=lookup)
             events += said
             ids += [event.token_id for event in said[: 9 + turn]] + [6, 7]
         return events
@@ -181,14 +181,14 @@ def test_plain_weights_take_any_number_of_tokens_a_pass(dtype: torch.dtype, temp
     base = SamplingParams(temperature=temperature, seed=3, max_tokens=40, logit_bias=BIAS, logprobs=1)
     for count in (1, 2, 3):
         prompts, lookup = [PROMPT[i:] for i in range(count)], Priced()
-        assert run(runner, prompts, [base] * count, speculation=lookup) == run(runner, prompts, [base] * count)
+        assert run(runner, prompts, [base] * count, proposer=lookup) == run(runner, prompts, [base] * count)
         assert max(lookup.widths) > 4 and lookup.accepted > 0
 
 
 def test_float32_gives_the_same_greedy_tokens() -> None:
     runner, lookup = ModuleRunner(build(torch.float32)), Priced()
     params = dataclasses.replace(GREEDY, logprobs=None)
-    found = [event.token_id for event in run(runner, [PROMPT], [params], speculation=lookup)]
+    found = [event.token_id for event in run(runner, [PROMPT], [params], proposer=lookup)]
     assert found == [event.token_id for event in run(runner, [PROMPT], [params])] and lookup.accepted > 0
 
 
@@ -198,12 +198,12 @@ def test_float32_gives_the_same_greedy_tokens() -> None:
 def test_what_could_change_tokens_is_refused(dtype: torch.dtype, temperature: float, kept: str) -> None:
     params = SamplingParams(temperature=temperature, seed=1)
     with pytest.raises(OptionError, match=f"PyTorch rounds .*in {kept}, at this temperature.* take float32"):
-        run(ModuleRunner(build(dtype)), [PROMPT], [params], speculation=PromptLookup())
+        run(ModuleRunner(build(dtype)), [PROMPT], [params], proposer=PromptLookup())
 
 
 def test_without_a_cache_and_with_senseless_lengths_it_is_refused() -> None:
     with pytest.raises(OptionError, match="over the cache"):
-        run(ModuleRunner(build(torch.float32)), [PROMPT], [GREEDY], speculation=PromptLookup(), use_cache=False)
+        run(ModuleRunner(build(torch.float32)), [PROMPT], [GREEDY], proposer=PromptLookup(), use_cache=False)
     for num_tokens in (0, 65, True, 2.0, "9"):
         with pytest.raises(OptionError, match=r"num_tokens is .*; expected .*1 to 64"):
             PromptLookup(num_tokens)  # type: ignore[arg-type]
@@ -215,7 +215,7 @@ def test_without_a_cache_and_with_senseless_lengths_it_is_refused() -> None:
 def test_it_turns_off_where_wider_passes_are_dear(packed: Runner) -> None:
     lookup = Priced(lambda t: 1 + 2.0 * (t - 1))
     params = dataclasses.replace(GREEDY, max_tokens=99)
-    assert run(packed, [PROMPT], [params], speculation=lookup) == run(packed, [PROMPT], [params])
+    assert run(packed, [PROMPT], [params], proposer=lookup) == run(packed, [PROMPT], [params])
     assert 1 <= sum(width > 1 for width in lookup.widths) <= 4
     assert set(lookup.widths[20:]) == {1}
 
@@ -228,7 +228,7 @@ def test_it_turns_on_again_when_they_become_cheap() -> None:
         for _ in range(count):
             found.append(lookup.best_length(5))
             lookup.record_pass(1, found[-1], 1 + extra_s * found[-1])
-            lookup.record_guess(5, is_right=True)
+            lookup.record_token(True, 5)
         return found
 
     assert lengths(20)[-1] == 0, "off"
@@ -252,7 +252,7 @@ def test_what_never_pays_costs_less_than_two_percent(rate: float) -> None:
         tokens += 1
         for place in range(max(1, length)):
             is_right = chance.random() < rate
-            lookup.record_guess(size, is_right)
+            lookup.record_token(is_right, size)
             tokens += is_right and place < length
             if not is_right:
                 break

@@ -331,14 +331,14 @@ def test_what_kills_the_thread_is_told(llama: llamarium.Llama) -> None:
 def test_an_engine_is_looked_at_between_two_steps_by_its_own_thread(engine: TextEngine) -> None:
     answers = engine.stream(PROMPTS[0], temperature=0.0, max_new_tokens=40)
     next(answers)
-    seen = engine.read(lambda inner: (threading.current_thread().name, len(inner.answers[0].ids)))
+    seen = engine.read(lambda inner: (threading.current_thread().name, len(inner.sequences[0].ids)))
     name, num_tokens = seen.result(10)
     assert name == "llamarium-engine" and num_tokens > len(answers.prompt_ids)
     with pytest.raises(ZeroDivisionError):
         engine.read(lambda _: 1 / 0).result(10)
     assert len(answers.collect().completions[0].token_ids) == 40, "who reads badly harms nobody"
     wait_until_free(engine)
-    assert engine.read(lambda inner: inner.answers).result(10) == [], "also where nothing else is to be done"
+    assert engine.read(lambda inner: inner.sequences).result(10) == [], "also where nothing else is to be done"
     engine.close()
     with pytest.raises(EngineStoppedError, match="being closed"):
         engine.read(lambda _: None)

@@ -43,7 +43,7 @@ def speculation(args: argparse.Namespace, llama: "Llama") -> dict[str, Any]:
         return {"draft_model": drafting(llama, load_draft(args))}
     if not args.prompt_lookup:
         return {}
-    from llamarium.engine.speculate import PromptLookup
+    from llamarium.engine.proposers.lookup import PromptLookup
 
     return {"prompt_lookup": PromptLookup()}
 

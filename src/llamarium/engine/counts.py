@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
-from llamarium.engine.scheduler import EngineSequence
+from llamarium.engine.sequence import EngineSequence
 from llamarium.sampling.constraint import CompiledGrammar
 from llamarium.sampling.params import SamplingParams
 
@@ -157,7 +157,7 @@ def open_sequence(sequences: Iterable[EngineSequence], number: int, row: int, mo
         state=state_of(found, most_runs),
         prompt_ids=tuple(request.prompt_ids),
         answer_ids=tuple(found.ids[len(request.prompt_ids) :]),
-        params=found.state.params.derived(seed=found.state.seed),
+        params=found.sampling.params.derived(seed=found.sampling.seed),
         stops=found.stops,
         grammar=request.grammar,
     )

@@ -1,12 +1,10 @@
 """One vector for a text: its tokens' hidden states, gathered over the steps that run it. Never torch."""
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.runtime.batch import Span
 from llamarium.runtime.taps import Key, Taps
 
 Pooling = Literal["mean", "last"]
@@ -62,22 +60,7 @@ class Pool:
         return (mean / length).astype(np.float32) if np.isfinite(length) and length > 0 else None
 
 
-def gather(pools: Sequence[Pool | None], spans: Sequence[Span], taps: Taps) -> None:
-    """Hand a batch's hidden states to those who gather them.
-
-    Args:
-        pools: Of each sequence, where it has one.
-        spans: What was run of each.
-        taps: What the run has handed out.
-    """
-    hidden_MD, begin = _on_host(taps.kept[HIDDEN][0]), 0
-    for pool, span in zip(pools, spans, strict=True):
-        end = begin + len(span.token_ids)
-        if pool is not None:
-            pool.take(hidden_MD[begin:end], span.start)
-        begin = end
-
-
-def _on_host(rows_MD: Any) -> NDArray[np.float32]:
-    """Return tapped states as float32 of numpy; from modules they come as tensors, on any device."""
+def hidden_states(taps: Taps) -> NDArray[np.float32]:
+    """Return a step's tapped states (M, D) as numpy; modules hand them out as tensors, on any device."""
+    rows_MD: Any = taps.kept[HIDDEN][0]
     return rows_MD if isinstance(rows_MD, np.ndarray) else rows_MD.float().cpu().numpy()

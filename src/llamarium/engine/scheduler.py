@@ -1,134 +1,47 @@
-"""Who is run next: answers join, leave and wait for blocks between any two steps. Never torch.
+"""Which sequences run in the next step, and which blocks each of them has. Never torch.
 
 - First come, first served. A request that waits for memory may be overtaken by smaller ones, `MAX_OVERTAKEN` times.
-- Who has begun gets its next token in every step. What is left of a step reads prompts: half of it the one that came
-  first, half of it the one with the least left to read. So a short prompt beside a giant takes twice as long as alone
-  at most, and so does the giant.
-- Who has a beginning in common with a prompt that is being read waits until that is there, instead of reading it too.
-- Where blocks run out, who came last gives its own back, and waits with what it has. When there is room again its
-  tokens are run anew: the same tokens, hence the same keys and values.
+- A sequence that decodes gets its next token in every step. The rest of a step reads prompts: half of it the oldest
+  one, half of it the one with the fewest uncomputed tokens. So a short prompt beside a giant takes at most twice as
+  long as alone, and so does the giant.
+- A sequence whose beginning is just being computed for another one waits for that, instead of computing it too.
+- When blocks run out, the newest sequence is preempted: it gives its blocks back, and waits with its tokens. When there
+  is room again they are computed anew: the same tokens, hence the same keys and values.
 """
 
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from operator import attrgetter
 
-from llamarium.engine.pooling import Pool
-from llamarium.engine.prefix import Key, Match, PrefixIndex, block_key, root_key
-from llamarium.engine.request import FinishReason, Request
-from llamarium.engine.scoring import PromptScores
-from llamarium.engine.speculate import Guess, Guesser, Guessing
-from llamarium.runtime.batch import Span
-from llamarium.runtime.blocks import BlockTable, blocks_for
-from llamarium.sampling.row import SamplingRow
+from llamarium.engine.prefix import Key, Match, PrefixIndex, block_key
+from llamarium.engine.proposers.base import Proposer
+from llamarium.engine.sequence import Draft, EngineSequence, StepItem
+from llamarium.runtime.blocks import blocks_for
 
 MAX_OVERTAKEN = 32
 """How many may overtake a request that waits for memory."""
 
-_MAX_SKIPPED = 8  # requests that wait for memory, and are passed by in one step
-
-
-@dataclass(slots=True, eq=False)
-class EngineSequence:
-    """One answer in the making.
-
-    Attributes:
-        number: Of its request, by arrival.
-        row: Which of the request's answers.
-        request: What was asked.
-        state: What the sampler knows of it.
-        limit: Tokens, prompt included, at which it ends.
-        stops: Ids that end it.
-        table: Where its keys and values lie.
-        ids: Its tokens: the prompt, and what was chosen.
-        num_computed: How many of them have their keys and values in the cache.
-        keys: Of its whole blocks, in the index.
-        promised: Keys of the whole blocks that it is going to fill, the next one last.
-        waits_for: The key of a block that it waits for somebody else to fill.
-        num_sought: How many of the prompt's tokens were looked for in the cache.
-        num_cached: How many of them were there when it began.
-        leader: Of several answers to one prompt, the one that runs it for the others.
-        followers: Those that wait for this one to have run the prompt.
-        scores: Of its prompt, where they are asked for, until they have been told.
-        guesser: Guesses its next tokens, where that is asked for.
-        guess: What may come next.
-        pool: Gathers its hidden states, where its vector is wanted and no token.
-        finish_reason: Why it ended.
-    """
-
-    number: int
-    row: int
-    request: Request
-    state: SamplingRow
-    limit: int
-    stops: frozenset[int]
-    table: BlockTable
-    ids: list[int] = field(default_factory=list[int])
-    num_computed: int = 0
-    keys: list[Key] = field(default_factory=list[Key])
-    promised: list[Key] = field(default_factory=list[Key])
-    waits_for: Key | None = None
-    num_sought: int = 0
-    num_cached: int = -1  # before it begins
-    leader: "EngineSequence | None" = None
-    followers: "list[EngineSequence]" = field(default_factory=list["EngineSequence"])
-    scores: PromptScores | None = None
-    guesser: Guesser | None = None
-    guess: Guess = field(default_factory=Guess)
-    pool: Pool | None = None
-    finish_reason: FinishReason | None = None
-    num_overtaken: int = 0
-    free_blocks_at_refusal: int = -1  # free blocks when there was last no room for it
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Who came first."""
-        return self.number, self.row
-
-    @property
-    def num_uncomputed(self) -> int:
-        """Tokens that have not been run."""
-        return len(self.ids) - self.num_computed
-
-    def root(self) -> Key:
-        """Return the key that its first block goes on from."""
-        return root_key(self.request.adapter, self.request.salt)
-
-    def span(self, end: int) -> Span:
-        """Return its tokens from where it has been run to before `end`, and what is guessed after its last one."""
-        is_all = end == len(self.ids)
-        ids, num_logits = self.ids[self.num_computed : end], int(is_all and self.pool is None)
-        num_logits += self.num_wanted(self.num_computed, end)
-        if is_all and self.guess.num_scheduled:
-            ids += self.guess.ids[: self.guess.num_scheduled]
-            num_logits += self.guess.num_scheduled
-        return Span(ids, self.num_computed, self.table.blocks, num_logits, self.request.adapter)
-
-    def num_wanted(self, start: int, end: int) -> int:
-        """Return of how many tokens from `start` to before `end` the logits score the prompt."""
-        return 0 if self.scores is None else self.scores.num_wanted(start, end)
-
-
-StepItem = tuple[EngineSequence, int]
-"""An answer, and up to which of its tokens it is run."""
+_MAX_SKIPPED = 8  # requests that wait for memory and are passed over in one step
+_order = attrgetter("order")
 
 
 class Scheduler:
-    """Who runs, who waits, and who has which blocks.
+    """The sequences of an engine: those that run, those that wait, and their blocks.
 
     Args:
-        index: The cache's blocks, and what they hold.
+        index: The cache's blocks and their contents.
         copy_block: The cache's.
         max_num_seqs: How many run side by side at most.
-        most_logits: Of how many tokens of prompts the logits may be wanted in a step.
-        shares: Keys and values are taken from who had the same tokens.
+        most_logits: Of how many prompt tokens a step may compute the logits.
+        shares: Reuse keys and values of equal tokens.
 
     Attributes:
-        running: Those that have blocks, by arrival.
-        waiting: Those that have none, by arrival.
-        num_preempted: How often somebody had to give blocks back.
-        guessing: Guesses their next tokens, if anything does.
+        live: All sequences that have not ended, by request number.
+        running: Those with blocks, by arrival.
+        waiting: Those without, by arrival.
+        num_preempted: How many preemptions there were.
+        proposer: Proposes next tokens; None if nothing does.
     """
 
     def __init__(
@@ -142,26 +55,28 @@ class Scheduler:
     ) -> None:
         self._index, self._pool, self._copy_block = index, index.pool, copy_block
         self._max_num_seqs, self._most_logits, self._shares = max_num_seqs, most_logits, shares
+        self.live: dict[int, list[EngineSequence]] = {}
         self.running: list[EngineSequence] = []
         self.waiting: list[EngineSequence] = []
         self.num_preempted = 0
-        self.guessing: Guessing | None = None
+        self.proposer: Proposer | None = None
         self._promised = Counter[Key]()
 
     def add(self, sequences: Sequence[EngineSequence]) -> None:
-        """Take the answers to one prompt; the first one runs it for all, where keys and values are shared."""
+        """Take a request's sequences; the first one computes the prompt for all, if keys and values are shared."""
         first, *others = sequences
+        self.live[first.number] = list(sequences)
         insort(self.waiting, first, key=_order)
         if self._shares:
             first.followers = others
-            for sequence in others:
+        for sequence in others:
+            if self._shares:
                 sequence.leader = first
-        else:
-            for sequence in others:
+            else:
                 insort(self.waiting, sequence, key=_order)
 
     def remove(self, sequence: EngineSequence) -> None:
-        """Let an answer go, with its blocks; nobody knows of it afterwards."""
+        """Remove a sequence and free its blocks."""
         if sequence in self.running:
             self.running.remove(sequence)
             self._give_back(sequence)
@@ -169,27 +84,31 @@ class Scheduler:
             self.waiting.remove(sequence)
         elif sequence.leader is not None:
             sequence.leader.followers.remove(sequence)
-        self._let_follow_alone(sequence)
+        self._release_followers(sequence)
+        others = self.live[sequence.number]
+        others.remove(sequence)
+        if not others:
+            del self.live[sequence.number]
 
     def schedule(self, chunk: Callable[[int, Sequence[int]], int]) -> list[StepItem]:
-        """Return what the next step runs, with blocks for all of it; nothing, where nobody has anything left to run.
+        """Return what the next step runs, with blocks for all of it; nothing if no sequence has uncomputed tokens.
 
         Args:
-            chunk: Says how many tokens of prompts may be run: beside so many that stream, of prompts of such lengths.
+            chunk: From the number of decoding sequences and the prompts' lengths to the prompt tokens of the step.
         """
         self._make_room()
         self._admit()
-        streaming = [sequence for sequence in self.running if sequence.num_uncomputed == 1]
+        decoding = [sequence for sequence in self.running if sequence.num_uncomputed == 1]
         reading = [sequence for sequence in self.running if sequence.num_uncomputed > 1]
-        self._guess(streaming)
-        work = [(sequence, len(sequence.ids)) for sequence in streaming]
+        self._propose(decoding)
+        items = [sequence.item(len(sequence.ids)) for sequence in decoding]
         if not reading:
-            return work
+            return items
         prompts = [len(sequence.ids) - max(0, sequence.num_cached) for sequence in reading]
-        return work + _shared_out(reading, chunk(len(streaming), prompts), self._most_logits)
+        return items + _share_out(reading, chunk(len(decoding), prompts), self._most_logits)
 
     def mark_computed(self, sequence: EngineSequence, end: int) -> None:
-        """Note up to where an answer has been run; its whole blocks can be found from now on."""
+        """Note that a sequence's tokens before `end` are computed; its whole blocks can be found from now on."""
         sequence.num_computed = end
         if not self._shares:
             return
@@ -200,7 +119,7 @@ class Scheduler:
                 self._drop_promise(sequence.promised.pop())
 
     def fork(self, leader: EngineSequence) -> list[EngineSequence]:
-        """Let those that wait for this one's prompt go on from it; return those that there is room for."""
+        """Give a computed prompt to the followers; return those for which there is room, the others wait."""
         followers, leader.followers = leader.followers, []
         joined: list[EngineSequence] = []
         for sequence in followers:
@@ -218,8 +137,8 @@ class Scheduler:
                 insort(self.waiting, sequence, key=_order)
         return joined
 
-    def _let_follow_alone(self, leader: EngineSequence) -> None:
-        """Let those that wait for an answer that goes wait for themselves."""
+    def _release_followers(self, leader: EngineSequence) -> None:
+        """Make the first follower of a sequence that leaves the leader of the others."""
         if not leader.followers:
             return
         (first, *others), leader.followers = leader.followers, []
@@ -229,27 +148,26 @@ class Scheduler:
         insort(self.waiting, first, key=_order)
 
     def _make_room(self) -> None:
-        """Give each of the running the blocks of its next tokens; where there are none, who came last waits."""
+        """Give each running sequence the blocks of its next tokens; preempt the newest when blocks run out."""
         for sequence in list(self.running):
-            if not sequence.table.blocks:  # it has been sent to wait meanwhile
+            if not sequence.table.blocks:  # preempted meanwhile
                 continue
             while sequence.table.missing(len(sequence.ids)) > self._pool.num_free and sequence.table.blocks:
                 self._preempt(self.running[-1])
             if sequence.table.blocks:
                 sequence.table.reserve(len(sequence.ids))
 
-    def _guess(self, streaming: Sequence[EngineSequence]) -> None:
-        """Guess the next tokens of those who stream, as far as there are blocks for them."""
-        begun = [(sequence, sequence.guesser) for sequence in streaming if sequence.guesser is not None]
-        if self.guessing is None or not begun:
+    def _propose(self, decoding: Sequence[EngineSequence]) -> None:
+        """Give decoding sequences a draft, as far as there are blocks for it."""
+        if self.proposer is None:
             return
-        rows = [(guesser, sequence.limit - len(sequence.ids)) for sequence, guesser in begun]
-        for (sequence, _), guess in zip(begun, self.guessing.guess(rows, len(streaming)), strict=True):
-            sequence.guess = guess
-            num_tokens = len(sequence.ids) + guess.num_scheduled
-            others = len(self.running) - 1  # who may need a block each
+        begun = [sequence for sequence in decoding if sequence.sampling.num_tokens]
+        for sequence, draft in zip(begun, self.proposer.propose(begun, len(decoding)), strict=True):
+            sequence.draft = draft
+            num_tokens = len(sequence.ids) + draft.num_scheduled
+            others = len(self.running) - 1  # each may need a block
             if sequence.table.missing(num_tokens) + others > self._pool.num_free:
-                guess.num_scheduled = 0
+                draft.num_scheduled = 0
             else:
                 sequence.table.reserve(num_tokens)
 
@@ -260,7 +178,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=_order)
 
     def _admit(self) -> None:
-        """Let those that wait begin, as far as there is room."""
+        """Admit waiting sequences, as far as there is room."""
         skipped: list[EngineSequence] = []
         place = 0
         while place < len(self.waiting) and len(self.running) < self._max_num_seqs and len(skipped) < _MAX_SKIPPED:
@@ -284,9 +202,9 @@ class Scheduler:
                 place += 1
 
     def _find(self, sequence: EngineSequence) -> Match:
-        """Return what is there of an answer's tokens; the last one is run in any case, and what is scored or counts."""
-        counts_all = sequence.pool is not None and sequence.pool.kind == "mean"
-        if not self._shares or counts_all or self._pool.num_free <= sequence.free_blocks_at_refusal:
+        """Look a sequence's tokens up in the cache, without the last one and those whose outputs are wanted."""
+        needs_all = sequence.pool is not None and sequence.pool.kind == "mean"
+        if not self._shares or needs_all or self._pool.num_free <= sequence.free_blocks_at_refusal:
             return Match([], [])
         most = None if sequence.scores is None else sequence.scores.num_skipped
         sought = (sequence.ids[:-1] or sequence.request.prompt_ids[:-1])[:most]
@@ -295,9 +213,9 @@ class Scheduler:
         return self._index.find(sequence.root(), sought)
 
     def _begin(self, sequence: EngineSequence, found: Match) -> bool:
-        """Give an answer blocks for all of its tokens, those that are there first; False if there is no room.
+        """Give a sequence blocks for all of its tokens, found ones first; False if there is no room.
 
-        Each of the running keeps a block that it may take next, so that who begins is not sent back at once.
+        For each running sequence a free block is left, so that the new one is not preempted at once.
         """
         if self._pool.num_free <= sequence.free_blocks_at_refusal:
             return False
@@ -316,7 +234,7 @@ class Scheduler:
         return True
 
     def _promise(self, sequence: EngineSequence) -> None:
-        """Note which whole blocks an answer is going to fill with the tokens that it has."""
+        """Note which whole blocks a sequence is going to fill with the tokens that it has."""
         size, key = self._pool.block_size, sequence.keys[-1] if sequence.keys else sequence.root()
         promised: list[Key] = []
         for start in range(len(sequence.keys) * size, len(sequence.ids) - size + 1, size):
@@ -331,9 +249,10 @@ class Scheduler:
             del self._promised[key]
 
     def _take(self, sequence: EngineSequence, found: Match) -> None:
-        """Go on from what was found, whose whole blocks the answer has.
+        """Go on from what was found; its whole blocks are in the sequence's table already.
 
-        A block that holds nothing else, and that nobody has, is written on in place; so is the last one that is free.
+        A partial block is copied. One without owners is written on in place if it holds nothing else, or if no block is
+        free for the copy.
         """
         sequence.keys, sequence.num_computed = found.keys, len(found.keys) * self._pool.block_size
         if found.partial is not None:
@@ -349,17 +268,17 @@ class Scheduler:
             sequence.num_cached = sequence.num_computed
 
     def _give_back(self, sequence: EngineSequence) -> None:
-        """Give an answer's blocks back; what they hold can be found until they are taken for something else."""
+        """Free a sequence's blocks; their contents can be found until they are taken for something else."""
         start = len(sequence.keys) * self._pool.block_size
         if self._shares and sequence.num_computed > start:
             self._enter(sequence, start, sequence.num_computed)
         sequence.table.release()
-        if sequence.guesser is not None:
-            sequence.guesser.release()
+        if self.proposer is not None:
+            self.proposer.release(sequence)
         for key in sequence.promised:
             self._drop_promise(key)
         sequence.promised = []
-        sequence.keys, sequence.num_computed, sequence.guess = [], 0, Guess()
+        sequence.keys, sequence.num_computed, sequence.draft = [], 0, Draft()
 
     def _enter(self, sequence: EngineSequence, start: int, end: int) -> Key:
         parent = sequence.keys[-1] if sequence.keys else sequence.root()
@@ -367,12 +286,8 @@ class Scheduler:
         return self._index.enter(parent, block, sequence.ids[start:end])
 
 
-def _order(sequence: EngineSequence) -> tuple[int, int]:
-    return sequence.order
-
-
-def _shared_out(reading: Sequence[EngineSequence], room: int, most_logits: int) -> list[StepItem]:
-    """Share tokens of a step out among those who read their prompts, in the order of arrival."""
+def _share_out(reading: Sequence[EngineSequence], room: int, most_logits: int) -> list[StepItem]:
+    """Divide a step's prompt tokens among the sequences that read their prompts, in the order of arrival."""
     counts = dict.fromkeys(reading, 0)
 
     def give(sequence: EngineSequence, most: int) -> int:
@@ -386,14 +301,12 @@ def _shared_out(reading: Sequence[EngineSequence], room: int, most_logits: int) 
         return count
 
     left = room - give(reading[0], (room + 1) // 2)
-    left -= give(
-        min(reading, key=lambda sequence: (sequence.num_uncomputed - counts[sequence] or 1 << 30, sequence.order)), left
-    )
+    left -= give(min(reading, key=lambda one: (one.num_uncomputed - counts[one] or 1 << 30, one.order)), left)
     for sequence in reading:
         left -= give(sequence, left)
-    return [(sequence, sequence.num_computed + count) for sequence, count in counts.items() if count]
+    return [sequence.item(sequence.num_computed + count) for sequence, count in counts.items() if count]
 
 
 def capacity_blocks(limit: int, block_size: int) -> int:
-    """Return how many blocks an answer of so many tokens has at its end: the last token is never run."""
+    """Return how many blocks a sequence of `limit` tokens has at its end: the last token is never computed."""
     return blocks_for(max(1, limit - 1), block_size)

@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, TypeVar
 from llamarium.engine.counts import Counts
 from llamarium.engine.engine import Engine
 from llamarium.engine.request import Request, TokenEvent
-from llamarium.engine.scheduler import EngineSequence
+from llamarium.engine.sequence import EngineSequence
 from llamarium.errors import EngineStoppedError, GaveWayError, MemoryBudgetError
 
 Deliver = Callable[[Sequence[TokenEvent] | Exception], None]

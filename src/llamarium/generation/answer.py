@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from llamarium.errors import SamplingError
 from llamarium.generation.completion import Generation, Piece, RowText, row_texts
-from llamarium.generation.drafting import speculation_of
+from llamarium.generation.drafting import proposer_of
 from llamarium.generation.loop import DialogEngine, generate_tokens
 from llamarium.generation.options import PassOptions
 from llamarium.generation.text_model import TextModel, begins_text, compiled
@@ -46,7 +46,7 @@ def complete(
         use_cache=how.use_cache,
         kv_cache_dtype=how.kv_cache_dtype,
         cancelled=cancelled,
-        speculation=speculation_of(model, how.speculation),
+        proposer=proposer_of(model, how.proposer),
         grammar=compiled(model, params),
     ):
         if rows[event.row].push(event).finish_reason is not None:
@@ -97,7 +97,7 @@ def stream(
         use_cache=how.use_cache,
         kv_cache_dtype=how.kv_cache_dtype,
         prefix=prefix,
-        speculation=speculation_of(model, how.speculation),
+        proposer=proposer_of(model, how.proposer),
         grammar=compiled(model, params),
     )
     return row.pieces(events)

@@ -1,15 +1,15 @@
-"""Who guesses an answer's next tokens: prompt lookup, a draft model, or nobody. Never torch."""
+"""The proposer that options ask for: prompt lookup, a draft model, or none. Never torch."""
 
-from llamarium.engine.draft import DraftModel
-from llamarium.engine.speculate import PromptLookup, Speculation, check_speculation, option_of
-from llamarium.generation.options import AskedSpeculation
+from llamarium.engine.proposers.base import ProposerPolicy, check_exact
+from llamarium.engine.proposers.draft import DraftModel
+from llamarium.generation.options import AskedProposer
 from llamarium.generation.text_model import TextModel
 from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.compare import check_same_vocabulary
 
 
 def drafting(model: TextModel, draft: TextModel) -> DraftModel:
-    """Return a model as one that guesses for another.
+    """Return a model as one that drafts for another.
 
     Raises:
         InputError: If their vocabularies differ, and where.
@@ -19,27 +19,19 @@ def drafting(model: TextModel, draft: TextModel) -> DraftModel:
     return DraftModel(draft.runner)
 
 
-def speculation_of(model: TextModel, asked: AskedSpeculation) -> Speculation | None:
-    """Return what guesses for a model, where a plain model is asked to.
-
-    Raises:
-        LlamariumError: As `drafting`.
-    """
-    return asked if asked is None or isinstance(asked, PromptLookup | DraftModel) else drafting(model, asked)
-
-
-def speculation_of_any(model: TextModel, runner: Runner, asked: AskedSpeculation) -> Speculation | None:
-    """Return what guesses for all requests to a model, whatever they ask of the sampler.
+def proposer_of(model: TextModel, asked: AskedProposer, runner: Runner | None = None) -> ProposerPolicy | None:
+    """Return what proposes tokens for a model.
 
     Args:
-        model: Whose tokens are guessed.
-        runner: Executes it.
-        asked: What is to guess.
+        model: The model.
+        asked: What the options ask for.
+        runner: If given, it serves any request, whatever the request asks of the sampler.
 
     Raises:
-        OptionError: If guesses could change the tokens.
+        OptionError: If drafts could change the tokens of a request to `runner`.
         LlamariumError: As `drafting`.
     """
-    if asked is not None:
-        check_speculation(runner, option_of(asked), is_greedy=False)
-    return speculation_of(model, asked)
+    policy = asked if asked is None or isinstance(asked, ProposerPolicy) else drafting(model, asked)
+    if policy is not None and runner is not None:
+        check_exact(runner, policy, is_greedy=False)
+    return policy

@@ -11,9 +11,9 @@ from typing import get_args
 from llamarium.config import ModelConfig
 from llamarium.engine.engine import MAX_NUM_SEQS, Engine
 from llamarium.engine.pace import MAX_CHUNK_TOKENS
+from llamarium.engine.proposers.base import ProposerPolicy, check_exact
 from llamarium.engine.request import FinishReason, Request, TokenEvent, check_prompt, room_of
 from llamarium.engine.scheduler import capacity_blocks
-from llamarium.engine.speculate import Speculation, check_speculation, option_of
 from llamarium.errors import InputError, OptionError, show_value
 from llamarium.runtime.batch import BLOCK_SIZE
 from llamarium.runtime.runner import CacheDtype, Runner
@@ -59,7 +59,7 @@ def generate_tokens(
     kv_cache_dtype: CacheDtype = "auto",
     prefix: DialogEngine | None = None,
     cancelled: Collection[int] = (),
-    speculation: Speculation | None = None,
+    proposer: ProposerPolicy | None = None,
     grammar: CompiledGrammar | None = None,
 ) -> Iterator[TokenEvent]:
     """Generate answers to all prompts side by side, yielding each token as it is chosen.
@@ -77,7 +77,7 @@ def generate_tokens(
         prefix: Keys and values of a dialog so far; for one prompt with n = 1. Those of another runner or in another
             dtype are dropped, once the arguments are accepted.
         cancelled: Rows that the caller puts here end before their next token.
-        speculation: Guess tokens ahead (`engine/speculate.py`, `engine/draft.py`): the same tokens, sooner.
+        proposer: Proposes tokens ahead (`engine/proposers/`): the same tokens, sooner.
         grammar: What the grammar of all `params` compiles to, where they have one.
 
     Yields:
@@ -87,13 +87,13 @@ def generate_tokens(
         InputError: For an empty prompt or an id outside the vocabulary; for a `prefix` with several rows or without
             the cache; if another answer is begun with it meanwhile.
         ContextLengthError: If a prompt leaves no room in the context.
-        OptionError: For `speculation` without the cache, or with a model whose tokens it might change; for an unknown
+        OptionError: For a `proposer` without the cache, or with a model whose tokens it might change; for an unknown
             `kv_cache_dtype`.
         SamplingError: If parameters name ids or counts outside the vocabulary.
         MemoryBudgetError: If there is no memory for the rows' keys and values.
     """
     check_prompts(runner.config, prompts, [min(1, wanted.max_tokens) for wanted in params])
-    _check_options(runner, prompts, params, use_cache, kv_cache_dtype, prefix, speculation)
+    _check_options(runner, prompts, params, use_cache, kv_cache_dtype, prefix, proposer)
     requests = [
         Request(prompt, wanted, stop_ids, grammar=grammar) for prompt, wanted in zip(prompts, params, strict=True)
     ]
@@ -101,8 +101,8 @@ def generate_tokens(
         check_against_vocabulary(wanted, runner.config.vocab_size)
     if prefix is not None:
         prefix.use(runner, kv_cache_dtype)
-        return _answer_in_dialog(prefix, prefix.engine, requests[0], speculation)
-    return _answer(runner, requests, use_cache, kv_cache_dtype, cancelled, speculation)
+        return _answer_in_dialog(prefix, prefix.engine, requests[0], proposer)
+    return _answer(runner, requests, use_cache, kv_cache_dtype, cancelled, proposer)
 
 
 def _answer(
@@ -111,13 +111,13 @@ def _answer(
     use_cache: bool,
     kv_cache_dtype: CacheDtype,
     cancelled: Collection[int],
-    speculation: Speculation | None,
+    proposer: ProposerPolicy | None,
 ) -> Iterator[TokenEvent]:
     """Yield the tokens of all requests, from an engine of their own."""
     rooms = [room_of(runner.config, request) for request in requests for _ in range(request.params.n)]
     most = sorted(rooms, reverse=True)[:MAX_NUM_SEQS]
     num_blocks = sum(capacity_blocks(room, BLOCK_SIZE) + 1 for room in most) - 1  # one that each may take next
-    engine = _engine(runner, num_blocks, kv_cache_dtype, use_cache=use_cache, speculation=speculation)
+    engine = _engine(runner, num_blocks, kv_cache_dtype, use_cache=use_cache, proposer=proposer)
     first_rows = [0]
     for request in requests:
         engine.add(request)
@@ -131,14 +131,14 @@ def _answer(
 
 
 def _answer_in_dialog(
-    prefix: DialogEngine, engine: Engine, request: Request, speculation: Speculation | None
+    prefix: DialogEngine, engine: Engine, request: Request, proposer: ProposerPolicy | None
 ) -> Iterator[TokenEvent]:
     """Yield the tokens of a request, from the engine that the dialog had when it was asked for."""
     if prefix.engine is not engine:
         raise InputError(_TWO_ANSWERS)
     engine.abort(prefix.number)
     engine.reserve(room_of(engine.runner.config, request))
-    engine.speculate(speculation)
+    engine.use_proposer(proposer)
     prefix.number = number = engine.add(request)
     try:
         while engine.is_live(number):
@@ -155,7 +155,7 @@ def _engine(
     kv_cache_dtype: CacheDtype,
     *,
     use_cache: bool = True,
-    speculation: Speculation | None = None,
+    proposer: ProposerPolicy | None = None,
 ) -> Engine:
     """Return an engine that nobody but one caller waits for: prompts are read in large chunks, over large blocks."""
     return Engine(
@@ -165,7 +165,7 @@ def _engine(
         block_size=BLOCK_SIZE,
         use_cache=use_cache,
         chunk=MAX_CHUNK_TOKENS,
-        speculation=speculation,
+        proposer=proposer,
     )
 
 
@@ -194,16 +194,15 @@ def _check_options(
     use_cache: bool,
     kv_cache_dtype: CacheDtype,
     prefix: DialogEngine | None,
-    speculation: Speculation | None,
+    proposer: ProposerPolicy | None,
 ) -> None:
     if kv_cache_dtype not in get_args(CacheDtype):
         expected = ", ".join(get_args(CacheDtype))
         raise OptionError(f"kv_cache_dtype is {show_value(kv_cache_dtype)}; expected {expected}")
-    option = option_of(speculation)
-    if speculation is not None and not use_cache:
-        raise OptionError(f"{option} runs its guesses over the cache; leave it out, or use_cache=False")
+    if proposer is not None and not use_cache:
+        raise OptionError(f"{proposer.option} runs its guesses over the cache; leave it out, or use_cache=False")
     if prefix is not None and (not use_cache or len(prompts) != 1 or params[0].n != 1):
         raise InputError("a prefix serves one prompt with one answer and use_cache=True")
-    if speculation is not None:
+    if proposer is not None:
         is_greedy = kv_cache_dtype == "auto" and all(wanted.temperature == 0 for wanted in params)
-        check_speculation(runner, option, is_greedy=is_greedy)
+        check_exact(runner, proposer, is_greedy=is_greedy)

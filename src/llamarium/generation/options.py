@@ -3,15 +3,16 @@
 from dataclasses import dataclass
 from typing import TypedDict, cast, get_args
 
-from llamarium.engine.draft import DraftModel
-from llamarium.engine.speculate import PromptLookup
+from llamarium.engine.proposers.base import ProposerPolicy
+from llamarium.engine.proposers.draft import DraftModel
+from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.errors import OptionError, check_choice, show_value
 from llamarium.generation.text_model import TextModel
 from llamarium.runtime.runner import CacheDtype
 from llamarium.sampling.params import GenerationOptions
 
-AskedSpeculation = PromptLookup | DraftModel | TextModel | None
-"""What guesses tokens, or a model that is to."""
+AskedProposer = ProposerPolicy | TextModel | None
+"""What proposes tokens, or a model that is to."""
 
 
 class AnswerOptions(GenerationOptions, total=False):
@@ -76,7 +77,7 @@ class PassOptions:
     """How an answer's passes are run; see `AnswerOptions`."""
 
     use_cache: bool
-    speculation: AskedSpeculation
+    proposer: AskedProposer
     kv_cache_dtype: CacheDtype
 
 
@@ -89,11 +90,11 @@ def split_options(options: AnswerOptions) -> PassOptions:
     use_cache, kv_cache_dtype = options.pop("use_cache", True), options.pop("kv_cache_dtype", "auto")
     check_choice("use_cache", use_cache, (True, False))
     check_choice("kv_cache_dtype", kv_cache_dtype, get_args(CacheDtype))
-    speculation = asked_speculation(options.pop("prompt_lookup", False), options.pop("draft_model", None))
-    return PassOptions(use_cache, speculation, kv_cache_dtype)
+    proposer = asked_proposer(options.pop("prompt_lookup", False), options.pop("draft_model", None))
+    return PassOptions(use_cache, proposer, kv_cache_dtype)
 
 
-def asked_speculation(prompt_lookup: object, draft_model: object) -> AskedSpeculation:
+def asked_proposer(prompt_lookup: object, draft_model: object) -> AskedProposer:
     """Return what two options ask for.
 
     Raises:

@@ -19,19 +19,19 @@ from concurrent.futures import Future
 from typing import Any, Self, Unpack, get_args
 
 from llamarium.adapters.files import SavedAdapter
-from llamarium.engine.draft import DraftModel
 from llamarium.engine.engine import MAX_NUM_SEQS, Engine
 from llamarium.engine.memory import num_blocks_for
 from llamarium.engine.pooling import Pooling
+from llamarium.engine.proposers.draft import DraftModel
+from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.engine.request import Request, TokenEvent
-from llamarium.engine.speculate import PromptLookup
 from llamarium.engine.thread import EngineSnapshot, EngineThread, State
 from llamarium.errors import AnswerError, InputError, OptionError, RequestTimeoutError, SlowReaderError, check_choice
 from llamarium.generation.completion import Generation, Piece, RowText, row_texts
 from llamarium.generation.dialog import StreamChatOptions, read_dialog, split_tools
-from llamarium.generation.drafting import speculation_of_any
+from llamarium.generation.drafting import proposer_of
 from llamarium.generation.embedding import Embedding, embed
-from llamarium.generation.options import StreamOptions, asked_speculation, check_timeout, split_request
+from llamarium.generation.options import StreamOptions, asked_proposer, check_timeout, split_request
 from llamarium.generation.text_model import TextModel, begins_text, compiled
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.sampling.constraint import CompiledGrammar
@@ -260,10 +260,10 @@ class TextEngine:
         self.adapters = tuple(self.saved_adapters)
         self.kv_cache_dtype: CacheDtype = kv_cache_dtype
         runner = runner or self._base
-        guesses = speculation_of_any(model, runner, asked_speculation(prompt_lookup, draft_model))
-        small = guesses.runner if isinstance(guesses, DraftModel) else None
+        policy = proposer_of(model, asked_proposer(prompt_lookup, draft_model), runner)
+        small = policy.runner if isinstance(policy, DraftModel) else None
         num_blocks = num_blocks_for(runner, kv_memory, max_num_seqs, kv_cache_dtype, small)
-        made = Engine(runner, num_blocks, kv_cache_dtype=kv_cache_dtype, max_num_seqs=max_num_seqs, speculation=guesses)
+        made = Engine(runner, num_blocks, kv_cache_dtype=kv_cache_dtype, max_num_seqs=max_num_seqs, proposer=policy)
         self._thread = EngineThread(made)
         self.max_tokens, self.read = made.max_tokens, self._thread.read
 

@@ -15,6 +15,7 @@ class NoToken(IntEnum):
     NOTHING_FITS = -2
     TOO_MUCH_WORK = -3
     NOT_ASKED = -4
+    TIMED_OUT = -5
 
     @property
     def message(self) -> str:
@@ -35,6 +36,7 @@ _MESSAGES = {
         "the grammar took more work at one token than the limits allow; it has too many ways to read the same text"
     ),
     NoToken.NOT_ASKED: "no token was asked for: the answer has none",
+    NoToken.TIMED_OUT: "the request's time was over before its answer came to its end",
 }
 
 

@@ -1,0 +1,151 @@
+"""From a step's logits and hidden states to events: scores, vectors, and the tokens that are chosen. Never torch."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from llamarium.engine.counts import Counts
+from llamarium.engine.pooling import Vector, hidden_states
+from llamarium.engine.request import FinishReason, TokenEvent
+from llamarium.engine.scheduler import Scheduler
+from llamarium.engine.sequence import EngineSequence, StepItem
+from llamarium.errors import MemoryBudgetError
+from llamarium.runtime.runner import Logits
+from llamarium.runtime.taps import Taps
+from llamarium.sampling.constraint import NoToken
+from llamarium.sampling.row import Chosen
+from llamarium.sampling.sampler import Sampler
+
+
+class OutputProcessor:
+    """Gives each sequence what a step computed for it, and collects the events.
+
+    Args:
+        scheduler: Of the sequences; those that end are removed from it.
+        sampler: Chooses tokens.
+        counts: What the engine has done so far.
+        use_cache: False drops each sequence's keys and values after each token.
+    """
+
+    def __init__(self, scheduler: Scheduler, sampler: Sampler, counts: Counts, *, use_cache: bool) -> None:
+        self._scheduler, self._sampler, self._counts, self._use_cache = scheduler, sampler, counts, use_cache
+        self._events = deque[TokenEvent]()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no events to be taken."""
+        return not self._events
+
+    def take_events(self) -> list[TokenEvent]:
+        """Return the events since the last call."""
+        events, self._events = list(self._events), deque[TokenEvent]()
+        return events
+
+    def process(self, items: Sequence[StepItem], logits_WV: Logits, taps: Taps | None) -> None:
+        """Deliver what a step computed.
+
+        Args:
+            items: What was run, in the order of the batch.
+            logits_WV: Its logits.
+            taps: Its hidden states, if a sequence wants a vector.
+        """
+        hidden_MD = None if taps is None else hidden_states(taps)
+        ready, places = list[EngineSequence](), list[int]()
+        token = row = 0
+        for item in items:
+            sequence, span = item.sequence, item.span
+            place = sequence.score(item, logits_WV, row, self._sampler)
+            if sequence.pool is not None and hidden_MD is not None:
+                sequence.pool.take(hidden_MD[token : token + len(span.token_ids)], span.start)
+            row, token = row + span.num_logits, token + len(span.token_ids)
+            self._scheduler.mark_computed(sequence, item.end)
+            for one in self._awaiting_token(sequence, item.end):
+                ready.append(one)
+                places.append(place)
+        self._choose(ready, places, logits_WV)
+
+    def end(self, sequence: EngineSequence, reason: FinishReason, why: NoToken, vector: Vector | None = None) -> None:
+        """End a sequence without a token."""
+        sequence.finish_reason = reason
+        self._emit(sequence, Chosen(why), vector)
+
+    def _awaiting_token(self, sequence: EngineSequence, end: int) -> list[EngineSequence]:
+        """Return the sequences that get a token now that one is computed up to `end`: it, and those that join it."""
+        if sequence.scores is not None and not sequence.scores.is_finite:
+            self.end(sequence, "error", NoToken.NOT_FINITE)
+        elif end == len(sequence.ids):
+            if sequence.sampling.num_tokens:
+                return [sequence]
+            self._counts.note_prompt(end, sequence.num_sought, sequence.num_cached)
+            if sequence.pool is None:
+                return self._with_room([sequence, *self._scheduler.fork(sequence)])
+            vector = sequence.pool.vector()
+            self.end(sequence, "error" if vector is None else "stop", NoToken.NOT_ASKED, vector)
+        return []
+
+    def _with_room(self, sequences: list[EngineSequence]) -> list[EngineSequence]:
+        """Return those that may have a token; end those of which only the prompt's scores are wanted."""
+        for sequence in sequences:
+            if len(sequence.ids) >= sequence.limit:
+                self.end(sequence, "length", NoToken.NOT_ASKED)
+        return [sequence for sequence in sequences if sequence.finish_reason is None]
+
+    def _choose(self, sequences: list[EngineSequence], places: list[int], logits_WV: Logits) -> None:
+        """Choose the next token of each sequence, and further ones as long as they are those of its draft.
+
+        Args:
+            sequences: Those whose tokens are all computed.
+            places: The row of the logits after each one's last token; those after its draft's tokens follow.
+            logits_WV: The step's logits.
+        """
+        draft_place = 0
+        while sequences:
+            logits_BV = logits_WV if places == list(range(len(logits_WV))) else logits_WV[places]
+            found = self._sample(sequences, logits_BV)
+            ahead: list[int] = []
+            for row, (sequence, chosen) in enumerate(zip(sequences, found, strict=True)):
+                self._accept(sequence, chosen)
+                if sequence.finish_reason is None and self._is_ahead(sequence, draft_place, chosen.token_id):
+                    ahead.append(row)
+            sequences, places = [sequences[row] for row in ahead], [places[row] + 1 for row in ahead]
+            draft_place += 1
+
+    def _sample(self, sequences: list[EngineSequence], logits_BV: Logits) -> list[Chosen]:
+        try:
+            return self._sampler.sample([sequence.sampling for sequence in sequences], logits_BV)
+        except MemoryBudgetError:
+            for sequence in sequences:
+                sequence.num_computed -= 1  # its last token is run again in the next step, to the same logits
+            raise
+
+    def _accept(self, sequence: EngineSequence, chosen: Chosen) -> None:
+        """Append a token, and decide whether the sequence ends."""
+        if chosen.token_id < 0:
+            sequence.finish_reason = "error"
+        else:
+            self._counts.generated_tokens += 1
+            sequence.ids.append(chosen.token_id)
+            if chosen.token_id in sequence.stops or sequence.sampling.is_finished:
+                sequence.finish_reason = "stop"
+            elif len(sequence.ids) >= sequence.limit:
+                sequence.finish_reason = "length"
+        self._emit(sequence, chosen)
+
+    def _is_ahead(self, sequence: EngineSequence, place: int, token_id: int) -> bool:
+        """Whether the token is the draft's and was run, so that the logits after it are there."""
+        proposer = self._scheduler.proposer
+        if proposer is None or not proposer.policy.check(sequence.draft, place, token_id):
+            return False
+        self._counts.accepted_tokens += 1
+        self._scheduler.mark_computed(sequence, len(sequence.ids))
+        return True
+
+    def _emit(self, sequence: EngineSequence, chosen: Chosen, vector: Vector | None = None) -> None:
+        num_cached, reason = max(0, sequence.num_cached), sequence.finish_reason
+        event = TokenEvent(sequence.number, sequence.row, *chosen, reason, num_cached, vector=vector)
+        if sequence.scores is not None and sequence.scores.is_complete:
+            event, sequence.scores = event._replace(prompt_scores=sequence.scores), None
+        self._events.append(event)
+        if reason is not None:
+            self._scheduler.remove(sequence)
+        elif not self._use_cache:
+            sequence.num_computed = 0

@@ -1,0 +1,166 @@
+"""What proposers have in common: the draft is checked in one pass, and its length is what pays. Never torch.
+
+A pass over one new token reads every weight once, and so does a pass over sixteen. So a step runs a sequence's last
+token and a draft of the next ones together. The sampler then sees the logits of each place in turn, as it would without
+a draft: as long as it chooses the draft's token, the next logits are there already. The first other token ends the
+draft. What the cache holds beyond it is never seen, since a slot is a position, and is overwritten.
+
+So a draft never changes which token is chosen, only when its logits are computed. Sampling parameters, penalties and
+seeds need no code here. Where a pass treats each token as it would alone (`Runner.is_row_exact`), the tokens are those
+that come without a proposer, at any temperature. PyTorch's products round otherwise for several tokens than for one. In
+float32 that moves a logit by about 1e-5, which changes the largest of them in perhaps one token of 100,000, but a drawn
+token in one of 1,000: so there proposers serve temperature 0, and in half precision, where ties are everywhere, they
+are refused.
+
+Source: speculative decoding (https://arxiv.org/abs/2211.17192), with greedy (one-hot) drafts.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Protocol
+
+from llamarium.engine.sequence import Draft, EngineSequence
+from llamarium.errors import OptionError, show_value
+from llamarium.runtime.runner import CacheDtype, Runner
+
+MAX_NUM_TOKENS = 64
+"""The most tokens of a draft: further on, none is right often enough."""
+
+TRIAL_TOKENS = 2
+"""Tokens of a draft that may not pay, to see what drafts cost."""
+
+TRIAL_SHARE = 0.01
+"""How much of the time may go into such drafts."""
+
+_COST = 0.25  # of a pass, what one more token in it costs, before it is known; some tenths on most machines
+_WEIGHT = 1 / 6  # of the newest measurement in a moving average
+
+
+class ProposerPolicy(ABC):
+    """How far ahead to propose, from what passes cost and how often drafts were right; and what has come of it.
+
+    One object may serve one engine after another, and then begins with what it has learned.
+
+    Args:
+        num_tokens: The most tokens of a draft.
+
+    Attributes:
+        option: Name of the option that asks for it.
+        num_tokens: The most tokens of a draft.
+        passes: Passes over the model, prompts apart.
+        drafted: Tokens of drafts that were run in them.
+        accepted: Those of them that were right, and so saved a pass.
+
+    Raises:
+        OptionError: If `num_tokens` is not 1 to 64.
+    """
+
+    option: ClassVar[str]
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = _checked_length(num_tokens)
+        self.passes = self.drafted = self.accepted = 0
+        self._single_s: dict[int, float] = {}  # a pass over one token a sequence, by the number of sequences
+        self._extra_s: float | None = None  # each further token in the same pass
+
+    def counts(self) -> dict[str, int]:
+        """Return `passes`, `drafted` and `accepted`."""
+        return {"passes": self.passes, "drafted": self.drafted, "accepted": self.accepted}
+
+    @abstractmethod
+    def open(
+        self, num_blocks: int, block_size: int, kv_cache_dtype: CacheDtype, clock: Callable[[], float]
+    ) -> "Proposer":
+        """Return the proposer of an engine with such a cache.
+
+        Raises:
+            MemoryBudgetError: If there is no memory for it.
+        """
+
+    @abstractmethod
+    def record_token(self, is_right: bool, ngram: int = 0) -> None:
+        """Note whether a draft's token was chosen; `ngram` as in `Draft`."""
+
+    def check(self, draft: Draft, place: int, token_id: int) -> bool:
+        """Note which token was chosen at a place of a draft; return whether the logits after it are there."""
+        if place >= len(draft.ids):
+            return False
+        is_right = token_id == draft.ids[place]
+        self.record_token(is_right, draft.ngram)
+        is_ahead = is_right and place < draft.num_scheduled
+        self.accepted += is_ahead
+        return is_ahead
+
+    def record_pass(self, num_rows: int, num_drafted: int, seconds: float) -> None:
+        """Note the time of a pass over one token of each sequence and `num_drafted` further ones."""
+        self.passes += 1
+        self.drafted += num_drafted
+        single_s = self._single_s.get(num_rows)
+        if not num_drafted:
+            self._single_s[num_rows] = averaged(single_s, seconds)
+        elif single_s is not None:
+            self._extra_s = averaged(self._extra_s, (seconds - single_s) / num_drafted)
+
+    def extra_s(self, num_rows: int) -> float:
+        """Return the seconds of each further token in a pass over so many sequences, of which one was measured."""
+        known = self._extra_s
+        return max(0.0, _COST * self._single_s[num_rows] / num_rows if known is None else known)
+
+
+class Proposer(Protocol):
+    """Proposes the next tokens of one engine's sequences.
+
+    Attributes:
+        policy: Decides how many.
+    """
+
+    @property
+    def policy(self) -> ProposerPolicy: ...  # noqa: D102
+
+    def reserve(self, num_blocks: int) -> None:
+        """Make room for sequences with so many blocks of the model's cache.
+
+        Raises:
+            MemoryBudgetError: If there is not that much memory.
+        """
+        ...
+
+    def propose(self, sequences: Sequence[EngineSequence], num_rows: int) -> list[Draft]:
+        """Return a draft for each sequence; `num_rows` sequences get a token in the same pass."""
+        ...
+
+    def release(self, sequence: EngineSequence) -> None:
+        """Free what is held for a sequence that ends or is preempted."""
+        ...
+
+
+def averaged(average: float | None, newest: float) -> float:
+    """Return a moving average with its newest measurement."""
+    return newest if average is None else average + _WEIGHT * (newest - average)
+
+
+def _checked_length(num_tokens: object) -> int:
+    if isinstance(num_tokens, bool) or not isinstance(num_tokens, int) or not 1 <= num_tokens <= MAX_NUM_TOKENS:
+        raise OptionError(
+            f"num_tokens is {show_value(num_tokens)}; expected how many tokens to guess at once, 1 to {MAX_NUM_TOKENS}"
+        )
+    return num_tokens
+
+
+def check_exact(runner: Runner, policy: ProposerPolicy, *, is_greedy: bool) -> None:
+    """Refuse drafts where they could change the tokens.
+
+    Args:
+        runner: Executes the model.
+        policy: The proposer's.
+        is_greedy: Whether all sequences take the most probable token, and keys and values are kept as they are.
+
+    Raises:
+        OptionError: If they could.
+    """
+    if not runner.is_row_exact and not (is_greedy and runner.dtype == "float32"):
+        raise OptionError(
+            f"{policy.option} could change the tokens here, as PyTorch rounds a pass over several tokens otherwise"
+            f" than a pass over one (in {runner.dtype}, at this temperature); take float32 and temperature 0, or "
+            "on a CPU weights that the C kernels multiply (`llamarium doctor`)"
+        )
