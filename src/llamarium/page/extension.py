@@ -19,7 +19,6 @@ from llamarium.page.routes import (
     passes,
     probes,
     requests,
-    rope,
     sampling,
     ticket,
     tokens,
@@ -31,7 +30,7 @@ from llamarium.server.app import Extension
 from llamarium.server.errors import ErrorBody, documented
 
 _ROUTERS = (
-    model.router, tokens.router, passes.router, probes.router, interventions.router, requests.router, rope.router,
+    model.router, tokens.router, passes.router, probes.router, interventions.router, requests.router,
     sampling.router, weights.router, words.router, compare.router, runs.router,
 )  # fmt: skip
 

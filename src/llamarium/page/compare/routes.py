@@ -10,7 +10,8 @@ from llamarium.page.compare.runs import Runs
 from llamarium.page.compare.schema import CompareQuery, ComparisonView, SidesView, SideView
 from llamarium.page.compare.sides import find_side, first_pair, sides_of
 from llamarium.page.executor import Pass
-from llamarium.page.work import passes_of, work_on
+from llamarium.page.routes.open_pass import OfPass, OpenPass
+from llamarium.page.work import work_on
 from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute
 
@@ -44,15 +45,16 @@ async def sides(request: Request) -> SidesView:
 
 
 @router.get("/passes/{pass_id}/compare")
-async def compare(request: Request, pass_id: str, query: Annotated[CompareQuery, Query()]) -> ComparisonView:
+async def compare(request: Request, asked: OfPass, query: Annotated[CompareQuery, Query()]) -> ComparisonView:
     """Let two sides read the text of a pass, and hold them against each other."""
-    one = passes_of(request).find(pass_id)
+    one = asked.one
     check_comparable(one)
 
-    def read(llama: "Llama", engine: "TextEngine") -> ComparisonView:
+    def read(known: OpenPass) -> ComparisonView:
         from llamarium.inspect.measures.comparison import NAMES, compare_passes
 
-        kept, found = others_of(request), sides_of(llama, engine, runs_of(request))
+        llama = known.llama
+        kept, found = others_of(request), sides_of(llama, known.engine, runs_of(request))
         pair = find_side(found, query.side, "side"), find_side(found, query.against, "against")
         wanted = Wanted(one.ids, NAMES)
         traces = [kept.trace(side, wanted, field=field) for side, field in zip(pair, ("side", "against"), strict=True)]
@@ -61,7 +63,7 @@ async def compare(request: Request, pass_id: str, query: Annotated[CompareQuery,
         side, against = (_view(kept, side) for side in pair)
         return ComparisonView.model_validate({**told, "side": side, "against": against})
 
-    return await work_on(request, "side", read)
+    return await asked.read("side", read)
 
 
 def others_of(request: Request) -> Others:

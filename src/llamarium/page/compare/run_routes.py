@@ -16,10 +16,10 @@ from llamarium.page.compare.schema import (
     RunsView,
     RunView,
 )
-from llamarium.page.executor import Pass
+from llamarium.page.routes.open_pass import OfPass, OpenPass
 from llamarium.page.schema.probes import LikelyView
 from llamarium.page.selection import check_index
-from llamarium.page.work import passes_of, work_on
+from llamarium.page.work import work_on
 from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute
 
@@ -68,37 +68,35 @@ async def rows(request: Request, run: str, query: Annotated[RunRowsQuery, Query(
 
 
 @router.get("/passes/{pass_id}/moment")
-async def moment(request: Request, pass_id: str, query: Annotated[MomentQuery, Query()]) -> MomentView:
+async def moment(request: Request, asked: OfPass, query: Annotated[MomentQuery, Query()]) -> MomentView:
     """Return how surprised a checkpoint is by the text of a pass."""
-    one = passes_of(request).find(pass_id)
-    check_comparable(one)
+    check_comparable(asked.one)
 
-    def read(llama: "Llama", engine: object) -> MomentView:
-        side, seen = _read(request, one, llama, query)
-        return _moment(llama, query, seen, others_of(request).seconds(side))
+    def read(known: OpenPass) -> MomentView:
+        side, seen = _read(request, known, query)
+        return _moment(known.llama, query, seen, others_of(request).seconds(side))
 
-    return await work_on(request, "layer", read)
+    return await asked.read("layer", read)
 
 
 @router.get("/passes/{pass_id}/moment/pattern", response_class=Response)
-async def pattern(request: Request, pass_id: str, query: Annotated[MomentPatternQuery, Query()]) -> Response:
+async def pattern(request: Request, asked: OfPass, query: Annotated[MomentPatternQuery, Query()]) -> Response:
     """Send a head's pattern by a checkpoint; axes T S."""
-    one = passes_of(request).find(pass_id)
-    check_comparable(one)
+    check_comparable(asked.one)
 
-    def read(llama: "Llama", engine: object) -> Response:
-        _, seen = _read(request, one, llama, query)
+    def read(known: OpenPass) -> Response:
+        _, seen = _read(request, known, query)
         pattern_NTS = seen[f"layers.{query.layer}.pattern"]
         check_index("head", query.head, len(pattern_NTS))
         return respond(Numbers(pattern_NTS[query.head].cpu().numpy(), "TS"), "float32")
 
-    return await work_on(request, "layer", read)
+    return await asked.read("layer", read)
 
 
-def _read(request: Request, one: Pass, llama: "Llama", query: MomentQuery) -> "tuple[Side, Trace]":
+def _read(request: Request, known: OpenPass, query: MomentQuery) -> "tuple[Side, Trace]":
     """Let a checkpoint read the text: its logits, and a layer's patterns."""
-    side = runs_of(request).side(llama, query.run, query.step)
-    wanted = Wanted(one.ids, ("pattern", "logits"), (query.layer,))
+    side = runs_of(request).side(known.llama, query.run, query.step)
+    wanted = Wanted(known.one.ids, ("pattern", "logits"), (query.layer,))
     return side, others_of(request).trace(side, wanted, field="step")
 
 

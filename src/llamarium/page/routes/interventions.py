@@ -9,7 +9,7 @@ from llamarium.engine.request import check_prompt, too_long
 from llamarium.errors import AnswerError, LlamariumError
 from llamarium.generation.text_engine import TextEngine
 from llamarium.page.executor import Pass
-from llamarium.page.routes.probes import position_of
+from llamarium.page.routes.open_pass import OfPass, OpenPass
 from llamarium.page.routes.tokens import token_view
 from llamarium.page.schema.interventions import (
     EditedRequest,
@@ -25,7 +25,7 @@ from llamarium.page.schema.interventions import (
 )
 from llamarium.page.schema.text import TokenView
 from llamarium.page.selection import check_index
-from llamarium.page.work import passes_of, stream_on, work_on
+from llamarium.page.work import stream_on
 from llamarium.server.errors import ApiError, of_library
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED
@@ -47,14 +47,14 @@ MAX_PATCHED = 256
 
 
 @router.post("/edited")
-async def edited(request: Request, pass_id: str, body: EditedRequest) -> EditedView:
+async def edited(request: Request, asked: OfPass, body: EditedRequest) -> EditedView:
     """Return the next token without the edits and with them, and how the text goes on."""
-    one = _plain(passes_of(request).find(pass_id))
+    one, position = _plain(asked.one), asked.position(body.position)
     service: Service = request.app.state.service
 
-    def read(llama: "Llama", _: TextEngine) -> EditedView:
-        check_index("token_id", body.token_id, llama.config.vocab_size)
-        position = position_of(one, body.position)
+    def read(known: OpenPass) -> EditedView:
+        llama = known.llama
+        known.check_token("token_id", body.token_id)
         _check_room(llama, position + 1, body.max_tokens)
         edits = [_edit(llama, one, fields, f"edits[{place}]") for place, fields in enumerate(body.edits)]
         if body.steering is not None:
@@ -64,7 +64,7 @@ async def edited(request: Request, pass_id: str, body: EditedRequest) -> EditedV
         except AnswerError as error:
             raise ApiError(400, str(error), code="not_finite", param="edits") from None
 
-    return await work_on(request, "edits", read, one)
+    return await asked.read("edits", read)
 
 
 def _view(llama: "Llama", one: Pass, edits: "Sequence[Edit]", body: EditedRequest, position: int) -> EditedView:
@@ -92,9 +92,9 @@ def _goes_on(llama: "Llama", ids: Sequence[int], max_tokens: int) -> tuple[Token
 
 
 @router.post("/patches", responses=STREAMED, response_class=Response)
-async def patches(request: Request, pass_id: str, body: PatchRequest) -> Response:
+async def patches(request: Request, asked: OfPass, body: PatchRequest) -> Response:
     """Stream the pass with one place after the other from a second prompt, layer by layer."""
-    one = _plain(passes_of(request).find(pass_id))
+    one = _plain(asked.one)
     _check_patches(one, body)
 
     def begin(llama: "Llama", _: TextEngine) -> Iterator[PatchBeginView | PatchCellsView]:

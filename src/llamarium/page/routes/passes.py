@@ -9,8 +9,9 @@ from llamarium.engine.request import check_prompt, too_long
 from llamarium.generation.kept import PREFILL_CHUNK
 from llamarium.generation.text_engine import TextEngine
 from llamarium.page.binary import respond
-from llamarium.page.executor import Executor, Pass
+from llamarium.page.executor import Pass
 from llamarium.page.prepare import Preparation
+from llamarium.page.routes.open_pass import OfPass, OpenPass
 from llamarium.page.routes.tokens import token_view
 from llamarium.page.schema.passes import (
     ActivationQuery,
@@ -21,7 +22,7 @@ from llamarium.page.schema.passes import (
     PassRequest,
     PassView,
 )
-from llamarium.page.selection import check_index, select
+from llamarium.page.selection import check_index
 from llamarium.page.work import passes_of, work_on
 from llamarium.server.errors import ApiError, of_library
 from llamarium.server.http.body import StrictRoute
@@ -50,47 +51,36 @@ async def passes(request: Request, body: PassRequest) -> PassView:
         _check_experiment(body, len(ids))
         one = Pass.of(ids, body.adapter, _adapter_idx(engine, body.adapter), _experiment(body))
         preparation.begin(llama, engine, one)
-        return pass_view(llama, engine, passes_of(request).add(one))
+        kept = passes_of(request)
+        return pass_view(OpenPass(llama, engine, kept, kept.add(one)))
 
     return await work_on(request, field, read)
 
 
 @router.get("/passes/{pass_id}")
-async def known_pass(request: Request, pass_id: str) -> PassView:
+async def known_pass(asked: OfPass) -> PassView:
     """Return a pass's tokens."""
-    one = passes_of(request).find(pass_id)
-    return await work_on(request, "id", lambda llama, engine: pass_view(llama, engine, one), one)
+    return await asked.read("id", pass_view)
 
 
 @router.get("/passes/{pass_id}/activations/{name}", response_class=Response)
-async def activations(
-    request: Request, pass_id: str, name: str, query: Annotated[ActivationQuery, Query()]
-) -> Response:
+async def activations(asked: OfPass, name: str, query: Annotated[ActivationQuery, Query()]) -> Response:
     """Send an activation's numbers, as `page/binary.py` says."""
-    kept = passes_of(request)
-    one = kept.find(pass_id)
-
-    def read(llama: "Llama", engine: TextEngine) -> Response:
-        return respond(select(kept, Executor.of(llama, engine), one, name, query), query.dtype)
-
-    return await work_on(request, "name", read, one)
+    return await asked.read("name", lambda known: respond(known.select(name, query), query.dtype))
 
 
 @router.get("/passes/{pass_id}/next")
-async def following(request: Request, pass_id: str, query: Annotated[NextQuery, Query()]) -> NextView:
+async def following(asked: OfPass, query: Annotated[NextQuery, Query()]) -> NextView:
     """Return the most probable tokens after a position."""
-    kept = passes_of(request)
-    one = kept.find(pass_id)
-    position = len(one.ids) - 1 if query.position is None else query.position
-    check_index("position", position, len(one.ids))
+    at = asked.position(query.position)
 
-    def read(llama: "Llama", engine: TextEngine) -> NextView:
-        logits = kept.numbers(Executor.of(llama, engine), one, "logits", None, range(position, position + 1)).values
-        if not np.isfinite(logits).all():
-            raise ApiError(500, f"the model's logits after token {position} are not finite", code="model_error")
-        return NextView(position=position, candidates=_candidates(logits, query.k, llama.tokenizer))
+    def read(known: OpenPass) -> NextView:
+        logits_1V = known.numbers("logits", None, range(at, at + 1))
+        if not np.isfinite(logits_1V).all():
+            raise ApiError(500, f"the model's logits after token {at} are not finite", code="model_error")
+        return NextView(position=at, candidates=_candidates(logits_1V, query.k, known.llama.tokenizer))
 
-    return await work_on(request, "position", read, one)
+    return await asked.read("position", read)
 
 
 def _given(body: PassRequest) -> str:
@@ -147,14 +137,13 @@ def _adapter_idx(engine: TextEngine, adapter: str | None) -> int:
     return engine.adapters.index(adapter)
 
 
-def pass_view(llama: "Llama", engine: TextEngine, one: Pass) -> PassView:
+def pass_view(known: OpenPass) -> PassView:
     """Return the view of a pass."""
-    tokens = tuple(token_view(llama.tokenizer, token_id) for token_id in one.ids)
-    executor = Executor.of(llama, engine)
+    one, executor = known.one, known.executor
     runner = executor.runner_of(one)
     return PassView(
         id=one.id,
-        tokens=tokens,
+        tokens=tuple(token_view(known.llama.tokenizer, token_id) for token_id in one.ids),
         adapter=one.adapter,
         experiment=one.experiment,
         runner=runner.name,

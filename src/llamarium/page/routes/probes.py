@@ -1,18 +1,19 @@
 """Questions to a pass, as `llamarium.inspect.probes` and `llamarium.inspect.lens` answer them."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from llamarium.generation.text_engine import TextEngine
 from llamarium.page.binary import Numbers, respond
-from llamarium.page.executor import Executor, Pass
-from llamarium.page.passes import Passes
+from llamarium.page.executor import Pass
+from llamarium.page.routes.open_pass import OfPass, OpenPass
 from llamarium.page.schema.probes import (
     AttributionQuery,
     AttributionView,
     ChosenView,
+    DistancesQuery,
+    DistancesView,
     HeadsQuery,
     HeadsView,
     LensCellView,
@@ -24,9 +25,12 @@ from llamarium.page.schema.probes import (
     LikelyView,
     NeuronsQuery,
     NeuronsView,
+    RopeQuery,
+    RopeView,
 )
 from llamarium.page.selection import check_index
-from llamarium.page.work import passes_of, work_on
+from llamarium.page.work import work_on
+from llamarium.presets import PRESETS
 from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute
 
@@ -36,174 +40,176 @@ if TYPE_CHECKING:
     from llamarium.inspect.probes.heads import HeadsJoined
     from llamarium.inspect.trace import Trace
 
-router = APIRouter(prefix="/inspect/passes/{pass_id}", route_class=StrictRoute)
+router = APIRouter(prefix="/inspect", route_class=StrictRoute)
 
 MAX_GRID_TOKENS = 64
 """At each of which the lens reads every layer at once: the whole vocabulary for each place."""
 
+MAX_DISTANCES = 4096
+"""Of one answer."""
 
-@router.get("/heads")
-async def heads(request: Request, pass_id: str, query: Annotated[HeadsQuery, Query()]) -> HeadsView:
+
+@router.get("/passes/{pass_id}/heads")
+async def heads(asked: OfPass, query: Annotated[HeadsQuery, Query()]) -> HeadsView:
     """Return length and share of what each head of a layer adds to a token's stream."""
-    kept, one = _known(request, pass_id)
+    at = asked.position(query.position)
 
-    def read(llama: "Llama", engine: TextEngine) -> HeadsView:
-        found = _heads(kept, one, llama, engine, query).to_dict()
+    def read(known: OpenPass) -> HeadsView:
+        found = _heads(known, query.layer, at).to_dict()
         return HeadsView(
             layer=found["layer"],
-            position=found["positions"][0],
+            position=at,
             norms=found["norms"][0],
             shares=found["shares"][0],
             rounding=found["rounding"][0],
         )
 
-    return await work_on(request, "layer", read, one)
+    return await asked.read("layer", read)
 
 
-@router.get("/heads/added", response_class=Response)
-async def heads_added(request: Request, pass_id: str, query: Annotated[HeadsQuery, Query()]) -> Response:
+@router.get("/passes/{pass_id}/heads/added", response_class=Response)
+async def heads_added(asked: OfPass, query: Annotated[HeadsQuery, Query()]) -> Response:
     """Send what each head of a layer adds to a token's stream; axes N D."""
-    kept, one = _known(request, pass_id)
+    at = asked.position(query.position)
 
-    def read(llama: "Llama", engine: TextEngine) -> Response:
-        added_TND = _heads(kept, one, llama, engine, query).added_TND
+    def read(known: OpenPass) -> Response:
+        added_TND = _heads(known, query.layer, at).added_TND
         return respond(Numbers(added_TND[0].cpu().numpy(), "ND"), "float32")
 
-    return await work_on(request, "layer", read, one)
+    return await asked.read("layer", read)
 
 
-@router.get("/neurons")
-async def neurons(request: Request, pass_id: str, query: Annotated[NeuronsQuery, Query()]) -> NeuronsView:
+@router.get("/passes/{pass_id}/neurons")
+async def neurons(asked: OfPass, query: Annotated[NeuronsQuery, Query()]) -> NeuronsView:
     """Return the neurons of a layer that fire most at a token, and what they do at the others."""
-    kept, one = _known(request, pass_id)
+    at, rows = asked.position(query.position), range(0, len(asked.one.ids), query.stride)
 
-    def read(llama: "Llama", engine: TextEngine) -> NeuronsView:
+    def read(known: OpenPass) -> NeuronsView:
         from llamarium.inspect.probes.neurons import NAMES, top_neurons
 
-        check_index("layer", query.layer, llama.config.num_hidden_layers)
-        at, rows = position_of(one, query.position), range(0, len(one.ids), query.stride)
-        seen = _with(at, rows, lambda rows: traced(kept, one, llama, engine, NAMES, [query.layer], rows))
-        told = top_neurons(llama.config, seen, query.layer, position=at, k=query.k).to_dict()
+        known.check_layer(query.layer)
+        seen = _with(known, NAMES, query.layer, at, rows)
+        told = top_neurons(known.llama.config, seen, query.layer, position=at, k=query.k).to_dict()
         for neuron in told["neurons"]:
             neuron["by_token"] = neuron["by_token"][: len(rows)]
         return NeuronsView.model_validate(told)
 
-    return await work_on(request, "k", read, one)
+    return await asked.read("k", read)
 
 
-@router.get("/attribution")
-async def attribution(request: Request, pass_id: str, query: Annotated[AttributionQuery, Query()]) -> AttributionView:
+@router.get("/passes/{pass_id}/attribution")
+async def attribution(asked: OfPass, query: Annotated[AttributionQuery, Query()]) -> AttributionView:
     """Divide a token's logit among everything that was added to the stream."""
-    kept, one = _known(request, pass_id)
+    at = asked.position(query.position)
 
-    def read(llama: "Llama", engine: TextEngine) -> AttributionView:
+    def read(known: OpenPass) -> AttributionView:
         from llamarium.inspect.probes.attribution import NAMES, attribute
 
-        check_index("against_id", query.against_id, llama.config.vocab_size)
-        at, seen = _at_all_depths(kept, one, llama, engine, query, NAMES)
-        found = attribute(llama.model, seen, query.token_id, position=at, against_id=query.against_id)
+        known.check_token("token_id", query.token_id)
+        known.check_token("against_id", query.against_id)
+        seen = known.trace(NAMES, known.layers, range(at, at + 1))
+        found = attribute(known.llama.model, seen, query.token_id, position=at, against_id=query.against_id)
         return AttributionView.model_validate(found.to_dict())
 
-    return await work_on(request, "token_id", read, one)
+    return await asked.read("token_id", read)
 
 
-@router.get("/lens")
-async def lens(request: Request, pass_id: str, query: Annotated[LensQuery, Query()]) -> LensView:
+@router.get("/passes/{pass_id}/lens")
+async def lens(asked: OfPass, query: Annotated[LensQuery, Query()]) -> LensView:
     """Return what the stream would say after a token, after attention and after the MLP of each layer."""
-    kept, one = _known(request, pass_id)
+    at = asked.position(query.position)
 
-    def read(llama: "Llama", engine: TextEngine) -> LensView:
+    def read(known: OpenPass) -> LensView:
         from llamarium.inspect.lens import lens
 
-        at, seen = _at_all_depths(kept, one, llama, engine, query, ("resid_mid", "resid"))
-        found = lens(llama.model, seen, query.k, llama.tokenizer, chosen_id=query.token_id)
+        known.check_token("token_id", query.token_id)
+        seen = known.trace(("resid_mid", "resid"), known.layers, range(at, at + 1))
+        found = lens(known.llama.model, seen, query.k, known.llama.tokenizer, chosen_id=query.token_id)
         return LensView(position=at, token_id=query.token_id, places=tuple(map(_place, found.layers)))
 
-    return await work_on(request, "k", read, one)
+    return await asked.read("k", read)
 
 
-@router.get("/lens/grid")
-async def lens_grid(request: Request, pass_id: str, query: Annotated[LensGridQuery, Query()]) -> LensGridView:
+@router.get("/passes/{pass_id}/lens/grid")
+async def lens_grid(asked: OfPass, query: Annotated[LensGridQuery, Query()]) -> LensGridView:
     """Return what the stream would say at each layer and token."""
-    kept, one = _known(request, pass_id)
-    rows = _rows(one, query)
+    rows = _rows(asked.one, query)
 
-    def read(llama: "Llama", engine: TextEngine) -> LensGridView:
+    def read(known: OpenPass) -> LensGridView:
         from llamarium.inspect.lens import STREAMS, lens
 
-        check_index("token_id", query.token_id, llama.config.vocab_size)
-        seen = traced(kept, one, llama, engine, (STREAMS[query.after],), range(llama.config.num_hidden_layers), rows)
-        found = lens(llama.model, seen, 1, llama.tokenizer, chosen_id=query.token_id)
+        known.check_token("token_id", query.token_id)
+        seen = known.trace((STREAMS[query.after],), known.layers, rows)
+        found = lens(known.llama.model, seen, 1, known.llama.tokenizer, chosen_id=query.token_id)
         cells = tuple(_cells(layer) for layer in found.layers)
         return LensGridView(after=query.after, token_id=query.token_id, start=query.start, rows=cells)
 
-    return await work_on(request, "token_id", read, one)
+    return await asked.read("token_id", read)
 
 
-def position_of(one: Pass, position: int | None) -> int:
-    """Return the token that is asked about; the last where none is named.
+@router.get("/rope")
+async def rope(request: Request, query: Annotated[RopeQuery, Query()]) -> RopeView:
+    """Return every pair's frequency, with and without scaling, and its angle at a position."""
 
-    Raises:
-        ApiError: 400, if there is no such token.
-    """
-    check_index("position", position, len(one.ids))
-    return len(one.ids) - 1 if position is None else position
+    def read(llama: "Llama", _: object) -> RopeView:
+        from llamarium.inspect.probes.rope import rope_pairs
 
+        config = llama.config if query.shape is None else PRESETS[query.shape]
+        return RopeView(
+            position=query.position,
+            context=config.max_position_embeddings,
+            is_scaled=config.rope_scaling is not None,
+            pairs=tuple(pair.to_dict() for pair in rope_pairs(config, query.position)),  # pyright: ignore[reportArgumentType]
+        )
 
-def traced(
-    kept: Passes,
-    one: Pass,
-    llama: "Llama",
-    engine: TextEngine,
-    names: Collection[str],
-    layers: Collection[int],
-    rows: range | None = None,
-) -> "Trace":
-    """Return the pass's trace, where the modules are; of all tokens where no rows are given."""
-    every = range(len(one.ids)) if rows is None else rows
-    return kept.trace(Executor.of(llama, engine), one, names, layers, every, llama.model.device)
+    return await work_on(request, "position", read)
 
 
-def _with(at: int, rows: range, trace: Callable[[range], "Trace"]) -> "Trace":
+@router.get("/passes/{pass_id}/distances")
+async def distances(asked: OfPass, query: Annotated[DistancesQuery, Query()]) -> DistancesView:
+    """Return the score that a token's query and a token's key would have at each distance."""
+    at, wanted = asked.position(query.position), range(0, query.stop, query.stride)
+    check_index("key", query.key, len(asked.one.ids))
+    if len(wanted) > MAX_DISTANCES:
+        message = (
+            f"these are {len(wanted):,} distances, and {MAX_DISTANCES:,} are told at most; ask for a larger stride"
+        )
+        raise ApiError(400, message, code="too_many_numbers", param="stride")
+
+    def read(known: OpenPass) -> DistancesView:
+        from llamarium.inspect.probes.rope import score_by_distance
+
+        config = known.llama.config
+        known.check_layer(query.layer)
+        check_index("head", query.head, config.num_attention_heads)
+        seen = known.trace(("q", "k"), [query.layer], range(at, at + 1))
+        q_H = seen[f"layers.{query.layer}.q"][0, query.head]
+        group = config.num_attention_heads // config.num_key_value_heads
+        k_H = seen[f"layers.{query.layer}.k"][query.key, query.head // group]
+        scores = score_by_distance(config, q_H, k_H, wanted)
+        return DistancesView(distances=tuple(wanted), scores=tuple(scores))
+
+    return await asked.read("stop", read)
+
+
+def _with(known: OpenPass, names: Collection[str], layer: int, at: int, rows: range) -> "Trace":
     """Trace some tokens, and behind them the one in question, if it is none of them."""
     import torch
 
     from llamarium.inspect.trace import Trace
 
-    some = trace(rows)
+    some = known.trace(names, [layer], rows)
     if at in rows:
         return some
-    alone = trace(range(at, at + 1))
+    alone = known.trace(names, [layer], range(at, at + 1))
     return Trace(some.token_ids, (*rows, at), {key: torch.cat([some[key], alone[key]]) for key in some})
 
 
-def _known(request: Request, pass_id: str) -> tuple[Passes, Pass]:
-    kept = passes_of(request)
-    return kept, kept.find(pass_id)
-
-
-def _heads(kept: Passes, one: Pass, llama: "Llama", engine: TextEngine, query: HeadsQuery) -> "HeadsJoined":
+def _heads(known: OpenPass, layer: int, at: int) -> "HeadsJoined":
     from llamarium.inspect.probes.heads import NAMES, heads_joined
 
-    check_index("layer", query.layer, llama.config.num_hidden_layers)
-    at = position_of(one, query.position)
-    seen = traced(kept, one, llama, engine, NAMES, [query.layer], range(at, at + 1))
-    return heads_joined(llama.model, seen, query.layer)
-
-
-def _at_all_depths(
-    kept: Passes,
-    one: Pass,
-    llama: "Llama",
-    engine: TextEngine,
-    query: AttributionQuery | LensQuery,
-    names: Collection[str],
-) -> "tuple[int, Trace]":
-    """Return the token that is asked about, and its trace in all layers."""
-    check_index("token_id", query.token_id, llama.config.vocab_size)
-    at = position_of(one, query.position)
-    layers = range(llama.config.num_hidden_layers)
-    return at, traced(kept, one, llama, engine, names, layers, range(at, at + 1))
+    known.check_layer(layer)
+    return heads_joined(known.llama.model, known.trace(NAMES, [layer], range(at, at + 1)), layer)
 
 
 def _place(layer: "LensLayer") -> LensPlaceView:

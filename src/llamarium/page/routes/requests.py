@@ -12,6 +12,7 @@ from llamarium.engine.counts import OpenedSequence, SequenceState, open_sequence
 from llamarium.engine.engine import Engine
 from llamarium.errors import EngineStoppedError
 from llamarium.page.executor import Pass
+from llamarium.page.routes.open_pass import OpenPass
 from llamarium.page.routes.passes import pass_view
 from llamarium.page.routes.sampling import explain_next
 from llamarium.page.schema.clients import OpenedView, OpenQuery, ParametersView, RequestsView, RequestView
@@ -61,14 +62,15 @@ async def opened(request: Request, name: str, query: Annotated[OpenQuery, Query(
             raise _unknown()
         adapter = found.state.adapter
         chosen = engine.adapters[adapter] if adapter >= 0 else None
-        one = kept.add(Pass.of([*found.prompt_ids, *found.answer_ids], chosen, adapter))
+        one = Pass.of([*found.prompt_ids, *found.answer_ids], chosen, adapter)
+        known = OpenPass(llama, engine, kept, kept.add(one))
         answer, sampler = range(len(found.prompt_ids), len(one.ids)), None
         if not found.state.is_embedding:
-            sampler = explain_next(kept, llama, engine, one, answer, _row(llama, found), query.k)
+            sampler = explain_next(known, answer, _row(llama, found), query.k)
         return OpenedView(
             request=_view(found.state, engine.adapters),
             params=_params(found),
-            run=pass_view(llama, engine, one),
+            run=pass_view(known),
             start=len(found.prompt_ids),
             sampler=sampler,
         )

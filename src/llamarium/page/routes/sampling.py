@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Query, Request
 
 from llamarium.errors import GrammarError
-from llamarium.page.executor import Executor, Pass
-from llamarium.page.passes import Passes
+from llamarium.page.routes.open_pass import OfPass, OpenPass, RequestedPass
 from llamarium.page.schema.sampling import (
     CostView,
     SamplerRequest,
@@ -17,7 +16,7 @@ from llamarium.page.schema.sampling import (
     TokenScoreView,
 )
 from llamarium.page.selection import check_index
-from llamarium.page.work import passes_of, work_on
+from llamarium.page.work import work_on
 from llamarium.sampling.constraint import CompiledGrammar, Constraint
 from llamarium.sampling.grammar.description import Grammar
 from llamarium.sampling.params import SamplingParams
@@ -44,30 +43,23 @@ _ROUNDS, _LONG = 5, 256  # a long text is measured once
 
 
 @router.post("/passes/{pass_id}/sampler")
-async def sampler(request: Request, pass_id: str, body: SamplerRequest) -> SamplerView:
+async def sampler(request: Request, asked: OfPass, body: SamplerRequest) -> SamplerView:
     """Return what each step of the sampler leaves after a position, the draw, and the token."""
-    kept = passes_of(request)
-    one = kept.find(pass_id)
-    position, start = _places(one, body)
-    tool_form = request.app.state.service.tool_form
+    ids, tool_form = asked.one.ids, request.app.state.service.tool_form
+    position, start = _places(asked, body)
 
-    def read(llama: "Llama", engine: "TextEngine") -> SamplerView:
-        row = _row(body, llama, tool_form, one.ids[:start], one.ids[start : position + 1])
-        return explain_next(kept, llama, engine, one, range(start, position + 1), row, body.k)
+    def read(known: OpenPass) -> SamplerView:
+        row = _row(body, known.llama, tool_form, ids[:start], ids[start : position + 1])
+        return explain_next(known, range(start, position + 1), row, body.k)
 
-    return await work_on(request, "position", read, one)
+    return await asked.read("position", read)
 
 
-def explain_next(
-    kept: Passes, llama: "Llama", engine: "TextEngine", one: Pass, answer: range, row: SamplingRow, k: int
-) -> SamplerView:
+def explain_next(known: OpenPass, answer: range, row: SamplingRow, k: int) -> SamplerView:
     """Return how the token after a part of a pass is chosen.
 
     Args:
-        kept: The passes' numbers.
-        llama: The model.
-        engine: Whose runner computes.
-        one: The pass.
+        known: The pass.
         answer: Where in the pass the answer stands so far, after whose end the token comes; the prompt is before it.
         row: What the sampler knows of the answer, up to there.
         k: Candidates that are listed after each step.
@@ -79,9 +71,10 @@ def explain_next(
 
     from llamarium.inspect.probes.sampling import explain_choice, next_logits
 
+    one, engine, llama = known.one, known.engine, known.llama
     runner, last = engine.runner, answer.stop - 1
     if runner.is_row_exact or one.experiment is not None:
-        values = kept.numbers(Executor.of(llama, engine), one, "logits", None, range(last, answer.stop)).values[0]
+        values = known.numbers("logits", None, range(last, answer.stop))[0]
         logits_V = values.copy() if runner.device == "cpu" else torch.tensor(values, device=runner.device)
     else:  # as the answer was made, token by token
         parts, kept_in = (one.ids[: answer.start], one.ids[answer.start : answer.stop]), engine.kv_cache_dtype
@@ -91,41 +84,39 @@ def explain_next(
 
 
 @router.get("/passes/{pass_id}/score")
-async def score(request: Request, pass_id: str, query: Annotated[ScoreQuery, Query()]) -> ScoreView:
+async def score(asked: OfPass, query: Annotated[ScoreQuery, Query()]) -> ScoreView:
     """Return how probable each token from a position on was, and its rank."""
-    kept = passes_of(request)
-    one = kept.find(pass_id)
-    if len(one.ids) == 1:
+    ids, start = asked.one.ids, query.start
+    if len(ids) == 1:
         message = "the text has one token, which nothing stands before; ask with a longer one"
         raise ApiError(400, message, code="invalid_parameter", param="id")
-    check_index("start", query.start, len(one.ids))
-    if len(one.ids) - query.start > MAX_SCORED:
-        message = f"start is {query.start} of {len(one.ids)} tokens; at most the last {MAX_SCORED} are scored at once"
+    check_index("start", start, len(ids))
+    if len(ids) - start > MAX_SCORED:
+        message = f"start is {start} of {len(ids)} tokens; at most the last {MAX_SCORED} are scored at once"
         raise ApiError(400, message, code="invalid_parameter", param="start")
 
-    def read(llama: "Llama", engine: "TextEngine") -> ScoreView:
+    def read(known: OpenPass) -> ScoreView:
         import torch
 
         from llamarium.inspect.score import scored_tokens
 
-        rows = range(query.start - 1, len(one.ids) - 1)
-        logits_CV = torch.tensor(kept.numbers(Executor.of(llama, engine), one, "logits", None, rows).values)
-        (found,) = scored_tokens([logits_CV], one.ids[query.start :])
+        logits_CV = torch.tensor(known.numbers("logits", None, range(start - 1, len(ids) - 1)))
+        (found,) = scored_tokens([logits_CV], ids[start:])
         scored = zip(found.ids_C.tolist(), found.logprobs_C.tolist(), found.ranks_C.tolist(), strict=True)
         return ScoreView(
             tokens=tuple(
                 TokenScoreView(position=place, token_id=token_id, logprob=logprob, rank=rank)
-                for place, (token_id, logprob, rank) in enumerate(scored, query.start)
+                for place, (token_id, logprob, rank) in enumerate(scored, start)
             )
         )
 
-    return await work_on(request, "start", read, one)
+    return await asked.read("start", read)
 
 
 @router.get("/passes/{pass_id}/cost")
-async def cost(request: Request, pass_id: str) -> CostView:
+async def cost(asked: OfPass) -> CostView:
     """Return what the last token costs with the cache and without it: counted, and measured now."""
-    one = passes_of(request).find(pass_id)
+    one = asked.one
     if one.experiment is not None:
         message = "the pass is an experiment, which is not what answers cost; ask for it without experiment"
         raise ApiError(400, message, code="invalid_parameter", param="id")
@@ -139,14 +130,13 @@ async def cost(request: Request, pass_id: str) -> CostView:
         )
         return CostView.model_validate(found.to_dict())
 
-    return await work_on(request, "id", read)
+    return await work_on(asked.request, "id", read)
 
 
-def _places(one: Pass, body: SamplerRequest) -> tuple[int, int]:
+def _places(asked: RequestedPass, body: SamplerRequest) -> tuple[int, int]:
     """Return the token after which one is chosen, and where the answer begins."""
-    position = len(one.ids) - 1 if body.position is None else body.position
+    position = asked.position(body.position)
     start = position + 1 if body.start is None else body.start
-    check_index("position", position, len(one.ids))
     check_index("start", start, position + 2)
     return position, start
 

@@ -12,9 +12,8 @@ from fastapi import APIRouter, Query, Request
 from llamarium.engine.memory import free_bytes
 from llamarium.errors import MemoryBudgetError, OptionError
 from llamarium.generation.text_engine import TextEngine
-from llamarium.page.executor import Executor, Pass
-from llamarium.page.passes import Passes
-from llamarium.page.routes.probes import position_of
+from llamarium.page.executor import Pass
+from llamarium.page.routes.open_pass import OfPass, OpenPass
 from llamarium.page.routes.tokens import token_view
 from llamarium.page.schema.probes import LikelyView
 from llamarium.page.schema.weights import (
@@ -31,10 +30,11 @@ from llamarium.page.schema.weights import (
     LearnedTokenView,
     LessonRequest,
     LessonView,
+    QuantizeName,
     WeightView,
 )
 from llamarium.page.selection import check_index
-from llamarium.page.work import passes_of, work_on
+from llamarium.page.work import work_on
 from llamarium.quant.formats import FORMATS
 from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute
@@ -89,22 +89,18 @@ async def codes(request: Request, query: Annotated[CodesQuery, Query()]) -> Code
 
 
 @router.get("/passes/{pass_id}/inputs")
-async def inputs(request: Request, pass_id: str, query: Annotated[InputsQuery, Query()]) -> InputsView:
+async def inputs(asked: OfPass, query: Annotated[InputsQuery, Query()]) -> InputsView:
     """Return what a Linear is multiplied with at a token, and what of it is left in 8 bits."""
-    kept = passes_of(request)
-    one = kept.find(pass_id)
+    at = asked.position(query.position)
 
-    def read(llama: "Llama", engine: TextEngine) -> InputsView:
+    def read(known: OpenPass) -> InputsView:
         import torch
 
         from llamarium.inspect.probes.four_bits import relative_error, rounded_inputs
         from llamarium.inspect.probes.quantized import is_rounded
 
-        _, linear = _linear(llama, query.layer, query.linear)
-        at = position_of(one, query.position)
-        values = kept.numbers(
-            Executor.of(llama, engine), one, _INPUTS[query.linear], query.layer, range(at, at + 1)
-        ).values.reshape(1, -1)
+        _, linear = _linear(known.llama, query.layer, query.linear)
+        values = known.numbers(_INPUTS[query.linear], query.layer, range(at, at + 1)).reshape(1, -1)
         found = rounded_inputs(torch.tensor(values))
         _check_window(query.start, query.count, values.shape[1])
         cut = slice(query.start, query.start + query.count)
@@ -124,40 +120,38 @@ async def inputs(request: Request, pass_id: str, query: Annotated[InputsQuery, Q
             input_bits=getattr(linear, "input_bits", None) if is_rounded(linear) else None,
         )
 
-    return await work_on(request, "linear", read, one)
+    return await asked.read("linear", read)
 
 
 @router.get("/passes/{pass_id}/errors")
-async def errors(request: Request, pass_id: str, query: Annotated[ErrorsQuery, Query()]) -> ErrorsView:
+async def errors(asked: OfPass, query: Annotated[ErrorsQuery, Query()]) -> ErrorsView:
     """Return how far the pass is from the same weights in float32, layer by layer, and what few bits would do."""
-    kept = passes_of(request)
-    one = kept.find(pass_id)
-    _check_plain(one)
-    return await work_on(request, "quantize", lambda llama, engine: _errors(kept, one, llama, engine, query), one)
+    _check_plain(asked.one)
+    return await asked.read("quantize", lambda known: _errors(known, query.quantize))
 
 
 @router.post("/passes/{pass_id}/lesson")
-async def lesson(request: Request, pass_id: str, body: LessonRequest) -> LessonView:
+async def lesson(asked: OfPass, body: LessonRequest) -> LessonView:
     """Take one step of training on the pass's text, on a copy of the model: losses, gradients, what it says then."""
-    one = passes_of(request).find(pass_id)
-    _check_plain(one)
+    _check_plain(asked.one)
 
-    def read(llama: "Llama", _: TextEngine) -> LessonView:
+    def read(known: OpenPass) -> LessonView:
         from llamarium.inspect.probes.learning import learn, lesson_bytes
 
+        llama, ids = known.llama, known.one.ids
         with _alone():
             try:
                 found = learn(
-                    llama.model, one.ids, optimizer=body.optimizer, learning_rate=body.learning_rate,
+                    llama.model, ids, optimizer=body.optimizer, learning_rate=body.learning_rate,
                     k=min(body.k, llama.config.vocab_size),
                     tokenizer=llama.tokenizer, unpack=True, budget_mb=min(LESSON_MB, free_bytes() / 2e6),
                 )  # fmt: skip
             except MemoryBudgetError as error:
                 message = str(error).removesuffix(", or raise budget_mb")
                 raise ApiError(400, message, code="lesson_too_large", param="optimizer") from None
-        return _lesson_view(llama, body, found, lesson_bytes(llama.config, len(one.ids), body.optimizer))
+        return _lesson_view(llama, body, found, lesson_bytes(llama.config, len(ids), body.optimizer))
 
-    return await work_on(request, "id", read, one)
+    return await asked.read("id", read)
 
 
 @contextmanager
@@ -251,11 +245,12 @@ def _stored_type(llama: "Llama", name: str) -> str:
     return str(llama.model.dtype).removeprefix("torch.") if found is None else found
 
 
-def _errors(kept: Passes, one: Pass, llama: "Llama", engine: TextEngine, query: ErrorsQuery) -> ErrorsView:
+def _errors(known: OpenPass, method: QuantizeName | None) -> ErrorsView:
     from llamarium.cost import count_parameters
     from llamarium.inspect.probes.four_bits import stream_errors
     from llamarium.inspect.probes.quantized import IN_C, can_round_inputs, streams_as
 
+    llama, ids = known.llama, known.one.ids
     count = count_parameters(llama.config)
     if count.attention + count.mlp > MAX_WEIGHTS:
         message = (
@@ -263,18 +258,17 @@ def _errors(kept: Passes, one: Pass, llama: "Llama", engine: TextEngine, query: 
             "one question here; llamarium.inspect.probes.quantized.streams_as answers it in Python"
         )
         raise ApiError(400, message, code="model_too_large", param="quantize")
-    layers, model, method = range(llama.config.num_hidden_layers), llama.model, query.quantize
-    trace = kept.trace(Executor.of(llama, engine), one, ["resid"], layers, range(len(one.ids)), model.device)
+    trace, model = known.trace(["resid"], known.layers), llama.model
     with _alone(), _of_shape("quantize"):
-        exact = streams_as(model, one.ids)
+        exact = streams_as(model, ids)
         runs = [ErrorsOfView(what="pass", layers=_layers(stream_errors(trace, exact)))]
         if method is not None:
             check_wanted()
-            weights = streams_as(model, one.ids, quantize=method)
+            weights = streams_as(model, ids, quantize=method)
             runs.append(ErrorsOfView(what="weights", layers=_layers(stream_errors(weights, exact))))
         if method in IN_C and can_round_inputs(llama.config):
             check_wanted()
-            both = streams_as(model, one.ids, quantize=method, rounds_inputs=True)
+            both = streams_as(model, ids, quantize=method, rounds_inputs=True)
             runs.append(ErrorsOfView(what="weights and inputs", layers=_layers(stream_errors(both, exact))))
     return ErrorsView(quantize=method, runs=tuple(runs))
 
