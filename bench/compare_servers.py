@@ -46,11 +46,11 @@ import common
 from llamarium.errors import ServerError
 from llamarium.hub.resolve import resolve
 from llamarium.load_test.client import Client, Target, connect
-from llamarium.load_test.drive import Run, closed_loop
+from llamarium.load_test.drive import LoadRun, closed_loop
 from llamarium.load_test.exchange import Exchange
 from llamarium.load_test.lengths import Lengths
 from llamarium.load_test.summary import Spread, percentile, summarize
-from llamarium.load_test.workload import Request, synthetic
+from llamarium.load_test.workload import LoadRequest, synthetic
 
 OURS = (
     f"{shlex.quote(sys.executable)} -m llamarium serve -m {{model}} --host 127.0.0.1 --port {{port}} "
@@ -133,7 +133,7 @@ def under_clients(server: Server, num_clients: int, options: argparse.Namespace)
     made = _made(options.prompt_tokens, options.max_tokens, seed=f"{num_clients} {next(server.seeds)}")
     requests = itertools.islice(made, number)
     before_s = pass_s(server)
-    run: Run = server.ask(lambda client: closed_loop(client, requests, num_clients=num_clients))
+    run: LoadRun = server.ask(lambda client: closed_loop(client, requests, num_clients=num_clients))
     after_s = pass_s(server)
     _check(server, run.exchanges)
     found = summarize(run)
@@ -182,7 +182,7 @@ def shared_prefix(server: Server, options: argparse.Namespace) -> Found:
     seed = f"prefix {next(server.seeds)}"
     made = _made(options.prompt_tokens, 4, seed=seed, shared_prefix=options.prefix_tokens)
     requests = itertools.islice(made, 1 + options.hits)
-    run: Run = server.ask(lambda client: closed_loop(client, requests, num_clients=1))
+    run: LoadRun = server.ask(lambda client: closed_loop(client, requests, num_clients=1))
     _check(server, run.exchanges)
     first, *others = run.exchanges
     hit_s = statistics.median(exchange.ttft_s for exchange in others)
@@ -220,7 +220,7 @@ def long_prompt(server: Server, options: argparse.Namespace) -> Found:
     }
 
 
-async def _interrupt(client: Client, streams: list[Request], late: Request) -> tuple[list[Exchange], Exchange]:
+async def _interrupt(client: Client, streams: list[LoadRequest], late: LoadRequest) -> tuple[list[Exchange], Exchange]:
     """Let all streams begin, some tokens each, and send the late request among them."""
     exchanges = [Exchange(request, time.perf_counter()) for request in streams]
     tasks = [asyncio.create_task(client.carry_out(exchange)) for exchange in exchanges]
@@ -231,7 +231,7 @@ async def _interrupt(client: Client, streams: list[Request], late: Request) -> t
     return exchanges, arrived
 
 
-def _made(prompt_tokens: int, max_tokens: int, *, seed: str, shared_prefix: int = 0) -> Iterator[Request]:
+def _made(prompt_tokens: int, max_tokens: int, *, seed: str, shared_prefix: int = 0) -> Iterator[LoadRequest]:
     lengths = (Lengths.parse(str(prompt_tokens)), Lengths.parse(str(max_tokens)))
     return synthetic(*lengths, seed=seed, shared_prefix=shared_prefix)
 

@@ -28,7 +28,7 @@ from llamarium.generation.dialog import ToolOptions
 from llamarium.generation.options import EngineOptions, StreamOptions, check_timeout, split_request
 from llamarium.generation.text_engine import Answers, TextEngine
 from llamarium.generation.text_model import compiled
-from llamarium.server.batch.answer import Batch, Tally
+from llamarium.server.batch.answer import BatchProgress, BatchRun
 from llamarium.server.batch.lines import read_lines
 from llamarium.server.lifecycle.loading import Loading
 from llamarium.server.lifecycle.service import ServedModel, Service
@@ -177,7 +177,7 @@ class AnswerLines:
             raise InputError(f"a batch has {batch.column_names}; expected a column text, with a line in each row")
         answers: list[bytes] = []
         lines = read_lines(io.BytesIO("\n".join(texts).encode()))
-        batch_of_lines = Batch(self._service, self._names, answers.append, _warn, Tally(len(texts)))
+        batch_of_lines = BatchRun(self._service, self._names, answers.append, _warn, BatchProgress(len(texts)))
         asyncio.run(batch_of_lines.ask_all(lines))
         return pyarrow.table({"answer": pyarrow.array([one.decode().rstrip() for one in answers], pyarrow.string())})
 

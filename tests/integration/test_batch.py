@@ -19,8 +19,8 @@ from llamarium.cli.main import main
 from llamarium.cli.serve import load_engine
 from llamarium.errors import DownloadError, EngineStoppedError, MemoryBudgetError, OutputError
 from llamarium.server.app import post_paths
-from llamarium.server.batch.answer import Batch, Tally
-from llamarium.server.batch.dispatch import Answer, Routes
+from llamarium.server.batch.answer import BatchProgress, BatchRun
+from llamarium.server.batch.dispatch import RouteReply, Routes
 from llamarium.server.batch.lines import Line, read_lines
 from llamarium.server.lifecycle.loading import Loading
 from llamarium.server.lifecycle.service import Service
@@ -67,14 +67,14 @@ class Answered:
     def __init__(self, llama: Llama, lines: Iterator[Line], num_lines: int = 0, max_num_seqs: int = 4) -> None:
         self.answers: list[dict[str, Any]] = []
         self.warnings: list[str] = []
-        self.tally = Tally(num_lines)
+        self.tally = BatchProgress(num_lines)
         self.error: BaseException | None = None
         settings = Settings(max_num_seqs=max_num_seqs, max_queue=10**9, request_timeout_s=None)
         with small_engine(llama, settings) as engine:
             loading = Loading(lambda _: (llama, engine))
             loading.wait()
             service = Service(loading, settings)
-            batch = Batch(service, ("small", "alias"), self._take, self.warnings.append, self.tally)
+            batch = BatchRun(service, ("small", "alias"), self._take, self.warnings.append, self.tally)
             try:
                 asyncio.run(batch.ask_all(lines))
             except EngineStoppedError as error:
@@ -238,12 +238,12 @@ class Slow(Routes):
 
     most = under_way = 0
 
-    async def post(self, asked: Any) -> Answer:
+    async def post(self, asked: Any) -> RouteReply:
         type(self).under_way += 1
         type(self).most = max(self.most, self.under_way)
         await asyncio.sleep(0.001)
         type(self).under_way -= 1
-        return Answer(200, "{}")
+        return RouteReply(200, "{}")
 
 
 @pytest.mark.parametrize(("size", "most"), [(10, 8), (300_000, 2)])
@@ -520,7 +520,7 @@ def test_an_output_that_cannot_be_written_is_an_error_of_the_run(llama: Llama, t
     with small_engine(llama, settings) as engine:
         loading = Loading(lambda _: (llama, engine))
         loading.wait()
-        batch = Batch(Service(loading, settings), ("small",), full, print, Tally(2))
+        batch = BatchRun(Service(loading, settings), ("small",), full, print, BatchProgress(2))
         texts = [text("a", **HELLO), text("b", **HELLO)]
         with pytest.raises(OutputError, match="no room"):
             asyncio.run(batch.ask_all(lines_of(texts, tmp_path / "in")))

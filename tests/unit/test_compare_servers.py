@@ -171,12 +171,12 @@ def test_servers_are_ended_when_the_work_fails(compare_servers: ModuleType, tmp_
 
 def test_a_short_answer_is_no_fast_one(compare_servers: ModuleType) -> None:
     from llamarium.load_test.client import Target
-    from llamarium.load_test.exchange import Exchange, Usage
-    from llamarium.load_test.workload import Request
+    from llamarium.load_test.exchange import Exchange, ReportedUsage
+    from llamarium.load_test.workload import LoadRequest
 
     server = compare_servers.Server("quick", Target(url="http://x"))
     with pytest.raises(SystemExit, match="quick: an answer has 3 tokens; 64 were asked for"):
-        compare_servers._check(server, [Exchange(Request("a", 64), 0.0, [1.0], 1.0, Usage(1, 3))])
+        compare_servers._check(server, [Exchange(LoadRequest("a", 64), 0.0, [1.0], 1.0, ReportedUsage(1, 3))])
 
 
 def test_what_a_server_spends_outside_of_its_passes_is_told_where_it_tells_them(compare_servers: ModuleType) -> None:

@@ -18,11 +18,11 @@ from llamarium.errors import InputError, ServerError
 from llamarium.load_test.chunks import error_message, parse_chunk
 from llamarium.load_test.client import Target, base_url, connect
 from llamarium.load_test.events import Events
-from llamarium.load_test.exchange import Exchange, Usage
-from llamarium.load_test.workload import Request
+from llamarium.load_test.exchange import Exchange, ReportedUsage
+from llamarium.load_test.workload import LoadRequest
 from stand_in import CUT, END, Answer, Asked, StandIn, event, full, head, part, text, usage
 
-HELLO = Request("say hello", 3)
+HELLO = LoadRequest("say hello", 3)
 Steps = AsyncIterator[bytes | float]
 
 
@@ -36,7 +36,7 @@ def saying(*steps: bytes | float) -> Answer:
     return answer
 
 
-def ask(answer: Answer, *requests: Request, **target: Any) -> tuple[list[Exchange], StandIn]:
+def ask(answer: Answer, *requests: LoadRequest, **target: Any) -> tuple[list[Exchange], StandIn]:
     """Ask a stand-in one request after the other, over one client."""
     with StandIn(answer) as server:
 
@@ -68,9 +68,9 @@ def test_a_completion_is_asked_for_as_the_api_says() -> None:
 
 
 def test_a_dialog_and_ids_go_as_they_are_and_extra_fields_win() -> None:
-    dialog = Request(({"role": "user", "content": "hello"},), 2)
+    dialog = LoadRequest(({"role": "user", "content": "hello"},), 2)
     extra = {"ignore_eos": True, "stream_options": None, "max_tokens": 9}
-    _, server = ask(saying(head(), text("a", "stop"), END), dialog, Request((1, 2), 2), extra=extra)
+    _, server = ask(saying(head(), text("a", "stop"), END), dialog, LoadRequest((1, 2), 2), extra=extra)
     chat, completion = server.asked
     assert chat.path == "/v1/chat/completions"
     assert chat.body["messages"] == [{"role": "user", "content": "hello"}]
@@ -146,7 +146,7 @@ def test_pieces_counts_and_times() -> None:
 
     (exchange,), _ = ask(answer)
     assert exchange.failure is None
-    assert exchange.usage == Usage(12, 3, 8)
+    assert exchange.usage == ReportedUsage(12, 3, 8)
     assert exchange.num_tokens == len(exchange.arrivals) == 3
     assert 0.1 <= exchange.ttft_s < 1
     first, second = exchange.gaps_s
@@ -315,7 +315,7 @@ def test_a_reset_connection() -> None:
 
 
 def test_a_server_that_knows_no_tls() -> None:
-    assert ask_socket("https", lambda c: c.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")) == "connection"
+    assert ask_socket("https", lambda c: c.sendall(b"HTTP/1.1 400 Bad LoadRequest\r\n\r\n")) == "connection"
 
 
 def test_a_timeout_ends_the_request_alone_and_its_connection() -> None:

@@ -16,22 +16,22 @@ from hypothesis import strategies as st
 import stand_in
 from llamarium.errors import OptionError
 from llamarium.load_test.client import Client, Target, connect
-from llamarium.load_test.drive import Run, closed_loop, open_loop, poisson
-from llamarium.load_test.exchange import Exchange, Failure, Usage
+from llamarium.load_test.drive import LoadRun, closed_loop, open_loop, poisson
+from llamarium.load_test.exchange import Exchange, Failure, ReportedUsage
 from llamarium.load_test.goal import Goal
 from llamarium.load_test.summary import Spread, percentile, summarize
-from llamarium.load_test.workload import Request
+from llamarium.load_test.workload import LoadRequest
 from stand_in import Asked, StandIn
 
-HELLO = Request("say hello", 3)
+HELLO = LoadRequest("say hello", 3)
 Steps = AsyncIterator[bytes | float]
 
 
-def drive(answer: stand_in.Answer, loop: Any, *load: Any, **options: Any) -> tuple[Run, StandIn]:
+def drive(answer: stand_in.Answer, loop: Any, *load: Any, **options: Any) -> tuple[LoadRun, StandIn]:
     """Send a load to a stand-in."""
     with StandIn(answer) as server:
 
-        async def run() -> Run:
+        async def run() -> LoadRun:
             async with connect(Target(url=server.url, model="m")) as client:
                 return await loop(client, *load, **options)
 
@@ -101,7 +101,7 @@ def test_an_interruption_leaves_what_there_is(is_open: bool) -> None:
         async for step in stand_in.good(asked, first_s=30.0 if asked.number >= 2 else 0.0):
             yield step
 
-    async def interrupted(client: Client) -> Run:
+    async def interrupted(client: Client) -> LoadRun:
         if is_open:
             loop = open_loop(client, zip([0.0, 0.02, 0.04, 0.06], repeat(HELLO), strict=False))
         else:
@@ -121,7 +121,7 @@ def test_an_interruption_leaves_what_there_is(is_open: bool) -> None:
 # --- what comes of it -------------------------------------------------------------------------------------------------
 
 
-def answered(start: float, *arrivals: float, end: float | None = None, counts: Usage | None = None) -> Exchange:
+def answered(start: float, *arrivals: float, end: float | None = None, counts: ReportedUsage | None = None) -> Exchange:
     return Exchange(HELLO, start, list(arrivals), arrivals[-1] if end is None else end, counts)
 
 
@@ -146,13 +146,13 @@ def test_a_spread_worked_out_by_hand() -> None:
 
 def test_a_run_worked_out_by_hand() -> None:
     exchanges = [
-        answered(100.0, 100.5, 100.7, 101.1, end=101.2, counts=Usage(10, 4, 8)),  # two tokens came in one piece
-        answered(101.0, 102.0, 102.1, counts=Usage(30, 2, 0)),
+        answered(100.0, 100.5, 100.7, 101.1, end=101.2, counts=ReportedUsage(10, 4, 8)),  # two tokens came in one piece
+        answered(101.0, 102.0, 102.1, counts=ReportedUsage(30, 2, 0)),
         failed(100.0, 103.0, "http 429", "slow down"),
         failed(103.0, 104.0, "http 429", "slower"),
         failed(100.0, 110.0, "timeout", "no end within 10 s"),
     ]
-    run = Run(exchanges, start=100.0, end=110.0, cpu_s=0.3, num_started=6)
+    run = LoadRun(exchanges, start=100.0, end=110.0, cpu_s=0.3, num_started=6)
     found = summarize(run, Goal(ttft_s=0.6))
     assert (found.num_requests, found.num_answered, found.num_unfinished) == (5, 2, 1)
     assert list(found.errors.items()) == [("http 429", 2), ("timeout", 1)]
@@ -185,7 +185,7 @@ def test_a_run_worked_out_by_hand() -> None:
 
 
 def test_where_a_server_counts_only_sometimes_the_sum_is_not_known() -> None:
-    run = Run([answered(0, 1, 2, counts=Usage(10, 5)), answered(0, 1, 2)], start=0.0, end=2.0)
+    run = LoadRun([answered(0, 1, 2, counts=ReportedUsage(10, 5)), answered(0, 1, 2)], start=0.0, end=2.0)
     found = summarize(run)
     assert found.total_tokens_per_s is None
     assert not found.server_counts
@@ -194,7 +194,7 @@ def test_where_a_server_counts_only_sometimes_the_sum_is_not_known() -> None:
 
 
 def test_a_run_without_an_answer() -> None:
-    found = summarize(Run([failed(0, 1, "timeout", "x")], start=0.0, end=1.0), Goal(ttft_s=1))
+    found = summarize(LoadRun([failed(0, 1, "timeout", "x")], start=0.0, end=1.0), Goal(ttft_s=1))
     assert found.ttft_s is found.itl_s is found.tpot_s is found.e2e_s is found.cpu_s_per_token is None
     assert (found.num_good, found.requests_per_s, found.output_tokens_per_s) == (0, 0, 0)
     assert not found.server_counts

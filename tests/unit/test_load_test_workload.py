@@ -12,7 +12,7 @@ import pytest
 import llamarium
 from llamarium.errors import InputError, OptionError
 from llamarium.load_test.lengths import Lengths
-from llamarium.load_test.workload import WORDS, Request, from_file, synthetic
+from llamarium.load_test.workload import WORDS, LoadRequest, from_file, synthetic
 
 FOUR, TEN = Lengths.parse("4"), Lengths.parse("10")
 
@@ -79,11 +79,11 @@ def test_so_many_words_are_so_many_tokens(vocabulary: str, llama3_tokenizer_path
 
 
 def test_a_text_can_be_what_a_user_says() -> None:
-    assert Request("hello", 3).as_chat() == Request(({"role": "user", "content": "hello"},), 3)
-    dialog = Request(({"role": "user", "content": "hello"},), 3)
+    assert LoadRequest("hello", 3).as_chat() == LoadRequest(({"role": "user", "content": "hello"},), 3)
+    dialog = LoadRequest(({"role": "user", "content": "hello"},), 3)
     assert dialog.as_chat() is dialog
     with pytest.raises(InputError, match="token ids cannot be sent as a dialog"):
-        Request((1, 2), 3).as_chat()
+        LoadRequest((1, 2), 3).as_chat()
 
 
 def test_a_files_lines_in_their_order(tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_a_files_lines_in_their_order(tmp_path: Path) -> None:
     lines = [{"prompt": "one"}, {"prompt": [1, 2], "max_tokens": 7}, {"messages": messages, "id": 3}]
     path.write_text("\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines) + "\n", encoding="utf-8")
     one, two, three = from_file(path, FOUR)
-    assert one == Request("one", 4) and not one.is_chat
-    assert two == Request((1, 2), 7) and not two.is_chat
-    assert three == Request(tuple(messages), 4) and three.is_chat
+    assert one == LoadRequest("one", 4) and not one.is_chat
+    assert two == LoadRequest((1, 2), 7) and not two.is_chat
+    assert three == LoadRequest(tuple(messages), 4) and three.is_chat
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from llamarium.server.ray_serve.conversation import conversation_of
 from llamarium.server.ray_serve.forward import IDS, Forwarded, Head
 from llamarium.server.ray_serve.options import ModelOptions
 from llamarium.server.ray_serve.ranking import SPARE, ranking
-from llamarium.server.ray_serve.replica import Run
+from llamarium.server.ray_serve.replica import RoutedRequest
 from llamarium.server.settings import Settings
 from serving import CHAT
 
@@ -420,7 +420,9 @@ def test_metrics_are_those_of_all_replicas_by_their_names() -> None:
 
 def parts_of(app: Callable[..., Any]) -> list[Head | bytes]:
     async def collect() -> list[Head | bytes]:
-        run = Run(Forwarded({"method": "POST", "path": CHAT, "headers": [], "query_string": b""}, b"asked"), "a")
+        run = RoutedRequest(
+            Forwarded({"method": "POST", "path": CHAT, "headers": [], "query_string": b""}, b"asked"), "a"
+        )
         task = asyncio.create_task(run.through(app))
         try:
             return [part async for part in run.parts()]

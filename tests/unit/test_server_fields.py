@@ -30,7 +30,7 @@ from llamarium.server.fields import Body
 from llamarium.server.naming import ModelChoice
 from llamarium.server.openai import fields, tools
 from llamarium.server.openai.embeddings import EmbeddingRequest
-from llamarium.server.openai.fields import Message, StreamOptions, TextPart
+from llamarium.server.openai.fields import Message, StreamFields, TextPart
 from llamarium.server.openai.forms import JsonSchema, ResponseFormat, StructuredOutputs
 from llamarium.server.openai.requests import ChatRequest, CompletionRequest
 from llamarium.server.openai.responses import items
@@ -62,7 +62,7 @@ CHOICES = (
 COMPLETIONS: list[tuple[type[Body], tuple[Any, ...]]] = [
     (ChatRequest, (chat_create_params.CompletionCreateParamsStreaming,)),
     (CompletionRequest, (completion_create_params.CompletionCreateParamsStreaming,)),
-    (StreamOptions, (chat.ChatCompletionStreamOptionsParam,)),
+    (StreamFields, (chat.ChatCompletionStreamOptionsParam,)),
     (Message, (*MESSAGES, chat.ChatCompletionMessage)),  # an answer becomes a part of the dialog
     (TextPart, (chat.ChatCompletionContentPartTextParam,)),
     (ResponseFormat, FORMATS),
@@ -71,7 +71,7 @@ COMPLETIONS: list[tuple[type[Body], tuple[Any, ...]]] = [
     (tools.Function, (shared_params.FunctionDefinition,)),
     (tools.ChosenTools, CHOICES),
     (tools.AllowedTools, (chat.ChatCompletionAllowedToolsParam,)),
-    (fields.ToolCall, CALLS),
+    (fields.MessageToolCall, CALLS),
     (fields.CalledFunction, (chat.chat_completion_message_function_tool_call_param.Function,)),
 ]
 PARTS = (
@@ -89,10 +89,10 @@ TEXT_FORMATS = (
 )
 RESPONSES: list[tuple[type[Body], tuple[Any, ...]]] = [
     (response_requests.ResponseRequest, (response_create_params.ResponseCreateParamsStreaming,)),
-    (response_requests.ResponseStreamOptions, (response_create_params.StreamOptions,)),
+    (response_requests.ResponseStreamFields, (response_create_params.StreamOptions,)),
     (response_requests.TextConfig, (responses.ResponseTextConfigParam,)),
     (response_requests.TextFormat, TEXT_FORMATS),
-    (items.Part, PARTS),
+    (items.InputPart, PARTS),
     (items.MessageItem, SPOKEN),
     (items.FunctionCallItem, (responses.ResponseFunctionToolCallParam,)),
     (items.FunctionCallOutputItem, (response_input_param.FunctionCallOutput,)),
@@ -123,8 +123,8 @@ MESSAGE_BODIES: list[tuple[type[Body], tuple[Any, ...]]] = [
     (messages.OutputConfig, (claude.OutputConfigParam,)),
     (messages.JsonFormat, (claude.JSONOutputFormatParam,)),
     (messages.Thinking, THINKING),
-    (messages.Tool, (claude.ToolParam,)),
-    (messages.ToolChoice, CLAUDE_CHOICES),
+    (messages.AnthropicTool, (claude.ToolParam,)),
+    (messages.AnthropicToolChoice, CLAUDE_CHOICES),
 ]
 EMBEDDINGS: list[tuple[type[Body], tuple[Any, ...]]] = [
     (EmbeddingRequest, (embedding_create_params.EmbeddingCreateParams,))

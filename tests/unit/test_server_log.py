@@ -11,7 +11,7 @@ import pytest
 from llamarium.engine.counts import Counts
 from llamarium.engine.thread import EngineSnapshot
 from llamarium.server.http.log import Log
-from llamarium.server.lifecycle.live import Live
+from llamarium.server.lifecycle.status_line import StatusLine
 
 FIELDS = {"client": "127.0.0.1", "method": "GET", "path": "/a\n\x1b[2J\u202e", "status": 404, "id": "r", "error": None}
 
@@ -63,7 +63,7 @@ def test_the_line_says_who_is_answered_and_how_fast(monkeypatch: pytest.MonkeyPa
     terminal = terminal_of(monkeypatch)
     counts, service = Counts(), SimpleNamespace(loaded=None, progress=(1, 4))
     unbounded: Any = service
-    live = Live(unbounded, Log("text"))
+    live = StatusLine(unbounded, Log("text"))
     live.show()
     assert terminal.getvalue().endswith("loading 25 %")
     engine = SimpleNamespace(snapshot=EngineSnapshot(3, 1, 30, 120, counts))

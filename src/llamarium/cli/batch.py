@@ -37,7 +37,7 @@ from llamarium.extras import optional
 
 if TYPE_CHECKING:
     from llamarium.generation.text_engine import TextEngine
-    from llamarium.server.batch.answer import Tally
+    from llamarium.server.batch.answer import BatchProgress
     from llamarium.server.batch.lines import Line
     from llamarium.server.batch.output import Output
 
@@ -122,7 +122,7 @@ def _answer(args: argparse.Namespace, file: BinaryIO, output: "Output") -> int:
     Raises:
         InputError: If the lines that were asked are not those that were checked.
     """
-    from llamarium.server.batch.answer import Tally
+    from llamarium.server.batch.answer import BatchProgress
     from llamarium.server.batch.check import check_lines, check_model
     from llamarium.server.batch.lines import noted, read_lines
 
@@ -130,7 +130,7 @@ def _answer(args: argparse.Namespace, file: BinaryIO, output: "Output") -> int:
     checked, asked = hashlib.sha256(), hashlib.sha256()
     number = check_lines(noted(read_lines(file), checked.update), _shown(args.input), kept)
     check_model(kept, (*served_names(args), *args.adapters), escape(args.output))
-    tally = Tally(number, kept.num_answers, kept.num_failed)
+    tally = BatchProgress(number, kept.num_answers, kept.num_failed)
     if tally.num_answered < number:
         lines = noted(itertools.islice(read_lines(file), number), asked.update)
         _ask(args, (line for line in lines if not kept.has(line)), output, tally)
@@ -147,9 +147,9 @@ def _answer(args: argparse.Namespace, file: BinaryIO, output: "Output") -> int:
     return 1 if tally.num_failed else 0
 
 
-def _ask(args: argparse.Namespace, lines: "Iterable[Line]", output: "Output", tally: "Tally") -> None:
+def _ask(args: argparse.Namespace, lines: "Iterable[Line]", output: "Output", tally: "BatchProgress") -> None:
     """Load the model and ask lines."""
-    from llamarium.server.batch.answer import Batch
+    from llamarium.server.batch.answer import BatchRun
     from llamarium.server.lifecycle.loading import Loading
     from llamarium.server.lifecycle.service import Service
     from llamarium.server.settings import Settings
@@ -166,7 +166,7 @@ def _ask(args: argparse.Namespace, lines: "Iterable[Line]", output: "Output", ta
     with _told(args, engine, tally) as report, engine:  # once it has stopped, it has counted all
         loading = Loading(lambda _: (llama, engine))
         loading.wait()
-        batch = Batch(Service(loading, settings), served_names(args), output.write, warn, tally)
+        batch = BatchRun(Service(loading, settings), served_names(args), output.write, warn, tally)
         output.begin()
         asyncio.run(_watched(batch.ask_all(lines), report))
 
@@ -190,7 +190,7 @@ async def _watched(work: Coroutine[None, None, None], report: Callable[[], None]
 
 
 @contextmanager
-def _told(args: argparse.Namespace, engine: "TextEngine", tally: "Tally") -> Generator[Callable[[], None]]:
+def _told(args: argparse.Namespace, engine: "TextEngine", tally: "BatchProgress") -> Generator[Callable[[], None]]:
     """Show how it goes while the body runs, and say what came of it, however the body ends.
 
     Yields:

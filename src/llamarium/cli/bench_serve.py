@@ -43,10 +43,10 @@ from llamarium.extras import optional
 
 if TYPE_CHECKING:
     from llamarium.load_test.client import Client, Target
-    from llamarium.load_test.drive import Run
+    from llamarium.load_test.drive import LoadRun
     from llamarium.load_test.goal import Goal
     from llamarium.load_test.lengths import Lengths
-    from llamarium.load_test.workload import Request
+    from llamarium.load_test.workload import LoadRequest
 
 _KEY = "OPENAI_API_KEY"
 _PROMPT_TOKENS, _MAX_TOKENS, _REQUESTS = "128", "64", 100
@@ -157,7 +157,7 @@ def _check(args: argparse.Namespace) -> None:
 # --- asking -----------------------------------------------------------------------------------------------------------
 
 
-def _requests(args: argparse.Namespace) -> "Iterator[Request]":
+def _requests(args: argparse.Namespace) -> "Iterator[LoadRequest]":
     """Return what is to be asked, so many as the options say; their number is put into `args.requests`."""
     from llamarium.load_test.workload import from_file, synthetic
 
@@ -185,8 +185,8 @@ def _target(args: argparse.Namespace) -> "Target":
 
 
 async def _measure(
-    args: argparse.Namespace, requests: "Iterator[Request]", report: Callable[[int, int], None]
-) -> "tuple[Target, Run]":
+    args: argparse.Namespace, requests: "Iterator[LoadRequest]", report: Callable[[int, int], None]
+) -> "tuple[Target, LoadRun]":
     """Wait for the server, warm it up and send the load; return whom it was sent to, and what came."""
     from llamarium.load_test.client import connect
     from llamarium.load_test.drive import closed_loop, open_loop, poisson
@@ -221,10 +221,10 @@ async def _warm_up(client: "Client", args: argparse.Namespace) -> None:
             raise ServerError(f"{client.target.url} fails at the first request: {failure}")
 
 
-def _progress(args: argparse.Namespace, report: Callable[[int, int], None]) -> "Callable[[Run], None]":
+def _progress(args: argparse.Namespace, report: Callable[[int, int], None]) -> "Callable[[LoadRun], None]":
     """Report how much of the requests, or of the time, is done."""
 
-    def say(run: "Run") -> None:
+    def say(run: "LoadRun") -> None:
         if args.requests is not None:
             report(len(run.exchanges), args.requests)
         else:

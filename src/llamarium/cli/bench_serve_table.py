@@ -6,12 +6,12 @@ from llamarium.cli.output import printable, show
 from llamarium.cli.tables import percent, table
 
 if TYPE_CHECKING:
-    from llamarium.load_test.summary import Spread, Summary
+    from llamarium.load_test.summary import LoadSummary, Spread
 
 _BUSY = 0.5  # of one processor; above, the generator's own turns are late
 
 
-def print_summary(title: str, summary: "Summary") -> None:
+def print_summary(title: str, summary: "LoadSummary") -> None:
     """Print a run's numbers."""
     print(f"{printable(title)}\n{_outcome(summary)}\n")
     if summary.num_answered:
@@ -27,7 +27,7 @@ def print_summary(title: str, summary: "Summary") -> None:
         show(shown)
 
 
-def _outcome(summary: "Summary") -> str:
+def _outcome(summary: "LoadSummary") -> str:
     asked = "1 request" if summary.num_requests == 1 else f"{summary.num_requests:,} requests"
     parts = [f"{summary.num_answered:,} of {asked} answered in {summary.duration_s:,.1f} s"]
     parts += [f"{sum(summary.errors.values()):,} failed"] if summary.errors else []
@@ -35,7 +35,7 @@ def _outcome(summary: "Summary") -> str:
     return ", ".join(parts)
 
 
-def _print_times(summary: "Summary") -> None:
+def _print_times(summary: "LoadSummary") -> None:
     numbers = ("mean", "p50", "p90", "p99", "max")
     shown = table("ms", *numbers, right=numbers)
     for name, spread in (
@@ -50,7 +50,7 @@ def _print_times(summary: "Summary") -> None:
     show(shown)
 
 
-def _print_rates(summary: "Summary") -> None:
+def _print_rates(summary: "LoadSummary") -> None:
     total = summary.total_tokens_per_s
     print(
         f"throughput   {summary.requests_per_s:,.2f} requests/s, {summary.output_tokens_per_s:,.1f} tokens/s"
@@ -77,7 +77,7 @@ def _cached(spread: "Spread | None") -> str:
     return f", {spread.mean:,.1f} of them cached" if spread is not None and spread.mean >= 0.05 else ""
 
 
-def _generator(summary: "Summary") -> str:
+def _generator(summary: "LoadSummary") -> str:
     took = "" if summary.cpu_s_per_token is None else f" {1e6 * summary.cpu_s_per_token:,.0f} us of processor a token,"
     said = f"the load generator took{took} {percent(summary.cpu_share)} of one processor"
     if summary.cpu_share > _BUSY:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from llamarium.errors import escape
-from llamarium.load_test.exchange import Failure, Usage
+from llamarium.load_test.exchange import Failure, ReportedUsage
 
 DONE = b"[DONE]"
 _MESSAGE_CHARACTERS = 300
@@ -24,7 +24,7 @@ class Chunk:
 
     has_text: bool
     is_last: bool
-    usage: Usage | None
+    usage: ReportedUsage | None
 
 
 def parse_chunk(data: bytes) -> Chunk:
@@ -81,11 +81,11 @@ def _object(value: object) -> Mapping[str, Any] | None:
     return cast(Mapping[str, Any], value) if isinstance(value, dict) else None
 
 
-def _usage(fields: Mapping[str, Any] | None) -> Usage | None:
+def _usage(fields: Mapping[str, Any] | None) -> ReportedUsage | None:
     if fields is None:
         return None
     prompt, completion = fields.get("prompt_tokens"), fields.get("completion_tokens")
     cached = (_object(fields.get("prompt_tokens_details")) or {}).get("cached_tokens")
     if type(prompt) is not int or type(completion) is not int:
         return None
-    return Usage(prompt, completion, cached if type(cached) is int else None)
+    return ReportedUsage(prompt, completion, cached if type(cached) is int else None)

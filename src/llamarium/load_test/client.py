@@ -19,7 +19,7 @@ from llamarium.load_test.chunks import DONE, error_message, listed_models, parse
 from llamarium.load_test.connections import BrokenAnswer, Connections, Response
 from llamarium.load_test.events import Events
 from llamarium.load_test.exchange import Exchange, Failure
-from llamarium.load_test.workload import Request
+from llamarium.load_test.workload import LoadRequest
 
 _POLL_S = 0.2
 _ASK_S = 10.0  # for what a server knows without computing
@@ -95,7 +95,7 @@ class Client:
         """Close what is open."""
         self._connections.close()
 
-    async def ask(self, request: Request, due: float | None = None) -> Exchange:
+    async def ask(self, request: LoadRequest, due: float | None = None) -> Exchange:
         """Send a request and read its answer to the end; what goes wrong stands in the result.
 
         Args:
@@ -134,7 +134,7 @@ class Client:
             raise Failure("connection", escape(error)) from None
         answer.check(response)
 
-    def _body(self, request: Request) -> bytes:
+    def _body(self, request: LoadRequest) -> bytes:
         fields = {
             "model": self.target.model,
             "messages" if request.is_chat else "prompt": request.prompt,

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 from llamarium.load_test.client import Client
 from llamarium.load_test.exchange import Exchange
-from llamarium.load_test.workload import Request
+from llamarium.load_test.workload import LoadRequest
 
 
 @dataclass(slots=True)
-class Run:
+class LoadRun:
     """What was asked, and what it took to ask.
 
     Attributes:
@@ -44,10 +44,10 @@ class Run:
         return self.end - self.start
 
 
-Progress = Callable[[Run], None]
+Progress = Callable[[LoadRun], None]
 
 
-def poisson(requests: Iterable[Request], rate: float, *, seed: int = 0) -> Iterator[tuple[float, Request]]:
+def poisson(requests: Iterable[LoadRequest], rate: float, *, seed: int = 0) -> Iterator[tuple[float, LoadRequest]]:
     """Give each request its time: independent arrivals, `rate` a second on average.
 
     Yields:
@@ -61,13 +61,13 @@ def poisson(requests: Iterable[Request], rate: float, *, seed: int = 0) -> Itera
 
 async def closed_loop(
     client: Client,
-    requests: Iterable[Request],
+    requests: Iterable[LoadRequest],
     *,
     num_clients: int,
     think_s: float = 0.0,
     duration_s: float = math.inf,
     progress: Progress | None = None,
-) -> Run:
+) -> LoadRun:
     """Ask with `num_clients` clients, each of which takes the next request when it has its answer.
 
     Args:
@@ -81,7 +81,7 @@ async def closed_loop(
     Returns:
         The run; if it is cancelled, what there is by then.
     """
-    run, waiting = Run(), iter(requests)
+    run, waiting = LoadRun(), iter(requests)
 
     async def ask_on() -> None:
         pause_s = 0.0
@@ -101,11 +101,11 @@ async def closed_loop(
 
 async def open_loop(
     client: Client,
-    timetable: Iterable[tuple[float, Request]],
+    timetable: Iterable[tuple[float, LoadRequest]],
     *,
     duration_s: float = math.inf,
     progress: Progress | None = None,
-) -> Run:
+) -> LoadRun:
     """Send each request at its time, whatever has become of those before it.
 
     Args:
@@ -117,7 +117,7 @@ async def open_loop(
     Returns:
         The run; if it is cancelled, what there is by then.
     """
-    run = Run()
+    run = LoadRun()
     with _timed(run):
         async with asyncio.TaskGroup() as group:
             for offset_s, request in timetable:
@@ -129,7 +129,9 @@ async def open_loop(
     return run
 
 
-async def _ask(client: Client, run: Run, request: Request, progress: Progress | None, due: float | None = None) -> None:
+async def _ask(
+    client: Client, run: LoadRun, request: LoadRequest, progress: Progress | None, due: float | None = None
+) -> None:
     run.num_started += 1
     run.exchanges.append(await client.ask(request, due))
     if progress is not None:
@@ -137,7 +139,7 @@ async def _ask(client: Client, run: Run, request: Request, progress: Progress | 
 
 
 @contextmanager
-def _timed(run: Run) -> Generator[None]:
+def _timed(run: LoadRun) -> Generator[None]:
     """Time the body; a cancellation ends it early and is noted."""
     run.start, cpu_start = time.perf_counter(), time.process_time()
     try:

@@ -7,7 +7,7 @@ the role, the usage or an empty text is none.
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from llamarium.load_test.workload import Request
+from llamarium.load_test.workload import LoadRequest
 
 
 class Failure(Exception):
@@ -25,7 +25,7 @@ class Failure(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ReportedUsage:
     """What the server counted.
 
     Attributes:
@@ -52,11 +52,11 @@ class Exchange:
         failure: None if the answer is whole.
     """
 
-    request: Request
+    request: LoadRequest
     start: float
     arrivals: list[float] = field(default_factory=list[float])
     end: float = 0.0
-    usage: Usage | None = None
+    usage: ReportedUsage | None = None
     failure: Failure | None = None
 
     @property

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llamarium.load_test.drive import Run
+from llamarium.load_test.drive import LoadRun
 from llamarium.load_test.goal import Goal
 
 
@@ -38,7 +38,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class LoadSummary:
     """A run in numbers; times are of whole answers alone.
 
     Attributes:
@@ -90,7 +90,7 @@ class Summary:
     cpu_share: float
 
 
-def summarize(run: Run, goal: Goal | None = None) -> Summary:
+def summarize(run: LoadRun, goal: Goal | None = None) -> LoadSummary:
     """Bring a run into numbers."""
     answers = [exchange for exchange in run.exchanges if exchange.failure is None]
     failures = [exchange.failure for exchange in run.exchanges if exchange.failure is not None]
@@ -99,7 +99,7 @@ def summarize(run: Run, goal: Goal | None = None) -> Summary:
     num_good = None if goal is None else sum(map(goal.is_met, answers))
     server_counts = len(usages) == len(answers) > 0
     seconds = run.duration_s or math.inf
-    return Summary(
+    return LoadSummary(
         duration_s=run.duration_s,
         num_requests=len(run.exchanges),
         num_answered=len(answers),

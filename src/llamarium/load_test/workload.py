@@ -28,7 +28,7 @@ Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LoadRequest:
     """One thing to ask.
 
     Attributes:
@@ -44,7 +44,7 @@ class Request:
         """Whether it is a dialog."""
         return isinstance(self.prompt, tuple) and isinstance(self.prompt[0], Mapping)
 
-    def as_chat(self) -> "Request":
+    def as_chat(self) -> "LoadRequest":
         """Return the same text as what a user says.
 
         Raises:
@@ -54,12 +54,12 @@ class Request:
             return self
         if not isinstance(self.prompt, str):
             raise InputError("a prompt of token ids cannot be sent as a dialog")
-        return Request(({"role": "user", "content": self.prompt},), self.max_tokens)
+        return LoadRequest(({"role": "user", "content": self.prompt},), self.max_tokens)
 
 
 def synthetic(
     prompt_tokens: Lengths, max_tokens: Lengths, *, shared_prefix: int = 0, seed: int | str = 0
-) -> Iterator[Request]:
+) -> Iterator[LoadRequest]:
     """Yield requests without end.
 
     Args:
@@ -72,10 +72,10 @@ def synthetic(
     source = random.Random(seed)
     while True:
         own = source.choices(WORDS, k=prompt_tokens.draw(source))
-        yield Request(" ".join((*prefix, *own)), max_tokens.draw(source))
+        yield LoadRequest(" ".join((*prefix, *own)), max_tokens.draw(source))
 
 
-def from_file(path: Path, max_tokens: Lengths, *, seed: int = 0) -> list[Request]:
+def from_file(path: Path, max_tokens: Lengths, *, seed: int = 0) -> list[LoadRequest]:
     """Read a JSONL file's requests.
 
     A line has `messages`, or a `prompt` (a text or token ids), and may have `max_tokens`.
@@ -102,7 +102,7 @@ def _lines(path: Path) -> list[str]:
         raise InputError(f"{path} is not UTF-8: {error}") from None
 
 
-def _parsed(where: str, line: str, lengths: Lengths, source: random.Random) -> Request:
+def _parsed(where: str, line: str, lengths: Lengths, source: random.Random) -> LoadRequest:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -118,7 +118,7 @@ def _parsed(where: str, line: str, lengths: Lengths, source: random.Random) -> R
     max_tokens = fields.get("max_tokens", lengths.draw(source))
     if type(max_tokens) is not int or max_tokens < 1:
         raise InputError(f"{where}: max_tokens is {show_value(max_tokens)}; expected a whole number of at least 1")
-    return Request(prompt, max_tokens)
+    return LoadRequest(prompt, max_tokens)
 
 
 def _prompt(fields: Mapping[str, Any]) -> str | tuple[int, ...] | tuple[Message, ...] | None:

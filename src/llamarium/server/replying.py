@@ -1,10 +1,11 @@
-"""One request, answered as a whole or as a stream, whatever the protocol that words it."""
+"""One request, answered as a whole or as a stream, in the format of any protocol."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
@@ -12,7 +13,7 @@ from llamarium.generation.completion import Piece
 from llamarium.generation.text_engine import Answers
 from llamarium.server.answering import AnswerRequest, close, follow, side_by_side, submit
 from llamarium.server.errors import JSON, ApiError
-from llamarium.server.http.stream import EventStream, Write, unless_gone
+from llamarium.server.http.stream import COMMENT, EventStream, Write, unless_gone
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.usage import Usage
 
@@ -20,42 +21,42 @@ T = TypeVar("T")
 Pieces = Sequence[Piece]
 
 
-class Wording(Protocol):
-    """How a protocol words the answers to one request.
+class ReplyFormatter(ABC):
+    """The format of a protocol's reply to one request.
 
     For a stream `begin`, `events` for each step of each prompt, and `end` return its events, or `failure` in place of
-    what is left. For a whole answer `take` has each step instead, and `whole` returns the body.
+    what is left. For a whole answer `take` gets each step instead, and `whole` returns the body.
     """
 
-    ping: bytes
+    ping = COMMENT
     """The event that keeps an idle stream open."""
 
     def begin(self) -> str:
-        """Return the events before the first step."""
-        ...
+        """Return the events before the first step; none by default."""
+        return ""
 
+    @abstractmethod
     def events(self, prompt: int, pieces: Pieces, usage: Usage) -> str:
         """Return the events of one step of a prompt's answers."""
-        ...
 
     def end(self, usage: Usage) -> str:
-        """Return the events after the last step."""
-        ...
+        """Return the events after the last step; none by default."""
+        return ""
 
+    @abstractmethod
     def failure(self, error: ApiError) -> str:
         """Return the last events of a stream that fails."""
-        ...
 
     def take(self, prompt: int, pieces: Pieces, usage: Usage) -> None:
         """Take one step of a prompt's answers."""
-        ...
+        self.events(prompt, pieces, usage)
 
+    @abstractmethod
     def whole(self, usage: Usage) -> dict[str, Any]:
         """Return the body of a whole answer, after its last step."""
-        ...
 
 
-async def reply(request: Request, asked: AnswerRequest, wording: Wording, *, streams: bool) -> Response:
+async def reply(request: Request, asked: AnswerRequest, formatter: ReplyFormatter, *, streams: bool) -> Response:
     """Answer a request.
 
     Raises:
@@ -66,29 +67,30 @@ async def reply(request: Request, asked: AnswerRequest, wording: Wording, *, str
         held.enter_context(service.place(asked.num_answers, asked.number_field))
         answers = await submit(service, asked)
         held.callback(close, answers)
-        running = _Reply(request, answers, wording)
+        running = _Reply(request, answers, formatter)
         if streams:
-            return EventStream(running.stream, wording.failure, service.settings.ping_s, held.pop_all(), wording.ping)
+            ping_s = service.settings.ping_s
+            return EventStream(running.stream, formatter.failure, ping_s, held.pop_all(), formatter.ping)
         return await unless_gone(request, running.whole()) or Response(status_code=499)
 
 
 class _Reply:
     """The answers to one request, on their way to its client."""
 
-    def __init__(self, request: Request, answers: Sequence[Answers], wording: Wording) -> None:
-        self._request, self._answers, self._wording = request, answers, wording
+    def __init__(self, request: Request, answers: Sequence[Answers], formatter: ReplyFormatter) -> None:
+        self._request, self._answers, self._formatter = request, answers, formatter
         self._usage = Usage(answers)
 
     async def stream(self, write: Write) -> None:
         """Write all events."""
 
-        async def word(prompt: int, pieces: Pieces) -> None:
-            events = partial(self._wording.events, prompt, pieces, self._usage)
+        async def write_step(prompt: int, pieces: Pieces) -> None:
+            events = partial(self._formatter.events, prompt, pieces, self._usage)
             await write(await _run(events, is_long=_has_prompt(pieces)))
 
-        await write(self._wording.begin())
-        await self._read(word)
-        await write(self._wording.end(self._usage))
+        await write(self._formatter.begin())
+        await self._read(write_step)
+        await write(self._formatter.end(self._usage))
 
     async def whole(self) -> Response:
         """Return the whole answer, when it is complete."""
@@ -97,10 +99,10 @@ class _Reply:
         async def take(prompt: int, pieces: Pieces) -> None:
             nonlocal is_long
             is_long = is_long or _has_prompt(pieces)
-            self._wording.take(prompt, pieces, self._usage)
+            self._formatter.take(prompt, pieces, self._usage)
 
         await self._read(take)
-        return await _run(lambda: JSON(self._wording.whole(self._usage)), is_long=is_long)
+        return await _run(lambda: JSON(self._formatter.whole(self._usage)), is_long=is_long)
 
     async def _read(self, take: Callable[[int, Pieces], Awaitable[None]]) -> None:
         """Pass each step of each prompt to `take`, all prompts side by side."""
@@ -117,7 +119,7 @@ class _Reply:
 
 
 def _has_prompt(pieces: Pieces) -> bool:
-    """Whether there are log-probabilities of a prompt, which take long to word."""
+    """Whether there are log-probabilities of a prompt, which take long to format."""
     return any(piece.prompt_logprobs is not None for piece in pieces)
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamarium.server.anthropic.requests import (
+    AnthropicToolChoice,
     Block,
     CountRequest,
     MessageParam,
     TextBlock,
-    ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -138,7 +138,7 @@ def _function(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": own | more}
 
 
-def _choice(choice: ToolChoice | None) -> tuple[object, bool | None]:
+def _choice(choice: AnthropicToolChoice | None) -> tuple[object, bool | None]:
     """Return `tool_choice` and `parallel_tool_calls` as OpenAI has them.
 
     Raises:

@@ -9,8 +9,8 @@ from llamarium.sampling.grammar.description import Grammar
 from llamarium.sampling.params import GenerationOptions
 from llamarium.server.answering import AnswerRequest, Form, check_form, wanted_form, with_tokenizer
 from llamarium.server.anthropic.dialog import Prompt, read_prompt
+from llamarium.server.anthropic.formatter import MessageFormatter
 from llamarium.server.anthropic.requests import CountRequest, MessagesRequest
-from llamarium.server.anthropic.wording import MessageWording
 from llamarium.server.errors import ApiError
 from llamarium.server.fields import parameters_in
 from llamarium.server.http.body import StrictRoute
@@ -44,8 +44,8 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
         new_text=prompt.begun is None,
         salt=body.cache_salt or "",
     )
-    wording = MessageWording(model.name, request.scope["request_id"])
-    return await reply(request, asked, wording, streams=body.stream or False)
+    formatter = MessageFormatter(model.name, request.scope["request_id"])
+    return await reply(request, asked, formatter, streams=body.stream or False)
 
 
 @router.post("/v1/messages/count_tokens")

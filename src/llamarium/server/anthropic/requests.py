@@ -97,7 +97,7 @@ class Metadata(Body):
     user_id: str | None = None
 
 
-class Tool(Body):
+class AnthropicTool(Body):
     """A function that the model may call. Its arguments are told as they come, unless somebody wants them otherwise."""
 
     refused: ClassVar[Mapping[str, str]] = {"input_examples": "the model is told a tool's schema alone"}
@@ -113,7 +113,7 @@ class Tool(Body):
     eager_input_streaming: Literal[True] | None = None
 
 
-class ToolChoice(Body):
+class AnthropicToolChoice(Body):
     """Whether the model may, or has to, call."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -132,8 +132,8 @@ class CountRequest(Body):
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
     thinking: Thinking | None = None
-    tools: list[Tool] | None = None
-    tool_choice: ToolChoice | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: AnthropicToolChoice | None = None
     speed: Literal["standard"] | None = None
 
     refused: ClassVar[Mapping[str, str]] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from llamarium.errors import EngineStoppedError
 from llamarium.load_test.chunks import error_message
 from llamarium.server.app import create_routes
-from llamarium.server.batch.dispatch import Answer, Routes
+from llamarium.server.batch.dispatch import RouteReply, Routes
 from llamarium.server.batch.lines import BatchRequest, Line, parse
 from llamarium.server.errors import ApiError
 from llamarium.server.http.access import new_request_id
@@ -21,7 +21,7 @@ _AHEAD = 2  # times what runs side by side: who comes next has been read and enc
 
 
 @dataclass(slots=True)
-class Tally:
+class BatchProgress:
     """What has come of a batch so far.
 
     Attributes:
@@ -46,7 +46,7 @@ class Tally:
         return self.num_answered / self.num_lines
 
 
-class Batch:
+class BatchRun:
     """Asks lines.
 
     Args:
@@ -63,7 +63,7 @@ class Batch:
         names: tuple[str, ...],
         write: Callable[[bytes], None],
         warn: Callable[[str], None],
-        tally: Tally,
+        tally: BatchProgress,
     ) -> None:
         self._service, self._routes = service, Routes(create_routes(service, names))
         self._write, self._warn, self._tally = write, warn, tally
@@ -119,7 +119,7 @@ class Batch:
             return None
         return asked
 
-    def _tell(self, line: Line, answer: Answer) -> None:
+    def _tell(self, line: Line, answer: RouteReply) -> None:
         """Write a route's answer."""
         if answer.status == 503 and not self._has_engine():  # else this answer gave way to others
             raise self._broken()

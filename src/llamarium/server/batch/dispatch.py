@@ -18,7 +18,7 @@ from llamarium.server.http.stream import encode
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RouteReply:
     """What a route has answered.
 
     Attributes:
@@ -63,14 +63,14 @@ class Routes:
                 param="body.stream",
             )
 
-    async def post(self, asked: BatchRequest) -> Answer:
+    async def post(self, asked: BatchRequest) -> RouteReply:
         """Return what the route answers; a bug of ours is an answer with status 500."""
         sent = _Sent()
         try:
             await self._app(_scope(asked.url), _Body(_written(asked.body)).receive, sent.send)
         except Exception as error:  # noqa: BLE001 - told without its text, which may hold a prompt
-            return Answer(500, encode(internal_error().body_at(asked.url, None)), where(error))
-        return Answer(sent.status, _as_ascii(b"".join(sent.parts)))
+            return RouteReply(500, encode(internal_error().body_at(asked.url, None)), where(error))
+        return RouteReply(sent.status, _as_ascii(b"".join(sent.parts)))
 
 
 class _Body:

@@ -22,7 +22,7 @@ _LATE = ApiError(408, "the headers did not arrive in time", code="request_timeou
 _CROWDED = ApiError(503, "there are too many connections; try again later", code="too_many_connections")
 
 
-class Connection(HttpToolsProtocol):
+class BoundedConnection(HttpToolsProtocol):
     """A client's connection; `connection_class` gives it the server's settings."""
 
     settings: Settings
@@ -162,9 +162,9 @@ class Connection(HttpToolsProtocol):
 
 
 class _Lingering:
-    """A connection's transport, as an answer has it: closed by `Connection.hang_up`."""
+    """A connection's transport, as an answer has it: closed by `BoundedConnection.hang_up`."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: BoundedConnection) -> None:
         self._connection = connection
 
     def __getattr__(self, name: str) -> Any:
@@ -174,10 +174,10 @@ class _Lingering:
         self._connection.hang_up()
 
 
-def connection_class(of: Settings) -> type[Connection]:
+def connection_class(of: Settings) -> type[BoundedConnection]:
     """Return the class of a server's connections."""
 
-    class Bounded(Connection):
+    class Bounded(BoundedConnection):
         settings = of
 
     return Bounded

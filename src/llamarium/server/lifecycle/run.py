@@ -19,8 +19,8 @@ from llamarium.server.app import Extension, create_app
 from llamarium.server.hosts import address
 from llamarium.server.http.log import Log
 from llamarium.server.http.protocol import connection_class
-from llamarium.server.lifecycle.live import Live
 from llamarium.server.lifecycle.service import Service
+from llamarium.server.lifecycle.status_line import StatusLine
 from llamarium.server.lifecycle.threads import are_at_work, in_own_thread
 
 _LOOK_S = 0.05  # from one look at the engine to the next
@@ -82,7 +82,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.exit_code = 0
         self._service = service
-        self._log, self._live = log, Live(service, log)
+        self._log, self._live = log, StatusLine(service, log)
         self._watcher: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

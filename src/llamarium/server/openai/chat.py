@@ -13,7 +13,7 @@ from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED, encode
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.naming import ModelChoice, chosen_model
-from llamarium.server.openai.choices import ChoicesWording
+from llamarium.server.openai.choices import ChoicesFormatter
 from llamarium.server.openai.fields import dialog_ids, sampler_options
 from llamarium.server.openai.forms import form_of
 from llamarium.server.openai.logprobs import for_chat
@@ -26,8 +26,8 @@ from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, 
 router = APIRouter(route_class=StrictRoute)
 
 
-class ChatWording(ChoicesWording):
-    """Words a chat completion; without text the content is null if the answer may have calls."""
+class ChatFormatter(ChoicesFormatter):
+    """Formats a chat completion; without text the content is null if the answer may have calls."""
 
     prefix, whole_name, chunk_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -58,8 +58,8 @@ class ChatWording(ChoicesWording):
         ids = f',"token_ids":{encode(piece.token_ids)}' if self._shows_ids and piece.token_ids else ""
         events = ""
         for delta in piece.deltas:
-            if worded := _worded(delta):
-                events += self._chunk(index, f'"delta":{{{worded}}}{ids}', logprobs)
+            if member := _delta_json(delta):
+                events += self._chunk(index, f'"delta":{{{member}}}{ids}', logprobs)
                 ids, logprobs = "", "null"
         if not events and (piece.logprobs or ids):
             events = self._chunk(index, f'"delta":{{"content":""}}{ids}', logprobs)
@@ -68,7 +68,7 @@ class ChatWording(ChoicesWording):
         return events
 
 
-def _worded(delta: Delta) -> str:
+def _delta_json(delta: Delta) -> str:
     """Return a member of a chunk's `delta` as JSON; a call's end has none."""
     if isinstance(delta, ContentDelta):  # nearly always
         return f'"content":{encode(delta.text)}'
@@ -106,8 +106,8 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
         ignore_eos=body.ignore_eos or False,
         salt=body.cache_salt or "",
     )
-    wording = ChatWording(request, body, model, bool(tools.offered))
-    return await reply(request, asked, wording, streams=body.stream or False)
+    formatter = ChatFormatter(request, body, model, bool(tools.offered))
+    return await reply(request, asked, formatter, streams=body.stream or False)
 
 
 def _options(body: ChatRequest) -> GenerationOptions:

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -10,14 +10,15 @@ from fastapi import Request
 
 from llamarium.generation.completion import Generation, Piece
 from llamarium.server.errors import ApiError
-from llamarium.server.http.stream import COMMENT, encode
+from llamarium.server.http.stream import encode
 from llamarium.server.naming import ModelChoice
 from llamarium.server.openai.fields import Sampling, shows_usage
+from llamarium.server.replying import ReplyFormatter
 from llamarium.server.usage import Usage
 
 
-class ChoicesWording(ABC):
-    """Words all choices of a request; see `Wording`.
+class ChoicesFormatter(ReplyFormatter):
+    """Formats all choices of a request, each with its first step's events; see `ReplyFormatter`.
 
     Args:
         request: The client's.
@@ -34,7 +35,6 @@ class ChoicesWording(ABC):
     """The `object` of a whole answer."""
     chunk_name: ClassVar[str]
     """The `object` of a chunk."""
-    ping = COMMENT
 
     def __init__(self, request: Request, body: Sampling, model: ModelChoice) -> None:
         self._tokenizer = request.app.state.service.tokenizer
@@ -71,10 +71,6 @@ class ChoicesWording(ABC):
         choice = f'{{"index":{index},{content},"logprobs":{logprobs},"finish_reason":{reason}}}'
         return f"{self._chunk_start}{choice}]{beside}{self._chunk_end}"
 
-    def begin(self) -> str:
-        """Return nothing: a prompt's choices begin with its first step."""
-        return ""
-
     def events(self, prompt: int, pieces: Sequence[Piece], usage: Usage) -> str:
         """Return the chunks of one step of a prompt's answers."""
         first, events = prompt * self._num_answers, ""
@@ -93,7 +89,7 @@ class ChoicesWording(ABC):
         """Return the event of an error."""
         return error_event(error)
 
-    def take(self, prompt: int, pieces: Sequence[Piece], usage: Usage) -> None:  # noqa: B027 - part of `Wording`
+    def take(self, prompt: int, pieces: Sequence[Piece], usage: Usage) -> None:
         """Do nothing: the answers collect their pieces."""
 
     def whole(self, usage: Usage) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from llamarium.server.errors import ApiError, of_library
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED, encode
 from llamarium.server.naming import ModelChoice, chosen_model
-from llamarium.server.openai.choices import ChoicesWording
+from llamarium.server.openai.choices import ChoicesFormatter
 from llamarium.server.openai.fields import sampler_options
 from llamarium.server.openai.forms import form_of
 from llamarium.server.openai.logprobs import CompletionLogprobs
@@ -34,8 +34,8 @@ Prompt = str | list[int]
 T = TypeVar("T")
 
 
-class CompletionWording(ChoicesWording):
-    """Words a completion.
+class CompletionFormatter(ChoicesFormatter):
+    """Formats a completion.
 
     Args:
         request: The client's.
@@ -140,8 +140,8 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
         ignore_eos=body.ignore_eos or False,
         salt=body.cache_salt or "",
     )
-    wording = CompletionWording(request, body, model, prompts, echoes)
-    return await reply(request, asked, wording, streams=body.stream or False)
+    formatter = CompletionFormatter(request, body, model, prompts, echoes)
+    return await reply(request, asked, formatter, streams=body.stream or False)
 
 
 def prompts_of(given: str | Sequence[str] | Sequence[int] | Sequence[list[int]], field: str) -> list[Prompt]:

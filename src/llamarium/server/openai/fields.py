@@ -18,7 +18,7 @@ MAX_LOGPROBS = 20
 _MAX_DIGITS = 10  # of a token id
 
 
-class StreamOptions(Body):
+class StreamFields(Body):
     """What a stream tells besides the answer."""
 
     include_usage: bool | None = None
@@ -31,7 +31,7 @@ class Sampling(Body):
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: StreamFields | None = None
     n: int | None = Field(None, ge=1)
     max_tokens: int | None = None
     stop: str | list[str] | None = None
@@ -90,7 +90,7 @@ class CalledFunction(Body):
     parsed_arguments: Any = None  # what the official client has made of the arguments, and sends along
 
 
-class ToolCall(Body):
+class MessageToolCall(Body):
     """A call that the assistant has made."""
 
     refused: ClassVar[Mapping[str, str]] = {"custom": "tools are functions, with a schema of their arguments"}
@@ -105,7 +105,7 @@ class Message(Body):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
-    tool_calls: list[ToolCall] | None = Field(None, min_length=1)
+    tool_calls: list[MessageToolCall] | None = Field(None, min_length=1)
     tool_call_id: str | None = None
     parsed: Any = None  # what the official client has made of the content, and sends along
     # what clients add to answers that they send back, here as long as it says nothing

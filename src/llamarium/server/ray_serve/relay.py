@@ -9,7 +9,7 @@ from llamarium.server.errors import ApiError, is_anthropic
 from llamarium.server.http.access import where
 from llamarium.server.http.stream import COMMENT, event
 from llamarium.server.openai.choices import error_event
-from llamarium.server.openai.responses.wording import failure_events
+from llamarium.server.openai.responses.formatter import failure_events
 from llamarium.server.ray_serve.forward import IDS, Head
 
 _ITEM = b"event: response.output_item.done\n"

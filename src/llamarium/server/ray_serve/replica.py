@@ -48,7 +48,7 @@ class Replica:
 
     async def answer(self, asked: Forwarded) -> AsyncIterator[Head | bytes]:
         """Yield an answer's head, and the pieces of its body where it is a stream."""
-        run = Run(asked, self._name)
+        run = RoutedRequest(asked, self._name)
         task = asyncio.create_task(run.through(self._app))
         self._asked.add(task)
         task.add_done_callback(self._asked.discard)
@@ -74,7 +74,7 @@ class Replica:
         os._exit(1)
 
 
-class Run:
+class RoutedRequest:
     """One request on its way through the routes.
 
     Args:

@@ -18,7 +18,7 @@ _CALLED = {
 _TEXT_ALONE = "this server takes and answers text"
 
 
-class Part(Body):
+class InputPart(Body):
     """A part of what was said. Annotations and log-probabilities of an earlier answer are taken, and have no effect."""
 
     refused: ClassVar[Mapping[str, str]] = {
@@ -45,7 +45,7 @@ class MessageItem(Body):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Part]
+    content: str | list[InputPart]
     id: str | None = None
     status: Status | None = None
 
@@ -70,7 +70,7 @@ class FunctionCallOutputItem(Body):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[Part]
+    output: str | list[InputPart]
     id: str | None = None
     status: Status | None = None
 
@@ -96,5 +96,5 @@ def add_item(dialog: Dialog, where: str, item: Item) -> None:
         dialog.add(where, {"role": role, "content": _text(item.content)})
 
 
-def _text(content: str | list[Part]) -> str:
+def _text(content: str | list[InputPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -35,7 +35,7 @@ class TextConfig(Body):
     verbosity: Literal["medium"] | None = None
 
 
-class ResponseStreamOptions(Body):
+class ResponseStreamFields(Body):
     """What a stream tells besides the answer."""
 
     include_obfuscation: Literal[False] | None = None
@@ -58,7 +58,7 @@ class ResponseRequest(Body):
     include: list[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     stream: bool | None = None
-    stream_options: ResponseStreamOptions | None = None
+    stream_options: ResponseStreamFields | None = None
 
     background: Literal[False] | None = None
     metadata: dict[str, str] | None = None

@@ -13,10 +13,10 @@ from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.naming import chosen_model
+from llamarium.server.openai.responses.formatter import ResponseFormatter
 from llamarium.server.openai.responses.items import add_item
 from llamarium.server.openai.responses.requests import ResponseRequest, form_of
 from llamarium.server.openai.responses.tools import NAMES
-from llamarium.server.openai.responses.wording import ResponseWording
 from llamarium.server.replying import reply
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.tools.request import ToolRequest
@@ -51,8 +51,8 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
         new_text=True,
         salt=body.cache_salt or "",
     )
-    wording = ResponseWording(body, model.name, service.tokenizer)
-    return await reply(request, asked, wording, streams=body.stream or False)
+    formatter = ResponseFormatter(body, model.name, service.tokenizer)
+    return await reply(request, asked, formatter, streams=body.stream or False)
 
 
 def _read(body: ResponseRequest) -> tuple[Dialog, ToolRequest]:

@@ -1,4 +1,4 @@
-"""A response in OpenAI's words: whole, and as a stream of numbered events."""
+"""A response in OpenAI's format: whole, and as a stream of numbered events."""
 
 import secrets
 import time
@@ -8,24 +8,23 @@ from typing import Any
 from llamarium.generation.completion import Piece
 from llamarium.server.errors import ApiError
 from llamarium.server.fields import Body
-from llamarium.server.http.stream import COMMENT, event
+from llamarium.server.http.stream import event
 from llamarium.server.openai.logprobs import for_chat
 from llamarium.server.openai.responses.requests import ResponseRequest
+from llamarium.server.replying import ReplyFormatter
 from llamarium.server.usage import Usage
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, ContentDelta
 
 
-class ResponseWording:
-    """Words one response; see `Wording`.
+class ResponseFormatter(ReplyFormatter):
+    """Formats one response; see `ReplyFormatter`.
 
     Args:
         body: What was asked.
         model: The name that it is answered under.
         tokenizer: Spells tokens.
     """
-
-    ping = COMMENT
 
     def __init__(self, body: ResponseRequest, model: str, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -39,7 +38,7 @@ class ResponseWording:
 
     def begin(self) -> str:
         """Return that there is a response, and that it is being made."""
-        return self._tell("response.created", response=self._response) + self._tell(
+        return self._event("response.created", response=self._response) + self._event(
             "response.in_progress", response=self._response
         )
 
@@ -52,22 +51,14 @@ class ResponseWording:
         for piece in pieces:
             self._held += for_chat(self._tokenizer, piece.logprobs)["content"]
             for delta in piece.deltas:
-                events += self._say_text(delta.text) if isinstance(delta, ContentDelta) else self._say_call(delta)
+                events += self._text_events(delta.text) if isinstance(delta, ContentDelta) else self._call_events(delta)
             events += "" if piece.finish_reason is None else self._finish(usage, piece.finish_reason)
         return events
-
-    def end(self, usage: Usage) -> str:
-        """Return nothing: the last piece ends the response."""
-        return ""
 
     def failure(self, error: ApiError) -> str:
         """Return the events of an error."""
         whole = self._output if self._open is None else self._output[:-1]
         return failure_events(self._response, whole, self._number, error)
-
-    def take(self, prompt: int, pieces: Sequence[Piece], usage: Usage) -> None:
-        """Take one step."""
-        self.events(prompt, pieces, usage)
 
     def whole(self, usage: Usage) -> dict[str, Any]:
         """Return the response."""
@@ -78,23 +69,23 @@ class ResponseWording:
         is_cut = finish_reason == "length"
         status = "incomplete" if is_cut else "completed"
         events = "" if self._output else self._begin_message()
-        events += self._say_text("") if self._held and self._open == "message" else ""
+        events += self._text_events("") if self._held and self._open == "message" else ""
         events += self._close(status)
         self._response |= {"status": status, "output": self._output, "usage": _counts(usage)}
         if is_cut:
             self._response["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             self._response["completed_at"] = int(time.time())
-        return events + self._tell(f"response.{status}", response=self._response)
+        return events + self._event(f"response.{status}", response=self._response)
 
-    def _say_text(self, text: str) -> str:
+    def _text_events(self, text: str) -> str:
         begun = "" if self._open == "message" else self._begin_message()
         self._parts.append(text)
         logprobs, self._held = self._held, []
         self._logprobs += logprobs
-        return begun + self._tell_part("response.output_text.delta", delta=text, logprobs=logprobs)
+        return begun + self._part_event("response.output_text.delta", delta=text, logprobs=logprobs)
 
-    def _say_call(self, delta: CallBegin | CallArguments | CallEnd) -> str:
+    def _call_events(self, delta: CallBegin | CallArguments | CallEnd) -> str:
         self._held = []
         match delta:
             case CallBegin(_, call_id, name):
@@ -102,7 +93,7 @@ class ResponseWording:
                 return self._begin({"type": "function_call", **call, "status": "in_progress"})
             case CallArguments(_, fragment):
                 self._parts.append(fragment)
-                return self._tell_item("response.function_call_arguments.delta", delta=fragment)
+                return self._item_event("response.function_call_arguments.delta", delta=fragment)
             case CallEnd(_, is_complete):
                 return self._close("completed" if is_complete else "incomplete")
 
@@ -111,14 +102,14 @@ class ResponseWording:
         added = self._begin(
             {"type": "message", "id": item_id, "role": "assistant", "status": "in_progress", "content": []}
         )
-        return added + self._tell_part("response.content_part.added", part=_part("", []))
+        return added + self._part_event("response.content_part.added", part=_part("", []))
 
     def _begin(self, item: dict[str, Any]) -> str:
         """Return the events of an item's beginning, and of the end of the one before."""
         closed = self._close("completed")
         self._open = item["type"]
         self._output.append(item)
-        return closed + self._tell("response.output_item.added", output_index=self._index, item=item)
+        return closed + self._event("response.output_item.added", output_index=self._index, item=item)
 
     def _close(self, status: str) -> str:
         """Return the events of the end of the item that is open, if one is."""
@@ -127,22 +118,22 @@ class ResponseWording:
         joined, item = "".join(self._parts), self._output[-1]
         if self._open == "message":
             part = _part(joined, self._logprobs)
-            done = self._tell_part("response.output_text.done", text=joined, logprobs=self._logprobs)
-            done += self._tell_part("response.content_part.done", part=part)
+            done = self._part_event("response.output_text.done", text=joined, logprobs=self._logprobs)
+            done += self._part_event("response.content_part.done", part=part)
             item |= {"status": status, "content": [part]}
         else:
-            done = self._tell_item("response.function_call_arguments.done", name=item["name"], arguments=joined)
+            done = self._item_event("response.function_call_arguments.done", name=item["name"], arguments=joined)
             item |= {"status": status, "arguments": joined}
         self._open, self._parts, self._logprobs = None, [], []
-        return done + self._tell("response.output_item.done", output_index=self._index, item=item)
+        return done + self._event("response.output_item.done", output_index=self._index, item=item)
 
-    def _tell_item(self, kind: str, **fields: Any) -> str:
-        return self._tell(kind, item_id=self._output[-1]["id"], output_index=self._index, **fields)
+    def _item_event(self, kind: str, **fields: Any) -> str:
+        return self._event(kind, item_id=self._output[-1]["id"], output_index=self._index, **fields)
 
-    def _tell_part(self, kind: str, **fields: Any) -> str:
-        return self._tell_item(kind, content_index=0, **fields)
+    def _part_event(self, kind: str, **fields: Any) -> str:
+        return self._item_event(kind, content_index=0, **fields)
 
-    def _tell(self, kind: str, **fields: Any) -> str:
+    def _event(self, kind: str, **fields: Any) -> str:
         self._number += 1
         return event({"type": kind, "sequence_number": self._number - 1, **fields})
 
@@ -152,18 +143,18 @@ class ResponseWording:
 
 
 def failure_events(response: Mapping[str, Any], items: Sequence[Any], number: int, error: ApiError) -> str:
-    """Return the events that a response ends with which breaks off.
+    """Return the last events of a response that breaks off.
 
     Args:
-        response: As it was told at first.
-        items: Those that came to their end; of the one that broke off a client has what it was told.
+        response: As in the first event.
+        items: The complete ones; of an incomplete one the client has its deltas.
         number: Of the next event.
         error: Why.
     """
     cause = {"code": "server_error", "message": error.message}
     failed = {**response, "status": "failed", "error": cause, "output": list(items)}
-    told = {"code": error.code, "message": error.message, "param": error.param}
-    last = event({"type": "error", "sequence_number": number, **told})
+    cause_in_full = {"code": error.code, "message": error.message, "param": error.param}
+    last = event({"type": "error", "sequence_number": number, **cause_in_full})
     return last + event({"type": "response.failed", "sequence_number": number + 1, "response": failed})
 
 

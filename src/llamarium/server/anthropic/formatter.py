@@ -1,4 +1,4 @@
-"""A message in Anthropic's words: whole, and as a stream of events."""
+"""A message in Anthropic's format: whole, and as a stream of events."""
 
 import secrets
 from collections.abc import Sequence
@@ -8,14 +8,15 @@ from llamarium.generation.completion import Piece
 from llamarium.server.anthropic.arguments import members
 from llamarium.server.errors import ApiError
 from llamarium.server.http.stream import event
+from llamarium.server.replying import ReplyFormatter
 from llamarium.server.usage import Usage
 from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, ContentDelta, Delta
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class MessageWording:
-    """Words one message; see `Wording`.
+class MessageFormatter(ReplyFormatter):
+    """Formats one message, whose first event has the cached tokens that the first step brings; see `ReplyFormatter`.
 
     Args:
         model: The name that it is answered under.
@@ -40,29 +41,17 @@ class MessageWording:
             "stop_sequence": None,
         }
 
-    def begin(self) -> str:
-        """Return nothing: the first event holds the cached tokens of the prompt, which the first step brings."""
-        return ""
-
     def events(self, prompt: int, pieces: Sequence[Piece], usage: Usage) -> str:
         """Return the events of one step."""
         events = "" if self._has_begun else self._start(usage)
         for piece in pieces:
-            events += "".join(map(self._say, piece.deltas))
+            events += "".join(map(self._delta_events, piece.deltas))
             events += "" if piece.finish_reason is None else self._finish(usage, piece, piece.finish_reason)
         return events
-
-    def end(self, usage: Usage) -> str:
-        """Return nothing: the last piece ends the message."""
-        return ""
 
     def failure(self, error: ApiError) -> str:
         """Return the event of an error."""
         return event(error.anthropic_body(self._request_id))
-
-    def take(self, prompt: int, pieces: Sequence[Piece], usage: Usage) -> None:
-        """Take one step."""
-        self.events(prompt, pieces, usage)
 
     def whole(self, usage: Usage) -> dict[str, Any]:
         """Return the message."""
@@ -75,14 +64,14 @@ class MessageWording:
         delta = {"stop_reason": reason, "stop_sequence": last.stop_string if stopped else None}
         closed = self._close()
         self._message |= delta | {"content": self._content, "usage": _counts(usage)}
-        told = event({"type": "message_delta", "delta": delta, "usage": _counts(usage)})
-        return closed + told + event({"type": "message_stop"})
+        last_event = event({"type": "message_delta", "delta": delta, "usage": _counts(usage)})
+        return closed + last_event + event({"type": "message_stop"})
 
     def _start(self, usage: Usage) -> str:
         self._has_begun = True
         return event({"type": "message_start", "message": self._message | {"usage": _counts(usage)}})
 
-    def _say(self, delta: Delta) -> str:
+    def _delta_events(self, delta: Delta) -> str:
         match delta:
             case ContentDelta(text):
                 begun = "" if self._open == "text" else self._begin({"type": "text", "text": ""})

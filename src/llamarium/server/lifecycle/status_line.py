@@ -8,7 +8,7 @@ from llamarium.server.lifecycle.service import Service
 _EVERY_S = 0.5
 
 
-class Live:
+class StatusLine:
     """Shows what a server is doing, where there is a terminal.
 
     Args:
