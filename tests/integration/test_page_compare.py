@@ -13,7 +13,7 @@ from llamarium.api import Llama
 from llamarium.page import assets
 from llamarium.page.compare.runs import Runs
 from llamarium.page.extension import page as page_extension
-from llamarium.train.report.moments import row_paths
+from llamarium.train.report.embeddings import row_paths
 from page_browser import KEY, as_shown, check_fits_and_is_open, link, settled, shown
 from page_bundle import built_page
 from serving import Running, serving

@@ -20,7 +20,7 @@ from llamarium.inspect.measures.comparison import NAMES, Comparison, compare_pas
 from llamarium.inspect.trace import trace
 from llamarium.page.compare.runs import Runs
 from llamarium.page.extension import page
-from llamarium.train.report.moments import row_paths
+from llamarium.train.report.embeddings import row_paths
 from serving import Running, serving, small_llama
 from strong_adapters import strengthen
 from tiny_run import tiny_run
@@ -187,7 +187,7 @@ def test_rows_of_the_table_over_a_run(student: httpx.Client, run: Path, learned:
     table_VD = learned.model.model.embed_tokens.weight.detach()[ids]
     centred_RD = (table_VD - table_VD.mean(0)).double()
     plain = torch.pca_lowrank(centred_RD, q=min(centred_RD.shape), center=False)[2][:, :2]
-    assert torch.allclose((centred_RD @ plain).abs(), found.places_SR2[-1].double().abs(), atol=1e-5)
+    assert torch.allclose((centred_RD @ plain).abs(), torch.from_numpy(found.places_SR2[-1]).double().abs(), atol=1e-5)
 
 
 def test_two_checkpoints_side_by_side(student: httpx.Client, run: Path, learned: Llama) -> None:

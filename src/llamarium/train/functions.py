@@ -5,23 +5,18 @@ llamarium.finetune("runs/mine", data="examples.jsonl", steps=100)
 llama = llamarium.load(adapter="runs/mine/best")
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
+from llamarium.extras import need_torch
 from llamarium.kernels.threads import computing_with
-from llamarium.train import dpo as dpo_run
-from llamarium.train import finetune as finetune_run
-from llamarium.train import pretrain as pretrain_run
-from llamarium.train.conduct import conduct
 from llamarium.train.config import DPOConfig, FinetuneConfig, OptimizerName, PretrainConfig, RunConfig, ScheduleName
-from llamarium.train.distributed.process_group import ProcessGroup
-from llamarium.train.distributed.start import init_process_group
-from llamarium.train.run import TrainingResult
-from llamarium.train.setup import Event, Setup
 
-_Config = TypeVar("_Config", bound=RunConfig)
+if TYPE_CHECKING:
+    from llamarium.train.run import TrainingResult
+    from llamarium.train.setup import Event, Setup
 
 
 # --- the settings of `train/config.py` by name and type, which a test holds equal -------------------------------------
@@ -117,27 +112,26 @@ def pretrain(
     *,
     resume: bool = False,
     allow_changes: bool = False,
-    watch: Callable[[Event], None] | None = None,
+    watch: "Callable[[Event], None] | None" = None,
     **settings: Unpack[PretrainSettings],
-) -> TrainingResult:
+) -> "TrainingResult":
     """Train a model from scratch, to its last step, or until SIGTERM or Ctrl-C, which save and end the run.
 
     Args:
         out: The run's folder: settings, metrics.jsonl, checkpoints; `best` is the one of the lowest validation loss.
-        resume: Go on from the newest checkpoint, with the settings of the run but for those given here, or begin.
+        resume: Continue from the newest checkpoint, with the run's settings except those given here; else begin.
         allow_changes: Resume although settings or data have changed.
-        watch: Is told what happens: each line of metrics.jsonl, and what the run is doing meanwhile.
-        **settings: As `PretrainConfig` has them, and the shell as flags.
+        watch: Called with events: each line of metrics.jsonl, and the current activity.
+        **settings: Those of `PretrainConfig`; on the command line they are flags.
 
     Returns:
-        Where the run ended, its last checkpoint, and the signal that ended it early, or None.
+        The run's last position, its last checkpoint, and the signal that ended it early, or None.
 
     Raises:
-        LlamariumError: If settings or data are refused, or the run cannot go on.
+        OptionError: If PyTorch is not installed.
+        LlamariumError: If settings or data are refused, or the run cannot continue.
     """
-    out = Path(out)
-    config = _config(PretrainConfig, out, resume, settings)
-    return _run(config, out, resume, allow_changes, watch, lambda group: pretrain_run.prepare(config, out, None, group))
+    return _train(PretrainConfig, Path(out), resume, allow_changes, watch, settings)
 
 
 def finetune(
@@ -145,24 +139,14 @@ def finetune(
     *,
     resume: bool = False,
     allow_changes: bool = False,
-    watch: Callable[[Event], None] | None = None,
+    watch: "Callable[[Event], None] | None" = None,
     **settings: Unpack[FinetuneSettings],
-) -> TrainingResult:
-    """Teach a model by examples, with adapters beside it or all of it; arguments as of `pretrain`.
+) -> "TrainingResult":
+    """Fine-tune a model on examples, `data`: adapters beside it, or with `method="full"` all of its weights.
 
-    Args:
-        out: The run's folder; checkpoints hold an adapter, or with `method="full"` a model.
-        resume: As for `pretrain`.
-        allow_changes: As for `pretrain`.
-        watch: As for `pretrain`.
-        **settings: As `FinetuneConfig` has them; `data` is needed.
-
-    Raises:
-        LlamariumError: As `pretrain`, or if the base is refused.
+    Arguments and errors are those of `pretrain`; settings are those of `FinetuneConfig`.
     """
-    out = Path(out)
-    config = _config(FinetuneConfig, out, resume, settings)
-    return _run(config, out, resume, allow_changes, watch, lambda group: finetune_run.prepare(config, group))
+    return _train(FinetuneConfig, Path(out), resume, allow_changes, watch, settings)
 
 
 def dpo(
@@ -170,45 +154,40 @@ def dpo(
     *,
     resume: bool = False,
     allow_changes: bool = False,
-    watch: Callable[[Event], None] | None = None,
+    watch: "Callable[[Event], None] | None" = None,
     **settings: Unpack[DPOSettings],
-) -> TrainingResult:
-    """Teach a model by preferences: of two answers the better one becomes likelier; arguments as of `finetune`.
+) -> "TrainingResult":
+    """Train a model on preferences, `data`: of two answers the better one becomes likelier.
 
-    Args:
-        out: As for `finetune`.
-        resume: As for `pretrain`.
-        allow_changes: As for `pretrain`.
-        watch: As for `pretrain`.
-        **settings: As `DPOConfig` has them; `data` is needed.
-
-    Raises:
-        LlamariumError: As `finetune`.
+    Arguments and errors are those of `pretrain`; settings are those of `DPOConfig`.
     """
-    out = Path(out)
-    config = _config(DPOConfig, out, resume, settings)
-    return _run(config, out, resume, allow_changes, watch, lambda group: dpo_run.prepare(config, group))
+    return _train(DPOConfig, Path(out), resume, allow_changes, watch, settings)
 
 
-def _config(kind: type[_Config], out: Path, resume: bool, settings: Any) -> _Config:
-    file = out / "train.toml"
-    return kind.resolve(file if resume and file.exists() else None, settings)
-
-
-def _run(
-    config: RunConfig,
+def _train(
+    kind: type[RunConfig],
     out: Path,
     resume: bool,
     allow_changes: bool,
-    watch: Callable[[Event], None] | None,
-    prepare: Callable[[ProcessGroup], Setup],
-) -> TrainingResult:
-    with computing_with(config.threads), init_process_group(config) as process_group:
+    watch: "Callable[[Event], None] | None",
+    settings: Mapping[str, Any],
+) -> "TrainingResult":
+    need_torch("training", "train")
+    from llamarium.train.conduct import conduct
+    from llamarium.train.distributed.start import init_process_group
+    from llamarium.train.dpo import prepare as prepare_dpo
+    from llamarium.train.finetune import prepare as prepare_finetuning
+    from llamarium.train.pretrain import prepare as prepare_pretraining
+
+    file = out / "train.toml"
+    config: Any = kind.resolve(file if resume and file.exists() else None, settings)
+    with computing_with(config.threads), init_process_group(config) as group:
+        prepare: dict[type[RunConfig], Callable[[], Setup]] = {
+            PretrainConfig: lambda: prepare_pretraining(config, out, None, group),
+            FinetuneConfig: lambda: prepare_finetuning(config, group),
+            DPOConfig: lambda: prepare_dpo(config, group),
+        }
+        watching = nullcontext(watch or (lambda event: None))
         return conduct(
-            lambda: prepare(process_group),
-            out,
-            process_group=process_group,
-            resume=resume,
-            allow_changes=allow_changes,
-            watch=nullcontext(watch or (lambda event: None)),
+            prepare[kind], out, process_group=group, resume=resume, allow_changes=allow_changes, watch=watching
         )

@@ -38,9 +38,7 @@ from llamarium.train.state.checkpoint import (
     latest_checkpoint,
     save_checkpoint,
 )
-from llamarium.train.state.position import Position
-from llamarium.train.state.restore import restore_run
-from llamarium.train.state.resume import save_resume, saved_threads
+from llamarium.train.state.resume import Position, restore_run, save_resume, saved_threads
 from llamarium.train.state.signals import stop_signals
 from llamarium.train.state.snapshots import save_snapshot, token_texts
 from llamarium.train.step import StepResult, any_learned, checkpoint_layers, measure, train_step

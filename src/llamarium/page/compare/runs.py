@@ -21,7 +21,7 @@ from llamarium.train.state.checkpoint import checkpoint_folder, checkpoint_steps
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
-    from llamarium.train.report.moments import RowPaths
+    from llamarium.train.report.embeddings import RowPaths
 
 MAX_MOMENTS = 60
 """Checkpoints of a run that are shown; of more, so many spread over them."""
@@ -118,7 +118,7 @@ class Runs:
             InputError: For ids that there are not, or too few.
             UnknownNameError: If a checkpoint cannot be read.
         """
-        from llamarium.train.report.moments import row_paths
+        from llamarium.train.report.embeddings import row_paths
 
         try:
             return row_paths(self.folder(name), ids, steps=self.steps(name))

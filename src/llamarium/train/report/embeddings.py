@@ -1,19 +1,100 @@
-"""Draw the paths of embedding rows during training, in the two directions that show most."""
+"""Movement of embedding rows in training, in the two directions that show most: drawn, and as numbers."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from llamarium.errors import LlamariumError, TrainingError
+from llamarium.checkpoints.export import stored_values
+from llamarium.checkpoints.open import open_checkpoint
+from llamarium.config import EMBEDDING
+from llamarium.errors import InputError, LlamariumError, TrainingError, escape
+from llamarium.quant.packing import to_float32
 from llamarium.train.report import page
 from llamarium.train.report.history import History
 from llamarium.train.report.page import number
+from llamarium.train.state.checkpoint import checkpoint_folder, checkpoint_steps
 from llamarium.train.state.snapshots import read_snapshot
 
 _MAX_MOMENTS = 40  # of the embedding rows' paths
 _PLANE = 440  # width and height of the embeddings' drawing
+
+_Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowPaths:
+    """Rows of the embedding table over a run, in one projection.
+
+    Attributes:
+        steps: The checkpoints, S of them, the oldest first.
+        ids: The rows, R of them.
+        places_SR2: Their places on the first two principal components of the last checkpoint's rows.
+        share: Of the last one's variance that these show.
+    """
+
+    steps: tuple[int, ...]
+    ids: tuple[int, ...]
+    places_SR2: _Floats
+    share: float
+
+
+def row_paths(run: Path, ids: Sequence[int], *, steps: Sequence[int] | None = None) -> RowPaths:
+    """Follow rows of the embedding table through a run's checkpoints; only those rows are read.
+
+    Args:
+        run: The run's folder.
+        ids: At least two tokens.
+        steps: The checkpoints; None is all.
+
+    Raises:
+        InputError: For ids outside the table, or too few.
+        LlamariumError: If there is no such checkpoint, or it cannot be read.
+    """
+    wanted = tuple(checkpoint_steps(run) if steps is None else steps)
+    if not wanted:
+        raise TrainingError(f"{escape(run)}: holds no checkpoint; expected a run's folder, with step-00000500 or so")
+    if len(set(ids)) < 2:
+        raise InputError(f"there are {len(set(ids))} rows to look at; expected at least two")
+    moments = [_rows(checkpoint_folder(run, step), ids) for step in wanted]
+    places_SR2, share = project(moments)
+    return RowPaths(wanted, tuple(ids), places_SR2, share)
+
+
+def _rows(folder: Path, ids: Sequence[int]) -> _Floats:
+    """Return rows of a checkpoint's table, (R, D) float32."""
+    checkpoint = open_checkpoint(folder)
+    vocab_size = checkpoint.config.vocab_size
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        raise InputError(f"rows {min(ids)} to {max(ids)} are asked for; the table has 0 to {vocab_size - 1}")
+    return to_float32(stored_values(checkpoint.stored(EMBEDDING), EMBEDDING)[list(ids)])
+
+
+def project(moments: Sequence[_Floats]) -> tuple[_Floats, float]:
+    """Project rows at S moments, (R, D) each, float32, onto the first two principal components of the last.
+
+    Returns:
+        The places, (S, R, 2), and the share of the last moment's variance that they show.
+
+    Raises:
+        TrainingError: If shapes differ, or values are not finite.
+    """
+    last_RD = moments[-1]
+    if any(rows.shape != last_RD.shape for rows in moments) or min(last_RD.shape) < 2:
+        raise TrainingError(f"snapshots of {sorted({m.shape for m in moments})}; expected one shape, (2, 2) up")
+    all_SRD = np.stack(moments)
+    if not np.isfinite(all_SRD).all():
+        raise TrainingError("a snapshot holds values that are not finite")
+    mean_D = last_RD.mean(axis=0)
+    _, scales, directions = np.linalg.svd(last_RD - mean_D, full_matrices=False)
+    plane_2D = directions[:2]
+    largest = np.abs(plane_2D).argmax(axis=1, keepdims=True)
+    plane_2D = plane_2D * np.sign(np.take_along_axis(plane_2D, largest, axis=1))  # a component's sign is arbitrary
+    variances = np.square(scales)
+    return (all_SRD - mean_D) @ plane_2D.T, float(variances[:2].sum() / max(variances.sum(), 1e-30))
 
 
 def embedding_paths(history: History) -> Iterator[str]:
@@ -42,36 +123,10 @@ def embedding_paths(history: History) -> Iterator[str]:
     yield page.details("How far each row moved", _moved(moments[0], moments[-1], names)) + "</figure>"
 
 
-def project(moments: Sequence[Tensor]) -> tuple[Tensor, float]:
-    """Project rows at S moments, (R, D) each, float32, onto the first two principal components of the last.
-
-    Returns:
-        The places, (S, R, 2), and the share of the last moment's variance that they show.
-
-    Raises:
-        TrainingError: If shapes differ, or values are not finite.
-    """
-    last_RD = moments[-1]
-    if any(rows.shape != last_RD.shape for rows in moments) or min(last_RD.shape) < 2:
-        raise TrainingError(f"snapshots of {sorted({tuple(m.shape) for m in moments})}; expected one shape, (2, 2) up")
-    all_SRD = torch.stack(list(moments))
-    if not all_SRD.isfinite().all():
-        raise TrainingError("a snapshot holds values that are not finite")
-    mean_D = last_RD.mean(dim=0)
-    _, scales, directions = torch.linalg.svd(last_RD - mean_D, full_matrices=False)
-    plane_2D = directions[:2]
-    largest = plane_2D.abs().argmax(dim=1, keepdim=True)
-    plane_2D = (
-        plane_2D * plane_2D.gather(1, largest).sign()
-    )  # a component's sign is arbitrary; so it is the same always
-    variances = scales.square()
-    return (all_SRD - mean_D) @ plane_2D.T, float(variances[:2].sum() / variances.sum().clamp(min=1e-30))
-
-
-def _paths(paths_SR2: Tensor, names: Sequence[str]) -> str:
-    low, high = paths_SR2.amin(dim=(0, 1)), paths_SR2.amax(dim=(0, 1))
-    scaled = (paths_SR2 - low) / (high - low).clamp(min=1e-30)
-    places = (scaled * torch.tensor([_PLANE - 60.0, _PLANE - 30.0]) + torch.tensor([15.0, 15.0])).tolist()
+def _paths(paths_SR2: _Floats, names: Sequence[str]) -> str:
+    low, high = paths_SR2.min(axis=(0, 1)), paths_SR2.max(axis=(0, 1))
+    scaled = (paths_SR2 - low) / np.maximum(high - low, 1e-30)
+    places = (scaled * (_PLANE - 60.0, _PLANE - 30.0) + 15.0).tolist()
     parts: list[str] = []
     taken: list[tuple[float, float, float]] = []
     for row, name in enumerate(names):
@@ -91,11 +146,8 @@ def _paths(paths_SR2: Tensor, names: Sequence[str]) -> str:
     return page.svg("Embedding rows", described, _PLANE, _PLANE, "".join(parts))
 
 
-def _moved(first_RD: Tensor, last_RD: Tensor, names: Sequence[str]) -> str:
-    distances: list[float] = (last_RD - first_RD).norm(dim=1).tolist()
-    before: list[float]
-    after: list[float]
-    before, after = first_RD.norm(dim=1).tolist(), last_RD.norm(dim=1).tolist()
-    order = sorted(range(len(names)), key=distances.__getitem__, reverse=True)
-    shown = ((f'"{names[r]}"', number(distances[r]), number(before[r]), number(after[r])) for r in order)
+def _moved(first_RD: _Floats, last_RD: _Floats, names: Sequence[str]) -> str:
+    lengths = (np.linalg.norm(rows_RD, axis=1) for rows_RD in (last_RD - first_RD, first_RD, last_RD))
+    rows = sorted(zip(*(length.tolist() for length in lengths), names, strict=True), key=lambda row: -row[0])
+    shown = ((f'"{name}"', *map(number, values)) for *values, name in rows)
     return page.table("Euclidean, farthest first", ("token", "distance", "length before", "length after"), shown)

@@ -9,6 +9,7 @@ import html
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from llamarium.errors import escape
@@ -24,54 +25,7 @@ _MAX_TABLE_ROWS = 25
 NUM_STYLES = 5
 """Series that a plot can tell apart, by colour and dashes."""
 
-_CSS = """
-:root { color-scheme: light dark; --page: #fbfbfa; --card: #fff; --ink: #1c1e21; --soft: #5b6168; --line: #dfe1e4;
-  --s0: #1f5fc4; --s1: #b34700; --s2: #00746b; --s3: #94308a; --s4: #6b6b00; }
-@media (prefers-color-scheme: dark) { :root { --page: #15171a; --card: #1d2024; --ink: #e8eaed; --soft: #a3a9b1;
-  --line: #363b41; --s0: #7fb0ff; --s1: #ff9a57; --s2: #4bd0bf; --s3: #ee8fe2; --s4: #d3cf5a; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 72rem; background: var(--page); color: var(--ink);
-  font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
-h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .25rem; }
-h2 { font-size: 1.2rem; margin: 2.5rem 0 .75rem; }
-p { max-width: 44rem; margin: .5rem 0; }
-.soft, figcaption { color: var(--soft); }
-.facts { display: grid; gap: .75rem; margin: 1.25rem 0;
-  grid-template-columns: repeat(auto-fit, minmax(max(9rem, 100% / var(--columns) - .75rem), 1fr)); }
-.facts div { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .8rem; }
-.facts dt { color: var(--soft); font-size: .85rem; }
-.facts dd { margin: 0; font-size: 1.15rem; font-variant-numeric: tabular-nums; }
-.plots { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
-figure { margin: 0; padding: .8rem; background: var(--card); border: 1px solid var(--line); border-radius: .5rem;
-  min-width: 0; }
-figure h3 { font-size: 1rem; margin: 0 0 .4rem; }
-figcaption { font-size: .85rem; margin-top: .4rem; }
-svg { display: block; width: 100%; height: auto; }
-svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
-svg .grid { stroke: var(--line); stroke-width: 1; }
-svg .curve { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
-svg .faint { stroke-width: 1; opacity: .4; }
-svg .token { fill: var(--ink); font: 9px ui-monospace, monospace; }
-.k0 { stroke: var(--s0); } .k1 { stroke: var(--s1); stroke-dasharray: 7 4; } .k2 { stroke: var(--s2);
-  stroke-dasharray: 2 4; } .k3 { stroke: var(--s3); stroke-dasharray: 9 3 2 3; } .k4 { stroke: var(--s4);
-  stroke-dasharray: 4 3; }
-.dot { stroke-dasharray: none; fill: var(--card); stroke-width: 1.5; }
-.legend { list-style: none; display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; margin: .4rem 0 0; padding: 0;
-  font-size: .85rem; }
-.legend svg { display: inline-block; width: 2rem; height: .6rem; margin-right: .4rem; vertical-align: middle; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; color: var(--soft); padding-bottom: .3rem; }
-th, td { text-align: left; vertical-align: top; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid var(--line);
-  white-space: nowrap; }
-thead th, td:only-of-type { white-space: normal; }
-th { font-weight: 600; overflow-wrap: normal; }
-details { margin-top: .5rem; }
-summary { cursor: pointer; color: var(--soft); font-size: .9rem; }
-pre { white-space: pre-wrap; margin: .3rem 0 1rem; padding: .7rem .9rem; background: var(--card);
-  border: 1px solid var(--line); border-radius: .5rem; font: .9rem/1.45 ui-monospace, monospace;
-  max-height: 24rem; overflow-y: auto; }
-"""
+_CSS = "\n" + Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)

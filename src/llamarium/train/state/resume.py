@@ -1,12 +1,20 @@
-"""Save and load the state to resume a run besides its weights: tensors as safetensors, the rest as JSON."""
+"""Save and resume a run: its position, the optimizer's state, and a comparison with the current settings and data.
 
+Tensors are safetensors, all else is JSON. A manifest proves that a file is as written, but anyone can write a manifest;
+so every value is checked.
+"""
+
+import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from llamarium.checkpoints.decode import tensor_in
 from llamarium.checkpoints.huggingface.safetensors_file import read_safetensors
@@ -14,12 +22,77 @@ from llamarium.checkpoints.huggingface.writer import write_safetensors
 from llamarium.checkpoints.save import SAFETENSORS_DTYPES, tensor_weight
 from llamarium.checkpoints.storage import TensorFile
 from llamarium.config import read_json_object
-from llamarium.errors import CheckpointError, LlamariumError, TrainingError, escape, show_value
+from llamarium.errors import CheckpointError, LlamariumError, TrainingError, escape, show_value, warn_caller
 from llamarium.io import sync, unwritable, write_json
+from llamarium.train.data.order import Cursor
+from llamarium.train.optim import restore_optimizers
+from llamarium.train.setup import Setup
+from llamarium.train.state.checkpoint import checkpoint_step
+
+T = TypeVar("T")
 
 _RESUME = "resume"
 _MAX_STATE_BYTES = 64 * 2**20
 _MAX_THREADS = 1024  # as settings allow
+
+
+@dataclass(slots=True)
+class Position:
+    """Position of a run.
+
+    Attributes:
+        step: Completed optimizer steps.
+        cursor: Position in the data.
+        num_tokens: Input tokens so far, prompts and padding included.
+        seconds: Time spent in steps.
+        best_loss: The lowest validation loss so far; infinite if none was measured on the current rows.
+        best_step: The step of the best checkpoint, until there is a lower loss.
+    """
+
+    step: int = 0
+    cursor: Cursor = field(default_factory=Cursor)
+    num_tokens: int = 0
+    seconds: float = 0.0
+    best_loss: float = math.inf
+    best_step: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        best = None if math.isinf(self.best_loss) else self.best_loss
+        return dataclasses.asdict(self) | {"best_loss": best}
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> "Position":
+        """Read the result of `to_dict`; TrainingError for invalid values."""
+        cursor = entry(raw, "cursor", dict)
+        best_step, best_loss = raw.get("best_step"), raw.get("best_loss")
+        return cls(
+            step=_count(raw, "step"),
+            cursor=Cursor(_count(cursor, "epoch"), _count(cursor, "index")),
+            num_tokens=_count(raw, "num_tokens"),
+            seconds=_count(raw, "seconds", float),
+            best_loss=math.inf if best_loss is None else _count(raw, "best_loss", float),
+            best_step=None if best_step is None else _count(raw, "best_step"),
+        )
+
+
+def entry(raw: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    """Return an entry of a JSON object; TrainingError if it is missing or of another type."""
+    value = raw.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TrainingError(f"{name} is {show_value(value)}; expected {kind.__name__}")
+    return value
+
+
+def _count(raw: Mapping[str, Any], name: str, kind: type[Any] = int) -> Any:
+    """Return a number of a JSON object; TrainingError if it is none from 0 on."""
+    value = entry(raw, name, kind)
+    if not 0 <= value < 2**63:  # NaN is not, either
+        raise TrainingError(f"{name} is {show_value(value)}; expected a number from 0 to 2^63")
+    return value
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def save_resume(
@@ -93,3 +166,63 @@ def saved_threads(folder: Path) -> int | None:
     if found is None or (type(found) is int and 0 < found <= _MAX_THREADS):
         return found
     raise CheckpointError(f"{escape(folder)}: threads is {show_value(found)}; expected 1 to {_MAX_THREADS}")
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
+
+
+def restore_run(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_changes: bool) -> Position:
+    """Load a checkpoint, and return its position.
+
+    Raises:
+        TrainingError: If it is of another run, or has invalid values.
+        CheckpointError: If the model cannot be read.
+    """
+    tensors, state = load_resume(folder)
+    try:
+        settings, about = entry(state, "settings", dict), entry(state, "about", dict)
+        position, kind = Position.from_dict(entry(state, "position", dict)), entry(state, "kind", str)
+        if position.step != checkpoint_step(folder):
+            raise TrainingError(f"step is {position.step}; expected that of the folder's name")
+    except TrainingError as error:
+        raise TrainingError(f"{folder}/resume/state.json: {error}; the file was changed") from None
+    if kind != type(setup.config).__name__:
+        now = type(setup.config).__name__
+        raise TrainingError(f"{folder}: is of a run of another kind ({escape(kind)}); this one is a {now}")
+    changed = setup.config.differences(settings)
+    if method := next((change for change in changed if change.startswith("method:")), None):
+        raise TrainingError(f"{folder}: {method}, which learns other weights; begin a run in another folder")
+    same_rows = state.get("data") == setup.train.fingerprint
+    if not same_rows:
+        changed += _data_differences(about, setup.train.about) or ([] if changed else ["the data is another"])
+    if changed and not allow_changes:
+        raise TrainingError(
+            f"{folder}: the run was started with other settings ({'; '.join(changed)}); give those again, or allow the "
+            "changes (--allow-changes)"
+        )
+    setup.restore(folder)
+    if settings.get("optimizer") != setup.config.optimizer:
+        warn_caller(f"the optimizer is now {setup.config.optimizer}, and begins anew")
+    elif position.step > 0 and not tensors:  # as it is where no update was made
+        warn_caller(f"{folder}: the optimizer remembers nothing, and begins anew")
+    elif tensors:
+        try:
+            restore_optimizers(setup.model, optimizers, tensors, setup.process_group)
+        except TrainingError as error:
+            raise TrainingError(f"{folder}/resume/optimizer.safetensors: {error}") from None
+    if not same_rows or settings.get("eval_rows") != setup.config.eval_rows:
+        position.best_loss = math.inf  # of other rows, with which no loss from now on compares
+    return position
+
+
+def _data_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """List differences between a checkpoint's data and the current data: counts as "name: before -> now"."""
+    before = {name: value for name, value in before.items() if type(value) is type(now.get(name))}
+    if not before or before == now:
+        return []
+    counts = [name for name, value in now.items() if isinstance(value, int) and before.get(name) != value]
+    return [f"{name}: {before.get(name, 0):,} -> {now[name]:,}" for name in counts] + [
+        f"the {name} is {'the same' if before.get(name) == value else 'another'}"
+        for name, value in now.items()
+        if isinstance(value, str)
+    ]

@@ -7,13 +7,14 @@ run, so a run that is set back deletes nothing: it overwrites what it passes aga
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from llamarium.checkpoints.decode import tensor_in
 from llamarium.checkpoints.huggingface.safetensors_file import read_safetensors
 from llamarium.checkpoints.huggingface.writer import write_safetensors
-from llamarium.checkpoints.save import SAFETENSORS_DTYPES, tensor_weight
+from llamarium.checkpoints.save import tensor_weight
 from llamarium.checkpoints.storage import TensorFile
 from llamarium.errors import CheckpointError, TokenizerError
 from llamarium.io import unwritable
@@ -57,13 +58,13 @@ def save_snapshot(
     return True
 
 
-def read_snapshot(run: Path, step: int) -> Tensor:
+def read_snapshot(run: Path, step: int) -> NDArray[np.float32]:
     """Return the rows of a step, (R, D) float32; LlamariumError if the file is missing or malformed."""
     path = snapshot_path(run, step)
     found = read_safetensors(path).get(_KEY)
     if found is None or len(found.shape) != 2 or found.dtype != "F16":
         raise CheckpointError(f"{path}: expected {_KEY}, a matrix of F16, and nothing else")
-    return tensor_in(TensorFile(path), found.offset, found.shape, SAFETENSORS_DTYPES[found.dtype], copy=True).float()
+    return TensorFile(path).array(found.offset, found.shape, np.float16, copy=True).astype(np.float32)
 
 
 def snapshot_path(run: Path, step: int) -> Path:
