@@ -144,6 +144,13 @@ def test_without_pytorch_the_extra_is_named(command: Callable[..., int], capsys:
     assert "PyTorch, which is not installed: pip install 'llamarium[torch]'" in capsys.readouterr().err
 
 
+def test_a_missing_package_is_named(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(raising(ModuleNotFoundError("No module named 'tokenizers.x'", name="tokenizers.x"))) == 1
+    assert "needs tokenizers, which is not installed: pip install tokenizers" in capsys.readouterr().err
+    assert command(raising(ModuleNotFoundError("No module named 'llamarium.x'", name="llamarium.x"))) == 1
+    assert "this is a bug in llamarium" in capsys.readouterr().err
+
+
 def test_what_the_system_refuses_is_no_bug(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert command(raising(PermissionError(13, "Permission denied", "/root/x"))) == 1
     assert capsys.readouterr().err == "llamarium: error: /root/x: Permission denied\n"

@@ -288,3 +288,13 @@ def test_a_template_may_write_a_multiple_of_what_it_is_given(smollm2: Tokenizer)
     dialog = [{"role": "user", "content": "word " * 100_000}]
     ids = TemplateFormat(smollm2, "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}").encode(dialog)
     assert len(ids) > 200_000
+
+
+def test_a_damaged_template_is_named_by_its_own_file(smollm2: Tokenizer, tmp_path: Path) -> None:
+    with_template(smollm2, "{% for").save(tmp_path)
+    dialog = [{"role": "user", "content": "Hi"}]
+    with pytest.raises(ChatFormatError, match=r"/tokenizer_config\.json: chat template: TemplateSyntaxError"):
+        load_tokenizer_file(tmp_path).chat(dialog)
+    (tmp_path / "chat_template.jinja").write_text("{{ ")
+    with pytest.raises(ChatFormatError, match=r"/chat_template\.jinja: chat template: TemplateSyntaxError"):
+        load_tokenizer_file(tmp_path).chat(dialog)

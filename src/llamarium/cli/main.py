@@ -264,8 +264,10 @@ def _explain(error: Exception, *, debug: bool) -> int:
         text = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
     elif isinstance(error, MemoryError):
         text = f"out of memory {error}"
-    elif isinstance(error, ModuleNotFoundError) and error.name == "torch":
-        text = "this needs PyTorch, which is not installed: pip install 'llamarium[torch]'"
+    elif isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("llamarium"):
+        module = error.name.partition(".")[0]
+        what, package = ("PyTorch", "'llamarium[torch]'") if module == "torch" else (module, module)
+        text = f"this needs {what}, which is not installed: pip install {package}"
     else:
         hint = "report it with the traceback above" if debug else "run again with --debug for the traceback"
         text = f"{type(error).__name__}: {error}: this is a bug in llamarium; {hint}"

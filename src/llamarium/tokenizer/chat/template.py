@@ -65,9 +65,10 @@ class TemplateFormat:
         Raises:
             ChatFormatError: If it is too long.
         """
+        self._source = _file_of_template(tokenizer.source)
         if len(template) > MAX_TEMPLATE_CHARACTERS:
             raise ChatFormatError(
-                f"{tokenizer.source}: the chat template has {len(template)} characters; at most "
+                f"{self._source}: the chat template has {len(template)} characters; at most "
                 f"{MAX_TEMPLATE_CHARACTERS} are read"
             )
         special = tokenizer.special_tokens
@@ -110,7 +111,7 @@ class TemplateFormat:
     def _unwritten(self, field: str, what: str) -> ToolError:
         return ToolError(
             field,
-            f"are not written by {self._tokenizer.source}'s chat template, which knows nothing of {what}; name a "
+            f"are not written by {self._source}'s chat template, which knows nothing of {what}; name a "
             "tool_form (llama3_json, pythonic, hermes) to have them written into the messages",
         )
 
@@ -162,7 +163,7 @@ class TemplateFormat:
             ends = [k + 1 for k in range(len(asked), len(told)) if told[k] in self.stop_ids]
             if not ends or told[: len(asked)] != asked or whole[: len(told)] != told or len(asked) < done:
                 raise ChatFormatError(
-                    f"{self._tokenizer.source}: its chat template does not let the tokens of messages[{i}], the "
+                    f"{self._source}: its chat template does not let the tokens of messages[{i}], the "
                     "assistant's, be told from the rest; name a built-in dialog format (llama3, chatml)"
                 )
             parts += [(whole[done : len(asked)], False), (whole[len(asked) : ends[-1]], True)]
@@ -199,7 +200,7 @@ class TemplateFormat:
             same_control = kind != "swapped" or self._tokenizer.split_special(proof)[1::2] == parts[1::2]
             if not (same_text and same_control):
                 raise ChatFormatError(
-                    f"{self._tokenizer.source}: a message spells a control token, and the chat template looks into the "
+                    f"{self._source}: a message spells a control token, and the chat template looks into the "
                     "texts, so the two cannot be told apart; take the control token out of the message"
                 )
         return self._encode_parts(parts, call.mark)
@@ -233,7 +234,7 @@ class TemplateFormat:
 
     def _render(self, variables: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[str]:
         """Yield what the template writes for each, from as few processes as can do it."""
-        source = self._tokenizer.source
+        source = self._source
         request = {
             "path": sys.path,
             "template": self._template,
@@ -319,6 +320,15 @@ class _Marked(NamedTuple):
         variants = [{**dialog._asdict(), "add_generation_prompt": add_generation_prompt} for dialog in kept.values()]
         names = [tool["function"]["name"] for tool in self.plain.tools or ()]
         return _Call(self.mark, variants, list(kept)[1:], names)
+
+
+def _file_of_template(tokenizer_file: str) -> str:
+    """Return the file that a tokenizer's template stands in: beside a tokenizer.json, else in the same one."""
+    path = Path(tokenizer_file)
+    if path.name != "tokenizer.json":
+        return tokenizer_file
+    beside = path.with_name("chat_template.jinja")
+    return str(beside if beside.exists() else path.with_name("tokenizer_config.json"))
 
 
 def _run_worker(request: bytes, source: str) -> list[dict[str, str]] | None:
