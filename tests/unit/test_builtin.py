@@ -88,7 +88,7 @@ def test_off_a_terminal_one_line_goes_to_stderr(index, capsys):
     fetch("toy")
     fetch("toy")
     out, err = capsys.readouterr()
-    assert out == "" and err == "fetching toy (0 MB; 0 MB to download, llamarium-toy 1.0) into the cache\n"
+    assert out == "" and err == "fetching toy (2 MB; 0 MB to download, llamarium-toy 1.0) into the cache\n"
 
 
 def test_on_a_terminal_a_bar_is_drawn(index, monkeypatch, capsys):

@@ -324,3 +324,37 @@ def test_data_that_stands_by_itself_is_shown_its_option(name: str, capsys: pytes
 def test_a_tokenizer_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train-tokenizer"]) == 2
     assert "argument --out: has to be given" in capsys.readouterr().err
+
+
+COMPLETE = """
+source /dev/stdin <<< "$({python} -m llamarium completion bash)"
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _llamarium; echo "${{COMPREPLY[*]}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (("ge",), "generate"),
+        (("chat", "--dt"), "--dtype"),
+        (("chat", "--dtype", ""), "auto bfloat16 float32 float16"),
+        (("bench", "serve", "--cl"), "--clients"),
+        (("bench", "all", "--cl"), ""),
+        (("bench", "ca"), "cache"),
+    ],
+)
+def test_a_shell_completes(typed: tuple[str, ...], offered: str) -> None:
+    script = COMPLETE.format(python=f'"{sys.executable}"')
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", "llamarium", *typed], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.strip(), done.stderr) == (offered, "")
+
+
+def test_fish_and_zsh_have_their_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", "fish"]) == 0
+    fish = capsys.readouterr().out
+    assert all(f" -n __fish_use_subcommand -f -a {name} -d " in fish for name in cli.COMMANDS)
+    assert "seen_subcommand_from chat' -l dtype -x -a 'auto bfloat16 float32 float16'" in fish
+    assert cli.main(["completion", "zsh"]) == 0
+    assert capsys.readouterr().out.startswith("autoload -U +X bashcompinit && bashcompinit\n_llamarium()")

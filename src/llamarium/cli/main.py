@@ -65,6 +65,7 @@ COMMANDS: Mapping[str, str] = {
     "export": "write a model as a Hugging Face folder or a GGUF file",
     "train-tokenizer": "learn a vocabulary from texts",
     "bench": "measure how fast a model is on this machine",
+    "completion": "print a script that completes commands in a shell",
 }
 
 SUBCOMMANDS = frozenset({"bench serve"})
@@ -241,6 +242,11 @@ def _parsers(name: str | None, command: Command | None) -> tuple[Parser, Parser]
         command.add_arguments(chosen)
         _add_debug(chosen, default=argparse.SUPPRESS)  # not False: `llamarium --debug COMMAND` has set it before
     return parser, chosen
+
+
+def command_parser(name: str) -> Parser:
+    """Return a command's parser."""
+    return _parsers(name, _command(name))[1]
 
 
 def _add_debug(parser: Parser, default: object) -> None:
