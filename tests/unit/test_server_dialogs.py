@@ -1,6 +1,7 @@
 """A dialog that is far too long is refused without encoding all of it."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import llamarium
 from llamarium.errors import ContextLengthError
 from llamarium.server.dialogs import encode_dialog
+from llamarium.server.settings import Settings
 from llamarium.tokenizer.base import Tokenizer
 
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "hello there " * 20}}
@@ -23,8 +25,12 @@ def test_texts_that_fit_one_by_one_and_not_together_are_refused_before_they_are_
 ) -> None:
     tokenizer = llamarium.load_tokenizer(smollm2_path)
     whole: list[object] = []
+
+    def service(max_tokens: int) -> Any:
+        return SimpleNamespace(tokenizer=tokenizer, max_tokens=max_tokens, settings=Settings())
+
     monkeypatch.setattr(Tokenizer, "chat", lambda *_, **__: whole.append(None) or [])
     with pytest.raises(ContextLengthError, match="too long: of its 14,400 characters"):
-        encode_dialog(tokenizer, dialog, 512)
+        encode_dialog(service(512), dialog)
     assert not whole
-    assert encode_dialog(tokenizer, dialog[:1], 4096) == [] and whole
+    assert encode_dialog(service(4096), dialog[:1]) == [] and whole

@@ -61,7 +61,7 @@ def test_the_line_beneath_stays_beneath(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_line_says_who_is_answered_and_how_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = terminal_of(monkeypatch)
-    counts, service = Counts(), SimpleNamespace(loaded=None, progress=(1, 4))
+    counts, service = Counts(), SimpleNamespace(loaded=None, loading=SimpleNamespace(progress=(1, 4)))
     unbounded: Any = service
     live = StatusLine(unbounded, Log("text"))
     live.show()

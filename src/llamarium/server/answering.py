@@ -1,4 +1,4 @@
-"""From a request's fields to the engine's answers: prompts, lengths, and what is noted on the way."""
+"""From a request's fields to the engine's answers: prompts, lengths, forms, and metrics."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -33,39 +33,38 @@ Encode = Callable[[Tokenizer], list[list[int]]]
 """Returns the ids of a request's prompts; called outside the event loop."""
 
 Form = tuple[str, Callable[[], Grammar]]
-"""The field that asks for a form, and what reads it; large schemas take their time."""
+"""The field with the form of an answer, and its reader; a large schema takes time."""
 
 NO_TOOLS = ToolRequest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRequest:
-    """What is asked of the engine, whatever the protocol.
+    """A request for answers, of any protocol.
 
     Attributes:
-        model: What the request names.
+        model: The chosen model or adapter.
         encode: Returns the prompts' ids.
         options: Of the sampler, without `max_tokens`.
-        form: Of the answer, where one is asked for.
-        tools: That may be called; the ids tell of them.
-        path_of: Returns what the protocol calls a field that OpenAI's chat completions call so, as in
-            `tools[0].function.parameters`.
-        max_tokens: As the client said; None is what the model's generation config says, else the rest of the context.
+        max_tokens: Of each answer; None is the model's generation config's, else the rest of the context.
+        prompt_field: Its name in the protocol, for messages.
+        length_field: Its name in the protocol, for messages.
         num_prompts: How many `encode` returns.
-        prompt_field: That holds the prompt, for messages.
-        length_field: That holds `max_tokens`, for messages.
+        form: Of the answer, or None.
+        tools: That may be called; they are part of the ids.
+        path_of: Translates a field's path from OpenAI's chat completions, as in `tools[0].function.parameters`.
         new_text: The answer is a text of its own.
         ignore_eos: Only the client's own stops end an answer.
-        salt: Keys and values are shared with requests of the same only.
+        salt: Keys and values are shared only with requests of the same salt.
     """
 
     model: ModelChoice
     encode: Encode
     options: GenerationOptions
     max_tokens: int | None
-    num_prompts: int
     prompt_field: str
     length_field: str
+    num_prompts: int = 1
     form: Form | None = None
     tools: ToolRequest = NO_TOOLS
     path_of: Callable[[str], str] = str
@@ -80,14 +79,14 @@ class AnswerRequest:
 
     @property
     def number_field(self) -> str:
-        """The field that asks for so many answers."""
+        """The field with the number of answers, for messages."""
         return "n" if self.num_answers > self.num_prompts else self.prompt_field
 
 
 async def submit(service: Service, asked: AnswerRequest) -> list[Answers]:
-    """Give a request's prompts to the engine, in a thread, as texts may be long.
+    """Submit a request's prompts to the engine, in a thread, since texts may be long.
 
-    One whose grammar has to be compiled has a thread of its own, as others shall not wait for that.
+    A grammar is compiled in a thread of its own, so that other requests need not wait.
 
     Raises:
         ApiError: If it cannot be answered.
@@ -105,11 +104,7 @@ async def submit(service: Service, asked: AnswerRequest) -> list[Answers]:
 
 
 def check_form(form: Form | None, tools: ToolRequest) -> None:
-    """Refuse a form of the answer beside tools that may be called.
-
-    Raises:
-        ApiError: By the form's field.
-    """
+    """Refuse a form of the answer beside tools that may be called."""
     if form is not None and tools.offered:
         raise ApiError(
             400,
@@ -120,7 +115,7 @@ def check_form(form: Form | None, tools: ToolRequest) -> None:
 
 
 def place_of(field: str, place: int, count: int) -> str:
-    """Return the path of one of a request's prompts: the field itself where there is one alone."""
+    """Return the path of one of a request's prompts; of a single one it is the field."""
     return field if count == 1 else f"{field}[{place}]"
 
 
@@ -130,7 +125,7 @@ def _submit(service: Service, asked: AnswerRequest) -> list[Answers]:
     field = asked.prompt_field
     try:
         prompts = asked.encode(model.tokenizer)
-        form, grammar = held_form(model, asked.form, asked.tools, service.tool_form)
+        form, grammar = held_form(model, asked.form, asked.tools, service.settings.tool_form)
         for place, ids in enumerate(prompts):
             field = place_of(asked.prompt_field, place, len(prompts))
             check_prompt(model.config, ids, room=0 if asked.max_tokens == 0 else 1)
@@ -160,13 +155,13 @@ def _submit(service: Service, asked: AnswerRequest) -> list[Answers]:
 def held_form(
     model: ServedModel, form: Form | None, tools: ToolRequest, tool_form: ToolForm | None
 ) -> tuple[Grammar, CompiledGrammar] | tuple[None, None]:
-    """Return the form of an answer, and what it compiles to, if it has one.
+    """Return the grammar of an answer and its compiled form, if it has one.
 
     Args:
-        model: That answers.
-        form: That is asked for.
+        model: Compiles it.
+        form: Of the request.
         tools: That may be called.
-        tool_form: How the model is told of them; None is its own way.
+        tool_form: How they are presented to the model; None is its own way.
 
     Raises:
         ApiError: If the form cannot be read.
@@ -182,7 +177,7 @@ def held_form(
 
 
 def wanted_form(form: Form | None, tools: ToolRequest, tool_form: ToolForm | None) -> Grammar | None:
-    """Return the form that a request asks for, or that its tools need, if any; it is not compiled.
+    """Return the grammar of a request's form or of its tools, if any; it is not compiled.
 
     Raises:
         ApiError: If the form cannot be read.
@@ -203,7 +198,7 @@ def _of_form(error: GrammarError, field: str) -> ApiError:
 
 
 def refusal_of(error: LlamariumError, asked: AnswerRequest, source: str) -> ApiError:
-    """Say which of the client's fields an error is about."""
+    """Translate an error of the library, by the client's field."""
     if isinstance(error, GrammarError) and asked.form is not None:
         return _of_form(error, asked.form[0])
     refusal = of_library(error, field=asked.prompt_field, source=source)
@@ -229,11 +224,7 @@ def _params(
 
 
 def _check_ends(asked: AnswerRequest) -> None:
-    """Refuse stop strings beside a form, in the client's words.
-
-    Raises:
-        SamplingError: If there are any.
-    """
+    """Refuse stop strings beside a form, by the client's fields."""
     if not asked.options.get("stop"):
         return
     if asked.form is not None:
@@ -246,17 +237,13 @@ def _check_ends(asked: AnswerRequest) -> None:
 
 
 def close(answers: Iterable[Answers]) -> None:
-    """End requests that nobody waits for any more."""
+    """Abort requests."""
     for one in answers:
         one.close()
 
 
 async def follow(request: Request, answers: Answers) -> AsyncIterator[Sequence[Piece]]:
-    """Yield what each step brings, and note when it came.
-
-    Args:
-        request: The client's.
-        answers: To one of its prompts.
+    """Yield the pieces of each step, and record them in the metrics.
 
     Raises:
         ApiError: If the answer breaks off.
@@ -285,16 +272,16 @@ async def follow(request: Request, answers: Answers) -> AsyncIterator[Sequence[P
 async def with_tokenizer(
     request: Request, field: str, work: Callable[[Tokenizer], T], path_of: Callable[[str], str] = str
 ) -> T:
-    """Do something with the tokenizer in a thread, as texts may be long.
+    """Call `work` with the tokenizer in a thread, since texts may be long.
 
     Args:
         request: The client's.
-        field: That holds what is read.
-        work: Is called there.
+        field: The field with the text, for messages.
+        work: Called in the thread.
         path_of: As in `AnswerRequest`.
 
     Raises:
-        ApiError: For what it refuses.
+        ApiError: For errors of the library.
     """
     model, _ = request.app.state.service.require()
     tokenizer: Tokenizer = model.tokenizer
@@ -305,7 +292,7 @@ async def with_tokenizer(
 
 
 async def side_by_side(work: Sequence[Any]) -> None:
-    """Run coroutines side by side; the first error ends all, and is raised."""
+    """Run coroutines concurrently; the first error cancels the others, and is raised."""
     if len(work) == 1:
         await work[0]
         return

@@ -1,4 +1,4 @@
-"""From a dialog, as each protocol has it, to ids; and from what is wrong with it back to the client's field."""
+"""Dialogs of any protocol: to the model's ids, and from an error back to the client's field."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -6,18 +6,17 @@ from typing import Any
 
 from llamarium.errors import ToolError, escape
 from llamarium.server.errors import ApiError, of_library
-from llamarium.tokenizer.base import Tokenizer
+from llamarium.server.lifecycle.service import Service
 from llamarium.tokenizer.tools.definition import ToolDefinition
-from llamarium.tokenizer.tools.forms import ToolForm
 from llamarium.tokenizer.tools.request import ToolRequest
 
 
 class Dialog:
-    """A dialog as OpenAI's chat completions have it, made of what another protocol's client has sent.
+    """A dialog in the form of OpenAI's chat completions, converted from another protocol.
 
     Args:
-        names: What the client calls the beginning of a path that OpenAI calls so: patterns, of which the first that
-            fits is used, and what stands in their place. What lies below, in a client's schema, is never touched.
+        names: Patterns of the beginning of OpenAI's field paths, and their replacements in the client's protocol. The
+            first that matches is used; what follows, as in a client's schema, stays.
 
     Attributes:
         messages: As `ChatFormat.encode` takes them.
@@ -29,23 +28,18 @@ class Dialog:
         self._places: dict[str, str] = {}
 
     def add(self, where: str, message: dict[str, Any]) -> None:
-        """Take a message.
-
-        Args:
-            where: Its path in the request.
-            message: With `role` and `content`.
-        """
+        """Append a message with `role` and `content`; `where` is its path in the request."""
         self._places[f"messages[{len(self.messages)}]"] = where
         self.messages.append(message)
 
     def add_call(self, where: str, call_id: str, name: str, arguments: str) -> None:
-        """Take a call that the assistant has made in the last message."""
+        """Append a call to the last message, which is the assistant's."""
         calls: list[dict[str, Any]] = self.messages[-1].setdefault("tool_calls", [])
         self._places[f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"] = where
         calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
 
     def path_of(self, path: str) -> str:
-        """Return what the client calls a field that OpenAI's chat completions call so."""
+        """Translate a field's path from OpenAI's chat completions to the client's protocol."""
         found = re.match(r"messages\[\d+\](\.tool_calls\[\d+\])?", path)
         if found is not None and found[0] in self._places:
             path = self._places[found[0]] + path[found.end() :]
@@ -56,7 +50,7 @@ class Dialog:
         return path
 
     def tools(self, tools: object, choice: object, parallel: object) -> ToolRequest:
-        """Return what a request says about tools, which are given as OpenAI's chat completions have them.
+        """Read a request's fields about tools, given in the form of OpenAI's chat completions.
 
         Raises:
             ApiError: By the client's field.
@@ -68,7 +62,7 @@ class Dialog:
 
 
 def renamed(refusal: ApiError, path_of: Callable[[str], str]) -> ApiError:
-    """Name the field that is at fault as the client calls it; a message shows the beginning of a long path alone."""
+    """Translate the field that an error names; a message shows only the beginning of a long path."""
     if (name := refusal.param) is not None:
         refusal.param = path_of(name)
         refusal.message = refusal.message.replace(escape(name), escape(refusal.param), 1)
@@ -76,33 +70,30 @@ def renamed(refusal: ApiError, path_of: Callable[[str], str]) -> ApiError:
 
 
 def encode_dialog(
-    tokenizer: Tokenizer,
+    service: Service,
     messages: Sequence[Mapping[str, Any]],
-    most: int,
+    tools: Sequence[ToolDefinition] = (),
     *,
     add_generation_prompt: bool = True,
-    tools: Sequence[ToolDefinition] = (),
-    tool_form: ToolForm | None = None,
 ) -> list[int]:
-    """Return the ids of a dialog.
+    """Return the ids of a dialog; one that is far too long is not encoded.
 
     Args:
-        tokenizer: The model's.
-        messages: The dialog, as `ChatFormat.encode` takes it.
-        most: Tokens that fit; a text that is far longer is not encoded.
+        service: Whose model reads it.
+        messages: As `ChatFormat.encode` takes them.
+        tools: That the model may call.
         add_generation_prompt: End with the header of an answer.
-        tools: What the model may call.
-        tool_form: How it is told of them.
 
     Raises:
         LlamariumError: If it is too long, or does not fit the model's format.
     """
-    tokenizer.check_length("".join(_texts(messages)), most)
+    tokenizer, tool_form = service.tokenizer, service.settings.tool_form
+    tokenizer.check_length("".join(_texts(messages)), service.max_tokens)
     return tokenizer.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, tool_form=tool_form)
 
 
 def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what is said in a dialog, and the arguments of calls."""
+    """Yield the texts of a dialog, and the arguments of its calls."""
     for message in messages:
         yield message["content"] or ""
         for call in message.get("tool_calls", ()):
@@ -110,10 +101,10 @@ def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def misplaced(param: str, reason: str) -> ApiError:
-    """Return the refusal of a part of a dialog that stands where it cannot."""
+    """Return the error of a part of a dialog at a place where it cannot be."""
     return ApiError(400, f"{param} {reason}", code="invalid_parameter", param=param)
 
 
 def missing(param: str) -> ApiError:
-    """Return the refusal of a request without a field that it needs."""
+    """Return the error of a request without a required field."""
     return ApiError(400, f"{param} is missing", code="missing_parameter", param=param)

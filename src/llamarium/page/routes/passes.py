@@ -46,7 +46,7 @@ async def passes(request: Request, body: PassRequest) -> PassView:
     field = _given(body)
 
     def read(llama: "Llama", engine: TextEngine) -> PassView:
-        ids = _ids(body, llama.tokenizer, service.max_tokens)
+        ids = _ids(body, llama.tokenizer, service)
         check_prompt(llama.config, ids, room=0)
         _check_experiment(body, len(ids))
         one = Pass.of(ids, body.adapter, _adapter_idx(engine, body.adapter), _experiment(body))
@@ -95,13 +95,14 @@ def _given(body: PassRequest) -> str:
     return given[0]
 
 
-def _ids(body: PassRequest, tokenizer: Tokenizer, most: int) -> list[int]:
+def _ids(body: PassRequest, tokenizer: Tokenizer, service: Service) -> list[int]:
+    most = service.max_tokens
     if body.ids is not None:
         if len(body.ids) > most:
             raise of_library(too_long(len(body.ids), 0, most), field="ids")
         return body.ids
     if body.messages is not None:
-        return dialog_ids(tokenizer, body.messages, most)
+        return dialog_ids(service, body.messages)
     assert body.text is not None
     tokenizer.check_length(body.text, most)
     return tokenizer.encode(body.text, add_special_tokens=body.add_special_tokens is not False)

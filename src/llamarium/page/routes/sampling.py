@@ -45,7 +45,7 @@ _ROUNDS, _LONG = 5, 256  # a long text is measured once
 @router.post("/passes/{pass_id}/sampler")
 async def sampler(request: Request, asked: OfPass, body: SamplerRequest) -> SamplerView:
     """Return what each step of the sampler leaves after a position, the draw, and the token."""
-    ids, tool_form = asked.one.ids, request.app.state.service.tool_form
+    ids, tool_form = asked.one.ids, request.app.state.service.settings.tool_form
     position, start = _places(asked, body)
 
     def read(known: OpenPass) -> SamplerView:

@@ -1,4 +1,4 @@
-"""What a request for a message asks of the model: its dialog, its tools, and the beginning of an answer."""
+"""The prompt of a request for a message: its dialog, its tools, and the beginning of an answer."""
 
 import json
 from collections.abc import Sequence
@@ -15,8 +15,7 @@ from llamarium.server.anthropic.requests import (
     ToolUseBlock,
 )
 from llamarium.server.dialogs import Dialog, encode_dialog, misplaced, missing
-from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.tools.forms import ToolForm
+from llamarium.server.lifecycle.service import Service
 from llamarium.tokenizer.tools.request import ToolRequest
 
 _BLOCK = r"(messages\[\d+\]\.content\[\d+\])"
@@ -36,34 +35,33 @@ class Prompt:
     """A request's prompt.
 
     Attributes:
-        dialog: What was said.
-        tools: What the model may call.
-        begun: The beginning of the answer, which goes on right where it ends; None where there is none.
+        dialog: The messages.
+        tools: That the model may call.
+        begun: The beginning of the answer, which the model continues, or None.
     """
 
     dialog: Dialog
     tools: ToolRequest
     begun: str | None
 
-    def ids(self, tokenizer: Tokenizer, most: int, tool_form: ToolForm | None) -> list[int]:
-        """Return its ids; arguments as of `encode_dialog`.
+    def ids(self, service: Service) -> list[int]:
+        """Return its ids.
 
         Raises:
             LlamariumError: If it is too long, or does not fit the model's format.
         """
-        tools = self.tools.offered
-        ids = encode_dialog(tokenizer, self.dialog.messages, most, tools=tools, tool_form=tool_form)
+        ids = encode_dialog(service, self.dialog.messages, self.tools.offered)
         if self.begun is None:
             return ids
-        tokenizer.check_length(self.begun, most)
-        return ids + tokenizer.encode(self.begun, add_special_tokens=False)
+        service.tokenizer.check_length(self.begun, service.max_tokens)
+        return ids + service.tokenizer.encode(self.begun, add_special_tokens=False)
 
 
 def read_prompt(body: CountRequest) -> Prompt:
-    """Return what a request asks of the model.
+    """Read a request's prompt.
 
     Raises:
-        ApiError: If it does not fit together.
+        ApiError: If its fields contradict each other.
     """
     dialog = Dialog(_NAMES)
     if body.system is not None:
@@ -80,7 +78,7 @@ def read_prompt(body: CountRequest) -> Prompt:
 
 
 def _add(dialog: Dialog, where: str, message: MessageParam) -> None:
-    """Take a message: results of calls are messages of their own, before what else is said."""
+    """Append a message; results of calls are messages of their own, before its text."""
     content = message.content
     blocks: Sequence[Block] = [] if isinstance(content, str) else content
     has_text = isinstance(content, str) or any(isinstance(block, TextBlock) for block in blocks)
@@ -104,24 +102,20 @@ def _check_role(message: MessageParam, role: str, where: str) -> None:
 
 
 def _text(content: str | Sequence[Block]) -> str:
-    """Return what is said, without calls and their results."""
+    """Return the text, without calls and their results."""
     if isinstance(content, str):
         return content
     return "".join(block.text for block in content if isinstance(block, TextBlock))
 
 
 def _result(block: ToolResultBlock) -> str:
-    """Return what a call has given, as the model is told of it: a dialog's format has no mark for errors."""
+    """Return a call's result as text; a dialog's format has no mark for errors."""
     text = _text(block.content or "")
     return f"Error: {text}" if block.is_error else text
 
 
 def _begun(message: MessageParam, where: str, tools: ToolRequest) -> str:
-    """Return the beginning of the answer.
-
-    Raises:
-        ApiError: If calls stand in it, or may come in what follows.
-    """
+    """Return the beginning of the answer, which can neither hold calls nor be followed by some."""
     if not isinstance(message.content, str):
         for k, block in enumerate(message.content):
             if not isinstance(block, TextBlock):
@@ -132,18 +126,14 @@ def _begun(message: MessageParam, where: str, tools: ToolRequest) -> str:
 
 
 def _function(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool as OpenAI has it."""
+    """Return a tool in OpenAI's form."""
     own = {"name": tool["name"], "parameters": tool["input_schema"]}
     more = {name: tool[name] for name in ("description", "strict") if tool[name] is not None}
     return {"type": "function", "function": own | more}
 
 
 def _choice(choice: AnthropicToolChoice | None) -> tuple[object, bool | None]:
-    """Return `tool_choice` and `parallel_tool_calls` as OpenAI has them.
-
-    Raises:
-        ApiError: If a name is given or missing, against the type.
-    """
+    """Return `tool_choice` and `parallel_tool_calls` in OpenAI's form."""
     if choice is None:
         return None, None
     if choice.type == "tool" and choice.name is None:

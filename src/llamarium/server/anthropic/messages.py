@@ -28,16 +28,14 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
     """Answer a dialog."""
     model = chosen_model(request, body.model)
     service: Service = request.app.state.service
-    most, tool_form = service.max_tokens, service.tool_form
     prompt = await asyncio.to_thread(read_prompt, body)
     asked = AnswerRequest(
         model=model,
-        encode=lambda tokenizer: [prompt.ids(tokenizer, most, tool_form)],
+        encode=lambda _: [prompt.ids(service)],
         options=_options(body),
         form=_form(body, prompt),
         tools=prompt.tools,
         max_tokens=body.max_tokens,
-        num_prompts=1,
         prompt_field="messages",
         length_field="max_tokens",
         path_of=prompt.dialog.path_of,
@@ -50,17 +48,16 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
-    """Count the tokens that a prompt would have; what a message would be refused for is, but for its compiling."""
+    """Count a prompt's tokens; refused as the message would be, but for grammars that cannot be compiled."""
     chosen_model(request, body.model)
     service: Service = request.app.state.service
-    most, tool_form = service.max_tokens, service.tool_form
     prompt = await asyncio.to_thread(read_prompt, body)
     form = _form(body, prompt)
     check_form(form, prompt.tools)
 
     def count(tokenizer: Tokenizer) -> int:
-        ids = prompt.ids(tokenizer, most, tool_form)
-        wanted_form(form, prompt.tools, tool_form or own_tool_form(tokenizer))
+        ids = prompt.ids(service)
+        wanted_form(form, prompt.tools, service.settings.tool_form or own_tool_form(tokenizer))
         return len(ids)
 
     return {"input_tokens": await with_tokenizer(request, "messages", count, prompt.dialog.path_of)}
@@ -73,10 +70,10 @@ def _options(body: MessagesRequest) -> GenerationOptions:
 
 
 def _form(body: CountRequest, prompt: Prompt) -> Form | None:
-    """Return the form of the answer, if one is asked for.
+    """Return the form of the answer, if the request has one.
 
     Raises:
-        ApiError: If the answer has been begun besides.
+        ApiError: If the last message is the beginning of the answer.
     """
     asked = None if body.output_config is None else body.output_config.format
     if asked is None:

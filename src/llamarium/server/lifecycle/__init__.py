@@ -1,1 +1,1 @@
-"""How a server begins and ends: the model on its way, ready, draining or broken; signals; the live line."""
+"""A server's lifecycle: loading, ready, draining or broken; signals; the status line."""

@@ -1,4 +1,4 @@
-"""Loading a model in a thread, so that the server imports what it needs and answers `/health` meanwhile.
+"""Loads a model in a thread, while the server imports what it needs and answers `/health`.
 
 Imports nothing heavy: the thread is started before the server's own modules are imported.
 """
@@ -11,19 +11,19 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 Progress = Callable[[int, int], None]
-"""Is told (bytes read, bytes in all)."""
+"""Called with (bytes read, bytes in all)."""
 
 
 class Loading(Generic[T]):
-    """Something on its way: a model and its engine.
+    """A model and its engine, being loaded.
 
     Args:
-        load: Called by a thread of its own, which begins at once.
+        load: Called at once, in a thread of its own.
 
     Attributes:
         progress: Bytes read, and bytes in all.
         result: What `load` has returned, once it has.
-        failure: Why it never will.
+        failure: What `load` has raised, if it has.
         seconds: How long it took.
     """
 
@@ -38,11 +38,11 @@ class Loading(Generic[T]):
 
     @property
     def is_running(self) -> bool:
-        """Whether its thread is alive."""
+        """Whether the thread is alive."""
         return self._thread.is_alive()
 
     def wait(self) -> None:
-        """Wait until it is there, or never will be."""
+        """Wait for the end of `load`."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -51,7 +51,7 @@ class Loading(Generic[T]):
             found = self._load(self._report)
             self.seconds = time.monotonic() - began
             self.result = found
-        except Exception as error:  # noqa: BLE001 - whatever it was, the server says so and ends
+        except Exception as error:  # noqa: BLE001 - whatever it was, the server reports it and ends
             self.failure = error
 
     def _report(self, done: int, total: int) -> None:

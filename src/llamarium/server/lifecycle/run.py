@@ -23,22 +23,19 @@ from llamarium.server.lifecycle.service import Service
 from llamarium.server.lifecycle.status_line import StatusLine
 from llamarium.server.lifecycle.threads import are_at_work, in_own_thread
 
-_LOOK_S = 0.05  # from one look at the engine to the next
-_BREAKING_S = 0.5  # that clients have to be told of a broken engine
-_CLOSING_S = 2  # that connections have to take what was written
+_LOOK_S = 0.05  # between two looks at the engine
+_BREAKING_S = 0.5  # for clients to receive the errors of a broken engine
+_CLOSING_S = 2  # for connections to send what was written
 
 
 def run(service: Service, names: tuple[str, ...], listener: socket.socket, extensions: Sequence[Extension] = ()) -> int:
-    """Serve until told to stop.
+    """Serve until a signal, and return the exit code.
 
     Args:
         service: The model; it has begun to load.
-        names: Under which it is served.
+        names: Of the model, for clients.
         listener: The socket, bound.
         extensions: Further routes.
-
-    Returns:
-        The exit code.
 
     Raises:
         LlamariumError: If the model cannot be loaded.
@@ -55,7 +52,7 @@ def run(service: Service, names: tuple[str, ...], listener: socket.socket, exten
         proxy_headers=False,
         timeout_graceful_shutdown=_CLOSING_S,
     )
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what it would tell, our lines tell
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # our own lines say the same
     server = Server(config, service, log)
     log.event(f"listening at {address(service.settings, listener)}", model=names[0])
     try:
@@ -63,16 +60,16 @@ def run(service: Service, names: tuple[str, ...], listener: socket.socket, exten
     finally:
         if service.settings.uds is not None:
             Path(service.settings.uds).unlink(missing_ok=True)
-    if service.failure is not None:
-        raise service.failure
-    if service.is_loading or are_at_work():  # nothing can tell such a thread to stop
+    if service.loading.failure is not None:
+        raise service.loading.failure
+    if service.loading.is_running or are_at_work():  # such a thread cannot be stopped
         sys.stderr.flush()
         os._exit(server.exit_code)
     return server.exit_code
 
 
 class Server(uvicorn.Server):
-    """Uvicorn's, with signals and endings of our own.
+    """uvicorn's server, with its own handling of signals and shutdown.
 
     Attributes:
         exit_code: Of the process.
@@ -86,13 +83,13 @@ class Server(uvicorn.Server):
         self._watcher: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept, and to watch over the engine."""
+        """Begin to accept connections, and to watch the engine."""
         await super().startup(sockets)
         self._watcher = asyncio.create_task(self._watch())
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Take SIGINT and SIGTERM while the body runs."""
+        """Handle SIGINT and SIGTERM while the body runs."""
         if threading.current_thread() is not threading.main_thread():  # others get no signals
             yield
             return
@@ -105,14 +102,14 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop: the first time when all is answered, the second time at once."""
+        """Stop: the first time when all requests are answered, the second time at once."""
         if self._service.is_draining:
             os._exit(128 + sig)
         self._service.is_draining = True
         self.exit_code = 130 if sig == signal.SIGINT else 0
 
     async def _watch(self) -> None:
-        """End the server when it is told to stop, or when the model or its engine have failed."""
+        """End the server after a signal, or when the model or its engine have failed."""
         try:
             await self._until_the_end()
         finally:
@@ -120,11 +117,11 @@ class Server(uvicorn.Server):
 
     async def _until_the_end(self) -> None:
         service = self._service
-        told = False
+        is_logged = False
         while (state := service.state) in ("loading", "ready"):
-            if state == "ready" and not told:
-                told = True
-                self._log.event(f"ready after {service.loading_s:.2f} s", max_context=service.max_tokens)
+            if state == "ready" and not is_logged:
+                is_logged = True
+                self._log.event(f"ready after {service.loading.seconds:.2f} s", max_context=service.max_tokens)
             self._live.show()
             await asyncio.sleep(_LOOK_S)
         self._log.status("")
@@ -136,7 +133,7 @@ class Server(uvicorn.Server):
             await self._drain()
 
     async def _drain(self) -> None:
-        """Let what runs come to its end, for as long as it may."""
+        """Wait for running requests, as long as the settings allow."""
         service, limit_s = self._service, self._service.settings.drain_timeout_s
         if service.in_flight:
             self._log.event(f"stopping: {service.in_flight} answers have {limit_s:g} s (a second signal ends them)")

@@ -1,4 +1,4 @@
-"""The model behind the routes: still loading, ready, draining or broken; and who is being answered."""
+"""The served model: its lifecycle state, its limits, and the number of answers under way."""
 
 import time
 from collections.abc import Generator, Mapping
@@ -11,7 +11,6 @@ from llamarium.server.errors import ApiError
 from llamarium.server.lifecycle.loading import Loading
 from llamarium.server.settings import Settings
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.tools.forms import ToolForm
 
 State = Literal["loading", "ready", "draining", "broken"]
 
@@ -20,14 +19,10 @@ MAX_ANSWERS = 1024
 
 
 def check_context(engine: TextEngine, max_context: int | None) -> None:
-    """Refuse what model and cache cannot hold.
-
-    Args:
-        engine: With both.
-        max_context: Tokens of a request, as they were asked for.
+    """Refuse a limit of tokens per request that is above what model and cache hold.
 
     Raises:
-        OptionError: If it is more.
+        OptionError: With both numbers.
     """
     if max_context is not None and max_context > engine.max_tokens:
         raise OptionError(
@@ -44,59 +39,35 @@ class ServedModel(TextModel, Protocol):
 
 
 class Service:
-    """A model that may still be loading, its engine, and a count of those who are being answered.
-
-    Args:
-        loading: The model on its way.
-        settings: Of the server.
+    """A model that may still be loading, its engine, and the number of answers under way.
 
     Attributes:
-        settings: The same.
+        loading: Loads the model and its engine.
+        settings: Of the server.
         in_flight: Answers that clients wait for.
         is_draining: No more requests are taken.
     """
 
     def __init__(self, loading: Loading[tuple[ServedModel, TextEngine]], settings: Settings) -> None:
-        self.settings = settings
+        self.loading, self.settings = loading, settings
         self.in_flight = 0
         self.is_draining = False
-        self._loading = loading
         self._typical_s = 1.0
 
     @property
     def state(self) -> State:
-        """What it is up to."""
+        """Lifecycle state."""
         loaded = self.loaded
-        if self.failure is not None or (loaded is not None and loaded[1].state == "broken"):
+        if self.loading.failure is not None or (loaded is not None and loaded[1].state == "broken"):
             return "broken"
         if self.is_draining:
             return "draining"
         return "loading" if loaded is None else "ready"
 
     @property
-    def progress(self) -> tuple[int, int]:
-        """Bytes read, and bytes in all, while it loads."""
-        return self._loading.progress
-
-    @property
-    def loading_s(self) -> float:
-        """How long loading took."""
-        return self._loading.seconds
-
-    @property
-    def failure(self) -> Exception | None:
-        """Why the model could not be loaded."""
-        return self._loading.failure
-
-    @property
-    def is_loading(self) -> bool:
-        """Whether the thread that loads is alive."""
-        return self._loading.is_running
-
-    @property
     def loaded(self) -> tuple[ServedModel, TextEngine] | None:
         """The model and its engine, once they are there."""
-        return self._loading.result
+        return self.loading.result
 
     def require(self) -> tuple[ServedModel, TextEngine]:
         """Return the model and its engine.
@@ -121,11 +92,7 @@ class Service:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """The names of the adapters that a request may choose.
-
-        Raises:
-            ApiError: As `require`.
-        """
+        """The names of the adapters that a request may choose."""
         _, engine = self.loaded or self.require()
         return engine.adapters
 
@@ -136,26 +103,21 @@ class Service:
         return min(engine.max_tokens, self.settings.max_context or engine.max_tokens)
 
     @property
-    def tool_form(self) -> ToolForm | None:
-        """How the model is told of tools; None is its dialog format's own way."""
-        return self.settings.tool_form
-
-    @property
     def capacity(self) -> int:
         """How many answers may be under way before a request is refused."""
         return self.settings.max_num_seqs + self.settings.max_queue
 
     @contextmanager
     def place(self, num_answers: int, field: str = "n") -> Generator[None]:
-        """Count answers as under way while the body runs; they are answered also if the server stops meanwhile.
+        """Count answers as under way while the body runs; a server that stops meanwhile still completes them.
 
         Args:
             num_answers: How many.
-            field: The one that asks for so many.
+            field: The request's field with that number, for messages.
 
         Raises:
-            ApiError: 503, if no requests are taken; 429, if there is no room for so many besides those that are under
-                way; 400, if there never is.
+            ApiError: 503, if no requests are taken; 429, if there is no room besides those that are under way; 400, if
+                there never is.
         """
         self.require()
         if num_answers > self.capacity:
@@ -181,10 +143,6 @@ class Service:
             self._typical_s += (time.monotonic() - began - self._typical_s) / 8
 
     def close(self, timeout_s: float = 0) -> bool:
-        """Take no more requests; end those that are left after so many seconds.
-
-        Returns:
-            Whether all came to their end.
-        """
+        """Take no more requests, abort those that are left after `timeout_s`, and return whether all were completed."""
         self.is_draining = True
         return True if self.loaded is None else self.loaded[1].close(timeout_s)

@@ -1,4 +1,4 @@
-"""A thread of its own for what may take long: short work shares asyncio's pool, and would queue behind it there."""
+"""Threads of their own for long work, behind which short work in asyncio's pool would queue."""
 
 import asyncio
 import threading
@@ -15,15 +15,15 @@ _this_thread = threading.local()
 
 
 class AbandonedError(Exception):
-    """Nobody waits any more for what a thread is about to do."""
+    """The result of a thread's work is no longer wanted."""
 
 
 async def in_own_thread(work: Callable[[], T], gone: threading.Event | None = None) -> T:
-    """Return what `work` returns; nothing waits for its thread when the process ends.
+    """Run `work` in a daemon thread and return its result.
 
     Args:
         work: Is called in the thread.
-        gone: Is set when nobody wants the result any more; `check_wanted` looks.
+        gone: Set when the result is no longer wanted; `check_wanted` reads it.
     """
     future: Future[T] = Future()
 
@@ -37,10 +37,10 @@ async def in_own_thread(work: Callable[[], T], gone: threading.Event | None = No
 
 
 def check_wanted() -> None:
-    """End this thread's work if nobody waits for it: called before each part of it that takes long.
+    """End this thread's work if its result is no longer wanted; called before each part that takes long.
 
     Raises:
-        AbandonedError: If nobody does.
+        AbandonedError: If it is not.
     """
     gone: threading.Event | None = getattr(_this_thread, "gone", None)
     if gone is not None and gone.is_set():
@@ -48,5 +48,5 @@ def check_wanted() -> None:
 
 
 def are_at_work() -> bool:
-    """Whether a thread of `in_own_thread` has not ended."""
+    """Whether a thread of `in_own_thread` is alive."""
     return any(thread.name == _NAME for thread in threading.enumerate())

@@ -90,16 +90,14 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError(400, "max_tokens and max_completion_tokens are the same; give one", param="max_tokens")
     service: Service = request.app.state.service
-    most, tool_form = service.max_tokens, service.tool_form
     tools = await asyncio.to_thread(tool_request, body.tools, body.tool_choice, body.parallel_tool_calls)
     asked = AnswerRequest(
         model=model,
-        encode=lambda tokenizer: [dialog_ids(tokenizer, body.messages, most, tools=tools.offered, tool_form=tool_form)],
+        encode=lambda _: [dialog_ids(service, body.messages, tools.offered)],
         options=_options(body),
         form=form_of(body),
         tools=tools,
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
-        num_prompts=1,
         prompt_field="messages",
         length_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
         new_text=True,

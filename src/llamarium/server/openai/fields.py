@@ -9,9 +9,8 @@ from llamarium.sampling.params import GenerationOptions
 from llamarium.server.dialogs import encode_dialog, missing
 from llamarium.server.errors import ApiError
 from llamarium.server.fields import Body, parameters_in, with_parameters
-from llamarium.tokenizer.base import Tokenizer
+from llamarium.server.lifecycle.service import Service
 from llamarium.tokenizer.tools.definition import ToolDefinition
-from llamarium.tokenizer.tools.forms import ToolForm
 
 MAX_LOGPROBS = 20
 
@@ -19,7 +18,7 @@ _MAX_DIGITS = 10  # of a token id
 
 
 class StreamFields(Body):
-    """What a stream tells besides the answer."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
@@ -45,7 +44,7 @@ class Sampling(Body):
 
 
 def sampler_options(body: Sampling) -> GenerationOptions:
-    """Return what a request asks of the sampler, without logprobs and the length of the answer.
+    """Return a request's sampling options, without logprobs and the length of the answer.
 
     Raises:
         ApiError: If a key of `logit_bias` is no token id.
@@ -61,10 +60,10 @@ def sampler_options(body: Sampling) -> GenerationOptions:
 
 
 def shows_usage(body: Sampling) -> bool:
-    """Whether a stream ends with the counts.
+    """Whether a stream ends with the token counts.
 
     Raises:
-        ApiError: If options of a stream are given, and no stream is asked for.
+        ApiError: For options of a stream without a stream.
     """
     if body.stream_options is None:
         return False
@@ -83,15 +82,15 @@ class TextPart(Body):
 
 
 class CalledFunction(Body):
-    """What was called."""
+    """Name and arguments of a call."""
 
     name: str
     arguments: str
-    parsed_arguments: Any = None  # what the official client has made of the arguments, and sends along
+    parsed_arguments: Any = None  # by the official client, which sends it along
 
 
 class MessageToolCall(Body):
-    """A call that the assistant has made."""
+    """A call in a message of the assistant."""
 
     refused: ClassVar[Mapping[str, str]] = {"custom": "tools are functions, with a schema of their arguments"}
 
@@ -107,8 +106,8 @@ class Message(Body):
     content: str | list[TextPart] | None = None
     tool_calls: list[MessageToolCall] | None = Field(None, min_length=1)
     tool_call_id: str | None = None
-    parsed: Any = None  # what the official client has made of the content, and sends along
-    # what clients add to answers that they send back, here as long as it says nothing
+    parsed: Any = None  # by the official client, which sends it along
+    # what clients add to answers that they send back; only empty values
     annotations: list[Any] | None = Field(None, max_length=0)
     provider_specific_fields: dict[str, None] | None = None
 
@@ -120,13 +119,10 @@ class Message(Body):
     }
 
     def plain(self, where: str) -> dict[str, Any]:
-        """Return it with its content as one text, as dialogs are encoded.
-
-        Args:
-            where: Its path in the request.
+        """Return the message with its content as one text; `where` is its path in the request.
 
         Raises:
-            ApiError: If it lacks what its role needs, or has what is another role's.
+            ApiError: If it lacks a field of its role, or has one of another role.
         """
         self._check(where)
         content = self.content
@@ -157,29 +153,17 @@ class Message(Body):
 
 
 def dialog_ids(
-    tokenizer: Tokenizer,
+    service: Service,
     messages: Sequence[Message],
-    most: int,
+    tools: Sequence[ToolDefinition] = (),
     *,
     add_generation_prompt: bool = True,
-    tools: Sequence[ToolDefinition] = (),
-    tool_form: ToolForm | None = None,
 ) -> list[int]:
-    """Return the ids of a dialog.
-
-    Args:
-        tokenizer: The model's.
-        messages: The dialog.
-        most: Tokens that fit; a text that is far longer is not encoded.
-        add_generation_prompt: End with the header of an answer.
-        tools: What the model may call.
-        tool_form: How it is told of them.
+    """Return the ids of a dialog; arguments as for `encode_dialog`.
 
     Raises:
         ApiError: If a message lacks a field, or has one of another role.
-        LlamariumError: If it is too long, or does not fit the model's format.
+        LlamariumError: As `encode_dialog`.
     """
     plain = [message.plain(f"messages[{i}]") for i, message in enumerate(messages)]
-    return encode_dialog(
-        tokenizer, plain, most, add_generation_prompt=add_generation_prompt, tools=tools, tool_form=tool_form
-    )
+    return encode_dialog(service, plain, tools, add_generation_prompt=add_generation_prompt)

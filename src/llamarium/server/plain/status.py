@@ -1,4 +1,4 @@
-"""What the server tells of itself: health, metrics, and what is served."""
+"""Health, metrics, and properties of what is served."""
 
 from fastapi import APIRouter, Request, Response
 from starlette.responses import PlainTextResponse
@@ -13,25 +13,25 @@ router = APIRouter(route_class=StrictRoute)
 
 @router.get("/health", responses={503: {"description": "Loading, draining or broken."}})
 async def health(request: Request) -> Response:
-    """Say whether requests are answered: 200 if they are, else 503."""
+    """Return whether requests are answered: 200 if they are, else 503."""
     service: Service = request.app.state.service
     state = service.state
-    told: dict[str, object] = {"status": state}
+    status: dict[str, object] = {"status": state}
     if state == "loading":
-        done, total = service.progress
-        told["progress"] = round(done / total, 3) if total else 0.0
-    return JSON(told, 200 if state == "ready" else 503)
+        done, total = service.loading.progress
+        status["progress"] = round(done / total, 3) if total else 0.0
+    return JSON(status, 200 if state == "ready" else 503)
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    """Tell counts and times in Prometheus' text format."""
+    """Return counts and times in Prometheus' text format."""
     return PlainTextResponse(request.app.state.metrics.text(), media_type="text/plain; version=0.0.4")
 
 
 @router.get("/props")
 async def props(request: Request) -> dict[str, object]:
-    """Tell what is served, and within which bounds."""
+    """Return what is served, and its limits."""
     service: Service = request.app.state.service
     model, engine = service.require()
     settings = service.settings

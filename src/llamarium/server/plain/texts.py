@@ -1,5 +1,6 @@
-"""Text to ids and back, and dialogs to texts, as the model sees them: vLLM's routes, and llama.cpp's template."""
+"""Text to ids and back, and dialogs to text: vLLM's routes, and llama.cpp's `/apply-template`."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from fastapi import APIRouter, Request
@@ -14,6 +15,7 @@ from llamarium.server.naming import chosen_model
 from llamarium.server.openai.fields import Message, dialog_ids
 from llamarium.server.openai.tools import Tool, tool_request
 from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.tools.definition import ToolDefinition
 
 router = APIRouter(route_class=StrictRoute)
 
@@ -32,11 +34,7 @@ class TokenizeRequest(Body):
     return_token_strs: bool | None = None
 
     def check(self) -> None:
-        """Refuse what would have no effect.
-
-        Raises:
-            ApiError: By the field.
-        """
+        """Refuse fields without effect."""
         if (self.prompt is None) == (self.messages is None):
             raise ApiError(400, "expected prompt or messages, one of them", param="prompt")
         if self.prompt is not None:
@@ -69,6 +67,10 @@ class TemplateRequest(Body):
     add_generation_prompt: bool = True
 
 
+def _offered(tools: list[Tool] | None) -> Sequence[ToolDefinition]:
+    return tool_request(tools, None, None).offered
+
+
 @router.post("/tokenize")
 async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, object]:
     """Return the ids of a text or of a dialog."""
@@ -80,7 +82,8 @@ async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, object]
 
     def ids_of(tokenizer: Tokenizer) -> list[int]:
         if messages is not None:
-            return _dialog_ids(service, tokenizer, messages, body.tools, body.add_generation_prompt is not False)
+            begins = body.add_generation_prompt is not False
+            return dialog_ids(service, messages, _offered(body.tools), add_generation_prompt=begins)
         assert prompt is not None
         tokenizer.check_length(prompt, most)
         return tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
@@ -111,24 +114,8 @@ async def apply_template(request: Request, body: TemplateRequest) -> dict[str, o
     service: Service = request.app.state.service
 
     def answer(tokenizer: Tokenizer) -> dict[str, object]:
-        ids = _dialog_ids(service, tokenizer, body.messages, body.tools, body.add_generation_prompt)
+        tools, begins = _offered(body.tools), body.add_generation_prompt
+        ids = dialog_ids(service, body.messages, tools, add_generation_prompt=begins)
         return {"prompt": tokenizer.decode(ids, skip_special_tokens=False)}
 
     return await with_tokenizer(request, "messages", answer)
-
-
-def _dialog_ids(
-    service: Service,
-    tokenizer: Tokenizer,
-    messages: list[Message],
-    tools: list[Tool] | None,
-    add_generation_prompt: bool,
-) -> list[int]:
-    return dialog_ids(
-        tokenizer,
-        messages,
-        service.max_tokens,
-        add_generation_prompt=add_generation_prompt,
-        tools=tool_request(tools, None, None).offered,
-        tool_form=service.tool_form,
-    )

@@ -37,10 +37,10 @@ class Replica:
 
     async def __init__(self, model: ModelOptions, names: tuple[str, ...], settings: Settings) -> None:
         self._service = Service(Loading(lambda report: _load(model, settings, report)), settings)
-        while self._service.is_loading:
+        while self._service.loading.is_running:
             await asyncio.sleep(_LOOK_S)
-        if self._service.failure is not None:
-            raise self._service.failure
+        if self._service.loading.failure is not None:
+            raise self._service.loading.failure
         self._app = Access(create_routes(self._service, names), Log(settings.log_format))
         self._name = _name()
         self._asked = set[asyncio.Task[None]]()

@@ -18,7 +18,6 @@ from llamarium.server.openai.responses.items import add_item
 from llamarium.server.openai.responses.requests import ResponseRequest, form_of
 from llamarium.server.openai.responses.tools import NAMES
 from llamarium.server.replying import reply
-from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.tools.request import ToolRequest
 
 router = APIRouter(route_class=StrictRoute)
@@ -31,21 +30,15 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is given without stream; set stream to true", param="stream_options")
     service: Service = request.app.state.service
-    most, tool_form = service.max_tokens, service.tool_form
     dialog, tools = await asyncio.to_thread(_read, body)
-
-    def encode(tokenizer: Tokenizer) -> list[list[int]]:
-        return [encode_dialog(tokenizer, dialog.messages, most, tools=tools.offered, tool_form=tool_form)]
-
     asked = AnswerRequest(
         model=model,
-        encode=encode,
+        encode=lambda _: [encode_dialog(service, dialog.messages, tools.offered)],
         options=_options(body),
         form=form_of(body),
         tools=tools,
         path_of=dialog.path_of,
         max_tokens=body.max_output_tokens,
-        num_prompts=1,
         prompt_field="input",
         length_field="max_output_tokens",
         new_text=True,
@@ -56,11 +49,7 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
 
 
 def _read(body: ResponseRequest) -> tuple[Dialog, ToolRequest]:
-    """Return a request's dialog, and what it says about tools.
-
-    Raises:
-        ApiError: By the client's field.
-    """
+    """Return a request's dialog, and its tools."""
     dialog = _dialog(body)
     choice = body.tool_choice if isinstance(body.tool_choice, str | None) else body.tool_choice.to_chat()
     listed = None if body.tools is None else [tool.to_chat() for tool in body.tools]
@@ -68,11 +57,6 @@ def _read(body: ResponseRequest) -> tuple[Dialog, ToolRequest]:
 
 
 def _dialog(body: ResponseRequest) -> Dialog:
-    """Return a request's dialog.
-
-    Raises:
-        ApiError: If nothing is said in it.
-    """
     if not body.input:
         raise ApiError(400, "input is empty; expected a text, or a list of items", param="input")
     dialog = Dialog(NAMES)
