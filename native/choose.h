@@ -11,6 +11,8 @@
 #define CHOICE_BLOCK 64
 #define FEW_CANDIDATES 256 /* hold the nucleus of most rows */
 
+enum { NO_MEMORY_FOR_ID = INT32_MIN }; /* in the place of a row's id, until lm_choose returns LM_NO_MEMORY for all */
+
 typedef struct {
     const float *logits;
     int count, num_blocks;
@@ -281,10 +283,10 @@ static int draw_weighted(const logit_row *row, const lm_choice *how, const candi
 static int draw_filtered(const logit_row *row, const lm_choice *how) {
     const int few = how->top_k > 0 ? how->top_k : FEW_CANDIDATES;
     candidates found;
-    if (!find_candidates(row, few, &found)) return LM_NO_ID_FOR_MEMORY;
+    if (!find_candidates(row, few, &found)) return NO_MEMORY_FOR_ID;
     if (!filter(row, how, &found)) {
         free(found.ids);
-        if (!find_candidates(row, row->count, &found)) return LM_NO_ID_FOR_MEMORY;
+        if (!find_candidates(row, row->count, &found)) return NO_MEMORY_FOR_ID;
         filter(row, how, &found);
     }
     const int chosen = draw_weighted(row, how, &found);
@@ -308,7 +310,7 @@ static int choose(const float *logits, int count, lm_choice how) {
     if (how.top_k >= count) how.top_k = 0;
     const int num_blocks = (count + CHOICE_BLOCK - 1) / CHOICE_BLOCK;
     float *memory = malloc((num_blocks + (how.mask ? (size_t)count : 0)) * sizeof(float));
-    if (memory == NULL) return LM_NO_ID_FOR_MEMORY;
+    if (memory == NULL) return NO_MEMORY_FOR_ID;
     logit_row row = {.logits = logits, .count = count, .num_blocks = num_blocks, .temperature = how.temperature,
                      .block_largest = memory};
     if (how.mask) {

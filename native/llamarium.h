@@ -141,7 +141,7 @@ typedef struct {
     const uint32_t *mask; /* (count + 31) / 32: a token may come if its bit is set, the lowest bit first; NULL: any may */
 } lm_choice;
 
-enum { LM_NO_ID = -1, LM_NO_ID_FOR_MEMORY = -2 };
+enum { LM_NO_ID = -1 };
 
 /* ids (num_rows): a token for each row of logits (num_rows, count); LM_NO_ID where those of
  * tokens that may come are NaN or have no finite maximum. */

@@ -106,7 +106,7 @@ static int choose_rows(const float *logits, int32_t num_rows, int32_t count, con
         lm_parallel(run_choices, &c);
     lm_leave();
     for (int row = 0; row < num_rows; row++)
-        if (ids[row] == LM_NO_ID_FOR_MEMORY) return LM_NO_MEMORY;
+        if (ids[row] == NO_MEMORY_FOR_ID) return LM_NO_MEMORY;
     return LM_OK;
 }
 

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm as TheirRMSNorm
 
 from closeness import assert_close_to_reference, model_reference
-from llamarium.attention import CachedAttend, CausalAttend, EagerAttend, KVCache
+from llamarium.attention import CausalAttend, EagerAttend
 from llamarium.attention import base as attention_base
+from llamarium.attention.paged import PagedAttend, PagedCache, Segment
 from llamarium.config import ModelConfig
 from llamarium.model import LlamaAttention, LlamaForCausalLM, LlamaRMSNorm, LlamaRotaryEmbedding, Rotary
 from llamarium.model import llama as llama_module
@@ -75,18 +76,19 @@ def test_64_greedy_tokens(name: str, pair_of: Callable[[str], Any]) -> None:
         pad_token_id=0,
     )
     c = pair.config
-    cache = KVCache(
+    cache = PagedCache(
         num_layers=c.num_hidden_layers,
-        batch_size=1,
-        num_slots=80,
+        num_blocks=5,
+        block_size=16,
         num_key_value_heads=c.num_key_value_heads,
         head_dim=c.head_dim,
         dtype=torch.float32,
     )
     ids, new = prompt, prompt
     for _ in range(64):
-        attend = CachedAttend(cache, [ids.shape[1] - new.shape[1]], new.shape[1])
-        new = pair.ours(new, attend.positions_BT, attend)[:, -1:].argmax(-1)
+        start, end = ids.shape[1] - new.shape[1], ids.shape[1]
+        attend = PagedAttend(cache, [Segment(slice(0, end - start), start, slice(0, end))])
+        new = pair.ours(new, torch.arange(start, end).unsqueeze(0), attend)[:, -1:].argmax(-1)
         ids = torch.cat((ids, new), dim=1)
     assert ids.tolist() == expected.tolist()
 

@@ -1,12 +1,12 @@
-"""One chain of paths, each equal to the one before: eager, causal, cached, chunked, ragged, recorded; and cross."""
+"""One chain of paths, each equal to the one before: eager, causal, paged, chunked, ragged; and cross."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from llamarium.attention import CachedAttend, CausalAttend, CrossAttend, EagerAttend, KVCache, RecordingAttend
-from llamarium.attention.base import Eager, attend_eagerly
-from llamarium.errors import ContextLengthError, InputError
+from llamarium.attention import CausalAttend, CrossAttend, EagerAttend
+from llamarium.attention.paged import PagedAttend, PagedCache, Segment
+from llamarium.errors import InputError
 
 B, T, N, K, H = 3, 11, 6, 2, 8
 CLOSE = {"rtol": 1.3e-6, "atol": 1e-5}
@@ -17,10 +17,23 @@ def qkv(seed: int = 0, batch: int = B, tokens: int = T) -> tuple[torch.Tensor, t
     return tuple(torch.randn(batch, tokens, heads, H, generator=generator) * 2 for heads in (N, K, K))
 
 
-def new_cache(batch: int = B, slots: int = 32) -> KVCache:
-    return KVCache(
-        num_layers=1, batch_size=batch, num_slots=slots, num_key_value_heads=K, head_dim=H, dtype=torch.float32
+SLOTS = 32
+
+
+def new_cache() -> PagedCache:
+    return PagedCache(
+        num_layers=1, num_blocks=B, block_size=SLOTS, num_key_value_heads=K, head_dim=H, dtype=torch.float32
     )
+
+
+def paged(cache: PagedCache, starts: list[int], *qkv: torch.Tensor) -> torch.Tensor:
+    """Attention of B rows as one packed row; each sequence has a block of its own."""
+    count = qkv[0].shape[1]
+    segments = [
+        Segment(slice(count * b, count * (b + 1)), start, slice(SLOTS * b, SLOTS * b + start + count))
+        for b, start in enumerate(starts)
+    ]
+    return PagedAttend(cache, segments)(0, *(x.flatten(0, 1).unsqueeze(0) for x in qkv)).view(qkv[0].shape)
 
 
 def by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, b: int, t: int, n: int, seen: list[int]) -> torch.Tensor:
@@ -60,12 +73,12 @@ def test_bidirectional_sees_ahead() -> None:
 
 
 @pytest.mark.parametrize("cuts", [[11], [1] * 11, [4, 7], [6, 1, 1, 3]])
-def test_cached_equals_causal_however_it_is_cut(cuts: list[int]) -> None:
+def test_paged_equals_causal_however_it_is_cut(cuts: list[int]) -> None:
     q, k, v = qkv()
     cache, outs, start = new_cache(), [], 0
     for length in cuts:
         part = slice(start, start + length)
-        outs.append(CachedAttend(cache, [start] * B, length)(0, q[:, part], k[:, part], v[:, part]))
+        outs.append(paged(cache, [start] * B, q[:, part], k[:, part], v[:, part]))
         start += length
     torch.testing.assert_close(torch.cat(outs, dim=1), CausalAttend()(0, q, k, v), **CLOSE)
 
@@ -75,12 +88,10 @@ def test_rows_of_different_lengths_need_no_mask() -> None:
     lengths = [11, 4, 7]
     q, k, v = qkv()
     cache = new_cache()
-    CachedAttend(cache, [0] * B, T)(0, q, k, v)  # rows 1 and 2 are followed by padding
+    paged(cache, [0] * B, q, k, v)  # rows 1 and 2 are followed by padding
     for step in range(3):
         new_q, new_k, new_v = qkv(seed=step + 1, tokens=1)
-        attend = CachedAttend(cache, [n + step for n in lengths], 1)
-        assert attend.positions_BT.flatten().tolist() == [n + step for n in lengths]
-        out = attend(0, new_q, new_k, new_v)
+        out = paged(cache, [n + step for n in lengths], new_q, new_k, new_v)
         for b, length in enumerate(lengths):
             history = [qkv(seed=s + 1, tokens=1) for s in range(step + 1)]
             all_k = torch.cat([k[b : b + 1, :length], *[h[1][b : b + 1] for h in history]], dim=1)
@@ -95,31 +106,27 @@ def test_ragged_chunks() -> None:
     q, k, v = qkv()
     cache = new_cache()
     expected = CausalAttend()(0, q, k, v)
-    CachedAttend(cache, [0] * B, 6)(0, q[:, :6], k[:, :6], v[:, :6])
+    paged(cache, [0] * B, q[:, :6], k[:, :6], v[:, :6])
     starts = [6, 3, 5]
     take = torch.tensor([[s + i for i in range(4)] for s in starts])
     rows = torch.arange(B).unsqueeze(1)
-    out = CachedAttend(cache, starts, 4)(0, q[rows, take], k[rows, take], v[rows, take])
+    out = paged(cache, starts, q[rows, take], k[rows, take], v[rows, take])
     torch.testing.assert_close(out, expected[rows, take], **CLOSE)
 
 
 def test_going_back_is_continuing_from_a_smaller_position() -> None:
     q, k, v = qkv()
     cache = new_cache()
-    CachedAttend(cache, [0] * B, T)(0, *qkv(seed=9))
-    CachedAttend(cache, [0] * B, 5)(0, q[:, :5], k[:, :5], v[:, :5])
-    out = CachedAttend(cache, [5] * B, 6)(0, q[:, 5:], k[:, 5:], v[:, 5:])
+    paged(cache, [0] * B, *qkv(seed=9))
+    paged(cache, [0] * B, q[:, :5], k[:, :5], v[:, :5])
+    out = paged(cache, [5] * B, q[:, 5:], k[:, 5:], v[:, 5:])
     torch.testing.assert_close(out, CausalAttend()(0, q, k, v)[:, 5:], **CLOSE)
 
 
-def test_a_full_cache_and_wrong_starts_are_refused() -> None:
-    cache = new_cache(slots=4)
-    with pytest.raises(ContextLengthError, match="5 positions needed, and the KV cache holds 4"):
-        CachedAttend(cache, [0] * B, 5)
-    with pytest.raises(InputError, match="expected 3 positions"):
-        CachedAttend(cache, [0], 1)
-    with pytest.raises(InputError, match="0 or more"):
-        CachedAttend(cache, [0, -1, 0], 1)
+def test_tokens_that_are_not_the_segments_are_refused() -> None:
+    q, k, v = qkv()
+    with pytest.raises(InputError, match=r"\(1, 10\) tokens; expected \(1, 11\)"):
+        PagedAttend(new_cache(), [Segment(slice(0, T), 0, slice(0, T))])(0, q[:1, :10], k[:1, :10], v[:1, :10])
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -136,23 +143,3 @@ def test_cross_attention(padded: bool) -> None:
         attn_mask=None if visible is None else visible[:, None, None],
     ).transpose(1, 2)
     torch.testing.assert_close(attend(0, q, k, v), expected, **CLOSE)
-    records: list[Eager] = []
-    RecordingAttend(attend, lambda i, q, context: records.append(attend_eagerly(q, context)))(0, q, k, v)
-    torch.testing.assert_close(records[0].out_BTNH, expected, **CLOSE)
-
-
-def test_recording_changes_nothing_and_sees_the_past() -> None:
-    q, k, v = qkv()
-    cache = new_cache()
-    CachedAttend(cache, [0] * B, 8)(0, q[:, :8], k[:, :8], v[:, :8])
-    inner = CachedAttend(cache, [8] * B, 3)
-    plain = inner(0, q[:, 8:], k[:, 8:], v[:, 8:])
-    records: list[tuple[int, Eager]] = []
-    recording = RecordingAttend(inner, lambda i, q, context: records.append((i, attend_eagerly(q, context))))
-    assert torch.equal(recording(0, q[:, 8:], k[:, 8:], v[:, 8:]), plain)
-    ((layer_idx, eager),) = records
-    assert layer_idx == 0
-    assert eager.pattern_BNTS.shape == (B, N, 3, T)
-    torch.testing.assert_close(eager.pattern_BNTS.sum(-1), torch.ones(B, N, 3))
-    assert eager.pattern_BNTS[:, :, 0, 9:].abs().max() == 0, "position 8 must not see 9 and 10"
-    torch.testing.assert_close(eager.out_BTNH, plain, **CLOSE)

@@ -19,6 +19,7 @@ from llamarium.errors import ContextLengthError, InputError, MemoryBudgetError, 
 from llamarium.runtime.batch import Batch
 from llamarium.runtime.runner import Cache
 from llamarium.runtime.taps import Taps
+from llamarium.sampling.constraint import NoToken
 from llamarium.sampling.params import SamplingParams
 
 
@@ -151,8 +152,9 @@ def test_a_deadline_ends_a_request_wherever_it_is() -> None:
     last = engine.add(Request([5, 6], SamplingParams(temperature=0.0, max_tokens=2)))
     engine.step()
     now[0] = 5.0
-    ended = [(event.request, event.row) for event in engine.step() if event.finish_reason == "timeout"]
-    assert ended == [(0, 0), (1, 0), (1, 1)]
+    ended = [event for event in engine.step() if event.finish_reason == "timeout"]
+    assert [(event.request, event.row) for event in ended] == [(0, 0), (1, 0), (1, 1)]
+    assert {event.token_id for event in ended} == {NoToken.TIMED_OUT}
     assert {event.request for event in engine.run()} <= {last}
     assert engine.num_used_blocks == 0
 

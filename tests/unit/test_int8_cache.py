@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 import llamarium
-from llamarium.attention import CachedAttend, EagerAttend, KVCache
-from llamarium.attention.cached import to_codes
-from llamarium.attention.paged import PagedAttend, PagedCache, Segment, find_slots
+from llamarium.attention import EagerAttend
+from llamarium.attention.paged import PagedAttend, PagedCache, Segment, find_slots, to_codes
 from llamarium.cli.main import main
 from llamarium.config import ModelConfig
 from llamarium.errors import MemoryBudgetError, OptionError
@@ -68,10 +67,6 @@ def test_the_smallest_and_largest_numbers() -> None:
 B, T, N, K, H = 3, 11, 6, 2, 8
 
 
-def make_cache(slots: int = 32, dtype: torch.dtype = torch.int8) -> KVCache:
-    return KVCache(num_layers=1, batch_size=B, num_slots=slots, num_key_value_heads=K, head_dim=H, dtype=dtype)
-
-
 def qkv(tokens: int = T) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     return tuple(torch.randn(B, tokens, heads, H, generator=generator) * 2 for heads in (N, K, K))
@@ -81,39 +76,6 @@ def rounded(x: Tensor) -> Tensor:
     codes, scale = to_codes(x)
     return codes * scale
 
-
-@pytest.mark.parametrize("chunks", [[11], [1] * 11, [4, 1, 6]])
-def test_attention_sees_the_rounded_keys_and_values(chunks: list[int]) -> None:
-    q, k, v = qkv()
-    cache, outs, start = make_cache(), [], 0
-    for count in chunks:
-        part = slice(start, start + count)
-        attend = CachedAttend(cache, [start] * B, count)
-        outs.append(attend(0, q[:, part], k[:, part], v[:, part]))
-        start += count
-    expected = EagerAttend()(0, q, rounded(k), rounded(v))
-    torch.testing.assert_close(torch.cat(outs, dim=1), expected, rtol=1.3e-6, atol=1e-5)
-    context = attend.context(0, k, v)
-    torch.testing.assert_close(context.k_BSKH, rounded(k)) and torch.testing.assert_close(context.v_BSKH, rounded(v))
-
-
-def test_memory_is_counted_with_its_scales() -> None:
-    vectors = 2 * B * K * 32
-    assert make_cache().num_bytes == vectors * (H + 4)
-    assert make_cache(dtype=torch.bfloat16).num_bytes == vectors * 2 * H
-    with pytest.raises(MemoryBudgetError, match=r"takes 144,000,000\.0 GB"):
-        make_cache(slots=10**15)
-
-
-def test_a_key_that_is_not_finite_poisons_its_row_and_no_other() -> None:
-    q, k, v = qkv()
-    k[1, 4, 0, 3] = NAN
-    out = CachedAttend(make_cache(), [0] * B, T)(0, q, k, v)
-    assert out[1, 4:, : N // K].isnan().all() and out[[0, 2]].isfinite().all()
-    assert out[1, :, N // K :].isfinite().all(), "the other kv head"
-
-
-# --- the paged cache --------------------------------------------------------------------------------------------------
 
 P = 4
 
@@ -126,14 +88,14 @@ def paged(blocks: int, dtype: torch.dtype = torch.int8) -> PagedCache:
 
 def see(
     cache: PagedCache, runs: list[tuple[list[int], int, int]], parts: list[tuple[Tensor, Tensor, Tensor]]
-) -> tuple[Tensor, PagedAttend]:
+) -> Tensor:
     """One packed row of (blocks, start, count) runs and their queries, keys and values."""
     made, row = list[Segment](), 0
     for blocks, start, count in runs:
         made.append(Segment(slice(row, row + count), start, find_slots(blocks, P, start + count, "cpu")))
         row += count
     attend = PagedAttend(cache, made)
-    return attend(0, *(torch.cat(which).unsqueeze(0) for which in zip(*parts, strict=True)))[0], attend
+    return attend(0, *(torch.cat(which).unsqueeze(0) for which in zip(*parts, strict=True)))[0]
 
 
 @pytest.mark.parametrize("chunks", [[11], [1] * 11, [4, 1, 6]])
@@ -143,14 +105,23 @@ def test_paged_attention_sees_the_rounded_keys_and_values(chunks: list[int], tab
     cache, outs, start = paged(5), list[Tensor](), 0
     for count in chunks:
         part = slice(start, start + count)
-        out, attend = see(cache, [(table, start, count)], [(q[part], k[part], v[part])])
+        out = see(cache, [(table, start, count)], [(q[part], k[part], v[part])])
         outs.append(out)
         start += count
     expected = EagerAttend()(0, q[None], rounded(k)[None], rounded(v)[None])[0]
     torch.testing.assert_close(torch.cat(outs), expected, rtol=1.3e-6, atol=1e-5)
-    context = attend.context(0, k[None], v[None])
-    torch.testing.assert_close(context.k_BSKH[0], rounded(k))
-    torch.testing.assert_close(context.v_BSKH[0], rounded(v))
+    kept_k, kept_v = cache.read(0, table, T)
+    torch.testing.assert_close(kept_k, rounded(k))
+    torch.testing.assert_close(kept_v, rounded(v))
+
+
+def test_a_key_that_is_not_finite_poisons_its_sequence_and_no_other() -> None:
+    q, k, v = qkv()
+    k[1, 4, 0, 3] = NAN
+    runs = [([3 * b, 3 * b + 1, 3 * b + 2], 0, T) for b in range(B)]
+    out = see(paged(9), runs, [(q[b], k[b], v[b]) for b in range(B)]).view(q.shape)
+    assert out[1, 4:, : N // K].isnan().all() and out[[0, 2]].isfinite().all()
+    assert out[1, :, N // K :].isfinite().all(), "the other kv head"
 
 
 def test_sequences_grow_fork_and_stand_at_different_places() -> None:
@@ -161,7 +132,7 @@ def test_sequences_grow_fork_and_stand_at_different_places() -> None:
     cache.copy_block(1, 10)  # the second row's first tokens are the first one's: a shared block, and a copy of one
     sources, starts, tables = [2, 0, 1], [11, 5, 0], [[6, 7, 8], [0, 10], [11]]
     new = [(q[b, :1], k[b, :1], v[b, :1]) for b in range(3)]
-    found, _ = see(cache, [(table, start, 1) for table, start in zip(tables, starts, strict=True)], new)
+    found = see(cache, [(table, start, 1) for table, start in zip(tables, starts, strict=True)], new)
     for row, (source, start) in enumerate(zip(sources, starts, strict=True)):
         keys, values = (torch.cat((rounded(x[source, :start]), rounded(x[row, :1]))).unsqueeze(0) for x in (k, v))
         queries = torch.zeros(1, start + 1, N, H)

@@ -37,14 +37,6 @@ class Attend(Protocol):
         ...
 
 
-class TransparentAttend(Attend, Protocol):
-    """An Attend that can say what its queries look at, so that a recorder can recompute the pattern."""
-
-    def context(self, layer_idx: int, k_BTKH: Tensor, v_BTKH: Tensor) -> Context:
-        """Return the keys, values and mask that a call with these k and v attends to, after that call."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Eager:
     """Attention written out.
@@ -76,17 +68,29 @@ def attend_eagerly(q_BTNH: Tensor, context: Context) -> Eager:
 
 
 def visible_in_row(num_tokens: int, segments_BT: Tensor | None, bidirectional: bool, device: torch.device) -> Tensor:
-    """Return the (1 or B, T, T) mask of a call that sees only its own tokens.
-
-    Args:
-        num_tokens: T.
-        segments_BT: int; tokens of different numbers do not see each other. None means one segment.
-        bidirectional: Also look ahead.
-        device: Where the mask lives.
-    """
+    """Return the (1 or B, T, T) mask of a call that sees only its own T tokens; the others as in `RowAttend`."""
     visible_BTT = torch.ones(1, num_tokens, num_tokens, dtype=torch.bool, device=device)
     if not bidirectional:
         visible_BTT = visible_BTT.tril()
     if segments_BT is not None:
         visible_BTT = visible_BTT & (segments_BT.unsqueeze(2) == segments_BT.unsqueeze(1))
     return visible_BTT
+
+
+class RowAttend:
+    """What a call over its own tokens alone sees; keeps nothing.
+
+    Args:
+        segments_BT: int; tokens of different numbers do not see each other. For packed rows number the documents;
+            for padding give the padding a number of its own. None means one segment.
+        bidirectional: Every token sees its whole segment, as in an encoder.
+    """
+
+    def __init__(self, *, segments_BT: Tensor | None = None, bidirectional: bool = False) -> None:
+        self.segments_BT = segments_BT
+        self.bidirectional = bidirectional
+
+    def context(self, layer_idx: int, k_BTKH: Tensor, v_BTKH: Tensor) -> Context:
+        """Return the call's own keys and values, and which of them each query sees."""
+        mask = visible_in_row(k_BTKH.shape[1], self.segments_BT, self.bidirectional, k_BTKH.device)
+        return Context(k_BTKH, v_BTKH, mask)

@@ -2,17 +2,14 @@
 
 from collections.abc import Sequence
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from llamarium.attention.base import Context
 
 
 class CrossAttend:
     """Every query sees the whole memory; the k and v of the call itself are not used.
 
-    The memory comes from the same attention module that will ask: `attention.project(encoder_hidden)` gives its k and
+    The memory comes from the same attention module: `attention.project(encoder_hidden)` gives its k and
     v for the encoder's hidden states, without rotation.
 
     Args:
@@ -35,11 +32,3 @@ class CrossAttend:
             enable_gqa=True,
         )
         return out_BNTH.transpose(1, 2)
-
-    def context(self, layer_idx: int, k_BTKH: Tensor, v_BTKH: Tensor) -> Context:
-        """The memory's keys and values, all visible but for its padding."""
-        k_BSKH, v_BSKH = self.memory[layer_idx]
-        visible_BS = self.visible_BS
-        if visible_BS is None:
-            visible_BS = torch.ones(k_BSKH.shape[:2], dtype=torch.bool, device=k_BSKH.device)
-        return Context(k_BSKH, v_BSKH, visible_BS.unsqueeze(1).expand(-1, k_BTKH.shape[1], -1))

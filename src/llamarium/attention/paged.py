@@ -5,7 +5,8 @@ sequences grow without being moved, share what they have in common, and leave wi
 M tokens, whichever sequences they belong to; each sequence's queries see its own slots, and nothing else.
 
 At a long context it is the cache that a token's time goes into: 8,000 tokens of Llama 3.2 1B are 262 MB in bfloat16,
-and every new token reads all of it. Kept in 8 bits it is little more than half (`to_codes`).
+and every new token reads all of it. Kept in 8 bits it is little more than half: each key and each value, a vector of
+head_dim, becomes whole numbers from -127 to 127 and one scale. Keys are rounded after their rotation.
 """
 
 import copy
@@ -18,10 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llamarium.attention.base import Context
-from llamarium.attention.cached import SCALE_DTYPE, to_codes
 from llamarium.errors import InputError, MemoryBudgetError
 from llamarium.kernels.memory import reserve
+
+SCALE_DTYPE = torch.float32
+"""Of a key's or value's scale, in a cache of 8 bits."""
 
 
 class PagedCache:
@@ -195,18 +197,6 @@ class PagedAttend:
         parts = [self._attend(layer_idx, i, one, q_BTNH[:, one.rows]) for i, one in enumerate(self.segments)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def context(self, layer_idx: int, k_BTKH: Tensor, v_BTKH: Tensor) -> Context:
-        """The cached keys and values of the one sequence that there is.
-
-        Raises:
-            InputError: If there are several, whose contexts are several too.
-        """
-        if len(self.segments) != 1:
-            raise InputError(f"{len(self.segments)} sequences have no context in common; expected one")
-        segment = self.segments[0]
-        k_SKH, v_SKH = self.cache.at(layer_idx, segment.slots, k_BTKH.dtype)
-        return Context(k_SKH.unsqueeze(0), v_SKH.unsqueeze(0), self._visible(segment).unsqueeze(0))
-
     def _attend(self, layer_idx: int, i: int, segment: Segment, q_1TNH: Tensor) -> Tensor:
         k_SKH, v_SKH = self.cache.at(layer_idx, segment.slots, q_1TNH.dtype)
         k_1KSH, v_1KSH = k_SKH.transpose(0, 1).unsqueeze(0), v_SKH.transpose(0, 1).unsqueeze(0)
@@ -234,6 +224,25 @@ def _decode(q_11NH: Tensor, k_1KSH: Tensor, v_1KSH: Tensor) -> Tensor:
     """One token: the G query heads of a group stand where tokens stand, so no key is read twice."""
     q_1KGH = q_11NH.view(1, k_1KSH.shape[1], -1, q_11NH.shape[-1])
     return F.scaled_dot_product_attention(q_1KGH, k_1KSH, v_1KSH).reshape(q_11NH.shape)
+
+
+def to_codes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Round vectors of head_dim to 8 bits, so that x is about codes * scale.
+
+    The scale is the largest magnitude over 127; codes are rounded to the nearest, ties to even. A vector with NaN or
+    infinity gets NaN for its scale, so that whatever sees it is NaN.
+
+    Args:
+        x: (..., H).
+
+    Returns:
+        Codes (..., H), int8, and scales (..., 1), float32.
+    """
+    numbers = x.float()
+    scale = numbers.abs().amax(dim=-1, keepdim=True) / 127
+    usable = scale.isfinite() & (scale > 0)
+    codes = torch.where(usable, (numbers / scale).round().clamp(-127, 127), 0).to(torch.int8)
+    return codes, torch.where(scale.isfinite(), scale, torch.nan)
 
 
 def find_slots(blocks: Sequence[int], block_size: int, num_slots: int, device: torch.device | str) -> slice | Tensor:

@@ -1,11 +1,12 @@
 """Auto-regressive generation, from ids to ids: a client of the engine. Nothing in here knows text.
 
-Every step is the same: run what each row has not run yet (its prompt at first, then the token that was chosen last),
-choose a token for each row, see which rows end (`llamarium.engine`). The prompts of one call are requests to an engine
-of its own, or to one that is kept from one turn of a dialog to the next.
+Every step is the same: run each sequence's uncomputed tokens (its prompt at first, then the token that was chosen
+last), choose a token for each, see which end (`llamarium.engine`). The prompts of one call are requests to an engine of
+its own, or to one that is kept from one turn of a dialog to the next.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import get_args
 
 from llamarium.config import ModelConfig
@@ -26,6 +27,27 @@ _TWO_ANSWERS = "another answer was begun in the same dialog; end or close a stre
 __all__ = ["DialogEngine", "FinishReason", "TokenEvent", "check_prompts", "generate_tokens"]
 
 
+@dataclass(frozen=True, slots=True)
+class _PassOptions:
+    """How passes are run; see `generate_tokens`."""
+
+    use_cache: bool = True
+    kv_cache_dtype: CacheDtype = "auto"
+    proposer: ProposerPolicy | None = None
+
+    def engine(self, runner: Runner, num_blocks: int) -> Engine:
+        """Return an engine for a single caller: large chunks and blocks."""
+        return Engine(
+            runner,
+            num_blocks,
+            kv_cache_dtype=self.kv_cache_dtype,
+            block_size=BLOCK_SIZE,
+            use_cache=self.use_cache,
+            chunk=MAX_CHUNK_TOKENS,
+            proposer=self.proposer,
+        )
+
+
 class DialogEngine:
     """An engine that is kept from one turn of a dialog to the next, so that each computes only what is new.
 
@@ -34,19 +56,35 @@ class DialogEngine:
         dtype: What keys and values are kept in.
 
     Attributes:
-        engine: The same one, until another runner or dtype is asked for.
+        engine: The same one, until another runner or dtype is used.
     """
 
     def __init__(self, runner: Runner, dtype: CacheDtype = "auto") -> None:
-        self._dtype = dtype
-        self.engine = _engine(runner, 1, dtype)
-        self.number = -1  # of the request that is being answered
+        self._dtype: CacheDtype = dtype
+        self.engine = _PassOptions(kv_cache_dtype=dtype).engine(runner, 1)
+        self._number = -1  # of the live request
 
     def use(self, runner: Runner, dtype: CacheDtype) -> None:
-        """Go on with this runner and dtype; what was kept otherwise is dropped, as it is another model's or rounded."""
+        """Go on with this runner and dtype; keys and values of others are dropped."""
         if runner is not self.engine.runner or dtype != self._dtype:
             self._dtype = dtype
-            self.engine = _engine(runner, 1, dtype)
+            self.engine = _PassOptions(kv_cache_dtype=dtype).engine(runner, 1)
+
+    def answer(self, engine: Engine, request: Request, proposer: ProposerPolicy | None) -> Iterator[TokenEvent]:
+        """Yield the tokens of a request, from the engine that the dialog had when the request came."""
+        if self.engine is not engine:
+            raise InputError(_TWO_ANSWERS)
+        engine.abort(self._number)
+        engine.reserve(room_of(engine.runner.config, request))
+        engine.use_proposer(proposer)
+        self._number = number = engine.add(request)
+        try:
+            while engine.is_live(number):
+                yield from engine.step()
+                if self._number != number or self.engine is not engine:
+                    raise InputError(_TWO_ANSWERS)
+        finally:
+            engine.abort(number)
 
 
 def generate_tokens(
@@ -64,8 +102,7 @@ def generate_tokens(
 ) -> Iterator[TokenEvent]:
     """Generate answers to all prompts side by side, yielding each token as it is chosen.
 
-    The call checks its arguments; memory is taken, and the prompts are run, when the first token is asked for. Some
-    dozens of answers are run side by side, the others wait for their turn: memory is that of the longest of them.
+    The call checks its arguments; memory is taken and prompts are run when the first token is asked for.
 
     Args:
         runner: Executes the model.
@@ -74,51 +111,37 @@ def generate_tokens(
         stop_ids: Ids that end a row, besides its own `stop_token_ids`; the stop id itself is yielded.
         use_cache: False recomputes everything for every token: for comparison, never for speed.
         kv_cache_dtype: What keys and values are kept in.
-        prefix: Keys and values of a dialog so far; for one prompt with n = 1. Those of another runner or in another
-            dtype are dropped, once the arguments are accepted.
+        prefix: Keys and values of a dialog so far; for one prompt with n = 1.
         cancelled: Rows that the caller puts here end before their next token.
         proposer: Proposes tokens ahead (`engine/proposers/`): the same tokens, sooner.
-        grammar: What the grammar of all `params` compiles to, where they have one.
+        grammar: The compiled grammar of all `params`, if they have one.
 
     Yields:
         Events whose `request` is the prompt's place and whose `row` counts all answers, in the order of the prompts.
 
     Raises:
-        InputError: For an empty prompt or an id outside the vocabulary; for a `prefix` with several rows or without
-            the cache; if another answer is begun with it meanwhile.
-        ContextLengthError: If a prompt leaves no room in the context.
-        OptionError: For a `proposer` without the cache, or with a model whose tokens it might change; for an unknown
-            `kv_cache_dtype`.
-        SamplingError: If parameters name ids or counts outside the vocabulary.
-        MemoryBudgetError: If there is no memory for the rows' keys and values.
+        LlamariumError: As `Engine.prepare`; an OptionError or InputError for options that do not go together.
     """
+    how = _PassOptions(use_cache, kv_cache_dtype, proposer)
     check_prompts(runner.config, prompts, [min(1, wanted.max_tokens) for wanted in params])
-    _check_options(runner, prompts, params, use_cache, kv_cache_dtype, prefix, proposer)
-    requests = [
-        Request(prompt, wanted, stop_ids, grammar=grammar) for prompt, wanted in zip(prompts, params, strict=True)
-    ]
+    _check_options(runner, params, how, prefix)
     for wanted in params:
         check_against_vocabulary(wanted, runner.config.vocab_size)
-    if prefix is not None:
-        prefix.use(runner, kv_cache_dtype)
-        return _answer_in_dialog(prefix, prefix.engine, requests[0], proposer)
-    return _answer(runner, requests, use_cache, kv_cache_dtype, cancelled, proposer)
+    requests = [Request(*one, stop_ids, grammar=grammar) for one in zip(prompts, params, strict=True)]
+    if prefix is None:
+        return _answer(runner, requests, how, cancelled)
+    prefix.use(runner, kv_cache_dtype)
+    return prefix.answer(prefix.engine, requests[0], proposer)
 
 
 def _answer(
-    runner: Runner,
-    requests: Sequence[Request],
-    use_cache: bool,
-    kv_cache_dtype: CacheDtype,
-    cancelled: Collection[int],
-    proposer: ProposerPolicy | None,
+    runner: Runner, requests: Sequence[Request], how: _PassOptions, cancelled: Collection[int]
 ) -> Iterator[TokenEvent]:
-    """Yield the tokens of all requests, from an engine of their own."""
+    """Yield the tokens of all requests, from an engine of their own with room for the longest of them."""
     rooms = [room_of(runner.config, request) for request in requests for _ in range(request.params.n)]
     most = sorted(rooms, reverse=True)[:MAX_NUM_SEQS]
     num_blocks = sum(capacity_blocks(room, BLOCK_SIZE) + 1 for room in most) - 1  # one that each may take next
-    engine = _engine(runner, num_blocks, kv_cache_dtype, use_cache=use_cache, proposer=proposer)
-    first_rows = [0]
+    engine, first_rows = how.engine(runner, num_blocks), [0]
     for request in requests:
         engine.add(request)
         first_rows.append(first_rows[-1] + request.params.n)
@@ -130,52 +153,8 @@ def _answer(
             yield event._replace(row=row)
 
 
-def _answer_in_dialog(
-    prefix: DialogEngine, engine: Engine, request: Request, proposer: ProposerPolicy | None
-) -> Iterator[TokenEvent]:
-    """Yield the tokens of a request, from the engine that the dialog had when it was asked for."""
-    if prefix.engine is not engine:
-        raise InputError(_TWO_ANSWERS)
-    engine.abort(prefix.number)
-    engine.reserve(room_of(engine.runner.config, request))
-    engine.use_proposer(proposer)
-    prefix.number = number = engine.add(request)
-    try:
-        while engine.is_live(number):
-            yield from engine.step()
-            if prefix.number != number or prefix.engine is not engine:
-                raise InputError(_TWO_ANSWERS)
-    finally:
-        engine.abort(number)
-
-
-def _engine(
-    runner: Runner,
-    num_blocks: int,
-    kv_cache_dtype: CacheDtype,
-    *,
-    use_cache: bool = True,
-    proposer: ProposerPolicy | None = None,
-) -> Engine:
-    """Return an engine that nobody but one caller waits for: prompts are read in large chunks, over large blocks."""
-    return Engine(
-        runner,
-        num_blocks,
-        kv_cache_dtype=kv_cache_dtype,
-        block_size=BLOCK_SIZE,
-        use_cache=use_cache,
-        chunk=MAX_CHUNK_TOKENS,
-        proposer=proposer,
-    )
-
-
 def check_prompts(config: ModelConfig, prompts: Sequence[Sequence[int]], rooms: Sequence[int]) -> None:
-    """Refuse what the model cannot continue.
-
-    Args:
-        config: The model's.
-        prompts: Token ids of each.
-        rooms: How many tokens an answer to each has at least.
+    """Refuse prompts that the model cannot continue, each by so many tokens at least.
 
     Raises:
         InputError: For no prompt, an empty prompt or an id outside the vocabulary.
@@ -188,21 +167,15 @@ def check_prompts(config: ModelConfig, prompts: Sequence[Sequence[int]], rooms: 
 
 
 def _check_options(
-    runner: Runner,
-    prompts: Sequence[Sequence[int]],
-    params: Sequence[SamplingParams],
-    use_cache: bool,
-    kv_cache_dtype: CacheDtype,
-    prefix: DialogEngine | None,
-    proposer: ProposerPolicy | None,
+    runner: Runner, params: Sequence[SamplingParams], how: _PassOptions, prefix: DialogEngine | None
 ) -> None:
-    if kv_cache_dtype not in get_args(CacheDtype):
+    if how.kv_cache_dtype not in get_args(CacheDtype):
         expected = ", ".join(get_args(CacheDtype))
-        raise OptionError(f"kv_cache_dtype is {show_value(kv_cache_dtype)}; expected {expected}")
-    if proposer is not None and not use_cache:
-        raise OptionError(f"{proposer.option} runs its guesses over the cache; leave it out, or use_cache=False")
-    if prefix is not None and (not use_cache or len(prompts) != 1 or params[0].n != 1):
+        raise OptionError(f"kv_cache_dtype is {show_value(how.kv_cache_dtype)}; expected {expected}")
+    if how.proposer is not None and not how.use_cache:
+        raise OptionError(f"{how.proposer.option} runs its guesses over the cache; leave it out, or use_cache=False")
+    if prefix is not None and (not how.use_cache or len(params) != 1 or params[0].n != 1):
         raise InputError("a prefix serves one prompt with one answer and use_cache=True")
-    if proposer is not None:
-        is_greedy = kv_cache_dtype == "auto" and all(wanted.temperature == 0 for wanted in params)
-        check_exact(runner, proposer, is_greedy=is_greedy)
+    if how.proposer is not None:
+        is_greedy = how.kv_cache_dtype == "auto" and all(wanted.temperature == 0 for wanted in params)
+        check_exact(runner, how.proposer, is_greedy=is_greedy)

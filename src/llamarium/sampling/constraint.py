@@ -1,13 +1,14 @@
 """What a row of the sampler asks about the form of its answer. Nothing in here knows grammars or texts."""
 
 from collections.abc import Collection
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 
+@unique
 class NoToken(IntEnum):
     """Why a row got no token: what stands in an id's place."""
 
