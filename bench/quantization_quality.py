@@ -26,8 +26,8 @@ from llamarium.hub.resolve import resolve
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.packed import LinearPacked
 from llamarium.quantization.calibrate import sample_windows
-from llamarium.quantization.quantize import choose_head
-from llamarium.quantization.quantizer import METHODS, Quantizer, Recipe
+from llamarium.quantization.calibrated import CalibratedQuantizer, choose_head
+from llamarium.quantization.quantizer import METHODS, Recipe
 
 _CALIBRATED_SHARE = 0.9
 
@@ -90,10 +90,12 @@ def _first_tokens(llama: Llama, text: str, count: int) -> str:
     return llama.tokenizer.decode(llama.tokenizer.encode(text, add_special_tokens=False)[:count])
 
 
-def _quantizer(options: argparse.Namespace, type_name: str, method: Any, windows_BT: torch.Tensor) -> Quantizer:
+def _quantizer(
+    options: argparse.Namespace, type_name: str, method: Any, windows_BT: torch.Tensor
+) -> CalibratedQuantizer:
     checkpoint = open_checkpoint(resolve(options.model))
     recipe = Recipe(type_name, method, requantize=options.requantize)
-    return Quantizer(checkpoint, recipe, windows_BT, num_compared=options.auto)
+    return CalibratedQuantizer(checkpoint, recipe, windows_BT, num_compared=options.auto)
 
 
 def _heads(options: argparse.Namespace, type_name: str) -> list[str]:

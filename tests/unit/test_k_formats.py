@@ -14,6 +14,7 @@ from torch import Tensor
 import llamarium
 from llamarium.checkpoints.modules import round_inputs
 from llamarium.checkpoints.packed.save import PackedWeight, save_packed
+from llamarium.checkpoints.save import array_of
 from llamarium.generation.kept import Memory, advance
 from llamarium.kernels import native
 from llamarium.kernels.native import InputBits
@@ -260,7 +261,7 @@ def test_a_packed_folder_keeps_them(model_files: Callable[..., Any], tmp_path: P
     def described(key: str, weight: Tensor) -> PackedWeight:
         held = made[key]
         name = held.format.name if isinstance(held, LinearPacked) else None
-        return PackedWeight(key, tuple(weight.shape), name, lambda: held)
+        return PackedWeight(key, tuple(weight.shape), name, lambda: array_of(getattr(held, "weight", held)))
 
     weights = [described(key, weight) for key, weight in files.weights.items()]
     save_packed(weights, files.config, tmp_path / "packed", recipe={})

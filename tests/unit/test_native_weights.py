@@ -182,6 +182,7 @@ assert not late, late
 
 def test_opening_needs_no_torch(model_files, smollm2_path, tmp_path):
     from llamarium.checkpoints.packed.save import PackedWeight, save_packed
+    from llamarium.checkpoints.save import array_of
     from llamarium.quant.packed import LinearPacked
 
     model = build_model(
@@ -193,7 +194,7 @@ def test_opening_needs_no_torch(model_files, smollm2_path, tmp_path):
         linear = getattr(module, "linear", module)
         is_packed = isinstance(linear, LinearPacked)
         shape = (linear.out_features, linear.in_features) if is_packed else tuple(module.weight.shape)
-        values = linear if is_packed else module.weight
+        values = array_of(linear.weight if is_packed else module.weight)
         made.append(PackedWeight(key, shape, "Q4_0" if is_packed else None, lambda values=values: values))
     save_packed(made, model.config, tmp_path / "packed", recipe={})
     paths = [smollm2_path, tmp_path / "packed", model_files().huggingface()]

@@ -21,6 +21,7 @@ from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.checkpoints.packed import folder as packed_folder
 from llamarium.checkpoints.packed.save import PackedWeight, save_packed
+from llamarium.checkpoints.save import array_of
 from llamarium.config import ModelConfig
 from llamarium.errors import (
     CheckpointError,
@@ -66,6 +67,11 @@ class Packed:
     plain: dict[str, Tensor]
 
 
+def array(weight: Any) -> Any:
+    """What is written of a tensor, or of a Linear in tiles."""
+    return array_of(getattr(weight, "weight", weight))
+
+
 @pytest.fixture
 def packed(model_files: Callable[..., Any], tmp_path: Path) -> Callable[..., Packed]:
     """`packed()`: Q4_0 with an 8-bit embedding and a 5-bit o_proj; `plain` keys stay in floating point."""
@@ -76,7 +82,9 @@ def packed(model_files: Callable[..., Any], tmp_path: Path) -> Callable[..., Pac
         formats |= {k: "Q4_1" for k in formats if "o_proj" in k} | {EMBEDDING: "Q8_0"}
         linears = {k: pack(files.weights[k], f) for k, f in formats.items() if f}
         made: dict[str, Any] = {**files.weights, **linears}
-        weights = [PackedWeight(k, tuple(w.shape), formats[k], lambda k=k: made[k]) for k, w in files.weights.items()]
+        weights = [
+            PackedWeight(k, tuple(w.shape), formats[k], lambda k=k: array(made[k])) for k, w in files.weights.items()
+        ]
         folder = tmp_path / f"packed{len(list(tmp_path.iterdir()))}"
         save_packed(weights, files.config, folder, recipe={"matrices": "Q4_0"}, generation_config={"top_k": 7})
         return Packed(folder, files.config, linears, {k: w for k, w in files.weights.items() if not formats[k]})
@@ -128,7 +136,7 @@ def test_weights_that_do_not_fit_are_not_written(model_files, tmp_path):
     def save(**changes: Any) -> None:
         given: dict[str, Any] = {**files.weights, **good, **changes}
         weights = [
-            PackedWeight(k, tuple(w.shape), "Q4_0" if w.ndim == 2 else None, lambda k=k: given[k])
+            PackedWeight(k, tuple(w.shape), "Q4_0" if w.ndim == 2 else None, lambda k=k: array(given[k]))
             for k, w in files.weights.items()
         ]
         save_packed(weights, files.config, tmp_path / "out", recipe={})
@@ -137,21 +145,25 @@ def test_weights_that_do_not_fit_are_not_written(model_files, tmp_path):
     broken.weight.view(torch.float16)[3, 2, 130] = torch.nan
     for changes, error, match in (
         ({Q: broken}, CheckpointError, f"{Q}: has scales that are NaN"),
-        ({Q: pack(files.weights[Q], "Q8_0")}, CheckpointError, r"packed as \('Q8_0'.*expected \('Q4_0'"),
-        ({NORM: files.weights[NORM].double()}, OptionError, "torch.float64; expected one of F32"),
+        (
+            {Q: pack(files.weights[Q], "Q8_0")},
+            CheckpointError,
+            r"packed as \(8, 4, 544\); expected \(8, 4, 288\), \(128, 128\) Q4_0",
+        ),
+        ({NORM: files.weights[NORM].double()}, OptionError, "float64; expected one of F32"),
     ):
         with pytest.raises(error, match=match):
             save(**changes)
         assert not (tmp_path / "out" / "config.json").exists() and not list(tmp_path.glob("out/*.safetensors"))
     with pytest.raises(OptionError, match="'q3'; expected Q8_0, Q4_0"):
         save_packed(
-            [PackedWeight(k, tuple(w.shape), "q3", lambda: good[Q]) for k, w in files.weights.items()],
+            [PackedWeight(k, tuple(w.shape), "q3", lambda: array(good[Q])) for k, w in files.weights.items()],
             files.config, tmp_path / "out", recipe={},
         )  # fmt: skip
     with pytest.raises(CheckpointError, match=f"1 tensors are missing: {NORM}"):
         kept = {k: w for k, w in files.weights.items() if k != NORM}
         save_packed(
-            [PackedWeight(k, tuple(w.shape), None, lambda w=w: w) for k, w in kept.items()],
+            [PackedWeight(k, tuple(w.shape), None, lambda w=w: array(w)) for k, w in kept.items()],
             files.config, tmp_path / "out", recipe={},
         )  # fmt: skip
 

@@ -1,18 +1,30 @@
 """Scales fitted to the error, and GPTQ: never worse than rounding to nearest, exact where they can be."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from closeness import output_error
 from llamarium.errors import CheckpointError, OptionError
-from llamarium.quant.formats import PACKED_FORMATS
+from llamarium.quant.formats import PACKED_FORMATS, PackedFormat
 from llamarium.quant.ggml.blocks import quantize
 from llamarium.quant.packed import LinearPacked, pack_ggml
-from llamarium.quantization.fit import FITTED_FORMATS, fit
-from llamarium.quantization.gptq import gptq, inverse_factor
+from llamarium.quantization import fit as fitting
+from llamarium.quantization import gptq as feeding_back
+from llamarium.quantization.fit import FITTED_FORMATS
 
 FOUR_BITS = ("Q4_0", "Q4_1", "IQ4_NL")
+
+
+def fit(weight: Tensor, format: PackedFormat, *, importance: Tensor | None = None, search: bool = True) -> LinearPacked:
+    costs = None if importance is None else importance.numpy()
+    tiles = fitting.fit(weight.numpy(), format, importance=costs, search=search)
+    return LinearPacked(torch.from_numpy(tiles), len(weight), format)
+
+
+def gptq(weight: Tensor, gram: Tensor, format: PackedFormat) -> LinearPacked:
+    return LinearPacked(torch.from_numpy(feeding_back.gptq(weight.numpy(), gram.numpy(), format)), len(weight), format)
 
 
 def random_weight(rows: int = 48, columns: int = 192, seed: int = 0) -> Tensor:
@@ -175,13 +187,13 @@ def test_few_tokens_and_dead_columns_are_damped():
     packed = gptq(weight, x.T @ x, PACKED_FORMATS["Q4_0"])
     assert packed.has_finite_scales()
     assert output_error(weight, packed, x.T @ x) < output_error(weight, fit(weight, PACKED_FORMATS["Q4_0"]), x.T @ x)
-    assert torch.isfinite(inverse_factor(torch.zeros(32, 32), 0.01)).all()
+    assert np.isfinite(feeding_back.inverse_factor(np.zeros((32, 32), np.float32), 0.01)).all()
 
 
 def test_more_damping_where_it_is_needed_and_an_error_where_it_does_not_help():
     gram = torch.eye(32)
     gram[0, 1] = gram[1, 0] = 1.05  # no X has it: the smallest eigenvalue is -0.05
-    assert torch.isfinite(inverse_factor(gram, 0.01)).all()
+    assert np.isfinite(feeding_back.inverse_factor(gram.numpy(), 0.01)).all()
     gram[0, 1] = gram[1, 0] = 5.0
     with pytest.raises(OptionError, match="cannot be inverted"):
-        inverse_factor(gram, 0.01)
+        feeding_back.inverse_factor(gram.numpy(), 0.01)

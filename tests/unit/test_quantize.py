@@ -2,10 +2,13 @@
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -22,9 +25,9 @@ from llamarium.inspect.measures.divergence import kl_of_rows
 from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.packed import LinearPacked
 from llamarium.quantization.calibrate import LINEARS_BY_INPUT, InputStatistics, run_layer, sample_windows
+from llamarium.quantization.calibrated import HEAD_SHARE, CalibratedQuantizer, choose_head
 from llamarium.quantization.fit import fit
-from llamarium.quantization.quantize import HEAD_SHARE, choose_head
-from llamarium.quantization.quantizer import METHODS, Quantizer, Recipe
+from llamarium.quantization.quantizer import METHODS, Recipe
 from llamarium.train.data.bpe import train_bpe
 
 TEXT = "".join(f"{i} men went to mow, went to mow a meadow; {i * i % 97} and {i % 7} came.\n" for i in range(200))
@@ -60,8 +63,10 @@ def windows_BT(tokenizer: Any) -> Tensor:
     return sample_windows(tokenizer, TEXT, samples=16, context=64)
 
 
-def quantizer(folder: Path, method: Any, windows_BT: Tensor | None, type: str = "Q4_0", **options: Any) -> Quantizer:
-    return Quantizer(open_checkpoint(folder), Recipe(type, method), windows_BT, **options)
+def quantizer(
+    folder: Path, method: Any, windows_BT: Tensor | None, type: str = "Q4_0", **options: Any
+) -> CalibratedQuantizer:
+    return CalibratedQuantizer(open_checkpoint(folder), Recipe(type, method), windows_BT, **options)
 
 
 # --- the sample -------------------------------------------------------------------------------------------------------
@@ -110,7 +115,7 @@ def test_what_linears_see_is_what_the_whole_model_gives_them(folder: Path, windo
 # --- the methods ------------------------------------------------------------------------------------------------------
 
 
-def total_output_error(folder: Path, made: Quantizer, windows_BT: Tensor) -> float:
+def total_output_error(folder: Path, made: CalibratedQuantizer, windows_BT: Tensor) -> float:
     """The share of the Linears' outputs that is wrong on the sample, each Linear by itself, the mean of all."""
     original = llamarium.load(folder, dtype="float32", device="cpu").model
     grams: dict[str, Tensor] = {}
@@ -146,25 +151,25 @@ def test_a_layer_is_fitted_to_what_the_quantized_ones_before_it_put_out(folder: 
     positions_1T = torch.arange(windows_BT.shape[1]).unsqueeze(0)
     with torch.no_grad():
         model.model(windows_BT, positions_1T, CausalAttend())
-    weight = read(open_checkpoint(folder), "model.layers.1.self_attn.q_proj.weight")
-    expected = fit(weight, PACKED_FORMATS["Q4_0"], importance=seen[0].square().mean(dim=(0, 1)))
-    same = (expected.weight == layer.self_attn.q_proj.weight).float().mean()
+    weight = read(open_checkpoint(folder), "model.layers.1.self_attn.q_proj.weight").numpy()
+    expected = fit(weight, PACKED_FORMATS["Q4_0"], importance=seen[0].square().mean(dim=(0, 1)).numpy())
+    same = (expected == layer.self_attn.q_proj.weight.numpy()).mean()
     assert same > 0.99  # sums in another order may move a scale's last bit
     original = llamarium.load(folder, dtype="float32", device="cpu").model
     original.model.layers[1].self_attn.q_proj.register_forward_pre_hook(lambda _, x: seen.append(x[0]))  # pyright: ignore
     with torch.no_grad():
         original(windows_BT)
-    other = fit(weight, PACKED_FORMATS["Q4_0"], importance=seen[1].square().mean(dim=(0, 1)))
-    assert (other.weight == layer.self_attn.q_proj.weight).float().mean() < same
+    other = fit(weight, PACKED_FORMATS["Q4_0"], importance=seen[1].square().mean(dim=(0, 1)).numpy())
+    assert (other == layer.self_attn.q_proj.weight.numpy()).mean() < same
 
 
 def test_layers_are_made_when_they_are_read_and_kept_no_longer(folder: Path):
     made = quantizer(folder, "fit", None)
     weights = {weight.key: weight for weight in made.weights("Q8_0")}
     assert list(weights)[-1] == "model.embed_tokens.weight"
-    kept: Any = made._packed  # pyright: ignore[reportPrivateUsage]
+    kept: Any = made._tiles  # pyright: ignore[reportPrivateUsage]
     for key in [key for key in weights if "layers.0" in key and "_proj" in key]:
-        assert isinstance(weights[key].read(), LinearPacked)
+        assert weights[key].read().dtype == np.uint8
     assert not kept
     weights["model.layers.1.mlp.down_proj.weight"].read()
     assert len(kept) == 6
@@ -199,9 +204,9 @@ def test_the_head_is_the_smallest_type_that_adds_little(folder: Path, windows_BT
     limit = (1 + HEAD_SHARE) * kl[None]
     assert kl[name] <= limit or name == "Q8_0"
     assert all(value > limit for other, value in kl.items() if other not in (None, name))
-    monkeypatch.setattr("llamarium.quantization.quantize.HEAD_SHARE", 1000.0)
+    monkeypatch.setattr("llamarium.quantization.calibrated.HEAD_SHARE", 1000.0)
     assert choose_head(made, windows_BT[:4])[0] == "Q4_0"
-    monkeypatch.setattr("llamarium.quantization.quantize.HEAD_SHARE", -1.0)
+    monkeypatch.setattr("llamarium.quantization.calibrated.HEAD_SHARE", -1.0)
     worst = choose_head(made, windows_BT[:4])
     assert worst[0] == min(LAYERS, key=lambda name: worst[1][name])
 
@@ -368,3 +373,39 @@ def test_a_packed_folder_without_its_weights_says_so(folder: Path, tmp_path: Pat
     (made.path / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors is missing"):
         open_checkpoint(made.path)
+
+
+# --- without PyTorch --------------------------------------------------------------------------------------------------
+
+LIGHT = """
+import sys
+sys.modules["torch"] = None
+import llamarium
+from llamarium.errors import OptionError
+folder, out = sys.argv[1:]
+made = llamarium.quantize(folder, out + "/fitted", type="Q4_1")
+again = llamarium.quantize(made.path, out + "/again", type="iq4_nl", method="nearest", requantize=True)
+print(made.method, again.head, llamarium.load(again.path).generate([5], max_tokens=3).completions[0].finish_reason)
+for call in (
+    lambda: llamarium.quantize(folder, out + "/gptq", calibration="a text"),
+    lambda: llamarium.pretrain(out + "/run"),
+    lambda: llamarium.finetune(out + "/run", data="missing.jsonl"),
+    lambda: llamarium.dpo(out + "/run", data="missing.jsonl"),
+    lambda: llamarium.merge(out + "/adapter", out + "/merged"),
+):
+    try:
+        call()
+    except OptionError as error:
+        print(error)
+"""
+
+
+def test_without_pytorch_it_quantizes_and_names_the_extra_for_the_rest(folder: Path, tmp_path: Path):
+    command = [sys.executable, "-c", LIGHT, str(folder), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    worked, *refused = done.stdout.splitlines()
+    assert worked == "fit Q8_0 length"
+    torch, train = "'llamarium[torch]'", "'llamarium[train]'"
+    assert [line.rpartition("pip install ")[2] for line in refused] == [torch, train, train, train, torch]
+    assert not (tmp_path / "run").exists() and not (tmp_path / "merged").exists()

@@ -88,16 +88,21 @@ def checkpoint_weights(checkpoint: Checkpoint, dtype: str | None = None) -> list
     return weights
 
 
-def _read_finite(checkpoint: Checkpoint, key: str) -> NDArray[Any]:
+def read_array(checkpoint: Checkpoint, key: str) -> NDArray[Any]:
+    """Return a weight's values, (out, in): floats as they are stored, bfloat16 as uint16, others as float32."""
     entry = checkpoint.entries[key]
     stored = checkpoint.stored(key, copy=not (entry.dtype in FLOATS or entry.is_packed))
-    values = stored_values(stored, f"{entry.file}: {entry.name}")
+    return _values(stored, f"{entry.file}: {entry.name}")
+
+
+def _read_finite(checkpoint: Checkpoint, key: str) -> NDArray[Any]:
+    values = read_array(checkpoint, key)
     if num_bad := count_nonfinite(values):
         warn_caller(f"{escape(checkpoint.path)}: {key} has {num_bad} weights that are NaN or infinite")
     return values
 
 
-def stored_values(stored: StoredTensor, source: str) -> NDArray[Any]:
+def _values(stored: StoredTensor, source: str) -> NDArray[Any]:
     """Return a weight's values: floats as they are stored, others as float32."""
     if stored.type_name in FLOATS:
         return stored.data.view(storage.FLOATS[stored.type_name]).reshape(stored.shape)

@@ -28,6 +28,31 @@ def pack_blocks(blocks: Bytes, num_columns: int, format: PackedFormat) -> Bytes:
     return tiles
 
 
+def pack_groups(groups: tuple[Bytes, NDArray[np.float16], NDArray[np.float16] | None], format: PackedFormat) -> Bytes:
+    """Put groups of 32 columns into tiles (panels, tiles, tile_bytes); none of the K types or of five or six bits.
+
+    Args:
+        groups: Codes (rows, columns) below `num_levels`; scales and, if the format has them, minima
+            (rows, columns / 32).
+        format: Of the codes.
+    """
+    codes, *halves = groups
+    num_rows = len(codes)
+    panels = -(-num_rows // TILE_ROWS)
+    codes = codes.reshape(num_rows, -1, 32)
+    if format.num_levels == 16:
+        codes = codes[..., :16] | codes[..., 16:] << 4
+    parts = codes.view(np.int32), np.stack([part for part in halves if part is not None], axis=-1).view(np.int16)
+
+    def in_tiles(part: NDArray[Any]) -> Bytes:
+        rows = np.zeros((panels * TILE_ROWS, *part.shape[1:]), part.dtype)
+        rows[:num_rows] = part
+        rows = rows.reshape(panels, TILE_ROWS, *part.shape[1:]).transpose(0, 2, 3, 1)
+        return np.ascontiguousarray(rows).reshape(panels, part.shape[1], -1).view(np.uint8)
+
+    return np.concatenate([*map(in_tiles, parts)], axis=-1)
+
+
 def count_nonfinite_tiles(tiles: Bytes, format: PackedFormat) -> int:
     """Count the weights whose scale or minimum is NaN or infinite; codes always are finite."""
     start = 0 if format.is_super else format.code_bytes // 2

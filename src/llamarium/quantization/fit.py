@@ -17,18 +17,22 @@ at once; the weighting is that of its importance matrix.
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from llamarium.errors import CheckpointError, OptionError
+from llamarium.kernels.threads import num_threads
 from llamarium.quant.formats import GROUP, TILE_ROWS, PackedFormat
 from llamarium.quant.ggml.encode import step_above_minimum, step_around_zero, step_both_sides
-from llamarium.quant.packed import LinearPacked
-from llamarium.quant.tiles import values_of
+from llamarium.quant.packing import pack_groups
+
+Floats = NDArray[np.float32]
+Halves = NDArray[np.float16]
+Bytes = NDArray[np.uint8]
 
 FITTED_FORMATS = ("Q4_0", "IQ4_NL", "Q4_1", "Q8_0")
 """The formats that are made here, by name."""
@@ -51,81 +55,79 @@ class GroupFit(NamedTuple):
         minimum: float16, (n, 1); None where the format has none.
     """
 
-    codes: Tensor
-    scale: Tensor
-    minimum: Tensor | None
+    codes: Bytes
+    scale: Halves
+    minimum: Halves | None
 
 
-def fit(weight: Tensor, format: PackedFormat, *, importance: Tensor | None = None, search: bool = True) -> LinearPacked:
+def fit(weight: Floats, format: PackedFormat, *, importance: Floats | None = None, search: bool = True) -> Bytes:
     """Quantize a weight.
 
     Args:
-        weight: Floating point, (out, in), on the CPU or a GPU; `in` a multiple of 32.
+        weight: float32, (out, in); `in` a multiple of 32.
         format: One of `FITTED_FORMATS`.
         importance: (in,), the cost of a squared error in each column; None is 1 for all.
         search: Fit the scales; False rounds to nearest, byte for byte like GGUF's Q4_0, Q4_1 and Q8_0.
+
+    Returns:
+        Tiles, uint8, (panels, in / 32, bytes of a tile).
 
     Raises:
         OptionError: For another format, rows that are no multiple of 32, or an invalid importance.
         CheckpointError: If weights are NaN, infinite, or too large for float16 scales.
     """
     check_format(format, weight.shape[1])
-    column_weights = check_importance(importance, weight.shape[1]).to(weight.device)
+    columns = check_importance(importance, weight.shape[1]).reshape(-1, GROUP)
     check_values(weight)
-    num_rows, num_groups = weight.shape[0], weight.shape[1] // GROUP
-    panels = -(-num_rows // TILE_ROWS)
-    tiles = torch.empty(panels, num_groups, format.tile_bytes, dtype=torch.uint8, device=weight.device)
-    for start, stop in _pieces(num_rows, weight.shape[1]):
-        groups = weight[start:stop].detach().float().reshape(-1, GROUP)
-        costs = column_weights.view(num_groups, GROUP).repeat(stop - start, 1)
-        found = fit_groups(groups, costs, format) if search else nearest_groups(groups, format)
-        codes, scale, minimum = (None if part is None else part.view(stop - start, -1) for part in found)
-        packed = LinearPacked.from_codes(cast(Tensor, codes), cast(Tensor, scale), format, minimum)
-        tiles[start // TILE_ROWS : -(-stop // TILE_ROWS)] = packed.weight
-    return LinearPacked(tiles, num_rows, format)
+
+    def piece(rows: slice) -> Bytes:
+        groups = weight[rows].reshape(-1, GROUP)
+        with np.errstate(all="ignore"):  # a trial that overflows has an error of NaN, and is not chosen
+            found = nearest_groups(groups, format)
+            if search:
+                found = fit_groups(groups, np.tile(columns, (len(groups) // len(columns), 1)), format, found)
+        by_row = (None if part is None else part.reshape(len(weight[rows]), -1) for part in found)
+        return pack_groups(GroupFit(*by_row), format)  # pyright: ignore[reportArgumentType]
+
+    with ThreadPoolExecutor(num_threads()) as pool:
+        return np.concatenate([*pool.map(piece, _pieces(*weight.shape))])
 
 
-def nearest_groups(groups: Tensor, format: PackedFormat) -> GroupFit:
+def nearest_groups(groups: Floats, format: PackedFormat) -> GroupFit:
     """Round groups (n, 32), float32, to nearest, with the scale of the largest weight."""
     if format.levels is not None:
-        scale = (_largest(groups) / format.levels[0]).half()
+        scale = (_largest(groups) / np.float32(format.levels[0])).astype(np.float16)
         return GroupFit(nearest_codes(groups, scale, None, format), scale, None)
-    values, minimum = groups.numpy(force=True), None
-    with np.errstate(all="ignore"):
-        if format.has_minimum:
-            step, minimum, codes = step_above_minimum(values, 16)
-        elif format.zero == 128:
-            step, codes = step_both_sides(values)
-            codes = (codes + 128).astype(np.uint8)
-        else:
-            step, codes = step_around_zero(values, 16)
-    step, codes = torch.from_numpy(step).to(groups.device), torch.from_numpy(codes).to(groups.device)
-    minimum = None if minimum is None else torch.from_numpy(minimum).to(groups.device).half()
-    return GroupFit(codes, step.half(), minimum)
+    minimum = None
+    if format.has_minimum:
+        step, minimum, codes = step_above_minimum(groups, 16)
+    elif format.zero == 128:
+        step, codes = step_both_sides(groups)
+        codes = (codes + 128).astype(np.uint8)
+    else:
+        step, codes = step_around_zero(groups, 16)
+    return GroupFit(codes, step.astype(np.float16), None if minimum is None else minimum.astype(np.float16))
 
 
-def fit_groups(groups: Tensor, costs: Tensor, format: PackedFormat) -> GroupFit:
-    """Find codes, scales and minima of the least weighted squared error, for groups and costs (n, 32), float32."""
-    best = nearest_groups(groups, format)
+def fit_groups(groups: Floats, costs: Floats, format: PackedFormat, best: GroupFit) -> GroupFit:
+    """Find codes, scales and minima of the least weighted squared error, at most that of `best`; (n, 32) each."""
     least = _error(groups, costs, best, format)
     scale, minimum = _best_start(groups, costs, format)
     for _ in range(_ROUNDS):
-        halves = scale.half(), minimum.half() if format.has_minimum else None
+        halves = scale.astype(np.float16), minimum.astype(np.float16) if format.has_minimum else None
         trial = GroupFit(nearest_codes(groups, *halves, format), *halves)
         error = _error(groups, costs, trial, format)
         better = error < least  # False where the trial's scale overflowed and its error is NaN
         best = _choose(better, trial, best)
-        least = torch.where(better, error, least)
-        scale, minimum = _solve(groups, values_of(trial.codes, format), costs, format)
+        least = np.where(better, error, least)
+        scale, minimum = _solve(groups, _values(trial.codes, format), costs, format)
     return best
 
 
-def nearest_codes(values: Tensor, scale: Tensor, minimum: Tensor | None, format: PackedFormat) -> Tensor:
+def nearest_codes(values: Floats, scale: Halves, minimum: Halves | None, format: PackedFormat) -> Bytes:
     """Return the code of the level nearest to each weight, uint8; scale and minimum are float16 and broadcast."""
-    scaled = (values if minimum is None else values - minimum.float()) * _inverse(scale.float())
-    if format.levels is None:
-        return (scaled.round() + format.zero).clamp_(0, format.num_levels - 1).to(torch.uint8)
-    return torch.bucketize(scaled, _middles(format).to(values.device)).to(torch.uint8)
+    shifted = values if minimum is None else values - minimum.astype(np.float32)
+    return _codes(shifted * _inverse(scale.astype(np.float32)), format)
 
 
 def check_format(format: PackedFormat, num_columns: int) -> None:
@@ -136,11 +138,11 @@ def check_format(format: PackedFormat, num_columns: int) -> None:
         raise OptionError(f"rows of {num_columns} weights cannot be quantized; expected a multiple of {GROUP}")
 
 
-def check_values(weight: Tensor) -> None:
+def check_values(weight: Floats) -> None:
     """Check that every weight fits float16 scales; CheckpointError for NaN, infinite or larger ones."""
-    smallest, largest = (float(bound) for bound in torch.aminmax(weight))  # NaN if one weight is
+    smallest, largest = float(weight.min()), float(weight.max())  # NaN if one weight is
     if not (math.isfinite(smallest) and math.isfinite(largest)):
-        num_bad = int((~weight.isfinite()).sum())
+        num_bad = int(np.count_nonzero(~np.isfinite(weight)))
         raise CheckpointError(f"{num_bad} weights are NaN or infinite, and no code stands for them; mend the model")
     if max(-smallest, largest) > _FLOAT16_MAX:
         raise CheckpointError(
@@ -149,123 +151,136 @@ def check_values(weight: Tensor) -> None:
         )
 
 
-def check_importance(importance: Tensor | None, num_columns: int) -> Tensor:
+def check_importance(importance: Floats | None, num_columns: int) -> Floats:
     """Return the cost of an error in each column, float32 (in,), 1 on average; OptionError if it is invalid."""
+    even = np.ones(num_columns, np.float32)
     if importance is None:
-        return torch.ones(num_columns)
+        return even
     if importance.shape != (num_columns,):
-        raise OptionError(f"importance has shape {tuple(importance.shape)}; expected ({num_columns},), one per column")
-    if not bool(importance.isfinite().all()) or bool((importance < 0).any()):
+        raise OptionError(f"importance has shape {importance.shape}; expected ({num_columns},), one per column")
+    if not np.isfinite(importance).all() or (importance < 0).any():
         raise OptionError("importance has values that are negative, NaN or infinite; expected mean squares of inputs")
-    mean = importance.double().mean()
-    return torch.ones(num_columns) if mean == 0 else (importance.double() / mean).float()
+    mean = importance.mean(dtype=np.float64)
+    return even if mean == 0 else (importance / mean).astype(np.float32)
 
 
 # --- candidates -------------------------------------------------------------------------------------------------------
 
 
-def _best_start(groups: Tensor, costs: Tensor, format: PackedFormat) -> tuple[Tensor, Tensor]:
+def _best_start(groups: Floats, costs: Floats, format: PackedFormat) -> tuple[Floats, Floats]:
     """Try scales, each after one least-squares solution: the best scale and minimum, float32 (n, 1) each."""
-    scale = minimum = groups.new_zeros(len(groups), 1)
-    least = groups.new_full((len(groups), 1), torch.inf)
+    scale = minimum = np.zeros((len(groups), 1), np.float32)
+    least = np.full((len(groups), 1), np.inf, np.float32)
     for start_scale, start_minimum in _starts(groups, format):
-        levels = _nearest_levels((groups - start_minimum) * _inverse(start_scale), format)
+        levels = _values(_codes((groups - start_minimum) * _inverse(start_scale), format), format)
         trial_scale, trial_minimum = _solve(groups, levels, costs, format)
         error = _squares(groups - trial_scale * levels - trial_minimum, costs)
         better = error < least
-        scale = torch.where(better, trial_scale, scale)
-        minimum = torch.where(better, trial_minimum, minimum)
-        least = torch.where(better, error, least)
+        scale = np.where(better, trial_scale, scale)
+        minimum = np.where(better, trial_minimum, minimum)
+        least = np.where(better, error, least)
     return scale, minimum
 
 
-def _starts(groups: Tensor, format: PackedFormat) -> Iterator[tuple[Tensor, Tensor]]:
+def _starts(groups: Floats, format: PackedFormat) -> Iterator[tuple[Floats, Floats]]:
     """Yield scales and minima, (n, 1) each, with which the levels span about the weights' range."""
     reaches = _REACHES[format.num_levels]
     if format.has_minimum:
-        low, high = groups.aminmax(dim=-1, keepdim=True)
+        low, high = groups.min(axis=-1, keepdims=True), groups.max(axis=-1, keepdims=True)
         for reach in reaches:
-            width = (high - low) / reach
-            yield width / 15, (low + high - width) / 2
+            width = (high - low) / np.float32(reach)
+            yield width / np.float32(15), (low + high - width) / np.float32(2)
         return
-    largest, zero = _largest(groups), torch.zeros(())
+    largest, zero = _largest(groups), np.zeros((1, 1), np.float32)
     # The end with the lowest level is the longer one. Uneven levels lie differently at each end: both are tried.
     ends = (-format.zero,) if format.levels is None else (format.levels[0], format.levels[-1])
     for end in ends:
         for reach in reaches:
-            yield largest / (end * reach), zero
+            yield largest / np.float32(end * reach), zero
 
 
-def _solve(groups: Tensor, levels: Tensor, costs: Tensor, format: PackedFormat) -> tuple[Tensor, Tensor]:
+def _solve(groups: Floats, levels: Floats, costs: Floats, format: PackedFormat) -> tuple[Floats, Floats]:
     """Return the scale and minimum of the least error for given levels: (n, 1) each, 0 where they are undetermined."""
     if not format.has_minimum:
         weighted = levels * costs
-        scale = _ratio((weighted * groups).sum(-1, keepdim=True), (weighted * levels).sum(-1, keepdim=True))
-        return scale, torch.zeros_like(scale)
-    total = costs.sum(-1, keepdim=True)
-    mean = _ratio((costs * groups).sum(-1, keepdim=True), total)
-    middle = _ratio((costs * levels).sum(-1, keepdim=True), total)
+        scale = _ratio(_sum(weighted * groups), _sum(weighted * levels))
+        return scale, np.zeros_like(scale)
+    total = _sum(costs)
+    mean, middle = _ratio(_sum(costs * groups), total), _ratio(_sum(costs * levels), total)
     off_middle = levels - middle
     weighted = off_middle * costs
-    scale = _ratio((weighted * (groups - mean)).sum(-1, keepdim=True), (weighted * off_middle).sum(-1, keepdim=True))
-    return scale, mean - scale * middle
-
-
-def _nearest_levels(scaled: Tensor, format: PackedFormat) -> Tensor:
-    """Return the level nearest to each value, float32."""
-    if format.levels is None:
-        return scaled.round_().clamp_(-format.zero, format.num_levels - 1 - format.zero)
-    nearest = torch.full_like(scaled, format.levels[0])
-    above = torch.empty_like(scaled)  # 0 or 1 in float: adding up steps is several times faster than bucketize
-    for i, middle in enumerate(_middles(format).tolist()):
-        nearest.add_(torch.gt(scaled, middle, out=above), alpha=format.levels[i + 1] - format.levels[i])
-    return nearest
+    scale = _ratio(_sum(weighted * (groups - mean)), _sum(weighted * off_middle))
+    return scale, np.subtract(mean, scale * middle)
 
 
 # --- small parts ------------------------------------------------------------------------------------------------------
 
 
-def _pieces(num_rows: int, num_columns: int) -> Iterator[tuple[int, int]]:
+def _pieces(num_rows: int, num_columns: int) -> Iterator[slice]:
     """Yield ranges of rows of about `_PIECE_WEIGHTS` weights, whole panels of tiles."""
     step = max(1, _PIECE_WEIGHTS // (num_columns * TILE_ROWS)) * TILE_ROWS
-    for start in range(0, num_rows, step):
-        yield start, min(start + step, num_rows)
+    return (slice(start, start + step) for start in range(0, num_rows, step))
 
 
-def _choose(better: Tensor, trial: GroupFit, other: GroupFit) -> GroupFit:
+def _choose(better: NDArray[np.bool_], trial: GroupFit, other: GroupFit) -> GroupFit:
     minimum = None
     if trial.minimum is not None and other.minimum is not None:
-        minimum = torch.where(better, trial.minimum, other.minimum)
-    codes, scale = torch.where(better, trial.codes, other.codes), torch.where(better, trial.scale, other.scale)
+        minimum = np.where(better, trial.minimum, other.minimum)
+    codes, scale = np.where(better, trial.codes, other.codes), np.where(better, trial.scale, other.scale)
     return GroupFit(codes, scale, minimum)
 
 
-def _error(groups: Tensor, costs: Tensor, found: GroupFit, format: PackedFormat) -> Tensor:
+def _error(groups: Floats, costs: Floats, found: GroupFit, format: PackedFormat) -> Floats:
     """Return the weighted squared error of each group, (n, 1)."""
-    values = values_of(found.codes, format) * found.scale.float()
-    return _squares(groups - (values if found.minimum is None else values + found.minimum.float()), costs)
+    return _squares(groups - dequantized(found.codes, found.scale, found.minimum, format), costs)
 
 
-def _squares(difference: Tensor, costs: Tensor) -> Tensor:
-    return (difference * difference * costs).sum(-1, keepdim=True)
+def dequantized(codes: Bytes, scale: Halves, minimum: Halves | None, format: PackedFormat) -> Floats:
+    """Return the weights that codes stand for, float32; scale and minimum broadcast."""
+    values = _values(codes, format) * scale.astype(np.float32)
+    return values if minimum is None else values + minimum.astype(np.float32)
 
 
-def _largest(groups: Tensor) -> Tensor:
-    """Return the first weight of largest size in each group, with its sign: (n, 1)."""
-    return groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
-
-
-def _inverse(scale: Tensor) -> Tensor:
-    return torch.where(scale == 0, 0.0, 1 / scale)
-
-
-def _ratio(above: Tensor, below: Tensor) -> Tensor:
-    return torch.where(below > 0, above / below, 0.0)
+def _codes(scaled: Floats, format: PackedFormat) -> Bytes:
+    """Return the code of the level nearest to each value, uint8."""
+    if format.levels is None:
+        codes = np.rint(scaled) + np.float32(format.zero)
+        return np.fmin(np.fmax(codes, 0), format.num_levels - 1).astype(np.uint8)
+    steps = np.fmin(np.fmax(np.ceil(2 * scaled), -255), 256).astype(np.int16)  # steps of half a level
+    return _nearest(format)[steps + 255]
 
 
 @cache
-def _middles(format: PackedFormat) -> Tensor:
-    """Return the borders between uneven levels: (15,)."""
-    assert format.levels is not None
-    levels = torch.tensor(format.levels, dtype=torch.float32)
-    return (levels[1:] + levels[:-1]) / 2
+def _nearest(format: PackedFormat) -> Bytes:
+    """Return the code for values in ((k - 1) / 2, k / 2], k from -255 to 256; borders are multiples of 1 / 2."""
+    levels = np.array(format.levels, np.float32)
+    borders = (levels[1:] + levels[:-1]) / 2
+    return np.searchsorted(borders, np.arange(-256, 256) / 2, side="right").astype(np.uint8)
+
+
+def _values(codes: Bytes, format: PackedFormat) -> Floats:
+    """Return the level of each code, float32."""
+    if format.levels is None:
+        return codes.astype(np.float32) - np.float32(format.zero)
+    return np.array(format.levels, np.float32)[codes]
+
+
+def _sum(values: NDArray[Any]) -> Floats:
+    return values.sum(axis=-1, keepdims=True)
+
+
+def _squares(difference: NDArray[Any], costs: Floats) -> Floats:
+    return _sum(difference * difference * costs)
+
+
+def _largest(groups: Floats) -> Floats:
+    """Return the first weight of largest size in each group, with its sign: (n, 1)."""
+    return np.take_along_axis(groups, np.abs(groups).argmax(axis=-1, keepdims=True), axis=-1)
+
+
+def _inverse(scale: Floats) -> Floats:
+    return np.where(scale == 0, np.float32(0), 1 / scale)
+
+
+def _ratio(above: Floats, below: Floats) -> Floats:
+    return np.where(below > 0, above / below, np.float32(0))

@@ -17,14 +17,22 @@ Source: Frantar, Ashkboos, Hoefler, Alistarh 2022, "GPTQ: Accurate Post-Training
 Transformers", algorithm 1; groups and damping as in section 4 and the authors' code.
 """
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from llamarium.errors import OptionError
 from llamarium.quant.formats import GROUP, PackedFormat
-from llamarium.quant.packed import LinearPacked
-from llamarium.quant.tiles import values_of
-from llamarium.quantization.fit import check_format, check_values, fit_groups, nearest_codes
+from llamarium.quant.packing import pack_groups
+from llamarium.quantization.fit import (
+    Bytes,
+    Floats,
+    Halves,
+    check_format,
+    check_values,
+    dequantized,
+    fit_groups,
+    nearest_codes,
+    nearest_groups,
+)
 
 DAMPING = 0.01
 """What is added to G's diagonal, as a share of its mean; the paper's 1 %."""
@@ -32,14 +40,17 @@ DAMPING = 0.01
 _MOST_DAMPING = 1.0
 
 
-def gptq(weight: Tensor, gram: Tensor, format: PackedFormat, *, damping: float = DAMPING) -> LinearPacked:
+def gptq(weight: Floats, gram: Floats, format: PackedFormat, *, damping: float = DAMPING) -> Bytes:
     """Quantize a weight for given inputs.
 
     Args:
-        weight: Floating point, (out, in); `in` a multiple of 32.
+        weight: float32, (out, in); `in` a multiple of 32.
         gram: X^T X of its inputs, (in, in), of any scale.
         format: One of `fit.FITTED_FORMATS`.
         damping: Share of the diagonal's mean that is added to it; increased tenfold, up to 1, until it inverts.
+
+    Returns:
+        Tiles, as `fit`.
 
     Raises:
         OptionError: For another format, rows that are no multiple of 32, or an invalid gram.
@@ -47,72 +58,70 @@ def gptq(weight: Tensor, gram: Tensor, format: PackedFormat, *, damping: float =
     """
     check_format(format, weight.shape[1])
     check_values(weight)
-    factor = inverse_factor(_check_gram(gram, weight.shape[1]).to(weight.device), damping)
-    left = weight.detach().to(torch.float32, copy=True)  # what the columns still have to stand for
-    codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
-    scales: list[Tensor] = []
-    minima: list[Tensor] = []
-    for start in range(0, weight.shape[1], GROUP):
+    factor = inverse_factor(_check_gram(gram, weight.shape[1]), damping)
+    left = np.array(weight.T, np.float32, order="C")  # (in, out): what the columns still have to stand for
+    codes = np.empty(left.shape, np.uint8)
+    scales: list[Halves] = []
+    minima: list[Halves] = []
+    for start in range(0, len(left), GROUP):
         stop = start + GROUP
         corner = factor[start:stop, start:stop]
-        costs = corner.diagonal().pow(-2).expand(len(left), GROUP)
-        _, scale, minimum = fit_groups(left[:, start:stop].contiguous(), costs, format)
-        errors = _round_columns(left[:, start:stop], codes[:, start:stop], scale, minimum, format, corner)
-        left[:, stop:] -= errors @ factor[start:stop, stop:]
+        costs = np.broadcast_to(corner.diagonal() ** -2, (len(weight), GROUP))
+        groups = np.ascontiguousarray(left[start:stop].T)
+        with np.errstate(all="ignore"):  # as in `fit`
+            _, scale, minimum = fit_groups(groups, costs, format, nearest_groups(groups, format))
+            errors = _round_columns(left[start:stop], codes[start:stop], scale, minimum, format, corner)
+        left[stop:] -= factor[start:stop, stop:].T @ errors
         scales.append(scale)
         minima += [] if minimum is None else [minimum]
-    minimum = torch.cat(minima, dim=1) if minima else None
-    return LinearPacked.from_codes(codes, torch.cat(scales, dim=1), format, minimum)
+    minimum = np.concatenate(minima, axis=1) if minima else None
+    return pack_groups((np.ascontiguousarray(codes.T), np.concatenate(scales, axis=1), minimum), format)
 
 
-def inverse_factor(gram: Tensor, damping: float) -> Tensor:
+def inverse_factor(gram: Floats, damping: float) -> Floats:
     """Return U, upper triangular, with U^T U the inverse of the damped gram: (in, in) float32; OptionError if none."""
-    gram = gram.float().clone()
-    diagonal = gram.diagonal()
+    gram = gram.astype(np.float32)
+    diagonal = np.einsum("ii->i", gram)
     diagonal[diagonal == 0] = 1  # a column without input: any positive number leaves it to itself
-    mean = float(diagonal.mean())  # sync: once a weight
+    mean = diagonal.mean()
     while True:
-        damped = gram + damping * mean * torch.eye(len(gram), device=gram.device)
-        lower, failed = torch.linalg.cholesky_ex(damped)
-        if not failed:
-            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-            if not failed:
-                return upper
-        if damping >= _MOST_DAMPING:
-            raise OptionError(
-                f"the inputs' X^T X ({len(gram)} columns) cannot be inverted, even with its diagonal doubled; "
-                "use more text to calibrate, or the method importance"
-            )
+        damped = gram + np.float32(damping * mean) * np.eye(len(gram), dtype=np.float32)
+        try:  # Cholesky from the last column to the first gives R, upper, with R R^T = G; U is its inverse
+            return np.linalg.inv(np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1])
+        except np.linalg.LinAlgError:
+            if damping >= _MOST_DAMPING:
+                raise OptionError(
+                    f"the inputs' X^T X ({len(gram)} columns) cannot be inverted, even with its diagonal doubled; "
+                    "use more text to calibrate, or the method importance"
+                ) from None
         damping = min(10 * damping, _MOST_DAMPING)
 
 
 def _round_columns(
-    left: Tensor, codes: Tensor, scale: Tensor, minimum: Tensor | None, format: PackedFormat, corner: Tensor
-) -> Tensor:
-    """Round a group's columns one by one into `codes`; return the errors, (out, 32), for later groups to compensate.
+    left: Floats, codes: Bytes, scale: Halves, minimum: Halves | None, format: PackedFormat, corner: Floats
+) -> Floats:
+    """Round a group's columns one by one into `codes`; return the errors, (32, out), for later groups to compensate.
 
     Args:
-        left: (out, 32), changed in place: each column's weights as moved so far.
-        codes: (out, 32), filled.
+        left: (32, out), changed in place: each column's weights as moved so far.
+        codes: (32, out), filled.
         scale: float16, (out, 1), as `minimum`.
         minimum: None where the format has none.
         format: Of the codes.
         corner: (32, 32), the group's part of U.
     """
-    errors = torch.empty_like(left)
+    errors = np.empty_like(left)
+    scale, minimum = scale[:, 0], None if minimum is None else minimum[:, 0]
     for j in range(GROUP):
-        column = left[:, j : j + 1]
-        codes[:, j : j + 1] = nearest_codes(column, scale, minimum, format)
-        rounded = values_of(codes[:, j : j + 1], format) * scale.float()
-        rounded = rounded if minimum is None else rounded + minimum.float()
-        errors[:, j : j + 1] = (column - rounded) / corner[j, j]
-        left[:, j + 1 :] -= errors[:, j : j + 1] * corner[j, j + 1 :]
+        codes[j] = nearest_codes(left[j], scale, minimum, format)
+        errors[j] = (left[j] - dequantized(codes[j], scale, minimum, format)) / corner[j, j]
+        left[j + 1 :] -= corner[j, j + 1 :, None] * errors[j]
     return errors
 
 
-def _check_gram(gram: Tensor, num_columns: int) -> Tensor:
+def _check_gram(gram: Floats, num_columns: int) -> Floats:
     if gram.shape != (num_columns, num_columns):
-        raise OptionError(f"gram has shape {tuple(gram.shape)}; expected ({num_columns}, {num_columns})")
-    if not bool(gram.isfinite().all()):
+        raise OptionError(f"gram has shape {gram.shape}; expected ({num_columns}, {num_columns})")
+    if not np.isfinite(gram).all():
         raise OptionError("gram has values that are NaN or infinite; expected X^T X of finite inputs")
     return gram

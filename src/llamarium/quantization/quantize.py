@@ -7,33 +7,24 @@ on windows of the calibration text, is at most a tenth more than with an unquant
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from llamarium.attention import CausalAttend
-from llamarium.checkpoints.checkpoint import Checkpoint
 from llamarium.checkpoints.open import OpenedModel, open_model
 from llamarium.checkpoints.packed.save import PackedWeight, save_packed
 from llamarium.errors import OptionError
-from llamarium.inspect.measures.divergence import compare
-from llamarium.inspect.passes import CHUNK_BYTES
-from llamarium.inspect.tokens import check_count
+from llamarium.extras import need_torch
 from llamarium.io import atomic_folder
-from llamarium.model import LlamaForCausalLM
 from llamarium.quant.formats import FORMATS, chosen_type
-from llamarium.quantization.calibrate import sample_windows
 from llamarium.quantization.fit import FITTED_FORMATS
 from llamarium.quantization.quantizer import CALIBRATED, QuantizeMethod, Quantizer, Recipe
-from llamarium.tokenizer.base import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 AUTO = "auto"
-HEAD_SHARE = 0.10
-"""How much of the KL divergence that the layers cost the head may add, for "auto"."""
-
 SAMPLES, CONTEXT = 64, 512
 """Windows to calibrate with, and their tokens."""
 
@@ -106,79 +97,41 @@ def quantize(
     type = chosen_type("type", type, FITTED_FORMATS)
     head = chosen_type("head", head or (_DEFAULT_HEAD if calibration is None else AUTO), (AUTO, *FITTED_FORMATS))
     _check_options(head, method, calibration)
-    opened = open_model(model)
-    windows_BT = None
     if calibration is not None:
-        windows_BT = _sample(opened.checkpoint, opened.tokenizer, calibration, samples, context)
+        need_torch("a calibration")
+    opened = open_model(model)
+    checkpoint, recipe = opened.checkpoint, Recipe(type, method, requantize)
+    sample = None if calibration is None else _sample(opened, calibration, samples, context)
     with atomic_folder(Path(out), replace=force) as folder:
-        made = _quantize(opened, Recipe(type, method, requantize), head, windows_BT, folder, progress)
-    return replace(made, path=Path(out))
+        if sample is None:
+            quantizer, kl = Quantizer(checkpoint, recipe, progress=progress), dict[str | None, float]()
+        else:
+            quantizer, head, kl = _calibrated(opened, recipe, head, sample, progress)
+        said = {"matrices": type, "head": head, "method": method}
+        if sample is not None:
+            said |= {"samples": str(len(sample)), "context": str(sample.shape[1])}
+        weights = quantizer.weights(head)
+        tokenizer, recommended = opened.optional_tokenizer, opened.generation_config
+        save_packed(weights, checkpoint.config, folder, tokenizer=tokenizer, generation_config=recommended, recipe=said)
+    return Quantized(Path(out), type, head, method, *_sizes(weights, Path(out)), kl)
 
 
-def _quantize(
+def _calibrated(
     opened: OpenedModel,
     recipe: Recipe,
     head: str,
-    windows_BT: Tensor | None,
-    folder: Path,
+    windows_BT: "Tensor",
     progress: Callable[[int, int], None] | None,
-) -> Quantized:
-    """Quantize an opened model into a folder."""
-    compared_BT = None
-    if head == AUTO:
-        assert windows_BT is not None
-        compared_BT = windows_BT[: max(1, _COMPARED_TOKENS // windows_BT.shape[1])]
-    num_compared = 0 if compared_BT is None else len(compared_BT)
-    quantizer = Quantizer(opened.checkpoint, recipe, windows_BT, progress=progress, num_compared=num_compared)
-    head, kl = (head, {}) if compared_BT is None else choose_head(quantizer, compared_BT)
-    weights = quantizer.weights(head)
-    said = {"matrices": recipe.type, "head": head, "method": recipe.method}
-    if windows_BT is not None:
-        said |= {"samples": str(len(windows_BT)), "context": str(windows_BT.shape[1])}
-    tokenizer, recommended = opened.optional_tokenizer, opened.generation_config
-    config = opened.checkpoint.config
-    save_packed(weights, config, folder, tokenizer=tokenizer, generation_config=recommended, recipe=said)
-    return Quantized(folder, recipe.type, head, recipe.method, *_sizes(weights, folder), kl)
+) -> tuple[Quantizer, str, dict[str | None, float]]:
+    """Make a quantizer with a sample; return it, the head's type, and what it was chosen by."""
+    from llamarium.quantization.calibrated import CalibratedQuantizer, choose_head
 
-
-def choose_head(quantizer: Quantizer, windows_BT: Tensor) -> tuple[str, dict[str | None, float]]:
-    """Choose the type of the head and the embedding by what it adds to the KL divergence.
-
-    Args:
-        quantizer: Made to compare these windows; its remaining layers are quantized.
-        windows_BT: The windows.
-
-    Returns:
-        The smallest type whose divergence is at most `HEAD_SHARE` above that of an unquantized head, else the one with
-        the least; and the divergence of each type tried, nats per token.
-    """
-    types = sorted(FITTED_FORMATS, key=lambda name: FORMATS[name].bits_per_weight)
-    reference_BTD = quantizer.reference()
-    original = quantizer.model(None)
-    kl: dict[str | None, float] = {None: _mean_kl(original, windows_BT, original, reference_BTD)}
-    for name in types:
-        kl[name] = _mean_kl(quantizer.model(name), windows_BT, original, reference_BTD)
-        if kl[name] <= (1 + HEAD_SHARE) * kl[None]:
-            return name, kl
-    return min(types, key=lambda name: kl[name]), kl
-
-
-@torch.inference_mode()
-def _mean_kl(model: LlamaForCausalLM, windows_BT: Tensor, original: LlamaForCausalLM, reference_BTD: Tensor) -> float:
-    """Return a model's mean KL from the original, of which the hidden states and the head are given."""
-    total, count = 0.0, 0
-    positions_1T = torch.arange(windows_BT.shape[1]).unsqueeze(0)
-    for ids_T, reference_TD in zip(windows_BT, reference_BTD, strict=True):
-        hidden_TD = model.model(ids_T.unsqueeze(0), positions_1T, CausalAttend())[0]
-        for compared, *_ in compare(_logits(model, hidden_TD), _logits(original, reference_TD)):
-            total, count = total + float(compared.kl_C.double().sum()), count + len(compared.kl_C)
-    return total / count
-
-
-def _logits(model: LlamaForCausalLM, hidden_TD: Tensor) -> Iterator[Tensor]:
-    """Yield the logits of hidden states (C, V), float32, a few positions at a time."""
-    for part_CD in hidden_TD.split(max(1, CHUNK_BYTES // (4 * model.config.vocab_size))):
-        yield model.logits(part_CD).float()
+    num_compared = max(1, _COMPARED_TOKENS // windows_BT.shape[1]) if head == AUTO else 0
+    checkpoint = opened.checkpoint
+    quantizer = CalibratedQuantizer(checkpoint, recipe, windows_BT, progress=progress, num_compared=num_compared)
+    if head != AUTO:
+        return quantizer, head, {}
+    return quantizer, *choose_head(quantizer, windows_BT[:num_compared])
 
 
 def _sizes(weights: Sequence[PackedWeight], folder: Path) -> tuple[int, int, float]:
@@ -200,10 +153,13 @@ def _check_options(head: str, method: str, calibration: str | None) -> None:
         )
 
 
-def _sample(checkpoint: Checkpoint, tokenizer: Tokenizer, text: str, samples: int, context: int | None) -> Tensor:
+def _sample(opened: OpenedModel, text: str, samples: int, context: int | None) -> "Tensor":
     """Cut the windows to calibrate with, (B, T)."""
-    limit = checkpoint.config.max_position_embeddings
+    from llamarium.inspect.tokens import check_count
+    from llamarium.quantization.calibrate import sample_windows
+
+    limit = opened.checkpoint.config.max_position_embeddings
     check_count(samples, "samples", _MOST_SAMPLES)
     context = min(CONTEXT, limit) if context is None else context
     check_count(context, "context", limit)
-    return sample_windows(tokenizer, text, samples=samples, context=context)
+    return sample_windows(opened.tokenizer, text, samples=samples, context=context)

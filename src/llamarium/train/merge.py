@@ -2,16 +2,18 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from llamarium.adapters.files import base_of
 from llamarium.adapters.load import tokenizer_beside, with_answer_ends
-from llamarium.adapters.merge import MergeReport, merge_adapter
 from llamarium.api import load
 from llamarium.checkpoints.options import Dequantize, DtypeName
-from llamarium.checkpoints.save import save_model
 from llamarium.errors import OutputError, escape, warn_caller
+from llamarium.extras import need_torch
 from llamarium.io import atomic_folder
+
+if TYPE_CHECKING:
+    from llamarium.adapters.merge import MergeReport
 
 
 def merge(
@@ -27,7 +29,7 @@ def merge(
     check_base: bool = True,
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> MergeReport:
+) -> "MergeReport":
     """Merge an adapter into its base, compare the result with the adapter, and save it.
 
     Args:
@@ -53,6 +55,10 @@ def merge(
     Warns:
         UserWarning: If a tenth of the correction is lost in rounding, or there is no tokenizer.
     """
+    need_torch("merging an adapter")
+    from llamarium.adapters.merge import merge_adapter
+    from llamarium.checkpoints.save import save_model
+
     adapter, out = Path(adapter), Path(out)
     base = model or base_of(adapter)
     _check_apart(out, adapter, Path(base))

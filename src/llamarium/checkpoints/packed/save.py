@@ -6,18 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from llamarium.checkpoints.checkpoint import check_weights
-from llamarium.checkpoints.decode import FLOAT_DTYPES
 from llamarium.checkpoints.huggingface.writer import Weight, complete_folder, write_safetensors
 from llamarium.checkpoints.packed.folder import FILE, KEYS, LAYOUT, METHOD, VERSION, check_machine, tiles_shape
-from llamarium.checkpoints.save import array_of, tensor_weight
 from llamarium.config import ModelConfig
 from llamarium.errors import CheckpointError, OptionError, show_value
-from llamarium.quant.formats import PACKED_FORMATS
-from llamarium.quant.packed import LinearPacked
+from llamarium.quant.formats import PACKED_FORMATS, PackedFormat
+from llamarium.quant.packing import count_nonfinite_tiles
 from llamarium.tokenizer.base import Tokenizer
+
+_DTYPES = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(np.uint16): "BF16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +29,14 @@ class PackedWeight:
         key: Its state-dict key.
         shape: Its logical shape, (out, in), or a norm's (hidden,).
         format: Its type's name in `PACKED_FORMATS`; None for a tensor that stays in floating point.
-        read: Makes tiles or, without a format, values. Called once: for tiles when it is their turn to be written, so
-            that nothing holds two models; for values at the beginning, as the file's head says what type they are.
+        read: Makes tiles, uint8, or, without a format, values, bfloat16 as uint16. Called once: for tiles when they are
+            written, so that nothing holds two models; for values at the beginning, as the file's head has their type.
     """
 
     key: str
     shape: tuple[int, int] | tuple[int]
     format: str | None
-    read: Callable[[], LinearPacked | Tensor]
+    read: Callable[[], NDArray[Any]]
 
 
 def save_packed(
@@ -82,26 +83,26 @@ def save_packed(
 def _stored(weight: PackedWeight) -> Weight:
     """Return a weight as safetensors keeps it."""
     if weight.format is None:
-        values = cast(Tensor, weight.read())
-        if values.dtype not in FLOAT_DTYPES.values():
-            raise OptionError(f"{weight.key} is {values.dtype}; expected one of {', '.join(FLOAT_DTYPES)}, or a format")
-        return tensor_weight(weight.key, values)
+        values = weight.read()
+        if values.dtype not in _DTYPES:
+            known = ", ".join(_DTYPES.values())
+            raise OptionError(f"{weight.key} is {values.dtype}; expected one of {known}, or a format")
+        return Weight(weight.key, values.shape, _DTYPES[values.dtype], lambda: values)
     if weight.format not in PACKED_FORMATS:
         raise OptionError(f"{weight.key}: format is {show_value(weight.format)}; expected {', '.join(PACKED_FORMATS)}")
     rows, columns = cast(tuple[int, int], weight.shape)
     format = PACKED_FORMATS[weight.format]
     shape = tiles_shape(rows, columns // format.columns, format)
-    return Weight(weight.key, shape, "U8", lambda: array_of(_read_tiles(weight)))
+    return Weight(weight.key, shape, "U8", lambda: _read_tiles(weight, shape, format))
 
 
-def _read_tiles(weight: PackedWeight) -> Tensor:
-    linear = cast(LinearPacked, weight.read())
-    found = linear.format.name, (linear.out_features, linear.in_features)
-    if found != (weight.format, weight.shape):
-        raise CheckpointError(f"{weight.key}: packed as {found}; expected {(weight.format, weight.shape)}")
-    if not linear.has_finite_scales():
+def _read_tiles(weight: PackedWeight, shape: tuple[int, ...], format: PackedFormat) -> NDArray[Any]:
+    tiles = weight.read()
+    if tiles.shape != shape:
+        raise CheckpointError(f"{weight.key}: packed as {tiles.shape}; expected {shape}, {weight.shape} {format.name}")
+    if count_nonfinite_tiles(tiles, format):
         raise CheckpointError(f"{weight.key}: has scales that are NaN or infinite; so are weights of the original")
-    return linear.weight
+    return tiles
 
 
 def _json(value: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.checkpoints.export import stored_values
+from llamarium.checkpoints.export import read_array
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.config import EMBEDDING
 from llamarium.errors import InputError, LlamariumError, TrainingError, escape
@@ -70,7 +70,7 @@ def _rows(folder: Path, ids: Sequence[int]) -> _Floats:
     vocab_size = checkpoint.config.vocab_size
     if min(ids) < 0 or max(ids) >= vocab_size:
         raise InputError(f"rows {min(ids)} to {max(ids)} are asked for; the table has 0 to {vocab_size - 1}")
-    return to_float32(stored_values(checkpoint.stored(EMBEDDING), EMBEDDING)[list(ids)])
+    return to_float32(read_array(checkpoint, EMBEDDING)[list(ids)])
 
 
 def project(moments: Sequence[_Floats]) -> tuple[_Floats, float]:
