@@ -1,4 +1,4 @@
-"""What an engine counts, and what it is doing, as plain data. Never torch."""
+"""Counters of an engine, and the state of its sequences, as plain data. Never torch."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,14 +16,14 @@ class Counts:
 
     Attributes:
         steps: Passes over the model.
-        prompt_tokens: Of requests that were begun.
-        sought_tokens: Those of them whose keys and values were looked for.
-        cached_tokens: Those of them that were not run, as their keys and values were there.
-        generated_tokens: Chosen.
-        drafted_tokens: Guessed, and run to see whether they come.
-        accepted_tokens: Those of them that came.
-        preempted: How often an answer had to give its blocks back.
-        pass_s: Seconds that the passes took.
+        prompt_tokens: Tokens of prompts.
+        sought_tokens: Those of them that were looked up in the prefix cache.
+        cached_tokens: Those of them that were found, and so not computed.
+        generated_tokens: Chosen tokens.
+        drafted_tokens: Tokens of drafts that were run.
+        accepted_tokens: Those of them that were chosen.
+        preempted: Preemptions.
+        pass_s: Seconds of the passes.
     """
 
     steps: int = 0
@@ -37,7 +37,7 @@ class Counts:
     pass_s: float = 0.0
 
     def note_prompt(self, num_tokens: int, num_sought: int, num_cached: int) -> None:
-        """Count a request's prompt, which has been run to its end."""
+        """Count a prompt that is computed."""
         self.prompt_tokens += num_tokens
         self.sought_tokens += num_sought
         self.cached_tokens += num_cached
@@ -48,13 +48,7 @@ Stage = Literal["waiting", "prefill", "decode"]
 
 @dataclass(frozen=True, slots=True)
 class BlockRun:
-    """Blocks of a cache that lie side by side, with as many owners each.
-
-    Attributes:
-        first: The first of them.
-        count: How many.
-        owners: How many answers have them.
-    """
+    """`count` blocks of a cache from `first` on, each with as many owners."""
 
     first: int
     count: int
@@ -63,22 +57,17 @@ class BlockRun:
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """One answer in the making, between two steps.
+    """One sequence between two steps; what is not said here is as in `EngineSequence`.
 
     Attributes:
-        number: Of its request, by arrival.
-        row: Which of the request's answers.
-        stage: "waiting" has no blocks; "prefill" reads the prompt, or what was given back; "decode" gets a token in
-            every step.
+        stage: "waiting" has no blocks; "prefill" computes the prompt, or what a preemption dropped; "decode" gets a
+            token in every step.
         adapter: Its place among the runner's adapters, -1 for none.
         is_embedding: The prompt's vector is wanted, and no token.
         num_prompt: Tokens of the prompt.
         num_tokens: Those, and the answer's so far.
-        limit: At how many tokens it ends at the latest.
-        num_computed: Tokens whose keys and values are in the cache.
-        num_cached: Tokens of the prompt that were there when it began.
-        num_blocks: Blocks that it has.
-        num_shared: Those of them that others have, too.
+        num_blocks: Its blocks.
+        num_shared: Those of them that other sequences have, too.
         blocks: The first of them, in the order of positions.
     """
 
@@ -99,16 +88,7 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class OpenedSequence:
-    """All that the next token of an answer follows from, as of one moment.
-
-    Attributes:
-        state: What it is doing.
-        prompt_ids: The prompt's tokens.
-        answer_ids: The answer's so far.
-        params: What is asked of the sampler, the seed always given.
-        stops: Ids that end it.
-        grammar: What its form compiles to, if it has one.
-    """
+    """All that a sequence's next token follows from, as of one moment; `params` always with a seed."""
 
     state: SequenceState
     prompt_ids: tuple[int, ...]
@@ -119,7 +99,7 @@ class OpenedSequence:
 
 
 def state_of(sequence: EngineSequence, most_runs: int) -> SequenceState:
-    """Return what an answer is doing; of its blocks so many runs at most."""
+    """Return a sequence's state, with so many runs of blocks at most."""
     owners = sequence.table.owners()
     stage: Stage = (
         "waiting" if not owners else "prefill" if sequence.num_uncomputed > 1 or not sequence.ids else "decode"
@@ -143,12 +123,12 @@ def state_of(sequence: EngineSequence, most_runs: int) -> SequenceState:
 
 
 def states_of(sequences: Iterable[EngineSequence], most: int, most_runs: int) -> list[SequenceState]:
-    """Return what the first answers are doing, so many at most."""
+    """Return the states of the first sequences, so many at most."""
     return [state_of(sequence, most_runs) for sequence in islice(sequences, most)]
 
 
 def open_sequence(sequences: Iterable[EngineSequence], number: int, row: int, most_runs: int) -> OpenedSequence | None:
-    """Return one of the answers with its ids and parameters, or None if it is not in the making any more."""
+    """Return a sequence with its ids and parameters, or None if it has ended."""
     found = next((one for one in sequences if (one.number, one.row) == (number, row)), None)
     if found is None:
         return None
@@ -164,7 +144,7 @@ def open_sequence(sequences: Iterable[EngineSequence], number: int, row: int, mo
 
 
 def _runs(blocks: Sequence[int], owners: Sequence[int], most: int) -> tuple[BlockRun, ...]:
-    """Put blocks together that lie side by side and have as many owners; the first runs, so many at most."""
+    """Join neighbouring blocks with as many owners; return the first runs, so many at most."""
     runs: list[BlockRun] = []
     for block, count in zip(blocks, owners, strict=True):
         last = runs[-1] if runs else None

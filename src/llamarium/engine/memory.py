@@ -9,7 +9,7 @@ from llamarium.runtime.blocks import blocks_for
 from llamarium.runtime.runner import CacheDtype, Runner
 
 MAX_KV_BYTES = 4 * 2**30
-"""Of keys and values, where nobody says how many."""
+"""Default limit of the memory of keys and values."""
 
 _SHARE = 1 / 4  # of the memory that is free
 
@@ -17,12 +17,12 @@ _SHARE = 1 / 4  # of the memory that is free
 def num_blocks_for(
     runner: Runner, kv_memory: int | None, max_num_seqs: int, kv_cache_dtype: CacheDtype, draft: Runner | None = None
 ) -> int:
-    """Return how many blocks a cache gets.
+    """Return how many blocks a cache gets; arguments as in `EngineOptions`.
 
     Args:
         runner: Executes the model.
-        kv_memory: Bytes; None is a quarter of the memory that is free now, 4 GiB at most.
-        max_num_seqs: How many answers run side by side; more than their whole contexts is never needed.
+        kv_memory: Bytes.
+        max_num_seqs: More blocks than their whole contexts take are never needed.
         kv_cache_dtype: What keys and values are kept in.
         draft: Executes a draft model, which gets as many blocks of its own out of the same memory.
 
@@ -43,7 +43,7 @@ def num_blocks_for(
 
 
 def free_bytes() -> int:
-    """Return the memory that programs may take: Linux says it, elsewhere it is what the machine has."""
+    """Return the available memory: as Linux reports it, elsewhere all that the machine has."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

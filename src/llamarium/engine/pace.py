@@ -1,4 +1,4 @@
-"""How long a step takes, learned from the steps before: how much of a prompt fits in beside those who stream.
+"""How many prompt tokens fit into a step beside the sequences that decode, learned from the time of earlier steps.
 
 Only when tokens are computed depends on it, never which.
 """
@@ -7,47 +7,41 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 LEAST_CHUNK = 4
-"""Tokens of prompts beside those who stream, at least, so that who comes new is served whatever the others cost."""
+"""Prompt tokens beside decoding sequences, at least, so that a new request is served whatever the others cost."""
 
 MAX_CHUNK_TOKENS = 2048
-"""Tokens of prompts in a step at most: bounds the activations of long ones."""
+"""Prompt tokens in a step at most: bounds the activations of long ones."""
 
 STRETCH = 2.0
-"""How long a step may be with a prompt in it, in steps without, where no more wait for their prompts than stream."""
+"""How long a step may be with a prompt in it, in steps without, while no more sequences read prompts than decode."""
 
 PAUSE_S = 0.1
-"""How long a step may be that reads prompts whole: one pause costs those who stream less than many long steps."""
+"""How long a step may be that reads prompts whole: one pause disturbs a stream less than many long steps."""
 
 LONGEST_STEP_S = 0.25
-"""How long a step may be where nobody streams: a request that leaves is noticed between two."""
+"""How long a step may be without decoding sequences: aborts are noticed between two."""
 
 _FIRST_CHUNK = 128  # before anything is known
 _WEIGHT = 1 / 4  # of the newest step in a moving average
-_LEAST_ALONE = 16  # tokens of prompts where nobody streams, at least
+_LEAST_ALONE = 16  # prompt tokens without decoding sequences, at least
 _CANDIDATES = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
 
 class Pace:
     """Seconds of a step by the number of its tokens: a moving average for each size met, and a line between two.
 
-    A token of a prompt costs the more the deeper in its prompt it stands, so what those beside streams cost is followed
-    from step to step.
+    A prompt token costs the more the deeper it stands, so the cost of those beside decoding ones is followed from step
+    to step.
     """
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
         self._sizes: list[int] = []
-        self._prompt_token_s: float | None = None  # beside those who stream, in the last such steps
-        self._last_chunk = 0  # the tokens of prompts in the last of them: the next one has at most twice as many
+        self._prompt_token_s: float | None = None  # beside decoding sequences, in the last such steps
+        self._last_chunk = 0  # prompt tokens in the last of them: the next one has at most twice as many
 
     def record(self, num_streaming: int, num_prompt: int, seconds: float) -> None:
-        """Note what a step took.
-
-        Args:
-            num_streaming: Its tokens of those who stream.
-            num_prompt: Its tokens of prompts.
-            seconds: What it took.
-        """
+        """Note the time of a step with so many tokens of decoding sequences and of prompts."""
         alone = self.estimate(num_streaming) if num_streaming and num_prompt else None
         if alone is not None:
             cost, known = max(0.0, seconds - alone) / num_prompt, self._prompt_token_s
@@ -56,7 +50,7 @@ class Pace:
         self._note(num_streaming + num_prompt, seconds)
 
     def _note(self, num_tokens: int, seconds: float) -> None:
-        """Note the same by the number of tokens. Sizes above 16 are put together by their three highest bits."""
+        """Note the time by the number of tokens; sizes above 16 are put together by their three highest bits."""
         size = _rounded(num_tokens)
         seconds *= size / num_tokens
         if size in self._seconds:
@@ -66,10 +60,10 @@ class Pace:
             self._seconds[size] = seconds
 
     def estimate(self, num_tokens: int) -> float | None:
-        """Return the seconds of a step of so many tokens; None before anything is known.
+        """Return the seconds of a step of so many tokens; None before any was measured.
 
-        Beyond the sizes that were met it is in proportion to the nearest below, and below all of them the smallest's.
-        Never is it more than in proportion to the nearest below: so a size that was slow once is tried again.
+        It is never more than in proportion to the nearest measured size below: so a size that was slow once is tried
+        again.
         """
         if not self._sizes:
             return None
@@ -85,13 +79,13 @@ class Pace:
         return min(between, self._seconds[low] * num_tokens / low)
 
     def chunk(self, num_streaming: int, prompts: Sequence[int]) -> int:
-        """Return how many tokens of prompts the next step may run beside a token of each of those who stream.
+        """Return how many prompt tokens the next step may run beside a token of each decoding sequence.
 
-        Where more wait for their prompts than stream, prompts have that many times more of a step.
+        While more sequences read prompts than decode, prompts have that many times more of a step.
 
         Args:
-            num_streaming: Answers that have begun.
-            prompts: The tokens of each prompt that is being read, those that have been run too.
+            num_streaming: Sequences that decode.
+            prompts: The tokens of each prompt that is being read, computed ones included.
         """
         alone = self.estimate(num_streaming) if num_streaming else 0.0
         if alone is None or not self._sizes:
@@ -109,7 +103,7 @@ class Pace:
         return min(max(room, LEAST_CHUNK), MAX_CHUNK_TOKENS)
 
     def _most(self, num_streaming: int, most_s: float) -> int:
-        """Return how many tokens of prompts a step of so many seconds has room for, or the least there is."""
+        """Return how many prompt tokens a step of so many seconds has room for, or the least there is."""
         chunk = LEAST_CHUNK if num_streaming else _LEAST_ALONE
         for size in _CANDIDATES:
             seconds = self.estimate(num_streaming + size)

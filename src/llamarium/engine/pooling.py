@@ -18,14 +18,7 @@ HIDDEN: Key = ("final_norm", None)
 
 
 class Pool:
-    """Gathers the hidden states of one text.
-
-    Args:
-        kind: Which of them count.
-
-    Attributes:
-        kind: The same.
-    """
+    """Gathers the hidden states of one text; `kind` says which of them count."""
 
     def __init__(self, kind: Pooling) -> None:
         self.kind: Pooling = kind
@@ -33,13 +26,9 @@ class Pool:
         self._num_rows = 0
 
     def take(self, rows_MD: NDArray[np.float32], start: int) -> None:
-        """Take the states of tokens that follow those that were taken before.
+        """Take the hidden states of the next tokens; at position 0 a preempted text begins anew.
 
         A mean is summed up row after row, so that no bit depends on how the text was cut.
-
-        Args:
-            rows_MD: Their hidden states.
-            start: The first one's position; at 0 a text that had to give its blocks back begins anew.
         """
         if self.kind == "last":
             self._sum, self._num_rows = rows_MD[-1].astype(np.float64), 1
@@ -53,7 +42,7 @@ class Pool:
         self._num_rows += len(rows_MD)
 
     def vector(self) -> Vector | None:
-        """Return what was gathered, (D,), of length 1; None where it has no direction: of NaN, infinities or zeros."""
+        """Return the vector, (D,), of length 1; None if it has no direction: of NaN, infinities or zeros."""
         assert self._sum is not None
         mean = self._sum / self._num_rows
         length = np.linalg.norm(mean)

@@ -1,4 +1,4 @@
-"""What the blocks of a cache hold, so that a prompt whose beginning was run before is not run again. Never torch.
+"""The prefix cache: finds the blocks that hold the beginning of a prompt, so that it is computed once. Never torch.
 
 A block's key is a hash of everything that its keys and values depend on: the tokens in it, the key of the block before
 it, and at the root whatever else changes them (the adapter, a salt; model, rotation and dtype are one engine's own). A
@@ -17,20 +17,20 @@ from llamarium.runtime.blocks import BlockPool
 
 Key = bytes
 
-_MAX_COMPARED = 64  # blocks that go on from the same place with the same token
+_MAX_COMPARED = 64  # candidate blocks with the same parent and first token
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What is there of a prompt.
+    """The cached beginning of a prompt.
 
     Attributes:
-        blocks: Blocks that hold its beginning, whole.
-        keys: Of each of them.
-        partial: A block whose first tokens go on from there, or None.
+        blocks: The whole blocks of it.
+        keys: Their keys.
+        partial: A block whose first tokens continue them, or None.
         num_partial: How many of its tokens do.
-        is_all: Whether these are all that it holds.
-        missing: The key of the first whole block that is not there, or None.
+        is_all: Whether it holds no others.
+        missing: The key of the prompt's first whole block that is not cached, or None.
     """
 
     blocks: list[int]
@@ -49,7 +49,7 @@ class _Content:
 
 
 def root_key(*what: object) -> Key:
-    """Return the key that a sequence's first block goes on from: of all that changes its keys and values but tokens."""
+    """Return the key before a sequence's first block: a hash of all but tokens that changes its keys and values."""
     return hashlib.blake2b(repr(what).encode(), digest_size=16).digest()
 
 
@@ -59,15 +59,7 @@ def block_key(parent: Key, ids: Sequence[int]) -> Key:
 
 
 class PrefixIndex:
-    """Finds the blocks that hold the beginning of a prompt.
-
-    Args:
-        num_blocks: Of the cache.
-        block_size: Its slots of a block.
-
-    Attributes:
-        pool: The cache's blocks.
-    """
+    """Finds the blocks that hold the beginning of a prompt, among the `num_blocks` of its `pool`."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.pool = BlockPool(num_blocks, block_size, self._forget)
@@ -76,7 +68,7 @@ class PrefixIndex:
         self._children: defaultdict[tuple[Key, int], dict[int, None]] = defaultdict(dict)  # by parent and first token
 
     def find(self, root: Key, ids: Sequence[int]) -> Match:
-        """Return what is there of `ids`; the caller owns none of it yet."""
+        """Return the cached beginning of `ids`; the caller owns none of the blocks yet."""
         size = self.pool.block_size
         blocks, keys, parent = list[int](), list[Key](), root
         for start in range(0, len(ids), size):
@@ -91,12 +83,12 @@ class PrefixIndex:
         return Match(blocks, keys)
 
     def enter(self, parent: Key, block: int, ids: Sequence[int]) -> Key:
-        """Note what a block holds, and return its key; a second one with the same content is not noted.
+        """Note a block's tokens, and return its key; a second block with the same content is not noted.
 
         Args:
             parent: The key of the block before it, or the root's.
-            block: Somebody owns it, and nobody will write to these slots again.
-            ids: The tokens in it, at least one; fewer than its slots only if it is a sequence's last.
+            block: An owned block; its tokens' slots will not be written again.
+            ids: Its tokens, at least one; fewer than its slots only if it is a sequence's last.
         """
         content = _Content(parent, tuple(ids), block_key(parent, ids))
         if content.key not in self._blocks and block not in self._contents:
@@ -107,15 +99,15 @@ class PrefixIndex:
         return content.key
 
     def take_out(self, block: int) -> None:
-        """Forget what a block holds, as its only owner is going to write to it."""
+        """Drop a block from the prefix cache, as its only owner is going to write to it."""
         self.pool.unkeep(block)
         self._forget(block)
 
     def _longest(self, parent: Key, ids: tuple[int, ...]) -> tuple[int | None, int, bool]:
         """Return the block after `parent` with the most first tokens in common, how many, and if it holds no others.
 
-        Of equals it is the newest. Of many that begin with the same token only the newest are looked at: a miss costs
-        the tokens of a part of a block, and looking at thousands of blocks would cost more.
+        Of equals the newest, and of many with the same first token only the newest are compared: a miss costs less than
+        looking at thousands of blocks.
         """
         best, most = None, 0
         for block in islice(reversed(self._children.get((parent, ids[0]), {})), _MAX_COMPARED):

@@ -1,4 +1,4 @@
-"""What is asked of the engine, and what it says: ids, never text. Never torch."""
+"""Requests to the engine, and its events: ids, never text. Never torch."""
 
 import heapq
 import math
@@ -20,17 +20,17 @@ _FEW_DEADLINES = 64  # that are kept without looking through them
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt, and how it is to be answered.
+    """One prompt, and how to answer it.
 
     Attributes:
         prompt_ids: Its tokens, at least one.
-        params: What is asked of the sampler; `n` answers share the prompt.
-        stop_ids: Ids that end an answer, besides the parameters' own; the stop id itself is told.
+        params: Sampling parameters; `n` answers share the prompt.
+        stop_ids: Ids that end an answer, besides the parameters' own; the stop id itself is in the events.
         adapter: Which of the runner's adapters is used, -1 for none.
-        salt: Keys and values are shared only with requests of the same.
-        grammar: What the parameters' grammar compiles to, where they have one.
+        salt: Keys and values are shared only between requests with the same salt.
+        grammar: The compiled grammar of `params`, if they have one.
         deadline_s: When it ends though it is not finished, by the engine's clock.
-        pooling: Not an answer is wanted but the prompt's vector, of these hidden states; `params` say nothing then.
+        pooling: If set, return a pooled vector; `params` is ignored.
     """
 
     prompt_ids: Sequence[int]
@@ -49,15 +49,15 @@ class TokenEvent(NamedTuple):
     Attributes:
         request: Which request, as `Engine.add` numbered it.
         row: Which of its answers, 0 to n - 1.
-        token_id: The token; below 0 where there is none: a `NoToken`, if that says why.
+        token_id: The token; below 0 if there is none: a `NoToken`, which says why.
         logprob: Its log-probability under the model, before any sampling parameter; NaN unless asked for.
         top: The most probable (id, logprob) pairs, as many as `logprobs` asked for.
         finish_reason: "stop" after a stop id or where a grammar's text is complete, "length" at `max_tokens` or the end
             of the context, "error" where no token could be chosen, "timeout" at the request's deadline, else None.
-        num_cached: Of the prompt's tokens, how many were not run for it, as their keys and values were there.
-        prompt_scores: Of the prompt, with an answer's first token, where the request asked for them.
-        vector: The prompt's, where the request asked for that; it ends with "stop" then, and with
-            "error" where its hidden states are no numbers.
+        num_cached: How many of the prompt's tokens were found in the prefix cache.
+        prompt_scores: The prompt's, with an answer's first token, if the request asked for them.
+        vector: The prompt's, if the request asked for it; it ends with "stop" then, and with "error" if hidden states
+            are not finite.
     """
 
     request: int
@@ -72,23 +72,17 @@ class TokenEvent(NamedTuple):
 
 
 def limit_of(config: ModelConfig, request: Request) -> int:
-    """Return at how many tokens, prompt included, an answer to a request ends."""
+    """Return the tokens, prompt included, at which an answer to a request ends."""
     return min(len(request.prompt_ids) + request.params.max_tokens, config.max_position_embeddings)
 
 
 def room_of(config: ModelConfig, request: Request) -> int:
-    """Return for how many tokens there must be room, if the last one is not run: the prompt's is."""
+    """Return for how many tokens there must be room: an answer's last one is never computed, the prompt's is."""
     return max(limit_of(config, request), len(request.prompt_ids) + 1)
 
 
 def check_prompt(config: ModelConfig, prompt: Sequence[int], name: str = "the prompt", *, room: int = 1) -> None:
-    """Refuse what the model cannot continue.
-
-    Args:
-        config: The model's.
-        prompt: Token ids.
-        name: Of the prompt, for messages.
-        room: How many tokens an answer has at least.
+    """Refuse a prompt that the model cannot continue by `room` tokens; `name` is the prompt's, for messages.
 
     Raises:
         InputError: For an empty prompt or an id outside the vocabulary.
@@ -104,15 +98,13 @@ def check_prompt(config: ModelConfig, prompt: Sequence[int], name: str = "the pr
 
 
 def too_long(num_prompt: int, wanted: int | None, most: int, name: str = "the prompt") -> ContextLengthError:
-    """Return the error of a prompt that does not fit, with both numbers.
-
-    Clients know by the words of OpenAI's and Anthropic's messages that a shorter prompt would help.
+    """Return the error of a prompt that does not fit, in words that clients of OpenAI's and Anthropic's API look for.
 
     Args:
         num_prompt: The prompt's tokens.
-        wanted: More that are asked for; None is any number.
-        most: That fit, prompt and answer together.
-        name: Of the prompt, for messages.
+        wanted: How many more are asked for; None is any number.
+        most: How many fit, prompt and answer together.
+        name: The prompt's, for messages.
     """
     asks = "" if wanted is None else f" and asks for {wanted} more, {num_prompt + wanted} together"
     return ContextLengthError(
@@ -122,13 +114,7 @@ def too_long(num_prompt: int, wanted: int | None, most: int, name: str = "the pr
 
 
 def no_room(request: Request, num_slots: int, most: int) -> MemoryBudgetError:
-    """Return the error of a request that the whole cache has not room for.
-
-    Args:
-        request: The request.
-        num_slots: Tokens that the cache holds.
-        most: Tokens of prompt and answer together: the last one is not held.
-    """
+    """Return the error of a request for which a whole cache of `num_slots`, `most` tokens in all, has not room."""
     num_tokens = len(request.prompt_ids)
     if request.pooling is not None:
         return MemoryBudgetError(
@@ -147,10 +133,7 @@ class Deadlines:
         self._heap: list[tuple[float, int]] = []
 
     def add(self, deadline_s: float, number: int, live: Collection[int]) -> None:
-        """Note a request's.
-
-        Those of requests that have ended are forgotten once they are most of what is kept: they may be far away.
-        """
+        """Note a request's deadline; those of ended requests are dropped once they are most of what is kept."""
         if deadline_s == math.inf:
             return
         if len(self._heap) > 2 * len(live) + _FEW_DEADLINES:
@@ -159,6 +142,6 @@ class Deadlines:
         heapq.heappush(self._heap, (deadline_s, number))
 
     def due(self, now_s: float) -> Iterator[int]:
-        """Yield the requests whose deadline has passed, ended ones among them."""
+        """Yield the requests whose deadline has passed, ended ones included."""
         while self._heap and self._heap[0][0] <= now_s:
             yield heapq.heappop(self._heap)[1]

@@ -18,23 +18,19 @@ from llamarium.runtime.runner import Logits
 from llamarium.sampling.sampler import Sampler
 
 MAX_LOGITS_BYTES = 64 * 2**20
-"""Of prompts' logits in a step."""
+"""Logits of prompt tokens in a step."""
 
 
 def most_logits(vocab_size: int) -> int:
-    """Return of how many tokens of prompts the logits may be computed in one step."""
+    """Return of how many prompt tokens a step may compute the logits."""
     return max(1, MAX_LOGITS_BYTES // (4 * vocab_size))
 
 
 class PromptScores:
-    """How probable each token of a prompt is, in the light of those before it. T tokens, k of the most probable.
-
-    Args:
-        ids: The prompt's tokens.
-        num_top: k, how many of the most probable tokens are wanted at each place.
+    """Log-probability of each of a prompt's T tokens given those before, and the k most probable at its place.
 
     Attributes:
-        ids: The same.
+        ids: The prompt's tokens.
         is_finite: Whether all logits so far have had a finite maximum.
     """
 
@@ -49,7 +45,7 @@ class PromptScores:
 
     @cached_property
     def top_ids(self) -> NDArray[np.int32]:
-        """(T, k), the most probable first; of the first row nothing is meant."""
+        """(T, k), the most probable first; row 0 is undefined."""
         return np.zeros(self._shape, np.int32)
 
     @cached_property
@@ -59,7 +55,7 @@ class PromptScores:
 
     @property
     def num_skipped(self) -> int:
-        """How many of the prompt's first tokens have no logits to come, so that their keys and values may be taken."""
+        """How many of the prompt's first tokens need no more logits, so that their keys and values may be reused."""
         return self._num_known - 1
 
     @property
@@ -68,16 +64,11 @@ class PromptScores:
         return self._num_known == len(self.ids)
 
     def num_wanted(self, start: int, end: int) -> int:
-        """Return of how many tokens from `start` to before `end`, the last of them, the logits score the next one."""
+        """Return how many tokens from `start` to before `end`, the last ones, have logits that score the next one."""
         return max(0, min(end, len(self.ids) - 1) - max(start, self.num_skipped))
 
     def take(self, logits_WV: Logits, sampler: Sampler) -> None:
-        """Score the next tokens; where the logits are no numbers, stop and note it.
-
-        Args:
-            logits_WV: Of as many places as `num_wanted` said.
-            sampler: Reports on tokens as it does on those that it chooses.
-        """
+        """Score the next tokens from logits of `num_wanted` places; stop and note it if they are not finite."""
         for row in range(len(logits_WV)):
             place = self._num_known
             found = sampler.logprobs(logits_WV[row], self.ids[place], self._shape[1])

@@ -1,7 +1,7 @@
 """An engine in a thread of its own, for callers in any other. Never torch.
 
-Callers leave what they want in a queue; between two steps the engine's thread takes it, and hands out what came of the
-step. A caller's own function is called there, so it must be quick and must not raise.
+Callers put commands into a queue; between two steps the engine's thread takes them, and delivers the step's events. A
+caller's own function is called there, so it must be quick and must not raise.
 """
 
 import queue
@@ -18,7 +18,7 @@ from llamarium.engine.sequence import EngineSequence
 from llamarium.errors import EngineStoppedError, GaveWayError, MemoryBudgetError
 
 Deliver = Callable[[Sequence[TokenEvent] | Exception], None]
-"""Takes what came of a step for one request, or why nothing more will come."""
+"""Takes a step's events of one request, or the error that ends it."""
 
 State = Literal["ready", "draining", "stopped", "broken"]
 
@@ -27,15 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """What an engine was doing after its last step.
-
-    Attributes:
-        running: Answers that have blocks.
-        waiting: Answers that wait.
-        used_blocks: Blocks that answers have.
-        num_blocks: Of the cache.
-        counts: What it has done so far.
-    """
+    """An engine after its last step: sequences with and without blocks, blocks in use and in all, and its counts."""
 
     running: int
     waiting: int
@@ -66,16 +58,16 @@ class _Read(Generic[T]):
     found: Future[T]
 
     def do(self, engine: Engine) -> None:
-        """Do the work, unless nobody waits for it any more; what it raises is theirs."""
+        """Do the work, unless it was cancelled; what it raises is the caller's."""
         if not self.found.set_running_or_notify_cancel():
             return
         try:
             self.found.set_result(self.work(engine))
-        except Exception as error:  # noqa: BLE001 - it is who reads that has failed, and not the engine
+        except Exception as error:  # noqa: BLE001 - the reader has failed, not the engine
             self.found.set_exception(error)
 
     def refuse(self, error: Exception) -> None:
-        """Say why the work will not be done."""
+        """Fail with the reason why the work will not be done."""
         if self.found.set_running_or_notify_cancel():
             self.found.set_exception(error)
 
@@ -84,7 +76,7 @@ class EngineThread:
     """Runs an engine until it is closed.
 
     Attributes:
-        engine: Only its `prepare`, and what never changes, is for others.
+        engine: Other threads may use its `prepare`, and what never changes.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -100,7 +92,7 @@ class EngineThread:
 
     @property
     def state(self) -> State:
-        """What it is up to."""
+        """Lifecycle state."""
         if self._failure is not None:
             return "broken"
         if not self._closing:
@@ -109,20 +101,16 @@ class EngineThread:
 
     @property
     def failure(self) -> BaseException | None:
-        """Why it broke, if it did."""
+        """The error that broke it, if any."""
         return self._failure
 
     @property
     def snapshot(self) -> EngineSnapshot:
-        """What it was doing after its last step."""
+        """The engine after its last step."""
         return self._snapshot
 
     def submit(self, request: Request, deliver: Deliver) -> int:
-        """Begin a request and return its number.
-
-        Args:
-            request: What is asked.
-            deliver: Is called by the engine's thread.
+        """Begin a request and return its number; the engine's thread calls `deliver`.
 
         Raises:
             EngineStoppedError: If the engine takes no more requests.
@@ -133,13 +121,10 @@ class EngineThread:
         return sequences[0].number
 
     def read(self, work: Callable[[Engine], T]) -> Future[T]:
-        """Have something looked at between two steps, by the engine's thread.
+        """Let the engine's thread look at something between two steps.
 
         Args:
             work: Must be quick, change nothing, and return nothing that the engine goes on changing.
-
-        Returns:
-            What it returns, once that is there.
 
         Raises:
             EngineStoppedError: If the engine takes no more requests.
@@ -157,18 +142,14 @@ class EngineThread:
             self._commands.put(command)
 
     def abort(self, number: int, row: int | None = None) -> None:
-        """End a request, or one of its answers, before the next step; nothing more is told of it."""
+        """Abort a request, or one of its answers, before the next step; no further event is delivered."""
         self._commands.put(_Abort(number, row))
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Take no more requests, let those that are there come to an end, and stop.
+        """Take no more requests, finish the live ones, and stop; return whether all were finished.
 
         Args:
-            timeout_s: After so many seconds those that are left are ended with an error; None waits as long as it
-                takes.
-
-        Returns:
-            Whether all came to their end.
+            timeout_s: After so many seconds the rest end with an error; None waits as long as it takes.
         """
         with self._lock:
             self._closing = True
@@ -189,12 +170,12 @@ class EngineThread:
                     self._abort_largest(error)
                 else:
                     self._hand_out(events)
-        except BaseException as error:  # noqa: BLE001 - whatever it was, those who wait must hear of it
+        except BaseException as error:  # noqa: BLE001 - whatever it was, waiting callers get it
             self._fail(error)
 
     def _hand_out(self, events: Sequence[TokenEvent]) -> None:
         for number, own in _by_request(events).items():
-            deliver = self._deliver.get(number)  # nobody, where it gave way after these were chosen
+            deliver = self._deliver.get(number)  # None if it was aborted after these were chosen
             if deliver is None:
                 continue
             if not self.engine.is_live(number):
@@ -202,7 +183,7 @@ class EngineThread:
             deliver(own)
 
     def _abort_largest(self, error: MemoryBudgetError) -> None:
-        """End one request where there is no memory for a step with all of them."""
+        """Abort the largest request if there is no memory for a step with all of them."""
         number = self.engine.abort_largest()
         if number is None:
             raise error
@@ -210,7 +191,7 @@ class EngineThread:
         self._end(number, GaveWayError(message))
 
     def _take_commands(self) -> bool:
-        """Do what was asked for; wait for it where there is nothing else to do. False when all is done."""
+        """Execute the queued commands; wait for one if the engine is idle. False when all is done."""
         while True:
             self._snapshot = self._look()
             try:

@@ -1,4 +1,4 @@
-"""Answers in text: what `generate_tokens` chooses, as completions or piece by piece. Never torch."""
+"""Answers in text, whole or piece by piece. Never torch."""
 
 from collections.abc import Iterator, Sequence
 
@@ -24,10 +24,10 @@ def complete(
     """Answer all prompts side by side.
 
     Args:
-        model: Answers.
+        model: The model.
         prompts: Their ids.
-        params: Of each.
-        how: How passes are run.
+        params: For each prompt.
+        how: Options of the passes.
         new_text: Answers are texts of their own, as in a dialog, rather than going on where a prompt ends.
         tools: That may be called.
 
@@ -70,13 +70,13 @@ def stream(
     tools: ToolRequest | None = None,
     prefix: DialogEngine | None = None,
 ) -> Iterator[Piece]:
-    """Answer one prompt, piece by piece; arguments as for `complete`.
+    """Answer one prompt, piece by piece.
 
     Args:
-        model: Answers.
+        model: As for `complete`.
         prompt: Its ids.
         params: With n 1.
-        how: How passes are run.
+        how: As for `complete`.
         new_text: As for `complete`.
         tools: As for `complete`.
         prefix: Keeps keys and values from one turn of a dialog to the next.

@@ -1,10 +1,9 @@
-"""From tokens to text: what an answer looks like, and how it grows.
+"""From tokens to text: pieces of an answer, and the whole.
 
-The loop in `generation/loop.py` knows ids only. Here each row's ids become text that never splits a character, stops at
-stop strings even where they cross tokens, and leaves out the tokens that only mean "stop". Where there are tools, the
-text is divided into what is said and what is called.
+Each row's ids become text that never splits a character, stops at stop strings even where they cross tokens, and leaves
+out the tokens that only mean "stop". Where there are tools, the text is divided into content and calls.
 
-A `Piece` is what every protocol words in its own way. `Piece.deltas` are what it adds, in order: `ContentDelta`, and of
+Every protocol words a `Piece` in its own way. `Piece.deltas` are what it adds, in order: `ContentDelta`, and of
 each call `CallBegin`, `CallArguments` and `CallEnd`. The last piece of an answer says why it ends:
 
     for delta in piece.deltas:

@@ -11,22 +11,17 @@ from llamarium.tokenizer.tools.deltas import Delta, calls_of, text_of
 
 
 class ChatModel(Protocol):
-    """What a dialog is held with: a `Llama`."""
+    """The part of `Llama` that a conversation needs."""
 
     @property
-    def runner(self) -> Runner:
-        """What answers the next request."""
-        ...
-
-    def stream_chat(
+    def runner(self) -> Runner: ...  # noqa: D102
+    def stream_chat(  # noqa: D102
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         prefix: DialogEngine | None = None,
         **options: Unpack[ChatOptions],
-    ) -> Iterator[Piece]:
-        """Answer a dialog piece by piece."""
-        ...
+    ) -> Iterator[Piece]: ...
 
 
 ChatModelT = TypeVar("ChatModelT", bound=ChatModel)
@@ -65,7 +60,7 @@ class Conversation(Generic[ChatModelT]):
         return self._following(said, pieces)
 
     def _following(self, said: list[dict[str, Any]], pieces: Iterator[Piece]) -> Generator[Piece]:
-        """Pass the pieces of an answer on, and remember it."""
+        """Yield the pieces of an answer, and add it to the messages."""
         deltas: list[Delta] = []
         has_begun = False
         try:

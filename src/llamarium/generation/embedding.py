@@ -1,4 +1,4 @@
-"""Texts as vectors: what an engine makes of a prompt's hidden states. Never torch."""
+"""Texts as vectors, pooled from an engine's hidden states. Never torch."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -14,13 +14,7 @@ from llamarium.errors import AnswerError, LlamariumError, RequestTimeoutError
 
 
 class Embedding(NamedTuple):
-    """A text's vector.
-
-    Attributes:
-        vector: float32 (D,), of length 1.
-        num_tokens: Of the text.
-        num_cached: How many of them were not run, as their keys and values were there.
-    """
+    """A text's vector, float32 (D,) of length 1; its tokens, and how many of them were found in the prefix cache."""
 
     vector: NDArray[np.float32]
     num_tokens: int
@@ -28,15 +22,11 @@ class Embedding(NamedTuple):
 
 
 def embed(thread: EngineThread, request: Request) -> Future[Embedding]:
-    """Ask an engine for a prompt's vector.
-
-    Args:
-        thread: The engine's.
-        request: With `pooling`.
+    """Submit a request with `pooling` to an engine.
 
     Returns:
-        What has the vector, or the error, once it is there: a `RequestTimeoutError`, an `EngineStoppedError`, a
-        `GaveWayError`, or an `AnswerError` where the hidden states are no numbers. Whoever cancels it ends the request.
+        A future of the vector, or of a `RequestTimeoutError`, an `EngineStoppedError`, a `GaveWayError`, or an
+        `AnswerError` if the hidden states are not finite. Cancelling it aborts the request.
 
     Raises:
         LlamariumError: As `EngineThread.submit`.

@@ -12,13 +12,7 @@ from llamarium.tokenizer.base import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One token that might have come.
-
-    Attributes:
-        token_id: Its id.
-        token: Its text, as tables show it.
-        logprob: Its natural log-probability under the model, before sampling parameters.
-    """
+    """A possible token: id, text as tables show it, and natural log-probability before sampling parameters."""
 
     token_id: int
     token: str
@@ -37,13 +31,9 @@ class TokenLogprob(Alternative):
 
 
 class PromptLogprobs(Sequence[TokenLogprob | None]):
-    """What each token of a prompt is told about: None for the first, as nothing comes before it.
+    """An entry for each token of a prompt; None for the first, as nothing comes before it.
 
     A prompt may be long, so entries are made when they are looked at.
-
-    Args:
-        tokenizer: Knows the tokens' texts.
-        scores: Of the prompt.
     """
 
     def __init__(self, tokenizer: Tokenizer, scores: PromptScores) -> None:
@@ -63,12 +53,12 @@ class PromptLogprobs(Sequence[TokenLogprob | None]):
     @overload
     def __getitem__(self, place: slice) -> tuple[TokenLogprob | None, ...]: ...
     def __getitem__(self, place: int | slice) -> TokenLogprob | tuple[TokenLogprob | None, ...] | None:
-        """Return what is told of one token, or of several."""
+        """Return one entry, or several."""
         places = range(len(self))[place]
         return self._entry(places) if isinstance(places, int) else tuple(map(self._entry, places))
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other tells the same."""
+        """Whether ids and numbers are equal."""
         if not isinstance(other, PromptLogprobs):
             return NotImplemented
         mine, theirs = self._scores, other._scores

@@ -1,4 +1,4 @@
-"""How an answer is made: the options of `Llama.generate` and its like, by name and type. Never torch."""
+"""The options of `Llama.generate` and its like, by name and type. Never torch."""
 
 from dataclasses import dataclass
 from typing import TypedDict, cast, get_args
@@ -20,9 +20,9 @@ class AnswerOptions(GenerationOptions, total=False):
 
     Attributes:
         use_cache: False recomputes everything for every token.
-        prompt_lookup: True, or a `PromptLookup`, guesses tokens from what was said before: the same answer, sooner
-            where it repeats prompt or itself.
-        draft_model: A smaller `Llama` with the same vocabulary guesses tokens: the same answer, sooner where it is
+        prompt_lookup: True, or a `PromptLookup`, proposes tokens from the text so far: the same answer, sooner where it
+            repeats prompt or itself.
+        draft_model: A smaller `Llama` with the same vocabulary proposes tokens: the same answer, sooner where it is
             right often enough. A `DraftModel` goes on with what it has learned.
         kv_cache_dtype: What keys and values are kept in: "auto" is the model's dtype, "int8" about half of bfloat16's
             memory.
@@ -35,13 +35,13 @@ class AnswerOptions(GenerationOptions, total=False):
 
 
 class RequestOptions(TypedDict, total=False):
-    """How a request is treated, apart from what is asked of the sampler.
+    """The options of a request to an engine, apart from sampling parameters.
 
     Attributes:
         timeout_s: Seconds after which it ends with a `RequestTimeoutError`.
         adapter: Which of the engine's adapters answers; None is the model as it is.
-        salt: Keys and values are shared only with requests of the same; a secret one makes a prefix one's own.
-        must_keep_up: End the answer with an error where its reader falls far behind, instead of keeping all of it.
+        salt: Keys and values are shared only between requests with the same salt; a secret one keeps a prefix private.
+        must_keep_up: End the answer with an error if its reader falls far behind, instead of buffering all of it.
     """
 
     timeout_s: float | None
@@ -82,7 +82,7 @@ class PassOptions:
 
 
 def split_options(options: AnswerOptions) -> PassOptions:
-    """Take how passes are run out of some options, and leave the sampler's.
+    """Remove the options of passes from some options, and return them.
 
     Raises:
         OptionError: If a value is none of those that there are.
@@ -95,7 +95,7 @@ def split_options(options: AnswerOptions) -> PassOptions:
 
 
 def asked_proposer(prompt_lookup: object, draft_model: object) -> AskedProposer:
-    """Return what two options ask for.
+    """Return the proposer, or the model that is to be one, of two options.
 
     Raises:
         OptionError: If a value is none of those that there are, or both are given.
@@ -119,7 +119,7 @@ def _checked_draft(draft: object) -> TextModel | DraftModel | None:
 
 
 def split_request(options: StreamOptions) -> RequestOptions:
-    """Take how a request is treated out of its options, and leave the sampler's."""
+    """Remove the options of a request from some options, and return them."""
     how = RequestOptions()
     for name in RequestOptions.__annotations__:
         if name in options:
@@ -128,11 +128,7 @@ def split_request(options: StreamOptions) -> RequestOptions:
 
 
 def check_timeout(timeout_s: object) -> None:
-    """Refuse what is no time that a request may have.
-
-    Raises:
-        OptionError: For that.
-    """
+    """Raise an OptionError unless `timeout_s` is None or seconds of 0 or more."""
     if timeout_s is None:
         return
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:  # false for NaN

@@ -39,20 +39,18 @@ from llamarium.sampling.params import SamplingParams
 from llamarium.tokenizer.tools.request import ToolRequest
 
 MAX_BUFFERED = 4096
-"""Steps whose pieces may wait for a reader who is asked to keep up; then the answer ends with an error."""
+"""Steps whose pieces may wait for a reader that has to keep up; then the answer ends with an error."""
 
 
 class Answers:
     """The answers to one prompt, piece by piece, as an iterator in a thread or in an event loop; one of both.
 
-    With `n` answers the pieces come as they are made; `Piece.index` says whose each is. Whoever drops or closes it
-    ends the request.
+    With `n` answers the pieces come as they are made, with `Piece.index`. Dropping or closing it aborts the request.
 
     Attributes:
         prompt_ids: The prompt as the model sees it.
         adapter: Which adapter answers; None is the model as it is.
-        num_cached: How many of its tokens were not run, as their keys and values were there; known with the first
-            piece.
+        num_cached: How many prompt tokens were found in the prefix cache; known with the first piece.
     """
 
     def __init__(
@@ -80,7 +78,7 @@ class Answers:
         return len(self._rows)
 
     def begin(self, thread: EngineThread, request: Request) -> Self:
-        """Ask the engine.
+        """Submit the request.
 
         Raises:
             LlamariumError: As `EngineThread.submit`.
@@ -104,9 +102,7 @@ class Answers:
         """Wait for the next piece.
 
         Raises:
-            RequestTimeoutError: If the request's time is over.
-            EngineStoppedError: If the engine has stopped.
-            AnswerError, GaveWayError, SlowReaderError: If it was ended for one of their reasons.
+            LlamariumError: RequestTimeoutError, EngineStoppedError, AnswerError, GaveWayError or SlowReaderError.
         """
         while not self._ready:
             if self._num_open == 0:
@@ -134,11 +130,11 @@ class Answers:
         return pieces
 
     def close(self) -> None:
-        """End the request; its blocks are free after the step that is being run."""
+        """Abort the request; its blocks are free after the current step."""
         self._num_open = 0
         self._ready.clear()
         self._abort(None)
-        self._inbox.put(())  # for who is waiting
+        self._inbox.put(())  # wakes a waiting thread
         self._call_reader()
 
     def collect(self) -> Generation:
@@ -160,7 +156,7 @@ class Answers:
         return Generation(self.prompt_ids, completions, self._rows[0].prompt_logprobs)
 
     def _take(self, came: Sequence[TokenEvent] | Exception) -> None:
-        """Take what came of a step, in the engine's thread."""
+        """Take a step's events, in the engine's thread."""
         if self._inbox.qsize() >= self._most_buffered:
             self._abort(None)
             came = SlowReaderError("the answer was not read as fast as it came, and has been ended")
@@ -170,7 +166,7 @@ class Answers:
             self._abort(None)
 
     def _call_reader(self) -> bool:
-        """Wake who waits in an event loop; False if that loop was closed."""
+        """Wake a reader in an event loop; False if that loop was closed."""
         try:
             self._wake()
         except RuntimeError:
@@ -189,7 +185,7 @@ class Answers:
                 await self._came.wait()
 
     def _push(self, came: Sequence[TokenEvent] | Exception) -> None:
-        """Turn what came into pieces."""
+        """Turn events into pieces."""
         if isinstance(came, Exception):
             self._num_open = 0
             raise came
@@ -235,7 +231,7 @@ class TextEngine:
         TokenizerError: If the model came without a tokenizer.
 
     Attributes:
-        saved_adapters: Those that a request may choose, by their names.
+        saved_adapters: Those that a request may choose, by name.
         adapters: Their names.
         kv_cache_dtype: What keys and values are kept in.
         max_tokens: The most tokens of a request, prompt and answer together.
@@ -269,22 +265,22 @@ class TextEngine:
 
     @property
     def runner(self) -> Runner:
-        """What executes the model, with the adapters in the order of their names; its passes may run beside answers."""
+        """The runner, with the adapters in the order of their names; its passes may run beside answers."""
         return self._thread.engine.runner
 
     @property
     def state(self) -> State:
-        """What it is up to."""
+        """Lifecycle state."""
         return self._thread.state
 
     @property
     def failure(self) -> BaseException | None:
-        """Why it broke, if it did."""
+        """The error that broke it, if any."""
         return self._thread.failure
 
     @property
     def snapshot(self) -> EngineSnapshot:
-        """What it was doing after its last step."""
+        """The engine after its last step."""
         return self._thread.snapshot
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]) -> Answers:
@@ -320,15 +316,15 @@ class TextEngine:
 
         Args:
             prompt_ids: At least one.
-            params: What is asked of the sampler.
+            params: Sampling parameters.
             new_text: The answers are texts of their own, as in a dialog, rather than going on where the prompt ends.
             stop_ids: Ids that end an answer; None is the model's own.
             timeout_s: As in `RequestOptions`.
             adapter: As in `RequestOptions`.
             salt: As in `RequestOptions`.
             must_keep_up: As in `RequestOptions`.
-            grammar: What the parameters' grammar compiles to, if that has been done; else it is done now.
-            tools: That may be called; the prompt tells of them.
+            grammar: The parameters' compiled grammar; None compiles it now, if there is one.
+            tools: The tools in the prompt.
 
         Raises:
             LlamariumError: As `Engine.prepare`; if the engine has stopped, or the model was edited since it was made.
@@ -351,7 +347,7 @@ class TextEngine:
         adapter: str | None = None,
         salt: str = "",
     ) -> Future[Embedding]:
-        """Return the vector of a text's ids, once it is there: of its last layer's normalised states; see `embed`.
+        """Return a future of a text's vector, from the last layer's normalised states; see `embed`.
 
         Args:
             prompt_ids: At least one.
@@ -379,14 +375,7 @@ class TextEngine:
         return -1 if adapter is None else self.adapters.index(adapter), deadline_s
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Take no more requests, answer those that are there, and stop.
-
-        Args:
-            timeout_s: After so many seconds those that are left end with an error; None waits as long as it takes.
-
-        Returns:
-            Whether all came to their end.
-        """
+        """Take no more requests, finish the live ones, and stop; as `EngineThread.close`."""
         return self._thread.close(timeout_s)
 
     def __enter__(self) -> Self:

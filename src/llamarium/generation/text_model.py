@@ -1,4 +1,4 @@
-"""What answers in text are made with: a `Llama`, as its own parts see it. Never torch."""
+"""The part of `Llama` that answers in text need. Never torch."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
@@ -17,9 +17,15 @@ class TextModel(Protocol):
     """A model with its tokenizer.
 
     Attributes:
-        name: What was asked for.
+        name: The name by which it was loaded.
         config: The model's shape.
         stop_ids: Ids that end an answer.
+        runner: Executes the next request.
+        tokenizer: The model's.
+        grammars: Compiles grammars for its vocabulary.
+        encode: Returns a prompt's ids.
+        sampling_params: Returns options over the publisher's recommendations.
+        chat_params: Returns those of a dialog's answer.
     """
 
     name: str
@@ -27,35 +33,18 @@ class TextModel(Protocol):
     stop_ids: frozenset[int]
 
     @property
-    def runner(self) -> Runner:
-        """What answers the next request."""
-        ...
-
+    def runner(self) -> Runner: ...  # noqa: D102
     @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's."""
-        ...
-
+    def tokenizer(self) -> Tokenizer: ...  # noqa: D102
     @property
-    def grammars(self) -> "GrammarCompiler":
-        """What compiles grammars for its vocabulary."""
-        ...
-
-    def encode(self, prompt: Any) -> list[int]:
-        """Return a prompt's ids."""
-        ...
-
-    def sampling_params(self, **options: Unpack[GenerationOptions]) -> SamplingParams:
-        """Put options over the publisher's recommendations."""
-        ...
-
-    def chat_params(self, **options: Unpack[GenerationOptions]) -> SamplingParams:
-        """The same for a dialog's answer."""
-        ...
+    def grammars(self) -> "GrammarCompiler": ...  # noqa: D102
+    def encode(self, prompt: Any) -> list[int]: ...  # noqa: D102
+    def sampling_params(self, **options: Unpack[GenerationOptions]) -> SamplingParams: ...  # noqa: D102
+    def chat_params(self, **options: Unpack[GenerationOptions]) -> SamplingParams: ...  # noqa: D102
 
 
 def compiled(model: TextModel, params: SamplingParams) -> CompiledGrammar | None:
-    """Return what the parameters' grammar compiles to, if they have one.
+    """Return the compiled grammar of some parameters, if they have one.
 
     Raises:
         GrammarError: If it cannot be compiled.
@@ -65,5 +54,5 @@ def compiled(model: TextModel, params: SamplingParams) -> CompiledGrammar | None
 
 
 def begins_text(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
-    """Whether a prompt has no text, as a BOS alone; nearly always a few tokens say so."""
+    """Whether a prompt has no text, as a BOS alone; usually its first tokens show it."""
     return not (tokenizer.decode(prompt[:8]) or tokenizer.decode(prompt))

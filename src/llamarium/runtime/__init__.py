@@ -4,12 +4,12 @@
 |---|---|
 | `batch` | the one description of a step of work, for one stream or hundreds |
 | `runner` | the protocol: run a batch over kept keys and values |
-| `blocks` | which blocks of a cache belong to whom |
+| `blocks` | free blocks of a cache, and those of each sequence |
 | `taps` | the activations that a pass can hand out |
 | `native` | C on a CPU, without torch: the runner, its keys and values, weights, and adapters' low-rank corrections |
 | `module_runner` | the modules themselves, on any device: the reference of all others |
 | `edits` | whether the modules are still what the runner was made of |
-| `loaded_model` | which runner answers: the one that was chosen, or the modules where somebody has edited them |
+| `loaded_model` | which runner answers: the chosen one, or the modules once they are edited |
 | `rope` | RoPE's frequencies without torch |
 | `device` | which device a model computes on |
 """

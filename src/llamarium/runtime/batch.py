@@ -80,7 +80,7 @@ def pack(spans: Sequence[Span], block_size: int = BLOCK_SIZE) -> Batch:
 
 
 def _pack_single(spans: Sequence[Span], block_size: int) -> Batch:
-    """The same for one token a sequence, as most batches are."""
+    """Pack spans of one token each, as in most batches."""
     rows = np.arange(len(spans), dtype=np.int32)
     ids = np.array([span.token_ids[0] for span in spans], np.int64)
     positions = np.array([span.start for span in spans], np.int32)
@@ -88,7 +88,7 @@ def _pack_single(spans: Sequence[Span], block_size: int) -> Batch:
 
 
 def _tables(spans: Sequence[Span], block_size: int) -> NDArray[np.int32]:
-    """(R, blocks of the longest), each no longer than its span's last position needs."""
+    """Return the block tables, (R, blocks of the longest), as long as the spans' last positions need."""
     needed = [(span.start + len(span.token_ids) - 1) // block_size + 1 for span in spans]
     if len(spans) == 1:
         return np.array([spans[0].blocks[: needed[0]]], np.int32)

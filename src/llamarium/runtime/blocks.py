@@ -1,11 +1,11 @@
-"""Which blocks of a cache belong to whom. Never torch.
+"""The free blocks of a cache, and the blocks of each sequence. Never torch.
 
 A cache is a number of blocks of slots. A sequence has a list of them, in the order of its positions. A block may belong
-to several sequences (the answers to one prompt share its keys and values), so owners are counted; one that is shared is
-never written to: a sequence that would gets a copy of its own (`BlockTable.fork`).
+to several sequences (the answers to one prompt share its keys and values), so owners are counted. A shared block is
+never written: a sequence that would gets a copy of its own (`BlockTable.fork`).
 
-A block that nobody owns any more may still hold keys and values that somebody may ask for (`engine/prefix.py`). Such
-blocks are free, but taken last, and the one that was left longest ago first.
+A block without owners may still hold keys and values of use (`engine/prefix.py`). Such blocks are free, but taken last,
+the least recently used one first.
 """
 
 from collections import OrderedDict
@@ -24,12 +24,9 @@ class BlockPool:
     """The free blocks of a cache, and how many owners the others have.
 
     Args:
-        num_blocks: Of the cache.
-        block_size: Its slots of a block.
-        forget: Called with a block that was worth keeping, when it is taken for something else.
-
-    Attributes:
-        block_size: The same.
+        num_blocks: Blocks of the cache.
+        block_size: Slots of a block.
+        forget: Called with a kept block when it is taken for something else.
     """
 
     def __init__(
@@ -44,7 +41,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody owns."""
+        """Blocks without owners."""
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
@@ -67,25 +64,25 @@ class BlockPool:
         return taken
 
     def keep(self, block: int) -> None:
-        """Note that what a block holds is worth keeping; `forget` is called when it is taken for something else."""
+        """Keep a block's content as long as possible; `forget` is called when it is taken for something else."""
         assert self._owners[block] > 0
         self._kept.add(block)
 
     def unkeep(self, block: int) -> None:
-        """Note that what a block holds is worth nothing any more, as its owner goes on writing to it."""
+        """Drop a block from those kept; its owner will overwrite it."""
         assert self._owners[block] == 1
         self._kept.remove(block)
 
     def is_owned(self, block: int) -> bool:
-        """Whether somebody has it."""
+        """Whether a block has an owner."""
         return self._owners[block] > 0
 
     def num_owners(self, block: int) -> int:
-        """Return how many have it."""
+        """Return how many sequences have a block."""
         return self._owners[block]
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Count one more owner of blocks that somebody owns, or that are kept."""
+        """Count one more owner of blocks that are owned or kept."""
         for block in blocks:
             if self._owners[block] == 0:
                 assert block in self._kept
@@ -93,10 +90,7 @@ class BlockPool:
             self._owners[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Give blocks back; one that nobody owns any more is free.
-
-        Of a sequence the last are given back first, as what they hold is of use only with those before them.
-        """
+        """Count one owner less of blocks, the last one first; those without owners are free."""
         for block in reversed(blocks):
             assert self._owners[block] > 0
             self._owners[block] -= 1
@@ -105,25 +99,21 @@ class BlockPool:
                 self._free.move_to_end(block, last=block in self._kept)
 
     def add(self, count: int) -> None:
-        """Note that the cache has become so many blocks larger."""
+        """Add the new blocks of a cache that has grown."""
         first = len(self._owners)
         self._owners.extend([0] * count)
         self._free.update(dict.fromkeys(range(first, first + count)))
 
 
 class BlockTable:
-    """One sequence's blocks.
-
-    Attributes:
-        blocks: Their numbers, in the order of positions.
-    """
+    """One sequence's `blocks`, by number, in the order of positions."""
 
     def __init__(self, pool: BlockPool) -> None:
         self.blocks: list[int] = []
         self._pool = pool
 
     def reserve(self, num_tokens: int) -> None:
-        """Have room for so many tokens in all.
+        """Take blocks for so many tokens in all.
 
         Raises:
             MemoryBudgetError: If the cache has not as many free blocks.
@@ -133,18 +123,18 @@ class BlockTable:
             self.blocks.extend(self._pool.take(missing))
 
     def missing(self, num_tokens: int) -> int:
-        """Return how many blocks are needed for so many tokens in all, and not there; negative if more are there."""
+        """Return how many blocks more so many tokens in all need; negative if there are more than enough."""
         return blocks_for(num_tokens, self._pool.block_size) - len(self.blocks)
 
     def owners(self) -> list[int]:
-        """Return how many sequences have each of its blocks."""
+        """Return the number of owners of each block."""
         return [self._pool.num_owners(block) for block in self.blocks]
 
     def fork(self, num_tokens: int, copy_block: Callable[[int, int], None]) -> "BlockTable":
         """Return the table of another sequence with the same first tokens.
 
         Args:
-            num_tokens: How many; their whole blocks are shared, and of the rest's block it gets a copy.
+            num_tokens: How many; their whole blocks are shared, and the rest's block is copied.
             copy_block: The cache's; called with source and target.
 
         Raises:
@@ -162,12 +152,12 @@ class BlockTable:
         return other
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Go on over blocks that another sequence has filled, or had."""
+        """Append blocks that another sequence has filled."""
         self._pool.share(blocks)
         self.blocks.extend(blocks)
 
     def copy(self, source: int, copy_block: Callable[[int, int], None]) -> None:
-        """Go on with a copy of a block; the source is owned, or kept.
+        """Append a copy of a block that is owned or kept.
 
         Raises:
             MemoryBudgetError: If there is no block for the copy.

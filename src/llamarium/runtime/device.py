@@ -1,4 +1,4 @@
-"""Which device a model computes on. Torch is asked only where there may be another one than the CPU."""
+"""Which device a model computes on. Torch is imported only if there may be another one than the CPU."""
 
 import os
 from pathlib import Path

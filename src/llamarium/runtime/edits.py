@@ -1,11 +1,10 @@
 """Whether a model's modules are still those that its runner was made of.
 
-The modules of a loaded model are there to be read, hooked, patched and trained. The C kernels know their weights alone.
-So before a request somebody asks whether anything else has been done to the modules since they were built: hooks,
-adapters, replaced modules, weights that are others or elsewhere, a method patched on a module or its class, another
-number in an attribute, a change of numbers of which the runner has a copy (an adapter's). Any other weight that was
-changed in place is the same memory; but the keys and values that it has made are not what it would make now, so that is
-noticed too.
+The modules of a loaded model may be read, hooked, patched and trained; the C kernels read their weights alone. So
+before each request the modules are compared with what they were: hooks, adapters, replaced modules, other weights,
+methods patched on a module or its class, numbers in attributes, and weights of which the runner has a copy (an
+adapter's). Any other weight that was changed in place is the same memory; that is noticed too, as cached keys and
+values are stale.
 """
 
 from collections.abc import Collection, Iterator
@@ -20,7 +19,7 @@ _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
 class ModuleSnapshot:
-    """What a model's modules were at first, and when they were last looked at.
+    """A model's modules when they were built, and when they were last compared.
 
     Args:
         model: The modules.
@@ -34,7 +33,7 @@ class ModuleSnapshot:
         self._versions = _versions(model)
 
     def look(self, model: nn.Module) -> tuple[bool, bool]:
-        """Return whether the modules are others than at first, beyond weights' values, and whether than last time."""
+        """Return whether anything but weights' values differs from the first state, and if anything from the last."""
         last, self._last = self._last, list(_state(model, self._shared))
         versions, self._versions = self._versions, _versions(model)
         is_changed = (last, versions) != (self._last, self._versions)
@@ -53,7 +52,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _state(model: nn.Module, shared: Collection[int]) -> Iterator[object]:
-    """Yield what a request could see of the modules, the values of shared weights apart."""
+    """Yield all that a request depends on, but the values of shared weights."""
     for kind in dict.fromkeys(map(type, model.modules())):
         for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
             yield base, [(name, value) for name, value in vars(base).items() if isinstance(value, FunctionType)]
@@ -68,6 +67,6 @@ def _state(model: nn.Module, shared: Collection[int]) -> Iterator[object]:
 
 
 def _identity(tensor: torch.Tensor, shared: Collection[int]) -> tuple[object, ...]:
-    """Which memory a tensor is, how it lies there, and how often it was written to where the runner does not see it."""
+    """Return a tensor's memory and layout, and how often it was written to if the runner has a copy."""
     address = tensor.data_ptr()
     return address, tensor.dtype, tensor.shape, tensor.stride(), 0 if address in shared else _version(tensor)

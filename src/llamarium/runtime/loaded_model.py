@@ -1,8 +1,8 @@
-"""A loaded model: the runner that answers, and the modules that people read, hook and train. Never torch by itself.
+"""A loaded model: the runner that answers, and the modules to read, hook and train. Never torch by itself.
 
 With the C kernels a model answers without its modules, and so without torch. They are built at their first use, over
-the same memory. From then on each request checks once whether they are still what they were; if not, the request runs
-on the modules, and a warning says so once.
+the same memory. From then on each request compares them with what they were; if they were edited, it runs on the
+modules, and a warning says so once.
 """
 
 import threading
@@ -107,9 +107,7 @@ class LoadedModel:
             return self._model
 
     def runner(self) -> Runner:
-        """Return what answers the next request; another object where the modules have been changed since the last one.
-
-        So keys and values that other weights have made are not used any more.
+        """Return the runner of the next request; a new one if the modules have changed, so that old caches go.
 
         Raises:
             CheckpointError: If a file whose bytes are in use has been changed.

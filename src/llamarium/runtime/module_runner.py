@@ -171,7 +171,7 @@ class ModuleRunner:
         )
 
     def _num_kept_layers(self) -> int:
-        """How many layers a cache needs; somebody may have taken some out, and each keeps its own number."""
+        """Return how many layers a cache needs; if some were removed, the others keep their numbers."""
         numbers = [cast(LlamaDecoderLayer, layer).self_attn.layer_idx for layer in self.model.model.layers]
         if len(set(numbers)) < len(numbers):
             raise InputError(
@@ -256,7 +256,7 @@ def threads_for(model: LlamaForCausalLM) -> AbstractContextManager[None]:
 
 
 def _is_called_whole(model: LlamaForCausalLM) -> bool:
-    """Whether somebody has hooked or patched the model itself, which would not be seen by calling its parts."""
+    """Whether the model itself is hooked or patched, so that calling its parts would miss that."""
     own = vars(model)
     return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own)
 

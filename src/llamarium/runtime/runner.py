@@ -44,9 +44,7 @@ class Cache(Protocol):
     block_size: int
 
     @property
-    def num_bytes(self) -> int:
-        """What they occupy."""
-        ...
+    def num_bytes(self) -> int: ...  # noqa: D102
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block's content to another, in all layers."""
@@ -86,12 +84,12 @@ class WeightInfo(Protocol):
 
 
 class Runner(Protocol):
-    """Executes a model over kept keys and values, and answers questions about its weights.
+    """Executes a model over kept keys and values, and describes its weights.
 
     Attributes:
         config: The model's shape.
-        is_row_exact: Whether a token's results have the bits that they have alone, whatever its company, its chunk and
-            the number of threads are. PyTorch's products round otherwise for several tokens than for one.
+        is_row_exact: Whether a token's results have the bits that they have alone, in any company, chunk and number of
+            threads. PyTorch's products round otherwise for several tokens than for one.
         reads_in_place: Whether each product reads its weights as they are kept, so that a step's bytes can be counted.
         input_bits: What inputs of packed weights are rounded to; None where nothing is rounded.
         num_adapters: How many a batch may name (`Batch.adapters`); None where it may name none.
@@ -107,49 +105,23 @@ class Runner(Protocol):
     reads_in_place: bool
 
     @property
-    def input_bits(self) -> InputBits | None:
-        """What inputs of packed weights are rounded to."""
-        ...
-
+    def input_bits(self) -> InputBits | None: ...  # noqa: D102
     @property
-    def num_adapters(self) -> int | None:
-        """How many adapters a batch may name."""
-        ...
-
+    def num_adapters(self) -> int | None: ...  # noqa: D102
     @property
-    def weights(self) -> Mapping[str, WeightInfo]:
-        """All weights by key."""
-        ...
-
+    def weights(self) -> Mapping[str, WeightInfo]: ...  # noqa: D102
     @property
-    def addresses(self) -> Collection[int]:
-        """Of the weights that are read in place."""
-        ...
-
+    def addresses(self) -> Collection[int]: ...  # noqa: D102
     @property
-    def config(self) -> ModelConfig:
-        """The model's shape."""
-        ...
-
+    def config(self) -> ModelConfig: ...  # noqa: D102
     @property
-    def device(self) -> str:
-        """Where logits are."""
-        ...
-
+    def device(self) -> str: ...  # noqa: D102
     @property
-    def dtype(self) -> str:
-        """The dtype between products."""
-        ...
-
+    def dtype(self) -> str: ...  # noqa: D102
     @property
-    def kv_dtype(self) -> str:
-        """The dtype of keys and values."""
-        ...
-
+    def kv_dtype(self) -> str: ...  # noqa: D102
     @property
-    def name(self) -> str:
-        """Display name of the backend."""
-        ...
+    def name(self) -> str: ...  # noqa: D102
 
     def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto", block_size: int = BLOCK_SIZE) -> Cache:
         """Return an empty cache for this runner.

@@ -1,8 +1,7 @@
 """A model's modules once more, over the same weights, with hooks of their own.
 
 A shell shares every parameter and buffer with the modules that it is made of, and owns nothing but its tables of hooks
-and of submodules. So what is hooked or replaced on it concerns nobody else: not the model, not a request on the same
-weights at the same moment, not another shell.
+and of submodules. So what is hooked or replaced on it changes neither the model nor a request beside it.
 """
 
 import copy

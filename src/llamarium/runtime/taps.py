@@ -1,8 +1,7 @@
-"""What a pass computes on the way, and how somebody gets it. Never torch.
+"""Taps: the activations that a pass hands out. Never torch.
 
 A recorder names the activations that it wants, and the runner that answers requests hands them out: the same pass, the
-same bits, the same logits. What follows from others is not tapped: scores and pattern come from the very queries, and
-from the keys that the cache holds.
+same bits, the same logits. Scores and pattern are not tapped: they follow from the queries and the cached keys.
 """
 
 from collections.abc import Iterable, Mapping
@@ -70,13 +69,13 @@ FROM_CACHE = ("k_rot", "scores", "pattern")
 
 
 class Taps:
-    """What is wanted of a pass, and what it gave.
+    """The activations that are wanted of a pass, and those that it gave.
 
     Args:
         wanted: Keys of `ACTIVATIONS`, but none of `FROM_CACHE`, and not the logits, which a run returns.
 
     Attributes:
-        wanted: The same, as a set.
+        wanted: Their set.
         kept: By key (M, ...) of the batch's tokens: float32 arrays of numpy from C, tensors from modules; one for each
             part that the batch was run in.
     """
