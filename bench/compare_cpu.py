@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 import common
 import llamarium
 from llamarium.hub.resolve import resolve
-from llamarium.inspect.speed import Work, memory_speed, run_round, some_memory, step_bytes
+from llamarium.inspect.measures.speed import Work, memory_speed, run_round, some_memory, step_bytes
 from llamarium.kernels import native
 
 Side = Callable[[], dict[str, float]]

@@ -328,7 +328,7 @@ class Llama:
         """Rank embedding rows by cosine similarity to `word` - `minus` + `plus`."""
         from llamarium.inspect.neighbors import neighbors
 
-        return neighbors(self.model.model.embed_tokens, self.tokenizer, word, minus=minus, plus=plus, k=k)
+        return neighbors(self.runner, self.tokenizer, word, minus=minus, plus=plus, k=k)
 
     def trace(self, text: Prompt, **options: Any) -> "Trace":
         """Return the named activations of one forward pass; options as in `llamarium.inspect.trace.trace`."""

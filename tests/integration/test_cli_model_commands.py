@@ -18,7 +18,7 @@ from llamarium.cli.answer import say
 from llamarium.cli.main import main
 from llamarium.cli.repl import Repl
 from llamarium.cost import flops
-from llamarium.inspect.speed import weight_bytes
+from llamarium.inspect.measures.speed import weight_bytes
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights

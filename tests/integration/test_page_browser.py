@@ -142,7 +142,7 @@ def test_what_heads_add_is_the_librarys(page: Page, running: Running, llama: Lla
     whole = llama.trace(TEXT)["layers.1.attn_out"][4]
     page.goto(link(running, stage="heads", layer=1, head=1, pos=4))
     expect(page.locator('[data-number="norm-1"]')).to_be_visible()
-    for head, added in enumerate(found.added_TND[0]):
+    for head, added in enumerate(map(torch.from_numpy, found.added_TND[0])):
         assert shown(page, f"norm-{head}") == as_shown(found.norms_TN[0, head].item(), 5)
         assert shown(page, f"share-{head}") == as_shown(found.shares_TN[0, head].item(), 4)
         cosine = torch.cosine_similarity(added.double(), whole.double(), dim=0).item()

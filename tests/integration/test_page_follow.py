@@ -270,9 +270,9 @@ def test_rows_at_random_stand_beside_learned_ones(page: Page, running: Running, 
     settled(page)
     fresh, cat = FreshEmbedding(llama.config, 1), llama.encode(TEXT)[1]
     assert shown(page, "random-length") == as_shown(fresh(torch.tensor(cat)).double().norm().item(), 5)
-    assert shown(page, "random-cosine") == as_shown(similarity(fresh, llama.tokenizer, "cat", "dog").cosine, 4)
+    assert shown(page, "random-cosine") == as_shown(similarity(fresh.rows, llama.tokenizer, "cat", "dog").cosine, 4)
     for table, found in (
-        ("random", neighbors(fresh, llama.tokenizer, cat, k=12)),
+        ("random", neighbors(fresh.rows, llama.tokenizer, cat, k=12)),
         ("learned", llama.neighbors(cat, k=12)),
     ):
         for one in found.neighbors:

@@ -65,7 +65,7 @@ def test_heads_joined(client: httpx.Client, path: str, llama: Llama) -> None:
     answer = client.get(f"{path}/heads/added", params={"layer": 1, "position": 3})
     assert (answer.headers["x-axes"], answer.headers["x-shape"]) == ("ND", "2,64")
     added_ND = np.frombuffer(answer.content, "<f4").reshape(2, 64)
-    assert np.array_equal(added_ND, found.added_TND[0].numpy())
+    assert np.array_equal(added_ND, found.added_TND[0])
     out_D = llama.trace(TEXT)["layers.1.attn_out"][3].numpy()
     assert np.abs(added_ND.sum(0) - out_D).max() < 1e-5
 

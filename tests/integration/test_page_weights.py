@@ -181,10 +181,10 @@ def test_a_model_with_packed_weights(model_files: Callable[..., Any], smollm2_pa
 def test_rows_as_they_are_drawn_at_the_start(client: httpx.Client, llama: Llama) -> None:
     fresh = FreshEmbedding(llama.config, 3)
     told = client.post("/inspect/neighbors", json={"word": "king", "minus": ["man"], "k": 4, "random_seed": 3}).json()
-    expected = neighbors(fresh, llama.tokenizer, "king", minus="man", k=4)
+    expected = neighbors(fresh.rows, llama.tokenizer, "king", minus="man", k=4)
     assert told["neighbors"] == [asdict(one) for one in expected.neighbors]
     told = client.post("/inspect/similarity", json={"word": "cat", "other": "dog", "random_seed": 3}).json()
-    assert told["cosine"] == similarity(fresh, llama.tokenizer, "cat", "dog").cosine
+    assert told["cosine"] == similarity(fresh.rows, llama.tokenizer, "cat", "dog").cosine
     learned = client.post("/inspect/similarity", json={"word": "cat", "other": "dog"}).json()
     assert learned["cosine"] != told["cosine"]
     answer = client.get("/inspect/rows", params={"ids": "7,49151", "random_seed": 3})

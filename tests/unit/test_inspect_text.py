@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from llamarium.config import EMBEDDING
 from llamarium.errors import ContextLengthError, InputError, TokenizerError
 from llamarium.inspect import passes
 from llamarium.inspect.neighbors import neighbors, similarity
@@ -18,10 +19,13 @@ from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.quant.ggml.blocks import dequantize, quantize
 from llamarium.quant.ggml.linear import EmbeddingGGML
-from llamarium.quant.packed import EmbeddingPacked, pack_ggml
+from llamarium.quant.packed import pack_ggml
 from llamarium.runtime.module_runner import ModuleRunner
+from llamarium.runtime.native.runner import NativeRunner
+from llamarium.runtime.native.weights import Weight
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.tokenizer.base import SpecialTokens, Tokenizer
+from native_models import weights_of
 
 ALPHABET = "abcdefghij klmnop.\n"
 CONFIG = replace(preset("tiny"), vocab_size=len(ALPHABET), initializer_range=0.2, max_position_embeddings=32)
@@ -193,6 +197,11 @@ def test_next_tokens_refuses(
 WORDS = [" king", " man", " woman", " queen", "king", " apple", "a", "b", "c", " ", *"egiklmnopquw0123456789"]
 
 
+def rows_of(table: torch.nn.Module) -> Any:
+    """What returns a table's rows, as `neighbors` takes it."""
+    return lambda ids: table(torch.from_numpy(ids)).float().numpy()
+
+
 def embedding() -> torch.nn.Embedding:
     """Royalty is the first axis, sex the second, fruit the third; rows of different lengths."""
     royal, male, female, fruit = torch.eye(4)
@@ -206,7 +215,7 @@ def embedding() -> torch.nn.Embedding:
 
 
 def test_king_minus_man_plus_woman_is_queen() -> None:
-    found = neighbors(embedding(), word_tokenizer(WORDS), "king", minus=["man"], plus=["woman"], k=3)
+    found = neighbors(rows_of(embedding()), word_tokenizer(WORDS), "king", minus=["man"], plus=["woman"], k=3)
     assert [(w.sign, w.word, w.text) for w in found.query] == [
         ("+", "king", " king"), ("-", "man", " man"), ("+", "woman", " woman")
     ]  # fmt: skip
@@ -218,7 +227,7 @@ def test_king_minus_man_plus_woman_is_queen() -> None:
 
 def test_the_ranking_is_by_cosine() -> None:
     table = embedding()
-    found = neighbors(table, word_tokenizer(WORDS), "queen", k=len(WORDS) - 1)
+    found = neighbors(rows_of(table), word_tokenizer(WORDS), "queen", k=len(WORDS) - 1)
     vector = table.weight[WORDS.index(" queen")]
     cosines = torch.nn.functional.cosine_similarity(table.weight, vector.unsqueeze(0))
     assert [n.cosine for n in found.neighbors] == sorted((n.cosine for n in found.neighbors), reverse=True)
@@ -229,22 +238,22 @@ def test_the_ranking_is_by_cosine() -> None:
 
 def test_a_row_is_named_by_its_id_too() -> None:
     tokenizer = word_tokenizer(WORDS)
-    by_word = neighbors(embedding(), tokenizer, " king", minus=[" man"], k=3)
+    by_word = neighbors(rows_of(embedding()), tokenizer, " king", minus=[" man"], k=3)
     king, man = (word.token_id for word in by_word.query)
-    by_id = neighbors(embedding(), tokenizer, king, minus=[man], k=3)
+    by_id = neighbors(rows_of(embedding()), tokenizer, king, minus=[man], k=3)
     assert (by_id.query, by_id.neighbors) == (by_word.query, by_word.neighbors)
     with pytest.raises(InputError, match="the word is empty"):
-        neighbors(embedding(), tokenizer, "")
+        neighbors(rows_of(embedding()), tokenizer, "")
     for token_id in (-1, tokenizer.vocab_size, True):
         with pytest.raises(InputError, match=f"the token is {token_id}; expected an id within 0"):
-            neighbors(embedding(), tokenizer, token_id)
+            neighbors(rows_of(embedding()), tokenizer, token_id)
 
 
 def test_rows_are_added_as_they_stand_in_the_table() -> None:
     """ " apple" has more than the length of " king": rows that were scaled first would have another sum."""
     table = embedding()
     expected = torch.nn.functional.cosine_similarity(table.weight, (table.weight[0] - table.weight[5]).unsqueeze(0))
-    found = neighbors(table, word_tokenizer(WORDS), "king", minus=["apple"], k=3)
+    found = neighbors(rows_of(table), word_tokenizer(WORDS), "king", minus=["apple"], k=3)
     for n in found.neighbors:
         assert n.cosine == pytest.approx(float(expected[n.token_id]), abs=1e-6)
 
@@ -253,41 +262,43 @@ def test_the_nearest_rows_of_a_packed_table_are_ranked_as_their_numbers_are() ->
     """They are searched for by another product than of the rounded rows: those that differ less must stand in order."""
     generator = torch.Generator().manual_seed(5)
     near_ties = torch.randn(64, generator=generator) + 0.02 * torch.randn(len(WORDS), 64, generator=generator)
-    table = EmbeddingPacked(pack_ggml(quantize(near_ties, "Q8_0"), "Q8_0"), torch.bfloat16)
-    for _ in range(2):
-        plain = torch.nn.Embedding.from_pretrained(table(torch.arange(len(WORDS))).float())
+    config = replace(CONFIG, vocab_size=len(WORDS), hidden_size=64, num_attention_heads=2, num_key_value_heads=2)
+    weights = weights_of(LlamaForCausalLM(config))
+    for numbers in (near_ties, near_ties * torch.linspace(-3, 3, len(WORDS)).unsqueeze(1)):
+        packed = pack_ggml(quantize(numbers, "Q8_0"), "Q8_0")
+        table = Weight(EMBEDDING, "Q8_0", (len(WORDS), 64), packed.weight.numpy())
+        runner = NativeRunner(config, {**weights, EMBEDDING: table})
+        plain = rows_of(torch.nn.Embedding.from_pretrained(packed.dequantize()))
         for token_id in range(len(WORDS)):
-            found, expected = (neighbors(one, word_tokenizer(WORDS), token_id, k=3).neighbors for one in (table, plain))
+            found, expected = (neighbors(t, word_tokenizer(WORDS), token_id, k=3).neighbors for t in (runner, plain))
             assert [n.token_id for n in found] == [n.token_id for n in expected]
             assert [n.cosine for n in found] == pytest.approx([n.cosine for n in expected], abs=1e-6)
-        longer = near_ties * torch.linspace(-3, 3, len(WORDS)).unsqueeze(1)
-        table.weight.copy_(pack_ggml(quantize(longer, "Q8_0"), "Q8_0").weight)  # other lengths, in the same memory
 
 
 def test_the_cosine_of_two_words() -> None:
     table = embedding()
-    found = similarity(table, word_tokenizer(WORDS), "king", " queen")
+    found = similarity(rows_of(table), word_tokenizer(WORDS), "king", " queen")
     rows = table.weight[WORDS.index(" king")], table.weight[WORDS.index(" queen")]
     assert found.cosine == pytest.approx(float(torch.nn.functional.cosine_similarity(*rows, dim=0)), abs=1e-6)
     assert (found.word.text, found.other.text) == (" king", " queen")
-    assert similarity(table, word_tokenizer(WORDS), "man", "man").cosine == pytest.approx(1, abs=1e-6)
+    assert similarity(rows_of(table), word_tokenizer(WORDS), "man", "man").cosine == pytest.approx(1, abs=1e-6)
     with pytest.raises(InputError, match="'abc' is no single token"):
-        similarity(table, word_tokenizer(WORDS), "king", "abc")
+        similarity(rows_of(table), word_tokenizer(WORDS), "king", "abc")
 
 
 def test_a_word_falls_back_to_its_spelling_without_a_space() -> None:
-    assert neighbors(embedding(), word_tokenizer(WORDS), "a", k=1).query[0].text == "a"
-    assert neighbors(embedding(), word_tokenizer(WORDS), " apple", k=1).query[0].text == " apple"
+    assert neighbors(rows_of(embedding()), word_tokenizer(WORDS), "a", k=1).query[0].text == "a"
+    assert neighbors(rows_of(embedding()), word_tokenizer(WORDS), " apple", k=1).query[0].text == " apple"
 
 
 def test_a_word_of_several_tokens_is_refused_with_its_pieces() -> None:
     expected = r"'abc' is no single token of this vocabulary: ' ' \+ 'a' \+ 'b' \+ 'c'"
     with pytest.raises(InputError, match=expected):
-        neighbors(embedding(), word_tokenizer(WORDS), "king", plus=["abc"])
+        neighbors(rows_of(embedding()), word_tokenizer(WORDS), "king", plus=["abc"])
     with pytest.raises(InputError, match=r"k is 31; expected .* 1\.\.30"):
-        neighbors(embedding(), word_tokenizer(WORDS), "king", k=31)  # " king" and "king" are left out
+        neighbors(rows_of(embedding()), word_tokenizer(WORDS), "king", k=31)  # " king" and "king" are left out
     with pytest.raises(TokenizerError, match="surrogate"):
-        neighbors(embedding(), word_tokenizer(WORDS), "\ud800")
+        neighbors(rows_of(embedding()), word_tokenizer(WORDS), "\ud800")
 
 
 def test_packed_rows_and_a_padded_table_work() -> None:
@@ -296,6 +307,6 @@ def test_packed_rows_and_a_padded_table_work() -> None:
     packed = EmbeddingGGML(quantize(table, "Q8_0"), "Q8_0")
     plain = torch.nn.Embedding.from_pretrained(dequantize(packed.weight, "Q8_0"))
     tokenizer = word_tokenizer(words)
-    found = neighbors(packed, tokenizer, "w3", plus=["w9"], k=38)
-    assert found == neighbors(plain, tokenizer, "w3", plus=["w9"], k=38)
+    found = neighbors(rows_of(packed), tokenizer, "w3", plus=["w9"], k=38)
+    assert found == neighbors(rows_of(plain), tokenizer, "w3", plus=["w9"], k=38)
     assert {n.token_id for n in found.neighbors} == set(range(40)) - {3, 9}

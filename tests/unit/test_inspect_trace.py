@@ -6,19 +6,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from llamarium.attention import attend_eagerly
+from llamarium.attention import Context, attend_eagerly
 from llamarium.config import ModelConfig
 from llamarium.errors import ContextLengthError, InputError, MemoryBudgetError
 from llamarium.generation.kept import Memory, advance
 from llamarium.inspect import passes, shapes
 from llamarium.inspect import trace as trace_module
 from llamarium.inspect.lens import lens
-from llamarium.inspect.shapes import TracePlan
-from llamarium.inspect.trace import ACTIVATIONS, Trace, split_key, trace
+from llamarium.inspect.numbers import scores_of, softmax
+from llamarium.inspect.shapes import TracePlan, parse_key
+from llamarium.inspect.trace import ACTIVATIONS, Trace, trace
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
@@ -62,7 +64,7 @@ def test_every_name_of_every_layer_has_its_documented_shape(full: Trace) -> None
     inner = [f"layers.{i}.{name}" for i in range(3) for name in names]
     assert list(full) == ["embed", *inner, "final_norm", "logits"]
     for key, tensor in full.items():
-        axes = ACTIVATIONS[split_key(key)[0]].axes
+        axes = ACTIVATIONS[parse_key(key)[0]].axes
         assert tuple(tensor.shape) == tuple(sizes[axis] for axis in axes), key
     assert full.token_ids == tuple(IDS) and full.positions == tuple(range(6)) and full.layers == (0, 1, 2)
 
@@ -103,6 +105,28 @@ def test_activations_stand_in_the_relations_that_define_them(model: LlamaForCaus
     assert torch.equal(full["final_norm"], model.model.norm(stream))
 
 
+@pytest.mark.parametrize("num_tokens", [1, 5, 40])
+def test_scores_are_attentions_by_its_definition(num_tokens: int) -> None:
+    draw = np.random.default_rng(num_tokens).standard_normal
+    q_TNH, k_SKH = draw((num_tokens, 6, 16), np.float32), draw((40, 2, 16), np.float32)
+    visible_TS = np.arange(40) <= np.arange(40 - num_tokens, 40)[:, None]
+    scores = scores_of(q_TNH, k_SKH, visible_TS)
+    k_1SKH, mask_1TS = torch.from_numpy(k_SKH)[None], torch.from_numpy(visible_TS)[None]
+    expected = attend_eagerly(torch.from_numpy(q_TNH)[None], Context(k_1SKH, k_1SKH, mask_1TS))
+    torch.testing.assert_close(torch.from_numpy(scores), expected.scores_BNTS[0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(torch.from_numpy(softmax(scores)), expected.pattern_BNTS[0], rtol=1e-6, atol=1e-6)
+    assert scores.dtype == softmax(scores).dtype == np.float32
+
+
+def test_a_trace_is_a_mapping_by_public_names_over_arrays(full: Trace) -> None:
+    assert full["layers.1.q"].data_ptr() == full.arrays["q", 1].ctypes.data, "no copy"
+    assert "layers.1.q" in full and "embed" in full and len(full) == len(full.arrays) == len(list(full))
+    for name in ("q", "layers.1", "layers.x.q", "layers.9.q", "layers.1.q.", 3, ("q", 1)):
+        assert name not in full
+        with pytest.raises(KeyError):
+            full[name]  # pyright: ignore[reportArgumentType]
+
+
 def test_restriction_gives_the_same_numbers_and_nothing_else(model: LlamaForCausalLM, full: Trace) -> None:
     part = trace(
         ModuleRunner(model), IDS, names=["pattern", "k_rot", "logits", "resid"], layers=[-1, 0], positions=[-1, 2]
@@ -130,11 +154,11 @@ def test_select_equals_tracing_less(model: LlamaForCausalLM, full: Trace) -> Non
 def test_only_what_was_asked_for_is_computed(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
 
-    def counted(q: torch.Tensor, context: Any) -> Any:
-        rows.append(q.shape[1])
-        return attend_eagerly(q, context)
+    def counted(q: Any, *rest: Any) -> Any:
+        rows.append(len(q))
+        return scores_of(q, *rest)
 
-    monkeypatch.setattr(trace_module, "attend_eagerly", counted)
+    monkeypatch.setattr(trace_module, "scores_of", counted)
     heads: list[int] = []
     handle = model.lm_head.register_forward_hook(lambda _, args, out: heads.append(out.shape[-2]))
     try:
@@ -150,13 +174,13 @@ def test_only_what_was_asked_for_is_computed(model: LlamaForCausalLM, monkeypatc
 
 def test_the_budget_counts_what_is_kept(model: LlamaForCausalLM, full: Trace) -> None:
     plan = TracePlan.of(ModuleRunner(model), 6, None, None, None)
-    assert {key: plan.num_bytes(key) for key in plan.keys} == {k: t.numel() * t.element_size() for k, t in full.items()}
+    assert {key: plan.num_bytes(key) for key in plan.keys} == {key: array.nbytes for key, array in full.arrays.items()}
     working = {
         n: TracePlan.of(ModuleRunner(model), 6, [n], None, None).working_bytes() for n in ("resid", "q_rot", "pattern")
     }
-    assert working == {"resid": 0, "q_rot": 0, "pattern": (1 + 2 * 4 * 4) * 36 + 2 * 4 * 6 * 128}
+    assert working == {"resid": 0, "q_rot": 0, "pattern": (1 + 2 * 4 * 4) * 36 + 2 * 4 * 6 * 64}
     half = TracePlan.of(ModuleRunner(make_model().bfloat16()), 6, ["q", "scores"], [0], [5])
-    assert [half.num_bytes(key) for key in half.keys] == [4 * 32 * 2, 4 * 1 * 6 * 4]
+    assert [half.num_bytes(key) for key in half.keys] == [4 * 32 * 4, 4 * 1 * 6 * 4]
 
 
 def test_too_much_is_refused_before_anything_runs(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +206,7 @@ def test_too_much_is_refused_before_anything_runs(model: LlamaForCausalLM, monke
     [
         ([], {}, InputError, "at least one"),
         ([[1, 2]], {}, InputError, "flat"),
-        ([0.5], {}, InputError, "float32"),
+        ([0.5], {}, InputError, "float64"),
         ("text", {}, InputError, "whole numbers"),
         ([1, 200], {}, InputError, r"span 1\.\.200; the model's vocabulary is 0\.\.199"),
         ([-1], {}, InputError, r"span -1"),
@@ -261,15 +285,17 @@ def test_a_failing_run_leaves_the_model_as_it_was(model: LlamaForCausalLM, monke
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
-        patch.setattr(trace_module, "attend_eagerly", fail)
+        patch.setattr(trace_module, "scores_of", fail)
         trace(ModuleRunner(model), IDS)
     assert sum(len(m._forward_hooks) for m in model.modules()) == 0
 
 
-def test_bfloat16_is_kept_in_bfloat16_and_attention_in_float32() -> None:
+def test_bfloat16_is_handed_out_as_float32() -> None:
     half = make_model().bfloat16()
     found = trace(ModuleRunner(half), IDS)
-    assert found["layers.0.q_rot"].dtype == torch.bfloat16 and found["layers.0.pattern"].dtype == torch.float32
+    assert {values.dtype for values in found.arrays.values()} == {np.dtype(np.float32)}
+    q_rot = found["layers.0.q_rot"]
+    assert torch.equal(q_rot, q_rot.bfloat16().float())  # nothing is rounded on the way, nor made up
     assert torch.equal(found["logits"][-1], generation_logits(half, IDS))
 
 
@@ -293,7 +319,7 @@ def test_other_linears_are_traced_alike() -> None:
 
 
 def test_the_lens_on_the_last_layer_says_what_the_model_says(model: LlamaForCausalLM, full: Trace) -> None:
-    seen = lens(model, full, k=3)
+    seen = lens(ModuleRunner(model), full, k=3)
     assert [(row.layer, row.after) for row in seen.layers] == [
         (i, half) for i in range(3) for half in ("attention", "mlp")
     ]
@@ -311,7 +337,7 @@ def test_the_lens_tells_of_a_chosen_token_at_every_place(
     model: LlamaForCausalLM, full: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(passes, "CHUNK_BYTES", 4 * 4 * CONFIG.vocab_size)  # four positions at a time
-    seen = lens(model, full, k=1, chosen_id=42)
+    seen = lens(ModuleRunner(model), full, k=1, chosen_id=42)
     assert seen.chosen_id == 42 and len(seen.layers) == 6
     logprobs = full["logits"].log_softmax(-1)
     assert [c.logprob for c in seen.layers[-1].chosen] == pytest.approx(logprobs[:, 42].tolist(), rel=1e-5)
@@ -322,7 +348,7 @@ def test_the_lens_tells_of_a_chosen_token_at_every_place(
     assert json.loads(json.dumps(seen.to_dict()))["layers"][2]["after"] == "attention"
     for wrong in (200, -1, True):
         with pytest.raises(InputError, match=rf"chosen_id is {wrong}; expected an id within 0\.\.199"):
-            lens(model, full, chosen_id=wrong)
+            lens(ModuleRunner(model), full, chosen_id=wrong)
 
 
 def test_positions_may_lie_in_some_batches_of_a_long_text_alone(
@@ -337,10 +363,10 @@ def test_positions_may_lie_in_some_batches_of_a_long_text_alone(
 
 
 def test_the_lens_reads_the_layers_and_positions_of_its_trace(model: LlamaForCausalLM) -> None:
-    seen = lens(model, trace(ModuleRunner(model), IDS, names=["resid"], layers=[1], positions=[-1]), k=2)
+    seen = lens(ModuleRunner(model), trace(ModuleRunner(model), IDS, names=["resid"], layers=[1], positions=[-1]), k=2)
     assert seen.positions == (5,) and [row.layer for row in seen.layers] == [1]
     assert json.dumps(seen.to_dict())
     with pytest.raises(InputError, match="no residual stream"):
-        lens(model, trace(ModuleRunner(model), IDS, names=["q"]))
+        lens(ModuleRunner(model), trace(ModuleRunner(model), IDS, names=["q"]))
     with pytest.raises(InputError, match=r"k is 0; expected a whole number within 1\.\.200"):
-        lens(model, trace(ModuleRunner(model), IDS, names=["resid"]), k=0)
+        lens(ModuleRunner(model), trace(ModuleRunner(model), IDS, names=["resid"]), k=0)

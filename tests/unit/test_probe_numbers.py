@@ -95,11 +95,12 @@ def test_pairs_are_the_published_frequencies() -> None:
 def test_a_turn_is_that_of_the_pass(seen: Trace, side: Any, head: int) -> None:
     found = turned(CONFIG, seen.select(positions=[5, 4]), side, 1, head, position=4)
     before = seen[f"layers.1.{side}"][4, head]
-    assert torch.equal(found.before_P2[:, 0], before[: CONFIG.head_dim // 2])
+    before_P2, after_P2 = torch.from_numpy(found.before_P2), torch.from_numpy(found.after_P2)
+    assert torch.equal(before_P2[:, 0], before[: CONFIG.head_dim // 2])
     frequencies = torch.tensor([pair.frequency for pair in found.pairs])
     expected = rotate_complex(before.view(1, 1, 1, -1), torch.tensor([[4]]), frequencies).flatten()
-    torch.testing.assert_close(found.after_P2.T.flatten(), expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found.before_P2.norm(dim=1), found.after_P2.norm(dim=1))
+    torch.testing.assert_close(after_P2.T.flatten(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(before_P2.norm(dim=1), after_P2.norm(dim=1))
     assert found.position == 4 and json.dumps(found.to_dict())
     with pytest.raises(InputError, match="head is 4"):
         turned(CONFIG, seen, side, 1, 4)

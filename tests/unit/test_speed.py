@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from llamarium.errors import ContextLengthError
-from llamarium.inspect import speed
-from llamarium.inspect.speed import Round, Work, measure, step_bytes, summarize, weight_bytes
+from llamarium.inspect.measures import speed
+from llamarium.inspect.measures.speed import Round, Work, measure, step_bytes, summarize, weight_bytes
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from llamarium.errors import InputError, MemoryBudgetError
@@ -123,10 +124,13 @@ class PagedCache:
             new[: len(kept)] = kept
         vars(self).update(vars(larger))
 
-    def read(self, layer_idx: int, blocks: Sequence[int], num_slots: int) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of a sequence's first positions: (S, K, H) each; of int8 as float32."""
+    def read(
+        self, layer_idx: int, blocks: Sequence[int], num_slots: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the keys and values of a sequence's first positions: (S, K, H) each, float32."""
         slots = find_slots(blocks, self.block_size, num_slots, self.device)
-        return self.at(layer_idx, slots, torch.float32)
+        k_SKH, v_SKH = self.at(layer_idx, slots, torch.float32)
+        return k_SKH.float().cpu().numpy(), v_SKH.float().cpu().numpy()  # sync: to hand out
 
     def at(self, layer_idx: int, slots: slice | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return keys and values of some slots, (S, K, H) each; of int8 as numbers of `dtype`."""

@@ -38,14 +38,12 @@ def run(args: argparse.Namespace) -> int:
     """Run the text and print the pattern."""
     text = require_text(args, "TEXT")
     llama = load_llama(args)
-    from llamarium.inspect.trace import make_key
-
     num_heads, num_layers = llama.config.num_attention_heads, llama.config.num_hidden_layers
     if not -num_heads <= args.head < num_heads:
         raise UsageError(f"argument --head: {args.head} is not within {-num_heads}..{num_heads - 1}")
     trace = llama.trace(check_fits(llama, text), names=["pattern"], layers=[args.layer])
     layer, head = args.layer % num_layers, args.head % num_heads
-    pattern: list[list[float]] = trace[make_key("pattern", layer)][head].tolist()  # sync: to show
+    pattern: list[list[float]] = trace.arrays["pattern", layer][head].tolist()
     if args.json:
         emit({"token_ids": list(trace.token_ids), "layer": layer, "head": head, "pattern": pattern})
         return 0

@@ -42,7 +42,7 @@ from llamarium.errors import InputError
 if TYPE_CHECKING:
     from llamarium.api import Llama
     from llamarium.config import ModelConfig
-    from llamarium.inspect.speed import Speed, Work
+    from llamarium.inspect.measures.speed import Speed, Work
 
 _LENGTHS, _DEPTHS, _ROWS = (32, 128, 512), (100, 1000, 8000), (1, 2, 4, 8)
 _BATCH_PROMPT = 16  # tokens of each row
@@ -105,7 +105,7 @@ def _check_options(args: argparse.Namespace) -> None:
 
 def _works(args: argparse.Namespace, config: "ModelConfig") -> "list[Work]":
     """Return what to run: all that was asked for, and of the default numbers those that the context holds."""
-    from llamarium.inspect.speed import Work, check_room
+    from llamarium.inspect.measures.speed import Work, check_room
 
     step = Work(num_new=args.max_tokens or _NEW_TOKENS, kv_cache_dtype=args.kv_cache_dtype)
     wanted = {
@@ -123,7 +123,7 @@ def _works(args: argparse.Namespace, config: "ModelConfig") -> "list[Work]":
 
 
 def _measure(llama: "Llama", work: "Work", args: argparse.Namespace) -> "Speed":
-    from llamarium.inspect.speed import measure
+    from llamarium.inspect.measures.speed import measure
 
     with status(f"measuring {_name(work)}"):
         speed = measure(llama.runner, work, num_rounds=args.rounds or _ROUNDS)

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_fits(llama, text)
     trace = llama.trace(text, names=["resid"], layers=args.layers, positions=args.positions)
-    found = lens(llama.model, trace, args.k, llama.tokenizer)
+    found = lens(llama.runner, trace, args.k, llama.tokenizer)
     if args.json:
         emit(found.to_dict())
         return 0

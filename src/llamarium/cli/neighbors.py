@@ -52,7 +52,7 @@ def _compare(args: argparse.Namespace) -> int:
     from llamarium.cli.tables import quote
     from llamarium.inspect.neighbors import similarity
 
-    found = similarity(llama.model.model.embed_tokens, llama.tokenizer, args.word, args.other)
+    found = similarity(llama.runner, llama.tokenizer, args.word, args.other)
     if args.json:
         emit(found.to_dict())
     else:

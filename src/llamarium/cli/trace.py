@@ -23,10 +23,9 @@ from llamarium.cli.text import check_fits, read_standard_input
 from llamarium.presets import PRESETS
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from llamarium.api import Llama
-    from llamarium.inspect.shapes import Shape
+    from llamarium.inspect.numbers import Floats
+    from llamarium.inspect.shapes import ActivationShape
     from llamarium.inspect.trace import Trace
 
 _TOKENIZERS = {128256: "llama3", 49152: "smollm2-135m"}  # of the presets, by the size of their vocabulary
@@ -98,7 +97,7 @@ def _head(tokens: list[str], positions: tuple[int, ...], *, first: bool) -> None
 def _list_shapes(args: argparse.Namespace, text: str, *, first: bool) -> None:
     """List what a trace of a preset would hold."""
     from llamarium.checkpoints.tokenizers import load_tokenizer
-    from llamarium.inspect.shapes import split_key, trace_shapes
+    from llamarium.inspect.shapes import parse_key, trace_shapes
 
     config = PRESETS[args.model]
     name = _TOKENIZERS.get(config.vocab_size)
@@ -112,12 +111,12 @@ def _list_shapes(args: argparse.Namespace, text: str, *, first: bool) -> None:
         emit({"token_ids": ids, "activations": {one.key: one.to_dict() for one in shapes}})
         return
     _head([tokenizer.token_text(i) for i in ids], tuple(range(len(ids))), first=first)
-    alike: dict[str, list[Shape]] = {}  # an activation has the same shape in all layers: a line for all of them
+    alike: dict[str, list[ActivationShape]] = {}  # of the same shape in all layers: one line
     for one in shapes:
-        alike.setdefault(split_key(one.key)[0], []).append(one)
+        alike.setdefault(parse_key(one.key)[0], []).append(one)
     shown = table("name", "shape", "bytes", right=("bytes",))
     for name, group in alike.items():
-        layers = ranges(layer for one in group if (layer := split_key(one.key)[1]) is not None)
+        layers = ranges(layer for one in group if (layer := parse_key(one.key)[1]) is not None)
         shape = _named(group[0].axes, group[0].shape)
         shown.add_row(f"layers.{layers}.{name}" if layers else name, shape, size(sum(one.num_bytes for one in group)))
     shown.add_row("in all", "", size(sum(one.num_bytes for one in shapes)))
@@ -126,12 +125,12 @@ def _list_shapes(args: argparse.Namespace, text: str, *, first: bool) -> None:
 
 def show_trace(trace: "Trace") -> None:
     """Print one line for each activation."""
-    from llamarium.inspect.trace import ACTIVATIONS, split_key
+    from llamarium.inspect.shapes import print_key
+    from llamarium.runtime.taps import ACTIVATIONS
 
     shown = table("name", "shape", "mean", "std", "largest", right=("mean", "std", "largest"))
-    for key, tensor in trace.items():
-        axes = ACTIVATIONS[split_key(key)[0]].axes
-        shown.add_row(key, _named(axes, tuple(tensor.shape)), *_statistics(tensor))
+    for key, values in trace.arrays.items():
+        shown.add_row(print_key(key), _named(ACTIVATIONS[key[0]].axes, values.shape), *_statistics(values))
     show(shown)
 
 
@@ -139,10 +138,11 @@ def _named(axes: str, shape: tuple[int, ...]) -> str:
     return " ".join(f"{axis}={size}" for axis, size in zip(axes, shape, strict=True))
 
 
-def _statistics(tensor: "Tensor") -> list[str]:
+def _statistics(values: "Floats") -> list[str]:
     """Return mean, standard deviation and largest magnitude; scores are -inf where none may look, which is left out."""
-    values = tensor.float()
-    values = values[values.isfinite()]
-    if values.numel() == 0:
+    import numpy as np
+
+    values = values[np.isfinite(values)]
+    if values.size == 0:
         return ["-", "-", "-"]
-    return [f"{number.item():.3g}" for number in (values.mean(), values.std(correction=0), values.abs().max())]
+    return [f"{number:.3g}" for number in (values.mean(), values.std(), abs(values).max())]

@@ -98,7 +98,7 @@ class Inspector(Generic[LlamaT]):
         llama, chosen_id = self._llama, None if word is None else self._token(word)
         names = ["resid_mid", "resid"] if after is None else [STREAMS[after]]
         seen = trace(llama.runner, llama.encode(text), names=names, layers=layers, positions=positions)
-        return lens(llama.model, seen, k, llama.optional_tokenizer, chosen_id=chosen_id)
+        return lens(llama.runner, seen, k, llama.optional_tokenizer, chosen_id=chosen_id)
 
     def heads(self, text: Prompt, layer: int, *, positions: Sequence[int] | None = None) -> heads.HeadsJoined:
         """Return what each head of a layer adds to the stream, through its columns of `o_proj`.
@@ -113,7 +113,7 @@ class Inspector(Generic[LlamaT]):
         """
         llama = self._llama
         seen = trace(llama.runner, llama.encode(text), names=heads.NAMES, layers=[layer], positions=positions)
-        return heads.heads_joined(llama.model, seen, layer)
+        return heads.heads_joined(llama.runner, seen, layer)
 
     def attribution(
         self, text: Prompt, word: Word, *, against: Word | None = None, position: int = -1
@@ -132,7 +132,7 @@ class Inspector(Generic[LlamaT]):
         llama, target_id = self._llama, self._token(word)
         against_id = None if against is None else self._token(against)
         seen = trace(llama.runner, llama.encode(text), names=attribution.NAMES, positions=[position])
-        return attribution.attribute(llama.model, seen, target_id, position=position, against_id=against_id)
+        return attribution.attribute(llama.runner, seen, target_id, position=position, against_id=against_id)
 
     def neurons(self, text: Prompt, layer: int, *, position: int = -1, k: int = 10) -> neurons.Neurons:
         """Return the neurons of a layer that fire most for a token, and on which tokens of the text they do.

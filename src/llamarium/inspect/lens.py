@@ -11,16 +11,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from llamarium.errors import InputError
 from llamarium.inspect import passes
+from llamarium.inspect.numbers import Floats, log_softmax, split
 from llamarium.inspect.tokens import Candidate, check_count, check_token, name_candidates, top_candidates
-from llamarium.inspect.trace import Trace, make_key
-from llamarium.model import LlamaForCausalLM
-from llamarium.quant.base import QuantizedLinear
-from llamarium.runtime.module_runner import threads_for
+from llamarium.inspect.trace import Trace
+from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 
 Half = Literal["attention", "mlp"]
@@ -28,8 +26,8 @@ Half = Literal["attention", "mlp"]
 STREAMS: dict[Half, str] = {"attention": "resid_mid", "mlp": "resid"}
 """The stream after each half of a layer, in the order of computation, as a trace calls it."""
 
-_Place = tuple[str, int, Half]
-"""A key of a trace, its layer, and after which half of it that is."""
+_Place = tuple[int, Half]
+"""A layer, and after which half of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ class Lens:
 
 
 def lens(
-    model: LlamaForCausalLM,
+    runner: Runner,
     trace: Trace,
     k: int = 5,
     tokenizer: Tokenizer | None = None,
@@ -111,7 +109,7 @@ def lens(
     """Read the residual stream of each traced layer with the model's own norm and head.
 
     Args:
-        model: The model that was traced.
+        runner: Executes the model that was traced.
         trace: With "resid" of the layers that are to be read after their MLP, "resid_mid" of those after their
             attention, at the positions that are to be read.
         k: Candidates for each place and position.
@@ -121,30 +119,28 @@ def lens(
     Raises:
         InputError: If the trace holds no residual stream, or for a `k` or a token outside the vocabulary.
     """
-    vocab_size = model.config.vocab_size
+    vocab_size = runner.config.vocab_size
     check_count(k, "k", vocab_size)
     if chosen_id is not None:
         check_token(chosen_id, vocab_size, "chosen_id")
     places: list[_Place] = [
-        (key, layer, half)
-        for layer in trace.layers
-        for half, name in STREAMS.items()
-        if (key := make_key(name, layer)) in trace
+        (layer, half) for layer in trace.layers for half, name in STREAMS.items() if (name, layer) in trace.arrays
     ]
     if not places:
         raise InputError('the trace holds no residual stream; trace with names=["resid"] (or more)')
     layers: list[LensLayer] = []
     num_positions = len(trace.positions)
-    with threads_for(model):
-        for group in _groups(places, num_positions, vocab_size):
-            best: list[tuple[Candidate, ...]] = []
-            chosen: list[ChosenToken] = []
-            for logits_CV in _logits(model, torch.cat([trace[key] for key, _, _ in group])):
-                best += (name_candidates(row, tokenizer) for row in top_candidates(logits_CV, k))
-                chosen += () if chosen_id is None else think_of(logits_CV, chosen_id)
-            for i, (_, layer, half) in enumerate(group):
-                rows = slice(i * num_positions, (i + 1) * num_positions)
-                layers.append(LensLayer(layer, tuple(best[rows]), half, tuple(chosen[rows])))
+    for group in _groups(places, num_positions, vocab_size):
+        best: list[tuple[Candidate, ...]] = []
+        chosen: list[ChosenToken] = []
+        streams_MD = np.concatenate([trace.arrays[STREAMS[half], layer] for layer, half in group])
+        for part_CD in split(streams_MD, _rows_at_once(vocab_size)):
+            logits_CV = runner.read_stream(part_CD)
+            best += (name_candidates(row, tokenizer) for row in top_candidates(logits_CV, k))
+            chosen += () if chosen_id is None else think_of(logits_CV, chosen_id)
+        for i, (layer, half) in enumerate(group):
+            rows = slice(i * num_positions, (i + 1) * num_positions)
+            layers.append(LensLayer(layer, tuple(best[rows]), half, tuple(chosen[rows])))
     return Lens(trace.token_ids, trace.positions, tuple(layers), chosen_id)
 
 
@@ -158,22 +154,8 @@ def _rows_at_once(vocab_size: int) -> int:
     return max(1, passes.CHUNK_BYTES // (4 * vocab_size))
 
 
-@torch.no_grad()
-def _logits(model: LlamaForCausalLM, stream_TD: Tensor) -> Iterator[Tensor]:
-    """Yield what the head reads in the stream, (C, V) float32, a few rows at a time.
-
-    A packed head multiplies in whatever dtype the stream is in: the kernels' own stream is not rounded for it, and what
-    it reads after the last MLP is to the bit what the pass has said.
-    """
-    head = getattr(model.lm_head, "base_layer", model.lm_head)  # without an adapter
-    dtype = stream_TD.dtype if isinstance(head, QuantizedLinear) else model.dtype
-    for part_CD in stream_TD.to(dtype).split(_rows_at_once(model.config.vocab_size)):
-        yield model.logits(model.model.norm(part_CD)).float()
-
-
-def think_of(logits_CV: Tensor, token_id: int) -> Iterator[ChosenToken]:
+def think_of(logits_CV: Floats, token_id: int) -> Iterator[ChosenToken]:
     """Yield what is thought of a token at each row of logits, (C, V)."""
-    logprobs_C = logits_CV.log_softmax(dim=-1)[:, token_id]
-    ranks_C = (logits_CV > logits_CV[:, token_id, None]).sum(dim=-1) + 1
-    rows = zip(logprobs_C.exp().tolist(), logprobs_C.tolist(), ranks_C.tolist(), strict=True)  # sync: to show
-    return (ChosenToken(*row) for row in rows)
+    logprobs_C = log_softmax(logits_CV)[:, token_id]
+    ranks_C = (logits_CV > logits_CV[:, token_id, None]).sum(-1) + 1
+    return map(ChosenToken, np.exp(logprobs_C).tolist(), logprobs_C.tolist(), ranks_C.tolist())

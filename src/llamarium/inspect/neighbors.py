@@ -8,32 +8,35 @@ here the sum is the one that a reader gets from the table (`docs/decisions/0019-
 Source: Mikolov et al. 2013, "Linguistic Regularities in Continuous Space Word Representations".
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+import numpy as np
+from numpy.typing import NDArray
 
+from llamarium.config import EMBEDDING
 from llamarium.errors import InputError, show_value
+from llamarium.inspect.numbers import Floats, largest, lengths, split
 from llamarium.inspect.tokens import check_count, tokens_of_word
-from llamarium.kernels import native
-from llamarium.kernels.threads import one_torch_thread
-from llamarium.quant.packed import EmbeddingPacked
+from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 
 Word = str | int
 """A word, or the id of a token."""
 
+Ids = NDArray[np.int64]
+
+Table = Runner | Callable[[Ids], Floats]
+"""The model whose table it is, or what returns rows by their numbers: (C,) to (C, D)."""
+
 CHUNK_ROWS = 512  # rows that are held in float32 at a time: what a processor's caches hold
 
-_ROUNDING = 0.005
-"""By how much roundings may change a cosine: bfloat16's of a row's numbers 2^-8 at most, of 16 bits of inputs 2^-12."""
+_ROUNDING = 0.025
+"""By how much roundings may change a cosine: 8 bits of inputs in groups of 32 by 32^0.5 / 254 at most."""
 
-_kept_lengths: WeakKeyDictionary[nn.Module, tuple[tuple[int, int], Tensor]] = WeakKeyDictionary()
+_kept_lengths: WeakKeyDictionary[Runner, Floats] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ class Similarity:
 
 
 def neighbors(
-    embedding: nn.Module,
+    table: Table,
     tokenizer: Tokenizer,
     word: Word,
     *,
@@ -119,7 +122,7 @@ def neighbors(
     single token. The tokens of the words themselves, with and without the space, are left out of the ranking.
 
     Args:
-        embedding: Maps ids to rows, packed or not; `model.model.embed_tokens`.
+        table: A runner, or what returns rows.
         tokenizer: Its tokenizer.
         word: What to look for; a number is a token's id.
         minus: Words whose rows are taken away; one word may stand by itself.
@@ -137,21 +140,20 @@ def neighbors(
     ]
     excluded = sorted({token_id for one in (*taken, *added) for token_id in tokens_of_word(tokenizer, one)})
     check_count(k, "k", tokenizer.vocab_size - len(excluded))
-    with torch.inference_mode(), one_torch_thread():
-        vector_D = _direction(embedding, query)
-        ids_C = _candidates(embedding, tokenizer.vocab_size, vector_D, k + len(excluded))
-        cosines_C = torch.cat([_cosines_of(embedding(part).float(), vector_D) for part in ids_C.split(CHUNK_ROWS)])
-        cosines_C[torch.isin(ids_C, torch.tensor(excluded, device=ids_C.device))] = float("-inf")
-        best = cosines_C.topk(k)
-    ranked = zip(ids_C[best.indices].tolist(), best.values.tolist(), strict=True)  # sync: to show
+    vector_D = _direction(table, query)
+    ids_C = _candidates(table, tokenizer.vocab_size, vector_D, k + len(excluded))
+    ids_C = ids_C[~np.isin(ids_C, excluded)]
+    cosines_C = np.concatenate([_cosines_of(_rows(table, part), vector_D) for part in split(ids_C, CHUNK_ROWS)])
+    best = largest(cosines_C, k)
+    ranked = zip(ids_C[best].tolist(), cosines_C[best].tolist(), strict=True)
     return Neighbors(tuple(query), tuple(Neighbor(i, tokenizer.token_text(i), cosine) for i, cosine in ranked))
 
 
-def similarity(embedding: nn.Module, tokenizer: Tokenizer, word: Word, other: Word) -> Similarity:
+def similarity(table: Table, tokenizer: Tokenizer, word: Word, other: Word) -> Similarity:
     """Return the cosine of the angle between two words' rows of the embedding table.
 
     Args:
-        embedding: Maps ids to rows, packed or not; `model.model.embed_tokens`.
+        table: A runner, or what returns rows.
         tokenizer: Its tokenizer.
         word: Looked up as `neighbors` does.
         other: As well.
@@ -160,10 +162,8 @@ def similarity(embedding: nn.Module, tokenizer: Tokenizer, word: Word, other: Wo
         InputError: If one of them is no single token (its pieces are named).
     """
     pair = _look_up(tokenizer, "+", word), _look_up(tokenizer, "+", other)
-    ids = torch.tensor([found.token_id for found in pair], device=_device(embedding))
-    with torch.inference_mode():
-        rows_2D = _directions(embedding, ids)
-        return Similarity(*pair, float(rows_2D[0] @ rows_2D[1]))  # sync: to show
+    rows_2D = _rows(table, np.array([found.token_id for found in pair]))
+    return Similarity(*pair, float(_cosines_of(rows_2D[:1], rows_2D[1] / _lengths_of(rows_2D)[1])[0]))
 
 
 def _words(words: str | Sequence[Word]) -> Sequence[Word]:
@@ -178,54 +178,43 @@ def _look_up(tokenizer: Tokenizer, sign: Literal["+", "-"], word: Word) -> Query
     return QueryWord(sign, word if isinstance(word, str) else text, token_id, text)
 
 
-def _direction(embedding: nn.Module, query: Sequence[QueryWord]) -> Tensor:
-    """Return the sum of the query's rows, scaled to length one, (D,) float32."""
-    device = _device(embedding)
-    signs_Q1 = torch.tensor([[1.0] if word.sign == "+" else [-1.0] for word in query], device=device)
-    rows_QD = embedding(torch.tensor([word.token_id for word in query], device=device)).float()
-    return F.normalize((signs_Q1 * rows_QD).sum(dim=0), dim=0)
+def _rows(table: Table, ids_C: Ids) -> Floats:
+    return table(ids_C) if callable(table) else table.dequantize(EMBEDDING, ids_C.tolist())
 
 
-def _candidates(embedding: nn.Module, num_rows: int, vector_D: Tensor, count: int) -> Tensor:
-    """Return ids among which the `count` nearest rows are, (C,): every row, or where the kernels hold the table, few.
+def _direction(table: Table, query: Sequence[QueryWord]) -> Floats:
+    """Return the sum of the query's rows, scaled to length one, (D,)."""
+    signs_Q1 = np.array([[1.0 if word.sign == "+" else -1.0] for word in query], np.float32)
+    sum_1D = (signs_Q1 * _rows(table, np.array([word.token_id for word in query]))).sum(0, keepdims=True)
+    return sum_1D[0] / _lengths_of(sum_1D)
 
-    Their product takes a twentieth of the time that unpacking the table does. It is the same but for roundings, which
+
+def _candidates(table: Table, num_rows: int, vector_D: Floats, count: int) -> Ids:
+    """Return ids among which the `count` nearest rows are, (C,): every row, or of a table in place, few.
+
+    Its product takes a twentieth of the time that unpacking the table does. It is the same but for roundings, which
     change no cosine by more than `_ROUNDING`.
     """
-    every_V = torch.arange(num_rows, device=vector_D.device)
-    if not isinstance(embedding, EmbeddingPacked) or native.library() is None or embedding.weight.device.type != "cpu":
+    every_V = np.arange(num_rows)
+    if callable(table) or not table.reads_in_place:
         return every_V
-    dots_V = torch.from_numpy(native.product(embedding.linear.matrix, vector_D[None].numpy(), input_bits=16))[0]
-    cosines_V = (dots_V / _lengths(embedding))[:num_rows]
-    is_far_V = cosines_V < cosines_V.topk(count).values[-1] - 2 * _ROUNDING
+    cosines_V = (table.product(EMBEDDING, vector_D[None])[0] / _row_lengths(table))[:num_rows]
+    is_far_V = cosines_V < cosines_V[largest(cosines_V, count)[-1]] - 2 * _ROUNDING
     return every_V[~is_far_V]  # a NaN is never far
 
 
-def _lengths(embedding: EmbeddingPacked) -> Tensor:
-    """Return the length of every row of a packed table, (V,) float32; measured once for the numbers that it holds."""
-    weight = embedding.weight
-    state = weight.data_ptr(), 0 if weight.is_inference() else weight._version
-    kept = _kept_lengths.get(embedding)
-    if kept is None or kept[0] != state:
-        every_V = torch.arange(embedding.num_embeddings)
-        parts = [_length_of(embedding(ids_C).float()) for ids_C in every_V.split(CHUNK_ROWS)]
-        kept = _kept_lengths[embedding] = (state, torch.cat(parts))
-    return kept[1]
+def _row_lengths(runner: Runner) -> Floats:
+    """Return the length of every row of the table, (V,), measured once: a runner's weights are frozen."""
+    if runner not in _kept_lengths:
+        parts = split(np.arange(runner.weights[EMBEDDING].shape[0]), CHUNK_ROWS)
+        _kept_lengths[runner] = np.concatenate([_lengths_of(_rows(runner, ids_C)) for ids_C in parts])
+    return _kept_lengths[runner]
 
 
-def _length_of(rows_CD: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(rows_CD, dim=-1).clamp_min(1e-12)
+def _lengths_of(rows_CD: Floats) -> Floats:
+    return np.maximum(lengths(rows_CD), 1e-12)
 
 
-def _cosines_of(rows_CD: Tensor, vector_D: Tensor) -> Tensor:
-    """Return the cosines of rows with a vector of length one, (C,); the rows are read twice and not written."""
-    return rows_CD @ vector_D / _length_of(rows_CD)
-
-
-def _directions(embedding: nn.Module, ids_C: Tensor) -> Tensor:
-    """Return rows scaled to length one, (C, D) float32."""
-    return F.normalize(embedding(ids_C).float(), dim=-1)
-
-
-def _device(embedding: nn.Module) -> torch.device:
-    return next(chain(embedding.parameters(), embedding.buffers())).device
+def _cosines_of(rows_CD: Floats, vector_D: Floats) -> Floats:
+    """Return the cosines of rows with a vector of length one, (C,)."""
+    return rows_CD @ vector_D / _lengths_of(rows_CD)

@@ -10,7 +10,7 @@ from typing import Any
 
 from llamarium.errors import ContextLengthError
 from llamarium.generation.kept import Memory, advance
-from llamarium.inspect.passes import as_tensor
+from llamarium.inspect.numbers import as_array
 from llamarium.inspect.tokens import Candidate, check_count, check_ids, name_candidates, top_candidates
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.tokenizer.base import Tokenizer
@@ -82,7 +82,7 @@ def follow_next_tokens(
     memory = Memory(runner, num_slots, kv_cache_dtype)
     sequence = memory.begin(ids, num_slots)
     for step in range(1, steps + 1):
-        logits_1V = as_tensor(advance(runner, memory.cache, [sequence]))
+        logits_1V = as_array(advance(runner, memory.cache, [sequence]))
         candidates = name_candidates(top_candidates(logits_1V, k)[0], tokenizer)
         chosen = candidates[0]
         yield NextStep(step, tokenizer.decode(sequence.ids), tuple(sequence.ids), candidates, chosen)

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from llamarium.generation.kept import PREFILL_CHUNK, Memory
+from llamarium.inspect.numbers import Floats, as_array
 from llamarium.runtime.batch import BLOCK_SIZE, Span, pack
 from llamarium.runtime.blocks import blocks_for
 from llamarium.runtime.runner import Runner
@@ -19,7 +19,7 @@ def num_rows(runner: Runner) -> int:
     return max(1, CHUNK_BYTES // (4 * runner.config.vocab_size))
 
 
-def logits_of(runner: Runner, ids: Sequence[int], num_logits: int | None = None) -> Iterator[Tensor]:
+def logits_of(runner: Runner, ids: Sequence[int], num_logits: int | None = None) -> Iterator[Floats]:
     """Run a text and yield the logits of its last tokens, (C, V) float32, a few at a time and in order.
 
     Args:
@@ -37,10 +37,10 @@ def logits_of(runner: Runner, ids: Sequence[int], num_logits: int | None = None)
     for start in range(first, len(ids), step):
         part = ids[start : start + step]
         span = Span(part, start, blocks, num_logits=len(part))
-        yield as_tensor(runner.run(pack([span]), memory.cache)).float()
+        yield as_array(runner.run(pack([span]), memory.cache))
 
 
-def rows_logits(runner: Runner, rows: Sequence[Sequence[int]], num_logits: Sequence[int]) -> list[Tensor]:
+def rows_logits(runner: Runner, rows: Sequence[Sequence[int]], num_logits: Sequence[int]) -> list[Floats]:
     """Run texts side by side and return the logits of the last tokens of each, (its number, V) float32.
 
     Args:
@@ -53,10 +53,4 @@ def rows_logits(runner: Runner, rows: Sequence[Sequence[int]], num_logits: Seque
         Span(ids, 0, memory.begin(ids, len(ids)).table.blocks, num_logits=count)
         for ids, count in zip(rows, num_logits, strict=True)
     ]
-    logits = as_tensor(runner.run(pack(spans), memory.cache)).float()
-    return list(logits.split(list(num_logits)))
-
-
-def as_tensor(values: object) -> Tensor:
-    """Return a runner's arrays as tensors, over the same memory."""
-    return values if isinstance(values, Tensor) else torch.from_numpy(values)
+    return np.split(as_array(runner.run(pack(spans), memory.cache)), np.cumsum(num_logits)[:-1])

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from llamarium.inspect.numbers import Floats
 from llamarium.inspect.passes import logits_of
 from llamarium.inspect.tokens import check_ids
 from llamarium.runtime.runner import Runner
@@ -89,8 +90,7 @@ def e_to_the(mean_nats: float) -> float:
     return math.inf if mean_nats > 709 else math.exp(mean_nats)
 
 
-@torch.inference_mode()
-def score(runner: Runner, ids: Sequence[int] | Tensor) -> Score:
+def score(runner: Runner, ids: Sequence[int]) -> Score:
     """Score one text.
 
     Args:
@@ -103,12 +103,12 @@ def score(runner: Runner, ids: Sequence[int] | Tensor) -> Score:
     """
     known = check_ids(runner.config, ids)
     scored = [TokenScore(known[0], None, None)]
-    sampler = Sampler(runner.config.vocab_size, runner.device)
+    sampler = Sampler(runner.config.vocab_size)
     for logits_CV in logits_of(runner, known[:-1]) if len(known) > 1 else ():
         ids = known[len(scored) : len(scored) + len(logits_CV)]
         (found,) = scored_tokens([logits_CV], ids)
         logprobs = [sampler.logprobs(*row, 0).logprob for row in zip(logits_CV, ids, strict=True)]
-        scored += map(TokenScore, ids, logprobs, found.ranks_C.tolist())  # sync: to show
+        scored += map(TokenScore, ids, logprobs, found.ranks_C.tolist())
     return Score(tuple(scored))
 
 
@@ -134,13 +134,13 @@ class ScoredTokens(NamedTuple):
         greedy_C: bool; whether greedy decoding would have chosen the token.
     """
 
-    ids_C: Tensor
-    logprobs_C: Tensor
-    ranks_C: Tensor
-    greedy_C: Tensor
+    ids_C: NDArray[np.int64]
+    logprobs_C: Floats
+    ranks_C: NDArray[np.int64]
+    greedy_C: NDArray[np.bool_]
 
 
-def scored_tokens(logits: Iterable[Tensor], next_ids: Sequence[int]) -> Iterator[ScoredTokens]:
+def scored_tokens(logits: Iterable[Floats], next_ids: Sequence[int]) -> Iterator[ScoredTokens]:
     """Score what followed each position.
 
     Args:
@@ -149,9 +149,10 @@ def scored_tokens(logits: Iterable[Tensor], next_ids: Sequence[int]) -> Iterator
     """
     start = 0
     for logits_CV in logits:
-        ids_C = torch.tensor(next_ids[start : start + len(logits_CV)], device=logits_CV.device)
+        ids_C = np.array(next_ids[start : start + len(logits_CV)], np.int64)
         start += len(logits_CV)
-        chosen_C1 = logits_CV.gather(-1, ids_C.unsqueeze(-1))
-        ranks_C = (logits_CV > chosen_C1).sum(dim=-1) + 1
-        logprobs_C = chosen_C1.squeeze(-1) - logits_CV.logsumexp(dim=-1)
-        yield ScoredTokens(ids_C, logprobs_C, ranks_C, logits_CV.argmax(dim=-1) == ids_C)
+        chosen_C1 = logits_CV[np.arange(len(ids_C)), ids_C, None]
+        ranks_C = (logits_CV > chosen_C1).sum(-1) + 1
+        max_C1 = logits_CV.max(-1, keepdims=True)
+        logprobs_C = (chosen_C1 - max_C1)[:, 0] - np.log(np.exp(logits_CV - max_C1).sum(-1))
+        yield ScoredTokens(ids_C, logprobs_C, ranks_C, logits_CV.argmax(-1) == ids_C)

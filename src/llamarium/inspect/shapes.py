@@ -9,23 +9,23 @@ from typing import Any, cast
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, MemoryBudgetError, show_value
 from llamarium.generation.kept import PREFILL_CHUNK
-from llamarium.runtime.runner import DTYPE_BYTES, Runner
+from llamarium.runtime.runner import Runner
 from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Key
 
-_BYTES = 2  # of a number in bfloat16, in which the presets were published
+_BYTES = 4  # of a number: all are float32
 
 _EXACT_CHUNK = 256  # tokens of a batch where cutting a text changes no bit: bounds what a trace holds for a while
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ActivationShape:
     """An activation that a trace would hold.
 
     Attributes:
-        key: Its name, with its layer.
+        key: Its public name, with its layer.
         axes: A letter for each axis, as `ACTIVATIONS` has them.
         shape: The sizes of the axes.
-        num_bytes: In bfloat16; scores and pattern are float32.
+        num_bytes: In float32.
     """
 
     key: str
@@ -45,7 +45,7 @@ def trace_shapes(
     names: Collection[str] | None = None,
     layers: Collection[int] | None = None,
     positions: Sequence[int] | None = None,
-) -> list[Shape]:
+) -> list[ActivationShape]:
     """Return the shapes of what `trace` would keep of a text of so many tokens.
 
     Raises:
@@ -56,10 +56,10 @@ def trace_shapes(
     return [_shape(key, sizes) for key in keys]
 
 
-def _shape(key: str, sizes: dict[str, int]) -> Shape:
-    activation = ACTIVATIONS[split_key(key)[0]]
-    shape = tuple(sizes[axis] for axis in activation.axes)
-    return Shape(key, activation.axes, shape, math.prod(shape) * (4 if activation.is_float32 else _BYTES))
+def _shape(key: Key, sizes: dict[str, int]) -> ActivationShape:
+    axes = ACTIVATIONS[key[0]].axes
+    shape = tuple(sizes[axis] for axis in axes)
+    return ActivationShape(print_key(key), axes, shape, _BYTES * math.prod(shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,12 @@ class TracePlan:
         keys: The trace's keys, in the order of computation.
         positions: The tokens on the T axes.
         sizes: The length of each axis by its letter.
-        itemsize: Bytes of a number in the dtype that the runner computes in.
         is_row_exact: Whether tokens can run once more, without the others, to be handed out.
     """
 
-    keys: tuple[str, ...]
+    keys: tuple[Key, ...]
     positions: tuple[int, ...]
     sizes: Mapping[str, int]
-    itemsize: int
     is_row_exact: bool
 
     @classmethod
@@ -93,7 +91,7 @@ class TracePlan:
         c = runner.config
         kept = indices(positions, num_tokens, "positions")
         keys = keys_of(check_names(names), sorted(indices(layers, c.num_hidden_layers, "layers")))
-        return cls(keys, kept, axis_sizes(c, len(kept), num_tokens), DTYPE_BYTES[runner.dtype], runner.is_row_exact)
+        return cls(keys, kept, axis_sizes(c, len(kept), num_tokens), runner.is_row_exact)
 
     @property
     def chunk(self) -> int:
@@ -103,9 +101,8 @@ class TracePlan:
     @property
     def tapped(self) -> set[Key]:
         """What the runner has to hand out."""
-        wanted = {split_key(key) for key in self.keys}
-        queries = {("q_rot", layer) for name, layer in wanted if name in ("scores", "pattern")}
-        return {key for key in wanted if key[0] not in (*FROM_CACHE, "logits")} | queries
+        queries = {("q_rot", layer) for name, layer in self.keys if name in ("scores", "pattern")}
+        return {key for key in self.keys if key[0] not in (*FROM_CACHE, "logits")} | queries
 
     @property
     def runs_every_token(self) -> bool:
@@ -113,28 +110,23 @@ class TracePlan:
         has_all = any(ACTIVATIONS[name].axes[0] == "S" for name, _ in self.tapped)
         return has_all or not self.is_row_exact or self.sizes["T"] == self.sizes["S"]
 
-    def wants(self, name: str, layer: int) -> bool:
-        """Whether an activation of a layer is kept."""
-        return make_key(name, layer) in self.keys
-
-    def num_bytes(self, key: str) -> int:
+    def num_bytes(self, key: Key) -> int:
         """What one of the keys occupies."""
-        activation = ACTIVATIONS[split_key(key)[0]]
-        return math.prod(self.sizes[a] for a in activation.axes) * (4 if activation.is_float32 else self.itemsize)
+        return _BYTES * math.prod(self.sizes[a] for a in ACTIVATIONS[key[0]].axes)
 
     def working_bytes(self) -> int:
-        """What is there for a while: a batch's rows that are not wanted, one layer's mask, and `attend_eagerly`."""
+        """What is there for a while: a batch's rows that are not wanted, and one layer's mask, scores and keys."""
         s = self.sizes
         others = max(0, min(self.chunk, s["S"]) - s["T"]) if self.runs_every_token else 0
         batch = sum(self._row_bytes(name) for name, _ in self.tapped if ACTIVATIONS[name].axes[0] == "T") * others
-        if not any(ACTIVATIONS[split_key(key)[0]].is_float32 for key in self.keys):
+        if not any(name in ("scores", "pattern") for name, _ in self.keys):
             return batch
-        matrices = (1 + 2 * 4 * s["N"]) * s["T"] * s["S"]
-        keys_and_values = 2 * 4 * s["S"] * s["N"] * s["H"]
+        matrices = (1 + 2 * _BYTES * s["N"]) * s["T"] * s["S"]
+        keys_and_values = 2 * _BYTES * s["S"] * s["K"] * s["H"]
         return batch + matrices + keys_and_values
 
     def _row_bytes(self, name: str) -> int:
-        return math.prod(self.sizes[a] for a in ACTIVATIONS[name].axes[1:]) * self.itemsize
+        return _BYTES * math.prod(self.sizes[a] for a in ACTIVATIONS[name].axes[1:])
 
     def check_budget(self, budget_mb: float) -> None:
         """Refuse what is too much.
@@ -144,8 +136,7 @@ class TracePlan:
         """
         by_name: dict[str, int] = {}
         for key in self.keys:
-            name = split_key(key)[0]
-            by_name[name] = by_name.get(name, 0) + self.num_bytes(key)
+            by_name[key[0]] = by_name.get(key[0], 0) + self.num_bytes(key)
         needed = sum(by_name.values()) + self.working_bytes()
         if needed <= budget_mb * 1e6:
             return
@@ -157,17 +148,16 @@ class TracePlan:
         )
 
 
-def make_key(name: str, layer: int | None) -> str:
-    """Return the key of an activation in a trace: "q" of layer 3 is "layers.3.q"."""
+def print_key(key: Key) -> str:
+    """Return an activation's public name: "q" of layer 3 is "layers.3.q"."""
+    name, layer = key
     return name if layer is None else f"layers.{layer}.{name}"
 
 
-def split_key(key: str) -> tuple[str, int | None]:
-    """Return the name and the layer of a key: "layers.3.q" is ("q", 3), "embed" is ("embed", None)."""
-    if not key.startswith("layers."):
-        return key, None
-    _, layer, name = key.split(".")
-    return name, int(layer)
+def parse_key(text: str) -> Key:
+    """Return the key of a public name: "layers.3.q" is ("q", 3), "embed" is ("embed", None)."""
+    layer, _, name = text.removeprefix("layers.").partition(".")
+    return (name, int(layer)) if text.startswith("layers.") and layer.isdecimal() else (text, None)
 
 
 def axis_sizes(config: ModelConfig, num_positions: int, num_tokens: int) -> dict[str, int]:
@@ -178,11 +168,11 @@ def axis_sizes(config: ModelConfig, num_positions: int, num_tokens: int) -> dict
     }  # fmt: skip
 
 
-def keys_of(names: Sequence[str], layers: Sequence[int]) -> tuple[str, ...]:
-    """Every key, in the order of computation."""
-    outer = [name for name in names if not ACTIVATIONS[name].in_layer]
-    inner = [make_key(name, layer) for layer in layers for name in names if ACTIVATIONS[name].in_layer]
-    first = [name for name in outer if name == "embed"]
+def keys_of(names: Sequence[str], layers: Sequence[int]) -> tuple[Key, ...]:
+    """Return every key, in the order of computation."""
+    outer: list[Key] = [(name, None) for name in names if not ACTIVATIONS[name].in_layer]
+    inner: list[Key] = [(name, layer) for layer in layers for name in names if ACTIVATIONS[name].in_layer]
+    first = [key for key in outer if key[0] == "embed"]
     return (*first, *inner, *outer[len(first) :])
 
 

@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from llamarium.config import ModelConfig
 from llamarium.errors import ContextLengthError, InputError, show_value
+from llamarium.inspect.numbers import Floats, largest, log_softmax
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.text import check_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +55,31 @@ def check_ids(config: ModelConfig, ids: "Sequence[int] | Tensor") -> list[int]:
         ContextLengthError: If there are more than the context holds.
     """
     try:
-        ids_T = torch.as_tensor(ids)
-    except (TypeError, ValueError, RuntimeError):
+        ids_T = np.asarray(ids.tolist() if hasattr(ids, "tolist") else ids)  # pyright: ignore
+    except (TypeError, ValueError):
         raise InputError("token ids are no flat sequence of whole numbers") from None
     if ids_T.shape == (0,):
         raise InputError("the text has no tokens; expected at least one")
-    if ids_T.ndim != 1 or ids_T.is_floating_point() or ids_T.dtype == torch.bool:
-        found = f"{tuple(ids_T.shape)} of {str(ids_T.dtype).removeprefix('torch.')}"
-        raise InputError(f"token ids are {found}; expected a flat sequence of whole numbers")
+    if ids_T.ndim != 1 or ids_T.dtype.kind not in "iu":
+        raise InputError(f"token ids are {ids_T.shape} of {ids_T.dtype}; expected a flat sequence of whole numbers")
     limit, vocab_size = config.max_position_embeddings, config.vocab_size
     if len(ids_T) > limit:
         raise ContextLengthError(f"{len(ids_T)} tokens; the model's context holds {limit}: use a shorter text")
-    low, high = int(ids_T.min()), int(ids_T.max())  # sync: only if the caller's ids are on a device already
+    low, high = int(ids_T.min()), int(ids_T.max())
     if low < 0 or high >= vocab_size:
         raise InputError(f"token ids span {low}..{high}; the model's vocabulary is 0..{vocab_size - 1}")
     return ids_T.tolist()
 
 
-def top_candidates(logits_TV: Tensor, k: int) -> list[tuple[Candidate, ...]]:
-    """Return the k most probable tokens of each row, the best first."""
-    logprobs_TV = logits_TV.float().log_softmax(dim=-1)
-    best = logprobs_TV.topk(k, dim=-1)
-    rows = zip(best.indices.tolist(), best.values.exp().tolist(), best.values.tolist(), strict=True)  # sync: to show
-    return [tuple(map(Candidate, *row)) for row in rows]
+def top_candidates(logits_TV: Floats, k: int) -> list[tuple[Candidate, ...]]:
+    """Return the k most probable tokens of each row, the best first, the lowest id among equals."""
+    return [_best(logprobs_V, k) for logprobs_V in log_softmax(logits_TV)]
+
+
+def _best(logprobs_V: Floats, k: int) -> tuple[Candidate, ...]:
+    ids = largest(logprobs_V, k)
+    best = logprobs_V[ids]
+    return tuple(map(Candidate, ids.tolist(), np.exp(best).tolist(), best.tolist()))
 
 
 def name_candidates(candidates: Sequence[Candidate], tokenizer: Tokenizer | None) -> tuple[Candidate, ...]:

@@ -3,7 +3,8 @@
 `trace` runs the runner that answers requests, as it answers them, and takes what it hands out (`runtime/taps.py`): the
 same pass, the same bits, the same logits, be it C or the modules. Scores and patterns, which no fused kernel ever
 holds, are recomputed from the very queries, and from the keys that the cache holds. A single step of decoding can be
-traced like a prompt, from the cache of the answer that is being made (`trace_steps`).
+traced like a prompt, from the cache of the answer that is being made (`trace_steps`). All numbers are numpy's; PyTorch
+makes tensors of them where one is asked for by its public name.
 
 `ACTIVATIONS` names everything that can be seen. A trace of everything is large (the pattern alone is N·T·T numbers a
 layer), so what was asked for is weighed from the config before anything runs, and refused if it exceeds its budget.
@@ -13,53 +14,65 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
-from llamarium.attention import Context, attend_eagerly
 from llamarium.errors import InputError
+from llamarium.extras import optional
 from llamarium.generation.kept import KeptSequence, Memory, advance, batches
-from llamarium.inspect.passes import as_tensor
-from llamarium.inspect.shapes import TracePlan, check_names, check_whole, make_key, split_key
+from llamarium.inspect.numbers import Floats, as_array, scores_of, softmax
+from llamarium.inspect.shapes import TracePlan, check_names, check_whole, parse_key, print_key
 from llamarium.inspect.tokens import check_ids
 from llamarium.runtime.batch import Batch, Span, pack
 from llamarium.runtime.runner import Cache, CacheDtype, Runner
 from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Activation, Key, Taps
 
-__all__ = ["ACTIVATIONS", "Activation", "KeptPass", "Trace", "make_key", "split_key", "trace", "trace_steps"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["ACTIVATIONS", "Activation", "KeptPass", "Trace", "trace", "trace_steps"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trace(Mapping[str, Tensor]):
-    """Activations by key, in the order of computation: "embed", "layers.0.attn_norm", ..., "logits".
+class Trace(Mapping[str, "Tensor"]):
+    """Activations by public name, in the order of computation: "embed", "layers.0.attn_norm", ..., "logits".
 
     Attributes:
         token_ids: The ids that were run; their number is S.
         positions: The tokens that the T axes hold, in this order.
-        activations: The tensors, on the model's device; shapes as `ACTIVATIONS` says.
+        arrays: The same numbers as float32 of numpy, by (name, layer); shapes as `ACTIVATIONS` says.
     """
 
     token_ids: tuple[int, ...]
     positions: tuple[int, ...]
-    activations: Mapping[str, Tensor]
+    arrays: Mapping[Key, Floats]
 
-    def __getitem__(self, key: str) -> Tensor:
-        """Return one tensor; KeyError as for a dict."""
-        return self.activations[key]
+    def __getitem__(self, name: str) -> "Tensor":
+        """Return one activation as a tensor over the array's memory, on the CPU.
+
+        Raises:
+            KeyError: As of a dict.
+            OptionError: If PyTorch is not installed; `arrays` has the numbers without it.
+        """
+        if name not in self:
+            raise KeyError(name)
+        return optional("torch", "torch", "a tensor of a trace").from_numpy(self.arrays[parse_key(name)])
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and parse_key(name) in self.arrays
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.activations)
+        return map(print_key, self.arrays)
 
     def __len__(self) -> int:
-        return len(self.activations)
+        return len(self.arrays)
 
     @property
     def layers(self) -> tuple[int, ...]:
         """The layers of which there is something."""
-        return tuple(sorted({layer for _, layer in map(split_key, self) if layer is not None}))
+        return tuple(sorted({layer for _, layer in self.arrays if layer is not None}))
 
     def select(
         self,
@@ -77,34 +90,33 @@ class Trace(Mapping[str, Tensor]):
         kept_layers = _among(layers, self.layers, "layers")
         kept_positions = _among(positions, self.positions, "positions")
         rows = None if positions is None else [self.positions.index(p) for p in kept_positions]
-        part: dict[str, Tensor] = {}
-        for key, tensor in self.items():
-            name, layer = split_key(key)
+        part: dict[Key, Floats] = {}
+        for (name, layer), values in self.arrays.items():
             if name in wanted and (layer is None or layer in kept_layers):
                 axis = ACTIVATIONS[name].axes.find("T")
-                part[key] = tensor if rows is None or axis < 0 else _take(tensor, axis, rows)
+                part[name, layer] = values if rows is None or axis < 0 else values.take(rows, axis)
         return Trace(self.token_ids, kept_positions, part)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values; what is not finite (the -inf of `scores`) becomes None."""
+        """Return JSON values; what is not finite (the -inf of `scores`) becomes None."""
         return {
             "token_ids": list(self.token_ids),
             "positions": list(self.positions),
             "activations": {
-                key: {
-                    "axes": list(ACTIVATIONS[split_key(key)[0]].axes),
-                    "shape": list(tensor.shape),
-                    "dtype": str(tensor.dtype).removeprefix("torch."),
-                    "values": _finite(tensor.tolist()),  # sync: to show
+                print_key(key): {
+                    "axes": list(ACTIVATIONS[key[0]].axes),
+                    "shape": list(values.shape),
+                    "dtype": values.dtype.name,
+                    "values": _finite(values.tolist()),
                 }
-                for key, tensor in self.items()
+                for key, values in self.arrays.items()
             },
         }
 
 
 def trace(
     runner: Runner,
-    ids: Sequence[int] | Tensor,
+    ids: "Sequence[int] | Tensor",
     *,
     names: Collection[str] | None = None,
     layers: Collection[int] | None = None,
@@ -156,7 +168,7 @@ class KeptPass:
     """
 
     def __init__(
-        self, runner: Runner, ids: Sequence[int] | Tensor, *, adapter: int = -1, kv_cache_dtype: CacheDtype = "auto"
+        self, runner: Runner, ids: "Sequence[int] | Tensor", *, adapter: int = -1, kv_cache_dtype: CacheDtype = "auto"
     ) -> None:
         self._runner, self._ids = runner, check_ids(runner.config, ids)
         self.keeps_past = runner.is_row_exact
@@ -230,21 +242,21 @@ def trace_steps(
     sequence = memory.begin(known, room)
     logits_1V: Any = None
     for batch in batches([sequence]):
-        logits_1V = runner.run(batch, memory.cache)
+        logits_1V = as_array(runner.run(batch, memory.cache))
     for _ in range(num_steps):
-        sequence.ids.append(int(as_tensor(logits_1V)[-1].argmax()))  # sync: the token
+        sequence.ids.append(int(logits_1V[-1].argmax()))
         end = len(sequence.ids)
         wanted = ACTIVATIONS if names is None else {*check_names(names), "logits"}
         plan = TracePlan.of(runner, end, wanted, layers, [end - 1])
         found = _run(runner, memory.cache, sequence, plan, batches([sequence], plan.chunk))
-        logits_1V = found["logits"]
+        logits_1V = found.arrays["logits", None]
         yield found if names is None else found.select(names=names)
 
 
 def _again(sequence: KeptSequence, plan: TracePlan) -> Iterator[Batch]:
     """Yield batches of those tokens of a sequence that has been run which the plan wants to see once more."""
     wanted = list(range(len(sequence.ids))) if plan.runs_every_token else sorted(plan.positions)
-    if not plan.tapped and "logits" not in plan.keys:
+    if not plan.tapped and ("logits", None) not in plan.keys:
         wanted = []  # the cache holds what is asked for
     for begin in range(0, len(wanted), plan.chunk):
         spans = list[Span]()
@@ -258,35 +270,28 @@ def _again(sequence: KeptSequence, plan: TracePlan) -> Iterator[Batch]:
 def _run(runner: Runner, cache: Cache, sequence: KeptSequence, plan: TracePlan, steps: Iterator[Batch]) -> Trace:
     """Run batches of a sequence's tokens, as a request would, and keep what the plan wants of them."""
     ordered = sorted(plan.positions)
-    found, logits = dict[Key, list[Tensor]](), list[Tensor]()
+    parts: dict[Key, list[Floats]] = {}
     for batch in steps:
         row_of = {position: row for row, position in enumerate(batch.positions.tolist())}
         rows = [row_of[p] for p in ordered if p in row_of]
-        if "logits" in plan.keys:
+        taps, wants_logits = Taps(plan.tapped), ("logits", None) in plan.keys
+        if wants_logits:
             batch = replace(batch, logit_rows=np.array(rows, np.int32))
-        taps = Taps(plan.tapped)
-        logits.append(as_tensor(runner.run(batch, cache, taps)))
+        logits_WV = as_array(runner.run(batch, cache, taps))
+        if wants_logits:
+            parts.setdefault(("logits", None), []).append(logits_WV)
         for key, seen in _seen(taps):  # what is not wanted of it goes before the next batch
-            has_all = ACTIVATIONS[key[0]].axes[0] == "S" or rows == list(range(len(seen)))
-            found.setdefault(key, []).append(seen if has_all else _take(seen, 0, rows))
-    tapped = {key: parts[0] if len(parts) == 1 else torch.cat(parts) for key, parts in found.items()}
+            has_all = ACTIVATIONS[key[0]].axes[0] == "S"
+            parts.setdefault(key, []).append(seen if has_all else _rows(seen, rows))
+    found = {key: some[0] if len(some) == 1 else np.concatenate(some) for key, some in parts.items()}
     order = [ordered.index(p) for p in plan.positions]
-    kept: dict[str, Tensor] = {}
-    for key in plan.keys:
-        name, layer = split_key(key)
-        if name == "logits":
-            kept[key] = _in_order(torch.cat(logits), order)
-        elif name not in FROM_CACHE:
-            seen = tapped[name, layer]
-            kept[key] = seen if ACTIVATIONS[name].axes[0] == "S" else _in_order(seen, order)
-        elif key not in kept:
-            assert layer is not None
-            q_rot = tapped.get(("q_rot", layer))
-            kept |= _from_cache(cache, sequence, plan, layer, None if q_rot is None else _in_order(q_rot, order))
-    return Trace(tuple(sequence.ids), plan.positions, {key: kept[key] for key in plan.keys})
+    found = {key: seen if ACTIVATIONS[key[0]].axes[0] == "S" else _rows(seen, order) for key, seen in found.items()}
+    for layer in {layer for name, layer in plan.keys if name in FROM_CACHE and layer is not None}:
+        found |= _from_cache(cache, sequence, plan, layer, found.get(("q_rot", layer)))
+    return Trace(tuple(sequence.ids), plan.positions, {key: found[key] for key in plan.keys})
 
 
-def _seen(taps: Taps) -> Iterator[tuple[Key, Tensor]]:
+def _seen(taps: Taps) -> Iterator[tuple[Key, Floats]]:
     """Yield what a batch has handed out, (M, ...) each.
 
     Raises:
@@ -297,27 +302,35 @@ def _seen(taps: Taps) -> Iterator[tuple[Key, Tensor]]:
             f"{', '.join(unseen)}: the modules that compute them were not called (a patched forward?); leave them out"
         )
     for key, values in taps.kept.items():
-        yield key, as_tensor(values[0]) if len(values) == 1 else torch.cat([as_tensor(part) for part in values])
+        yield key, values[0] if len(values) == 1 else np.concatenate(values)
 
 
-def _in_order(rows: Tensor, order: Sequence[int]) -> Tensor:
-    return rows if list(order) == list(range(len(rows))) else _take(rows, 0, order)
+def _rows(values: Floats, rows: Sequence[int]) -> Floats:
+    """Return some rows, the array itself where they are all of them."""
+    return values if list(rows) == list(range(len(values))) else values.take(rows, 0)
 
 
 def _from_cache(
-    cache: Cache, sequence: KeptSequence, plan: TracePlan, layer: int, q_rot_TNH: Tensor | None
-) -> dict[str, Tensor]:
+    cache: Cache, sequence: KeptSequence, plan: TracePlan, layer: int, q_rot_TNH: Floats | None
+) -> dict[Key, Floats]:
     """Return a layer's rotated keys, scores and pattern, as far as they are wanted."""
-    k_SKH, v_SKH = map(as_tensor, cache.read(layer, sequence.table.blocks, len(sequence.ids)))
-    found = {make_key("k_rot", layer): k_SKH}
-    if q_rot_TNH is not None and (plan.wants("scores", layer) or plan.wants("pattern", layer)):
-        positions_T1 = torch.tensor(plan.positions, device=k_SKH.device).unsqueeze(1)
-        visible_1TS = (torch.arange(len(k_SKH), device=k_SKH.device) <= positions_T1).unsqueeze(0)
-        context = Context(k_SKH.unsqueeze(0), v_SKH.unsqueeze(0), visible_1TS)
-        seen = attend_eagerly(q_rot_TNH.unsqueeze(0), context)
-        found[make_key("scores", layer)] = seen.scores_BNTS[0]
-        found[make_key("pattern", layer)] = seen.pattern_BNTS[0]
-    return {key: tensor for key, tensor in found.items() if key in plan.keys}
+    k_SKH, _ = cache.read(layer, sequence.table.blocks, len(sequence.ids))
+    found: dict[Key, Floats] = {("k_rot", layer): k_SKH} if ("k_rot", layer) in plan.keys else {}
+    if q_rot_TNH is not None:
+        visible_TS = np.arange(len(k_SKH)) <= np.array(plan.positions)[:, None]
+        found |= look(q_rot_TNH, k_SKH, visible_TS, layer, plan.keys)
+    return found
+
+
+def look(
+    q_TNH: Floats, k_SKH: Floats, visible_TS: NDArray[np.bool_], layer: int, wanted: Collection[Key]
+) -> dict[Key, Floats]:
+    """Return a layer's scores and pattern under a mask, as far as they are wanted."""
+    keys: list[Key] = [key for key in (("scores", layer), ("pattern", layer)) if key in wanted]
+    if not keys:
+        return {}
+    scores_NTS = scores_of(q_TNH, k_SKH, visible_TS)
+    return {key: scores_NTS if key[0] == "scores" else softmax(scores_NTS) for key in keys}
 
 
 def _among(wanted: Collection[int] | None, held: tuple[int, ...], what: str) -> tuple[int, ...]:
@@ -327,10 +340,6 @@ def _among(wanted: Collection[int] | None, held: tuple[int, ...], what: str) -> 
     if not set(wanted) <= set(held):
         raise InputError(f"{what} are {list(wanted)}; this trace holds {list(held)}")
     return tuple(dict.fromkeys(wanted))
-
-
-def _take(tensor: Tensor, axis: int, rows: Sequence[int]) -> Tensor:
-    return tensor.index_select(axis, torch.tensor(rows, dtype=torch.int64, device=tensor.device))
 
 
 def _finite(values: Any) -> Any:

@@ -21,10 +21,10 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from llamarium.api import Llama, load
 from llamarium.errors import ContextLengthError, OptionError, show_value
+from llamarium.inspect.numbers import Floats
 from llamarium.inspect.passes import logits_of, num_rows, rows_logits
 from llamarium.inspect.score import scored_tokens
 from llamarium.inspect.tokens import check_count
@@ -248,7 +248,6 @@ class LlamariumLM(LM):
             )
         return (*context, *continuation)[-self.max_length - 1 : -1]
 
-    @torch.inference_mode()
     def _answers(self, batch: Sequence[Sequence[int]], asked: Sequence[tuple[int, list[int]]]) -> list[Answer]:
         """Compute rows and score continuations, each the last tokens of its row and one more."""
         runner = self.llama.runner
@@ -280,7 +279,7 @@ class LlamariumLM(LM):
             )  # fmt: skip
 
 
-def _answer(logits: Iterable[Tensor], ids: Sequence[int]) -> Answer:
+def _answer(logits: Iterable[Floats], ids: Sequence[int]) -> Answer:
     """Return the log-probability of a continuation, and whether it is the greedy one."""
     scored = list(scored_tokens(logits, ids))
     total = math.fsum(chain.from_iterable(part.logprobs_C.tolist() for part in scored))  # sync: to report

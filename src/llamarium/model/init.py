@@ -1,6 +1,7 @@
 """Fresh weights for a model that is to be trained, or measured."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +60,10 @@ class FreshEmbedding(nn.Module):
             states.append(generator.get_state())
             self._draw(len(rows), config.hidden_size, generator)
         self.register_buffer("states", torch.stack(states))
+
+    def rows(self, ids: Any) -> Any:
+        """Draw the rows of ids of numpy, as `inspect.neighbors` asks for them."""
+        return self(torch.from_numpy(ids)).numpy()
 
     def forward(self, ids: Tensor) -> Tensor:
         """Draw the rows of integer ids (...): (..., embedding_dim), float32."""

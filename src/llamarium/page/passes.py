@@ -11,22 +11,18 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamarium.config import ModelConfig
 from llamarium.errors import MemoryBudgetError, QuestionError, UnknownNameError
+from llamarium.inspect.numbers import Floats
+from llamarium.inspect.shapes import axis_sizes
+from llamarium.inspect.trace import Trace
 from llamarium.page.binary import Numbers
 from llamarium.page.executor import Executor, Pass, Tracer
-from llamarium.runtime.taps import ACTIVATIONS
+from llamarium.runtime.taps import ACTIVATIONS, Key
 from llamarium.server.lifecycle.threads import check_wanted
-
-if TYPE_CHECKING:
-    import torch
-
-    from llamarium.inspect.trace import Trace
 
 BUDGET_MB = 256.0
 """What one trace may hold."""
@@ -48,8 +44,8 @@ _GROUPS = (_OF_A_TOKEN, ("k", "v"), ("k_rot",), ("scores", "pattern"))
 Rows = range
 """Positions: of all tokens, of every so many, or one."""
 
-_Key = tuple[str, str, int | None, Rows]
-"""A pass, an activation, its layer and its positions."""
+_Key = tuple[str, Key, Rows]
+"""A pass, an activation and its positions."""
 
 
 class Passes:
@@ -66,7 +62,7 @@ class Passes:
     ) -> None:
         self._max_passes, self._max_bytes, self._max_past_bytes = max_passes, max_bytes, max_past_bytes
         self._passes = OrderedDict[str, Pass]()
-        self._values = OrderedDict[_Key, NDArray[np.float32]]()
+        self._values = OrderedDict[_Key, Floats]()
         self._num_bytes = 0
         self._newest: tuple[str, Tracer] | None = None
         self._lock = threading.Lock()  # of the two tables
@@ -115,20 +111,14 @@ class Passes:
         """
         activation = ACTIVATIONS[name]
         if not activation.in_layer or layer is not None:
-            return Numbers(_read_only(self._one(executor, one, name, layer, rows)), activation.axes)
-        layers = range(executor.runner.config.num_hidden_layers)
-        every = [self._one(executor, one, name, i, rows, layers) for i in layers]
-        return Numbers(np.stack(every), f"L{activation.axes}")
+            (values,) = self._all(executor, one, [(name, layer)], rows)
+            return Numbers(_read_only(values), activation.axes)
+        every = [(name, i) for i in range(executor.runner.config.num_hidden_layers)]
+        return Numbers(np.stack(self._all(executor, one, every, rows)), f"L{activation.axes}")
 
     def trace(
-        self,
-        executor: Executor,
-        one: Pass,
-        names: Collection[str],
-        layers: Collection[int],
-        rows: Rows,
-        device: "torch.device",
-    ) -> "Trace":
+        self, executor: Executor, one: Pass, names: Collection[str], layers: Collection[int], rows: Rows
+    ) -> Trace:
         """Return activations of a pass as the library's own functions take them.
 
         Args:
@@ -137,53 +127,35 @@ class Passes:
             names: Of `ACTIVATIONS`.
             layers: Layers, of those that are in layers.
             rows: The positions on the axes T; the axes S have all tokens.
-            device: Where the tensors are put.
 
         Raises:
             QuestionError: If the numbers are more than a trace may hold.
         """
-        import torch
+        keys = [(name, layer) for name in names for layer in (layers if ACTIVATIONS[name].in_layer else (None,))]
+        arrays = dict(zip(keys, self._all(executor, one, keys, rows), strict=True))
+        return Trace(one.ids, tuple(rows), arrays)
 
-        from llamarium.inspect.trace import Trace, make_key
+    def _all(self, executor: Executor, one: Pass, keys: Sequence[Key], rows: Rows) -> list[Floats]:
+        """Return the activations of these keys; what is not kept is computed, by one thread at a time."""
+        found = {key: values for key in keys if (values := self._look_up(one, key, rows)) is not None}
+        if len(found) < len(keys):
+            with self._running:
+                check_wanted()
+                missing = [key for key in keys if self._look_up(one, key, rows) is None]
+                if missing:  # no other thread has had it computed meanwhile
+                    layers = sorted({layer for _, layer in keys if layer is not None})
+                    self._compute(executor, one, list(dict.fromkeys(name for name, _ in missing)), layers, rows)
+                found = {key: self._look_up(one, key, rows) for key in keys} | found
+        return [values for key in keys if (values := found[key]) is not None]
 
-        wanted = [(name, layer) for name in names for layer in (layers if ACTIVATIONS[name].in_layer else (None,))]
-        with self._running:
-            check_wanted()
-            found = {key: self._look_up(one, *key, rows) for key in wanted}
-            missing = [key for key, values in found.items() if values is None]
-            if missing:
-                self._compute(executor, one, list(dict.fromkeys(name for name, _ in missing)), tuple(layers), rows)
-                found |= {key: self._look_up(one, *key, rows) for key in missing}
-        tensors = {
-            make_key(*key): torch.from_numpy(values).to(device) for key, values in found.items() if values is not None
-        }
-        assert len(tensors) == len(wanted)
-        return Trace(one.ids, tuple(rows), tensors)
-
-    def _one(
-        self, executor: Executor, one: Pass, name: str, layer: int | None, rows: Rows, layers: Sequence[int] = ()
-    ) -> NDArray[np.float32]:
-        found = self._look_up(one, name, layer, rows)
-        if found is not None:
-            return found
-        with self._running:
-            check_wanted()
-            found = self._look_up(one, name, layer, rows)  # another thread has had it computed meanwhile
-            if found is None:
-                self._compute(executor, one, [name], tuple(layers) or (() if layer is None else (layer,)), rows)
-                found = self._look_up(one, name, layer, rows)
-        assert found is not None
-        return found
-
-    def _look_up(self, one: Pass, name: str, layer: int | None, rows: Rows) -> NDArray[np.float32] | None:
+    def _look_up(self, one: Pass, key: Key, rows: Rows) -> Floats | None:
         every = range(len(one.ids))
-        axis = ACTIVATIONS[name].axes.find("T")
+        axis = ACTIVATIONS[key[0]].axes.find("T")
         for held in (every,) if axis < 0 else (every, rows):
             with self._lock:
-                key = (one.id, name, layer, held)
-                values = self._values.get(key)
+                values = self._values.get((one.id, key, held))
                 if values is not None:
-                    self._values.move_to_end(key)
+                    self._values.move_to_end((one.id, key, held))
             if values is not None:
                 return values if held == rows or axis < 0 else values.take(rows, axis)
         return None
@@ -205,16 +177,12 @@ class Passes:
                 self._newest = None
         self._keep(one, found, kept_rows)
 
-    def _keep(self, one: Pass, found: "Trace", rows: Rows) -> None:
-        from llamarium.inspect.trace import split_key
-
-        arrays = {key: tensor.float().cpu().numpy() for key, tensor in found.items()}
+    def _keep(self, one: Pass, found: Trace, rows: Rows) -> None:
         with self._lock:
-            for key, values in arrays.items():
-                name, layer = split_key(key)
-                held = rows if "T" in ACTIVATIONS[name].axes else range(len(one.ids))
-                self._num_bytes += values.nbytes - self._drop((one.id, name, layer, held))
-                self._values[one.id, name, layer, held] = values
+            for key, values in found.arrays.items():
+                held = rows if "T" in ACTIVATIONS[key[0]].axes else range(len(one.ids))
+                self._num_bytes += values.nbytes - self._drop((one.id, key, held))
+                self._values[one.id, key, held] = values
             newest = len(found)
             while self._num_bytes > self._max_bytes and len(self._values) > newest:
                 self._num_bytes -= self._drop(next(iter(self._values)))
@@ -224,7 +192,7 @@ class Passes:
         return 0 if values is None else values.nbytes
 
 
-def _read_only(values: NDArray[np.float32]) -> NDArray[np.float32]:
+def _read_only(values: Floats) -> Floats:
     """Return the same numbers, which are kept for others, as a read-only array."""
     view = values.view()
     view.flags.writeable = False
@@ -263,10 +231,10 @@ def _around(layers: Sequence[int], num_layers: int, most: int) -> list[int] | No
 
 
 def _bytes(config: ModelConfig, num_tokens: int, names: Sequence[str], layers: Sequence[int] | None, rows: Rows) -> int:
-    from llamarium.inspect.shapes import trace_shapes
-
-    shapes = trace_shapes(config, num_tokens, names=names, layers=layers, positions=rows)
-    return sum(4 * math.prod(one.shape) for one in shapes)
+    sizes = axis_sizes(config, len(rows), num_tokens)
+    count = config.num_hidden_layers if layers is None else len(layers)
+    each = [(ACTIVATIONS[name].axes, count if ACTIVATIONS[name].in_layer else 1) for name in names]
+    return sum(4 * times * math.prod(sizes[axis] for axis in axes) for axes, times in each)
 
 
 def _too_large(error: MemoryBudgetError) -> QuestionError:

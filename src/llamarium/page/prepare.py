@@ -62,10 +62,10 @@ class Preparation:
         from llamarium.inspect.probes.attribution import NAMES, attribute
 
         names, last = {*NAMES, "resid_mid"}, len(one.ids) - 1
-        layers, model = range(llama.config.num_hidden_layers), llama.model
-        seen = self._kept.trace(Executor.of(llama, engine), one, names, layers, range(last, last + 1), model.device)
-        lens(model, seen, 1, llama.tokenizer)
-        attribute(model, seen, one.ids[-1], position=last)
+        layers = range(llama.config.num_hidden_layers)
+        seen = self._kept.trace(Executor.of(llama, engine), one, names, layers, range(last, last + 1))
+        lens(llama.runner, seen, 1, llama.tokenizer)
+        attribute(llama.runner, seen, one.ids[-1], position=last)
 
     def _neighbors(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
         llama.neighbors(one.ids[-1], k=1)

@@ -7,6 +7,7 @@ kept until they are written. The embedding and the head come last, since only th
 from collections.abc import Callable, Iterator
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +17,7 @@ from llamarium.checkpoints.decode import read
 from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import OptionError
 from llamarium.inspect.measures.divergence import compare
+from llamarium.inspect.numbers import Floats
 from llamarium.inspect.passes import CHUNK_BYTES
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.llama import LlamaDecoderLayer
@@ -211,11 +213,11 @@ def _mean_kl(model: LlamaForCausalLM, windows_BT: Tensor, original: LlamaForCaus
     for ids_T, reference_TD in zip(windows_BT, reference_BTD, strict=True):
         hidden_TD = model.model(ids_T.unsqueeze(0), positions_1T, CausalAttend())[0]
         for compared, *_ in compare(_logits(model, hidden_TD), _logits(original, reference_TD)):
-            total, count = total + float(compared.kl_C.double().sum()), count + len(compared.kl_C)
+            total, count = total + float(compared.kl_C.sum(dtype=np.float64)), count + len(compared.kl_C)
     return total / count
 
 
-def _logits(model: LlamaForCausalLM, hidden_TD: Tensor) -> Iterator[Tensor]:
+def _logits(model: LlamaForCausalLM, hidden_TD: Tensor) -> Iterator[Floats]:
     """Yield the logits of hidden states (C, V), float32, a few positions at a time."""
     for part_CD in hidden_TD.split(max(1, CHUNK_BYTES // (4 * model.config.vocab_size))):
-        yield model.logits(part_CD).float()
+        yield on_host(model.logits(part_CD))

@@ -26,7 +26,7 @@ from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
 from llamarium.runtime.runner import Cache, CacheDtype, Logits
-from llamarium.runtime.shell import shell_of, watch
+from llamarium.runtime.shell import on_host, shell_of, watch
 from llamarium.runtime.taps import Taps
 
 _FLOATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -96,13 +96,18 @@ class ModuleRunner:
         return found
 
     @torch.no_grad()
-    def dequantize(self, key: str, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
+    def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> NDArray[np.float32]:
         """Return a weight, or some rows of a matrix, as float32; see `Runner.dequantize`."""
         module = self._module(key)
-        quantized = isinstance(module, QuantizedLinear | QuantizedEmbedding)
-        weight = module.dequantize() if quantized else cast(Tensor, module.weight)
-        picked = weight if rows is None else weight[torch.tensor(list(rows), device=weight.device)]
-        return picked.float().cpu().numpy()
+        if adapted and _has_adapter(outer := self.model.get_submodule(key.removesuffix(".weight"))):
+            weight = torch.cat([part for _, _, part in cast(Any, outer).merged_rows()])
+        elif isinstance(module, QuantizedEmbedding) and rows is not None:
+            return on_host(module(torch.tensor(list(rows), device=self.model.device)))
+        elif isinstance(module, QuantizedLinear | QuantizedEmbedding):
+            weight = module.dequantize()
+        else:
+            weight = cast(Tensor, module.weight)
+        return on_host(weight if rows is None else weight[torch.tensor(list(rows), device=weight.device)])
 
     @torch.no_grad()
     def product(self, key: str, x_MI: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -110,16 +115,26 @@ class ModuleRunner:
 
         A quantized Linear multiplies in the dtype of its inputs: float32 here, as the C kernels' own stream.
         """
-        module = self._module(key)
+        module, base = self.model.get_submodule(key.removesuffix(".weight")), self._module(key)
         x = torch.from_numpy(x_MI).to(self.model.device)
+        x = x if isinstance(base, QuantizedLinear | QuantizedEmbedding) else x.to(self.model.dtype)
         with threads_for(self.model):
             if isinstance(module, EmbeddingPacked):
-                module = module.linear
-            if isinstance(module, QuantizedLinear):
-                return module(x).float().cpu().numpy()
+                return on_host(module.linear(x))
             if isinstance(module, QuantizedEmbedding):
-                return nn.functional.linear(x, module.dequantize()).cpu().numpy()
-            return nn.functional.linear(x.to(self.model.dtype), cast(Tensor, module.weight)).float().cpu().numpy()
+                return on_host(nn.functional.linear(x, module.dequantize()))
+            if isinstance(module, nn.Embedding):
+                return on_host(nn.functional.linear(x, module.weight))
+            return on_host(module(x))
+
+    @torch.no_grad()
+    def read_stream(self, x_MD: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return what the final norm and the head make of rows of the residual stream; see `Runner.read_stream`."""
+        head = getattr(self.model.lm_head, "base_layer", self.model.lm_head)
+        dtype = torch.float32 if isinstance(head, QuantizedLinear) else self.model.dtype
+        with threads_for(self.model):
+            x = torch.from_numpy(x_MD).to(self.model.device, dtype)
+            return on_host(self.model.logits(self.model.model.norm(x)))
 
     def backend_of(self, key: str) -> str:
         """Return the display name of what multiplies by a matrix: C for packed Linears, PyTorch for others."""
@@ -223,6 +238,11 @@ class ModuleRunner:
         return _on_host(torch.cat(rows) if rows else self.model.logits(hidden_WD))
 
 
+def _has_adapter(module: nn.Module) -> bool:
+    """Whether a module adds an adapter's correction now."""
+    return hasattr(module, "base_layer") and bool(getattr(module, "enabled", False))
+
+
 def _type_name(module: nn.Module) -> str:
     """Return the type of a module's weight."""
     name = getattr(module, "type_name", None)
@@ -288,5 +308,5 @@ class _TappedAttend:
         self._inner, self._taps = inner, taps
 
     def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
-        self._taps.put(("q_rot", layer_idx), q_BTNH[0])
+        self._taps.put(("q_rot", layer_idx), on_host(q_BTNH[0]))
         return self._inner(layer_idx, q_BTNH, k_BTKH, v_BTKH)

@@ -58,7 +58,9 @@ class Cache(Protocol):
         """
         ...
 
-    def read(self, layer_idx: int, blocks: Sequence[int], num_slots: int) -> tuple[Any, Any]:
+    def read(
+        self, layer_idx: int, blocks: Sequence[int], num_slots: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return the keys and values of a sequence's first positions, as queries see them: (S, K, H) each."""
         ...
 
@@ -145,8 +147,13 @@ class Runner(Protocol):
         """
         ...
 
-    def dequantize(self, key: str, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
+    def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> NDArray[np.float32]:
         """Return a weight, or some rows of a matrix, as float32; a tied head's key is taken too.
+
+        Args:
+            key: The state-dict key.
+            rows: Which; all where left out.
+            adapted: Whether the correction of the adapter that is on is added; `product` always has it.
 
         Raises:
             KeyError: If there is no such weight.
@@ -155,11 +162,17 @@ class Runner(Protocol):
         ...
 
     def product(self, key: str, x_MI: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Multiply by a matrix as a pass does, without adapters: (M, in) to (M, out); a tied head's key is taken too.
+        """Multiply by a matrix as a pass does, the adapter that is on included: (M, in) to (M, out).
+
+        A tied head's key is taken too.
 
         Raises:
             KeyError: If there is no such matrix.
         """
+        ...
+
+    def read_stream(self, x_MD: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return what the final norm and the head make of rows of the residual stream: (M, D) to logits (M, V)."""
         ...
 
     def backend_of(self, key: str) -> str:

@@ -8,6 +8,8 @@ import copy
 from collections.abc import Callable
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llamarium.model import LlamaForCausalLM
@@ -38,9 +40,14 @@ def _reader(taps: Taps, key: Key, is_input: bool, head_dim: int | None) -> Calla
         seen = (args[0] if is_input else output)[0]  # the batch is one packed row
         if head_dim is not None and seen.ndim == 2:
             seen = seen.unflatten(-1, (-1, head_dim))
-        taps.put(key, seen)
+        taps.put(key, on_host(seen))
 
     return see
+
+
+def on_host(values: Tensor) -> NDArray[np.float32]:
+    """Return a tensor's numbers as float32 of numpy; the same memory where they are that already."""
+    return values.detach().float().cpu().numpy()  # sync: to hand out
 
 
 def shell_of(module: ModuleT) -> ModuleT:

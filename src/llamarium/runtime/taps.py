@@ -7,7 +7,10 @@ same bits, the same logits. Scores and pattern are not tapped: they follow from 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 Key = tuple[str, int | None]
 """An activation's name, and its layer; None for those outside of the layers."""
@@ -30,11 +33,6 @@ class Activation:
     module: str
     side: Literal["in", "out", "attend"] = "out"
     in_layer: bool = True
-
-    @property
-    def is_float32(self) -> bool:
-        """Attention is written out in float32; all else is in the dtype that the runner computes in."""
-        return self.axes == "NTS"
 
 
 ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
@@ -76,15 +74,14 @@ class Taps:
 
     Attributes:
         wanted: Their set.
-        kept: By key (M, ...) of the batch's tokens: float32 arrays of numpy from C, tensors from modules; one for each
-            part that the batch was run in.
+        kept: By key (M, ...) of the batch's tokens, float32; one for each part that the batch was run in.
     """
 
     def __init__(self, wanted: Iterable[Key]) -> None:
         self.wanted = frozenset(wanted)
-        self.kept: dict[Key, list[Any]] = {key: [] for key in self.wanted}
+        self.kept: dict[Key, list[NDArray[np.float32]]] = {key: [] for key in self.wanted}
 
-    def put(self, key: Key, value: Any) -> None:
+    def put(self, key: Key, value: NDArray[np.float32]) -> None:
         """Hand out an activation, if it is wanted."""
         if key in self.wanted:
             self.kept[key].append(value)

@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from llamarium.errors import InputError, check_choice, show_value
 from llamarium.inspect.interventions.experiments import Experiment, begin
-from llamarium.inspect.trace import make_key, trace
+from llamarium.inspect.trace import trace
 from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.loaded_model import runner_of
 from llamarium.runtime.shell import shell_of
@@ -101,7 +101,7 @@ def ablate_to_mean(
     edit = ablate(part, layer=layer, head=head, positions=positions)
     _check(model, edit)
     values = _values(model, part, layer, reference_ids)
-    mean = values.float().mean(dim=0)
+    mean = values.mean(dim=0)
     return Edit(part, layer, head, edit.positions, 0.0, mean if head is None else mean[head])
 
 
@@ -129,7 +129,7 @@ def steer(
         ContextLengthError: If a prompt is longer than the context.
     """
     _check(model, Edit("residual", layer))
-    last = [_values(model, "residual", layer, ids)[-1].float() for ids in (toward_ids, from_ids)]
+    last = [_values(model, "residual", layer, ids)[-1] for ids in (toward_ids, from_ids)]
     kept = None if positions is None else tuple(positions)
     return Edit("residual", layer, None, kept, 1.0, scale * (last[0] - last[1]))
 
@@ -215,7 +215,7 @@ def _apply(edit: Edit, x: Tensor, positions_BT: Tensor) -> Tensor:
 def _values(model: LlamaForCausalLM, part: Part, layer: int | None, ids: Sequence[int]) -> Tensor:
     """Return what a part computes for each token of a text: (T, D), of heads (T, N, H)."""
     seen = trace(runner_of(model), ids, names=[_SEEN[part]], layers=None if layer is None else [layer])
-    return seen[make_key(_SEEN[part], layer)]
+    return torch.from_numpy(seen.arrays[_SEEN[part], layer])
 
 
 def _check(model: LlamaForCausalLM, edit: Edit) -> None:

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from llamarium.errors import AnswerError
 from llamarium.inspect.interventions.edits import Edit, edited
 from llamarium.inspect.lens import ChosenToken, think_of
+from llamarium.inspect.numbers import Floats, largest, log_softmax
 from llamarium.inspect.tokens import check_count, check_token
 from llamarium.inspect.trace import trace
 from llamarium.model import LlamaForCausalLM
@@ -85,22 +85,22 @@ def effect_of(
         check_token(chosen_id, model.config.vocab_size, "chosen_id")
     with edited(model, edits) as other:
         runs = [trace(runner_of(one), ids, names=["logits"], positions=[position]) for one in (model, other)]
-    before_V, after_V = (run["logits"][0].float() for run in runs)
-    if not bool(after_V.isfinite().all()):  # sync: to refuse
+    before_V, after_V = (run.arrays["logits", None][0] for run in runs)
+    if not np.isfinite(after_V).all():
         raise AnswerError("with these edits the logits are not finite; use smaller factors or strengths")
-    told = {*before_V.topk(k).indices.tolist(), *after_V.topk(k).indices.tolist()}  # sync: to show
+    told: set[int] = {*largest(before_V, k).tolist(), *largest(after_V, k).tolist()}
     told |= set() if chosen_id is None else {chosen_id}
     tokens = [_effect_on(token_id, before_V, after_V, tokenizer) for token_id in told]
     tokens.sort(key=lambda one: (-one.before.logprob, one.token_id))
     return Effect(tuple(ids), runs[0].positions[0], _divergence(before_V, after_V), tuple(tokens))
 
 
-def _effect_on(token_id: int, before_V: Tensor, after_V: Tensor, tokenizer: Tokenizer | None) -> TokenEffect:
-    before, after = (next(think_of(logits_V.unsqueeze(0), token_id)) for logits_V in (before_V, after_V))
+def _effect_on(token_id: int, before_V: Floats, after_V: Floats, tokenizer: Tokenizer | None) -> TokenEffect:
+    before, after = (next(think_of(logits_V[None], token_id)) for logits_V in (before_V, after_V))
     return TokenEffect(token_id, None if tokenizer is None else tokenizer.token_text(token_id), before, after)
 
 
-def _divergence(before_V: Tensor, after_V: Tensor) -> float:
+def _divergence(before_V: Floats, after_V: Floats) -> float:
     """Return KL(before ‖ after) in nats; rounding may have it a little below 0, which it cannot be."""
-    p_V, q_V = (logits_V.double().log_softmax(dim=-1) for logits_V in (before_V, after_V))
-    return max(0.0, float(torch.sum(p_V.exp() * (p_V - q_V))))  # sync: to show
+    p_V, q_V = (log_softmax(logits_V.astype(np.float64)) for logits_V in (before_V, after_V))
+    return max(0.0, float((np.exp(p_V) * (p_V - q_V)).sum()))

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from llamarium.attention.base import Attend, Context, attend_eagerly
+from llamarium.attention.base import Attend
 from llamarium.config import RopeScaling
 from llamarium.errors import InputError, MemoryBudgetError, show_value
-from llamarium.inspect.shapes import check_names, make_key, trace_shapes
-from llamarium.inspect.trace import Trace, trace
+from llamarium.inspect.shapes import axis_sizes, check_names, indices, keys_of
+from llamarium.inspect.trace import Trace, look, trace
 from llamarium.model import LlamaForCausalLM, LlamaRotaryEmbedding, Rotary
 from llamarium.runtime.loaded_model import runner_of
 
@@ -39,7 +39,7 @@ class Experiment:
     rotation: bool = True
     rope_scaling: RopeScaling | Literal["model", "off"] = "model"
 
-    def visible(self, num_tokens: int, device: torch.device) -> Tensor:
+    def visible(self, num_tokens: int, device: torch.device | str) -> Tensor:
         """Return who sees whom: (T, T), True where the query of a row sees the key of a column."""
         visible_TT = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=device)
         visible_TT = visible_TT if self.bidirectional else visible_TT.tril()
@@ -145,23 +145,17 @@ def trace_experiment(
     looked = [name for name in wanted if name in ("scores", "pattern")]
     if not experiment.has_mask or not looked:
         return trace(runner_of(model), ids, names=names, **options)
-    shapes = trace_shapes(model.config, len(ids), names=looked, layers=layers, positions=positions)
-    needed = 3 * sum(shape.num_bytes for shape in shapes)  # and what `attend_eagerly` holds for a while
+    others = {*wanted, "q_rot", "k_rot"} - set(looked)
+    keys = keys_of(wanted, sorted(indices(layers, model.config.num_hidden_layers, "layers")))
+    sizes = axis_sizes(model.config, len(indices(positions, len(ids), "positions")), len(ids))
+    needed = 3 * 4 * sizes["N"] * sizes["T"] * sizes["S"] * sum(name in looked for name, _ in keys)  # with copies
     if needed > budget_mb * 1e6:
         raise MemoryBudgetError(
             f"{' and '.join(looked)} of {len(ids)} tokens need {needed / 1e6:,.1f} MB and the budget is "
             f"{budget_mb:,.1f} MB. Restrict layers or positions, or raise budget_mb"
         )
-    others = {*wanted, "q_rot", "k_rot", "v"} - set(looked)
     seen = trace(runner_of(model), ids, names=others, **options)
-    found: dict[str, Tensor] = dict(seen)
+    found, visible_TS = dict(seen.arrays), experiment.visible(len(ids), "cpu").numpy()[list(seen.positions)]
     for layer in seen.layers:
-        found |= _looked(seen, layer, experiment.visible(len(ids), model.device))
-    order = trace_shapes(model.config, len(ids), names=wanted, layers=layers, positions=positions)
-    return Trace(seen.token_ids, seen.positions, {shape.key: found[shape.key] for shape in order})
-
-
-def _looked(seen: Trace, layer: int, visible_SS: Tensor) -> dict[str, Tensor]:
-    q, k, v = (seen[make_key(name, layer)].unsqueeze(0) for name in ("q_rot", "k_rot", "v"))
-    eager = attend_eagerly(q, Context(k, v, visible_SS[list(seen.positions)].unsqueeze(0)))
-    return {make_key("scores", layer): eager.scores_BNTS[0], make_key("pattern", layer): eager.pattern_BNTS[0]}
+        found |= look(found["q_rot", layer], found["k_rot", layer], visible_TS, layer, keys)
+    return Trace(seen.token_ids, seen.positions, {key: found[key] for key in keys})

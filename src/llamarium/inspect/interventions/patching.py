@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from llamarium.attention import CausalAttend
 from llamarium.errors import InputError, check_choice
-from llamarium.inspect.shapes import indices, make_key
+from llamarium.inspect.shapes import indices
 from llamarium.inspect.tokens import check_ids, check_token
-from llamarium.inspect.trace import trace
+from llamarium.inspect.trace import Trace, trace
 from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.loaded_model import runner_of
 from llamarium.runtime.module_runner import threads_for
 from llamarium.runtime.shell import shell_of
+from llamarium.runtime.taps import Key
 
 PatchPart = Literal["residual", "attention", "mlp"]
 """The stream after a layer; what its attention, or its MLP, adds."""
@@ -129,7 +130,7 @@ class PatchGrid:
         self.positions = tuple(sorted(indices(positions, num_tokens, "positions")))
         self._base = trace(runner_of(model), base_ids, names=[*_NAMES[part], "logits"])
         self._source = trace(runner_of(model), source_ids, names=[*_NAMES[part], "logits"])
-        self.base, self.source = (self._measure(seen["logits"][-1:])[0] for seen in (self._base, self._source))
+        self.base, self.source = map(self._answer, (self._base, self._source))
 
     def cells(self) -> Iterator[PatchCell]:
         """Yield the cells, layer by layer; who has seen enough closes the generator, and nothing more is run."""
@@ -156,19 +157,25 @@ class PatchGrid:
     def _start(self, shell: LlamaForCausalLM, layer: int, positions: Sequence[int]) -> list[nn.Module]:
         """Return what stands for the layers up to the patched one: what they compute is known, but for its rest."""
         if self._part == "residual":
-            return [_Given(self._put(make_key("resid", layer), positions))]
-        before = self._base["embed" if layer == 0 else make_key("resid", layer - 1)]
+            return [_Given(self._put(("resid", layer), positions))]
+        before = self._tensor(self._base, ("embed", None) if layer == 0 else ("resid", layer - 1))
         module = shell.model.layers[layer]
         if self._part == "attention":
-            module.self_attn = _Given(self._put(make_key("attn_out", layer), positions))
+            module.self_attn = _Given(self._put(("attn_out", layer), positions))
         else:
-            module.mlp = _Given(self._put(make_key("mlp_out", layer), positions))
+            module.mlp = _Given(self._put(("mlp_out", layer), positions))
         return [_Given(before.repeat(len(positions), 1, 1)), module]
 
-    def _put(self, key: str, positions: Sequence[int]) -> Tensor:
+    def _answer(self, seen: Trace) -> Measured:
+        return self._measure(self._tensor(seen, ("logits", None))[-1:])[0]
+
+    def _tensor(self, seen: Trace, key: Key) -> Tensor:
+        return torch.from_numpy(seen.arrays[key]).to(self._model.device, self._model.dtype)
+
+    def _put(self, key: Key, positions: Sequence[int]) -> Tensor:
         """Return what the base has computed, a row for each position, which is the source's there: (B, T, D)."""
-        rows_BTD = self._base[key].repeat(len(positions), 1, 1)
-        rows_BTD[list(range(len(positions))), list(positions)] = self._source[key][list(positions)]
+        rows_BTD = self._tensor(self._base, key).repeat(len(positions), 1, 1)
+        rows_BTD[list(range(len(positions))), list(positions)] = self._tensor(self._source, key)[list(positions)]
         return rows_BTD
 
     def _measure(self, logits_BV: Tensor) -> list[Measured]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from llamarium.checkpoints.modules import empty_model
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, check_choice
-from llamarium.inspect.probes.weights import matrix_of
+from llamarium.inspect.interventions.matrices import matrix_of
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedEmbedding
 from llamarium.quant.swap import METHODS, QUANTIZED_LINEARS, quantize_linears

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from llamarium.errors import InputError
 from llamarium.inspect import passes
 from llamarium.inspect.measures.divergence import compare
+from llamarium.inspect.numbers import split
 from llamarium.inspect.probes.four_bits import StreamError, stream_errors
 from llamarium.inspect.tokens import Candidate, check_count, name_candidates, top_candidates
 from llamarium.inspect.trace import Trace
@@ -85,7 +86,6 @@ class Comparison:
         }
 
 
-@torch.no_grad()
 def compare_passes(trace: Trace, against: Trace, *, k: int = 5, tokenizer: Tokenizer | None = None) -> Comparison:
     """Hold two models' passes over one text against each other.
 
@@ -100,9 +100,9 @@ def compare_passes(trace: Trace, against: Trace, *, k: int = 5, tokenizer: Token
     """
     layers = tuple(stream_errors(trace, against))
     every = tuple(range(len(trace.token_ids)))
-    if any("logits" not in one or one.positions != every for one in (trace, against)):
+    if any(("logits", None) not in one.arrays or one.positions != every for one in (trace, against)):
         raise InputError('the traces do not hold the logits of all tokens; trace both with names=["resid", "logits"]')
-    sizes = [one["logits"].shape[1] for one in (trace, against)]
+    sizes = [one.arrays["logits", None].shape[1] for one in (trace, against)]
     if sizes[0] != sizes[1]:
         raise InputError(f"the vocabularies have {sizes[0]:,} and {sizes[1]:,} tokens; expected the same")
     check_count(k, "k", sizes[0])
@@ -112,21 +112,21 @@ def compare_passes(trace: Trace, against: Trace, *, k: int = 5, tokenizer: Token
 def _tokens(trace: Trace, against: Trace, k: int, tokenizer: Tokenizer | None) -> Iterator[ComparedToken]:
     """Yield what both say of each token, a few rows of logits in float64 at a time."""
     ids = trace.token_ids
-    rows = max(1, passes.CHUNK_BYTES // (8 * trace["logits"].shape[1]))
+    both = trace.arrays["logits", None], against.arrays["logits", None]
+    rows = max(1, passes.CHUNK_BYTES // (8 * both[0].shape[1]))
     before: list[tuple[float | None, float | None]] = [(None, None)]
     start = 0
-    for pair in zip(*(one["logits"].split(rows) for one in (trace, against)), strict=True):
-        ((compared, *logprobs),) = compare(*([part.double()] for part in pair))
+    for pair in zip(*(split(logits_TV, rows) for logits_TV in both), strict=True):
+        ((compared, *logprobs),) = compare(*([part.astype(np.float64)] for part in pair))
         best, best_against = ([name_candidates(row, tokenizer) for row in top_candidates(part, k)] for part in pair)
         following = ids[start + 1 : start + 1 + rows]
         before += zip(*(_surprises(logprobs_CV, following) for logprobs_CV in logprobs), strict=True)
-        for i, kl in enumerate(compared.kl_C.tolist()):  # sync: to show
+        for i, kl in enumerate(compared.kl_C.tolist()):
             at = start + i
             yield ComparedToken(at, ids[at], kl, *before[at], best[i], best_against[i])
         start += len(pair[0])
 
 
-def _surprises(logprobs_CV: Tensor, following: Sequence[int]) -> list[float]:
+def _surprises(logprobs_CV: NDArray[np.floating[Any]], following: Sequence[int]) -> list[float]:
     """Return -log P of the tokens that came; after the text's last none came."""
-    ids_C1 = torch.tensor(following, dtype=torch.int64, device=logprobs_CV.device).unsqueeze(-1)
-    return (-logprobs_CV[: len(following)].gather(-1, ids_C1).squeeze(-1)).tolist()
+    return (-logprobs_CV[np.arange(len(following)), list(following)]).tolist()

@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from llamarium.inspect.measures.perplexity import Perplexity, Window, check_number, check_window, scored_ids, windows
+from llamarium.inspect.numbers import Floats, log_softmax
 from llamarium.inspect.passes import logits_of
 from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
@@ -64,15 +65,15 @@ class Divergence:
 
 
 class Compared(NamedTuple):
-    """What two models say of C tokens, float32 each.
+    """What two models say of C tokens.
 
     Attributes:
         kl_C: KL(P_against || P_model), nats.
-        same_C: 1 where both think the same token most probable, else 0.
+        same_C: Whether both think the same token most probable.
     """
 
-    kl_C: Tensor
-    same_C: Tensor
+    kl_C: Floats
+    same_C: NDArray[np.bool_]
 
 
 def divergence_of_text(
@@ -109,7 +110,7 @@ def divergence_of_text(
     for window in windows(len(ids), context, stride):
         for compared, logprobs_2C in _window(runner, against, ids, window):
             found.append(compared)
-            sums = logprobs_2C.double().sum(-1).tolist()  # sync: to add up
+            sums = logprobs_2C.sum(-1, dtype=np.float64).tolist()
             nats, nats_against = nats - sums[0], nats_against - sums[1]
         num_windows += 1
         if progress is not None:
@@ -120,47 +121,46 @@ def divergence_of_text(
     return _sum_up(Perplexity(nats, *rest), Perplexity(nats_against, *rest), found)
 
 
-def compare(logits: Iterable[Tensor], logits_against: Iterable[Tensor]) -> Iterator[tuple[Compared, Tensor, Tensor]]:
+def compare(logits: Iterable[Floats], logits_against: Iterable[Floats]) -> Iterator[tuple[Compared, Floats, Floats]]:
     """Compare two models' words, a few positions at a time.
 
     Args:
-        logits: (C, V) float32 of some positions after the other.
+        logits: (C, V) of some positions after the other.
         logits_against: The other model's of the same positions, in the same parts.
 
     Yields:
         What was compared, and log P of every token (C, V) by the model and by the other one.
     """
     for logits_CV, logits_against_CV in zip(logits, logits_against, strict=True):
-        logprobs_CV = logits_CV.log_softmax(dim=-1)
-        against_CV = logits_against_CV.to(logits_CV.device).log_softmax(dim=-1)
-        same_C = logprobs_CV.argmax(dim=-1) == against_CV.argmax(dim=-1)
-        yield Compared(kl_of_rows(against_CV, logprobs_CV), same_C.float()), logprobs_CV, against_CV
+        logprobs_CV, against_CV = log_softmax(logits_CV), log_softmax(logits_against_CV)
+        same_C = logprobs_CV.argmax(-1) == against_CV.argmax(-1)
+        yield Compared(kl_of_rows(against_CV, logprobs_CV), same_C), logprobs_CV, against_CV
 
 
-def kl_of_rows(p_CV: Tensor, q_CV: Tensor) -> Tensor:
+def kl_of_rows(p_CV: Floats, q_CV: Floats) -> Floats:
     """Return KL(P || Q) of each row of log-probabilities, nats: (C,).
 
     A token that P never chooses adds nothing, whatever Q says of it.
     """
-    probabilities_CV = p_CV.exp()
-    return torch.where(probabilities_CV > 0, probabilities_CV * (p_CV - q_CV), 0.0).sum(dim=-1)
+    probabilities_CV = np.exp(p_CV)
+    with np.errstate(invalid="ignore"):  # 0 times what is not finite
+        return np.where(probabilities_CV > 0, probabilities_CV * (p_CV - q_CV), 0).sum(-1)
 
 
-@torch.inference_mode()
-def _window(runner: Runner, against: Runner, ids: Sequence[int], window: Window) -> Iterator[tuple[Compared, Tensor]]:
+def _window(runner: Runner, against: Runner, ids: Sequence[int], window: Window) -> Iterator[tuple[Compared, Floats]]:
     """Yield what both models say of what a window scores, and log P of the tokens that came, (2, C)."""
     count, start = window.end - window.first, window.first
     parts = [logits_of(one, ids[window.begin : window.end - 1], count) for one in (runner, against)]
     for compared, *logprobs in compare(*parts):
-        next_C1 = torch.tensor(ids[start : start + len(logprobs[0])], device=logprobs[0].device).unsqueeze(-1)
-        start += len(next_C1)
-        yield compared, torch.stack([table_CV.gather(-1, next_C1).squeeze(-1) for table_CV in logprobs])
+        rows, next_C = np.arange(len(logprobs[0])), ids[start : start + len(logprobs[0])]
+        start += len(next_C)
+        yield compared, np.stack([table_CV[rows, next_C] for table_CV in logprobs])
 
 
 def _sum_up(model: Perplexity, against: Perplexity, found: Sequence[Compared]) -> Divergence:
-    kl_M = torch.cat([compared.kl_C for compared in found]).double()
-    same_M = torch.cat([compared.same_C for compared in found])
-    error = float(kl_M.std()) / math.sqrt(len(kl_M)) if len(kl_M) > 1 else math.inf
-    # The value that 99 % do not exceed; kthvalue takes any number of tokens, quantile no more than 16 million.
-    percentile = float(kl_M.kthvalue(math.ceil(len(kl_M) * PERCENTILE / 100)).values)
+    kl_M = np.concatenate([compared.kl_C for compared in found]).astype(np.float64)
+    same_M = np.concatenate([compared.same_C for compared in found])
+    error = float(kl_M.std(ddof=1)) / math.sqrt(len(kl_M)) if len(kl_M) > 1 else math.inf
+    place = math.ceil(len(kl_M) * PERCENTILE / 100) - 1  # of the value that 99 % do not exceed
+    percentile = float(np.partition(kl_M, place)[place])
     return Divergence(model, against, float(kl_M.mean()), error, percentile, float(same_M.mean()))

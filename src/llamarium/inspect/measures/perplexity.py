@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-import torch
-
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, LlamariumError
 from llamarium.inspect.passes import logits_of
@@ -151,7 +149,7 @@ def perplexity_of_text(
     return Perplexity(nats, len(ids) - 1, len(text.encode()), context, stride, num_windows, bos)
 
 
-def check_number(nats: float, who: str) -> float:
+def check_number(nats: float, what: str) -> float:
     """Return `nats`.
 
     Raises:
@@ -159,7 +157,8 @@ def check_number(nats: float, who: str) -> float:
     """
     if math.isnan(nats):
         raise LlamariumError(
-            f"{who} says NaN of this text, so nothing can be measured; its weights may be damaged (strict loading says)"
+            f"{what} says NaN of this text, so nothing can be measured; its weights may be damaged (load(strict=True) "
+            "tells)"
         )
     return nats
 
@@ -200,9 +199,8 @@ def check_window(config: ModelConfig, context: int | None, stride: int | None) -
     return context, stride
 
 
-@torch.inference_mode()
 def _window_nats(runner: Runner, ids: Sequence[int], window: Window) -> float:
     """Return -log P of what a window scores."""
     logits = logits_of(runner, ids[window.begin : window.end - 1], window.end - window.first)
     found = scored_tokens(logits, ids[window.first : window.end])
-    return -math.fsum(chain.from_iterable(chunk.logprobs_C.tolist() for chunk in found))  # sync: to add up
+    return -math.fsum(chain.from_iterable(chunk.logprobs_C.tolist() for chunk in found))

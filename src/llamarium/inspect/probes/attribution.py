@@ -15,22 +15,26 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from llamarium.config import HEAD
 from llamarium.errors import InputError
+from llamarium.inspect.numbers import lengths
 from llamarium.inspect.probes.heads import heads_joined
 from llamarium.inspect.probes.neurons import row_of_position
-from llamarium.inspect.probes.weights import row_of
+from llamarium.inspect.probes.weights import type_of
+from llamarium.inspect.shapes import print_key
 from llamarium.inspect.tokens import check_token
-from llamarium.inspect.trace import Trace, make_key
-from llamarium.model import LlamaForCausalLM
+from llamarium.inspect.trace import Trace
+from llamarium.runtime.runner import Runner
+from llamarium.runtime.taps import Key
 
 NAMES = ("embed", "head_out", "attn_out", "mlp_out", "resid", "logits")
 """What a trace has to hold, of all layers."""
 
-
 _Part = Literal["embed", "attention", "head", "mlp"]
+_Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +87,13 @@ class Attribution:
         return asdict(self)
 
 
-@torch.no_grad()
 def attribute(
-    model: LlamaForCausalLM, trace: Trace, target_id: int, *, position: int = -1, against_id: int | None = None
+    runner: Runner, trace: Trace, target_id: int, *, position: int = -1, against_id: int | None = None
 ) -> Attribution:
     """Divide a token's logit among everything that was added to the stream.
 
     Args:
-        model: The model that was traced.
+        runner: Executes the model that was traced.
         trace: With `NAMES` of all layers.
         target_id: The token whose logit it is.
         position: The token of the text that it is to follow; negative ones count from the last.
@@ -99,57 +102,58 @@ def attribute(
     Raises:
         InputError: If the trace lacks something, or for a token or a position that there is not.
     """
-    row = row_of_position(trace, position)
-    _check_trace(trace, model.config.num_hidden_layers)
-    toward_D = _direction(model, target_id).double()
-    logit = float(trace["logits"][row, target_id])  # sync: to show
+    row, config = row_of_position(trace, position), runner.config
+    _check_trace(trace, config.num_hidden_layers)
+    logits_V = trace.arrays["logits", None][row]
+    toward_D, logit = _direction(runner, target_id), float(logits_V[target_id])
     if against_id is not None:
-        toward_D -= _direction(model, against_id).double()
-        logit -= float(trace["logits"][row, against_id])
-    last_D = trace[make_key("resid", model.config.num_hidden_layers - 1)][row].double()
-    scale = torch.rsqrt(last_D.square().mean() + model.model.norm.eps)
-    toward_D = toward_D.to(last_D.device) * model.model.norm.weight.double() * scale
+        toward_D, logit = toward_D - _direction(runner, against_id), logit - float(logits_V[against_id])
+    last_D = trace.arrays["resid", config.num_hidden_layers - 1][row].astype(np.float64)
+    scale = float(1 / np.sqrt(np.square(last_D).mean() + config.rms_norm_eps))
+    toward_D = toward_D * runner.dequantize("model.norm.weight") * scale
     additions = tuple(_additions(trace, row, toward_D))
-    heads = tuple(_heads(model, trace, row, toward_D))
+    heads = tuple(_heads(runner, trace, row, toward_D))
     rounding = logit - sum(one.logit for one in additions)
     at = trace.positions[row]
-    return Attribution(trace.token_ids, at, target_id, against_id, logit, float(scale), additions, heads, rounding)
+    return Attribution(trace.token_ids, at, target_id, against_id, logit, scale, additions, heads, rounding)
 
 
-def _additions(trace: Trace, row: int, toward_D: Tensor) -> Iterator[Addition]:
-    parts = list[tuple[_Part, int | None]]([("embed", None)])
-    added = [trace["embed"][row]]
+def _additions(trace: Trace, row: int, toward_D: _Doubles) -> Iterator[Addition]:
+    parts: list[tuple[_Part, Key]] = [("embed", ("embed", None))]
     for layer in trace.layers:
-        parts.extend((("attention", layer), ("mlp", layer)))
-        added += [trace[make_key("attn_out", layer)][row], trace[make_key("mlp_out", layer)][row]]
-    for (part, layer), (norm, logit) in zip(parts, _measure(torch.stack(added), toward_D), strict=True):
+        parts.extend((("attention", ("attn_out", layer)), ("mlp", ("mlp_out", layer))))
+    added_RD = np.stack([trace.arrays[key][row] for _, key in parts])
+    for (part, (_, layer)), (norm, logit) in zip(parts, _measure(added_RD, toward_D), strict=True):
         yield Addition(part, layer, None, norm, logit)
 
 
-def _heads(model: LlamaForCausalLM, trace: Trace, row: int, toward_D: Tensor) -> Iterator[Addition]:
-    at, layers = trace.select(names=["head_out", "attn_out"], positions=[trace.positions[row]]), trace.layers
-    added_LND = torch.stack([heads_joined(model, at, layer).added_TND[0] for layer in layers])
-    num_heads = added_LND.shape[1]
-    for i, (norm, logit) in enumerate(_measure(added_LND.flatten(0, 1), toward_D)):
-        yield Addition("head", layers[i // num_heads], i % num_heads, norm, logit)
+def _heads(runner: Runner, trace: Trace, row: int, toward_D: _Doubles) -> Iterator[Addition]:
+    at = trace.select(names=["head_out", "attn_out"], positions=[trace.positions[row]])
+    for layer in trace.layers:
+        added_ND = heads_joined(runner, at, layer).added_TND[0]
+        for head, (norm, logit) in enumerate(_measure(added_ND, toward_D)):
+            yield Addition("head", layer, head, norm, logit)
 
 
-def _measure(added_RD: Tensor, toward_D: Tensor) -> list[tuple[float, float]]:
+def _measure(added_RD: NDArray[np.float32], toward_D: _Doubles) -> Iterator[tuple[float, float]]:
     """Return the length of each row, and what it gives to the logit."""
-    rows_RD = added_RD.double()
-    return list(zip(rows_RD.norm(dim=-1).tolist(), (rows_RD @ toward_D).tolist(), strict=True))  # sync: to show
+    rows_RD = added_RD.astype(np.float64)
+    return zip(lengths(rows_RD).tolist(), (rows_RD @ toward_D).tolist(), strict=True)
 
 
-def _direction(model: LlamaForCausalLM, token_id: object) -> Tensor:
+def _direction(runner: Runner, token_id: object) -> _Doubles:
     """Return the head's row of a token, (D,)."""
-    return row_of(model.lm_head, check_token(token_id, model.config.vocab_size), "lm_head")
+    known = check_token(token_id, runner.config.vocab_size)
+    type_of(runner, HEAD)
+    return runner.dequantize(HEAD, [known], adapted=True)[0].astype(np.float64)
 
 
 def _check_trace(trace: Trace, num_layers: int) -> None:
-    inner = [make_key(name, i) for i in range(num_layers) for name in ("head_out", "attn_out", "mlp_out", "resid")]
-    missing = [key for key in ("embed", *inner, "logits") if key not in trace]
+    names = ("head_out", "attn_out", "mlp_out", "resid")
+    wanted: list[Key] = [("embed", None), *((name, i) for i in range(num_layers) for name in names), ("logits", None)]
+    missing = [key for key in wanted if key not in trace.arrays]
     if missing:
         raise InputError(
-            f"the trace lacks {len(missing)} activations, {missing[0]} among them; trace with names={list(NAMES)}, "
-            "all layers"
+            f"the trace lacks {len(missing)} activations, {print_key(missing[0])} among them; trace with "
+            f"names={list(NAMES)}, all layers"
         )

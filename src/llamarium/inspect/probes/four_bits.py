@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from llamarium.errors import InputError
-from llamarium.inspect.shapes import indices, make_key
+from llamarium.inspect.numbers import Floats, lengths
+from llamarium.inspect.shapes import indices, print_key
 from llamarium.inspect.trace import Trace
 from llamarium.quant.formats import GROUP, chosen_type
 from llamarium.quant.int4 import LinearInt4
@@ -22,6 +24,7 @@ from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit
 from llamarium.quant.packed import LinearPacked, quantize_inputs
 from llamarium.quant.swap import METHODS, QUANTIZED_LINEARS
+from llamarium.runtime.taps import Key
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,16 +203,20 @@ def stream_errors(trace: Trace, against: Trace) -> list[StreamError]:
     Raises:
         InputError: If the two are not of the same tokens and layers.
     """
-    keys = [(layer, make_key("resid", layer)) for layer in trace.layers]
     same = all(getattr(trace, name) == getattr(against, name) for name in ("token_ids", "positions", "layers"))
-    if not same or any(key not in trace or key not in against for _, key in keys) or not keys:
+    keys: list[Key] = [("resid", layer) for layer in trace.layers]
+    if not same or any(key not in trace.arrays or key not in against.arrays for key in keys) or not keys:
         raise InputError('the traces are not of the same tokens and layers; trace both with names=["resid"]')
-    found: list[StreamError] = []
-    for layer, key in keys:
-        here_TD, there_TD = trace[key].double().cpu(), against[key].double().cpu()
-        if here_TD.shape != there_TD.shape:
-            raise InputError(f"{key} is {tuple(here_TD.shape)} and {tuple(there_TD.shape)}; expected one model's shape")
-        norms = zip((here_TD - there_TD).norm(dim=-1).tolist(), there_TD.norm(dim=-1).tolist(), strict=True)
-        cosine_T = torch.cosine_similarity(here_TD, there_TD, dim=-1)
-        found.append(StreamError(layer, tuple(relative_error(*pair) for pair in norms), tuple(cosine_T.tolist())))
-    return found
+    return [
+        _stream_error(layer, trace.arrays["resid", layer], against.arrays["resid", layer]) for layer in trace.layers
+    ]
+
+
+def _stream_error(layer: int, here_TD: Floats, there_TD: Floats) -> StreamError:
+    if here_TD.shape != there_TD.shape:
+        name = print_key(("resid", layer))
+        raise InputError(f"{name} is {here_TD.shape} and {there_TD.shape}; expected one model's shape")
+    x_TD, y_TD = here_TD.astype(np.float64), there_TD.astype(np.float64)
+    norms = zip(lengths(x_TD - y_TD).tolist(), lengths(y_TD).tolist(), strict=True)
+    cosine_T = (x_TD * y_TD).sum(-1) / np.maximum(lengths(x_TD) * lengths(y_TD), 1e-8)
+    return StreamError(layer, tuple(relative_error(*pair) for pair in norms), tuple(cosine_T.tolist()))

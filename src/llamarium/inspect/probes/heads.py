@@ -10,14 +10,15 @@ independent and additive".
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from llamarium.errors import InputError
-from llamarium.inspect.probes.weights import matrix_of
-from llamarium.inspect.trace import Trace, make_key
-from llamarium.model import LlamaForCausalLM
-from llamarium.quant.base import QuantizedLinear
+from llamarium.checkpoints.storage import FLOATS
+from llamarium.errors import InputError, show_value
+from llamarium.inspect.numbers import Floats, lengths, split
+from llamarium.inspect.probes.weights import linear_key, type_of
+from llamarium.inspect.shapes import print_key
+from llamarium.inspect.trace import Trace
+from llamarium.runtime.runner import Runner
 
 NAMES = ("head_out", "attn_out")
 """What a trace has to hold."""
@@ -40,20 +41,20 @@ class HeadsJoined:
     layer: int
     token_ids: tuple[int, ...]
     positions: tuple[int, ...]
-    added_TND: Tensor
-    rounding_TD: Tensor
+    added_TND: Floats
+    rounding_TD: Floats
 
     @property
-    def norms_TN(self) -> Tensor:
+    def norms_TN(self) -> Floats:
         """The length of what each head adds."""
-        return self.added_TND.norm(dim=-1)
+        return lengths(self.added_TND)
 
     @property
-    def shares_TN(self) -> Tensor:
+    def shares_TN(self) -> Floats:
         """How much of attention's output lies in what a head adds: its part along it. They sum to one."""
-        whole_TD = self.added_TND.sum(dim=1)
-        squared_T1 = whole_TD.square().sum(dim=-1, keepdim=True)
-        return torch.einsum("tnd,td->tn", self.added_TND, whole_TD) / squared_T1
+        whole_TD = self.added_TND.sum(1)
+        with np.errstate(invalid="ignore", divide="ignore"):  # of nothing there are no shares
+            return np.einsum("tnd,td->tn", self.added_TND, whole_TD) / np.square(whole_TD).sum(-1, keepdims=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Return lengths and shares as JSON values."""
@@ -61,56 +62,55 @@ class HeadsJoined:
             "layer": self.layer,
             "token_ids": list(self.token_ids),
             "positions": list(self.positions),
-            "norms": self.norms_TN.tolist(),  # sync: to show
-            "shares": self.shares_TN.nan_to_num(0.0).tolist(),
-            "rounding": self.rounding_TD.norm(dim=-1).tolist(),
+            "norms": self.norms_TN.tolist(),
+            "shares": np.nan_to_num(self.shares_TN).tolist(),
+            "rounding": lengths(self.rounding_TD).tolist(),
         }
 
 
-@torch.no_grad()
-def heads_joined(model: LlamaForCausalLM, trace: Trace, layer: int) -> HeadsJoined:
+def heads_joined(runner: Runner, trace: Trace, layer: int) -> HeadsJoined:
     """Return what each head of a layer adds to the stream through its columns of `o_proj`.
 
     Args:
-        model: The model that was traced.
+        runner: Executes the model that was traced.
         trace: With "head_out" and "attn_out" of the layer.
         layer: The layer; a negative one counts from the last.
 
     Raises:
         InputError: If the trace does not hold them.
     """
-    layer = layer_in(trace, layer, model.config.num_hidden_layers, NAMES)
-    head_out_TNH = trace[make_key("head_out", layer)].float()
-    added_TND = _through_columns(model, layer, head_out_TNH)
-    out_TD = trace[make_key("attn_out", layer)].float()
-    return HeadsJoined(layer, trace.token_ids, trace.positions, added_TND, out_TD - added_TND.sum(dim=1))
+    layer = layer_in(trace, layer, runner.config.num_hidden_layers, NAMES)
+    added_TND = _through_columns(runner, layer, trace.arrays["head_out", layer])
+    rounding_TD = trace.arrays["attn_out", layer] - added_TND.sum(1)
+    return HeadsJoined(layer, trace.token_ids, trace.positions, added_TND, rounding_TD)
 
 
-def _through_columns(model: LlamaForCausalLM, layer: int, head_out_TNH: Tensor) -> Tensor:
-    o_proj = model.get_submodule(f"model.layers.{layer}.self_attn.o_proj")
-    if isinstance(getattr(o_proj, "base_layer", o_proj), QuantizedLinear):  # as it multiplies, and nothing is unpacked
-        return torch.cat([o_proj(_alone(part_CNH)) for part_CNH in head_out_TNH.split(_TOKENS)])
-    weight_DNH = matrix_of(o_proj, f"layers.{layer}.self_attn.o_proj").unflatten(1, head_out_TNH.shape[1:])
-    return torch.einsum("tnh,dnh->tnd", head_out_TNH, weight_DNH)
+def _through_columns(runner: Runner, layer: int, head_out_TNH: Floats) -> Floats:
+    key = linear_key(layer, "o_proj")
+    if type_of(runner, key) in FLOATS:
+        weight_DNH = runner.dequantize(key, adapted=True).reshape(-1, *head_out_TNH.shape[1:])
+        return (head_out_TNH.transpose(1, 0, 2) @ weight_DNH.transpose(1, 2, 0)).transpose(1, 0, 2)
+    shape = (-1, head_out_TNH.shape[1], runner.config.hidden_size)  # packed: as it multiplies, and nothing is unpacked
+    return np.concatenate([runner.product(key, _alone(some)).reshape(shape) for some in split(head_out_TNH, _TOKENS)])
 
 
-def _alone(head_out_TNH: Tensor) -> Tensor:
-    """Return each head's result where it lies among the others, and zeros in their places: (T, N, N * H)."""
+def _alone(head_out_TNH: Floats) -> Floats:
+    """Return each head's result where it lies among the others, and zeros in their places: (T * N, N * H)."""
     num_heads = head_out_TNH.shape[1]
-    apart_NN1 = torch.eye(num_heads, device=head_out_TNH.device).unsqueeze(-1)
-    return (apart_NN1 * head_out_TNH.unsqueeze(1)).flatten(-2)
+    apart_TNNH = np.eye(num_heads, dtype=np.float32)[:, :, None] * head_out_TNH[:, None]
+    return apart_TNNH.reshape(len(head_out_TNH) * num_heads, -1)
 
 
-def layer_in(trace: Trace, layer: int, num_layers: int, names: tuple[str, ...]) -> int:
+def layer_in(trace: Trace, layer: object, num_layers: int, names: tuple[str, ...]) -> int:
     """Return the number of a layer of which a trace holds these activations.
 
     Raises:
         InputError: If there is no such layer, or the trace lacks one of them.
     """
-    if not -num_layers <= layer < num_layers:
-        raise InputError(f"layer is {layer}; expected one within {-num_layers}..{num_layers - 1}")
+    if isinstance(layer, bool) or not isinstance(layer, int) or not -num_layers <= layer < num_layers:
+        raise InputError(f"layer is {show_value(layer)}; expected one within {-num_layers}..{num_layers - 1}")
     layer %= num_layers
-    missing = [key for name in names if (key := make_key(name, layer)) not in trace]
+    missing = [print_key((name, layer)) for name in names if (name, layer) not in trace.arrays]
     if missing:
         raise InputError(f"the trace lacks {', '.join(missing)}; trace with names={list(names)} (or more)")
     return layer

@@ -22,6 +22,7 @@ from llamarium.errors import InputError, MemoryBudgetError, check_choice
 from llamarium.inspect.tokens import Candidate, check_count, check_ids, name_candidates, top_candidates
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedModule
+from llamarium.runtime.shell import on_host
 from llamarium.tokenizer.base import Tokenizer
 
 Optimizer = Literal["SGD", "AdamW"]
@@ -119,7 +120,7 @@ def learn(
     with torch.no_grad():
         after_T, after_V = _read(pupil, known)
         moves_R = (table[rows] - was_RD).norm(dim=-1)
-    best = (top_candidates(x_V.detach().unsqueeze(0), k)[0] for x_V in (before_V, after_V))
+    best = (top_candidates(on_host(x_V)[None], k)[0] for x_V in (before_V, after_V))
     before, after = (name_candidates(candidates, tokenizer) for candidates in best)
     return Lesson(
         token_ids=tuple(known),

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from llamarium.config import ModelConfig
-from llamarium.errors import InputError
+from llamarium.errors import InputError, show_value
+from llamarium.inspect.numbers import largest
 from llamarium.inspect.probes.heads import layer_in
 from llamarium.inspect.tokens import check_count
-from llamarium.inspect.trace import Trace, make_key
+from llamarium.inspect.trace import Trace
 
 NAMES = ("gate", "up", "act", "gated")
 """What a trace has to hold."""
@@ -77,22 +78,22 @@ def top_neurons(config: ModelConfig, trace: Trace, layer: int, *, position: int 
     check_count(k, "k", config.intermediate_size)
     layer = layer_in(trace, layer, config.num_hidden_layers, NAMES)
     row = row_of_position(trace, position)
-    gate_F, up_F, act_F, gated_F = (trace[make_key(name, layer)][row].float() for name in NAMES)
-    ids = gated_F.abs().topk(k).indices
-    by_token = trace[make_key("gated", layer)][:, ids].T.tolist()  # sync: to show
+    gate_F, up_F, act_F, gated_F = (trace.arrays[name, layer][row] for name in NAMES)
+    ids = largest(abs(gated_F), k)
+    by_token = map(tuple, trace.arrays["gated", layer][:, ids].T.tolist())
     columns = (ids, gate_F[ids], act_F[ids], up_F[ids], gated_F[ids])
-    rows = zip(*(column.tolist() for column in columns), map(tuple, by_token), strict=True)
-    found = tuple(Neuron(*each) for each in rows)
+    found = tuple(map(Neuron, *(column.tolist() for column in columns), by_token))
     return Neurons(layer, trace.positions[row], trace.token_ids, trace.positions, found)
 
 
-def row_of_position(trace: Trace, position: int) -> int:
+def row_of_position(trace: Trace, position: object) -> int:
     """Return where a position stands on a trace's T axes.
 
     Raises:
         InputError: If the trace does not hold it.
     """
-    wanted = position + len(trace.token_ids) if position < 0 else position
-    if wanted not in trace.positions:
-        raise InputError(f"position is {position}; this trace holds {list(trace.positions)}")
-    return trace.positions.index(wanted)
+    if isinstance(position, int) and not isinstance(position, bool):
+        wanted = position + len(trace.token_ids) if position < 0 else position
+        if wanted in trace.positions:
+            return trace.positions.index(wanted)
+    raise InputError(f"position is {show_value(position)}; this trace holds {list(trace.positions)}")

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from llamarium.attention.causal import CausalAttend
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError
+from llamarium.inspect.interventions.matrices import matrix_of
+from llamarium.inspect.numbers import Floats
 from llamarium.inspect.probes.four_bits import CodedWeights, coded_weights, rounded_inputs
-from llamarium.inspect.probes.weights import matrix_of
 from llamarium.inspect.tokens import check_ids
-from llamarium.inspect.trace import Trace, make_key
+from llamarium.inspect.trace import Trace
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.llama import LlamaModel
@@ -24,7 +25,8 @@ from llamarium.quant.base import QuantizedEmbedding
 from llamarium.quant.formats import GROUP, chosen_type
 from llamarium.quant.packed import LinearPacked
 from llamarium.quant.swap import METHODS, QUANTIZED_LINEARS, Method
-from llamarium.runtime.shell import shell_of
+from llamarium.runtime.shell import on_host, shell_of
+from llamarium.runtime.taps import Key
 
 LINEARS = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj",
@@ -112,10 +114,10 @@ def streams_as(
     ids_1T = torch.tensor([known], device=model.device)
     x_1TD = trunk.embed_tokens(ids_1T).float()
     rotary = trunk.rotary_emb(torch.arange(len(known), device=model.device).unsqueeze(0), torch.float32)
-    found: dict[str, Tensor] = {}
+    found: dict[Key, Floats] = {}
     for i, layer in enumerate(trunk.layers):
         x_1TD = layer(x_1TD, rotary, CausalAttend())
-        found[make_key("resid", i)] = x_1TD[0]
+        found["resid", i] = on_host(x_1TD[0])
     return Trace(tuple(known), tuple(range(len(known))), found)
 
 

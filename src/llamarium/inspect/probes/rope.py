@@ -1,6 +1,6 @@
 """RoPE in plain numbers: each pair's angle, what it does to a query and a key, and how a score hangs on the distance.
 
-The frequencies and the rotation are the model's own (`model/rope.py`).
+The frequencies are the model's own (`runtime/rope.py`), the rotation is that of `model/rope.py`.
 """
 
 import math
@@ -8,16 +8,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from llamarium.config import ModelConfig
-from llamarium.errors import InputError
+from llamarium.errors import InputError, show_value
+from llamarium.inspect.numbers import Floats
 from llamarium.inspect.probes.heads import layer_in
 from llamarium.inspect.probes.neurons import row_of_position
-from llamarium.inspect.trace import Trace, make_key
-from llamarium.model import LlamaRotaryEmbedding
-from llamarium.model.rope import rope_frequencies
+from llamarium.inspect.trace import Trace
+from llamarium.runtime.rope import rope_frequencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +62,15 @@ class Turned:
     layer: int
     head: int
     position: int
-    before_P2: Tensor
-    after_P2: Tensor
+    before_P2: Floats
+    after_P2: Floats
     pairs: tuple[RopePair, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as JSON values."""
         return {
             **{name: getattr(self, name) for name in ("side", "layer", "head", "position")},
-            "before": self.before_P2.tolist(),  # sync: to show
+            "before": self.before_P2.tolist(),
             "after": self.after_P2.tolist(),
             "pairs": [pair.to_dict() for pair in self.pairs],
         }
@@ -88,7 +87,7 @@ def rope_pairs(config: ModelConfig, position: int = 0) -> tuple[RopePair, ...]:
     _check_positions(config, [position])
     scaled = rope_frequencies(config)
     unscaled = rope_frequencies(replace(config, rope_scaling=None))
-    angles = scaled * float(position)
+    angles = scaled * np.float32(position)
     limit = config.max_position_embeddings
     rows = zip(scaled.tolist(), unscaled.tolist(), angles.tolist(), strict=True)
     return tuple(
@@ -117,16 +116,16 @@ def turned(
         raise InputError(f"side is {side!r}; expected q or k")
     layer = layer_in(trace, layer, config.num_hidden_layers, (side, f"{side}_rot"))
     num_heads = config.num_attention_heads if side == "q" else config.num_key_value_heads
-    if not 0 <= head < num_heads:
-        raise InputError(f"head is {head}; expected one within 0..{num_heads - 1} of {side}")
+    if not isinstance(head, int) or not 0 <= head < num_heads:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"head is {show_value(head)}; expected one within 0..{num_heads - 1} of {side}")
     row = row_of_position(trace, position)
     at = trace.positions[row]
     row = at if side == "k" else row  # keys are there of all tokens
-    before_H, after_H = (trace[make_key(name, layer)][row, head].float() for name in (side, f"{side}_rot"))
+    before_H, after_H = (trace.arrays[name, layer][row, head] for name in (side, f"{side}_rot"))
     return Turned(side, layer, head, at, _pairs(before_H), _pairs(after_H), rope_pairs(config, at))
 
 
-def score_by_distance(config: ModelConfig, q_H: Tensor, k_H: Tensor, distances: Sequence[int]) -> list[float]:
+def score_by_distance(config: ModelConfig, q_H: Floats, k_H: Floats, distances: Sequence[int]) -> list[float]:
     """Return q·k / sqrt(H) for a query that stands so many positions after the key.
 
     Args:
@@ -139,17 +138,18 @@ def score_by_distance(config: ModelConfig, q_H: Tensor, k_H: Tensor, distances: 
         InputError: For vectors of another length, or a distance outside the context.
     """
     _check_positions(config, distances)
+    q_H, k_H = np.asarray(q_H, np.float32), np.asarray(k_H, np.float32)
     if q_H.shape != (config.head_dim,) or k_H.shape != (config.head_dim,):
-        raise InputError(f"q and k are {tuple(q_H.shape)} and {tuple(k_H.shape)}; expected ({config.head_dim},) each")
-    positions_1T = torch.tensor([list(distances)], device=q_H.device)
-    rotary = LlamaRotaryEmbedding(config)(positions_1T, torch.float32)
-    q_1T1H = rotary.rotate(q_H.float().expand(1, len(distances), 1, -1))
-    scores_T = (q_1T1H @ k_H.float()).flatten() * config.head_dim**-0.5
-    return scores_T.tolist()  # sync: to show
+        raise InputError(f"q and k are {q_H.shape} and {k_H.shape}; expected ({config.head_dim},) each")
+    angles_TP = np.array(distances, np.float32)[:, None] * rope_frequencies(config)
+    cos_TP, sin_TP = np.cos(angles_TP), np.sin(angles_TP)
+    (q_P, q_R), (k_P, k_R) = q_H.reshape(2, -1), k_H.reshape(2, -1)
+    dots_T = (q_P * cos_TP - q_R * sin_TP) @ k_P + (q_R * cos_TP + q_P * sin_TP) @ k_R
+    return (dots_T * config.head_dim**-0.5).tolist()
 
 
-def _pairs(x_H: Tensor) -> Tensor:
-    return x_H.unflatten(0, (2, -1)).T
+def _pairs(x_H: Floats) -> Floats:
+    return x_H.reshape(2, -1).T
 
 
 def _check_positions(config: ModelConfig, positions: Sequence[int]) -> None:

@@ -1,45 +1,27 @@
-"""The matrix that a Linear multiplies with, whatever it is stored as."""
+"""A model's matrices, by layer and name, whatever they are stored as."""
 
-import torch
-from torch import Tensor, nn
-
-from llamarium.adapters.lora import LoRALinear, rows_of
+from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import InputError
-from llamarium.quant.base import QuantizedLinear
+from llamarium.runtime.runner import Runner
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+LINEARS = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
+"""Those of a layer."""
 
 
-@torch.no_grad()
-def matrix_of(linear: nn.Module, name: str) -> Tensor:
-    """Return W of y = W x, adapters added: (out_features, in_features), float32.
-
-    Args:
-        linear: Plain, quantized, or with an adapter.
-        name: What it is called, for the error.
-
-    Raises:
-        InputError: If it is no Linear that is known.
-    """
-    if isinstance(linear, LoRALinear):
-        if not linear.enabled:
-            return matrix_of(linear.base_layer, name)
-        return torch.cat([rows for _, _, rows in linear.merged_rows()])
-    _check_kind(linear, name)
-    return linear.dequantize() if isinstance(linear, QuantizedLinear) else linear.get_parameter("weight").float()
+def linear_key(layer: int, linear: str) -> str:
+    """Return the state-dict key of a layer's matrix."""
+    return f"model.layers.{layer}.{'self_attn' if linear in ATTENTION else 'mlp'}.{linear}.weight"
 
 
-@torch.no_grad()
-def row_of(linear: nn.Module, row: int, name: str) -> Tensor:
-    """Return one row of W: (in_features,), float32.
+def type_of(runner: Runner, key: str) -> str:
+    """Return the type that a matrix is stored as.
 
     Raises:
-        InputError: If it is no Linear that is known.
+        InputError: If it is not known: its module has been replaced.
     """
-    if isinstance(linear, LoRALinear):
-        return matrix_of(linear, name)[row]
-    _check_kind(linear, name)
-    return rows_of(linear, row, row + 1)[0]
-
-
-def _check_kind(linear: nn.Module, name: str) -> None:
-    if not isinstance(linear, nn.Linear | QuantizedLinear):
-        raise InputError(f"{name} is a {type(linear).__name__}, whose matrix is not known; expected a Linear")
+    found = runner.weights.get(EMBEDDING if key == HEAD and runner.config.tie_word_embeddings else key)
+    if found is None:
+        name = key.removesuffix(".weight")
+        raise InputError(f"{name} is another module, whose matrix is not known; expected a Linear")
+    return found.type_name

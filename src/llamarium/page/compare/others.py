@@ -152,4 +152,4 @@ class Others:
 
 
 def _bytes(trace: "Trace") -> int:
-    return sum(tensor.nbytes for tensor in trace.values())
+    return sum(values.nbytes for values in trace.arrays.values())

@@ -16,10 +16,9 @@ from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from llamarium.api import Llama
     from llamarium.generation.text_engine import TextEngine
+    from llamarium.inspect.numbers import Floats
 
 router = APIRouter(prefix="/inspect", route_class=StrictRoute)
 
@@ -58,7 +57,7 @@ async def compare(request: Request, asked: OfPass, query: Annotated[CompareQuery
         pair = find_side(found, query.side, "side"), find_side(found, query.against, "against")
         wanted = Wanted(one.ids, NAMES)
         traces = [kept.trace(side, wanted, field=field) for side, field in zip(pair, ("side", "against"), strict=True)]
-        _check_finite(pair, [trace["logits"] for trace in traces])
+        _check_finite(pair, [trace.arrays["logits", None] for trace in traces])
         told = compare_passes(*traces, k=query.k, tokenizer=llama.tokenizer).to_dict()
         side, against = (_view(kept, side) for side in pair)
         return ComparisonView.model_validate({**told, "side": side, "against": against})
@@ -90,7 +89,7 @@ def check_comparable(one: Pass) -> None:
         raise ApiError(400, message, code="text_too_long", param="id")
 
 
-def _check_finite(pair: tuple[Side, Side], logits: "list[Tensor]") -> None:
+def _check_finite(pair: tuple[Side, Side], logits: "list[Floats]") -> None:
     for side, logits_TV in zip(pair, logits, strict=True):
         if not math.isfinite(float(logits_TV.sum())):
             raise ApiError(500, f"the logits of {side.title} are not finite", code="model_error")

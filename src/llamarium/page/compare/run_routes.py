@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 
 from llamarium.page.binary import Numbers, respond
@@ -104,8 +105,8 @@ def _moment(llama: "Llama", query: MomentQuery, seen: "Trace", seconds: float | 
     from llamarium.inspect.score import scored_tokens
     from llamarium.inspect.tokens import name_candidates, top_candidates
 
-    logits_TV = seen["logits"].float()
-    if not logits_TV.isfinite().all():
+    logits_TV = seen.arrays["logits", None]
+    if not np.isfinite(logits_TV).all():
         message = f"the logits of step {query.step} of {query.run} are not finite"
         raise ApiError(500, message, code="model_error", param="step")
     surprises: list[float] = []

@@ -76,7 +76,7 @@ class OpenPass:
     def trace(self, names: Collection[str], layers: Collection[int], rows: range | None = None) -> "Trace":
         """Return activations as the library's functions take them; of all tokens where no rows are given."""
         every = range(len(self.one.ids)) if rows is None else rows
-        return self.kept.trace(self.executor, self.one, names, layers, every, self.llama.model.device)
+        return self.kept.trace(self.executor, self.one, names, layers, every)
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,11 +154,9 @@ def pass_view(known: OpenPass) -> PassView:
 
 
 def _candidates(logits_1V: "NDArray[np.float32]", k: int, tokenizer: Tokenizer) -> tuple[CandidateView, ...]:
-    import torch
-
     from llamarium.inspect.tokens import name_candidates, top_candidates
 
-    best = top_candidates(torch.tensor(logits_1V), min(k, logits_1V.shape[1]))[0]
+    best = top_candidates(logits_1V, min(k, logits_1V.shape[1]))[0]
     return tuple(
         CandidateView(
             token_id=one.token_id,

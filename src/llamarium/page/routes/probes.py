@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 
 from llamarium.page.binary import Numbers, respond
@@ -74,7 +75,7 @@ async def heads_added(asked: OfPass, query: Annotated[HeadsQuery, Query()]) -> R
 
     def read(known: OpenPass) -> Response:
         added_TND = _heads(known, query.layer, at).added_TND
-        return respond(Numbers(added_TND[0].cpu().numpy(), "ND"), "float32")
+        return respond(Numbers(added_TND[0], "ND"), "float32")
 
     return await asked.read("layer", read)
 
@@ -108,7 +109,7 @@ async def attribution(asked: OfPass, query: Annotated[AttributionQuery, Query()]
         known.check_token("token_id", query.token_id)
         known.check_token("against_id", query.against_id)
         seen = known.trace(NAMES, known.layers, range(at, at + 1))
-        found = attribute(known.llama.model, seen, query.token_id, position=at, against_id=query.against_id)
+        found = attribute(known.llama.runner, seen, query.token_id, position=at, against_id=query.against_id)
         return AttributionView.model_validate(found.to_dict())
 
     return await asked.read("token_id", read)
@@ -124,7 +125,7 @@ async def lens(asked: OfPass, query: Annotated[LensQuery, Query()]) -> LensView:
 
         known.check_token("token_id", query.token_id)
         seen = known.trace(("resid_mid", "resid"), known.layers, range(at, at + 1))
-        found = lens(known.llama.model, seen, query.k, known.llama.tokenizer, chosen_id=query.token_id)
+        found = lens(known.llama.runner, seen, query.k, known.llama.tokenizer, chosen_id=query.token_id)
         return LensView(position=at, token_id=query.token_id, places=tuple(map(_place, found.layers)))
 
     return await asked.read("k", read)
@@ -140,7 +141,7 @@ async def lens_grid(asked: OfPass, query: Annotated[LensGridQuery, Query()]) -> 
 
         known.check_token("token_id", query.token_id)
         seen = known.trace((STREAMS[query.after],), known.layers, rows)
-        found = lens(known.llama.model, seen, 1, known.llama.tokenizer, chosen_id=query.token_id)
+        found = lens(known.llama.runner, seen, 1, known.llama.tokenizer, chosen_id=query.token_id)
         cells = tuple(_cells(layer) for layer in found.layers)
         return LensGridView(after=query.after, token_id=query.token_id, start=query.start, rows=cells)
 
@@ -183,9 +184,9 @@ async def distances(asked: OfPass, query: Annotated[DistancesQuery, Query()]) ->
         known.check_layer(query.layer)
         check_index("head", query.head, config.num_attention_heads)
         seen = known.trace(("q", "k"), [query.layer], range(at, at + 1))
-        q_H = seen[f"layers.{query.layer}.q"][0, query.head]
+        q_H = seen.arrays["q", query.layer][0, query.head]
         group = config.num_attention_heads // config.num_key_value_heads
-        k_H = seen[f"layers.{query.layer}.k"][query.key, query.head // group]
+        k_H = seen.arrays["k", query.layer][query.key, query.head // group]
         scores = score_by_distance(config, q_H, k_H, wanted)
         return DistancesView(distances=tuple(wanted), scores=tuple(scores))
 
@@ -194,22 +195,21 @@ async def distances(asked: OfPass, query: Annotated[DistancesQuery, Query()]) ->
 
 def _with(known: OpenPass, names: Collection[str], layer: int, at: int, rows: range) -> "Trace":
     """Trace some tokens, and behind them the one in question, if it is none of them."""
-    import torch
-
     from llamarium.inspect.trace import Trace
 
     some = known.trace(names, [layer], rows)
     if at in rows:
         return some
     alone = known.trace(names, [layer], range(at, at + 1))
-    return Trace(some.token_ids, (*rows, at), {key: torch.cat([some[key], alone[key]]) for key in some})
+    both = {key: np.concatenate([values, alone.arrays[key]]) for key, values in some.arrays.items()}
+    return Trace(some.token_ids, (*rows, at), both)
 
 
 def _heads(known: OpenPass, layer: int, at: int) -> "HeadsJoined":
     from llamarium.inspect.probes.heads import NAMES, heads_joined
 
     known.check_layer(layer)
-    return heads_joined(known.llama.model, known.trace(NAMES, [layer], range(at, at + 1)), layer)
+    return heads_joined(known.llama.runner, known.trace(NAMES, [layer], range(at, at + 1)), layer)
 
 
 def _place(layer: "LensLayer") -> LensPlaceView:

@@ -96,11 +96,9 @@ async def score(asked: OfPass, query: Annotated[ScoreQuery, Query()]) -> ScoreVi
         raise ApiError(400, message, code="invalid_parameter", param="start")
 
     def read(known: OpenPass) -> ScoreView:
-        import torch
-
         from llamarium.inspect.score import scored_tokens
 
-        logits_CV = torch.tensor(known.numbers("logits", None, range(start - 1, len(ids) - 1)))
+        logits_CV = known.numbers("logits", None, range(start - 1, len(ids) - 1))
         (found,) = scored_tokens([logits_CV], ids[start:])
         scored = zip(found.ids_C.tolist(), found.logprobs_C.tolist(), found.ranks_C.tolist(), strict=True)
         return ScoreView(

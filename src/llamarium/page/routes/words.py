@@ -4,12 +4,14 @@ The same questions can be asked of rows as they are before any training: those t
 """
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 
-from llamarium.config import ModelConfig
+from llamarium.config import EMBEDDING, ModelConfig
+from llamarium.extras import optional
 from llamarium.page.binary import Numbers, respond
 from llamarium.page.routes.tokens import token_view
 from llamarium.page.schema.text import TokenView
@@ -26,9 +28,9 @@ from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from llamarium.api import Llama
+    from llamarium.inspect.neighbors import Ids, Table
+    from llamarium.inspect.numbers import Floats
 
 router = APIRouter(prefix="/inspect", route_class=StrictRoute)
 
@@ -86,24 +88,19 @@ async def rows(request: Request, query: Annotated[RowsQuery, Query()]) -> Respon
     return await work_on(request, "ids", read)
 
 
-def _table(llama: "Llama", random_seed: int | None) -> "nn.Module":
+def _table(llama: "Llama", random_seed: int | None) -> "Table":
     """Return the learned table, or one as initialisation draws it."""
-    return llama.model.model.embed_tokens if random_seed is None else _fresh(llama.config, random_seed)
+    return llama.runner if random_seed is None else _fresh(llama.config, random_seed)
 
 
 @functools.lru_cache(maxsize=2)
-def _fresh(config: ModelConfig, seed: int) -> "nn.Module":
+def _fresh(config: ModelConfig, seed: int) -> "Callable[[Ids], Floats]":
+    optional("torch", "torch", "a table of random rows")
     from llamarium.model.init import FreshEmbedding
 
-    return FreshEmbedding(config, seed)
+    table = FreshEmbedding(config, seed)
+    return table.rows
 
 
-def _rows(table: "nn.Module", ids: list[int]) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
-    from itertools import chain
-
-    import torch
-
-    device = next(chain(table.parameters(), table.buffers())).device
-    with torch.inference_mode():
-        found = table(torch.tensor(ids, device=device))
-    return np.array(found.float().cpu().numpy())
+def _rows(table: "Table", ids: list[int]) -> "Floats":
+    return table(np.array(ids)) if callable(table) else table.dequantize(EMBEDDING, ids)

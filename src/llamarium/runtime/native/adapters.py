@@ -9,6 +9,7 @@ may have an adapter of its own, or none.
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,13 @@ class LowRank:
     a: NDArray[np.float32]
     b: NDArray[np.float32]
     gain: NDArray[np.float32] | None = None
+
+    def added_to(
+        self, base_OX: NDArray[np.float32], low_OX: NDArray[Any], rows: NDArray[np.int64] | slice = slice(None)
+    ) -> NDArray[np.float32]:
+        """Return rows of W, or of W x, corrected by those of b a, or of b a x."""
+        out_OX = base_OX + np.multiply(low_OX, self.scale, dtype=np.float32)
+        return out_OX if self.gain is None else out_OX * self.gain[rows, None]
 
 
 Adapter = Mapping[str, LowRank]

@@ -22,7 +22,7 @@ from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.packing import to_float32
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
-from llamarium.runtime.native.adapters import LINEARS, Adapter, describe
+from llamarium.runtime.native.adapters import LINEARS, Adapter, LowRank, describe
 from llamarium.runtime.native.cache import C_DTYPES, NativeCache
 from llamarium.runtime.native.weights import Weight
 from llamarium.runtime.rope import rope_frequencies
@@ -121,17 +121,26 @@ class NativeRunner:
         """Of the weights, all of which are read in place."""
         return [weight.data.ctypes.data for weight in self.weights.values()]
 
-    def dequantize(self, key: str, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
+    def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> NDArray[np.float32]:
         """Return a weight, or some rows of a matrix, as float32; see `Runner.dequantize`."""
         weight = self._weight(key)
         if len(weight.shape) == 1:
             return to_float32(weight.data)
-        wanted = range(weight.shape[0]) if rows is None else rows
-        return native.lookup(self._matrix(key), np.array(wanted, np.int64))
+        wanted = np.arange(weight.shape[0]) if rows is None else np.array(rows, np.int64)
+        found = native.lookup(self._matrix(key), wanted)
+        correction = self._correction(key) if adapted else None
+        return found if correction is None else correction.added_to(found, correction.b[wanted] @ correction.a, wanted)
 
     def product(self, key: str, x_MI: NDArray[np.float32]) -> NDArray[np.float32]:
         """Multiply by a matrix as a pass does; see `Runner.product`."""
-        return native.product(self._matrix(key), np.ascontiguousarray(x_MI, np.float32), self._bits)
+        out_MO = native.product(self._matrix(key), np.ascontiguousarray(x_MI, np.float32), self._bits)
+        found = self._correction(key)
+        return out_MO if found is None else found.added_to(out_MO.T, found.b @ (found.a @ x_MI.T)).T
+
+    def read_stream(self, x_MD: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return what the final norm and the head make of rows of the residual stream; see `Runner.read_stream`."""
+        factor_M1 = 1 / np.sqrt(np.square(x_MD).mean(-1, keepdims=True) + np.float32(self._config.rms_norm_eps))
+        return self.product(HEAD, x_MD * (factor_M1 * to_float32(self.weights["model.norm.weight"].data)))
 
     def backend_of(self, key: str) -> str:
         """Return the display name of what multiplies by a matrix."""
@@ -144,6 +153,11 @@ class NativeRunner:
     def fresh(self) -> "NativeRunner":
         """Return another runner over the same weights; see `Runner.fresh`."""
         return copy.copy(self)
+
+    def _correction(self, key: str) -> LowRank | None:
+        """Return what the adapter that is on corrects of a matrix."""
+        on = self.adapters[self._default_adapter] if self._default_adapter >= 0 else {}
+        return on.get(key.removesuffix(".weight"))
 
     def _weight(self, key: str) -> Weight:
         is_tied_head = key == HEAD and self._config.tie_word_embeddings

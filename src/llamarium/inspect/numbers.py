@@ -1,0 +1,60 @@
+"""What the views compute with, in numpy and float32: probabilities, the largest of a row, attention written out."""
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+FloatsT = TypeVar("FloatsT", NDArray[np.float32], NDArray[np.float64])
+
+
+def as_array(logits: Any) -> Floats:
+    """Return a runner's logits as float32 of numpy; those of other devices are torch's."""
+    return logits if isinstance(logits, np.ndarray) else logits.float().cpu().numpy()  # sync: to look at
+
+
+def log_softmax(logits_TV: FloatsT) -> FloatsT:
+    """Return the natural logarithm of the softmax over the last axis, in the logits' dtype."""
+    shifted_TV = logits_TV - logits_TV.max(-1, keepdims=True)
+    shifted_TV -= np.log(np.exp(shifted_TV).sum(-1, keepdims=True))
+    return shifted_TV
+
+
+def softmax(scores_TS: Floats) -> Floats:
+    """Return the softmax over the last axis; a row needs one score that is finite."""
+    out_TS = scores_TS - scores_TS.max(-1, keepdims=True)
+    np.exp(out_TS, out=out_TS)
+    out_TS /= out_TS.sum(-1, keepdims=True)
+    return out_TS
+
+
+def largest(values_V: NDArray[Any], k: int) -> NDArray[np.int64]:
+    """Return the indices of the k largest numbers, from the largest on, the lowest index among equals."""
+    floor = np.partition(values_V, -k)[-k]
+    ids = np.flatnonzero(~(values_V < floor))  # NaN is never below
+    return ids[np.argsort(-values_V[ids], kind="stable")][:k]
+
+
+def lengths(x_TD: NDArray[Any]) -> NDArray[Any]:
+    """Return the length of each vector of the last axis."""
+    return np.sqrt(np.square(x_TD).sum(-1))
+
+
+def split(rows: NDArray[Any], count: int) -> Iterator[NDArray[Any]]:
+    """Yield so many rows at a time, the last ones perhaps fewer."""
+    return (rows[start : start + count] for start in range(0, len(rows), count))
+
+
+def scores_of(q_TNH: Floats, k_SKH: Floats, visible_TS: NDArray[np.bool_]) -> Floats:
+    """Return q·k / sqrt(H), -inf where a query may not look: (N, T, S); head n reads key-value head n // G.
+
+    It is what `attention.attend_eagerly` computes, and tests hold the two together.
+    """
+    num_tokens, num_heads, head_dim = q_TNH.shape
+    q_KGTH = q_TNH.transpose(1, 0, 2).reshape(k_SKH.shape[1], -1, num_tokens, head_dim)
+    scores_NTS = (q_KGTH @ k_SKH.transpose(1, 2, 0)[:, None]).reshape(num_heads, num_tokens, -1)
+    scores_NTS *= np.float32(head_dim**-0.5)
+    np.copyto(scores_NTS, -np.inf, where=~visible_TS)
+    return scores_NTS
