@@ -27,6 +27,7 @@ from llamarium.quant.packed import EmbeddingPacked, LinearPacked
 from llamarium.quantization.calibrate import LINEARS_BY_INPUT, InputStatistics, run_layer
 from llamarium.quantization.fit import FITTED_FORMATS, Bytes
 from llamarium.quantization.quantizer import CALIBRATED, Quantizer, Recipe
+from llamarium.runtime.shell import on_host
 
 HEAD_SHARE = 0.10
 """How much of the KL divergence that the layers cost the head may add, for "auto"."""
