@@ -178,7 +178,7 @@ class AnswerLines:
         answers: list[bytes] = []
         lines = read_lines(io.BytesIO("\n".join(texts).encode()))
         batch_of_lines = BatchRun(self._service, self._names, answers.append, _warn, BatchProgress(len(texts)))
-        asyncio.run(batch_of_lines.ask_all(lines))
+        asyncio.run(batch_of_lines.run(lines))
         return pyarrow.table({"answer": pyarrow.array([one.decode().rstrip() for one in answers], pyarrow.string())})
 
     def close(self) -> None:

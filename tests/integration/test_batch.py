@@ -76,7 +76,7 @@ class Answered:
             service = Service(loading, settings)
             batch = BatchRun(service, ("small", "alias"), self._take, self.warnings.append, self.tally)
             try:
-                asyncio.run(batch.ask_all(lines))
+                asyncio.run(batch.run(lines))
             except EngineStoppedError as error:
                 self.error = error
             self.left = service.in_flight
@@ -523,7 +523,7 @@ def test_an_output_that_cannot_be_written_is_an_error_of_the_run(llama: Llama, t
         batch = BatchRun(Service(loading, settings), ("small",), full, print, BatchProgress(2))
         texts = [text("a", **HELLO), text("b", **HELLO)]
         with pytest.raises(OutputError, match="no room"):
-            asyncio.run(batch.ask_all(lines_of(texts, tmp_path / "in")))
+            asyncio.run(batch.run(lines_of(texts, tmp_path / "in")))
 
 
 def test_no_other_model_answers_under_the_models_name(

@@ -168,7 +168,7 @@ def _ask(args: argparse.Namespace, lines: "Iterable[Line]", output: "Output", ta
         loading.wait()
         batch = BatchRun(Service(loading, settings), served_names(args), output.write, warn, tally)
         output.begin()
-        asyncio.run(_watched(batch.ask_all(lines), report))
+        asyncio.run(_watched(batch.run(lines), report))
 
 
 async def _watched(work: Coroutine[None, None, None], report: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
-"""The application: which routes there are, and the layers that a request passes on its way to them.
+"""The application: its routes, and the layers around them.
 
-From the outside in: `Access` (its id, its line in the log), CORS where an origin is allowed, `Guard` (may it ask?), and
-the routes, a room for each protocol.
+From the outside in: `Access` (a request's id and its line in the log), CORS where an origin is allowed, `Guard` (host
+names, origins, keys), and the routes of each protocol.
 """
 
 import time
@@ -33,16 +33,16 @@ from llamarium.server.settings import Settings
 
 _OPENAI = (status, texts, models, chat, completions, embeddings, responses)
 _ROUTERS = (*((module.router, ErrorBody) for module in _OPENAI), (messages.router, AnthropicErrorBody))
-"""The routes, and the form of their refusals."""
+"""The routes, and the form of their errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """Routes that who starts the server brings along; the server knows nothing else of them.
+    """Routes from outside this package.
 
     Attributes:
-        add: Puts them into the application.
-        open_paths: Those of them that are answered without a key, as files are that everybody may have.
+        add: Adds them to the application.
+        open_paths: Those that need no key, as public files.
     """
 
     add: Callable[[FastAPI], None]
@@ -50,14 +50,7 @@ class Extension:
 
 
 def create_app(service: Service, names: tuple[str, ...], log: Log, extensions: Sequence[Extension] = ()) -> ASGIApp:
-    """Return the application.
-
-    Args:
-        service: The model behind it; it may still be loading.
-        names: Under which the model is served, at least one.
-        log: Takes a line for each request.
-        extensions: Further routes.
-    """
+    """Return the application; arguments as for `run`."""
     app = create_routes(service, names)
     for extension in extensions:
         extension.add(app)
@@ -65,7 +58,7 @@ def create_app(service: Service, names: tuple[str, ...], log: Log, extensions: S
 
 
 def layered(app: ASGIApp, settings: Settings, log: Log, open_paths: frozenset[str] = frozenset()) -> ASGIApp:
-    """Return what answers, with the layers around it that every request passes; some paths need no key."""
+    """Return an application with the layers around it; `open_paths` need no key."""
     app = Guard(app, settings, open_paths)
     if settings.cors_origins:
         app = CORSMiddleware(
@@ -79,14 +72,7 @@ def layered(app: ASGIApp, settings: Settings, log: Log, open_paths: frozenset[st
 
 
 def create_routes(service: Service, names: tuple[str, ...]) -> FastAPI:
-    """Return the routes without the layers around them, for requests that come no other way than ours.
-
-    A request's scope has `notes`, a dict, and `request_id`, a text or None.
-
-    Args:
-        service: The model behind them.
-        names: Under which it is served, at least one.
-    """
+    """Return the routes without the layers around them; a request's scope needs `notes`, `request_id` and `began`."""
     app = FastAPI(title="Llamarium", docs_url=None, redoc_url=None)  # their pages load scripts from elsewhere
     app.state.service, app.state.names, app.state.created = service, names, int(time.time())
     app.state.bodies = Bodies()
@@ -100,13 +86,13 @@ def create_routes(service: Service, names: tuple[str, ...]) -> FastAPI:
 
 
 def post_paths() -> tuple[str, ...]:
-    """Return where requests with a body are taken."""
+    """Return the paths of POST routes."""
     routes = (route for router, _ in _ROUTERS for route in router.routes)
     return tuple(route.path for route in routes if isinstance(route, APIRoute) and "POST" in (route.methods or ()))
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
-    """Put the framework's refusals (404, 405) into our form."""
+    """Translate the framework's errors (404, 405)."""
     if not isinstance(error, ApiError):
         assert isinstance(error, HTTPException)
         known = {
@@ -121,13 +107,13 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 async def _on_question(request: Request, error: Exception) -> Response:
-    """Answer a question that the library refuses."""
+    """Translate a question's error."""
     assert isinstance(error, QuestionError)
     return of_library(error).response(request.scope["path"], request.scope["request_id"])
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
-    """Say which field is at fault."""
+    """Translate an invalid request, by its field."""
     assert isinstance(error, RequestValidationError)
     in_query = error.body is None and all(fault["loc"][0] == "query" for fault in error.errors())
     refusal = refusal_of(error.errors(), dict(request.query_params) if in_query else error.body)

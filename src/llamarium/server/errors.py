@@ -1,6 +1,6 @@
-"""Refusals: what a client is told, with which status, in the form of the protocol that it speaks.
+"""Errors as responses: message, status and code, in the form of the path's protocol.
 
-The path says which that is: what lies at or below `/v1/messages` is Anthropic's, all else OpenAI's.
+Paths at or below `/v1/messages` are Anthropic's, all others OpenAI's.
 """
 
 import json
@@ -39,10 +39,23 @@ _ANTHROPIC_KINDS = {
     500: "api_error",
     503: "overloaded_error",
 }
+_FAILURES: tuple[tuple[type[LlamariumError], int, str, str], ...] = (
+    (RequestTimeoutError, 408, "request_timeout", ""),
+    (EngineStoppedError, 503, "unavailable", "the server is stopping, and the answer has not come to its end"),
+    (
+        GaveWayError,
+        503,
+        "overloaded",
+        "there was no memory for all answers that were run, and this one was ended; ask again",
+    ),
+    (SlowReaderError, 408, "slow_reader", ""),
+    (AnswerError, 500, "model_error", ""),
+)
+"""Errors of answers under way: status, code, and a message in place of the error's own."""
 
 
 class Detail(BaseModel):
-    """What an error tells."""
+    """An error in OpenAI's form."""
 
     message: str
     type: str
@@ -51,25 +64,20 @@ class Detail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of a refusal, as OpenAI has it."""
+    """The body of an error response, in OpenAI's form."""
 
     error: Detail
 
 
 class AnthropicCause(BaseModel):
-    """What programs are told of an error.
-
-    Attributes:
-        error_code: OpenAI's `code`.
-        param: The path of the field that is at fault. Not Anthropic's.
-    """
+    """OpenAI's `code` of an error, and the path of the field that is at fault."""
 
     error_code: str | None
     param: str | None
 
 
 class AnthropicDetail(BaseModel):
-    """What an error tells, as Anthropic has it."""
+    """An error in Anthropic's form."""
 
     type: str
     message: str
@@ -77,7 +85,7 @@ class AnthropicDetail(BaseModel):
 
 
 class AnthropicErrorBody(BaseModel):
-    """The body of a refusal, as Anthropic has it."""
+    """The body of an error response, in Anthropic's form."""
 
     type: Literal["error"]
     error: AnthropicDetail
@@ -85,7 +93,7 @@ class AnthropicErrorBody(BaseModel):
 
 
 def documented(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """Return a route's refusals, for the application's own description."""
+    """Return a route's error responses, for the OpenAPI description."""
     return {
         "4XX": {"model": body, "description": "Refused: the request is at fault."},
         "5XX": {"model": body, "description": "Failed, or not ready."},
@@ -97,7 +105,7 @@ class ApiError(HTTPException):
 
     Attributes:
         message: What was found, what was expected and what to do.
-        code: The refusal's name for programs, or None.
+        code: The error's name for programs, or None.
         param: The path of the field that is at fault, as in `messages[0].content`, or None.
     """
 
@@ -128,21 +136,21 @@ class ApiError(HTTPException):
         return {"type": "error", "error": detail, "request_id": request_id}
 
     def body_at(self, path: str, request_id: str | None) -> dict[str, Any]:
-        """Return the error in the form of what lies at a path; the request may have no id yet."""
+        """Return the error in the form of a path's protocol; the request may have no id yet."""
         return self.anthropic_body(request_id) if is_anthropic(path) else self.body
 
     def response(self, path: str, request_id: str | None) -> Response:
-        """Return the answer that tells it; arguments as of `body_at`."""
+        """Return the error as a response; arguments as of `body_at`."""
         return JSON(self.body_at(path, request_id), self.status_code, self.headers)
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether what lies at a path speaks Anthropic's protocol."""
+    """Whether a path is one of Anthropic's protocol."""
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 def internal_error() -> ApiError:
-    """Return what a client is told of a bug of ours."""
+    """Return the error of a bug in the server."""
     return ApiError(500, "the server failed to answer this request; its log says where", code="internal_error")
 
 
@@ -159,9 +167,9 @@ def of_library(error: LlamariumError, *, field: str | None = None, source: str =
     """Translate an error of the library.
 
     Args:
-        error: What was raised.
-        field: The one that holds the prompt.
-        source: The tokenizer's, which is a path and none of the client's business.
+        error: Of any type.
+        field: The request's field with the prompt.
+        source: The tokenizer's path, which is not shown to clients.
     """
     message = str(error).removeprefix(f"{source}: ")
     message = message.replace(source, "the tokenizer") if source else message
@@ -177,15 +185,8 @@ def of_library(error: LlamariumError, *, field: str | None = None, source: str =
         return ApiError(400, message, param=error.param)
     if isinstance(error, TokenizerError | InputError):
         return ApiError(400, message, param=field)
-    if isinstance(error, RequestTimeoutError):
-        return ApiError(408, message, code="request_timeout")
-    if isinstance(error, EngineStoppedError):
-        return ApiError(503, "the server is stopping, and the answer has not come to its end", code="unavailable")
-    if isinstance(error, GaveWayError):
-        message = "there was no memory for all answers that were run, and this one was ended; ask again"
-        return ApiError(503, message, code="overloaded", headers={"retry-after": "1"})
-    if isinstance(error, SlowReaderError):
-        return ApiError(408, message, code="slow_reader")
-    if isinstance(error, AnswerError):
-        return ApiError(500, message, code="model_error")
-    return internal_error()  # of the model's files, say, whose paths are none of the client's business
+    for kind, status, code, text in _FAILURES:
+        if isinstance(error, kind):
+            headers = {"retry-after": "1"} if kind is GaveWayError else None
+            return ApiError(status, text or message, code=code, headers=headers)
+    return internal_error()  # as of the model's files, whose paths are not shown to clients

@@ -1,4 +1,4 @@
-"""From what pydantic finds wrong with a body to one refusal, which names the field as the client wrote it."""
+"""Translates pydantic's errors about a body into one error, which names the field as the client wrote it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -17,21 +17,20 @@ Path = tuple[str | int, ...]
 
 
 def refusal_of(faults: Sequence[dict[str, Any]], body: Any) -> ApiError:
-    """Return the refusal of a body.
+    """Return the error of a body.
 
-    A field that may be one of several kinds has a fault for each; those are told that lie deepest in the body, as they
-    are of the kind that was meant.
+    A field of several possible kinds has a fault for each; the deepest ones are of the kind that was meant.
 
     Args:
-        faults: As pydantic tells them.
-        body: What was read.
+        faults: pydantic's.
+        body: The JSON value.
     """
     if not isinstance(body, dict):
         return ApiError(400, "expected a JSON object as the body", code="invalid_json")
     paths = [path_in(fault, body) for fault in faults]
     deepest = max(paths, key=len)
-    told = _meant([fault for fault, path in zip(faults, paths, strict=True) if path == deepest])
-    first = next((fault for fault in told if fault["type"] == REFUSED), told[0])
+    meant = _meant([fault for fault, path in zip(faults, paths, strict=True) if path == deepest])
+    first = next((fault for fault in meant if fault["type"] == REFUSED), meant[0])
     context = first.get("ctx", {})
     if first["type"] == REFUSED:
         param = spelled((*deepest, context["field"]))
@@ -46,17 +45,15 @@ def refusal_of(faults: Sequence[dict[str, Any]], body: Any) -> ApiError:
         found, expected = context["tag"][1:-1], context["expected_tags"].replace("'<", "").replace(">'", "")
         message = f"{param} is {show_value(found)}; expected {expected}"
         return ApiError(400, message, code="invalid_parameter", param=param)
-    if first["type"] == "union_tag_not_found":
-        param = spelled((*deepest, "type"))
+    if first["type"] in ("missing", "union_tag_not_found"):
+        param = spelled(deepest if first["type"] == "missing" else (*deepest, "type"))
         return ApiError(400, f"{param} is missing", code="missing_parameter", param=param)
-    if first["type"] == "missing":
-        return ApiError(400, f"{param} is missing", code="missing_parameter", param=param)
-    reasons = " or: ".join(dict.fromkeys(fault["msg"] for fault in told))
+    reasons = " or: ".join(dict.fromkeys(fault["msg"] for fault in meant))
     return ApiError(400, f"{param}: {reasons}", code="invalid_parameter", param=param)
 
 
 def validated(kind: type[KindT], body: Any) -> KindT:
-    """Return what a body says.
+    """Return the validated body.
 
     Raises:
         ApiError: As `refusal_of`.
@@ -69,7 +66,7 @@ def validated(kind: type[KindT], body: Any) -> KindT:
 
 
 def _meant(faults: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Leave out faults of kinds that were not meant: an object is told by its `type`, and nothing else is."""
+    """Leave out faults of kinds that were not meant: only an object has a `type`."""
     tagged = [fault for fault in faults if fault["type"].startswith("union_tag_")]
     if any(isinstance(fault["input"], dict) for fault in tagged):
         return tagged
@@ -77,7 +74,7 @@ def _meant(faults: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
 
 
 def path_in(fault: Mapping[str, Any], body: Any) -> Path:
-    """Return a fault's place in the body, without the kinds that pydantic names where it tried several."""
+    """Return a fault's path in the body, without the names of kinds that pydantic puts between."""
     path: list[str | int] = []
     for part in fault["loc"][1:]:
         if (isinstance(body, dict) and part in body) or (isinstance(body, list) and part in range(len(body))):

@@ -16,11 +16,11 @@ from llamarium.sampling.params import GenerationOptions, Parameter, Taker, param
 from llamarium.server.errors import ApiError
 from llamarium.server.faults import REFUSED
 
-_NESTED = ("content", "tool_calls", "output")  # lists within what is said
+_NESTED = ("content", "tool_calls", "output")  # lists within messages
 
 
 class Body(BaseModel):
-    """What every request's body has in common."""
+    """Base of all request bodies."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
@@ -32,15 +32,7 @@ class Body(BaseModel):
 
     @classmethod
     def check_length(cls, value: Any, most: int) -> None:
-        """Refuse a dialog that cannot fit, before anybody looks at its messages.
-
-        Args:
-            value: The body, as JSON.
-            most: Tokens that fit. No message, part or call takes less than one.
-
-        Raises:
-            ApiError: If there are more of them.
-        """
+        """Refuse a dialog with more messages, parts and calls than `most`, the tokens that fit, before reading them."""
         if cls.dialog is None or not isinstance(value, dict):
             return
         count = _count(cast("dict[str, Any]", value).get(cls.dialog))
@@ -95,7 +87,7 @@ def parameters_in(body: BaseModel, taker: Taker) -> GenerationOptions:
 
 
 def _count(said: Any) -> int:
-    """Return how many objects a list holds with the lists of the objects in it; anything else has none."""
+    """Count the objects in a list and in the lists of those objects; of anything else return 0."""
     if not isinstance(said, list):
         return 0
     objects = [cast("dict[str, Any]", one) for one in cast("list[Any]", said) if isinstance(one, dict)]
@@ -103,12 +95,12 @@ def _count(said: Any) -> int:
 
 
 def of_type(name: str) -> Tag:
-    """Return what names a kind of object among others; in brackets, as no field is called."""
+    """Return the tag of a kind of object; in brackets, unlike any field's name."""
     return Tag(f"<{name}>")
 
 
 def by_type(default: str | None = None) -> Discriminator:
-    """Return what chooses among kinds of objects by their `type`; without one it is the default's, if there is one."""
+    """Return a discriminator of kinds of objects by their `type`, with an optional default."""
 
     def name(value: Any) -> str | None:
         found = value.get("type", default) if isinstance(value, dict) else getattr(value, "type", None)

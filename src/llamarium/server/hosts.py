@@ -1,4 +1,4 @@
-"""Where a server listens, and the names that it answers to. Imports nothing heavy."""
+"""The server's address, and the host names that it accepts. Imports nothing heavy."""
 
 import errno
 import ipaddress
@@ -12,16 +12,11 @@ from llamarium.server.settings import Settings
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
-_UNREAD_BYTES = 2**18  # that the system keeps for a client that does not read
+_UNREAD_BYTES = 2**18  # buffered by the system for a client that does not read
 
 
 def own_names(host: str, allowed: Iterable[str]) -> frozenset[str]:
-    """Return the host names that a server answers to.
-
-    Args:
-        host: Where it listens.
-        allowed: Others that it was told.
-    """
+    """Return the host names that a server accepts: those of its address, and `allowed`."""
     here = (socket.gethostname(),) if is_everywhere(host) else ()
     return LOCAL_NAMES | {name.strip("[]").lower() for name in (host, *allowed, *here)}
 
@@ -68,7 +63,7 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def _listen_here(path: str) -> socket.socket:
-    """Return a Unix socket for its owner alone, in place of one that nobody listens at any more."""
+    """Return a Unix socket for its owner alone; a stale one is replaced."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         if Path(path).is_socket() and listener.connect_ex(path) == errno.ECONNREFUSED:
@@ -87,7 +82,7 @@ def _listen_here(path: str) -> socket.socket:
 
 
 def address(settings: Settings, listener: socket.socket) -> str:
-    """Return where clients find the server."""
+    """Return the server's address for clients."""
     if settings.uds is not None:
         return f"unix:{settings.uds}"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,11 +15,11 @@ _WHOLE_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 
 
 class Metrics:
-    """What `/metrics` shows.
+    """The content of `/metrics`.
 
     Args:
-        service: Whose engine is looked at when somebody asks.
-        model_name: A label of every metric; those of a request that an adapter answers have the adapter's name.
+        service: Has the engine, which is read on each request.
+        model_name: A label of every metric; requests to an adapter have the adapter's name.
     """
 
     def __init__(self, service: Service, model_name: str) -> None:
@@ -31,72 +32,67 @@ class Metrics:
         self._first = histogram("time_to_first_token_seconds", "From the request to its first token.", _FIRST_S)
         self._between = histogram("inter_token_latency_seconds", "From one token to the next.", _BETWEEN_S)
         self._whole = histogram("e2e_request_latency_seconds", "From the request to its end.", _WHOLE_S)
-        self._success = Counter(
-            "llamarium:request_success",
-            "Answers that came to their end.",
-            [*label, "finished_reason"],
-            registry=registry,
-        )
-        self._aborted = Counter(
-            "llamarium:request_aborted", "Requests that did not.", [*label, "reason"], registry=registry
-        )
+
+        def counter(name: str, text: str, reason: str) -> Counter:
+            return Counter(f"llamarium:{name}", text, [*label, reason], registry=registry)
+
+        self._success = counter("request_success", "Answers that came to their end.", "finished_reason")
+        self._aborted = counter("request_aborted", "Requests that did not.", "reason")
         registry.register(_EngineCollector(service, model_name))
         self._of = dict[str | None, RequestMetrics]()
-        self.of(None)  # so that they are there before anybody has asked
+        self.of(None)  # exported before the first request
 
     def of(self, adapter: str | None) -> "RequestMetrics":
-        """Return those of the requests that an adapter answers, or the model as it is."""
+        """Return the metrics of an adapter's requests; None is the model without one."""
         if adapter not in self._of:
-            self._of[adapter] = self._labelled(adapter or self._model_name)
+            name = adapter or self._model_name
+            histograms = (self._first.labels(name), self._between.labels(name), self._whole.labels(name))
+            self._of[adapter] = RequestMetrics(name, *histograms, self._success, self._aborted)
         return self._of[adapter]
 
-    def _labelled(self, name: str) -> "RequestMetrics":
-        histograms = (self._first.labels(name), self._between.labels(name), self._whole.labels(name))
-        return RequestMetrics(name, *histograms, self._success, self._aborted)
-
     def text(self) -> bytes:
-        """Return all of them."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
+@dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """What is noted of the requests to one name.
+    """The metrics of requests to one model name.
 
     Attributes:
+        name: Of the model or adapter.
         first: Times to the first token.
         between: Times from one token to the next.
         whole: Times to the end.
+        num_finished: By reason.
+        num_aborted: By reason.
     """
 
-    def __init__(
-        self, name: str, first: Histogram, between: Histogram, whole: Histogram, success: Counter, aborted: Counter
-    ) -> None:
-        self._name, self._success, self._aborted = name, success, aborted
-        self.first, self.between, self.whole = first, between, whole
+    name: str
+    first: Histogram
+    between: Histogram
+    whole: Histogram
+    num_finished: Counter
+    num_aborted: Counter
 
     def finished(self, reason: str) -> None:
         """Count an answer."""
-        self._success.labels(self._name, reason).inc()
+        self.num_finished.labels(self.name, reason).inc()
 
     def aborted(self, reason: str) -> None:
         """Count a request that broke off."""
-        self._aborted.labels(self._name, reason).inc()
+        self.num_aborted.labels(self.name, reason).inc()
 
 
 class Timer:
-    """Times the tokens of one request.
-
-    Args:
-        metrics: Are told.
-        began: When the request came, on the monotonic clock.
-    """
+    """Times the tokens of one request, which began at `began` of the monotonic clock."""
 
     def __init__(self, metrics: RequestMetrics, began: float) -> None:
         self._metrics, self._began = metrics, began
         self._last = 0.0
 
     def tokens(self) -> None:
-        """Note that a step has brought tokens."""
+        """Record the arrival of a step's tokens."""
         now = time.monotonic()
         if self._last:
             self._metrics.between.observe(now - self._last)
@@ -105,12 +101,12 @@ class Timer:
         self._last = now
 
     def end(self) -> None:
-        """Note the end."""
+        """Record the end."""
         self._metrics.whole.observe(time.monotonic() - self._began)
 
 
 class _EngineCollector:
-    """What the engine was doing after its last step, read when somebody asks."""
+    """The engine's state after its last step, read on each request."""
 
     def __init__(self, service: Service, model_name: str) -> None:
         self._service, self._label = service, model_name
@@ -120,15 +116,11 @@ class _EngineCollector:
         if self._service.loaded is None:
             return
         seen = self._service.loaded[1].snapshot
-        counts = seen.counts
+        counts, share = seen.counts, seen.used_blocks / seen.num_blocks
         gauges = (
             ("num_requests_running", "Answers that are being run.", seen.running),
             ("num_requests_waiting", "Answers that wait.", seen.waiting),
-            (
-                "kv_cache_usage_perc",
-                "Share of the cache's blocks that answers have.",
-                seen.used_blocks / seen.num_blocks,
-            ),
+            ("kv_cache_usage_perc", "Share of the cache's blocks that answers have.", share),
         )
         counters = (
             ("prefix_cache_queries", "Prompt tokens that were looked for in the cache.", counts.sought_tokens),

@@ -1,4 +1,4 @@
-"""Which model a request names: the one that is served, under any of its names, or an adapter of it."""
+"""The model of a request: the served one, under any of its names, or one of its adapters."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ from llamarium.server.lifecycle.service import Service
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """What a request's `model` means.
+    """The model or adapter of a request.
 
     Attributes:
-        name: What its answers and its metrics call it.
-        adapter: Which of the engine's adapters answers; None is the model as it is.
+        name: In answers and metrics.
+        adapter: The name of the engine's adapter, or None.
     """
 
     name: str
@@ -22,7 +22,7 @@ class ModelChoice:
 
 
 def chosen_model(request: Request, name: str | None) -> ModelChoice:
-    """Return what a request's `model` means; none at all is the model as it is.
+    """Return the model that a request's `model` names; without one it is the served model.
 
     Raises:
         ApiError: 404 for a name that nothing is served under; 503 while that is not known.

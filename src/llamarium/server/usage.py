@@ -1,4 +1,4 @@
-"""Counts of tokens, of one request, whatever the protocol that reports them."""
+"""Token counts of one request, for any protocol."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,8 @@ from llamarium.generation.text_engine import Answers
 class Usage:
     """The tokens of one HTTP request.
 
-    Args:
-        answers: To each of its prompts.
-
     Attributes:
-        answers: The same.
+        answers: To each of its prompts.
         generated: Tokens of answers.
     """
 
@@ -22,11 +19,11 @@ class Usage:
         self.generated = 0
 
     def count(self, pieces: Sequence[Piece]) -> None:
-        """Count what a step has brought."""
+        """Count the tokens of a step."""
         self.generated += sum(len(piece.token_ids) for piece in pieces)
 
     def noted(self) -> dict[str, int]:
-        """Return the counts for the line that is written about the request."""
+        """Return the counts for the request's line in the log."""
         return {"prompt": self.prompt, "cached": self.cached, "generated": self.generated}
 
     @property
@@ -36,5 +33,5 @@ class Usage:
 
     @property
     def cached(self) -> int:
-        """Those of them that were not run, as their keys and values were there."""
+        """Those of them whose keys and values were cached."""
         return sum(one.num_cached for one in self.answers)

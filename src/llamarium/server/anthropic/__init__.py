@@ -1,1 +1,1 @@
-"""Anthropic's protocol: messages, their stream of events, and the counting of their tokens."""
+"""Anthropic's protocol: messages, their streams, and counts of their tokens."""

@@ -1,4 +1,4 @@
-"""A call's arguments as an object, also where the answer broke off within them."""
+"""A call's arguments as an object, even if the answer ends within them."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +9,7 @@ _SCAN: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().raw_decode
 
 
 def members(text: str) -> dict[str, Any]:
-    """Return the members of a JSON object's text; of one that breaks off those that came whole."""
+    """Return the members of a JSON object's text; of an incomplete one the complete members."""
     try:
         whole = json.loads(text or "{}")
     except ValueError:
@@ -25,7 +25,7 @@ def _first_members(text: str) -> dict[str, Any]:
             name, end = _SCAN(text, _skip(text, place))
             value, end = _SCAN(text, _skip(text, _after(text, end, ":") or len(text)))
             place = _after(text, end, ",")
-            if place is not None or not isinstance(value, int | float):  # a number may go on where the text breaks off
+            if place is not None or not isinstance(value, int | float):  # a number at the end may be incomplete
                 found[name] = value
     except ValueError:
         pass
@@ -33,7 +33,7 @@ def _first_members(text: str) -> dict[str, Any]:
 
 
 def _after(text: str, place: int, mark: str) -> int | None:
-    """Return the place after white space and a mark; None where it does not stand there."""
+    """Return the place after white space and a mark, or None without the mark."""
     place = _skip(text, place)
     return place + 1 if text.startswith(mark, place) else None
 

@@ -16,12 +16,7 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 
 
 class MessageFormatter(ReplyFormatter):
-    """Formats one message, whose first event has the cached tokens that the first step brings; see `ReplyFormatter`.
-
-    Args:
-        model: The name that it is answered under.
-        request_id: The request's.
-    """
+    """Formats one message, under a model's name; its first event has counts that the first step brings."""
 
     ping = event({"type": "ping"}).encode()
 
@@ -84,7 +79,7 @@ class MessageFormatter(ReplyFormatter):
                 return self._close()
 
     def _begin(self, block: dict[str, Any]) -> str:
-        """Return the events of a block's beginning, and of the end of the one before."""
+        """Return the events that end the open block and begin the next one."""
         closed = self._close()
         self._open = block["type"]
         self._content.append(block)
@@ -95,7 +90,7 @@ class MessageFormatter(ReplyFormatter):
         return event({"type": "content_block_delta", "index": self._index, "delta": delta})
 
     def _close(self) -> str:
-        """Return the event of the end of the block that is open, if one is."""
+        """Return the event that ends the open block, if any."""
         if self._open is None:
             return ""
         joined = "".join(self._parts)
@@ -109,7 +104,7 @@ class MessageFormatter(ReplyFormatter):
 
 
 def _counts(usage: Usage) -> dict[str, Any]:
-    """Return the counts under Anthropic's names: there, tokens that were kept are no part of `input_tokens`."""
+    """Return token counts under Anthropic's names, where `input_tokens` excludes cached ones."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_creation_input_tokens": 0,

@@ -1,4 +1,4 @@
-"""The requests for messages: what Anthropic's client sends, and what of it is refused."""
+"""The requests for messages: supported fields of Anthropic's client, and refused ones."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -12,7 +12,7 @@ _NO_SERVER_TOOLS = "the server calls no tools by itself"
 
 
 class CacheControl(Body):
-    """The mark of a prefix that will be asked for again. Prefixes are found by themselves, so it is taken as it is."""
+    """The mark of a prefix to cache; without effect, since prefixes are always cached."""
 
     refused: ClassVar[Mapping[str, str]] = {"ttl": "prefixes are kept for as long as there is memory"}
 
@@ -20,7 +20,7 @@ class CacheControl(Body):
 
 
 class TextBlock(Body):
-    """A part of what is said."""
+    """A text."""
 
     refused: ClassVar[Mapping[str, str]] = {"citations": "answers do not cite"}
 
@@ -30,7 +30,7 @@ class TextBlock(Body):
 
 
 class ToolUseBlock(Body):
-    """A call that the assistant has made."""
+    """A call of the assistant."""
 
     refused: ClassVar[Mapping[str, str]] = {"caller": _NO_SERVER_TOOLS, "toolset_name": _NO_SERVER_TOOLS}
 
@@ -42,7 +42,7 @@ class ToolUseBlock(Body):
 
 
 class ToolResultBlock(Body):
-    """What a call has given."""
+    """The result of a call."""
 
     refused: ClassVar[Mapping[str, str]] = {"toolset_name": _NO_SERVER_TOOLS}
 
@@ -69,14 +69,14 @@ class MessageParam(Body):
 
 
 class JsonFormat(Body):
-    """The form of an answer. It is always held strictly."""
+    """The form of an answer; it is always enforced."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(Body):
-    """How an answer is to be."""
+    """The form of an answer."""
 
     refused: ClassVar[Mapping[str, str]] = {"effort": _NO_REASONING}
 
@@ -92,13 +92,13 @@ class Thinking(Body):
 
 
 class Metadata(Body):
-    """Who asks."""
+    """About the user; without effect."""
 
     user_id: str | None = None
 
 
 class AnthropicTool(Body):
-    """A function that the model may call. Its arguments are told as they come, unless somebody wants them otherwise."""
+    """A function that the model may call; its arguments are streamed."""
 
     refused: ClassVar[Mapping[str, str]] = {"input_examples": "the model is told a tool's schema alone"}
 
@@ -114,7 +114,7 @@ class AnthropicTool(Body):
 
 
 class AnthropicToolChoice(Body):
-    """Whether the model may, or has to, call."""
+    """Whether the model may or must call a tool."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -122,7 +122,7 @@ class AnthropicToolChoice(Body):
 
 
 class CountRequest(Body):
-    """`POST /v1/messages/count_tokens`: what a prompt is made of."""
+    """`POST /v1/messages/count_tokens`: the parts of a prompt."""
 
     dialog: ClassVar[str | None] = "messages"
 

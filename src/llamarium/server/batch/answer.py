@@ -1,4 +1,4 @@
-"""Asking all lines, as many side by side as keep the engine busy, and writing each answer when it is there."""
+"""Runs the requests of a batch, as many at once as keep the engine busy, and writes each answer when it is complete."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -15,20 +15,20 @@ from llamarium.server.http.stream import encode
 from llamarium.server.lifecycle.service import Service
 
 MAX_PENDING_BYTES = 2**26
-"""Of lines that are under way, unless a single one has more."""
+"""Of lines under way, unless a single one has more."""
 
-_AHEAD = 2  # times what runs side by side: who comes next has been read and encoded before there is room
+_AHEAD = 2  # times the running answers: the next requests are read and encoded before there is room
 
 
 @dataclass(slots=True)
 class BatchProgress:
-    """What has come of a batch so far.
+    """The progress of a batch.
 
     Attributes:
         num_lines: In all.
-        num_answered: Those that have an answer, whichever.
-        num_failed: Those whose answer is an error.
-        first_failure: What the first error of this run says; empty if there is none.
+        num_answered: With an answer or an error.
+        num_failed: With an error.
+        first_failure: The message of the first error of this run, or empty.
     """
 
     num_lines: int
@@ -37,24 +37,24 @@ class BatchProgress:
     first_failure: str = ""
 
     def __str__(self) -> str:
-        """Say it."""
+        """Return it as a sentence."""
         return f"{self.num_answered} of {self.num_lines} lines answered, {self.num_failed} failed"
 
     @property
     def share(self) -> float:
-        """Of the lines, those that have an answer."""
+        """The share of answered lines."""
         return self.num_answered / self.num_lines
 
 
 class BatchRun:
-    """Asks lines.
+    """Runs a batch.
 
     Args:
         service: The model.
-        names: Under which it is served, at least one.
-        write: Takes the answers, each a line.
-        warn: Is told of bugs of ours.
-        tally: Is kept up to date.
+        names: Of the model, at least one.
+        write: Called with each answer's line.
+        warn: Called with a message about each bug.
+        progress: Updated with each answer.
     """
 
     def __init__(
@@ -63,18 +63,18 @@ class BatchRun:
         names: tuple[str, ...],
         write: Callable[[bytes], None],
         warn: Callable[[str], None],
-        tally: BatchProgress,
+        progress: BatchProgress,
     ) -> None:
         self._service, self._routes = service, Routes(create_routes(service, names))
-        self._write, self._warn, self._tally = write, warn, tally
+        self._write, self._warn, self._progress = write, warn, progress
         self._num_bytes = self._num_lines = 0
         self._came = asyncio.Event()
 
-    async def ask_all(self, lines: Iterable[Line]) -> None:
-        """Ask them.
+    async def run(self, lines: Iterable[Line]) -> None:
+        """Run the requests of all lines.
 
         Raises:
-            EngineStoppedError: If the engine breaks; who was not answered then has no line.
+            EngineStoppedError: If the engine breaks; unanswered lines have no output then.
             OutputError: If an answer cannot be written.
         """
         try:
@@ -85,31 +85,31 @@ class BatchRun:
                         await self._came.wait()
                     self._num_lines += 1
                     self._num_bytes += len(line.text)
-                    group.create_task(self._ask(line))
-                    await asyncio.sleep(0)  # so that its answers are counted
+                    group.create_task(self._run_line(line))
+                    await asyncio.sleep(0)  # so that its answers are in flight
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
     def _has_room(self, line: Line) -> bool:
-        """Whether a line may be asked besides those that are under way."""
+        """Whether a line can run besides those under way."""
         most = _AHEAD * self._service.settings.max_num_seqs
         return self._num_lines == 0 or (
             max(self._num_lines, self._service.in_flight) < most
             and self._num_bytes + len(line.text) <= MAX_PENDING_BYTES
         )
 
-    async def _ask(self, line: Line) -> None:
+    async def _run_line(self, line: Line) -> None:
         try:
             asked = self._read(line)
             if asked is not None:
-                self._tell(line, await self._routes.post(asked))
+                self._write_reply(line, await self._routes.post(asked))
         finally:
             self._num_lines -= 1
             self._num_bytes -= len(line.text)
             self._came.set()
 
     def _read(self, line: Line) -> BatchRequest | None:
-        """Return what a line asks, or write what is wrong with it."""
+        """Return a line's request, or write its error."""
         try:
             asked = parse(line)
             self._routes.check(asked)
@@ -119,15 +119,15 @@ class BatchRun:
             return None
         return asked
 
-    def _tell(self, line: Line, answer: RouteReply) -> None:
-        """Write a route's answer."""
-        if answer.status == 503 and not self._has_engine():  # else this answer gave way to others
+    def _write_reply(self, line: Line, reply: RouteReply) -> None:
+        """Write a route's reply."""
+        if reply.status == 503 and not self._has_engine():  # else this answer was aborted for others
             raise self._broken()
-        if answer.bug is not None:
-            self._warn(f"line {line.number} met a bug in llamarium: {answer.bug}")
-        head = encode({"status_code": answer.status, "request_id": new_request_id()})
-        failure = "" if answer.status == 200 else f"{answer.status}, {error_message(answer.body.encode())}"
-        self._put(line, f'{head[:-1]},"body":{answer.body}}}', "null", failure=failure)
+        if reply.bug is not None:
+            self._warn(f"line {line.number} met a bug in llamarium: {reply.bug}")
+        head = encode({"status_code": reply.status, "request_id": new_request_id()})
+        failure = "" if reply.status == 200 else f"{reply.status}, {error_message(reply.body.encode())}"
+        self._put(line, f'{head[:-1]},"body":{reply.body}}}', "null", failure=failure)
 
     def _has_engine(self) -> bool:
         loaded = self._service.loaded
@@ -138,10 +138,10 @@ class BatchRun:
         return EngineStoppedError(f"the engine has broken, and not all lines are answered: {failure}")
 
     def _put(self, line: Line, response: str, error: str, *, failure: str) -> None:
-        """Write an answer; response and error are JSON."""
+        """Write a line of output; response and error are JSON."""
         head = encode({"id": line.id, "custom_id": line.custom_id})
         self._write(f'{head[:-1]},"response":{response},"error":{error}}}\n'.encode())
-        self._tally.num_answered += 1
+        self._progress.num_answered += 1
         if failure:
-            self._tally.num_failed += 1
-            self._tally.first_failure = self._tally.first_failure or f"line {line.number}: {failure}"
+            self._progress.num_failed += 1
+            self._progress.first_failure = self._progress.first_failure or f"line {line.number}: {failure}"

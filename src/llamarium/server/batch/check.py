@@ -1,4 +1,4 @@
-"""Before anything is asked: each name stands once, and what an earlier run answered is what is asked now."""
+"""Checks before a batch runs: names are unique, and lines that an earlier run answered are unchanged."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,16 +8,11 @@ from llamarium.server.batch.output import Kept
 
 
 def check_lines(lines: Iterable[Line], name: str, kept: Kept) -> int:
-    """Return how many lines there are.
-
-    Args:
-        lines: All of the input.
-        name: Of the input, for messages.
-        kept: What an earlier run has answered.
+    """Return the number of lines of the input called `name`.
 
     Raises:
         InputError: If there are none, or two have the same custom_id.
-        OutputError: If what was answered is not what is asked.
+        OutputError: If a line that an earlier run has answered was changed or removed.
     """
     places: dict[str, int] = {}
     number, nameless = 0, kept.nameless.copy()
@@ -52,10 +47,10 @@ def _changed(what: str, name: str) -> OutputError:
 
 
 def check_model(kept: Kept, names: Sequence[str], path: str) -> None:
-    """Refuse to go on with another model.
+    """Refuse to resume with another model.
 
     Raises:
-        OutputError: If one has answered that is not served under these names.
+        OutputError: If a model answered that has none of these names.
     """
     others = sorted(kept.models.difference(names))
     if others:

@@ -1,4 +1,4 @@
-"""Asking the server's routes in the same process: the code that answers HTTP, without a socket."""
+"""Calls the server's routes in this process: the code that answers HTTP, without a socket."""
 
 import asyncio
 import json
@@ -19,12 +19,12 @@ from llamarium.server.http.stream import encode
 
 @dataclass(frozen=True, slots=True)
 class RouteReply:
-    """What a route has answered.
+    """A route's reply.
 
     Attributes:
-        status: As over HTTP.
+        status: Of HTTP.
         body: JSON, in one line of ASCII.
-        bug: Where the server has failed, if it has.
+        bug: Where the server failed, or None.
     """
 
     status: int
@@ -33,20 +33,16 @@ class RouteReply:
 
 
 class Routes:
-    """The routes that take POST.
-
-    Args:
-        app: As `create_routes` returns it.
-    """
+    """The POST routes of an application."""
 
     def __init__(self, app: FastAPI) -> None:
         self._app, self._paths = app, post_paths()
 
     def check(self, asked: BatchRequest) -> None:
-        """Refuse what no batch can ask.
+        """Refuse a request that cannot be part of a batch.
 
         Raises:
-            ApiError: If there is no such route, or a stream is asked for.
+            ApiError: If there is no such route, or the request wants a stream.
         """
         if asked.url not in self._paths:
             raise ApiError(
@@ -64,30 +60,30 @@ class Routes:
             )
 
     async def post(self, asked: BatchRequest) -> RouteReply:
-        """Return what the route answers; a bug of ours is an answer with status 500."""
+        """Return the route's reply; a bug is a reply with status 500."""
         sent = _Sent()
         try:
             await self._app(_scope(asked.url), _Body(_written(asked.body)).receive, sent.send)
-        except Exception as error:  # noqa: BLE001 - told without its text, which may hold a prompt
+        except Exception as error:  # noqa: BLE001 - reported without its text, which may hold a prompt
             return RouteReply(500, encode(internal_error().body_at(asked.url, None)), where(error))
         return RouteReply(sent.status, _as_ascii(b"".join(sent.parts)))
 
 
 class _Body:
-    """What a route receives: a body, and then nothing more."""
+    """The body that a route receives."""
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
 
     async def receive(self) -> Message:
         if self._body is None:
-            await asyncio.get_running_loop().create_future()  # nobody leaves
+            await asyncio.get_running_loop().create_future()  # the client never disconnects
         body, self._body = self._body, None
         return {"type": "http.request", "body": body, "more_body": False}
 
 
 class _Sent:
-    """What a route sends."""
+    """The messages that a route sends."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -101,7 +97,7 @@ class _Sent:
 
 
 def _written(body: Mapping[str, Any]) -> bytes:
-    """Return a body in UTF-8, as clients send it: in ASCII one may be larger than is read."""
+    """Return a body in UTF-8, as clients send it; in ASCII it could exceed the limit."""
     return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 

@@ -1,4 +1,4 @@
-"""The lines of a batch: reading them within bounds, what they are called, and what they ask.
+"""The lines of a batch: reading within bounds, names, and requests.
 
 A line is `{"custom_id": ..., "method": "POST", "url": "/v1/...", "body": {...}}`. Source: OpenAI's batch API.
 """
@@ -21,20 +21,20 @@ MAX_CUSTOM_ID_CHARACTERS = 512
 """Characters of a custom_id."""
 
 MAX_LINE_BYTES = Settings().max_body_bytes + 2**16
-"""Of a line: a request's body, and what is around it."""
+"""Of a line: a request's body, and the rest of the line."""
 
 _PART_BYTES = 2**20  # of a line that is too long to be kept
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line as it stands in a file.
+    """A line of a file.
 
     Attributes:
-        number: Its place, from 1.
-        text: What is in it; empty if that is too much.
-        digest: Of what is in it.
-        custom_id: What it is called; None if that cannot be told.
+        number: From 1.
+        text: Its content; empty if it is too long.
+        digest: Of its content.
+        custom_id: Its name; None if it has none that can be read.
     """
 
     number: int
@@ -44,16 +44,13 @@ class Line:
 
     @property
     def id(self) -> str:
-        """Of its answer: the same whenever the same is asked, so that a changed line is noticed.
-
-        Lines without a name are known by their places.
-        """
+        """Of its answer: a hash of the content, and of a nameless line's number, so that a changed line is noticed."""
         place = "" if self.custom_id is not None else f"{self.number} "
         return f"batch_req_{hashlib.sha256(f'{place}{self.digest}'.encode()).hexdigest()[:24]}"
 
 
 class BatchRequest(Body):
-    """What a line asks."""
+    """The request of a line."""
 
     custom_id: str = Field(min_length=1, max_length=MAX_CUSTOM_ID_CHARACTERS)
     method: Literal["POST"]
@@ -62,12 +59,7 @@ class BatchRequest(Body):
 
 
 def read_lines(file: BinaryIO, most_bytes: int = MAX_LINE_BYTES) -> Iterator[Line]:
-    """Yield a file's lines from its beginning, but for those that are blank.
-
-    Args:
-        file: Can go back to its beginning.
-        most_bytes: Of a line; of a longer one nothing is kept but its digest.
-    """
+    """Yield a seekable file's lines but blank ones; of one with more than `most_bytes` only the digest is kept."""
     file.seek(0)
     number = 0
     while text := file.readline(most_bytes + 1):
@@ -79,14 +71,14 @@ def read_lines(file: BinaryIO, most_bytes: int = MAX_LINE_BYTES) -> Iterator[Lin
 
 
 def noted(lines: Iterable[Line], note: Callable[[bytes], object]) -> Iterator[Line]:
-    """Yield lines, and call `note` with what each is known by, as a hash's `update`."""
+    """Yield lines, and call `note` with each one's id, as a hash's `update`."""
     for line in lines:
         note(line.id.encode())
         yield line
 
 
 def _digest_of_rest(file: BinaryIO, begin: bytes) -> str:
-    """Read a line to its end without keeping it; return the digest of all of it."""
+    """Read the rest of a line without keeping it, and return the digest of the whole."""
     found = hashlib.sha256(begin)
     while part := file.readline(_PART_BYTES):
         found.update(part)
@@ -96,7 +88,7 @@ def _digest_of_rest(file: BinaryIO, begin: bytes) -> str:
 
 
 def _name_of(text: bytes) -> str | None:
-    """Return a line's custom_id, also where the line is refused for something else."""
+    """Return a line's custom_id, even if the line is invalid otherwise."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -108,7 +100,7 @@ def _name_of(text: bytes) -> str | None:
 
 
 def parse(line: Line) -> BatchRequest:
-    """Return what a line asks.
+    """Return a line's request.
 
     Raises:
         ApiError: If it is no line of a batch.

@@ -1,7 +1,6 @@
-"""The file of answers: written line by line, so that whatever ends the process, what it holds whole is kept.
+"""The output of a batch: a line for each answer, in the order of completion, kept whatever ends the process.
 
-Answers come in the order in which they are complete. A run that goes on where another was ended reads which requests
-are answered, and cuts off a last line that was not written to its end.
+A run that resumes reads which requests are answered, and cuts off an incomplete last line.
 """
 
 import json
@@ -22,14 +21,14 @@ from llamarium.server.batch.lines import Line
 
 @dataclass(slots=True)
 class Kept:
-    """What an earlier run has answered.
+    """The answers of an earlier run.
 
     Attributes:
-        named: The answers' ids by the custom_id of their lines.
-        nameless: Those of lines without one.
-        num_failed: Those that are no success.
-        models: Which have answered.
-        end: Bytes of the file up to the end of its last whole line.
+        named: Ids by the custom_id of their lines.
+        nameless: Ids of lines without one.
+        num_failed: How many are errors.
+        models: That answered.
+        end: Bytes of the file up to the end of its last complete line.
     """
 
     named: dict[str, str] = field(default_factory=dict[str, str])
@@ -40,7 +39,7 @@ class Kept:
 
     @property
     def num_answers(self) -> int:
-        """All of them."""
+        """The number of answers."""
         return len(self.named) + len(self.nameless)
 
     def has(self, line: Line) -> bool:
@@ -49,16 +48,12 @@ class Kept:
 
 
 class Output(Protocol):
-    """Where answers go; used in a `with`.
-
-    Attributes:
-        kept: What an earlier run has answered.
-    """
+    """The output of a batch, as a context manager; `kept` has the answers of an earlier run."""
 
     kept: Kept
 
     def begin(self) -> None:
-        """Make room for the first answer: what was there before is cut off, but for what is kept."""
+        """Prepare for the first answer: remove previous content that is not kept."""
         ...
 
     def write(self, line: bytes) -> None:
@@ -69,27 +64,18 @@ class Output(Protocol):
         """
         ...
 
-    def __enter__(self) -> Self:
-        """Return this."""
-        ...
+    def __enter__(self) -> Self: ...
 
-    def __exit__(self, *_: object) -> None:
-        """End."""
-        ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 class StandardOutput:
-    """Answers go to who reads on.
-
-    Attributes:
-        kept: Nothing.
-    """
+    """Answers on standard output; none are kept from earlier runs."""
 
     def __init__(self) -> None:
         self.kept = Kept()
 
     def __enter__(self) -> Self:
-        """Return this."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -105,19 +91,19 @@ class StandardOutput:
 
 
 class OutputFile:
-    """A file of answers, held for this process alone until it is closed.
+    """A file of answers, locked by this process until it is closed.
 
     Args:
-        path: The file; it is made if it is not there, and removed again if nothing is written into it.
-        resumes: Keep the whole answers that are there.
-        replaces: Answers that are there may be lost.
+        path: The file; a new one is removed again if nothing is written.
+        resumes: Keep its complete answers.
+        replaces: Its answers may be lost.
 
     Raises:
-        OutputError: If there are answers and neither is said, if what is to be kept are none, or if the file cannot be
-            written or is being written by another process.
+        OutputError: If there are answers without one of both options, if a line to keep is no answer, or if the file
+            cannot be written or is locked by another process.
 
     Attributes:
-        kept: What an earlier run has answered.
+        kept: The answers of an earlier run.
     """
 
     def __init__(self, path: Path, *, resumes: bool = False, replaces: bool = False) -> None:
@@ -134,7 +120,7 @@ class OutputFile:
             raise
 
     def _check(self, resumes: bool, replaces: bool) -> int:
-        """Return how many bytes it has."""
+        """Return its size in bytes."""
         if not take(self._descriptor):
             raise OutputError(f"{escape(self._path)}: is being written by another process; choose another file")
         status = os.fstat(self._descriptor)
@@ -160,7 +146,7 @@ class OutputFile:
         return kept
 
     def begin(self) -> None:
-        """Cut off what is not kept."""
+        """Cut off content that is not kept."""
         try:
             if self._size > self.kept.end:
                 os.ftruncate(self._descriptor, self.kept.end)
@@ -171,7 +157,7 @@ class OutputFile:
         """Append an answer.
 
         Raises:
-            OutputError: If it cannot be written; what was written of it is cut off when a run goes on.
+            OutputError: If it cannot be written; a part of it is cut off when a run resumes.
         """
         left = memoryview(line)
         try:
@@ -181,11 +167,10 @@ class OutputFile:
             raise unwritable(self._path, error) from None
 
     def __enter__(self) -> Self:
-        """Return this."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait until all is on the disk, and give the file back."""
+        """Flush to disk, and close the file."""
         with suppress(OSError):  # a pipe or a device has no disk
             os.fsync(self._descriptor)
         if self._is_new and os.fstat(self._descriptor).st_size == 0:
@@ -194,11 +179,7 @@ class OutputFile:
 
 
 def _keep(kept: Kept, line: bytes, where: str) -> None:
-    """Note an answer.
-
-    Raises:
-        OutputError: If the line is none.
-    """
+    """Keep an answer, or refuse a line that is none."""
     try:
         value = json.loads(line)
         name, found_id, response = value["custom_id"], value["id"], value["response"]

@@ -1,1 +1,1 @@
-"""HTTP itself: reading bodies, writing streams, who may ask, and what is written down."""
+"""HTTP: bodies, streams, access, connections and the log."""

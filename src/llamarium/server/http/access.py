@@ -1,4 +1,4 @@
-"""The outermost layer: a request's id, the line that is written about it, and the last place that catches a bug."""
+"""The outermost layer: a request's id, its line in the log, and the handler of unexpected errors."""
 
 import re
 import secrets
@@ -16,12 +16,7 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Access:
-    """Gives each request an id, and writes one line about it.
-
-    Args:
-        app: What answers.
-        log: Takes the lines.
-    """
+    """Gives each request an id, and logs a line about it."""
 
     def __init__(self, app: ASGIApp, log: Log) -> None:
         self._app, self._log = app, log
@@ -35,7 +30,7 @@ class Access:
         names = (b"x-request-id", b"request-id") if is_anthropic(scope["path"]) else (b"x-request-id",)
         scope["notes"] = notes = {}
 
-        async def tell(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -43,11 +38,11 @@ class Access:
             await send(message)
 
         try:
-            await self._app(scope, receive, tell)
-        except Exception as error:  # noqa: BLE001 - told without its text, which may hold a client's
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:  # noqa: BLE001 - logged without its text, which may hold a client's
             notes["error"] = where(error)
             if status == 0:
-                await internal_error().response(scope["path"], request_id)(scope, receive, tell)
+                await internal_error().response(scope["path"], request_id)(scope, receive, send_with_id)
         finally:
             self._log.request(
                 {
@@ -68,12 +63,12 @@ def _request_id(scope: MutableMapping[str, Any]) -> str:
 
 
 def new_request_id() -> str:
-    """Return an id that no request has had."""
+    """Return a new id."""
     return f"req-{secrets.token_hex(12)}"
 
 
 def where(error: Exception) -> str:
-    """Say which error it is and where it was raised, without its text and without paths."""
+    """Return an error's type and where it was raised, without its text and without paths."""
     frames = traceback.extract_tb(error.__traceback__)
     place = frames[-1] if frames else None
     return type(error).__name__ if place is None else f"{type(error).__name__} in {place.name}, line {place.lineno}"

@@ -1,4 +1,4 @@
-"""The API keys that let clients in, from wherever they may stand. Imports nothing heavy."""
+"""The server's API keys, from options, environment and file. Imports nothing heavy."""
 
 import os
 from collections.abc import Iterable
@@ -7,15 +7,11 @@ from pathlib import Path
 from llamarium.errors import OptionError, escape
 
 KEY_VARIABLE = "LLAMARIUM_API_KEY"
-"""The environment's variable with a key."""
+"""An environment variable with a key."""
 
 
 def access_keys(file: Path | None, given: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the keys of all places: those that were given, `KEY_VARIABLE`'s, and a file's.
-
-    Args:
-        file: Has a key in each line; spaces around it do not count.
-        given: Others.
+    """Return the keys of `given`, of `KEY_VARIABLE`, and of a file with one a line.
 
     Raises:
         OptionError: If the file cannot be read, or if a key is empty or fits in no header.

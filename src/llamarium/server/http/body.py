@@ -1,7 +1,7 @@
-"""Reading a request's body: within its bounds, as strict JSON.
+"""Reads a request's body: within its bounds, as strict JSON.
 
-Python's own reader takes what JSON does not have (NaN, repeated keys, half of a surrogate pair), and numbers and
-nestings of any size. All of them are refused here, before anybody looks at a field.
+Python's own reader accepts NaN, repeated keys, halves of surrogate pairs, and numbers and nestings of any size. All of
+them are refused here, before fields are validated.
 """
 
 import asyncio
@@ -28,15 +28,15 @@ MAX_VALUES = 2**20
 """Values of a body at most: an empty list takes three bytes to send and sixty to keep."""
 
 MAX_BYTES_AT_ONCE = 2**28
-"""Of all bodies that are on their way, or have come and are being read."""
+"""Of all bodies that are being received or read."""
 
 _LONGEST_INTEGER = 19  # digits: 2**63 - 1
-_LARGE = 2**14  # bytes: read and checked in a thread, as that takes longer than others should wait
+_LARGE = 2**14  # bytes: parsed in a thread, so that other requests need not wait
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class Bodies:
-    """How much is held of bodies, over all requests: from their first byte until they have become ids."""
+    """The bytes of all bodies in memory: from their first byte until they are encoded."""
 
     num_bytes = 0
 
@@ -51,20 +51,16 @@ class Bodies:
 
 
 class Held:
-    """What has come of one body.
-
-    Args:
-        bodies: All of them.
-    """
+    """The bytes of one body in memory."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies, self.num_bytes = bodies, 0
 
     def add(self, num_bytes: int, most: int) -> None:
-        """Count what came.
+        """Count received bytes.
 
         Raises:
-            ApiError: 413, if the body has more than `most` bytes; 503, if all of them are too many.
+            ApiError: 413, if the body has more than `most` bytes; 503, if all bodies together have too many.
         """
         self.num_bytes += num_bytes
         self._bodies.num_bytes += num_bytes
@@ -75,18 +71,18 @@ class Held:
             raise ApiError(503, message, code="overloaded", headers={"retry-after": "1"})
 
     def release(self) -> None:
-        """Count it no more."""
+        """Count the body no more."""
         self._bodies.num_bytes -= self.num_bytes
         self.num_bytes = 0
 
 
 class StrictRequest(Request):
-    """A request whose body is bounded, in time too, and whose JSON is strict.
+    """A request whose body is bounded in size and time, and whose JSON is strict.
 
     Args:
-        request: As the framework has it.
-        held: Counts what comes.
-        kind: What the body is to be.
+        request: The framework's.
+        held: Counts the body's bytes.
+        kind: Validates the body.
     """
 
     def __init__(self, request: Request, held: Held, kind: type[Body]) -> None:
@@ -104,7 +100,7 @@ class StrictRequest(Request):
         return self._body
 
     async def json(self) -> Body:
-        """Read the body, and check its fields: the framework takes what comes of it as it is.
+        """Read the body and validate its fields, in place of the framework.
 
         Raises:
             ApiError: 400, as `read_json` and `validated`, and for a dialog that cannot fit.
@@ -129,12 +125,7 @@ class StrictRequest(Request):
 
 
 async def read_bounded(parts: AsyncIterator[bytes], settings: Settings, held: Held) -> bytes:
-    """Read a body within the bounds of its size, of its time and of all bodies together.
-
-    Args:
-        parts: As they come.
-        settings: Have the bounds.
-        held: Counts what comes.
+    """Read a body within the settings' bounds of size and time, and of all bodies together.
 
     Raises:
         ApiError: 408, 413 or 503.
@@ -161,10 +152,10 @@ def _too_large(most: int) -> ApiError:
 
 
 class StrictRoute(APIRoute):
-    """A route whose body, where it has one, comes by a `StrictRequest`."""
+    """A route that reads its body by a `StrictRequest`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler, with the request wrapped."""
+        """Return the handler of wrapped requests."""
         handler = super().get_route_handler()
         if self.body_field is None:  # of GET
             return handler
@@ -181,7 +172,7 @@ class StrictRoute(APIRoute):
 
 
 def check_json_type(content_type: str, content_encoding: str) -> None:
-    """Refuse a body that does not say that it is JSON.
+    """Refuse a body that is not declared as JSON.
 
     Raises:
         ApiError: 415.
@@ -194,7 +185,7 @@ def check_json_type(content_type: str, content_encoding: str) -> None:
 
 
 class NotJson(ValueError):
-    """What JSON does not have, or no field of ours could hold; the message says what."""
+    """A text that is not strict JSON, with the reason."""
 
 
 def read_json(body: bytes) -> Any:
@@ -210,14 +201,10 @@ def read_json(body: bytes) -> Any:
 
 
 def parse_json(body: bytes, most_levels: int = MAX_LEVELS) -> Any:
-    """Read a JSON text strictly.
-
-    Args:
-        body: The text.
-        most_levels: How deep objects and lists may be nested in it.
+    """Read a JSON text strictly, with objects and lists nested `most_levels` deep at most.
 
     Raises:
-        NotJson: For what is none, and for what no field of ours could hold.
+        NotJson: For anything else, and for numbers beyond 64 bits.
     """
     if sum(map(body.count, (b",", b"[", b"{"))) > MAX_VALUES:
         raise NotJson(f"it has more than {MAX_VALUES:,} values")

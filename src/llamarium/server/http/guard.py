@@ -1,4 +1,4 @@
-"""Who may ask: the server's own host names, pages of allowed origins, and who has a key."""
+"""Access: the server's own host names, pages of allowed origins, and API keys."""
 
 import hashlib
 import hmac
@@ -10,17 +10,11 @@ from llamarium.server.hosts import host_name, is_address, is_everywhere, own_nam
 from llamarium.server.settings import Settings
 
 OPEN_PATHS = frozenset({"/health"})
-"""What is answered without a key."""
+"""Paths that need no key."""
 
 
 class Guard:
-    """Refuses whom the settings do not let in.
-
-    Args:
-        app: Answers the others.
-        settings: Of the server.
-        open_paths: Answered without a key, besides `OPEN_PATHS`.
-    """
+    """Refuses requests without access; `open_paths` and `OPEN_PATHS` need no key."""
 
     def __init__(self, app: ASGIApp, settings: Settings, open_paths: frozenset[str] = frozenset()) -> None:
         self._app, self._settings, self._open_paths = app, settings, OPEN_PATHS | open_paths
@@ -29,7 +23,7 @@ class Guard:
         self._any_address = settings.uds is None and is_everywhere(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or refuse it."""
+        """Pass a request on, or refuse it."""
         try:
             self._check(scope)
         except ApiError as error:
@@ -49,7 +43,7 @@ class Guard:
             self._check_key([value for name, value in headers if name in (b"authorization", b"x-api-key")])
 
     def _check_host(self, hosts: list[str], version: str) -> None:
-        """Refuse names that are not the server's: a page's own name may be made to point here (DNS rebinding)."""
+        """Refuse other host names: a page's own name can be made to point here (DNS rebinding)."""
         if not hosts and version == "1.0":
             return
         name = host_name(hosts[0]) if len(hosts) == 1 else ""
@@ -62,7 +56,7 @@ class Guard:
         )
 
     def _check_origin(self, origin: str, hosts: list[str]) -> None:
-        """Refuse pages of other origins; a page of the server's own asks the host that it came from."""
+        """Refuse pages of other origins than the server itself and the allowed ones."""
         allowed = self._settings.cors_origins
         own = {f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts}
         if origin in own or origin in allowed or "*" in allowed:

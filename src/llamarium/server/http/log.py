@@ -1,7 +1,7 @@
-"""What is written down: one line for each request and for what happens to the server, on stderr.
+"""The log on stderr: one line for each request, and for each event of the server.
 
-A line holds no key, no text of a prompt or an answer and no path of this machine, and what a client sent is escaped, so
-that no line can be forged.
+A line holds no key, no text of a prompt or an answer and no path of this machine. What a client sent is escaped: lines
+cannot be forged.
 """
 
 import json
@@ -17,11 +17,7 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 class Log:
-    """Writes lines, and on a terminal shows beneath them what is going on.
-
-    Args:
-        form: "text" for people, "json" for programs.
-    """
+    """Writes lines as "text" or "json", and on a terminal a status line beneath them."""
 
     def __init__(self, form: Literal["text", "json"]) -> None:
         self._form = form
@@ -29,38 +25,38 @@ class Log:
 
     @property
     def shows_status(self) -> bool:
-        """Whether there is a terminal for a line that changes."""
+        """Whether stderr is a terminal that can show a status line."""
         return self._form == "text" and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def event(self, text: str, **fields: Any) -> None:
-        """Write that something happened to the server."""
-        self._write({"event": text} | fields, " ".join([text, *_spelled(fields)]))
+        """Log an event of the server."""
+        self._write({"event": text} | fields, " ".join([text, *_pairs(fields)]))
 
     def request(self, fields: dict[str, Any]) -> None:
-        """Write that a request has ended."""
+        """Log the end of a request."""
         shown = {name: escape(value, 200) if isinstance(value, str) else value for name, value in fields.items()}
         head = f"{shown.pop('client')} {shown.pop('method')} {shown.pop('path')} {shown.pop('status')}"
-        self._write({"event": "request"} | fields, " ".join([head, *_spelled(shown)]))
+        self._write({"event": "request"} | fields, " ".join([head, *_pairs(shown)]))
 
     def status(self, text: str) -> None:
-        """Show a line in place of the one before; an empty one takes it away."""
+        """Replace the status line; an empty text removes it."""
         if text != self._status:
-            _say(_CLEAR_LINE + text)
+            _write_all(_CLEAR_LINE + text)
             self._status = text
 
     def _write(self, fields: dict[str, Any], text: str) -> None:
         now = time.time()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
         line = f"{stamp} {text}" if self._form == "text" else json.dumps({"time": stamp} | fields)
-        _say(f"{_CLEAR_LINE}{line}\n{self._status}" if self._status else f"{line}\n")
+        _write_all(f"{_CLEAR_LINE}{line}\n{self._status}" if self._status else f"{line}\n")
 
 
-def _say(text: str) -> None:
-    """Write to stderr as long as that is possible: who reads it may leave, its disk may be full; the server goes on."""
+def _write_all(text: str) -> None:
+    """Write to stderr; if it is closed or its disk is full, the server goes on."""
     with suppress(OSError, ValueError):
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
-def _spelled(fields: dict[str, Any]) -> list[str]:
+def _pairs(fields: dict[str, Any]) -> list[str]:
     return [f"{name}={value}" for name, value in fields.items() if value is not None]

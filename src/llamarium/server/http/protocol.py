@@ -1,7 +1,7 @@
-"""The bounds of a connection that uvicorn does not have: slow senders, slow readers, large headers, too many at once.
+"""Bounds of connections that uvicorn lacks: slow senders, slow readers, large headers, too many at once.
 
-A connection is closed where its headers do not come in time, or where what was written is not read in time. What has
-no end of its own (headers, trailers, requests sent ahead) is counted.
+A connection is closed if its headers are not received in time, or if written data is not read in time. Headers,
+trailers and pipelined requests are counted.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from llamarium.server.errors import ApiError
 from llamarium.server.settings import Settings
 
 MAX_REQUESTS_AHEAD = 8
-"""Requests that may wait for the one that is answered; after them the connection is closed."""
+"""Pipelined requests; after them the connection is closed."""
 
-_LINGER_S = 1.0  # that a client has to end a body, or to read its refusal
+_LINGER_S = 1.0  # for a client to end its body, or to read the error
 _BAD = ApiError(400, "this is no HTTP request", code="invalid_http")
 _LARGE = ApiError(431, "the headers or trailers are too large", code="headers_too_large")
 _LATE = ApiError(408, "the headers did not arrive in time", code="request_timeout")
@@ -23,34 +23,34 @@ _CROWDED = ApiError(503, "there are too many connections; try again later", code
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """A client's connection; `connection_class` gives it the server's settings."""
+    """A client's connection, within the settings of a subclass; see `connection_class`."""
 
     settings: Settings
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.url = b""  # of the request that is being read
-        self._header_bytes = 0  # of headers, or since the last part of a body: of its frame and its trailers
+        self._header_bytes = 0  # of headers, or of chunk headers and trailers since the last part of a body
         self._in_headers, self._in_body = True, False
-        self._is_full = False  # what comes now is not read any more
+        self._is_full = False  # further data is ignored
         self._header_timer: asyncio.TimerHandle | None = None
         self._reading_timer: asyncio.TimerHandle | None = None
         self._body_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take a connection, if there is room for it."""
+        """Begin a connection, unless there are too many."""
         super().connection_made(transport)
         self._expect_headers()
         if len(self.connections) > self.settings.max_connections:
             self._refuse(_CROWDED)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Cancel the timers."""
         super().connection_lost(exc)
         _cancel(self._header_timer, self._reading_timer, self._body_timer)
 
     def data_received(self, data: bytes) -> None:
-        """Read what came."""
+        """Parse received data."""
         if self.transport.is_closing() or self._is_full:
             return
         if self._in_headers or self._in_body:
@@ -58,7 +58,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().data_received(data)
         if (self._in_headers or self._in_body) and self._header_bytes > self.settings.max_header_bytes:
             self._refuse(_LARGE)
-        elif not (self._is_answering or self._in_body):  # also where only blank lines came
+        elif not (self._is_answering or self._in_body):  # also after blank lines alone
             self._expect_headers()
 
     def on_message_begin(self) -> None:
@@ -68,17 +68,17 @@ class BoundedConnection(HttpToolsProtocol):
             self._expect_headers()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header, but no trailer: nobody looks at one."""
+        """Keep a header, and ignore a trailer."""
         if not self._in_body:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin to answer, unless too many wait."""
+        """Begin to answer, unless too many requests are pipelined."""
         _cancel(self._header_timer)
         self._header_timer = None
         if len(self.pipeline) >= MAX_REQUESTS_AHEAD:
             self._is_full = True
-            self.pipeline[0][0].keep_alive = False  # it came last
+            self.pipeline[0][0].keep_alive = False  # the last one received
         if self._is_full:
             return
         self._in_headers, self._header_bytes = False, 0
@@ -90,13 +90,13 @@ class BoundedConnection(HttpToolsProtocol):
         self.cycle.transport = cast(asyncio.Transport, _Lingering(self))
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of a body."""
+        """Keep a part of a body."""
         if not self._is_full:
             self._header_bytes = 0
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Note that a body has come to its end."""
+        """End a body."""
         if self._is_full:
             return
         super().on_message_complete()
@@ -104,30 +104,30 @@ class BoundedConnection(HttpToolsProtocol):
         _cancel(self._body_timer)
 
     def hang_up(self) -> None:
-        """Close when the answer has been read: who is still sending may not read it while that fails."""
+        """Close after the answer; a client that is still sending its body could not read it otherwise."""
         if self._in_body:
             self._is_full = True  # on_response_complete closes
         else:
             self.transport.close()
 
     def on_response_complete(self) -> None:
-        """Go on with the next request; where this one's body is still coming, it has a moment to end."""
+        """Go on with the next request, after at most `_LINGER_S` for the rest of this one's body."""
         super().on_response_complete()
         if self._in_body and not self.transport.is_closing():
             self._body_timer = self.loop.call_later(_LINGER_S, self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP."""
+        """Refuse data that is not HTTP."""
         self._refuse(_BAD)
 
     def pause_writing(self) -> None:
-        """Wait for a slow reader, for as long as it may take."""
+        """Wait for a slow reader, for `read_timeout_s` at most."""
         super().pause_writing()
         _cancel(self._reading_timer)
         self._reading_timer = self.loop.call_later(self.settings.read_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on: it has read."""
+        """Go on, since the reader has."""
         super().resume_writing()
         _cancel(self._reading_timer)
 
@@ -142,13 +142,13 @@ class BoundedConnection(HttpToolsProtocol):
 
     @property
     def _may_write(self) -> bool:
-        """Whether what is written now answers the request that is being read."""
+        """Whether an error written now would answer the request that is being read."""
         if not self._is_answering:
             return True
         return self._in_body and not self.pipeline and not self.cycle.response_started
 
     def _refuse(self, error: ApiError) -> None:
-        """Write a refusal, unless an answer is being written, and hang up."""
+        """Write an error, unless an answer is being written, and close."""
         if self.transport.is_closing() or self._is_full:
             return
         if self._may_write:
@@ -157,12 +157,12 @@ class BoundedConnection(HttpToolsProtocol):
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[error.status_code] + head + body)
             if self._is_answering:
-                self.cycle.disconnected = True  # so that it writes no answer of its own
+                self.cycle.disconnected = True  # so that it writes no further answer
         self.transport.close()
 
 
 class _Lingering:
-    """A connection's transport, as an answer has it: closed by `BoundedConnection.hang_up`."""
+    """A connection's transport for answers; closed by `BoundedConnection.hang_up`."""
 
     def __init__(self, connection: BoundedConnection) -> None:
         self._connection = connection

@@ -1,4 +1,4 @@
-"""Answering over time: a stream of events, pings while there are none, and noticing who has left."""
+"""Streams of events, pings while they are idle, and clients that disconnect."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from llamarium.server.errors import ApiError, internal_error
 T = TypeVar("T")
 
 Write = Callable[[str], Awaitable[None]]
-"""Sends events to a stream, each a whole one, none if it is empty; waits while the reader is slow."""
+"""Sends complete events to a stream, or nothing for an empty text; waits for a slow reader."""
 
 encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 """JSON in ASCII, so that no reader of lines splits an event at U+2028."""
@@ -24,7 +24,7 @@ encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"description": "The answer, or its events.", "content": {"text/event-stream": {}}}
 }
-"""Both kinds of answers, for the application's own description."""
+"""Both kinds of replies, for the OpenAPI description."""
 
 COMMENT = b": ping\n\n"
 
@@ -32,7 +32,7 @@ _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # nginx wou
 
 
 def event(data: Mapping[str, Any]) -> str:
-    """Return an event that is named by its `type`."""
+    """Return an event, named by its `type`."""
     return f"event: {data['type']}\ndata: {encode(data)}\n\n"
 
 
@@ -40,12 +40,11 @@ class EventStream(Response):
     """Server-sent events.
 
     Args:
-        produce: Writes the events, and returns at their end. It is cancelled when the client leaves.
-        failure: Returns the last events if `produce` raises: an `ApiError` ends the stream, any other error is a bug
-            and is raised again.
-        ping_s: Seconds without an event after which a ping is sent.
-        held: Is closed at the end, whichever that is.
-        ping: The event of a ping; a comment, unless the protocol has an event for it.
+        produce: Writes the events; cancelled when the client disconnects.
+        failure: Returns the last events if `produce` raises; another error than an `ApiError` is raised again.
+        ping_s: Seconds without an event until a ping.
+        held: Closed at the end in any case.
+        ping: The event of a ping.
     """
 
     media_type = "text/event-stream"
@@ -70,7 +69,7 @@ class EventStream(Response):
                 scope["notes"]["error"] = "client_left"
 
     async def _send_all(self, notes: dict[str, Any], receive: Receive, send: Send) -> bool:
-        """Send all events; return False if the client left before."""
+        """Send all events; return False if the client disconnected before."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         written_at = time.monotonic()
 
@@ -105,7 +104,7 @@ class EventStream(Response):
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return what `work` returns, or None if the client left meanwhile; then it is cancelled."""
+    """Return the result of `work`, or None if the client disconnected; then it is cancelled."""
     return await while_listening(work, request.receive)
 
 
@@ -115,16 +114,9 @@ async def while_listening(
     idle: Callable[[], Awaitable[None]] | None = None,
     idle_s: float = 1e9,
 ) -> T | None:
-    """Run `work` until it ends or the client leaves.
+    """Run `work`, call `idle` every `idle_s` seconds, and return the result.
 
-    Args:
-        work: What is done; it is cancelled when the client leaves.
-        receive: The request's, whose body has been read.
-        idle: Called every `idle_s` seconds on the way.
-        idle_s: See there.
-
-    Returns:
-        What `work` returns, or None if the client left before.
+    None if the client disconnects before, in a request whose body has been read; then `work` is cancelled.
     """
     task = asyncio.ensure_future(work)
     listener = asyncio.ensure_future(_leaving(receive, idle, idle_s))
@@ -139,7 +131,7 @@ async def while_listening(
 
 
 async def _leaving(receive: Receive, idle: Callable[[], Awaitable[None]] | None, idle_s: float) -> None:
-    """Return when the client has left."""
+    """Return when the client has disconnected."""
     while True:
         try:
             async with asyncio.timeout(idle_s):

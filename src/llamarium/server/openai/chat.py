@@ -27,7 +27,7 @@ router = APIRouter(route_class=StrictRoute)
 
 
 class ChatFormatter(ChoicesFormatter):
-    """Formats a chat completion; without text the content is null if the answer may have calls."""
+    """Formats a chat completion; an answer that may have calls and has no text has the content null."""
 
     prefix, whole_name, chunk_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -70,7 +70,7 @@ class ChatFormatter(ChoicesFormatter):
 
 def _delta_json(delta: Delta) -> str:
     """Return a member of a chunk's `delta` as JSON; a call's end has none."""
-    if isinstance(delta, ContentDelta):  # nearly always
+    if isinstance(delta, ContentDelta):  # the usual case
         return f'"content":{encode(delta.text)}'
     match delta:
         case CallBegin(index, call_id, name):

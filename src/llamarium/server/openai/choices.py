@@ -1,4 +1,4 @@
-"""What chat completions and completions have in common: their choices, whole or in chunks."""
+"""The choices of chat completions and completions, whole or in chunks."""
 
 import secrets
 import time
@@ -18,19 +18,14 @@ from llamarium.server.usage import Usage
 
 
 class ChoicesFormatter(ReplyFormatter):
-    """Formats all choices of a request, each with its first step's events; see `ReplyFormatter`.
-
-    Args:
-        request: The client's.
-        body: Its body.
-        model: The model that the body names.
+    """Formats all choices of a request; the events of a prompt's choices begin with its first step.
 
     Raises:
         ApiError: As `shows_usage`.
     """
 
     prefix: ClassVar[str]
-    """What ids begin with."""
+    """Of ids."""
     whole_name: ClassVar[str]
     """The `object` of a whole answer."""
     chunk_name: ClassVar[str]
@@ -60,14 +55,14 @@ class ChoicesFormatter(ReplyFormatter):
 
     @abstractmethod
     def _first(self, index: int, prompt: int, ids: str) -> str:
-        """Return the events before a choice's first piece; `ids` is the member `prompt_token_ids`, or empty."""
+        """Return the events before a choice's first piece; `ids` is the JSON member `prompt_token_ids`, or empty."""
 
     @abstractmethod
     def _piece(self, index: int, prompt: int, piece: Piece) -> str:
         """Return the events of one piece; empty if it has nothing to show."""
 
     def _chunk(self, index: int, content: str, logprobs: str = "null", reason: str = "null", beside: str = "") -> str:
-        """Return the event of a chunk; all but the index is JSON, and `beside` are further members of the chunk."""
+        """Return the event of a chunk; arguments are JSON, `beside` holds further members of the chunk."""
         choice = f'{{"index":{index},{content},"logprobs":{logprobs},"finish_reason":{reason}}}'
         return f"{self._chunk_start}{choice}]{beside}{self._chunk_end}"
 
@@ -81,7 +76,7 @@ class ChoicesFormatter(ReplyFormatter):
         return events + "".join(self._piece(first + piece.index, prompt, piece) for piece in pieces)
 
     def end(self, usage: Usage) -> str:
-        """Return the chunk with the counts, if it is asked for, and the end."""
+        """Return the chunk with the counts, if requested, and the end."""
         counts = f'{self._chunk_start}],"usage":{encode(counts_of(usage))}}}\n\n' if self._shows_usage else ""
         return f"{counts}data: [DONE]\n\n"
 
@@ -109,7 +104,7 @@ def error_event(error: ApiError) -> str:
 
 
 def counts_of(usage: Usage) -> dict[str, Any]:
-    """Return the counts under OpenAI's names."""
+    """Return token counts under OpenAI's names."""
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.generated,

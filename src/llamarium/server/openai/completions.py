@@ -28,22 +28,14 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
 
 MAX_ECHOED_LOGPROBS = 2**18
-"""Log-probabilities of prompts that one request is told: a prompt of 131,072 tokens with one other at each place."""
+"""Log-probabilities of prompts in one reply: a prompt of 131,072 tokens with one alternative at each place."""
 
 Prompt = str | list[int]
 T = TypeVar("T")
 
 
 class CompletionFormatter(ChoicesFormatter):
-    """Formats a completion.
-
-    Args:
-        request: The client's.
-        body: Its body.
-        model: The model that the body names.
-        prompts: As they were given.
-        echoes: The prompts' texts, which come before the answers; empty if they do not.
-    """
+    """Formats a completion; with `echo` the texts in `echoes` come before the answers."""
 
     prefix, whole_name, chunk_name = "cmpl", "text_completion", "text_completion"
 
@@ -64,7 +56,7 @@ class CompletionFormatter(ChoicesFormatter):
         answer = generation.completions[row]
         logprobs = None
         if answer.logprobs is not None:
-            logprobs = self._of_answer(prompt).tell(answer.token_ids, answer.logprobs)
+            logprobs = self._of_answer(prompt).next(answer.token_ids, answer.logprobs)
             if self._echoes_logprobs and generation.prompt_logprobs is not None:
                 before = self._of_prompt(prompt, generation.prompt_logprobs)
                 logprobs = {name: before[name] + logprobs[name] for name in logprobs}
@@ -94,11 +86,11 @@ class CompletionFormatter(ChoicesFormatter):
         if piece.logprobs:
             if index not in self._logprobs:
                 self._logprobs[index] = self._of_answer(prompt)
-            logprobs = encode(self._logprobs[index].tell(piece.token_ids, piece.logprobs))
+            logprobs = encode(self._logprobs[index].next(piece.token_ids, piece.logprobs))
         return events + self._chunk(index, f'"text":{encode(piece.text)}{ids}', logprobs, encode(piece.finish_reason))
 
     def _ids(self, ids: Sequence[int]) -> str:
-        """Return the member `token_ids` of a choice as JSON, if it is asked for."""
+        """Return the member `token_ids` of a choice as JSON, or nothing."""
         return f',"token_ids":{encode(ids)}' if self._shows_ids else ""
 
     def _echo(self, prompt: int) -> str:
@@ -110,7 +102,7 @@ class CompletionFormatter(ChoicesFormatter):
     def _of_prompt(self, prompt: int, logprobs: PromptLogprobs) -> dict[str, Any]:
         """Return the `logprobs` of a prompt; control tokens are part of its text if it was given as ids."""
         decoder = self._tokenizer.stream(skip_special_tokens=isinstance(self._prompts[prompt], str))
-        return CompletionLogprobs(self._tokenizer, 0, decoder).tell(logprobs.ids, logprobs)
+        return CompletionLogprobs(self._tokenizer, 0, decoder).next(logprobs.ids, logprobs)
 
 
 @router.post("/v1/completions", responses=STREAMED)
@@ -148,7 +140,7 @@ def prompts_of(given: str | Sequence[str] | Sequence[int] | Sequence[list[int]],
     """Return a request's prompts, each a text or ids.
 
     Raises:
-        ApiError: In the name of `field`, if there are none.
+        ApiError: For an empty list, by `field`.
     """
     if isinstance(given, str):
         return [given]
@@ -158,10 +150,10 @@ def prompts_of(given: str | Sequence[str] | Sequence[int] | Sequence[list[int]],
 
 
 def for_each(prompts: Sequence[Prompt], field: str, tokenizer: Tokenizer, work: Callable[[Prompt, str], T]) -> list[T]:
-    """Do something with each of a request's prompts, whose path it is given.
+    """Call `work` with each prompt and its path.
 
     Raises:
-        ApiError: For what it refuses, in the name of that prompt.
+        ApiError: For an error of the library, by the prompt's path.
     """
     found: list[T] = []
     for place, prompt in enumerate(prompts):
@@ -178,10 +170,10 @@ def _text_of(tokenizer: Tokenizer, prompt: Prompt) -> str:
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, most: int) -> list[int]:
-    """Return a prompt's ids; a text that is far longer than `most` tokens is not encoded.
+    """Return a prompt's ids.
 
     Raises:
-        LlamariumError: If it is.
+        LlamariumError: For a text that is far longer than `most` tokens, without encoding it.
     """
     if isinstance(prompt, str):
         tokenizer.check_length(prompt, most)
@@ -202,11 +194,7 @@ def _options(body: CompletionRequest) -> GenerationOptions:
 
 
 def _check_told(body: CompletionRequest, num_tokens: int) -> None:
-    """Refuse more log-probabilities of prompts than a request is told.
-
-    Raises:
-        ApiError: If it asks for more.
-    """
+    """Refuse more log-probabilities of prompts than a reply may have."""
     if body.logprobs is None:
         return
     num_told = num_tokens * (body.logprobs + 1) * (body.n or 1)

@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`: texts as vectors, of the hidden states that the engine's own steps compute."""
+"""`POST /v1/embeddings`: vectors of texts, from hidden states of the engine's steps."""
 
 import asyncio
 import base64
@@ -73,11 +73,7 @@ def _check_dimensions(asked: int | None, width: int) -> None:
 
 
 async def _prompts(request: Request, body: EmbeddingRequest) -> list[list[int]]:
-    """Return the ids of a request's texts.
-
-    Raises:
-        ApiError: For one that has no vector, by its place.
-    """
+    """Return the ids of a request's texts, or refuse one by its path."""
     given = prompts_of(body.input, "input")
     if len(given) > MAX_INPUTS:
         raise ApiError(400, f"input has {len(given)} texts; a request has {MAX_INPUTS} at most", param="input")
@@ -103,13 +99,7 @@ async def _prompts(request: Request, body: EmbeddingRequest) -> list[list[int]]:
 async def _embed(
     request: Request, body: EmbeddingRequest, prompts: Sequence[list[int]], adapter: str | None
 ) -> list[Embedding]:
-    """Return the vectors of a request's texts.
-
-    A few of them are with the engine at a time, so that others who come meanwhile need not wait for all.
-
-    Raises:
-        ApiError: If there is none, or it was not there in time.
-    """
+    """Return the vectors of a request's texts; the engine gets few at a time, so that others are served, too."""
     service: Service = request.app.state.service
     metrics: Metrics = request.app.state.metrics
     noted = metrics.of(adapter)
@@ -118,7 +108,7 @@ async def _embed(
     places, found = iter(range(len(prompts))), dict[int, Embedding]()
 
     async def work() -> None:
-        for place in places:  # which all who work have in common
+        for place in places:  # shared by all workers
             left_s = None if limit_s is None else max(0.0, began + limit_s - time.monotonic())
             pooling, salt = body.pooling or "mean", body.cache_salt or ""
             asked = engine.embed(prompts[place], pooling, timeout_s=left_s, adapter=adapter, salt=salt)
@@ -140,11 +130,11 @@ async def _embed(
 
 
 def _written(found: Sequence[Embedding], model: str, as_base64: bool, num_tokens: int) -> bytes:
-    """Return the answer, written vector by vector, so that other threads go on in between."""
+    """Return the reply, encoded vector by vector, so that other threads run in between."""
 
     def entry(place: int, one: Embedding) -> str:
-        told = _base64(one) if as_base64 else one.vector.tolist()
-        return encode({"object": "embedding", "index": place, "embedding": told})
+        vector = _base64(one) if as_base64 else one.vector.tolist()
+        return encode({"object": "embedding", "index": place, "embedding": vector})
 
     entries = ",".join(entry(place, one) for place, one in enumerate(found))
     usage = encode({"prompt_tokens": num_tokens, "total_tokens": num_tokens})
@@ -152,5 +142,5 @@ def _written(found: Sequence[Embedding], model: str, as_base64: bool, num_tokens
 
 
 def _base64(one: Embedding) -> str:
-    """Return a vector as OpenAI's clients read it: float32, the lowest byte first."""
+    """Return a vector as base64 of little-endian float32."""
     return base64.b64encode(one.vector.astype(np.dtype("<f4")).tobytes()).decode()

@@ -1,4 +1,4 @@
-"""The fields that OpenAI's requests have in common."""
+"""Fields that several of OpenAI's requests have."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal

@@ -16,7 +16,7 @@ _MAX_NAME_CHARACTERS = 64
 
 
 class JsonSchema(Body):
-    """A schema, with what clients call it. It is held strictly, whatever `strict` says."""
+    """A schema and its name; it is always enforced, whatever `strict` says."""
 
     name: str = Field(pattern=rf"^[a-zA-Z0-9_-]{{1,{_MAX_NAME_CHARACTERS}}}$")
     description: str | None = None
@@ -25,14 +25,14 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """OpenAI's: any text, any JSON object, or what a schema allows."""
+    """OpenAI's form: any text, any JSON object, or a JSON schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(Body):
-    """vLLM's: one of these. `grammar` is llama.cpp's notation (GBNF)."""
+    """vLLM's form: one of these; `grammar` is llama.cpp's notation (GBNF)."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     json_object: Literal[True] | None = None
@@ -43,17 +43,17 @@ class StructuredOutputs(Body):
 
 
 class Formed(Sampling):
-    """The fields of an answer's form, which both kinds of completions have."""
+    """The fields of an answer's form, for both kinds of completions."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
 
 def form_of(body: Formed) -> Form | None:
-    """Return what a request says of its answer's form, or None where any text will do.
+    """Return the form of a request's answer, or None for any text.
 
     Raises:
-        ApiError: If it says two things, or not what.
+        ApiError: If there are two, or one is incomplete.
     """
     asked, wanted = body.response_format, body.structured_outputs
     if asked is not None and asked.type == "text" and asked.json_schema is None:

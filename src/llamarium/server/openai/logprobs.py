@@ -1,6 +1,6 @@
-"""Log-probabilities of tokens, as OpenAI reports them.
+"""Log-probabilities of tokens in OpenAI's format.
 
-A token is told by its text, which for a part of a character is U+FFFD, and in chats by its bytes, too.
+A token has its text, U+FFFD for a part of a character, and in chats its bytes, too.
 """
 
 import math
@@ -11,7 +11,7 @@ from llamarium.generation.logprobs import Alternative, TokenLogprob
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.streaming import StreamDecoder
 
-_LEAST = -9999.0  # what a probability of nothing is told as, since JSON has no infinity; vLLM's too
+_LEAST = -9999.0  # for a probability of 0, since JSON has no infinity; as in vLLM
 
 
 def for_chat(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -27,24 +27,19 @@ def for_chat(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob]) -> dict[str, 
 
 
 class CompletionLogprobs:
-    """Words the `logprobs` of a choice of a completion, from the beginning of its text on.
+    """Formats the `logprobs` of a completion's choice, token by token.
 
     Args:
         tokenizer: The model's.
-        offset: Characters of the choice's text before it.
-        decoder: Shows what the text has of each token.
+        offset: Characters of the choice before the first token.
+        decoder: Returns each token's part of the text.
     """
 
     def __init__(self, tokenizer: Tokenizer, offset: int, decoder: StreamDecoder) -> None:
         self._tokenizer, self._offset, self._decoder = tokenizer, offset, decoder
 
-    def tell(self, ids: Sequence[int], tokens: Sequence[TokenLogprob | None]) -> dict[str, Any]:
-        """Return what is told of the next tokens.
-
-        Args:
-            ids: The tokens.
-            tokens: Their log-probabilities; None where nothing comes before one.
-        """
+    def next(self, ids: Sequence[int], tokens: Sequence[TokenLogprob | None]) -> dict[str, Any]:
+        """Return the `logprobs` of the next tokens; None stands for a prompt's first token."""
         return {
             "tokens": [_text(self._tokenizer, token_id) for token_id in ids],
             "token_logprobs": [None if one is None else _finite(one.logprob) for one in tokens],
@@ -53,7 +48,7 @@ class CompletionLogprobs:
         }
 
     def _top(self, one: TokenLogprob) -> dict[str, float]:
-        """Return the most probable tokens, and the one that came; of several with the same text the most probable."""
+        """Return the most probable tokens and the chosen one; of several with the same text the most probable."""
         found: dict[str, float] = {}
         for other in (*one.top, one):
             found.setdefault(_text(self._tokenizer, other.token_id), _finite(other.logprob))

@@ -1,4 +1,4 @@
-"""`GET /v1/models`: which names the model and its adapters are served under."""
+"""`GET /v1/models`: the names of the model and its adapters."""
 
 from fastapi import APIRouter, Request
 
@@ -25,7 +25,7 @@ async def one_model(request: Request, model: str) -> dict[str, object]:
 
 
 def _describe(request: Request, name: str) -> dict[str, object]:
-    """Describe a name as vLLM does: an adapter's parent is the model that it is an adapter of."""
+    """Describe a name as vLLM does; an adapter's parent is its model."""
     state = request.app.state
     is_adapter = name not in state.names
     return {

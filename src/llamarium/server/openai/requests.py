@@ -1,4 +1,4 @@
-"""The requests for completions: what OpenAI's client sends, and what of it is refused."""
+"""The requests for completions: supported fields of OpenAI's client, and refused ones."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal

@@ -1,4 +1,4 @@
-"""The fields about tools: what may be called, whether it must be, and the calls that a dialog holds."""
+"""Fields about tools: the tools, and which of them may or must be called."""
 
 from typing import Any, Literal
 
@@ -66,7 +66,7 @@ ToolChoice = Literal["auto", "none", "required"] | ChosenTools
 
 
 def tool_request(tools: list[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> ToolRequest:
-    """Return what a request says about tools.
+    """Read a request's fields about tools.
 
     Raises:
         ApiError: By the field's path.

@@ -2,9 +2,9 @@
 
     serve run llamarium.server.ray_serve:build model=smollm2-135m num_cpus=4 allow_anyone=true
 
-A `Front` takes HTTP requests and refuses whom the server would refuse. It asks one of the replicas, which have the
-model, an engine and the server's routes: the one that a conversation belongs to, as it has the keys and values of the
-turns before (`ranking.py`). docs/guides/deploy.md says how it is run.
+A `Front` takes HTTP requests, with the server's access rules, and forwards each to one of the replicas, which have the
+model, an engine and the server's routes. A conversation stays with one replica, which has the keys and values of the
+turns before (`ranking.py`). docs/guides/deploy.md shows how to run it.
 """
 
 from typing import TYPE_CHECKING, Any

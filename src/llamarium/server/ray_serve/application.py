@@ -1,4 +1,4 @@
-"""The application: fronts, replicas, and what Ray is told of them."""
+"""The application: deployments of fronts and replicas."""
 
 from dataclasses import asdict
 from typing import Any
@@ -14,11 +14,11 @@ from llamarium.server.ray_serve.replica import Replica
 from llamarium.server.settings import Settings
 
 _ROUTER = "llamarium.server.ray_serve.router.ConversationRouter"
-_MAX_LOADINGS = 3  # of a replica's model, before the application is said to have failed
+_MAX_LOADINGS = 3  # of a replica's model, before the application has failed
 _FRONT_CPUS = 0.1
-_LOOK_S = 0.5  # from one look at what still runs to the next, when one is told to stop
+_LOOK_S = 0.5  # between two looks at what still runs, on shutdown
 _LOGGING = {"enable_access_log": False}  # ours says more
-_ENDING_S = 5.0  # that fronts have to tell clients, after the replicas have ended
+_ENDING_S = 5.0  # for fronts to answer clients, after the replicas have ended
 
 
 def build(args: dict[str, Any]) -> Application:
@@ -37,7 +37,7 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def _replicas(options: RayOptions) -> serve.Deployment:
-    """Who finds no place waits in a replica, which refuses as the server does; in a front only where there is none."""
+    """Overflow queues at a replica, which refuses as the server does; at a front only if there is no replica."""
     places = Places(options.max_num_seqs, options.max_queue)
     made = serve.deployment(
         name="Replica",

@@ -1,4 +1,4 @@
-"""What is told of all replicas together: whether there are any that answer, and their metrics."""
+"""Health and metrics of all replicas together."""
 
 import asyncio
 import time
@@ -17,17 +17,13 @@ from starlette.responses import PlainTextResponse, Response
 from llamarium.server.errors import ApiError
 from llamarium.server.ray_serve.forward import Forwarded
 
-_HEALTH_S = 1.0  # that what Ray says of its replicas is believed
-_ASKING_S = 5.0  # that replicas have to tell their metrics
+_HEALTH_S = 1.0  # that Ray's state of its replicas is cached
+_ASKING_S = 5.0  # for replicas to return their metrics
 _FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
 
 
 class Cluster:
-    """The replicas of an application.
-
-    Args:
-        replicas: All of them.
-    """
+    """The replicas of an application."""
 
     def __init__(self, replicas: DeploymentHandle[Any]) -> None:
         self._replicas = replicas
@@ -36,7 +32,7 @@ class Cluster:
         self._lock = asyncio.Lock()
 
     async def health(self) -> dict[str, object]:
-        """Return what `/health` tells: `ready` if a replica answers, else `loading` or `broken`."""
+        """Return the body of `/health`: `ready` if a replica is running, else `loading` or `broken`."""
         async with self._lock:
             if time.monotonic() - self._seen_s > _HEALTH_S:
                 self._health = await asyncio.to_thread(self._look)
@@ -50,13 +46,13 @@ class Cluster:
         status = "ready" if running else "broken" if app.status in _FAILED else "loading"
         return {"status": status, "replicas": running}
 
-    async def metrics(self, told: dict[str, Any]) -> Response:
+    async def metrics(self, scope: dict[str, Any]) -> Response:
         """Return the metrics of all replicas, each sample with the label `replica`.
 
         Raises:
-            ApiError: If they do not tell them.
+            ApiError: If one does not answer.
         """
-        asked = self._replicas.broadcast("metrics", Forwarded(told))
+        asked = self._replicas.broadcast("metrics", Forwarded(scope))
         try:
             found = await asked.results_async(timeout_s=_ASKING_S)
         except (TimeoutError, RayServeException):
@@ -72,7 +68,7 @@ class _Merged:
         self._texts = texts
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each metric once, with the samples of all of them."""
+        """Yield each metric once, with the samples of all replicas."""
         families: dict[str, Metric] = {}
         for replica, text in sorted(self._texts.items()):
             for family in text_string_to_metric_families(text):

@@ -1,26 +1,21 @@
-"""What a conversation begins with: the same for each of its turns, and so the replica that has its keys and values."""
+"""Names conversations by their beginning, so that each turn goes to the replica with its keys and values."""
 
 import hashlib
 import json
 from typing import Any, cast
 
 MAX_CHARACTERS = 256
-"""Of a prompt without turns that are looked at: who shares them is brought together."""
+"""Of a prompt without turns: prompts that share them go to one replica."""
 
 _MAX_IDS = 64  # of a prompt in ids
-_WHOLE = ("model", "cache_salt", "system", "instructions", "tools")  # each decides on all keys and values after it
+_WHOLE = ("model", "cache_salt", "system", "instructions", "tools")  # all keys and values depend on these
 
 
 def conversation_of(path: str, body: object) -> str | None:
-    """Return a name of the conversation that a request goes on with, or None if it has none.
+    """Return the name of a request's conversation, or None.
 
-    A `prompt_cache_key` is the client's own word for it. Without one, turns are looked at up to the first of the
-    user's, texts to their first `MAX_CHARACTERS`. What is no request has a name or none: whoever answers it says what
-    is wrong.
-
-    Args:
-        path: Where it is asked.
-        body: The request's.
+    It follows from the `prompt_cache_key`, else from the turns up to the user's first one, or from the first
+    `MAX_CHARACTERS` of a text. An invalid request is refused by the replica.
     """
     if not isinstance(body, dict):
         return None
@@ -35,7 +30,7 @@ def conversation_of(path: str, body: object) -> str | None:
 def _prompt(path: str, fields: dict[str, Any]) -> Any:
     prompt = next((fields[name] for name in ("messages", "input", "prompt") if fields.get(name)), None)
     if path == "/v1/responses" and isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}]  # as which it stands before the next turn
+        return [{"role": "user", "content": prompt}]  # as in the next turn
     return prompt
 
 
@@ -57,7 +52,7 @@ def _role(turn: Any) -> object:
 
 
 def _plain(value: Any) -> object:
-    """Return what a field says: clients write one text also as a part of a list, and with marks for caches."""
+    """Return a field's plain value: one text may also be a list with one part, and have cache marks."""
     if isinstance(value, list):
         said = [_plain(one) for one in cast(list[Any], value)]
         return "".join(cast(list[str], said)) if all(isinstance(one, str) for one in said) else said

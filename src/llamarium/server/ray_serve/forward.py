@@ -1,14 +1,14 @@
-"""What a front and a replica tell each other."""
+"""The messages between fronts and replicas."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Scope
 
-_TOLD = ("method", "path", "query_string", "client", "http_version")
+_FORWARDED = ("method", "path", "query_string", "client", "http_version")
 
 IDS = (b"x-request-id", b"request-id")
-"""Headers that tell a request's id; a front's, which its replica is told."""
+"""Headers with a request's id, which the front chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +16,10 @@ class Forwarded:
     """A request on its way to a replica.
 
     Attributes:
-        scope: What of its ASGI scope the routes look at.
-        body: The whole of it.
-        conversation: What decides which replica is asked; None is any.
-        full: Names of replicas that have refused it, as they had no place.
+        scope: The parts of its ASGI scope that the routes read.
+        body: The whole body.
+        conversation: Its name, which decides on the replica; None is any.
+        full: Names of replicas that had no place for it.
     """
 
     scope: dict[str, Any]
@@ -30,13 +30,13 @@ class Forwarded:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """An answer, or the beginning of a stream.
+    """A reply, or the beginning of a stream.
 
     Attributes:
-        status: Its own.
+        status: Of HTTP.
         headers: In lower case.
-        body: The whole of it; None if it comes piece by piece.
-        replica: The name of who answers.
+        body: The whole body; None for a stream.
+        replica: The replica's name.
     """
 
     status: int
@@ -45,21 +45,21 @@ class Head:
     replica: str
 
 
-def told_of(scope: Scope) -> dict[str, Any]:
-    """Return what a replica is told of a request."""
+def forwarded_scope(scope: Scope) -> dict[str, Any]:
+    """Return the parts of a request's scope that are forwarded."""
     headers = [one for one in scope["headers"] if one[0] not in IDS]
     named = (IDS[0], scope["request_id"].encode())
-    return {name: scope[name] for name in _TOLD if name in scope} | {"headers": [*headers, named]}
+    return {name: scope[name] for name in _FORWARDED if name in scope} | {"headers": [*headers, named]}
 
 
 def path_of(scope: Scope) -> str:
-    """Return a request's path within the application, without the prefix that brought it there."""
+    """Return a request's path within the application, without the route's prefix."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", "").rstrip("/")) or "/"
 
 
 def scope_of(asked: Forwarded) -> Scope:
-    """Return the ASGI scope of a request, in a replica."""
+    """Return a request's ASGI scope, in a replica."""
     path: str = asked.scope["path"]
     return {
         "type": "http",

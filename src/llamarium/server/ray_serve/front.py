@@ -1,7 +1,7 @@
-"""A front: takes HTTP requests as the server does, and has a replica answer them.
+"""A front: takes HTTP requests as the server does, and forwards them to a replica.
 
-Who may ask, a body's bounds and the time that a request has are its own; everything else is the replica's, whose answer
-is passed on as it comes. Where a replica dies, its streams end with an error event here, and other requests with 503.
+It has the access rules, a body's bounds and a request's timeout; the rest is the replica's, whose reply is passed on as
+it arrives. If a replica dies, its streams end with an error event, and other requests with 503.
 """
 
 import asyncio
@@ -23,36 +23,27 @@ from llamarium.server.http.body import Bodies, Held, NotJson, parse_json, read_b
 from llamarium.server.http.log import Log
 from llamarium.server.ray_serve.cluster import Cluster
 from llamarium.server.ray_serve.conversation import conversation_of
-from llamarium.server.ray_serve.forward import Forwarded, Head, path_of, told_of
+from llamarium.server.ray_serve.forward import Forwarded, Head, forwarded_scope, path_of
 from llamarium.server.ray_serve.relay import Relay
 from llamarium.server.settings import Settings
 
-_LARGE = 2**16  # bytes: read in a thread of its own
-_MAX_ASKED = 3  # replicas, one after the other, for a request that finds no place
+_LARGE = 2**16  # bytes: parsed in a thread
+_MAX_TRIED = 3  # replicas tried for a request without a place
 
 
 class Front:
-    """What Ray runs.
-
-    Args:
-        replicas: Who answers.
-        settings: Of the server.
-    """
+    """The class that Ray runs."""
 
     def __init__(self, replicas: DeploymentHandle[Any], settings: Settings) -> None:
         self._app = Mounted(layered(Forward(replicas, settings), settings, Log(settings.log_format)))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Return the application that Ray's proxies send requests to."""
+        """Return the application for Ray's proxies."""
         return self._app
 
 
 class Mounted:
-    """Has requests at their paths within the application, and leaves `x-request-id` to Ray's proxies, which write it.
-
-    Args:
-        app: What answers.
-    """
+    """Strips the route's prefix from paths, and `x-request-id` from replies, since Ray's proxies add it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -62,21 +53,16 @@ class Mounted:
         if scope["type"] != "http":
             return
 
-        async def tell(message: Any) -> None:
+        async def send_without_id(message: Any) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [one for one in message["headers"] if one[0] != b"x-request-id"]
             await send(message)
 
-        await self._app({**scope, "path": path_of(scope), "root_path": ""}, receive, tell)
+        await self._app({**scope, "path": path_of(scope), "root_path": ""}, receive, send_without_id)
 
 
 class Forward:
-    """The routes: two that look at all replicas, and the others, which one of them has.
-
-    Args:
-        replicas: Who answers.
-        settings: Of the server.
-    """
+    """The routes: health and metrics of all replicas, and the others, which are forwarded to one of them."""
 
     def __init__(self, replicas: DeploymentHandle[Any], settings: Settings) -> None:
         self._settings, self._bodies = settings, Bodies()
@@ -85,41 +71,41 @@ class Forward:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        told = told_of(scope)
+        sent = forwarded_scope(scope)
         try:
-            if (told["method"], told["path"]) == ("GET", "/health"):
+            if (sent["method"], sent["path"]) == ("GET", "/health"):
                 health = await self._cluster.health()
                 await JSON(health, 200 if health["status"] == "ready" else 503)(scope, receive, send)
-            elif (told["method"], told["path"]) == ("GET", "/metrics"):
-                await (await self._cluster.metrics(told))(scope, receive, send)
+            elif (sent["method"], sent["path"]) == ("GET", "/metrics"):
+                await (await self._cluster.metrics(sent))(scope, receive, send)
             else:
                 with self._bodies.hold() as held:
-                    asked = await self._read(told, Request(scope, receive), held)
+                    asked = await self._read(sent, Request(scope, receive), held)
                     await self._pass_on(asked, Relay(scope, receive, send), held)
         except ClientDisconnect:
             await Response(status_code=499)(scope, receive, send)
         except ApiError as error:
             await error.response(scope["path"], scope["request_id"])(scope, receive, send)
 
-    async def _read(self, told: dict[str, Any], request: Request, held: Held) -> Forwarded:
+    async def _read(self, sent: dict[str, Any], request: Request, held: Held) -> Forwarded:
         body = await read_bounded(request.stream(), self._settings, held)
-        return Forwarded(told, body, await _conversation(told["path"], body))
+        return Forwarded(sent, body, await _conversation(sent["path"], body))
 
     async def _pass_on(self, asked: Forwarded, relay: Relay, held: Held) -> None:
-        """Pass an answer on as it comes; with its first part a replica has read the body."""
+        """Pass a reply on as it arrives; its first part shows that a replica has read the body."""
         try:
             async with asyncio.timeout(self._settings.request_timeout_s), aclosing(self._answer(asked)) as answer:
                 async for part in answer:
                     held.release()
                     await relay.pass_on(part)
-        except Exception as error:  # noqa: BLE001 - whatever it was, who waits is told
+        except Exception as error:  # noqa: BLE001 - any error becomes a reply
             await relay.refuse(_refusal(error), error)
         else:
             await relay.end()
 
     async def _answer(self, asked: Forwarded) -> AsyncGenerator[Head | bytes]:
-        """Yield an answer; where a replica has no place after all, others are asked."""
-        for others in reversed(range(_MAX_ASKED)):
+        """Yield a reply; if a replica has no place after all, others are tried."""
+        for others in reversed(range(_MAX_TRIED)):
             answer: Any = self._answers.remote(asked)
             full = ""
             try:
@@ -128,7 +114,7 @@ class Forward:
                         full = part.replica
                     elif not full:
                         yield part
-            except BaseException:  # also where the client has left
+            except BaseException:  # also if the client has disconnected
                 answer.cancel()
                 raise
             if not full:
@@ -137,12 +123,11 @@ class Forward:
 
 
 async def _conversation(path: str, body: bytes) -> str | None:
-    """Return the name of a request's conversation, if it has one."""
     return await asyncio.to_thread(_named, path, body) if len(body) > _LARGE else _named(path, body)
 
 
 def _named(path: str, body: bytes) -> str | None:
-    """Return the same; what cannot be read has none, and the replica says why."""
+    """Return the name of a request's conversation; an invalid body has none, and the replica refuses it."""
     try:
         return conversation_of(path, parse_json(body))
     except NotJson:

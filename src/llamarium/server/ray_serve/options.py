@@ -1,4 +1,4 @@
-"""What an application of Ray Serve is told: the model, who may ask, how much at once, and how many replicas."""
+"""The options of an application of Ray Serve: the model, access, limits, and the number of replicas."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,12 +23,12 @@ _OF_DRAFT = ("dtype", "device")
 
 
 class ModelOptions(BaseModel):
-    """Which model a replica loads, and how; fields without a description are those of `llamarium.load`.
+    """How a replica loads its model; fields without a description are those of `llamarium.load`.
 
     Attributes:
-        adapters: Folders of LoRA adapters by the names that requests choose them by; `adapter` is in all answers.
-        prompt_lookup: Guess tokens from what was said before, as `llamarium serve --prompt-lookup` has it.
-        draft_model: A smaller model that guesses tokens, as `llamarium serve --draft-model` has it.
+        adapters: Folders of LoRA adapters by name, for requests to choose; `adapter` applies to all requests.
+        prompt_lookup: As `llamarium serve --prompt-lookup`.
+        draft_model: As `llamarium serve --draft-model`.
         kv_memory: Bytes of keys and values; None is a quarter of the memory that is free, 4 GiB at most.
     """
 
@@ -51,10 +51,10 @@ class ModelOptions(BaseModel):
     kv_cache_dtype: CacheDtype = "auto"
 
     def load_options(self) -> dict[str, Any]:
-        """Return the arguments of `llamarium.load`; a model that is not named is the one that adapters are put on.
+        """Return the arguments of `llamarium.load`; without a model it is the adapters' base.
 
         Raises:
-            LlamariumError: If an adapter does not say which that is.
+            LlamariumError: If an adapter names no base.
         """
         own = {
             name: getattr(self, name) for name in ModelOptions.model_fields if name not in (*_OF_ENGINE, "draft_model")
@@ -62,7 +62,7 @@ class ModelOptions(BaseModel):
         return own | {"model": base_model(self.model, self.adapter, self.adapters)}
 
     def engine_options(self) -> dict[str, Any]:
-        """Return the arguments of `Llama.engine`, apart from the draft model, which is to be loaded."""
+        """Return the arguments of `Llama.engine`, without the draft model."""
         return {name: getattr(self, name) for name in _OF_ENGINE}
 
     def draft_options(self) -> dict[str, Any]:
@@ -71,16 +71,15 @@ class ModelOptions(BaseModel):
 
 
 class RayOptions(ModelOptions):
-    """The arguments of `build`; those that `llamarium serve` has, too, mean the same.
+    """The arguments of `build`; those of `llamarium serve` have the same meaning.
 
     Attributes:
-        num_cpus: That a replica has of its machine, and its threads.
-        num_gpus: That a replica has.
-        min_replicas: Always there; with 0 the first request waits for a model to be loaded.
+        num_cpus: Of a replica, and its threads.
+        num_gpus: Of a replica.
+        min_replicas: Always running; with 0 the first request waits for a model to load.
         max_replicas: At most.
-        target_ongoing_requests: Of a replica, on average; where there are more, another one is started. None is half of
-            `max_num_seqs`.
-        num_fronts: That take requests and forward them.
+        target_ongoing_requests: Of a replica, on average, before another one starts; None is half of `max_num_seqs`.
+        num_fronts: Forward requests.
     """
 
     num_cpus: float = Field(gt=0)
@@ -103,14 +102,14 @@ class RayOptions(ModelOptions):
     log_format: Literal["text", "json"] = _DEFAULTS.log_format
 
     def of_model(self) -> ModelOptions:
-        """Return what a replica needs of this."""
+        """Return a replica's part."""
         return ModelOptions(**{name: getattr(self, name) for name in ModelOptions.model_fields})
 
     def settings(self) -> Settings:
-        """Return a server's settings; any address of a machine is a host name of the application's own.
+        """Return a server's settings; it accepts all addresses of its machine.
 
         Raises:
-            OptionError: As `access_keys`, or if there is no key where others could ask.
+            OptionError: As `access_keys`, or if access needs a key and there is none.
         """
         return Settings(
             host="0.0.0.0",
@@ -128,10 +127,10 @@ class RayOptions(ModelOptions):
         )
 
     def served_names(self) -> tuple[str, ...]:
-        """Return what requests may call the model; the first is what answers call it.
+        """Return the model's names for requests; the first is used in replies.
 
         Raises:
-            OptionError: If an adapter is called so, too.
+            OptionError: If an adapter has the same name.
             LlamariumError: If the config of the adapter that names the model cannot be read.
         """
         names = self.served_model_name or (public_name(self.model, self.adapter, self.adapters),)

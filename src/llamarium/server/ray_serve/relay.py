@@ -1,4 +1,4 @@
-"""An answer on its way from a replica to a client, and its end where the replica does not tell one."""
+"""Passes a reply from a replica to a client, and ends it if the replica fails."""
 
 import json
 from typing import Any
@@ -16,23 +16,17 @@ _ITEM = b"event: response.output_item.done\n"
 
 
 class Relay:
-    """Passes one answer on.
-
-    Args:
-        scope: The request's.
-        receive: The request's.
-        send: The request's.
-    """
+    """Passes one reply on."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self._is_stream = self._is_over = False
-        self._ending = _ending(scope)
+        self._failure = _failure(scope)
 
     async def pass_on(self, part: Head | bytes) -> None:
-        """Send what a replica has written."""
+        """Send a part of a replica's reply."""
         if isinstance(part, bytes):
-            self._ending.see(part)
+            self._failure.see(part)
             await self._body(part)
             return
         self._is_stream = part.body is None
@@ -42,15 +36,15 @@ class Relay:
             await self._body(part.body, is_last=True)
 
     async def end(self) -> None:
-        """End the answer."""
+        """End the reply."""
         if self._is_stream:
             await self._body(b"", is_last=True)
 
     async def refuse(self, refusal: ApiError, error: Exception) -> None:
-        """End the answer with an error: an event, where a stream has begun."""
+        """End the reply with an error: an event, if a stream has begun."""
         self._scope["notes"]["error"] = where(error) if refusal.status_code == 500 else refusal.code
         if self._is_stream:
-            await self._body(self._ending.of(refusal), is_last=True)
+            await self._body(self._failure.of(refusal), is_last=True)
         elif not self._is_over:
             response = refusal.response(self._scope["path"], self._scope["request_id"])
             await response(self._scope, self._receive, self._send)
@@ -60,34 +54,30 @@ class Relay:
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
 
-class Ending:
-    """How a stream ends that breaks off."""
+class StreamFailure:
+    """Returns the last events of a stream that breaks off."""
 
     def see(self, piece: bytes) -> None:
-        """Take events that it has shown."""
+        """Take events that were sent."""
 
     def of(self, error: ApiError) -> bytes:
         """Return its last events."""
         return error_event(error).encode()
 
 
-class MessageEnding(Ending):
-    """The same of a message.
-
-    Args:
-        request_id: The request's.
-    """
+class MessageStreamFailure(StreamFailure):
+    """Returns the last events of a message."""
 
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
 
     def of(self, error: ApiError) -> bytes:
-        """Return the error."""
+        """Return the error event."""
         return event(error.anthropic_body(self._request_id)).encode()
 
 
-class ResponseEnding(Ending):
-    """The same of a response, whose events are numbered and whose last one shows all of it."""
+class ResponseStreamFailure(StreamFailure):
+    """Returns the last events of a response: they are numbered, and the last one has the whole response."""
 
     def __init__(self) -> None:
         self._number = 0  # of the next event
@@ -95,7 +85,7 @@ class ResponseEnding(Ending):
         self._items: list[Any] = []
 
     def see(self, piece: bytes) -> None:
-        """Take events that it has shown; each is a whole one."""
+        """Take complete events that were sent."""
         for shown in piece.replace(COMMENT, b"").split(b"\n\n")[:-1]:
             if self._number == 0:
                 self._response = _data(shown)["response"]
@@ -104,15 +94,15 @@ class ResponseEnding(Ending):
             self._number += 1
 
     def of(self, error: ApiError) -> bytes:
-        """Return the error, and the response as far as its items are whole."""
+        """Return the error, and the response with its complete items."""
         return failure_events(self._response, self._items, self._number, error).encode()
 
 
-def _ending(scope: Scope) -> Ending:
+def _failure(scope: Scope) -> StreamFailure:
     path = scope["path"]
     if is_anthropic(path):
-        return MessageEnding(scope["request_id"])
-    return ResponseEnding() if path == "/v1/responses" else Ending()
+        return MessageStreamFailure(scope["request_id"])
+    return ResponseStreamFailure() if path == "/v1/responses" else StreamFailure()
 
 
 def _data(shown: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""A replica: the model, its engine and the server's routes, asked by fronts instead of over HTTP."""
+"""A replica: the model, its engine and the server's routes, called by fronts in place of HTTP."""
 
 import asyncio
 import os
@@ -19,17 +19,12 @@ from llamarium.server.ray_serve.forward import Forwarded, Head, scope_of
 from llamarium.server.ray_serve.options import ModelOptions
 from llamarium.server.settings import Settings
 
-_LOOK_S = 0.05  # from one look at the model or its engine to the next
-_BREAKING_S = 0.5  # that fronts have to be told of a broken engine
+_LOOK_S = 0.05  # between two looks at the model or its engine
+_BREAKING_S = 0.5  # for fronts to receive the errors of a broken engine
 
 
 class Replica:
-    """Answers what fronts forward; Ray has it answer nothing before its constructor has returned.
-
-    Args:
-        model: Which is loaded, and how.
-        names: Under which it is served.
-        settings: Of the server.
+    """Answers forwarded requests; Ray sends none before the constructor has returned.
 
     Raises:
         LlamariumError: If the model cannot be loaded.
@@ -47,7 +42,7 @@ class Replica:
         self._watcher = asyncio.create_task(self._watch())
 
     async def answer(self, asked: Forwarded) -> AsyncIterator[Head | bytes]:
-        """Yield an answer's head, and the pieces of its body where it is a stream."""
+        """Yield a reply's head, and the pieces of a stream."""
         run = RoutedRequest(asked, self._name)
         task = asyncio.create_task(run.through(self._app))
         self._asked.add(task)
@@ -59,13 +54,13 @@ class Replica:
             run.left.set()
 
     async def metrics(self, asked: Forwarded) -> tuple[str, str]:
-        """Return the replica's name and its metrics; Ray asks all replicas for theirs."""
+        """Return the replica's name and its metrics."""
         heads = [part async for part in self.answer(asked)]
         assert isinstance(heads[0], Head) and heads[0].body is not None
         return self._name, heads[0].body.decode()
 
     async def _watch(self) -> None:
-        """End the process when its engine has failed: Ray starts another."""
+        """End the process when its engine has failed; Ray starts another."""
         while self._service.state == "ready":
             await asyncio.sleep(_LOOK_S)
         Log(self._service.settings.log_format).event("the engine has failed")
@@ -75,15 +70,7 @@ class Replica:
 
 
 class RoutedRequest:
-    """One request on its way through the routes.
-
-    Args:
-        asked: The request.
-        replica: The name of who answers.
-
-    Attributes:
-        left: Nobody waits for the answer any more.
-    """
+    """One request on its way through the routes; `left` is set when the reply is no longer wanted."""
 
     def __init__(self, asked: Forwarded, replica: str) -> None:
         self.left = asyncio.Event()
@@ -92,14 +79,14 @@ class RoutedRequest:
         self._outbox = asyncio.Queue[Message | None]()
 
     async def through(self, app: Access) -> None:
-        """Have it answered."""
+        """Call the routes."""
         try:
             await app(scope_of(self._asked), self._receive, self._outbox.put)
         finally:
             self._outbox.put_nowait(None)
 
     async def parts(self) -> AsyncIterator[Head | bytes]:
-        """Yield what comes: a whole answer at once, of a stream what there is."""
+        """Yield a whole reply at once, or a stream's pieces as they arrive."""
         start = await self._next()
         headers = [(name.lower(), value) for name, value in start["headers"]]
         if any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers):
@@ -136,7 +123,7 @@ class RoutedRequest:
 
 
 def _name() -> str:
-    """Return what Ray calls this replica."""
+    """Return Ray's name of this replica."""
     from ray import serve
 
     return serve.get_replica_context().replica_id.unique_id

@@ -1,4 +1,4 @@
-"""Ray Serve's face of `ranking.py`: a front has one, which says whom it asks."""
+"""The request router of fronts, by the rules of `ranking.py`."""
 
 import random
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ from llamarium.server.ray_serve.ranking import Places, by_choice, ranking
 
 
 class ConversationRouter(RequestRouter):
-    """Brings a conversation back to its replica; who has no conversation gets the less busy one of two."""
+    """Routes a conversation to its replica, and other requests to the less busy one of two."""
 
     _places: Places
 
     def initialize_state(self, *, to_run: int, to_wait: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take what the application says of its replicas."""
+        """Take the replicas' places."""
         self._places = Places(to_run, to_wait)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return replicas in groups; Ray asks the least busy one of the first group that is not full."""
+        """Return replicas in groups; Ray chooses the least busy one of the first group that is not full."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # where all are full
         asked = _asked(pending_request)
@@ -43,6 +43,6 @@ class ConversationRouter(RequestRouter):
 
 
 def _asked(pending: PendingRequest | None) -> Forwarded:
-    """Return what a front asks; of other calls nothing is to be known."""
+    """Return a front's request; other calls have no conversation."""
     asked: Any = pending.args[0] if pending is not None and pending.args else None
     return asked if isinstance(asked, Forwarded) else Forwarded({})

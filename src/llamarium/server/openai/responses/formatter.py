@@ -18,13 +18,7 @@ from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, 
 
 
 class ResponseFormatter(ReplyFormatter):
-    """Formats one response; see `ReplyFormatter`.
-
-    Args:
-        body: What was asked.
-        model: The name that it is answered under.
-        tokenizer: Spells tokens.
-    """
+    """Formats one response, under a model's name."""
 
     def __init__(self, body: ResponseRequest, model: str, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -33,20 +27,17 @@ class ResponseFormatter(ReplyFormatter):
         self._open: str | None = None  # the type of the last item, until it ends
         self._parts: list[str] = []  # of its text, or of its arguments
         self._logprobs: list[dict[str, Any]] = []
-        self._held: list[dict[str, Any]] = []  # log-probabilities of tokens whose text has not come
+        self._held: list[dict[str, Any]] = []  # log-probabilities of tokens without text so far
         self._response = _envelope(body, model)
 
     def begin(self) -> str:
-        """Return that there is a response, and that it is being made."""
+        """Return the events of a response that has begun."""
         return self._event("response.created", response=self._response) + self._event(
             "response.in_progress", response=self._response
         )
 
     def events(self, prompt: int, pieces: Sequence[Piece], usage: Usage) -> str:
-        """Return the events of one step.
-
-        Log-probabilities come with the text that their tokens make, and not at all if that is a call.
-        """
+        """Return the events of one step; log-probabilities come with their tokens' text, and not with calls."""
         events = ""
         for piece in pieces:
             self._held += for_chat(self._tokenizer, piece.logprobs)["content"]
@@ -105,14 +96,14 @@ class ResponseFormatter(ReplyFormatter):
         return added + self._part_event("response.content_part.added", part=_part("", []))
 
     def _begin(self, item: dict[str, Any]) -> str:
-        """Return the events of an item's beginning, and of the end of the one before."""
+        """Return the events that end the open item and begin the next one."""
         closed = self._close("completed")
         self._open = item["type"]
         self._output.append(item)
         return closed + self._event("response.output_item.added", output_index=self._index, item=item)
 
     def _close(self, status: str) -> str:
-        """Return the events of the end of the item that is open, if one is."""
+        """Return the events that end the open item, if any."""
         if self._open is None:
             return ""
         joined, item = "".join(self._parts), self._output[-1]
@@ -163,7 +154,7 @@ def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _envelope(body: ResponseRequest, model: str) -> dict[str, Any]:
-    """Return a response of which nothing has come, with what was asked."""
+    """Return a response without output, with the request's fields."""
     text: dict[str, Any] = {"format": {"type": "text"}}
     if body.text is not None and body.text.format is not None:
         text["format"] = _as_given(body.text.format)
@@ -202,7 +193,7 @@ def _as_given(value: Body | str | None) -> Any:
 
 
 def _counts(usage: Usage) -> dict[str, Any]:
-    """Return the counts under the names that responses have for them."""
+    """Return token counts under the names of responses."""
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},

@@ -1,4 +1,4 @@
-"""The items of a response's input: who said what."""
+"""The items of a response's input: messages, calls and their results."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -19,7 +19,7 @@ _TEXT_ALONE = "this server takes and answers text"
 
 
 class InputPart(Body):
-    """A part of what was said. Annotations and log-probabilities of an earlier answer are taken, and have no effect."""
+    """A part of a text; annotations and log-probabilities of an earlier answer have no effect."""
 
     refused: ClassVar[Mapping[str, str]] = {
         "detail": _TEXT_ALONE,
@@ -39,7 +39,7 @@ class InputPart(Body):
 
 
 class MessageItem(Body):
-    """What somebody said. Its id and its status are taken, and have no effect."""
+    """A message; its id and status have no effect."""
 
     refused: ClassVar[Mapping[str, str]] = {"phase": "the model's answers have no phases"}
 
@@ -51,7 +51,7 @@ class MessageItem(Body):
 
 
 class FunctionCallItem(Body):
-    """A call that the assistant has made."""
+    """A call of the assistant."""
 
     refused: ClassVar[Mapping[str, str]] = _CALLED
 
@@ -64,7 +64,7 @@ class FunctionCallItem(Body):
 
 
 class FunctionCallOutputItem(Body):
-    """What a call has given."""
+    """The result of a call."""
 
     refused: ClassVar[Mapping[str, str]] = {**_CALLED, "name": "the call is named by call_id"}
 
@@ -84,7 +84,7 @@ Item = Annotated[
 
 
 def add_item(dialog: Dialog, where: str, item: Item) -> None:
-    """Take an item; a call belongs to the assistant's message right before it, or is one of its own."""
+    """Append an item; a call joins the assistant's message right before it, or begins one."""
     if isinstance(item, FunctionCallOutputItem):
         dialog.add(where, {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
     elif isinstance(item, FunctionCallItem):

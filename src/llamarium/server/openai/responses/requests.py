@@ -1,6 +1,7 @@
-"""The request for a response: what OpenAI's client sends, and what of it is refused."""
+"""The request for a response: supported fields of OpenAI's client, and refused ones."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -19,7 +20,7 @@ _KEPT = "prefixes are found by themselves, and kept for as long as there is memo
 
 
 class TextFormat(Body):
-    """The form of an answer. A schema is held strictly, whatever `strict` says."""
+    """The form of an answer; a schema is always enforced, whatever `strict` says."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = Field(None, pattern=r"^[a-zA-Z0-9_-]{1,64}$")
@@ -29,14 +30,14 @@ class TextFormat(Body):
 
 
 class TextConfig(Body):
-    """How an answer's text is to be."""
+    """Format and verbosity of an answer."""
 
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
 class ResponseStreamFields(Body):
-    """What a stream tells besides the answer."""
+    """Options of a stream."""
 
     include_obfuscation: Literal[False] | None = None
 
@@ -88,10 +89,10 @@ class ResponseRequest(Body):
 
 
 def form_of(body: ResponseRequest) -> Form | None:
-    """Return what a request says of its answer's form, or None where any text will do.
+    """Return the form of a request's answer, or None for any text.
 
     Raises:
-        ApiError: If it does not say which.
+        ApiError: If it is incomplete.
     """
     asked = None if body.text is None else body.text.format
     if asked is None:
@@ -106,8 +107,4 @@ def form_of(body: ResponseRequest) -> Form | None:
     for name in ("name", "schema"):
         if own[name] is None:
             raise missing(f"text.format.{name}")
-    return "text.format.schema", _schema(own["schema"])
-
-
-def _schema(schema: Any) -> Callable[[], Grammar]:
-    return lambda: Grammar.json_schema(schema)
+    return "text.format.schema", partial(Grammar.json_schema, asked.schema_ or {})

@@ -1,4 +1,4 @@
-"""The fields about tools, as responses have them: those of chat completions, a level higher."""
+"""Fields about tools of responses: those of chat completions, one level higher."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -12,7 +12,7 @@ NAMES = {
     r"(tools\[\d+\]|input\[\d+\]|tool_choice)\.function": r"\1",
     r"(input\[\d+\])\.(tool_call_id|id)": r"\1.call_id",
 }
-"""What responses call the beginning of a path that chat completions call so; see `Dialog`."""
+"""Names of `Dialog`: from paths of chat completions to those of responses."""
 
 
 class FunctionTool(Body):
@@ -32,7 +32,7 @@ class FunctionTool(Body):
     defer_loading: Literal[False] | None = None
 
     def to_chat(self) -> dict[str, Any]:
-        """Return it as chat completions have it."""
+        """Return it in the form of chat completions."""
         own = self.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True)
         return {"type": "function", "function": own}
 
@@ -44,7 +44,7 @@ class NamedFunction(Body):
     name: str
 
     def to_chat(self) -> dict[str, Any]:
-        """Return it as chat completions have it."""
+        """Return it in the form of chat completions."""
         return {"type": "function", "function": {"name": self.name}}
 
 
@@ -56,7 +56,7 @@ class AllowedFunctions(Body):
     tools: list[NamedFunction] = Field(min_length=1)
 
     def to_chat(self) -> dict[str, Any]:
-        """Return it as chat completions have it."""
+        """Return it in the form of chat completions."""
         allowed = {"mode": self.mode, "tools": [tool.to_chat() for tool in self.tools]}
         return {"type": "allowed_tools", "allowed_tools": allowed}
 
