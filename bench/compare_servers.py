@@ -226,7 +226,7 @@ async def _interrupt(client: Client, streams: list[LoadRequest], late: LoadReque
     tasks = [asyncio.create_task(client.carry_out(exchange)) for exchange in exchanges]
     while not all(len(exchange.arrivals) >= 8 or exchange.failure for exchange in exchanges):
         await asyncio.sleep(0.01)
-    arrived = await client.ask(late)
+    arrived = await client.send(late)
     await asyncio.gather(*tasks)
     return exchanges, arrived
 

@@ -201,7 +201,7 @@ class Soak:
         begun = time.perf_counter()
         try:
             async with asyncio.timeout(limit_s):
-                response = await self.connections.ask("POST", asking.path, asking.body, receive)
+                response = await self.connections.send("POST", asking.path, asking.body, receive)
         except Left:
             return "left among events"
         except TimeoutError:
@@ -239,14 +239,14 @@ class Soak:
 async def get(connections: Connections, path: str) -> tuple[int, str]:
     """Return a page's status and text."""
     parts: list[bytes] = []
-    response = await connections.ask("GET", path, b"", lambda _, __, body: parts.append(body))
+    response = await connections.send("GET", path, b"", lambda _, __, body: parts.append(body))
     return response.status, b"".join(parts).decode()
 
 
 async def probe(connections: Connections) -> str:
     """Return the answer to a question that has one."""
     parts: list[bytes] = []
-    await connections.ask("POST", COMPLETIONS, json.dumps(PROBE).encode(), lambda _, __, body: parts.append(body))
+    await connections.send("POST", COMPLETIONS, json.dumps(PROBE).encode(), lambda _, __, body: parts.append(body))
     return json.loads(b"".join(parts))["choices"][0]["text"]
 
 

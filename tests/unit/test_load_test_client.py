@@ -42,7 +42,7 @@ def ask(answer: Answer, *requests: LoadRequest, **target: Any) -> tuple[list[Exc
 
         async def run() -> list[Exchange]:
             async with connect(Target(url=server.url, model="m", **target)) as client:
-                return [await client.ask(request) for request in requests or (HELLO,)]
+                return [await client.send(request) for request in requests or (HELLO,)]
 
         return asyncio.run(run()), server
 
@@ -83,7 +83,7 @@ def test_a_path_of_the_address_stays_in_front() -> None:
 
         async def run() -> Exchange:
             async with connect(Target(url=base_url(f"{server.url}/api/v1/"), model="m")) as client:
-                return await client.ask(HELLO)
+                return await client.send(HELLO)
 
         asyncio.run(run())
         assert server.asked[0].path == "/api/v1/completions"
@@ -161,7 +161,7 @@ def test_times_count_from_when_a_request_was_due() -> None:
 
         async def run() -> Exchange:
             async with connect(Target(url=server.url, model="m")) as client:
-                return await client.ask(HELLO, due=time.perf_counter() - 5)
+                return await client.send(HELLO, due=time.perf_counter() - 5)
 
         assert asyncio.run(run()).ttft_s > 5
 
@@ -278,7 +278,7 @@ def test_nobody_listens() -> None:
 
         async def run() -> Exchange:
             async with connect(Target(url=f"http://127.0.0.1:{unused.getsockname()[1]}", model="m")) as client:
-                return await client.ask(HELLO)
+                return await client.send(HELLO)
 
         failure = asyncio.run(run()).failure
     assert failure is not None
@@ -301,7 +301,7 @@ def ask_socket(scheme: str, react: Callable[[socket.socket], object]) -> str:
         async def run() -> Exchange:
             url = f"{scheme}://127.0.0.1:{listening.getsockname()[1]}"
             async with connect(Target(url=url, model="m")) as client:
-                _, exchange = await asyncio.gather(asyncio.to_thread(accept), client.ask(HELLO))
+                _, exchange = await asyncio.gather(asyncio.to_thread(accept), client.send(HELLO))
                 return exchange
 
         failure = asyncio.run(run()).failure

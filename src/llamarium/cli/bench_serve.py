@@ -216,7 +216,7 @@ async def _warm_up(client: "Client", args: argparse.Namespace) -> None:
 
     made = synthetic(args.prompt_tokens, args.max_tokens, seed=f"warm-up {args.seed}")
     for request in itertools.islice(made, args.warmup):
-        failure = (await client.ask(request.as_chat() if args.chat else request)).failure
+        failure = (await client.send(request.as_chat() if args.chat else request)).failure
         if failure is not None:
             raise ServerError(f"{client.target.url} fails at the first request: {failure}")
 

@@ -1,4 +1,4 @@
-"""What one event of a completion's or a chat's stream says."""
+"""The content of one event of a completion's or a chat's stream."""
 
 import json
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ class Chunk:
     """An event.
 
     Attributes:
-        has_text: Whether a part of the answer is in it: text, reasoning or a tool's call.
-        is_last: Whether it says why the answer ends.
-        usage: The server's counts, where it has them.
+        has_text: Whether it has a part of the answer: text, reasoning or a tool's call.
+        is_last: Whether it has the finish reason.
+        usage: The server's counts, or None.
     """
 
     has_text: bool
@@ -52,7 +52,7 @@ def parse_chunk(data: bytes) -> Chunk:
 
 
 def listed_models(body: bytes) -> list[str]:
-    """Return the names that `/v1/models` lists; none where it is something else."""
+    """Return the names that `/v1/models` lists, or none from another body."""
     try:
         models = (_object(json.loads(body)) or {}).get("data")
     except (ValueError, RecursionError):
@@ -62,7 +62,7 @@ def listed_models(body: bytes) -> list[str]:
 
 
 def error_message(body: bytes) -> str:
-    """Return what the body of an error says: OpenAI's `error.message`, FastAPI's `detail`, or the beginning of it."""
+    """Return an error's message: OpenAI's `error.message`, FastAPI's `detail`, or the beginning of the body."""
     try:
         fields = _object(json.loads(body)) or {}
     except (ValueError, RecursionError):
@@ -73,7 +73,7 @@ def error_message(body: bytes) -> str:
 
 
 def shown(data: bytes) -> str:
-    """Show bytes from a server safely."""
+    """Return bytes from a server as safe text."""
     return escape(" ".join(data.decode("utf-8", "replace").split()), _MESSAGE_CHARACTERS) or "(nothing)"
 
 

@@ -1,7 +1,6 @@
-"""One request to an OpenAI-compatible server, timed; which model it has, and whether it is ready.
+"""A client of an OpenAI-compatible server: requests, timed; the model's name; whether the server is ready.
 
-The time of a piece is taken when its bytes have been read from the socket, before anything is made of them. Proxies are
-not looked for: what is measured is the server.
+The time of a piece is when its bytes were read from the socket, before parsing. Proxies are not used.
 """
 
 import asyncio
@@ -22,20 +21,20 @@ from llamarium.load_test.exchange import Exchange, Failure
 from llamarium.load_test.workload import LoadRequest
 
 _POLL_S = 0.2
-_ASK_S = 10.0  # for what a server knows without computing
-_ERROR_BYTES = 65536  # of an error's body that are read
+_ASK_S = 10.0  # of requests without computation
+_ERROR_BYTES = 65536  # read of an error's body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Whom to ask, and how.
+    """A server, and how it is called.
 
     Attributes:
         url: As `base_url` returns it.
-        model: The name that requests carry.
+        model: The name in requests.
         api_key: For the Authorization header.
-        timeout_s: For a request, from its start to its end.
-        extra: Fields that every request's body has besides; None takes away one that it would have.
+        timeout_s: Of a request, from its start to its end.
+        extra: Further fields of each request's body; None removes one.
     """
 
     url: str
@@ -64,7 +63,7 @@ def base_url(text: str) -> str:
 
 @asynccontextmanager
 async def connect(target: Target) -> AsyncGenerator["Client"]:
-    """Open a client, and close its connections at the end."""
+    """Open a client, and close its connections at the end of the block."""
     client = Client(target)
     try:
         yield client
@@ -73,13 +72,10 @@ async def connect(target: Target) -> AsyncGenerator["Client"]:
 
 
 class Client:
-    """Asks one server, over as many connections as there are requests at once.
-
-    Args:
-        target: The server.
+    """A client of one server, with a connection for each concurrent request.
 
     Raises:
-        InputError: If the key has characters that a header cannot carry.
+        InputError: If the key has characters that a header cannot have.
     """
 
     def __init__(self, target: Target) -> None:
@@ -92,14 +88,14 @@ class Client:
         self._connections = Connections(target.url, headers)
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the connections."""
         self._connections.close()
 
-    async def ask(self, request: LoadRequest, due: float | None = None) -> Exchange:
-        """Send a request and read its answer to the end; what goes wrong stands in the result.
+    async def send(self, request: LoadRequest, due: float | None = None) -> Exchange:
+        """Send a request and read its answer to the end; the result has the failure, if any.
 
         Args:
-            request: What to ask.
+            request: To send.
             due: When it should have been sent (`time.perf_counter`); None is now.
         """
         exchange = Exchange(request, time.perf_counter() if due is None else due)
@@ -107,7 +103,7 @@ class Client:
         return exchange
 
     async def carry_out(self, exchange: Exchange) -> None:
-        """Do what `ask` does with an exchange that others may look at meanwhile."""
+        """Run an exchange, which may be read meanwhile; see `send`."""
         try:
             async with asyncio.timeout(self.target.timeout_s):
                 await self._exchange(exchange)
@@ -119,15 +115,10 @@ class Client:
             exchange.end = time.perf_counter()
 
     async def _exchange(self, exchange: Exchange) -> None:
-        """Send, and note what comes.
-
-        Raises:
-            Failure: If the answer is not whole.
-        """
         path = "/v1/chat/completions" if exchange.request.is_chat else "/v1/completions"
         answer = _Answer(exchange)
         try:
-            response = await self._connections.ask("POST", path, self._body(exchange.request), answer.receive)
+            response = await self._connections.send("POST", path, self._body(exchange.request), answer.receive)
         except BrokenAnswer as error:
             raise Failure("broken stream", escape(error)) from None
         except OSError as error:
@@ -149,11 +140,11 @@ class Client:
         """Return the name of the server's only model.
 
         Raises:
-            ServerError: If it does not say, or has several.
+            ServerError: If it lists none or several.
         """
         status, said = await self._get("/v1/models")
         if status != 200:
-            raise ServerError(f"{self.target.url}/v1/models: {self._told(status, said)}; --model names a model")
+            raise ServerError(f"{self.target.url}/v1/models: {self._described(status, said)}; --model names a model")
         names = listed_models(said)
         if len(names) != 1:
             listed = f" ({escape(', '.join(names))})" if names else ""
@@ -161,10 +152,10 @@ class Client:
         return names[0]
 
     async def ready(self, wait_s: float) -> None:
-        """Wait until the server says that it is ready: `/health`, or `/v1/models` where there is none.
+        """Wait until the server is ready, by `/health`, or `/v1/models` where there is none.
 
         Raises:
-            ServerError: If it does not within `wait_s`, with what it said last.
+            ServerError: If it is not within `wait_s`, with its last answer.
         """
         end = time.perf_counter() + wait_s
         while True:
@@ -174,11 +165,11 @@ class Client:
             if status == 200:
                 return
             if time.perf_counter() + _POLL_S > end:
-                raise ServerError(f"{self.target.url} is not ready after {wait_s:g} s: {self._told(status, said)}")
+                raise ServerError(f"{self.target.url} is not ready after {wait_s:g} s: {self._described(status, said)}")
             await asyncio.sleep(_POLL_S)
 
     async def _get(self, path: str) -> tuple[int, bytes]:
-        """Return status and body; where there is no answer, 0 and why."""
+        """Return status and body; without an answer 0 and the reason."""
         parts: list[bytes] = []
 
         def receive(response: Response, now: float, body: bytes) -> None:
@@ -186,36 +177,32 @@ class Client:
 
         try:
             async with asyncio.timeout(_ASK_S):
-                response = await self._connections.ask("GET", path, b"", receive)
+                response = await self._connections.send("GET", path, b"", receive)
         except TimeoutError:
             return 0, f"no answer within {_ASK_S:g} s".encode()
         except OSError as error:
             return 0, str(error).encode()
         return response.status, b"".join(parts)
 
-    def _told(self, status: int, said: bytes) -> str:
+    def _described(self, status: int, said: bytes) -> str:
         return f"http {status}: {self._without_key(error_message(said))}" if status else shown(said)
 
     def _without_key(self, message: str) -> str:
-        """Leave the key out of what a server says of it."""
+        """Remove the key from a server's message."""
         return message.replace(self.target.api_key, "***") if self.target.api_key else message
 
 
 class _Answer:
-    """Reads an answer as it comes, and notes it."""
+    """Reads an answer into its exchange."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._events = Events()
-        self._other = b""  # the body of what is no stream
+        self._other = b""  # the body, if it is no stream
         self._is_whole = False
 
     def receive(self, response: Response, now: float, body: bytes) -> None:
-        """Note when each piece came.
-
-        Raises:
-            Failure: If the server says so, or nonsense.
-        """
+        """Take a part of the body, and the arrival times of its pieces."""
         if not _is_stream(response):
             self._other += body[: _ERROR_BYTES - len(self._other)]
             return
@@ -231,11 +218,7 @@ class _Answer:
             self._exchange.usage = chunk.usage or self._exchange.usage
 
     def check(self, response: Response) -> None:
-        """Look at the answer, which has ended.
-
-        Raises:
-            Failure: If it is not whole.
-        """
+        """Refuse an answer that ended incomplete."""
         if response.status != 200:
             raise Failure(f"http {response.status}", error_message(self._other))
         if not _is_stream(response):

@@ -1,9 +1,8 @@
-"""HTTP/1.1 over connections that are kept, for a client that must cost little.
+"""HTTP/1.1 over kept connections, for a client that takes little of the server's processor time.
 
-On a machine that serves as well, what the client takes the server lacks. With 16 clients a token costs 140 microseconds
-of processor through httpx, nearly all of it in layers of coroutines, and 38 here (medians of five alternating rounds on
-two cores): a body's bytes go from the event loop's callback, where their time is taken, to whom they are for. Messages
-are parsed by httptools, as in uvicorn.
+With 16 clients a token costs 140 microseconds of processor time through httpx, mostly in layers of coroutines, and 38
+here (medians of five alternating rounds on two cores): a body's bytes go from the event loop's callback, where
+their time is taken, straight to the receiver. Messages are parsed by httptools, as in uvicorn.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ from urllib.parse import urlsplit
 import httptools
 
 Receive = Callable[["Response", float, bytes], None]
-"""Takes a part of a body: whose it is, when its bytes came (`time.perf_counter`), and the bytes."""
+"""Takes a part of a body: its response, when its bytes arrived (`time.perf_counter`), and the bytes."""
 
 
 class BrokenAnswer(ConnectionError):
@@ -25,12 +24,7 @@ class BrokenAnswer(ConnectionError):
 
 
 class Response:
-    """What came before the body.
-
-    Attributes:
-        status: 0 until it is known.
-        headers: By names in lower case.
-    """
+    """A response without its body: the status, 0 at first, and headers by names in lower case."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -38,7 +32,7 @@ class Response:
 
 
 class Connection(asyncio.Protocol):
-    """One connection; it carries one exchange after the other."""
+    """A connection, for one exchange after the other."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -46,11 +40,11 @@ class Connection(asyncio.Protocol):
         self._now = 0.0
         self._done: asyncio.Future[Response] | None = None
 
-    async def ask(self, message: bytes, receive: Receive) -> Response:
-        """Send a request and hand its answer's body to `receive` as it comes; return when it is there in full.
+    async def send(self, message: bytes, receive: Receive) -> Response:
+        """Send a request, pass its answer's body to `receive` as it arrives, and return at its end.
 
         Raises:
-            ConnectionError: If what comes is no HTTP, or the connection ends before; `BrokenAnswer` after the headers.
+            ConnectionError: For data that is not HTTP, or if the connection ends before; `BrokenAnswer` after headers.
             Exception: What `receive` raises.
         """
         self.has_heard, self._receive, self._response = False, receive, Response()
@@ -65,7 +59,7 @@ class Connection(asyncio.Protocol):
             self._done = None
 
     def close(self) -> None:
-        """Cut the connection, whatever is under way."""
+        """Close the connection at once."""
         self.is_open = False
         self._transport.abort()
 
@@ -76,10 +70,10 @@ class Connection(asyncio.Protocol):
         self._transport, self.is_open = cast(asyncio.Transport, transport), True
 
     def data_received(self, data: bytes) -> None:
-        """Take the time, then the bytes."""
+        """Take the time, then parse the bytes."""
         self._now = time.perf_counter()
         self.has_heard = True
-        if self._done is None or self._done.done():  # nobody has asked
+        if self._done is None or self._done.done():  # without a request
             self.close()
             return
         try:
@@ -90,7 +84,7 @@ class Connection(asyncio.Protocol):
             self._fail(ConnectionError(f"no HTTP: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End what is under way: an answer whose headers name no length ends so."""
+        """End the exchange; an answer without a length is complete then."""
         self.is_open = False
         if self._done is None or self._done.done():
             return
@@ -116,12 +110,12 @@ class Connection(asyncio.Protocol):
         self._response.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        """Hand a part of the body on."""
+        """Pass a part of the body on."""
         self._receive(self._response, self._now, body)
 
     def on_message_complete(self) -> None:
-        """End the exchange; the connection stays if the server lets it."""
-        if self._response.status < 200:  # only a word before the answer
+        """End the exchange; the connection is kept if the server allows it."""
+        if self._response.status < 200:  # an interim response
             self._response = Response()
             return
         if not self._parser.should_keep_alive():
@@ -131,10 +125,10 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """Connections to one server, as many as are asked for at once.
+    """Connections to one server, one for each concurrent request.
 
     Args:
-        url: http or https, with a path that goes before those that are asked for, or none.
+        url: http or https, with an optional prefix of all paths.
         headers: Of every request.
     """
 
@@ -147,8 +141,8 @@ class Connections:
         self._head = "".join(f"{name}: {value}\r\n" for name, value in {"Host": parts.netloc, **headers}.items())
         self._idle: list[Connection] = []
 
-    async def ask(self, method: str, path: str, body: bytes, receive: Receive) -> Response:
-        """Send a request over a connection that is free, or a new one.
+    async def send(self, method: str, path: str, body: bytes, receive: Receive) -> Response:
+        """Send a request over a free connection or a new one.
 
         Raises:
             OSError: If there is no connection, or it ends before the answer does.
@@ -167,7 +161,7 @@ class Connections:
         return await self._over(new, message, receive)
 
     async def _over(self, connection: Connection, message: bytes, receive: Receive) -> Response:
-        response = await connection.ask(message, receive)
+        response = await connection.send(message, receive)
         if connection.is_open:
             self._idle.append(connection)
         return response
@@ -181,6 +175,6 @@ class Connections:
         return None
 
     def close(self) -> None:
-        """Close those that are idle."""
+        """Close idle connections."""
         while self._idle:
             self._idle.pop().close()

@@ -1,8 +1,7 @@
-"""When requests are sent: in a closed loop of clients, or at times of their own.
+"""Sends requests in a closed loop of clients, or in an open loop at arrival times.
 
-A closed loop is so many users who each wait for an answer, think, and ask again: it slows down with the server.
-Requests that come at times of their own do not; what an overloaded server makes of them shows in their latency, which
-is counted from when a request was due.
+In a closed loop each client waits for its answer before the next request, so the load falls when the server is slow. In
+an open loop it does not: latency counts from when a request was due, so an overloaded server shows.
 """
 
 import asyncio
@@ -20,15 +19,15 @@ from llamarium.load_test.workload import LoadRequest
 
 @dataclass(slots=True)
 class LoadRun:
-    """What was asked, and what it took to ask.
+    """The exchanges of a run, and what it took.
 
     Attributes:
         exchanges: In the order of their ends.
         start: Seconds of `time.perf_counter`, as `end`.
-        end: When the last answer had come, or the run was interrupted.
+        end: Of the last answer, or of an interrupted run.
         cpu_s: Processor time of this process in between.
-        num_started: Requests that were sent.
-        was_interrupted: Whether the run was cancelled, and the requests under way with it.
+        num_started: Requests sent.
+        was_interrupted: Whether the run was cancelled, with the requests under way.
     """
 
     exchanges: list[Exchange] = field(default_factory=list[Exchange])
@@ -48,11 +47,7 @@ Progress = Callable[[LoadRun], None]
 
 
 def poisson(requests: Iterable[LoadRequest], rate: float, *, seed: int = 0) -> Iterator[tuple[float, LoadRequest]]:
-    """Give each request its time: independent arrivals, `rate` a second on average.
-
-    Yields:
-        Seconds from the start, and the request; the first comes at 0.
-    """
+    """Yield seconds from the start and requests: independent arrivals, `rate` a second on average, the first at 0."""
     source, due = random.Random(f"arrivals {seed}"), 0.0
     for request in requests:
         yield due, request
@@ -68,14 +63,14 @@ async def closed_loop(
     duration_s: float = math.inf,
     progress: Progress | None = None,
 ) -> LoadRun:
-    """Ask with `num_clients` clients, each of which takes the next request when it has its answer.
+    """Send requests with `num_clients` clients, each of which takes the next one after its answer.
 
     Args:
         client: Of the server.
-        requests: All that are to be asked.
-        num_clients: How many ask at once.
+        requests: All of them.
+        num_clients: That send at once.
         think_s: Seconds from an answer to the same client's next request.
-        duration_s: No request is sent later than that.
+        duration_s: No request is sent later.
         progress: Called after each answer.
 
     Returns:
@@ -83,19 +78,19 @@ async def closed_loop(
     """
     run, waiting = LoadRun(), iter(requests)
 
-    async def ask_on() -> None:
+    async def send_all() -> None:
         pause_s = 0.0
         for request in waiting:
             await asyncio.sleep(pause_s)
             if time.perf_counter() - run.start >= duration_s:
                 return
-            await _ask(client, run, request, progress)
+            await _send(client, run, request, progress)
             pause_s = think_s
 
     with _timed(run):
         async with asyncio.TaskGroup() as group:
             for _ in range(num_clients):
-                group.create_task(ask_on())
+                group.create_task(send_all())
     return run
 
 
@@ -106,16 +101,13 @@ async def open_loop(
     duration_s: float = math.inf,
     progress: Progress | None = None,
 ) -> LoadRun:
-    """Send each request at its time, whatever has become of those before it.
+    """Send each request at its time, independent of those before it; the rest is as for `closed_loop`.
 
     Args:
         client: Of the server.
         timetable: Seconds from the start, and the request; in the order of time.
-        duration_s: No request is sent later than that.
+        duration_s: No request is sent later.
         progress: Called after each answer.
-
-    Returns:
-        The run; if it is cancelled, what there is by then.
     """
     run = LoadRun()
     with _timed(run):
@@ -125,22 +117,22 @@ async def open_loop(
                     break
                 due = run.start + offset_s
                 await asyncio.sleep(due - time.perf_counter())
-                group.create_task(_ask(client, run, request, progress, due))
+                group.create_task(_send(client, run, request, progress, due))
     return run
 
 
-async def _ask(
+async def _send(
     client: Client, run: LoadRun, request: LoadRequest, progress: Progress | None, due: float | None = None
 ) -> None:
     run.num_started += 1
-    run.exchanges.append(await client.ask(request, due))
+    run.exchanges.append(await client.send(request, due))
     if progress is not None:
         progress(run)
 
 
 @contextmanager
 def _timed(run: LoadRun) -> Generator[None]:
-    """Time the body; a cancellation ends it early and is noted."""
+    """Time the body; a cancellation ends it early and is recorded."""
     run.start, cpu_start = time.perf_counter(), time.process_time()
     try:
         yield

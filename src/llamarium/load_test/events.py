@@ -1,18 +1,18 @@
-"""Server-sent events, out of bytes as they come from the network.
+"""Server-sent events from bytes; an event is its data.
 
-Source: the HTML standard, section 9.2.6. Only what chat and completion streams use is kept: an event is its data.
+Source: the HTML standard, section 9.2.6.
 """
 
 
 class Events:
-    """Cuts a stream of bytes into the data of its events, wherever the network has cut it."""
+    """Splits a stream of bytes into the data of its events."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the data of the events that end in these bytes; comments and other fields are left out."""
+        """Return the data of the events that end in these bytes, without comments and other fields."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         found: list[bytes] = []
         for line in lines:

@@ -1,7 +1,7 @@
-"""One request and what became of it: when its pieces came, how many tokens the server counted, what went wrong.
+"""One request and its outcome: arrival times of its pieces, the server's token counts, its failure.
 
-Times are seconds of `time.perf_counter`. A piece is a part of the answer that has text in it: an event that only names
-the role, the usage or an empty text is none.
+Times are seconds of `time.perf_counter`. A piece is an event with text, not one with only a role, the usage or an empty
+text.
 """
 
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from llamarium.load_test.workload import LoadRequest
 
 
 class Failure(Exception):
-    """An exchange that did not come to its end.
+    """The failure of an exchange.
 
     Args:
-        kind: What errors are counted by: "connection", "http 429", "stream error", "broken stream", "no stream",
+        kind: For counts of errors: "connection", "http 429", "stream error", "broken stream", "no stream",
             "not JSON", "empty answer" or "timeout".
-        message: What there is to say about this one.
+        message: About this one.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -26,13 +26,7 @@ class Failure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ReportedUsage:
-    """What the server counted.
-
-    Attributes:
-        prompt_tokens: That it read.
-        completion_tokens: That it wrote.
-        cached_tokens: Of the prompt, that it still knew; None where it does not say.
-    """
+    """The server's token counts; of the prompt, `cached_tokens` were cached, or None if it does not report them."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -44,12 +38,12 @@ class Exchange:
     """A request, timed.
 
     Attributes:
-        request: What was asked.
-        start: When it was sent, or should have been.
-        arrivals: When each piece came: when its bytes were there to be read.
-        end: When the last bytes came, or it failed.
-        usage: None where the server counts nothing.
-        failure: None if the answer is whole.
+        request: The request.
+        start: When it was sent, or was due.
+        arrivals: When the bytes of each piece could be read.
+        end: When the last bytes arrived, or it failed.
+        usage: None if the server reports none.
+        failure: None if the answer is complete.
     """
 
     request: LoadRequest
@@ -76,10 +70,10 @@ class Exchange:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the answer, as the server counts them; its pieces where it does not."""
+        """Tokens of the answer by the server's count, else its pieces."""
         return self.usage.completion_tokens if self.usage else len(self.arrivals)
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds for each token after the first (time per output token); None where there is one alone."""
+        """Seconds for each token after the first (time per output token); None for a single token."""
         return (self.arrivals[-1] - self.arrivals[0]) / (self.num_tokens - 1) if self.num_tokens > 1 else None

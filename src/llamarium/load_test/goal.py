@@ -1,4 +1,4 @@
-"""What an answer must reach to count as a good one."""
+"""Latency limits of a good answer."""
 
 import math
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from llamarium.load_test.exchange import Exchange
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What an answer must reach to be a good one; None is no matter.
+    """Latency limits of a good answer; None is no limit.
 
     Attributes:
-        ttft_s: At most that many seconds until the first piece.
-        itl_s: At most that many between any two pieces.
-        tpot_s: At most that many for each token after the first, on average.
-        e2e_s: At most that many until the end.
+        ttft_s: Seconds until the first piece.
+        itl_s: Seconds between any two pieces.
+        tpot_s: Seconds for each token after the first, on average.
+        e2e_s: Seconds until the end.
     """
 
     ttft_s: float | None = None
@@ -29,7 +29,7 @@ class Goal:
         """Read `ttft:500`, `itl:50`, `tpot:40`, `e2e:3000`: milliseconds.
 
         Raises:
-            OptionError: If one of them is something else, or given twice.
+            OptionError: If one of them is invalid, or given twice.
         """
         names, found = [field.name.removesuffix("_s") for field in fields(cls)], dict[str, float]()
         for word in words:
@@ -46,7 +46,7 @@ class Goal:
         return cls(**found)
 
     def is_met(self, exchange: Exchange) -> bool:
-        """Whether a whole answer is a good one."""
+        """Whether a complete answer is within the limits."""
         limits = (
             (self.ttft_s, exchange.ttft_s),
             (self.itl_s, max(exchange.gaps_s, default=0.0)),

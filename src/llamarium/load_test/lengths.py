@@ -1,4 +1,4 @@
-"""How many tokens: a fixed number, or one drawn anew for each request."""
+"""Numbers of tokens: fixed, or drawn for each request."""
 
 import math
 import random
@@ -24,12 +24,12 @@ class Lengths:
 
     @classmethod
     def parse(cls, text: str) -> "Lengths":
-        """Read `N`, `uniform:LOW:HIGH` (both can come) or `lognormal:MEAN:SIGMA`.
+        """Read `N`, `uniform:LOW:HIGH` (inclusive) or `lognormal:MEAN:SIGMA`.
 
-        MEAN is the mean of what is drawn, in tokens; SIGMA the standard deviation of its logarithm.
+        MEAN is the mean of the drawn numbers; SIGMA the standard deviation of its logarithm.
 
         Raises:
-            OptionError: If it is none of them, or has no number of at least 1 in it.
+            OptionError: If it is none of them, or has numbers below 1.
         """
         kind, *words = text.split(":")
         try:
@@ -54,5 +54,5 @@ def _uniform(low: int, high: int) -> Callable[[random.Random], int]:
 def _lognormal(mean: float, sigma: float) -> Callable[[random.Random], int]:
     if not (1 <= mean < math.inf and 0 <= sigma < math.inf):
         raise ValueError
-    middle = math.log(mean) - sigma**2 / 2  # then the mean of what is drawn is `mean`
+    middle = math.log(mean) - sigma**2 / 2  # so that the mean of the drawn numbers is `mean`
     return lambda source: max(1, round(source.lognormvariate(middle, sigma)))

@@ -1,4 +1,4 @@
-"""What a run comes to: percentiles of its times, throughput, goodput, errors."""
+"""The summary of a run: percentiles of its times, throughput, goodput, errors."""
 
 import math
 from collections import Counter
@@ -11,7 +11,7 @@ from llamarium.load_test.goal import Goal
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How numbers are spread."""
+    """Mean, percentiles and maximum of numbers."""
 
     mean: float
     p50: float
@@ -21,7 +21,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread | None":
-        """Return the spread of some values; None where there is none."""
+        """Return the spread of some values, or None without any."""
         if not values:
             return None
         ordered = sorted(values)
@@ -30,7 +30,7 @@ class Spread:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return a percentile of values in rising order, between two of them by their distance (NumPy's default)."""
+    """Return a percentile of sorted values, linearly interpolated (NumPy's default)."""
     place = (len(ordered) - 1) * percent / 100
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)
@@ -39,31 +39,31 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSummary:
-    """A run in numbers; times are of whole answers alone.
+    """The numbers of a run; times are of complete answers alone.
 
     Attributes:
         duration_s: Seconds from the first request to the last answer.
-        num_requests: That came to an end, good or bad.
-        num_answered: Whose answers are whole.
-        num_unfinished: That an interruption cut short.
-        errors: How many failed, by kind.
-        examples: For each kind the first message.
-        requests_per_s: Whole answers a second.
-        output_tokens_per_s: Tokens of whole answers a second.
-        total_tokens_per_s: These and their prompts'; None where the server does not count.
+        num_requests: That ended, with or without a failure.
+        num_answered: With a complete answer.
+        num_unfinished: Interrupted.
+        errors: Numbers of failures, by kind.
+        examples: The first message of each kind.
+        requests_per_s: Complete answers a second.
+        output_tokens_per_s: Tokens of complete answers a second.
+        total_tokens_per_s: With their prompts' tokens; None if the server does not report them.
         mean_concurrency: Requests under way, on average.
-        goodput_per_s: Answers a second that meet the goal; None where there is none.
-        num_good: How many these are.
+        goodput_per_s: Answers a second that meet the goal; None without a goal.
+        num_good: The number of these.
         ttft_s: Seconds until the first piece.
         itl_s: Seconds between two pieces, of all answers together.
         tpot_s: Seconds for each token after the first, on average over an answer.
         e2e_s: Seconds until the end.
-        prompt_tokens: Of each prompt, as the server counts them.
-        cached_tokens: Of these, what it says that it still knew.
+        prompt_tokens: Of each prompt, by the server's count.
+        cached_tokens: Of these, those that were cached.
         output_tokens: Of each answer.
-        server_counts: Whether the server counts tokens; otherwise pieces are counted.
-        cpu_s_per_token: What the load generator itself took for each token of an answer.
-        cpu_share: And of one processor's time.
+        server_counts: Whether tokens are the server's counts, or pieces.
+        cpu_s_per_token: Processor time of the load generator for each token of an answer.
+        cpu_share: Its share of one processor's time.
     """
 
     duration_s: float
@@ -91,7 +91,7 @@ class LoadSummary:
 
 
 def summarize(run: LoadRun, goal: Goal | None = None) -> LoadSummary:
-    """Bring a run into numbers."""
+    """Summarize a run."""
     answers = [exchange for exchange in run.exchanges if exchange.failure is None]
     failures = [exchange.failure for exchange in run.exchanges if exchange.failure is not None]
     usages = [exchange.usage for exchange in answers if exchange.usage is not None]

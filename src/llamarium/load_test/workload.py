@@ -1,8 +1,8 @@
-"""What is asked: synthetic prompts of a wanted length, or a file's; the same requests for the same seed.
+"""Requests: synthetic ones of a wanted length, or those of a file; the same ones for the same seed.
 
-A synthetic prompt is made of common English words, drawn at random. With the space before it each of them is one token
-in the vocabularies of GPT-2, Llama 3 and their like, so that N words are N tokens, and no server has to take ids. What
-a server adds (a token in front, a dialog's template) is its own; how many tokens it read is taken from its own count.
+A synthetic prompt has random common English words. With the space before it each is one token in the vocabularies of
+GPT-2, Llama 3 and their like, so N words are N tokens. A server may add tokens (BOS, a dialog's template); the summary
+uses the server's own count.
 """
 
 import json
@@ -29,11 +29,11 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """One thing to ask.
+    """A request.
 
     Attributes:
         prompt: A text or token ids, for `/v1/completions`; a dialog's messages, for `/v1/chat/completions`.
-        max_tokens: How long the answer may be.
+        max_tokens: Of the answer.
     """
 
     prompt: str | tuple[int, ...] | tuple[Message, ...]
@@ -45,10 +45,10 @@ class LoadRequest:
         return isinstance(self.prompt, tuple) and isinstance(self.prompt[0], Mapping)
 
     def as_chat(self) -> "LoadRequest":
-        """Return the same text as what a user says.
+        """Return the request as a dialog with one user message.
 
         Raises:
-            InputError: If it is token ids.
+            InputError: For token ids.
         """
         if self.is_chat:
             return self
@@ -63,9 +63,9 @@ def synthetic(
     """Yield requests without end.
 
     Args:
-        prompt_tokens: Words that are a prompt's own.
+        prompt_tokens: Words of a prompt after the shared prefix.
         max_tokens: Of the answers.
-        shared_prefix: How many words come before them that all prompts have in common.
+        shared_prefix: Words at the beginning of all prompts.
         seed: Of prefix, prompts and lengths.
     """
     prefix = random.Random(f"prefix {seed}").choices(WORDS, k=shared_prefix)
@@ -82,11 +82,11 @@ def from_file(path: Path, max_tokens: Lengths, *, seed: int = 0) -> list[LoadReq
 
     Args:
         path: The file.
-        max_tokens: Of lines that do not say it.
+        max_tokens: Of lines without it.
         seed: Of these.
 
     Raises:
-        InputError: If a line is something else, or there is none.
+        InputError: If a line is invalid, or there is none.
     """
     lines = [(number, line) for number, line in enumerate(_lines(path), 1) if line.strip()]
     if not lines:
