@@ -6,10 +6,11 @@ caller's own function is called there, so it must be quick and must not raise.
 
 import queue
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from llamarium.engine.counts import Counts
 from llamarium.engine.engine import Engine
@@ -36,40 +37,11 @@ class EngineSnapshot:
     counts: Counts
 
 
-@dataclass(frozen=True, slots=True)
-class _Begin:
-    sequences: list[EngineSequence]
-    deliver: Deliver
+class _Command(NamedTuple):
+    """What the engine's thread does between two steps, and what happens if it has broken before that."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    number: int
-    row: int | None
-
-
-class _EndAll:
-    """End every request that is there."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Read(Generic[T]):
-    work: Callable[[Engine], T]
-    found: Future[T]
-
-    def do(self, engine: Engine) -> None:
-        """Do the work, unless it was cancelled; what it raises is the caller's."""
-        if not self.found.set_running_or_notify_cancel():
-            return
-        try:
-            self.found.set_result(self.work(engine))
-        except Exception as error:  # noqa: BLE001 - the reader has failed, not the engine
-            self.found.set_exception(error)
-
-    def refuse(self, error: Exception) -> None:
-        """Fail with the reason why the work will not be done."""
-        if self.found.set_running_or_notify_cancel():
-            self.found.set_exception(error)
+    execute: Callable[[], object]
+    refuse: Callable[[Exception], object] = lambda _: None
 
 
 class EngineThread:
@@ -81,7 +53,7 @@ class EngineThread:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._commands = queue.SimpleQueue[_Begin | _Abort | _Read[Any] | _EndAll | None]()
+        self._commands = queue.SimpleQueue[_Command]()
         self._deliver: dict[int, Deliver] = {}
         self._failure: BaseException | None = None
         self._closing = False
@@ -117,7 +89,7 @@ class EngineThread:
             LlamariumError: As `Engine.prepare`.
         """
         sequences = self.engine.prepare(request)
-        self._ask(_Begin(sequences, deliver))
+        self._put(_Command(lambda: self._begin(sequences, deliver), deliver))
         return sequences[0].number
 
     def read(self, work: Callable[[Engine], T]) -> Future[T]:
@@ -130,20 +102,24 @@ class EngineThread:
             EngineStoppedError: If the engine takes no more requests.
         """
         found = Future[T]()
-        self._ask(_Read(work, found))
-        return found
 
-    def _ask(self, command: "_Begin | _Read[Any]") -> None:
-        with self._lock:
-            if self._failure is not None:
-                raise EngineStoppedError(f"the engine has broken: {self._failure}")
-            if self._closing:
-                raise EngineStoppedError("the engine is being closed and takes no more requests")
-            self._commands.put(command)
+        def execute() -> None:
+            if found.set_running_or_notify_cancel():
+                try:
+                    found.set_result(work(self.engine))
+                except Exception as error:  # noqa: BLE001 - the reader has failed, not the engine
+                    found.set_exception(error)
+
+        def refuse(error: Exception) -> None:
+            if found.set_running_or_notify_cancel():
+                found.set_exception(error)
+
+        self._put(_Command(execute, refuse))
+        return found
 
     def abort(self, number: int, row: int | None = None) -> None:
         """Abort a request, or one of its answers, before the next step; no further event is delivered."""
-        self._commands.put(_Abort(number, row))
+        self._commands.put(_Command(lambda: self._abort(number, row)))
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Take no more requests, finish the live ones, and stop; return whether all were finished.
@@ -153,17 +129,28 @@ class EngineThread:
         """
         with self._lock:
             self._closing = True
-            self._commands.put(None)
+            self._commands.put(_Command(lambda: None))  # wakes the thread
         self._thread.join(timeout_s)
         if not self._thread.is_alive():
             return self._failure is None
-        self._commands.put(_EndAll())
+        self._commands.put(_Command(self._end_all))
         self._thread.join()
         return False
 
+    def _put(self, command: _Command) -> None:
+        with self._lock:
+            if self._failure is not None:
+                raise self._broken()
+            if self._closing:
+                raise EngineStoppedError("the engine is being closed and takes no more requests")
+            self._commands.put(command)
+
+    def _broken(self) -> EngineStoppedError:
+        return EngineStoppedError(f"the engine has broken: {self._failure}")
+
     def _serve(self) -> None:
         try:
-            while self._take_commands():
+            while self._execute_commands():
                 try:
                     events = self.engine.step()
                 except MemoryBudgetError as error:
@@ -173,8 +160,21 @@ class EngineThread:
         except BaseException as error:  # noqa: BLE001 - whatever it was, waiting callers get it
             self._fail(error)
 
+    def _execute_commands(self) -> bool:
+        """Execute the queued commands; wait for one if the engine is idle. False when all is done."""
+        while True:
+            self._snapshot = self._look()
+            try:
+                command = self._commands.get(block=self.engine.is_idle and not self._closing)
+            except queue.Empty:
+                return not (self._closing and self.engine.is_idle)
+            command.execute()
+
     def _hand_out(self, events: Sequence[TokenEvent]) -> None:
-        for number, own in _by_request(events).items():
+        by_request = defaultdict[int, list[TokenEvent]](list)
+        for event in events:
+            by_request[event.request].append(event)
+        for number, own in by_request.items():
             deliver = self._deliver.get(number)  # None if it was aborted after these were chosen
             if deliver is None:
                 continue
@@ -190,24 +190,13 @@ class EngineThread:
         message = f"there was no memory for all answers that were run, and this one was ended: {error}; ask again later"
         self._end(number, GaveWayError(message))
 
-    def _take_commands(self) -> bool:
-        """Execute the queued commands; wait for one if the engine is idle. False when all is done."""
-        while True:
-            self._snapshot = self._look()
-            try:
-                command = self._commands.get(block=self.engine.is_idle and not self._closing)
-            except queue.Empty:
-                return not (self._closing and self.engine.is_idle)
-            if isinstance(command, _Begin):
-                self._deliver[self.engine.start(command.sequences)] = command.deliver
-            elif isinstance(command, _Abort):
-                self.engine.abort(command.number, command.row)
-                if not self.engine.is_live(command.number):
-                    self._deliver.pop(command.number, None)
-            elif isinstance(command, _Read):
-                command.do(self.engine)
-            elif isinstance(command, _EndAll):
-                self._end_all()
+    def _begin(self, sequences: list[EngineSequence], deliver: Deliver) -> None:
+        self._deliver[self.engine.start(sequences)] = deliver
+
+    def _abort(self, number: int, row: int | None) -> None:
+        self.engine.abort(number, row)
+        if not self.engine.is_live(number):
+            self._deliver.pop(number, None)
 
     def _end_all(self) -> None:
         for number in list(self._deliver):
@@ -218,13 +207,9 @@ class EngineThread:
         with self._lock:
             self._failure = error
         while not self._commands.empty():
-            command = self._commands.get()
-            if isinstance(command, _Begin):
-                self._deliver[command.sequences[0].number] = command.deliver
-            elif isinstance(command, _Read):
-                command.refuse(EngineStoppedError(f"the engine has broken: {error}"))
+            self._commands.get().refuse(self._broken())
         for number in list(self._deliver):
-            self._end(number, EngineStoppedError(f"the engine has broken: {error}"))
+            self._end(number, self._broken())
 
     def _end(self, number: int, error: Exception) -> None:
         deliver = self._deliver.pop(number, None)
@@ -235,10 +220,3 @@ class EngineThread:
         engine = self.engine
         counts = replace(engine.counts)
         return EngineSnapshot(engine.num_running, engine.num_waiting, engine.num_used_blocks, engine.num_blocks, counts)
-
-
-def _by_request(events: Sequence[TokenEvent]) -> dict[int, list[TokenEvent]]:
-    found: dict[int, list[TokenEvent]] = {}
-    for event in events:
-        found.setdefault(event.request, []).append(event)
-    return found

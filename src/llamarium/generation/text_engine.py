@@ -95,7 +95,6 @@ class Answers:
         return self
 
     def __iter__(self) -> Self:
-        """Return this."""
         return self
 
     def __next__(self) -> Piece:
@@ -111,7 +110,6 @@ class Answers:
         return self._ready.popleft()
 
     def __aiter__(self) -> Self:
-        """Return this."""
         return self
 
     async def __anext__(self) -> Piece:
@@ -379,7 +377,6 @@ class TextEngine:
         return self._thread.close(timeout_s)
 
     def __enter__(self) -> Self:
-        """Return this."""
         return self
 
     def __exit__(self, *_: object) -> None:
