@@ -3,7 +3,7 @@
  * Everything here works on rows of tokens. A decode step is one row, a batch is several, a prompt is many; the
  * arithmetic of a row does not depend on how many there are, nor on the number of threads.
  *
- * Weights are rows of BF16 or F32 as a file has them, or they are packed: they lie in tiles, in the order in which a product
+ * Weights are rows of BF16, F16 or F32 as a file has them, or they are packed: they lie in tiles, in the order in which a product
  * reads them. native/tiles.h is the layout.
  */
 #ifndef LLAMARIUM_H
@@ -20,9 +20,9 @@
 /* How a matrix is stored, under GGUF's names. */
 enum {
     LM_BF16 = 0, LM_Q8_0 = 1, LM_Q4_0 = 2, LM_Q4_1 = 3, LM_IQ4_NL = 4, LM_Q4_K = 5, LM_Q5_K = 6, LM_Q6_K = 7, LM_F32 = 8,
-    LM_Q5_0 = 9
+    LM_Q5_0 = 9, LM_F16 = 10
 };
-enum { LM_FLOAT32 = 0, LM_BFLOAT16 = 1, LM_INT8 = 2 };
+enum { LM_FLOAT32 = 0, LM_BFLOAT16 = 1, LM_INT8 = 2, LM_FLOAT16 = 3 }; /* no cache and no norm is LM_FLOAT16 */
 enum { LM_OK = 0, LM_NO_MEMORY = 1, LM_NO_SUCH_ROW = 2, LM_BAD_BATCH = 3, LM_NO_TILES = 4 };
 
 typedef struct {
@@ -151,7 +151,7 @@ LM_EXPORT int lm_choose(const float *logits, int32_t num_rows, int32_t count, co
 LM_EXPORT void lm_pack(int32_t kind, int32_t rows, int32_t cols, const uint8_t *blocks, uint8_t *tiles);
 
 /* Find GGUF's blocks for weights: x has `num_blocks` times 32 or 256 of them, row after row. LM_NO_TILES for kinds that are not
- * written: BF16, F32 and IQ4_NL. The bytes depend neither on the processor nor on the number of threads. */
+ * written: BF16, F16, F32 and IQ4_NL. The bytes depend neither on the processor nor on the number of threads. */
 LM_EXPORT int lm_encode(int32_t kind, int64_t num_blocks, const float *x, uint8_t *blocks);
 
 /* Where what lies in a tile of a type, in bytes from its beginning. */
@@ -172,7 +172,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 14
+#define LM_INTERFACE 15
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "amx", "avx512_bf16", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */

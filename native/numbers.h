@@ -65,7 +65,9 @@ static inline float nearest_code(float wanted) {
 }
 
 static inline float number_at(int dtype, const void *from, size_t place) {
-    return dtype == LM_FLOAT32 ? ((const float *)from)[place] : from_bf16(((const uint16_t *)from)[place]);
+    if (dtype == LM_FLOAT32) return ((const float *)from)[place];
+    const uint16_t bits = ((const uint16_t *)from)[place];
+    return dtype == LM_FLOAT16 ? from_half(bits) : from_bf16(bits);
 }
 
 /* As many numbers as a register holds. */
@@ -94,6 +96,20 @@ static inline lanes load_bytes(const void *from) {
 }
 #endif
 
+#if defined __AVX512F__
+static inline lanes load_halves(const void *from) { return (lanes)_mm512_cvtph_ps(_mm256_loadu_si256(from)); }
+#elif defined __AVX2__
+static inline lanes load_halves(const void *from) { return (lanes)_mm256_cvtph_ps(_mm_loadu_si128(from)); }
+#elif defined __ARM_NEON
+static inline lanes load_halves(const void *from) { return (lanes)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from))); }
+#else
+static inline lanes load_halves(const void *from) {
+    uint16_t bits[LANES];
+    memcpy(bits, from, sizeof bits);
+    return (lanes){from_half(bits[0]), from_half(bits[1]), from_half(bits[2]), from_half(bits[3])};
+}
+#endif
+
 static inline lanes load_floats(const float *from) {
     lanes values;
     memcpy(&values, from, sizeof values);
@@ -117,8 +133,9 @@ INLINE void load_pair(const int dtype, const void *from, size_t place, lanes val
         return;
     }
     for (int i = 0; i < 2; i++)
-        values[i] = dtype == LM_INT8 ? load_bytes((const int8_t *)from + place + i * LANES)
-                                     : load_floats((const float *)from + place + i * LANES);
+        values[i] = dtype == LM_INT8      ? load_bytes((const int8_t *)from + place + i * LANES)
+                    : dtype == LM_FLOAT16 ? load_halves((const uint16_t *)from + place + i * LANES)
+                                          : load_floats((const float *)from + place + i * LANES);
 }
 
 /* A register of a rest, as it lies. */

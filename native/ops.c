@@ -68,7 +68,7 @@ static int product(const lm_matrix *w, const float *x, int32_t num_rows, int32_t
     inputs in = {.groups = groups, .parts = parts};
     if (w->kind == LM_BF16)
         in.bf16.at = memory;
-    else if (w->kind == LM_F32)
+    else if (is_float(w))
         in.floats = memory;
     else
         in.blocks = memory;

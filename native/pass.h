@@ -109,7 +109,7 @@ typedef struct {
 } forms;
 
 static void add_form(forms *wanted, const lm_matrix *w) {
-    *(w->kind == LM_BF16 ? &wanted->bf16 : w->kind == LM_F32 ? &wanted->floats : &wanted->blocks) = 1;
+    *(w->kind == LM_BF16 ? &wanted->bf16 : w->kind == LM_F32 || w->kind == LM_F16 ? &wanted->floats : &wanted->blocks) = 1;
 }
 
 static forms forms_of(const lm_model *model) {

@@ -1,4 +1,4 @@
-/* Products of weights that are numbers, BF16 or F32, as the file has them: row-major. */
+/* Products of weights that are numbers, BF16, F16 or F32, as the file has them: row-major. */
 #include "inputs.h"
 
 #define TOKENS_AT_ONCE (LANES == 16 ? 4 : 2) /* that share each weight that is loaded, as far as there are registers for their sums */
@@ -73,13 +73,20 @@ INLINE void float_rows(const int dtype, const lm_matrix *w, int panel, int num_p
     }
 }
 
-static inline int is_float(const lm_matrix *w) { return w->kind == LM_BF16 || w->kind == LM_F32; }
+/* What a matrix's numbers are. */
+static inline int dtype_of(const lm_matrix *w) {
+    return w->kind == LM_BF16 ? LM_BFLOAT16 : w->kind == LM_F16 ? LM_FLOAT16 : LM_FLOAT32;
+}
+
+static inline int is_float(const lm_matrix *w) { return w->kind == LM_BF16 || w->kind == LM_F16 || w->kind == LM_F32; }
 
 /* As `tile_product`, of rows of tokens from `m` on. */
 static void float_product(const lm_matrix *w, int panel, int num_panels, inputs in, int m, int num_rows, float *out) {
     const size_t place = (size_t)m * w->cols;
     if (w->kind == LM_BF16)
         float_rows(LM_BFLOAT16, w, panel, num_panels, in.bf16.at, place, num_rows, out);
+    else if (w->kind == LM_F16)
+        float_rows(LM_FLOAT16, w, panel, num_panels, in.floats, place, num_rows, out);
     else
         float_rows(LM_FLOAT32, w, panel, num_panels, in.floats, place, num_rows, out);
 }

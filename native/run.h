@@ -59,7 +59,7 @@ static void look_up(const lm_matrix *w, const int64_t *rows, int num_rows, float
     for (int n = 0; n < num_rows; n++, out += w->cols) {
         const size_t place = (size_t)rows[n] * w->cols;
         if (is_float(w))
-            for (int i = 0; i < w->cols; i++) out[i] = number_at(w->kind == LM_F32 ? LM_FLOAT32 : LM_BFLOAT16, w->data, place + i);
+            for (int i = 0; i < w->cols; i++) out[i] = number_at(dtype_of(w), w->data, place + i);
         else
             unpack_row(w, rows[n] / LM_TILE_ROWS, (int)(rows[n] % LM_TILE_ROWS), out);
     }

@@ -127,7 +127,8 @@ typedef struct {
     .codes_at = offsetof(TILE, groups), .d_at = offsetof(TILE, d)
 
 static const tile_format FORMATS[] = {
-    [LM_BF16] = {.cols = LM_GROUP}, /* no tiles: rows as the file has them, and so is F32 */
+    [LM_BF16] = {.cols = LM_GROUP}, /* no tiles: rows as the file has them, and so are F16 and F32 */
+    [LM_F16] = {.cols = LM_GROUP},
     [LM_F32] = {.cols = LM_GROUP},
     [LM_Q8_0] = {GROUP_TYPE(tile_q8_0, 8), .zero = 128},
     [LM_Q4_0] = {GROUP_TYPE(tile_q4_0, 4), .zero = 8},

@@ -68,11 +68,10 @@ def load(
         device: "cpu", "cuda", "cuda:1", "mps"; "auto" is a GPU where there is one.
         quantize: Quantize the Linears while loading: "NF4", "Q8_0" or "Q4_1".
         dequantize: For files that are quantized already: "load" unpacks once, "use" keeps them as they are and unpacks
-            for every use; "auto" keeps NF4 and packed folders as they are, packs for the CPU kernels what they multiply
-            of GGUF's types (unless dtype is float32 or float16), and unpacks the others.
+            for every use; "auto" keeps NF4, and in bfloat16 the types that the CPU kernels multiply, and unpacks others
+            once.
         deterministic: Give a request the same bits alone, in any batch, with any chunking and on any number of threads,
-            or refuse to load. The C kernels do so anyway; float32 weights are multiplied by them for it, where PyTorch
-            is faster.
+            or refuse to load: the C kernels do so, PyTorch does not.
         input_bits: What the C kernels round the inputs of packed weights to, outliers always to 16 (decision 0022);
             None is 8. With 16 answers are nearer to float32's, and prompts take nearly twice as long.
         strict: Refuse weights that are NaN or infinite, instead of warning.

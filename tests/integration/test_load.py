@@ -124,8 +124,8 @@ def test_gguf_blocks_are_packed_for_the_kernels_unless_something_else_is_asked_f
     for others in ({"dequantize": "load"}, {"dequantize": "use"}, {"dtype": "float32"}, {"dtype": "float16"}):
         llama = llamarium.load(path, device="cpu", **others)
         assert not any(isinstance(m, LinearPacked) for m in llama.model.modules())
-        plain_bfloat16 = others == {"dequantize": "load"}  # which the kernels multiply too
-        assert isinstance(llama.runner, NativeRunner if plain_bfloat16 else ModuleRunner)
+        at_each_use = others == {"dequantize": "use"}
+        assert isinstance(llama.runner, ModuleRunner if at_each_use else NativeRunner)
     found, expected = packed.model(IDS, POSITIONS).float(), exact.model(IDS, POSITIONS)
     assert (found - expected).norm() / expected.norm() < 0.03
 
@@ -163,13 +163,11 @@ def test_what_is_quantized_while_loading_answers_in_c_where_the_kernels_multiply
 
 def test_deterministic_is_given_or_refused(model_files: Callable[..., Any]) -> None:
     folder = model_files().huggingface()
-    for dtype in ("bfloat16", "float32"):
+    for dtype, kv_dtype in (("bfloat16", "bfloat16"), ("float16", "float32"), ("float32", "float32")):
         runner = llamarium.load(folder, device="cpu", dtype=dtype, deterministic=True).runner
-        assert isinstance(runner, NativeRunner) and runner.is_row_exact and runner.kv_dtype == dtype
-    assert isinstance(llamarium.load(folder, device="cpu", dtype="float32").runner, ModuleRunner), "where it is faster"
-    for refused in ({"dtype": "float16"}, {"quantize": "NF4"}):
-        with pytest.raises(OptionError, match="deterministic needs weights that the C kernels multiply"):
-            llamarium.load(folder, device="cpu", deterministic=True, **refused)
+        assert isinstance(runner, NativeRunner) and runner.is_row_exact and runner.kv_dtype == kv_dtype
+    with pytest.raises(OptionError, match="deterministic needs the C kernels"):
+        llamarium.load(folder, device="cpu", deterministic=True, quantize="NF4")
 
 
 def test_input_bits_reach_both_who_answer_and_are_refused_where_nothing_is_rounded(

@@ -29,19 +29,20 @@ def built_in(smollm2_path: Path) -> llamarium.Llama:
     return llamarium.load(smollm2_path, device="cpu")
 
 
-@pytest.fixture(params=["built-in", "built-in in float32", "bfloat16", "float32", "float32 in C", "NF4"])
+@pytest.fixture(params=["built-in", "built-in in float32", "bfloat16", "float16", "float32", "NF4", "NF4 in float32"])
 def llama(request: pytest.FixtureRequest) -> llamarium.Llama:
     """A model, and in a `Runner` of which class it runs."""
     characters: dict[str, tuple[dict[str, Any], type]] = {
         "bfloat16": ({}, NativeRunner),
-        "float32": ({"dtype": "float32"}, ModuleRunner),
-        "float32 in C": ({"dtype": "float32", "deterministic": True}, NativeRunner),
+        "float16": ({"dtype": "float16"}, NativeRunner),
+        "float32": ({"dtype": "float32"}, NativeRunner),
         "NF4": ({"quantize": "NF4"}, ModuleRunner),
+        "NF4 in float32": ({"quantize": "NF4", "dtype": "float32"}, ModuleRunner),
     }
     if request.param == "built-in":
         made, runs_in = request.getfixturevalue("built_in"), NativeRunner
     elif request.param == "built-in in float32":
-        made, runs_in = request.getfixturevalue("smollm2"), ModuleRunner
+        made, runs_in = request.getfixturevalue("smollm2"), NativeRunner
     else:
         options, runs_in = characters[request.param]
         made = llamarium.load("shakespeare-char", device="cpu", **options)

@@ -13,7 +13,7 @@ from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.modules import build_model, weights_of
 from llamarium.checkpoints.native_weights import native_weights, sources_of
 from llamarium.checkpoints.open import open_checkpoint
-from llamarium.checkpoints.options import LoadOptions
+from llamarium.checkpoints.options import TYPE_OF_DTYPE, LoadOptions
 from llamarium.errors import CheckpointError
 from llamarium.kernels import native
 from llamarium.quant.formats import PACKED_FORMATS
@@ -86,16 +86,14 @@ def test_the_modules_weights_come_back(model_files):
         assert again[key].type_name == weight.type_name and again[key].data.ctypes.data == weight.data.ctypes.data
     model.model.layers[0].self_attn.q_proj = torch.nn.Linear(128, 128, bias=False)  # in float32
     assert weights_of(model) is None
-    assert weights_of(load_model(checkpoint, LoadOptions(dtype="float16"))[0]) is None
+    halves = weights_of(load_model(checkpoint, LoadOptions(dtype="float16"))[0])
+    assert halves is not None and {weight.type_name for weight in halves.values()} == {"F16"}
 
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"dtype": "float32"}, {"dtype": "float16"}, {"device": "cuda"}, {"dequantize": "load"}, {"dequantize": "use"},
-        {"join": False}, {"quantize": "NF4"}, {"dtype": "float32", "deterministic": True},
-    ],
-)  # fmt: skip
+    [{"device": "cuda"}, {"dequantize": "use"}, {"join": False}, {"quantize": "NF4"}],
+)
 def test_what_the_kernels_do_not_multiply_is_left_to_the_modules(model_files, options):
     checkpoint = open_checkpoint(model_files().gguf_file("Q4_0"))
     assert native_weights(checkpoint, LoadOptions()) is not None
@@ -103,23 +101,33 @@ def test_what_the_kernels_do_not_multiply_is_left_to_the_modules(model_files, op
 
 
 def test_so_are_types_columns_and_machines_without_kernels(model_files, monkeypatch):
-    assert native_weights(open_checkpoint(model_files().gguf_file("Q5_1")), LoadOptions()) is None
     odd = model_files(hidden_size=144, num_attention_heads=9, num_key_value_heads=3).huggingface()
     assert native_weights(open_checkpoint(odd), LoadOptions()) is None, "144 columns"
-    for dtype in (torch.float32, torch.float16):
-        stored = open_checkpoint(model_files(dtype=dtype).huggingface())
-        assert native_weights(stored, LoadOptions()) is None
-        assert native_weights(stored, LoadOptions(dtype="bfloat16")) is not None
     plain = open_checkpoint(model_files().huggingface())
     monkeypatch.setattr(native, "library", lambda: None)
     assert native_weights(plain, LoadOptions()) is None
 
 
-def test_float32_is_there_for_who_wants_it_deterministic(model_files):
-    files = model_files(dtype=torch.float32)
-    weights = native_weights(open_checkpoint(files.huggingface()), LoadOptions(deterministic=True))
-    assert weights is not None and {weight.type_name for weight in weights.values()} == {"F32"}
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_floats_are_held_as_they_are_stored(model_files, dtype):
+    files = model_files(dtype=dtype)
+    weights = native_weights(open_checkpoint(files.huggingface()), LoadOptions())
+    assert weights is not None
+    assert {weight.type_name for weight in weights.values()} == {"F16" if dtype is torch.float16 else "F32"}
     assert np.array_equal(weights[Q].data, files.weights[Q].numpy())
+
+
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q5_1", "Q8_0", "BF16", "F16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_what_is_dequantized_once_are_the_numbers_of_load_model(model_files, type_name, dtype):
+    checkpoint = open_checkpoint(model_files().gguf_file(type_name))
+    options = LoadOptions(dtype=dtype, dequantize="auto" if type_name in ("BF16", "F16") else "load")
+    weights = native_weights(checkpoint, options)
+    assert weights is not None
+    assert {weight.type_name for weight in weights.values()} == {TYPE_OF_DTYPE[dtype]}
+    model, sources = load_model(checkpoint, options)
+    same(build_model(checkpoint.config, weights), model)
+    assert set(sources_of(checkpoint, weights)) == set(sources)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])

@@ -196,16 +196,20 @@ def answer(runner: NativeRunner) -> Tensor:
     return torch.from_numpy(logits_TV).unsqueeze(0)
 
 
-@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "float16"}, {"dequantize": "use"}])
-def test_asked_for_other_arithmetic_the_tiles_are_unpacked_at_each_use(packed, options):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_asked_for_other_arithmetic_the_tiles_are_unpacked_once_or_at_each_use(packed, dtype):
     made = packed()
-    llama = llamarium.load(made.folder, device="cpu", **options)
-    model = llama.model
-    assert isinstance(llama.runner, ModuleRunner) and isinstance(model.model.layers[0].self_attn.q_proj, LinearPacked)
-    whole = llamarium.load(made.folder, device="cpu", dequantize="load", dtype=options.get("dtype", "bfloat16")).model
-    assert isinstance(whole.model.layers[0].self_attn.q_proj, torch.nn.Linear)
-    wide = options.get("dtype") == "float32"
-    torch.testing.assert_close(model(IDS), whole(IDS), **({} if wide else {"rtol": 0.02, "atol": 0.02}))
+    at_use = llamarium.load(made.folder, device="cpu", dequantize="use", dtype=dtype)
+    model = at_use.model
+    assert isinstance(at_use.runner, ModuleRunner) and isinstance(model.model.layers[0].self_attn.q_proj, LinearPacked)
+    once = llamarium.load(made.folder, device="cpu", dtype=dtype, dequantize="load")
+    whole = once.model
+    assert isinstance(once.runner, NativeRunner) and isinstance(whole.model.layers[0].self_attn.q_proj, torch.nn.Linear)
+    close: dict[str, float] = {} if dtype == "float32" else {"rtol": 0.02, "atol": 0.02}
+    torch.testing.assert_close(model(IDS), whole(IDS), **close)
+    if dtype != "bfloat16":
+        auto = llamarium.load(made.folder, device="cpu", dtype=dtype)
+        assert isinstance(auto.runner, NativeRunner) and torch.equal(auto.model(IDS), whole(IDS))
 
 
 def test_without_kernels_it_loads_and_computes(packed, monkeypatch):
@@ -220,7 +224,7 @@ def test_without_kernels_it_loads_and_computes(packed, monkeypatch):
 def test_info_says_what_multiplies_what(packed):
     made = packed()
     c = f"C ({native.kernels()})"
-    for options, q4 in (({}, c), ({"dtype": "float32"}, "PyTorch"), ({"dequantize": "load"}, None)):
+    for options, q4 in (({}, c), ({"dequantize": "use"}, "PyTorch"), ({"dequantize": "load"}, None)):
         llama = llamarium.load(made.folder, device="cpu", **options)
         products = summarize(llama.config, llama.loaded, llama.sources).products
         if q4 is not None:

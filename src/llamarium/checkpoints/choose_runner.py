@@ -56,17 +56,16 @@ def _load_modules(
 
     model, sources = load_model(checkpoint, options, progress)
     check = getattr(checkpoint, "check_unchanged", None)
-    may = options.join and native.library() is not None and (options.deterministic or model.dtype.itemsize == 2)
-    weights = weights_of(model) if may else None
+    weights = weights_of(model) if options.join and native.library() is not None else None
     if weights is not None:
         runner = _runner(checkpoint, weights, options)
         round_inputs(model, options.input_bits or native.INPUT_BITS)
         return LoadedModel(runner, lambda: model, deterministic=options.deterministic, check=check), sources
     if options.deterministic:
         raise OptionError(
-            f"{escape(checkpoint.path)}: deterministic needs weights that the C kernels multiply (packed, bfloat16 or "
-            f"float32) on the CPU; this model is in {str(model.dtype).removeprefix('torch.')} on {model.device}, with "
-            f"{native.kernels() or 'PyTorch'} as kernels (`llamarium doctor`)"
+            f"{escape(checkpoint.path)}: deterministic needs the C kernels, which run any model on the CPU but NF4 and "
+            f"what is dequantized at each use; this one is on {model.device}, with {native.kernels() or 'PyTorch'} as "
+            "kernels (`llamarium doctor`)"
         )
     _refuse_input_bits(checkpoint, options)
     return LoadedModel.of_modules(model, check), sources

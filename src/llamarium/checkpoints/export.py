@@ -17,9 +17,8 @@ from llamarium.errors import OptionError, OutputError, check_choice, escape, war
 from llamarium.extras import optional
 from llamarium.io import atomic_folder
 from llamarium.kernels import native
-from llamarium.quant.formats import PACKED_FORMATS, chosen_type
-from llamarium.quant.ggml.decode import decode_blocks
-from llamarium.quant.packing import count_nonfinite
+from llamarium.quant.formats import chosen_type
+from llamarium.quant.packing import count_nonfinite, dequantize
 
 
 def export(
@@ -110,13 +109,7 @@ def _values(stored: StoredTensor, source: str) -> NDArray[Any]:
         from llamarium.checkpoints.decode import decode
 
         return decode(stored, source).numpy()
-    if not stored.is_packed:
-        return decode_blocks(stored.type_name, stored.data, stored.shape[-1]).reshape(stored.shape)
-    format, (rows, columns) = PACKED_FORMATS[stored.type_name], stored.shape
-    tiles, levels = np.ascontiguousarray(stored.data), np.array(format.levels or (), np.int16) + 128
-    levels = levels.astype(np.uint8)
-    matrix = native.Matrix(format.kind, rows, columns, tiles.ctypes.data, levels.ctypes.data if levels.size else None)
-    return native.lookup(matrix, np.arange(rows))
+    return dequantize(stored.type_name, stored.shape, np.ascontiguousarray(stored.data))
 
 
 def _stored_dtype(opened: OpenedModel, type: str | None) -> str | None:

@@ -109,8 +109,7 @@ def _weight(key: str, shape: tuple[int, ...], module: nn.Module) -> Weight | Non
         return None
     if tuple(weight.shape) != shape or (len(shape) == 2 and shape[1] % GROUP):
         return None
-    if weight.dtype is torch.float32:
-        return Weight(key, "F32", shape, weight.detach().numpy())
     if weight.dtype is torch.bfloat16:
         return Weight(key, "BF16", shape, weight.detach().view(torch.int16).numpy().view(np.uint16))
-    return None
+    type_name = {torch.float32: "F32", torch.float16: "F16"}.get(weight.dtype)
+    return None if type_name is None else Weight(key, type_name, shape, weight.detach().numpy())

@@ -1,15 +1,17 @@
 """From a checkpoint to the weights of the native runner, without torch.
 
-All of a model's matrices must be such that the C kernels multiply them; where one is not, there is nothing to give, and
-`checkpoints/load.py` builds modules. What this does to a weight is what that does: a packed folder's tiles and weights
-in bfloat16 stay views of their file, GGUF's blocks are packed, other floats are rounded to the model's dtype.
+A packed folder's tiles, and floats that are stored in the model's dtype, stay views of their file. Of GGUF's blocks
+those types are packed that the C kernels multiply. What else there is becomes numbers of the model's dtype: other
+types, other floats, and in float32 and float16 all types. NF4 is left to `checkpoints/load.py`, which builds modules.
 """
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llamarium.checkpoints.checkpoint import Checkpoint, StoredTensor, TensorEntry
 from llamarium.checkpoints.options import (
@@ -25,7 +27,7 @@ from llamarium.errors import CheckpointError, escape, warn_caller
 from llamarium.kernels import native
 from llamarium.kernels.threads import num_threads
 from llamarium.quant.formats import GROUP, PACKED_FORMATS
-from llamarium.quant.packing import count_nonfinite, count_nonfinite_tiles, pack_blocks, to_bfloat16, to_float32
+from llamarium.quant.packing import count_nonfinite, count_nonfinite_tiles, dequantize, pack_blocks, to_bfloat16
 from llamarium.runtime.native.weights import Weight
 
 Progress = Callable[[int, int], None]
@@ -43,7 +45,7 @@ def native_weights(
         progress: Called after each tensor.
 
     Returns:
-        None where a matrix cannot be multiplied so, or the options ask for something else: then nothing was read.
+        None where a weight is NF4, or the options ask for modules: then nothing was read.
 
     Raises:
         CheckpointError: If a tensor cannot be read, or with `strict` if one is not finite.
@@ -83,39 +85,36 @@ def sources_of(checkpoint: Checkpoint, weights: Mapping[str, Weight]) -> tuple[T
 
 def _forms(checkpoint: Checkpoint, options: LoadOptions) -> dict[str, str] | None:
     """Return the type in which each weight is held, or None where the kernels cannot have them all."""
+    entries = checkpoint.entries.values()
+    asks_otherwise = options.quantize is not None or options.dequantize == "use" or not options.join
+    if options.device != "cpu" or asks_otherwise or native.library() is None:
+        return None
+    if any(entry.dtype == "NF4" or (len(entry.shape) == 2 and entry.shape[1] % GROUP) for entry in entries):
+        return None
     dtype = options.dtype or natural_dtype(checkpoint)
-    wanted = ("bfloat16", "float32") if options.deterministic else ("bfloat16",)
-    asks_otherwise = options.quantize is not None or options.dequantize != "auto" or not options.join
-    if options.device != "cpu" or asks_otherwise or dtype not in wanted or native.library() is None:
-        return None
-    forms = {key: _form(entry, TYPE_OF_DTYPE[dtype]) for key, entry in checkpoint.entries.items()}
-    found = {key: form for key, form in forms.items() if form is not None}
-    return found if len(found) == len(forms) else None
-
-
-def _form(entry: TensorEntry, float_type: str) -> str | None:
-    is_matrix = len(entry.shape) == 2
-    if entry.dtype in FLOATS:
-        return None if is_matrix and entry.shape[1] % GROUP else float_type
-    if entry.dtype not in PACKED_FORMATS or float_type != "BF16":  # in float32 somebody wants the weights' own products
-        return None
-    return None if entry.shape[1] % PACKED_FORMATS[entry.dtype].columns else entry.dtype
+    packs = dtype == "bfloat16" and options.dequantize == "auto"  # another dtype is asked for to have exact products
+    return {e.key: e.dtype if packs and e.dtype in PACKED_FORMATS else TYPE_OF_DTYPE[dtype] for e in entries}
 
 
 def _weight(checkpoint: Checkpoint, entry: TensorEntry, form: str) -> Weight:
     changes = form != entry.dtype or (entry.dtype not in FLOATS and not entry.is_packed)
     stored = checkpoint.stored(entry.key, copy=changes)
-    if form not in FLOATS:
-        data = stored.data if entry.is_packed else pack_blocks(stored.data, entry.shape[1], PACKED_FORMATS[form])
-        return Weight(entry.key, form, entry.shape, data)
-    values = _values(stored)
-    if form != entry.dtype:
-        values = to_bfloat16(to_float32(values)) if form == "BF16" else to_float32(values)
-    return Weight(entry.key, form, entry.shape, values)
+    if form == entry.dtype:
+        return Weight(entry.key, form, entry.shape, _as_multiplied(stored))
+    values = dequantize(stored.type_name, stored.shape, stored.data)
+    if form == "F16":
+        with np.errstate(over="ignore"):  # what becomes infinite is reported
+            return Weight(entry.key, form, entry.shape, values.astype(np.float16))
+    return Weight(entry.key, form, entry.shape, to_bfloat16(values) if form == "BF16" else values)
 
 
-def _values(stored: StoredTensor) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
-    return stored.data.view(FLOATS[stored.type_name]).reshape(stored.shape)
+def _as_multiplied(stored: StoredTensor) -> NDArray[Any]:
+    """Return a weight in its own type, as the kernels multiply it."""
+    if stored.type_name in FLOATS:
+        return stored.data.view(FLOATS[stored.type_name]).reshape(stored.shape)
+    return (
+        stored.data if stored.is_packed else pack_blocks(stored.data, stored.shape[1], PACKED_FORMATS[stored.type_name])
+    )
 
 
 def _count_nonfinite(weight: Weight) -> int:

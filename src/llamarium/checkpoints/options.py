@@ -29,12 +29,12 @@ class LoadOptions:
         device: Where it computes, by torch's name.
         quantize: Quantize the Linears (but the head) on loading: "NF4", "Q8_0" or "Q4_1".
         dequantize: For files that are already quantized: "load" dequantizes once into `dtype`, "use" keeps the bytes
-            as they are stored and dequantizes for every use. "auto" keeps NF4 and packed folders as they are; of GGUF's
-            types it packs those that the CPU kernels multiply, and dequantizes the others.
+            as they are stored and dequantizes for every use, with PyTorch. "auto" keeps NF4, and in bfloat16 the types
+            that the CPU kernels multiply; others it dequantizes once.
         strict: Refuse weights that are not finite instead of warning.
         join: On a CPU, put weights in the order of the kernels; a model that is to be trained has them plain.
-        deterministic: Let the C kernels take every pass, also those that PyTorch would take sooner, so that a request's
-            bits are the same alone, in any batch, with any chunking and on any number of threads.
+        deterministic: Refuse what PyTorch would have to answer. The C kernels give a request the same bits alone, in any
+            batch, with any chunking and on any number of threads.
         input_bits: What the C kernels round the inputs of packed weights to; None is 8.
     """
 

@@ -59,7 +59,7 @@ def add_model(parser: argparse.ArgumentParser, *, names_adapters: bool = False) 
     group.add_argument(
         "--deterministic",
         action="store_true",
-        help="the same bits alone, in any batch and on any number of threads (CPU; bfloat16's prompts take longer)",
+        help="the same bits alone, in any batch and on any number of threads, or no answer (the C kernels do so)",
     )
     group.add_argument(
         "--input-bits",

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from llamarium.errors import InputError, MemoryBudgetError, OptionError, show_value, warn_caller
 from llamarium.kernels.threads import num_threads
 
-INTERFACE = 14
+INTERFACE = 15
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -51,6 +51,7 @@ class Kind(IntEnum):
     Q6_K = 7
     F32 = 8
     Q5_0 = 9
+    F16 = 10
 
 
 class Matrix(Structure):

@@ -25,6 +25,7 @@ from llamarium.quant.formats import GROUP, PACKED_FORMATS, TILE_ROWS, PackedForm
 from llamarium.quant.ggml.decode import five_bit_codes, super_blocks
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
+from llamarium.quant.packing import matrix_of
 from llamarium.quant.tiles import group_tiles, halves_of, joined_codes, super_tiles, unpack_rows, values_of
 
 __all__ = [
@@ -84,9 +85,7 @@ class LinearPacked(QuantizedLinear):
     @property
     def matrix(self) -> native.Matrix:
         """This weight for the kernels, as long as it stays where it is."""
-        return native.Matrix(
-            self.format.kind, self.out_features, self.in_features, self.weight.data_ptr(), _codebook(self.format)
-        )
+        return matrix_of(self.format.name, (self.out_features, self.in_features), self.weight.data_ptr())
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply: (..., in_features) to (..., out_features), in x's dtype.
@@ -246,18 +245,6 @@ def pack_integers(linear: Linear8bit | LinearInt4) -> LinearPacked | None:
         return LinearPacked.from_codes(codes, linear.scale, PACKED_FORMATS["Q8_0"])
     codes = torch.stack((linear.weight & 15, linear.weight >> 4), dim=-1).view(rows, columns)
     return LinearPacked.from_codes(codes, linear.step, PACKED_FORMATS["Q4_1"], linear.minimum)
-
-
-_codebooks: dict[str, Tensor] = {}
-
-
-def _codebook(format: PackedFormat) -> int | None:
-    """Return the address of a format's levels plus 128, which stay where they are."""
-    if format.levels is None:
-        return None
-    if format.name not in _codebooks:
-        _codebooks[format.name] = torch.tensor([level + 128 for level in format.levels], dtype=torch.uint8)
-    return _codebooks[format.name].data_ptr()
 
 
 # --- the definition of the product ------------------------------------------------------------------------------------

@@ -1,16 +1,18 @@
-"""Packing without torch: from rows as files have them to tiles in the order in which the C kernels read them.
+"""Packing without torch: from rows as files have them to tiles in the order in which the C kernels read them, and back.
 
 `quant/formats.py` says which types there are and `native/tiles.h` what lies where in a tile. The kernels do the work;
 where there are none, `quant/packed.py` does it with torch.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.kernels import native
-from llamarium.quant.formats import TILE_ROWS, PackedFormat
+from llamarium.quant.formats import FORMATS, TILE_ROWS, PackedFormat
+from llamarium.quant.ggml.decode import decode_blocks
 
 Bytes = NDArray[np.uint8]
 
@@ -51,6 +53,35 @@ def pack_groups(groups: tuple[Bytes, NDArray[np.float16], NDArray[np.float16] | 
         return np.ascontiguousarray(rows).reshape(panels, part.shape[1], -1).view(np.uint8)
 
     return np.concatenate([*map(in_tiles, parts)], axis=-1)
+
+
+def matrix_of(type_name: str, shape: tuple[int, ...], address: int) -> native.Matrix:
+    """Return a matrix for the kernels, (out, in), of packed weights or floats as rows, as long as they stay there."""
+    levels = _levels(type_name)
+    return native.Matrix(native.Kind[type_name], *shape, address, None if levels is None else levels.ctypes.data)
+
+
+@functools.cache
+def _levels(type_name: str) -> NDArray[np.uint8] | None:
+    """Return what a type's codes stand for, plus 128, as the kernels read it; it stays where it is."""
+    levels = getattr(FORMATS[type_name], "levels", None)
+    return None if levels is None else np.array([level + 128 for level in levels], np.uint8)
+
+
+def dequantize(type_name: str, shape: tuple[int, ...], data: Bytes) -> NDArray[np.float32]:
+    """Return a stored weight's values. The kernels, where there are any, unpack what they multiply, in threads.
+
+    Args:
+        type_name: Of `GGML_TYPES`.
+        shape: (out, in), or a norm's (hidden,).
+        data: C-contiguous: rows as GGUF has them, or tiles, which have three dimensions and need the kernels.
+    """
+    is_packed = data.ndim == 3
+    if not is_packed and (len(shape) == 1 or type_name not in native.Kind.__members__ or native.library() is None):
+        return decode_blocks(type_name, data, shape[-1]).reshape(shape)
+    if not is_packed and isinstance(format := FORMATS[type_name], PackedFormat):
+        data = pack_blocks(data, shape[1], format)
+    return native.lookup(matrix_of(type_name, shape, data.ctypes.data), np.arange(shape[0]))
 
 
 def count_nonfinite_tiles(tiles: Bytes, format: PackedFormat) -> int:

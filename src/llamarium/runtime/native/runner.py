@@ -7,10 +7,10 @@ Residual stream, activations and logits are float32, where the modules round to 
 
 import copy
 import ctypes
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from llamarium.errors import InputError
 from llamarium.kernels import native
 from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.quant.formats import PACKED_FORMATS
-from llamarium.quant.packing import to_float32
+from llamarium.quant.packing import matrix_of, to_float32
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
 from llamarium.runtime.native.adapters import LINEARS, Adapter, LowRank, describe
 from llamarium.runtime.native.cache import C_DTYPES, NativeCache
@@ -61,13 +61,14 @@ class NativeRunner:
         self._default_adapter = default_adapter
         self._bits: InputBits = input_bits
         self._frequencies = rope_frequencies(config)
+        self._norms = {key: _norm(weight) for key, weight in weights.items() if len(weight.shape) == 1}
         self._layers = (native.Layer * config.num_hidden_layers)(*map(self._layer, range(config.num_hidden_layers)))
-        norm = weights["model.norm.weight"]
-        self.kv_dtype = "float32" if norm.type_name == "F32" else "bfloat16"
+        norm = self._norms["model.norm.weight"]
+        self.kv_dtype = "bfloat16" if norm.dtype == np.uint16 else "float32"
         self._model = native.Model(
             config.num_hidden_layers, config.hidden_size, config.intermediate_size, config.num_attention_heads,
             config.num_key_value_heads, config.head_dim, config.rms_norm_eps, C_DTYPES[self.kv_dtype],
-            self._frequencies.ctypes.data, norm.data.ctypes.data, self._layers,
+            self._frequencies.ctypes.data, norm.ctypes.data, self._layers,
             self._matrix(EMBEDDING), self._matrix(HEAD),
             len(adapters), describe(adapters, config.num_hidden_layers), input_bits,
         )  # fmt: skip
@@ -165,14 +166,13 @@ class NativeRunner:
 
     def _layer(self, layer: int) -> native.Layer:
         norms = ("input_layernorm", "post_attention_layernorm")
-        addresses = [self.weights[f"model.layers.{layer}.{name}.weight"].data.ctypes.data for name in norms]
+        addresses = [self._norms[f"model.layers.{layer}.{name}.weight"].ctypes.data for name in norms]
         matrices = {key: self._matrix(f"model.layers.{layer}.{name}.weight") for key, name in LINEARS.items()}
         return native.Layer(*addresses, **matrices)
 
     def _matrix(self, key: str) -> native.Matrix:
         weight = self._weight(key)
-        kind = native.Kind[weight.type_name]
-        return native.Matrix(kind, *weight.shape, weight.data.ctypes.data, _codebook(weight.type_name))
+        return matrix_of(weight.type_name, weight.shape, weight.data.ctypes.data)
 
     def _arrays(self, taps: Taps, num_tokens: int) -> dict[Key, NDArray[np.float32]]:
         """Return the memory for what is wanted of so many tokens: (M, ...) as the activation's axes say."""
@@ -182,17 +182,9 @@ class NativeRunner:
         return [getattr(self._config, _AXES[axis]) for axis in ACTIVATIONS[name].axes[1:]]
 
 
-@functools.cache
-def _levels(type_name: str) -> NDArray[np.uint8] | None:
-    """Return what a type's codes stand for, plus 128, as the kernels read it; it stays where it is."""
-    packed = PACKED_FORMATS.get(type_name)
-    levels = None if packed is None else packed.levels
-    return None if levels is None else np.array([level + 128 for level in levels], np.uint8)
-
-
-def _codebook(type_name: str) -> int | None:
-    levels = _levels(type_name)
-    return None if levels is None else levels.ctypes.data
+def _norm(weight: Weight) -> NDArray[Any]:
+    """Return a norm as C reads it: float32, or bfloat16's bits."""
+    return weight.data.astype(np.float32) if weight.type_name == "F16" else weight.data
 
 
 def _describe(batch: Batch) -> native.Batch:

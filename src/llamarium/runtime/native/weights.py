@@ -12,10 +12,10 @@ class Weight:
 
     Attributes:
         key: The state-dict key, such as `model.layers.0.self_attn.q_proj.weight`.
-        type_name: Its format's name: `F32`, `BF16`, or a packed one of `quant/formats.py`.
+        type_name: Its format's name: `F32`, `F16`, `BF16`, or a packed one of `quant/formats.py`.
         shape: The logical shape: (out, in), or a norm's (hidden,).
-        data: C-contiguous. `F32` is float32 and `BF16` its bits as uint16, both of `shape`; the packed formats are
-            uint8 (panels, tiles, bytes of a tile).
+        data: C-contiguous. `F32` is float32, `F16` float16 and `BF16` its bits as uint16, all of `shape`; the packed
+            formats are uint8 (panels, tiles, bytes of a tile).
     """
 
     key: str
