@@ -124,9 +124,9 @@ def test_the_greedy_continuation_is_called_greedy(make: Callable[..., Any]):
 def test_rows_that_are_the_same_are_computed_once(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
     lm = make(batch_size=16)
     rows: list[int] = []
-    forward = lm.llama.model.model.forward
+    run = lm.llama.runner.run
     monkeypatch.setattr(
-        lm.llama.model.model, "forward", lambda ids, *rest: rows.append(len(ids)) or forward(ids, *rest)
+        lm.llama.runner, "run", lambda batch, *rest: rows.append(len(batch.block_tables)) or run(batch, *rest)
     )
     lm.loglikelihood([Request(("a", letter)) for letter in "bcde"])
     assert rows == [1]

@@ -33,8 +33,8 @@ class LoadOptions:
             that the CPU kernels multiply; others it dequantizes once.
         strict: Refuse weights that are not finite instead of warning.
         join: On a CPU, put weights in the order of the kernels; a model that is to be trained has them plain.
-        deterministic: Refuse what PyTorch would have to answer. The C kernels give a request the same bits alone, in any
-            batch, with any chunking and on any number of threads.
+        deterministic: Refuse what PyTorch would have to answer. The C kernels give a request the same bits alone, in
+            any batch, with any chunking and on any number of threads.
         input_bits: What the C kernels round the inputs of packed weights to; None is 8.
     """
 

@@ -4,6 +4,7 @@ A layer's keys are (blocks, K, P, H): those of one head lie together within a bl
 """
 
 import ctypes
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from llamarium.errors import MemoryBudgetError
 from llamarium.kernels import native
 from llamarium.kernels.memory import reserve
 from llamarium.runtime.batch import BLOCK_SIZE
+from llamarium.runtime.runner import DTYPE_BYTES, SCALE_BYTES
 
 _STORED = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}  # numpy has no bfloat16, but its bits
 
@@ -53,9 +55,11 @@ class NativeCache:
             self.k, self.v = ([reserve((*shape, config.head_dim), _STORED[dtype]) for _ in layers] for _ in "kv")
             self.k_scales, self.v_scales = ([reserve(shape, np.float32) for _ in scaled] for _ in "kv")
         except MemoryError:
+            vector = config.head_dim * DTYPE_BYTES[dtype] + (SCALE_BYTES if dtype == "int8" else 0)
+            gigabytes = 2 * len(layers) * math.prod(shape) * vector / 1e9
             raise MemoryBudgetError(
-                f"there is no room for keys and values of {num_blocks * block_size} positions; ask for fewer tokens "
-                "(max_tokens) or fewer answers at once (n)"
+                f"keys and values of {num_blocks * block_size} positions take {gigabytes:,.1f} GB, more than there is; "
+                "ask for fewer tokens (max_tokens) or fewer answers at once (n)"
             ) from None
         self.num_blocks = num_blocks
         self.described = native.PagedCache(
