@@ -99,10 +99,10 @@ def _output(args: argparse.Namespace) -> "Output":
     Raises:
         OutputError: If it is the input, or as `OutputFile`.
     """
-    from llamarium.server.batch.output import OutputFile, StandardOutput
+    from llamarium.server.batch.output import Output, OutputFile
 
     if args.output == "-":
-        return StandardOutput()
+        return Output()
     path = Path(args.output)
     if args.input != "-" and path.exists() and path.samefile(args.input):
         raise OutputError(f"{escape(path)}: is the input, too; choose another file for the answers")

@@ -1,15 +1,14 @@
-"""The harness's three questions, answered by a model: how probable a continuation is, a whole text is, what comes next.
+"""The harness's three tasks: log-probabilities of continuations and of whole texts, and generation.
 
-Everything is as the harness's own `hf` model does it, so that numbers compare:
+Numbers compare with those of the harness's own `hf` model:
 
 - A context and its continuation are encoded together and cut where the context alone ends; the context's last spaces
   belong to the continuation.
-- What exceeds the context length is cut off on the left, BOS included, and a warning says how often that happened.
-- Control tokens that a text spells are read as such: texts come from tasks and chat templates, not from strangers.
+- A text beyond the context length is cut on the left, BOS included, and a warning counts such requests.
+- Control tokens in a text are parsed as such, since texts come from tasks and chat templates.
 
-On two points it keeps to the harness's documentation where `hf` departs from it. A text for perplexity is each of its
-own tokens once, the first after BOS; `hf` also scores a BOS after that BOS where the tokenizer puts one. And a
-log-probability is computed in float32, whatever the model computes in.
+Two points follow the harness's documentation, unlike `hf`. A text for perplexity is each of its tokens once, the first
+after BOS; `hf` also scores a BOS after that BOS if the tokenizer adds one. And log-probabilities are always float32.
 """
 
 import importlib
@@ -32,7 +31,7 @@ from llamarium.lm_eval.harness import harness
 from llamarium.sampling.params import parameters_of
 
 Answer = tuple[float, bool]
-"""log P of a continuation, natural, and whether greedy decoding would have written it."""
+"""log P of a continuation, natural, and whether it is the greedy one."""
 
 _MAX_TOKENS_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _SAMPLING = tuple(one.name for one in parameters_of("harness") if one.name != "temperature")
@@ -40,23 +39,23 @@ _LARGEST_BATCH = 4096
 
 
 LM: Any = harness("api.model").LM
-_log = logging.getLogger("lm_eval.llamarium")  # below the harness's own, which shows it
+_log = logging.getLogger("lm_eval.llamarium")  # below the harness's own logger
 
-harness("models")  # its own models, which it registers by itself only while no other is known
+harness("models")  # registers its own models, which it only does itself before others
 
 
 @harness("api.registry").register_model("llamarium")
 class LlamariumLM(LM):
-    """A model of Llamarium, as the harness asks it.
+    """A model of Llamarium for the harness; arguments without a description are those of `llamarium.load`.
 
     Args:
-        model: What `llamarium.load` takes, or a `Llama` that is loaded already.
-        dtype: As for `llamarium.load`.
-        device: As for `llamarium.load`.
-        quantize: As for `llamarium.load`.
-        dequantize: As for `llamarium.load`.
-        batch_size: Rows that are computed at once; a number, since "auto" would have to fail to find one.
-        max_batch_size: Not less than `batch_size`; the harness gives it for "auto".
+        model: As for `llamarium.load`, or a loaded `Llama`.
+        dtype: See there.
+        device: See there.
+        quantize: See there.
+        dequantize: See there.
+        batch_size: Rows of a batch; a number, not "auto".
+        max_batch_size: The largest `batch_size`; the harness gives it for "auto".
         max_length: Tokens of the context; None is the model's own.
         max_gen_toks: New tokens where a task does not say how many.
 
@@ -92,7 +91,7 @@ class LlamariumLM(LM):
         check_count(max_gen_toks, "max_gen_toks", sys.maxsize)
         self._device = torch.device(self.llama.runner.device)
 
-    # --- the three questions ------------------------------------------------------------------------------------------
+    # --- the three tasks ----------------------------------------------------------------------------------------------
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[Answer]:
         """Return log P(continuation | context) of each request, and whether the continuation is the greedy one."""
@@ -129,7 +128,7 @@ class LlamariumLM(LM):
         seed of its own from torch's generator, which the harness seeds.
 
         Raises:
-            OptionError: If the arguments hold what is not known, or leave no room for a context.
+            OptionError: For an unknown argument, or one that leaves no room for a context.
         """
         groups: dict[str, list[int]] = {}
         prompts: list[list[int]] = []
@@ -160,7 +159,7 @@ class LlamariumLM(LM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text of which all is scored: BOS, or else the end-of-text token.
+        """The token before a text that is scored as a whole: BOS, or else the end-of-text token.
 
         Raises:
             OptionError: If the vocabulary has neither.
@@ -194,7 +193,7 @@ class LlamariumLM(LM):
         return self.llama.name.replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """Return what the harness notes down as the template.
+        """Return the template for the harness's records.
 
         Raises:
             OptionError: For a template by name; a model has one.
@@ -240,7 +239,7 @@ class LlamariumLM(LM):
                 bar.update(len(asked))
 
     def _row(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[int, ...]:
-        """Return what the model reads: all but the last token, the last `max_length` of it."""
+        """Return the model's input: all but the last token, the last `max_length` of it."""
         if len(continuation) > self.max_length:
             raise ContextLengthError(
                 f"a continuation has {len(continuation)} tokens, and the context holds {self.max_length}; expected one "
@@ -252,7 +251,7 @@ class LlamariumLM(LM):
         """Compute rows and score continuations, each the last tokens of its row and one more."""
         runner = self.llama.runner
         wanted = [max(len(ids) for b, ids in asked if b == row) for row in range(len(batch))]
-        if sum(wanted) > num_rows(runner):  # then there is nothing to gain by running them side by side
+        if sum(wanted) > num_rows(runner):  # then a batch has no advantage
             return [_answer(logits_of(runner, batch[b], len(ids)), ids) for b, ids in asked]
         logits = rows_logits(runner, batch, wanted)
         return [_answer([logits[b][len(logits[b]) - len(ids) :]], ids) for b, ids in asked]

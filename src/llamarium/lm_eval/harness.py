@@ -1,4 +1,4 @@
-"""The harness's own modules, imported by name: where it is not installed, one line says so, before torch is loaded."""
+"""Imports of the harness's modules; if it is not installed, one line says so, before torch is loaded."""
 
 import importlib
 from typing import Any

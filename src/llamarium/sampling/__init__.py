@@ -1,1 +1,1 @@
-"""Which token comes next: the parameters, the row that a request is, the sampler in C and in PyTorch."""
+"""Sampling of the next token: parameters, the state of a request, the sampler in C and in PyTorch."""

@@ -1,4 +1,4 @@
-"""What a row of the sampler asks about the form of its answer. Nothing in here knows grammars or texts."""
+"""The sampler's interface to the form of an answer, independent of grammars and texts."""
 
 from collections.abc import Collection
 from enum import IntEnum, unique
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 @unique
 class NoToken(IntEnum):
-    """Why a row got no token: what stands in an id's place."""
+    """Why a row got no token, in place of an id."""
 
     NOT_FINITE = -1
     NOTHING_FITS = -2
@@ -20,7 +20,7 @@ class NoToken(IntEnum):
 
     @property
     def message(self) -> str:
-        """What there is to say about it."""
+        """The message of the error."""
         return _MESSAGES[self]
 
 
@@ -42,11 +42,11 @@ _MESSAGES = {
 
 
 class Constraint(Protocol):
-    """One answer's form: which tokens may come next, given those that came. Stop ids may where the answer may end."""
+    """The form of one answer: which tokens may come next; stop ids may where the answer can end."""
 
     @property
     def is_finished(self) -> bool:
-        """Whether the answer is complete and nothing can follow: no further token is asked for."""
+        """Whether the answer is complete and nothing can follow."""
         ...
 
     @property
@@ -67,12 +67,8 @@ class Constraint(Protocol):
 
 
 class CompiledGrammar(Protocol):
-    """A grammar, ready for answers with one vocabulary."""
+    """A grammar, compiled for one vocabulary."""
 
     def begin(self, stop_ids: Collection[int]) -> Constraint:
-        """Return the form of one new answer.
-
-        Args:
-            stop_ids: Ids that end it: allowed where it may end, and nowhere else, even if they have a text.
-        """
+        """Return the form of a new answer; `stop_ids` are allowed only where it can end, even if they have a text."""
         ...

@@ -32,15 +32,9 @@ class Parameter:
     """A row of the table: a parameter that is one number.
 
     Attributes:
-        name: As everywhere.
-        kind: int or float.
-        neutral: The default, at which it does nothing; None is a value, too, then.
-        low: The least value.
-        high: The largest.
+        neutral: The default, without effect; if it is None, the parameter is optional.
         expected: The range in words.
-        takers: Where it can be given.
-        metavar: Of the command line.
-        help: Of the command line.
+        takers: The places that take it.
         is_idle_when_greedy: It has no effect at temperature 0.
     """
 
@@ -56,11 +50,7 @@ class Parameter:
     is_idle_when_greedy: bool = False
 
     def check(self, value: object) -> None:
-        """Refuse a value that is out of range.
-
-        Raises:
-            SamplingError: Naming the parameter, its value and its range.
-        """
+        """Refuse a value that is out of range, by a SamplingError with the name, the value and the range."""
         if value is None and self.neutral is None:
             return
         (_check_integer if self.kind is int else _check_number)(self.name, value, self.low, self.high, self.expected)
@@ -82,7 +72,7 @@ def _integer(neutral: int | None, low: int, high: float = _INF, **how: Any) -> A
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """What one request asks of the sampler and of the loop around it.
+    """The sampling parameters of one request.
 
     Attributes:
         temperature: 0 is greedy; else 1e-5 to 1e5.
@@ -97,10 +87,10 @@ class SamplingParams:
         max_tokens: The most tokens of the answer, at least 1; with `prompt_logprobs` 0 runs the prompt alone.
         stop: Strings that end the answer and are not part of it.
         stop_token_ids: Token ids that end the answer.
-        n: How many answers, 1 to 1024; above 1 only with a temperature above 0, since greedy ones are equal.
+        n: Number of answers, 1 to 1024; above 1 only with a temperature above 0, since greedy ones are equal.
         logprobs: How many of the most probable tokens to report at each step; 0 is the chosen one only, None nothing.
-        prompt_logprobs: The same for each token of the prompt but the first, which nothing comes before.
-        grammar: What the answer's text may be, None for any. Without stop strings, which could end it too soon.
+        prompt_logprobs: The same for each token of the prompt but the first.
+        grammar: The form of the answer's text, None for any. Without stop strings, which could end it too soon.
     """
 
     temperature: float = _number(
@@ -167,7 +157,7 @@ class SamplingParams:
             )
 
     def derived(self, **changes: Any) -> Self:
-        """Return a copy with other values, which are known to be right: nothing is checked again."""
+        """Return a copy with other values, which have been checked: nothing is checked again."""
         made = object.__new__(type(self))
         for one in fields(self):
             object.__setattr__(made, one.name, changes.get(one.name, getattr(self, one.name)))
@@ -175,7 +165,7 @@ class SamplingParams:
 
     @property
     def penalizes(self) -> bool:
-        """Whether the tokens so far matter for the next one."""
+        """Whether the next token depends on the counts of those so far."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     def rows(self) -> list[Self]:
@@ -187,7 +177,7 @@ class SamplingParams:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], /, generation_config: Mapping[str, Any]) -> "SamplingParams":
-        """Put a caller's options over what a model's publisher recommends, with a fresh seed where none is given.
+        """Put a caller's options over the publisher's recommendations, with a fresh seed unless one is given.
 
         Args:
             options: Of `GenerationOptions`.
@@ -216,12 +206,11 @@ class SamplingParams:
     def from_generation_config(
         cls, raw: Mapping[str, Any], /, *, source: str = "generation_config.json", **overrides: Any
     ) -> "SamplingParams":
-        """Take the defaults that a model's publisher recommends, below the caller's own.
+        """Take the publisher's recommended defaults, below the caller's own values.
 
         `do_sample: false` means temperature 0. Where `do_sample` is missing, the other fields count, as in vLLM.
         The file's `eos_token_id` and `stop_strings` are added to the caller's stops (beside a grammar, the ids alone).
-        What the file does not say has this class's default: in particular top_k is off, where transformers' `generate`
-        takes 50.
+        Other fields have this class's defaults: top_k is off, unlike in transformers' `generate` (50).
 
         Args:
             raw: The content of `generation_config.json`; empty if there is none.

@@ -1,4 +1,4 @@
-"""What the sampler is given and gives: one request's row, the logits, and the token that was chosen. Never torch."""
+"""The sampler's input and output: the state of a request, and the chosen token. Never torch."""
 
 import math
 import secrets
@@ -19,9 +19,9 @@ class Chosen(NamedTuple):
     """One row's token of one step.
 
     Attributes:
-        token_id: The token; below 0 there is none, and it is a `NoToken`, which says why. Other rows do not feel it.
-        logprob: Its log-probability under the model; NaN unless `logprobs` asked for it.
-        top: The most probable (id, logprob) pairs, as many as `logprobs` asked for; the lowest ids among equals first.
+        token_id: The token, or a `NoToken` below 0. Other rows are unaffected.
+        logprob: Its log-probability under the model; NaN without `logprobs`.
+        top: The `logprobs` most probable (id, logprob) pairs; the lowest ids among equals first.
     """
 
     token_id: int
@@ -29,10 +29,7 @@ class Chosen(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
     def id_of(self, row: int) -> int:
-        """Return the token's id.
-
-        Args:
-            row: The row's number, for the message.
+        """Return the token's id; `row` is the row's number, for the message.
 
         Raises:
             AnswerError: If there is none.
@@ -44,11 +41,11 @@ class Chosen(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Penalties:
-    """Which tokens a row holds, and how many of each its answer holds.
+    """The distinct tokens of a row, and their counts in its answer.
 
     Attributes:
-        ids: Shape (U,), int64, each token once: those of the prompt, then what only the answer holds.
-        counts: Shape (U,), float32: how often the answer holds it.
+        ids: Shape (U,), int64, each token once: those of the prompt, then those of the answer alone.
+        counts: Shape (U,), float32, in the answer.
     """
 
     ids: NDArray[np.int64]
@@ -75,14 +72,15 @@ class Penalties:
 
 
 class SamplingRow:
-    """One request on its way: what it asks, and what is known of its tokens so far.
+    """The sampling state of one answer.
 
     Attributes:
-        params: What it asks, with n 1.
-        seed: The request's own, or a fresh one.
-        num_tokens: How many tokens its answer has.
-        penalties: What its penalties look at; None if it has none.
-        constraint: The form of its answer; None if any will do.
+        params: With n 1.
+        seed: Of the parameters, or a fresh one.
+        num_tokens: Tokens of the answer so far.
+        penalties: Token counts; None without penalties.
+        constraint: The form of the answer, or None.
+        choice: The parameters for C.
     """
 
     __slots__ = ("choice", "constraint", "num_tokens", "params", "penalties", "seed")
@@ -95,22 +93,15 @@ class SamplingRow:
         answer_ids: Sequence[int] = (),
         constraint: Constraint | None = None,
     ) -> None:
-        """Begin a request, or take it up again.
-
-        Args:
-            params: With n 1 (`SamplingParams.rows` makes them).
-            prompt_ids: The prompt's tokens.
-            vocab_size: V.
-            answer_ids: The tokens that it has been given so far.
-            constraint: At its beginning; `CompiledGrammar.begin` makes one, for `params.grammar`.
+        """Begin an answer, or resume one after `answer_ids`; `constraint` is at its beginning, for `params.grammar`.
 
         Raises:
-            SamplingError: If it asks for more than one answer, or names ids or counts outside the vocabulary.
+            SamplingError: For n above 1, or ids or counts outside the vocabulary.
         """
         if params.n != 1:
             raise SamplingError(f"n is {params.n}; a row of the sampler is one answer: expected SamplingParams.rows()")
         check_against_vocabulary(params, vocab_size)
-        assert (constraint is None) == (params.grammar is None), "who makes a row brings what its grammar compiles to"
+        assert (constraint is None) == (params.grammar is None), "a grammar comes with its compiled form"
         self.params = params
         self.constraint = constraint
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
@@ -125,11 +116,11 @@ class SamplingRow:
 
     @property
     def is_finished(self) -> bool:
-        """Whether its answer has the form that it was to have, and nothing can follow; false without a form."""
+        """Whether the answer's form is complete and nothing can follow; false without a form."""
         return self.constraint is not None and self.constraint.is_finished
 
     def add(self, token_id: int) -> None:
-        """Note the next token of the answer."""
+        """Append the next token of the answer."""
         self.num_tokens += 1
         self.choice.step = self.num_tokens
         if self.penalties is not None:
@@ -139,10 +130,10 @@ class SamplingRow:
 
 
 def check_stop_ids(ids: Sequence[int], vocab_size: int) -> None:
-    """Refuse a caller's stop ids that no answer can have; a publisher's may be of a larger vocabulary.
+    """Refuse a caller's stop ids outside the vocabulary; a publisher's may be.
 
     Raises:
-        SamplingError: If one is outside the vocabulary.
+        SamplingError: Naming one.
     """
     outside = [token_id for token_id in ids if token_id >= vocab_size]
     if outside:

@@ -1,7 +1,8 @@
 """From a request's fields to the engine's answers: prompts, lengths, forms, and metrics."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from llamarium.server.dialogs import renamed
 from llamarium.server.errors import ApiError, of_library
 from llamarium.server.lifecycle.service import MAX_ANSWERS, ServedModel, Service
 from llamarium.server.lifecycle.threads import in_own_thread
-from llamarium.server.metrics import Metrics, Timer
+from llamarium.server.metrics import Metrics, RequestMetrics, Timer
 from llamarium.server.naming import ModelChoice
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.tools.forms import ToolForm
@@ -87,9 +88,6 @@ async def submit(service: Service, asked: AnswerRequest) -> list[Answers]:
     """Submit a request's prompts to the engine, in a thread, since texts may be long.
 
     A grammar is compiled in a thread of its own, so that other requests need not wait.
-
-    Raises:
-        ApiError: If it cannot be answered.
     """
     check_form(asked.form, asked.tools)
     if asked.num_answers > MAX_ANSWERS:
@@ -243,30 +241,38 @@ def close(answers: Iterable[Answers]) -> None:
 
 
 async def follow(request: Request, answers: Answers) -> AsyncIterator[Sequence[Piece]]:
-    """Yield the pieces of each step, and record them in the metrics.
-
-    Raises:
-        ApiError: If the answer breaks off.
-    """
+    """Yield the pieces of each step, and record them in the metrics."""
     metrics: Metrics = request.app.state.metrics
     noted = metrics.of(answers.adapter)
-    timer, reason = Timer(noted, request.scope["began"]), "disconnected"
-    try:
+    timer = Timer(noted, request.scope["began"])
+    with recording(noted):
         while pieces := await answers.arrived():
             timer.tokens()
             for piece in pieces:
                 if piece.finish_reason is not None:
                     noted.finished(piece.finish_reason)
             yield pieces
-        reason = ""
         timer.end()
+
+
+@contextmanager
+def recording(metrics: RequestMetrics, field: str | None = None) -> Generator[None]:
+    """Translate errors of the library in the body, and count a request that breaks off.
+
+    Args:
+        metrics: Count it.
+        field: As in `of_library`.
+    """
+    reason = "disconnected"
+    try:
+        yield
+        reason = ""
     except LlamariumError as error:
         reason = "timeout" if isinstance(error, RequestTimeoutError) else "error"
-        raise of_library(error) from None
+        raise of_library(error, field=field) from None
     finally:
         if reason:
-            noted.aborted(reason)
-            answers.close()
+            metrics.aborted(reason)
 
 
 async def with_tokenizer(
@@ -279,9 +285,6 @@ async def with_tokenizer(
         field: The field with the text, for messages.
         work: Called in the thread.
         path_of: As in `AnswerRequest`.
-
-    Raises:
-        ApiError: For errors of the library.
     """
     model, _ = request.app.state.service.require()
     tokenizer: Tokenizer = model.tokenizer

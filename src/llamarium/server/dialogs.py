@@ -50,11 +50,7 @@ class Dialog:
         return path
 
     def tools(self, tools: object, choice: object, parallel: object) -> ToolRequest:
-        """Read a request's fields about tools, given in the form of OpenAI's chat completions.
-
-        Raises:
-            ApiError: By the client's field.
-        """
+        """Read a request's fields about tools, given in the form of OpenAI's chat completions."""
         try:
             return ToolRequest.read(tools, choice, parallel)
         except ToolError as error:

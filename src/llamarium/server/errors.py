@@ -39,15 +39,11 @@ _ANTHROPIC_KINDS = {
     500: "api_error",
     503: "overloaded_error",
 }
+_NO_MEMORY = "there was no memory for all answers that were run, and this one was ended; ask again"
 _FAILURES: tuple[tuple[type[LlamariumError], int, str, str], ...] = (
     (RequestTimeoutError, 408, "request_timeout", ""),
     (EngineStoppedError, 503, "unavailable", "the server is stopping, and the answer has not come to its end"),
-    (
-        GaveWayError,
-        503,
-        "overloaded",
-        "there was no memory for all answers that were run, and this one was ended; ask again",
-    ),
+    (GaveWayError, 503, "overloaded", _NO_MEMORY),
     (SlowReaderError, 408, "slow_reader", ""),
     (AnswerError, 500, "model_error", ""),
 )
@@ -101,7 +97,7 @@ def documented(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 
 class ApiError(HTTPException):
-    """A request that is refused, or has failed.
+    """A request that is refused, or has failed; raised by whatever reads or answers requests, and not listed there.
 
     Attributes:
         message: What was found, what was expected and what to do.

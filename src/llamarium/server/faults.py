@@ -53,11 +53,7 @@ def refusal_of(faults: Sequence[dict[str, Any]], body: Any) -> ApiError:
 
 
 def validated(kind: type[KindT], body: Any) -> KindT:
-    """Return the validated body.
-
-    Raises:
-        ApiError: As `refusal_of`.
-    """
+    """Return the validated body."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:

@@ -57,11 +57,7 @@ class ReplyFormatter(ABC):
 
 
 async def reply(request: Request, asked: AnswerRequest, formatter: ReplyFormatter, *, streams: bool) -> Response:
-    """Answer a request.
-
-    Raises:
-        ApiError: If it cannot be answered.
-    """
+    """Answer a request."""
     service: Service = request.app.state.service
     with ExitStack() as held:
         held.enter_context(service.place(asked.num_answers, asked.number_field))

@@ -1,6 +1,6 @@
-"""Structured output: which texts an answer may be.
+"""Structured output: the form of an answer's text.
 
-`description.py` is what a request says (a `Grammar`), `json_schema.py`, `patterns.py` and `lark.py` hold it to what can
-be kept, and `compiler.py` makes of it, for one tokenizer, what a row of the sampler asks (`sampling/constraint.py`).
+`description.py` has a request's `Grammar`; `json_schema.py`, `patterns.py` and `lark.py` restrict it to what can be
+enforced, and `compiler.py` compiles it for one tokenizer, into the sampler's constraints (`sampling/constraint.py`).
 Only `compiler.py` needs the package llguidance, and nothing needs torch.
 """

@@ -1,7 +1,7 @@
-"""The grammar that holds an answer to calls of tools, whose schemas are read as any schema is.
+"""The grammar of an answer that has to call tools.
 
-llguidance passes over keywords that it does not know. So schemas of calls in JSON go through `json_schema.lowered`, and
-what cannot be kept is refused by its tool's path. The pythonic form has rules of its own, which know fewer keywords.
+llguidance ignores unknown keywords. So schemas of calls in JSON go through `json_schema.lowered`, and what cannot be
+enforced is refused by its tool's path. The pythonic form has rules of its own, with fewer keywords.
 """
 
 import json
@@ -17,7 +17,7 @@ from llamarium.tokenizer.tools.forms import ToolForm
 from llamarium.tokenizer.tools.request import ToolRequest
 
 MAX_RULES = 5000
-"""How many rules the calls of a request may have: some 80 tools of 20 arguments, compiled within a second."""
+"""Rules for the calls of a request: some 80 tools of 20 arguments, compiled within a second."""
 
 
 class Compiler(Protocol):
@@ -29,15 +29,10 @@ class Compiler(Protocol):
 
 
 def grammar_of_calls(request: ToolRequest, form: ToolForm | None) -> Grammar | None:
-    """Return what holds an answer to calls, or None if it is free.
-
-    Args:
-        request: The tools, and whether they have to be called.
-        form: How calls are written.
+    """Return the grammar that forces calls, or None; `form` is how they are written.
 
     Raises:
-        ToolError: By the tool's path, for a schema that cannot be held; or if the form is not known, or there is more
-            to hold than the limits allow.
+        ToolError: By the tool's path, for a schema that cannot be enforced; if the form is not known; or beyond limits.
     """
     if not request.is_held:
         return None
@@ -55,7 +50,7 @@ def grammar_of_calls(request: ToolRequest, form: ToolForm | None) -> Grammar | N
 
 
 def compile_calls(compiler: Compiler, grammar: Grammar, request: ToolRequest) -> CompiledGrammar:
-    """Compile what `grammar_of_calls` returned.
+    """Compile the grammar of `grammar_of_calls`.
 
     Raises:
         ToolError: By the path of the tool whose schema cannot be compiled.
@@ -72,7 +67,7 @@ def compile_calls(compiler: Compiler, grammar: Grammar, request: ToolRequest) ->
 
 
 def _lowered(tool: ToolDefinition, i: int) -> ToolDefinition:
-    """Return a tool with a schema of the keywords that are held."""
+    """Return a tool with a schema of enforced keywords."""
     try:
         schema = lowered(json.loads(Grammar.json_schema(tool.parameters).text))
     except GrammarError as error:

@@ -71,12 +71,12 @@ class GrammarCompiler:
 
     @cached_property
     def tree(self) -> Any:
-        """The vocabulary as llguidance's tree, made when it is first asked for."""
+        """The vocabulary as llguidance's tree, made at its first use."""
         return self._package.LLTokenizer(_Vocabulary(self._tokens))
 
     @cached_property
     def text_bits(self) -> NDArray[np.uint32]:
-        """The mask of all tokens that have a text."""
+        """The mask of all tokens with a text."""
         return _bits([i for i, text in enumerate(self._tokens[:-1]) if text], self.vocab_size)
 
     def compile(self, grammar: Grammar) -> "Compiled":
@@ -135,12 +135,7 @@ class GrammarCompiler:
 
 
 class Compiled:
-    """A grammar for one vocabulary.
-
-    Args:
-        compiler: What compiled it.
-        matcher: llguidance's, at the beginning.
-    """
+    """A grammar for one vocabulary, with llguidance's matcher at the beginning."""
 
     def __init__(self, compiler: GrammarCompiler, matcher: Any) -> None:
         self._compiler = compiler
@@ -148,25 +143,19 @@ class Compiled:
         self._copying = threading.Lock()
 
     def begin(self, stop_ids: Collection[int]) -> "GrammarConstraint":
-        """Return the form of one new answer; its first mask is begun at once."""
+        """Return the form of a new answer; its first mask is computed at once."""
         with self._copying:
             matcher = self._matcher.deep_copy()
         return GrammarConstraint(matcher, self._compiler.text_bits, self._compiler.vocab_size, stop_ids)
 
 
 class GrammarConstraint:
-    """One answer's form; see `Constraint`.
-
-    Args:
-        matcher: llguidance's, of this answer alone.
-        text_bits: The mask of tokens that have a text.
-        vocab_size: V.
-        stop_ids: Ids that end the answer.
+    """The form of one answer, with a matcher of its own; see `Constraint`.
 
     Attributes:
         is_finished: The answer is complete, and nothing can follow.
-        failure: Why no token is allowed, where none is.
-        may_end: The answer may end here; of the last mask that was waited for.
+        failure: Why no token is allowed, if none is.
+        may_end: The answer can end here, by the last mask.
     """
 
     def __init__(self, matcher: Any, text_bits: NDArray[np.uint32], vocab_size: int, stop_ids: Collection[int]) -> None:
@@ -188,7 +177,7 @@ class GrammarConstraint:
         return self._mask
 
     def accept(self, token_id: int) -> None:
-        """Take the next token, and begin the mask of the one after it."""
+        """Take the next token, and begin to compute the mask of the one after it."""
         self._coming.result()
         if token_id in self._stop_ids:
             self.is_finished = True
@@ -202,7 +191,7 @@ class GrammarConstraint:
 
     def _look_ahead(self) -> None:
         self._coming = workers.submit(self._compute)
-        if not self._stop_ids:  # then nothing is left to choose where the answer can only end
+        if not self._stop_ids:  # then no choice is left where the answer can only end
             self._coming.result()
 
     def _compute(self) -> None:
@@ -219,7 +208,7 @@ class GrammarConstraint:
         return None
 
     def _end(self) -> None:
-        """Nothing can follow: the answer is complete, or it has come to where no token fits."""
+        """End: the answer is complete, or no token fits."""
         if self._matcher.is_error() or not self._matcher.is_accepting():
             self._fail()
         else:
@@ -231,7 +220,7 @@ class GrammarConstraint:
 
 
 class _Vocabulary:
-    """A vocabulary, as llguidance takes one."""
+    """A vocabulary in llguidance's interface."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -242,12 +231,12 @@ class _Vocabulary:
         self.eos_token_id = len(tokens) - 1
 
     def __call__(self, text: object) -> list[int]:
-        """Not used: texts are encoded for what is forced, and nothing is."""
+        """Refuse: llguidance encodes only forced texts, and none are forced."""
         raise AssertionError("no text is encoded")
 
 
 def _text_of_tokens(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
-    """Return the bytes of each id, none for control tokens and ids without a token, and of the end."""
+    """Return the bytes of each id, empty for control tokens and ids without a token, and of the end."""
     control = frozenset(tokenizer.special_tokens.values())
     known = min(vocab_size, tokenizer.vocab_size)
     texts = [b"" if i in control else _bytes_of(tokenizer, i) for i in range(known)]
@@ -267,7 +256,7 @@ def _bits(ids: Collection[int], vocab_size: int) -> NDArray[np.uint32]:
 
 
 def _check_beginning(constraint: GrammarConstraint) -> None:
-    """Refuse a grammar with which no answer begins."""
+    """Refuse a grammar without a first token."""
     mask = constraint.mask()
     if constraint.is_finished or (constraint.may_end and not mask.any()):
         raise GrammarError("the grammar accepts the empty text alone")
@@ -286,7 +275,7 @@ def _is_limit(message: str) -> bool:
 
 
 def _refusal(message: str) -> GrammarError:
-    """Say why llguidance does not take a grammar."""
+    """Translate llguidance's error about a grammar."""
     kind = GrammarLimitError if _is_limit(message) else GrammarError
     if found := _BAD_REGEX.search(message):
         blanks = len(found["blanks"])

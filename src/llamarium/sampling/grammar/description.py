@@ -1,4 +1,4 @@
-"""What a request says of its answer's form: a `Grammar`, checked as far as no tokenizer is needed for."""
+"""The form of a request's answer: a `Grammar`, checked as far as possible without a tokenizer."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from llamarium.sampling.grammar import json_schema, lark
 Kind = Literal["json_schema", "regex", "choice", "lark", "gbnf", "calls"]
 
 MAX_BYTES = 256 * 1024
-"""The largest text of a grammar: with it the slowest that was found compiles within half a second."""
+"""The largest text of a grammar; the slowest one found compiles within half a second."""
 MAX_CHOICES = 10_000
 """The most texts of a choice."""
 OPTIONS = ("grammar", "json_schema", "json_object", "regex", "choice")
@@ -20,12 +20,10 @@ OPTIONS = ("grammar", "json_schema", "json_object", "regex", "choice")
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """Which texts an answer may be. Made by `json_schema`, `json_object`, `regex`, `choice`, `lark` or `gbnf`.
-
-    Those of calls are made by `calls.grammar_of_calls`.
+    """The form of an answer: `json_schema`, `json_object`, `regex`, `choice`, `lark` or `gbnf` make one.
 
     Attributes:
-        kind: How `text` is written.
+        kind: The notation of `text`.
         text: The grammar; of a choice the JSON list.
     """
 
@@ -116,7 +114,7 @@ class Grammar:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> "Grammar | None":
-        """Return what one of the options `OPTIONS` says, or None without any; None counts as not given.
+        """Return the grammar of one of the options `OPTIONS`, or None without any; None counts as not given.
 
         Raises:
             SamplingError: For more than one of them, or a value of another type.
@@ -139,11 +137,7 @@ class Grammar:
 
 
 def checked_grammar(value: object) -> Grammar | None:
-    """Return a grammar or None.
-
-    Raises:
-        SamplingError: For anything else.
-    """
+    """Return a grammar or None, and raise a SamplingError for anything else."""
     if value is None or isinstance(value, Grammar):
         return value
     raise SamplingError(
@@ -152,7 +146,7 @@ def checked_grammar(value: object) -> Grammar | None:
 
 
 def _checked(what: str, text: object) -> str:
-    """Return a text that is one, and not too large."""
+    """Return a text that is not empty and not too large."""
     if not isinstance(text, str) or not text:
         raise GrammarError(f"{what} is {show_value(text)}; expected a text that is not empty")
     try:

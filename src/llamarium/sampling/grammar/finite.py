@@ -1,7 +1,7 @@
-"""Whether what a JSON schema refers to has a value that ends.
+"""Finds references of a JSON schema that no finite value fits.
 
-`{"$ref": "#"}` has none, nor has an object that requires a property of its own kind. A grammar does not see that: an
-answer would begin, and could never be finished.
+`{"$ref": "#"}` is one, and an object that requires a property of its own kind. A grammar accepts them: an answer would
+begin, and could never be complete.
 """
 
 from collections import defaultdict
@@ -12,13 +12,13 @@ Path = tuple[str, ...]
 
 
 def endless(schemas: Mapping[Path, Any], targets: Mapping[Path, Path]) -> set[Path]:
-    """Return where schemas lie that no finite value fits, as far as references are the reason.
+    """Return the paths of schemas that no finite value fits, because of references.
 
-    A schema is found to end as soon as those that it needs are; what is left in the end is a circle.
+    A schema is finite once those that it needs are; the rest are circles.
 
     Args:
-        schemas: By their places, all of them.
-        targets: Of those with a `$ref`, what it names.
+        schemas: All of them by path.
+        targets: The target of each `$ref`, by the path of its schema.
     """
     needed_by: dict[Path, list[Path]] = defaultdict(list)
     for path, schema in schemas.items():
@@ -35,7 +35,7 @@ def endless(schemas: Mapping[Path, Any], targets: Mapping[Path, Path]) -> set[Pa
 
 
 def _looked_at(path: Path, schema: Any, targets: Mapping[Path, Path]) -> Iterator[Path]:
-    """Yield the schemas that decide about one."""
+    """Yield the schemas that one depends on."""
     if not isinstance(schema, dict):
         return
     if path in targets:

@@ -28,10 +28,7 @@ def to_lark(text: str) -> str:
 
 
 def _group_repeated(node: Any, converter: Any) -> None:
-    """Put parentheses around what is repeated and repeats by itself.
-
-    Lark takes one sign of repetition after an element, and the converter writes two for `("a"?){2}`.
-    """
+    """Put parentheses around nested repetitions: Lark takes one sign, and the converter writes two for `("a"?){2}`."""
     for child in node.children():
         _group_repeated(child, converter)
     if isinstance(node, converter.RepetitionNode) and isinstance(node.node, converter.RepetitionNode):

@@ -1,11 +1,10 @@
-"""A JSON schema, held to what can be kept: each keyword is honoured, or refused by name and place.
+"""Translates a JSON schema for llguidance: each keyword is enforced, or refused by name and path.
 
-llguidance passes over keywords that it does not know (a misspelled one, `nullable`), lets a schema ask for leniency
-(`x-guidance`), and reads some otherwise than the standard. So a schema is read here first, and llguidance is given a
-schema of those keywords alone that both mean alike. `lowered` says which those are.
+llguidance ignores unknown keywords (a misspelled one, `nullable`), lets a schema choose leniency (`x-guidance`), and
+reads some keywords unlike the standard. So `lowered` returns a schema of those keywords alone that have one meaning.
 
-What it makes of a schema accepts nothing that the schema does not. It may accept less: properties come in the schema's
-order, integers have no decimal point, and characters are escaped only where they must be.
+The result accepts nothing that the schema does not. It may accept less: properties come in the schema's order, integers
+have no decimal point, and characters are escaped only where they must be.
 
 Source: JSON Schema 2020-12, https://json-schema.org/draft/2020-12 (core and validation).
 """
@@ -21,11 +20,11 @@ from llamarium.sampling.grammar.finite import endless
 from llamarium.sampling.grammar.patterns import FORMAT_LENGTHS, FORMATS, PatternError, translated
 
 MAX_DEPTH = 64
-"""How deep schemas may lie within each other."""
+"""Nested schemas."""
 MAX_SCHEMAS = 5000
-"""How many schemas a schema may be made of: llguidance follows them by recursion, for which `compiler.py` has room."""
+"""Schemas within a schema; llguidance recurses over them, within the stack of `workers.py`."""
 MAX_OPTIONAL = 400
-"""How many properties of an object may be left out: each is four items of llguidance's parser, which allows 2,000."""
+"""Optional properties of an object; each is four items of llguidance's parser, which allows 2,000."""
 
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _DIALECTS = ("draft/2020-12", "draft/2019-09", "draft-07", "draft-06")
@@ -41,7 +40,7 @@ _COUNTS = frozenset(("minLength", "maxLength", "minItems", "maxItems", "minPrope
 _LIMITS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
 _OTHERS = ("type", "enum", "const", "items", "additionalProperties", "required", "pattern", "format", "$ref")
 SUPPORTED = tuple(sorted((*_LISTS, *_MAPS, *_COUNTS, *_LIMITS, *_OTHERS)))
-"""Keywords that are kept; `uniqueItems: false` says nothing."""
+"""Enforced keywords; `uniqueItems: false` has no effect."""
 
 
 def parsed(text: str) -> Any:
@@ -60,14 +59,11 @@ def parsed(text: str) -> Any:
 
 
 def lowered(schema: Any) -> Any:
-    """Return a schema of llguidance's keywords that accepts only what `schema` accepts.
-
-    Args:
-        schema: As JSON is read: dict, list, str, int, float, bool, None.
+    """Return a schema of llguidance's keywords that accepts only what `schema`, a JSON value, accepts.
 
     Raises:
-        GrammarError: For a keyword, or a value of one, that cannot be kept, naming it and its place.
-        GrammarLimitError: If schemas lie too deep, or there are too many.
+        GrammarError: For a keyword or a value that cannot be enforced, naming it and its path.
+        GrammarLimitError: If schemas are nested too deep, or there are too many.
     """
     reading = _Reading()
     found = reading.schema(schema, ())
@@ -82,12 +78,7 @@ def lowered(schema: Any) -> Any:
 
 
 class _Reading:
-    """One schema being read.
-
-    Attributes:
-        schemas: Those that have been read, by their places.
-        references: Where a `$ref` stands, and what it names.
-    """
+    """The state of reading: schemas by path, and the targets of each `$ref` by path."""
 
     def __init__(self) -> None:
         self.schemas: dict[_Path, Any] = {}
@@ -110,7 +101,7 @@ class _Reading:
         return _with_limits(_with_format(kept))
 
     def keyword(self, key: str, value: Any, path: _Path) -> Any:
-        """Read one keyword's value; `_NOTHING` for one that changes nothing."""
+        """Read one keyword's value; `_NOTHING` for one without effect."""
         inner = (*path, key)
         if key in _ANNOTATIONS or (key.startswith("x-") and key != "x-guidance"):
             return _NOTHING
@@ -194,7 +185,7 @@ def _number(key: str, value: Any, path: _Path) -> Any:
 
 
 def _exact(key: str, value: float, path: _Path) -> float:
-    """Return a number that llguidance reads and writes exactly; a whole one as int."""
+    """Return a number that llguidance represents exactly; a whole one as int."""
     if isinstance(value, float) and math.isfinite(value) and value.is_integer():
         value = int(value)
     digits = str(value).partition("e")[0].strip("-0.").replace(".", "")
@@ -222,7 +213,7 @@ def _multiple(key: str, value: Any, path: _Path) -> Any:
 
 
 def _constant(key: str, value: Any, path: _Path, depth: int = 0) -> Any:
-    """Return a value with its numbers checked, wherever they are in it."""
+    """Return a value with all of its numbers checked."""
     if depth > MAX_DEPTH:
         raise _too_deep()
     if isinstance(value, list):
@@ -272,7 +263,7 @@ def _reference(value: Any, path: _Path) -> _Path:
 
 
 def _with_format(kept: dict[str, Any]) -> dict[str, Any]:
-    """Say a format as a pattern, beside the schema's own."""
+    """Replace a format by a pattern, beside the schema's own."""
     if "format" not in kept:
         return kept
     name = kept.pop("format")
@@ -283,10 +274,7 @@ def _with_format(kept: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_limits(kept: dict[str, Any]) -> dict[str, Any]:
-    """Move whole limits that are excluded inwards, to limits that are included.
-
-    Between 0 excluded and 0.5, llguidance 1.9.1 accepts 0 (`rx_float_range` makes the decimals optional).
-    """
+    """Replace exclusive whole limits by inclusive ones: llguidance 1.9.1 accepts 0 between an exclusive 0 and 0.5."""
     for excluded, included, step, nearer in (
         ("exclusiveMinimum", "minimum", 1, max),
         ("exclusiveMaximum", "maximum", -1, min),
@@ -301,7 +289,7 @@ def _with_limits(kept: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_num_properties(kept: Mapping[str, Any], path: _Path) -> None:
-    """Refuse a least number of properties that answers could reach by saying one name twice, and too many of them."""
+    """Refuse a least number of properties that a repeated name could reach, and too many optional properties."""
     optional = len(kept.get("properties", {}).keys() - set(kept.get("required", ())))
     if optional > MAX_OPTIONAL:
         raise GrammarLimitError(

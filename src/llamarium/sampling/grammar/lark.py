@@ -1,7 +1,7 @@
-"""Grammars that people write: Lark's, as llguidance reads it, and llama.cpp's GBNF.
+"""Checks of written grammars: llguidance's Lark, and llama.cpp's GBNF.
 
-llguidance's Lark has more than a text's form: control tokens of a vocabulary, options of sampling, options of its own
-parser, JSON schemas with their own leniency. None of that is a text, so it is refused by name.
+llguidance's Lark also has control tokens, sampling options, parser options and JSON schemas with leniency. They are no
+form of a text, and refused by name.
 """
 
 import re
@@ -9,7 +9,7 @@ import re
 from llamarium.errors import GrammarError, GrammarLimitError, show_value
 
 MAX_RULES = 1000
-"""How many rules a grammar may have: llguidance follows them by recursion, for which `compiler.py` has room."""
+"""Rules of a grammar; llguidance recurses over them, within the stack of `workers.py`."""
 
 _QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/')
 _RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_][\w.-]*[ \t]*(?:\[[^\]\n]*\]|\{[^}\n]*\})?[ \t]*:", re.M)
@@ -24,7 +24,7 @@ _NOT_TEXT = {
 
 
 def check_lark(text: str) -> None:
-    """Refuse what is not the form of a text.
+    """Refuse anything but the form of a text.
 
     Raises:
         GrammarError: Naming it.
@@ -45,11 +45,7 @@ def check_lark(text: str) -> None:
 
 
 def check_num_rules(count: int) -> None:
-    """Refuse too many rules.
-
-    Raises:
-        GrammarLimitError: If there are.
-    """
+    """Refuse too many rules, by a GrammarLimitError."""
     if count > MAX_RULES:
         raise GrammarLimitError(f"the grammar has {count:,} rules; expected at most {MAX_RULES:,}")
 

@@ -1,9 +1,8 @@
 r"""Regular expressions of JSON Schema, translated into those that llguidance reads.
 
-A schema's `pattern` is a JavaScript expression; llguidance's are those of Rust's crate regex. Most are the same, some
-are refused by one of them, and a few are read by both and mean different things: `[[a]]` is a nested class in Rust,
-`[a&&b]` an intersection, `\<` the beginning of a word, and `.`, `\d`, `\w` and `\s` are other sets. Those are
-translated, or refused.
+A schema's `pattern` is a JavaScript expression; llguidance's are those of Rust's crate regex. A few mean another thing
+there: `[[a]]` is a nested class in Rust, `[a&&b]` an intersection, `\<` the beginning of a word, and `.`, `\d`, `\w`
+and `\s` are other sets. Those are translated, or refused.
 
 Sources: ECMA-262, 22.2 (RegExp); https://docs.rs/regex/latest/regex/#syntax.
 """
@@ -36,12 +35,10 @@ class PatternError(ValueError):
 
 
 def translated(pattern: str) -> str:
-    """Return Rust's spelling of a JavaScript expression.
-
-    What Rust's crate or llguidance refuses (lookarounds, anchors within the expression) is left to them.
+    """Return a JavaScript expression in Rust's syntax; lookarounds and inner anchors are left for llguidance to refuse.
 
     Raises:
-        PatternError: For what one of the two does not know, or reads otherwise.
+        PatternError: For syntax that only one of them has, or that differs.
     """
     parts: list[str] = []
     place, in_class = 0, False
@@ -54,7 +51,7 @@ def translated(pattern: str) -> str:
 
 
 def _next(pattern: str, place: int, in_class: bool) -> tuple[str, int]:
-    """Return the translation of what stands at a place, and how many characters that is."""
+    """Return the translation of the element at a place, and its number of characters."""
     character = pattern[place]
     if character == "\\":
         return _escape(pattern, place + 1)
@@ -131,10 +128,10 @@ FORMATS = {
     "uuid": "[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}",
     "uri": rf"[A-Za-z][A-Za-z0-9+.-]*:{_PATH}(?:\?(?:{_SEGMENT}|[/?])*)?(?:\#(?:{_SEGMENT}|[/?])*)?",
 }
-"""Formats of JSON Schema that are kept, as Rust's expressions for the whole string.
+"""Enforced formats of JSON Schema, as Rust's expressions for the whole string.
 
 Sources: RFC 3339 (date, time, date-time; appendix A for duration), RFC 5321 4.1.2 (email), RFC 1123 2.1 (hostname),
 RFC 4291 2.2 (ipv6), RFC 4122 (uuid), RFC 3986 appendix A (uri).
 """
 FORMAT_LENGTHS = {"email": 254, "hostname": 253}
-"""The most characters of a format's string, where the standard has a limit."""
+"""Maximal characters of a format's string, by its standard."""

@@ -1,4 +1,4 @@
-"""Threads for a grammar's work: masks are computed while the model's kernels run."""
+"""Threads for grammars: masks are computed while the model's kernels run."""
 
 import os
 import threading
@@ -11,14 +11,13 @@ from typing import Any, TypeVar
 ResultT = TypeVar("ResultT")
 
 STACK_BYTES = 128 * 2**20
-"""llguidance follows rules and schemas by recursion; the limits on their number were tried with this much. Only what is
-used of it takes memory."""
+"""For llguidance's recursion over rules and schemas, whose limits were tested with it; only used parts take memory."""
 _MOST_THREADS = 4  # a mask takes a tenth of a millisecond, and a pass over a batch many: a few threads keep up
 _creating = threading.Lock()
 
 
 def start(target: Callable[[], None], name: str) -> None:
-    """Start a thread with a deep stack that nothing waits for at the end."""
+    """Start a daemon thread with a deep stack."""
     with _creating:  # the stack's size is one setting for all threads
         before = threading.stack_size(STACK_BYTES)
         try:
@@ -28,7 +27,7 @@ def start(target: Callable[[], None], name: str) -> None:
 
 
 def submit(task: Callable[[], ResultT]) -> "Future[ResultT]":
-    """Do something on one of the threads for masks."""
+    """Run a task on one of the threads for masks."""
     future: Future[ResultT] = Future()
     _queue().put((task, future))
     return future
@@ -49,8 +48,8 @@ def _serve(queue: "SimpleQueue[tuple[Callable[[], Any], Future[Any]]]") -> None:
 
 
 def run(task: Callable[[], ResultT], future: "Future[ResultT]") -> None:
-    """Do something, and put what comes of it into a future."""
+    """Run a task, and set its result or error in a future."""
     try:
         future.set_result(task())
-    except BaseException as error:  # noqa: BLE001 - whoever waits raises it
+    except BaseException as error:  # noqa: BLE001 - raised where the result is read
         future.set_exception(error)

@@ -58,11 +58,7 @@ class Prompt:
 
 
 def read_prompt(body: CountRequest) -> Prompt:
-    """Read a request's prompt.
-
-    Raises:
-        ApiError: If its fields contradict each other.
-    """
+    """Read a request's prompt."""
     dialog = Dialog(_NAMES)
     if body.system is not None:
         dialog.add("system", {"role": "system", "content": _text(body.system)})

@@ -70,11 +70,7 @@ def _options(body: MessagesRequest) -> GenerationOptions:
 
 
 def _form(body: CountRequest, prompt: Prompt) -> Form | None:
-    """Return the form of the answer, if the request has one.
-
-    Raises:
-        ApiError: If the last message is the beginning of the answer.
-    """
+    """Return the form of the answer, if the request has one."""
     asked = None if body.output_config is None else body.output_config.format
     if asked is None:
         return None

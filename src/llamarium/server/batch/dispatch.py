@@ -39,11 +39,7 @@ class Routes:
         self._app, self._paths = app, post_paths()
 
     def check(self, asked: BatchRequest) -> None:
-        """Refuse a request that cannot be part of a batch.
-
-        Raises:
-            ApiError: If there is no such route, or the request wants a stream.
-        """
+        """Refuse a request that cannot be part of a batch."""
         if asked.url not in self._paths:
             raise ApiError(
                 404,

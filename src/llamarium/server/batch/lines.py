@@ -100,11 +100,7 @@ def _name_of(text: bytes) -> str | None:
 
 
 def parse(line: Line) -> BatchRequest:
-    """Return a line's request.
-
-    Raises:
-        ApiError: If it is no line of a batch.
-    """
+    """Return a line's request."""
     if not line.text:
         raise ApiError(413, "the line is longer than a request may be", code="request_too_large")
     try:

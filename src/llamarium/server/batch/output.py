@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 from llamarium.errors import OutputError, escape
 from llamarium.io import unwritable
@@ -47,30 +47,12 @@ class Kept:
         return line.id in self.nameless if line.custom_id is None else line.custom_id in self.named
 
 
-class Output(Protocol):
-    """The output of a batch, as a context manager; `kept` has the answers of an earlier run."""
+class Output:
+    """The output of a batch, as a context manager: standard output, unless a subclass has another.
 
-    kept: Kept
-
-    def begin(self) -> None:
-        """Prepare for the first answer: remove previous content that is not kept."""
-        ...
-
-    def write(self, line: bytes) -> None:
-        """Append an answer.
-
-        Raises:
-            OutputError: If it cannot be written.
-        """
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-class StandardOutput:
-    """Answers on standard output; none are kept from earlier runs."""
+    Attributes:
+        kept: The answers of an earlier run.
+    """
 
     def __init__(self) -> None:
         self.kept = Kept()
@@ -79,18 +61,18 @@ class StandardOutput:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing."""
+        """End."""
 
     def begin(self) -> None:
-        """Do nothing."""
+        """Prepare for the first answer: remove previous content that is not kept."""
 
     def write(self, line: bytes) -> None:
-        """Write an answer at once."""
+        """Append an answer at once."""
         sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
 
 
-class OutputFile:
+class OutputFile(Output):
     """A file of answers, locked by this process until it is closed.
 
     Args:
@@ -101,12 +83,10 @@ class OutputFile:
     Raises:
         OutputError: If there are answers without one of both options, if a line to keep is no answer, or if the file
             cannot be written or is locked by another process.
-
-    Attributes:
-        kept: The answers of an earlier run.
     """
 
     def __init__(self, path: Path, *, resumes: bool = False, replaces: bool = False) -> None:
+        super().__init__()
         self._path, self._is_new = path, not path.exists()
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -114,7 +94,7 @@ class OutputFile:
             raise unwritable(path, error) from None
         try:
             self._size = self._check(resumes, replaces)
-            self.kept = self._read() if resumes else Kept()
+            self.kept = self._read() if resumes else self.kept
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -165,9 +145,6 @@ class OutputFile:
                 left = left[os.write(self._descriptor, left) :]
         except OSError as error:
             raise unwritable(self._path, error) from None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Flush to disk, and close the file."""

@@ -87,8 +87,8 @@ class Service:
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's, once it is there; also while the server is stopping."""
-        assert self.loaded is not None
-        return self.loaded[0].tokenizer
+        model, _ = self.loaded or self.require()
+        return model.tokenizer
 
     @property
     def adapters(self) -> tuple[str, ...]:

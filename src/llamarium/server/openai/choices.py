@@ -18,11 +18,7 @@ from llamarium.server.usage import Usage
 
 
 class ChoicesFormatter(ReplyFormatter):
-    """Formats all choices of a request; the events of a prompt's choices begin with its first step.
-
-    Raises:
-        ApiError: As `shows_usage`.
-    """
+    """Formats all choices of a request; the events of a prompt's choices begin with its first step."""
 
     prefix: ClassVar[str]
     """Of ids."""

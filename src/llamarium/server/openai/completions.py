@@ -137,11 +137,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
 
 
 def prompts_of(given: str | Sequence[str] | Sequence[int] | Sequence[list[int]], field: str) -> list[Prompt]:
-    """Return a request's prompts, each a text or ids.
-
-    Raises:
-        ApiError: For an empty list, by `field`.
-    """
+    """Return a request's prompts, each a text or ids."""
     if isinstance(given, str):
         return [given]
     if not given:
@@ -150,11 +146,7 @@ def prompts_of(given: str | Sequence[str] | Sequence[int] | Sequence[list[int]],
 
 
 def for_each(prompts: Sequence[Prompt], field: str, tokenizer: Tokenizer, work: Callable[[Prompt, str], T]) -> list[T]:
-    """Call `work` with each prompt and its path.
-
-    Raises:
-        ApiError: For an error of the library, by the prompt's path.
-    """
+    """Call `work` with each prompt and its path."""
     found: list[T] = []
     for place, prompt in enumerate(prompts):
         path = place_of(field, place, len(prompts))

@@ -12,10 +12,10 @@ from pydantic import Field
 
 from llamarium.engine.pooling import Pooling
 from llamarium.engine.request import check_prompt
-from llamarium.errors import ContextLengthError, LlamariumError, RequestTimeoutError
+from llamarium.errors import ContextLengthError
 from llamarium.generation.embedding import Embedding
-from llamarium.server.answering import side_by_side, with_tokenizer
-from llamarium.server.errors import ApiError, of_library
+from llamarium.server.answering import recording, side_by_side, with_tokenizer
+from llamarium.server.errors import ApiError
 from llamarium.server.fields import Body
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import encode, unless_gone
@@ -115,16 +115,8 @@ async def _embed(
             found[place] = await asyncio.wrap_future(asked)
             noted.finished("stop")
 
-    reason = "disconnected"
-    try:
+    with recording(noted, "input"):
         await side_by_side([work() for _ in range(min(len(prompts), max(1, service.settings.max_num_seqs // 4)))])
-        reason = ""
-    except LlamariumError as error:
-        reason = "timeout" if isinstance(error, RequestTimeoutError) else "error"
-        raise of_library(error, field="input") from None
-    finally:
-        if reason:
-            noted.aborted(reason)
     noted.whole.observe(time.monotonic() - began)
     return [found[place] for place in range(len(prompts))]
 

@@ -44,11 +44,7 @@ class Sampling(Body):
 
 
 def sampler_options(body: Sampling) -> GenerationOptions:
-    """Return a request's sampling options, without logprobs and the length of the answer.
-
-    Raises:
-        ApiError: If a key of `logit_bias` is no token id.
-    """
+    """Return a request's sampling options, without logprobs and the length of the answer."""
     options = parameters_in(body, "openai")
     options["n"], options["stop"], options["stop_token_ids"] = body.n, body.stop, body.stop_token_ids
     if body.logit_bias is not None:
@@ -60,11 +56,7 @@ def sampler_options(body: Sampling) -> GenerationOptions:
 
 
 def shows_usage(body: Sampling) -> bool:
-    """Whether a stream ends with the token counts.
-
-    Raises:
-        ApiError: For options of a stream without a stream.
-    """
+    """Whether a stream ends with the token counts."""
     if body.stream_options is None:
         return False
     if not body.stream:
@@ -119,11 +111,7 @@ class Message(Body):
     }
 
     def plain(self, where: str) -> dict[str, Any]:
-        """Return the message with its content as one text; `where` is its path in the request.
-
-        Raises:
-            ApiError: If it lacks a field of its role, or has one of another role.
-        """
+        """Return the message with its content as one text; `where` is its path in the request."""
         self._check(where)
         content = self.content
         text = "".join(part.text for part in content) if isinstance(content, list) else content

@@ -50,11 +50,7 @@ class Formed(Sampling):
 
 
 def form_of(body: Formed) -> Form | None:
-    """Return the form of a request's answer, or None for any text.
-
-    Raises:
-        ApiError: If there are two, or one is incomplete.
-    """
+    """Return the form of a request's answer, or None for any text."""
     asked, wanted = body.response_format, body.structured_outputs
     if asked is not None and asked.type == "text" and asked.json_schema is None:
         asked = None

@@ -66,11 +66,7 @@ ToolChoice = Literal["auto", "none", "required"] | ChosenTools
 
 
 def tool_request(tools: list[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> ToolRequest:
-    """Read a request's fields about tools.
-
-    Raises:
-        ApiError: By the field's path.
-    """
+    """Read a request's fields about tools."""
     listed = None if tools is None else [tool.model_dump() for tool in tools]
     chosen = choice if choice is None or isinstance(choice, str) else choice.model_dump(exclude_none=True)
     try:

@@ -47,11 +47,7 @@ class Cluster:
         return {"status": status, "replicas": running}
 
     async def metrics(self, scope: dict[str, Any]) -> Response:
-        """Return the metrics of all replicas, each sample with the label `replica`.
-
-        Raises:
-            ApiError: If one does not answer.
-        """
+        """Return the metrics of all replicas, each sample with the label `replica`."""
         asked = self._replicas.broadcast("metrics", Forwarded(scope))
         try:
             found = await asked.results_async(timeout_s=_ASKING_S)

@@ -89,11 +89,7 @@ class ResponseRequest(Body):
 
 
 def form_of(body: ResponseRequest) -> Form | None:
-    """Return the form of a request's answer, or None for any text.
-
-    Raises:
-        ApiError: If it is incomplete.
-    """
+    """Return the form of a request's answer, or None for any text."""
     asked = None if body.text is None else body.text.format
     if asked is None:
         return None
