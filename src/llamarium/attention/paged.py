@@ -28,16 +28,7 @@ SCALE_DTYPE = torch.float32
 
 
 class PagedCache:
-    """Keys and values of every layer, in blocks of slots.
-
-    Args:
-        num_layers: L.
-        num_blocks: How many blocks.
-        block_size: P, slots of a block.
-        num_key_value_heads: K.
-        head_dim: H.
-        dtype: Of the keys and values; torch.int8 keeps codes and scales.
-        device: Where they live.
+    """Keys and values of every layer, in blocks of slots; of dtype torch.int8 codes and scales.
 
     Raises:
         MemoryBudgetError: If there is not that much memory.
@@ -62,13 +53,7 @@ class PagedCache:
     ) -> None:
         self.block_size, self.dtype, self.device = block_size, dtype, torch.device(device)
         self._num_layers, self._heads = num_layers, (num_key_value_heads, head_dim)
-        self.k, self.v, self.k_scales, self.v_scales = ([] for _ in range(4))  # pyright: ignore[reportAttributeAccessIssue]
         self._allocate(num_blocks)
-
-    k: list[Tensor]
-    v: list[Tensor]
-    k_scales: list[Tensor]
-    v_scales: list[Tensor]
 
     def _allocate(self, num_blocks: int) -> None:
         slots, (heads, head_dim) = num_blocks * self.block_size, self._heads
@@ -164,22 +149,15 @@ class Segment:
     slots: slice | Tensor
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens of the segment."""
-        return self.rows.stop - self.rows.start
-
-    @property
     def end(self) -> int:
         """S: positions that the last of them sees."""
-        return self.start + self.num_tokens
+        return self.start + self.rows.stop - self.rows.start
 
 
 class PagedAttend:
-    """Attention of one packed row over a `PagedCache`; holds for one pass.
+    """Attention of one packed row, with a segment for each sequence, over a `PagedCache`; holds for one pass.
 
-    Args:
-        cache: Where keys and values are kept; all positions before a segment have been filled by earlier passes.
-        segments: One for each sequence, in the order of their rows.
+    Earlier passes have filled all positions before the segments.
     """
 
     def __init__(self, cache: PagedCache, segments: Sequence[Segment]) -> None:
@@ -204,7 +182,7 @@ class PagedAttend:
     def _attend(self, layer_idx: int, i: int, segment: Segment, q_1TNH: Tensor) -> Tensor:
         k_SKH, v_SKH = self.cache.at(layer_idx, segment.slots, q_1TNH.dtype)
         k_1KSH, v_1KSH = k_SKH.transpose(0, 1).unsqueeze(0), v_SKH.transpose(0, 1).unsqueeze(0)
-        if segment.num_tokens == 1:
+        if segment.end == segment.start + 1:
             return _decode(q_1TNH, k_1KSH, v_1KSH)
         if segment.start and i not in self._masks:
             self._masks[i] = self._visible(segment)

@@ -17,14 +17,9 @@ _SHARE = 1 / 4  # of the memory that is free
 def num_blocks_for(
     runner: Runner, kv_memory: int | None, max_num_seqs: int, kv_cache_dtype: CacheDtype, draft: Runner | None = None
 ) -> int:
-    """Return how many blocks a cache gets; arguments as in `EngineOptions`.
+    """Return how many blocks a cache gets; a draft model gets as many of its own out of the same memory.
 
-    Args:
-        runner: Executes the model.
-        kv_memory: Bytes.
-        max_num_seqs: More blocks than their whole contexts take are never needed.
-        kv_cache_dtype: What keys and values are kept in.
-        draft: Executes a draft model, which gets as many blocks of its own out of the same memory.
+    Arguments are as in `EngineOptions`; more blocks than `max_num_seqs` whole contexts take are never needed.
 
     Raises:
         OptionError: If there is not room for one block.

@@ -17,13 +17,9 @@ from llamarium.sampling.sampler import Sampler
 
 
 class OutputProcessor:
-    """Gives each sequence what a step computed for it, and collects the events.
+    """Gives each of a scheduler's sequences what a step computed for it, removes those that end, collects the events.
 
-    Args:
-        scheduler: Of the sequences; those that end are removed from it.
-        sampler: Chooses tokens.
-        counts: What the engine has done so far.
-        use_cache: False drops each sequence's keys and values after each token.
+    Without `use_cache` a sequence's keys and values are dropped after each token.
     """
 
     def __init__(self, scheduler: Scheduler, sampler: Sampler, counts: Counts, *, use_cache: bool) -> None:
@@ -41,13 +37,7 @@ class OutputProcessor:
         return events
 
     def process(self, items: Sequence[StepItem], logits_WV: Logits, taps: Taps | None) -> None:
-        """Deliver what a step computed.
-
-        Args:
-            items: What was run, in the order of the batch.
-            logits_WV: Its logits.
-            taps: Its hidden states, if a sequence wants a vector.
-        """
+        """Deliver a step's logits, and its hidden states if a sequence wants a vector; items in the batch's order."""
         hidden_MD = None if taps is None else hidden_states(taps)
         ready, places = list[EngineSequence](), list[int]()
         token = row = 0
@@ -92,10 +82,7 @@ class OutputProcessor:
     def _choose(self, sequences: list[EngineSequence], places: list[int], logits_WV: Logits) -> None:
         """Choose the next token of each sequence, and further ones as long as they are those of its draft.
 
-        Args:
-            sequences: Those whose tokens are all computed.
-            places: The row of the logits after each one's last token; those after its draft's tokens follow.
-            logits_WV: The step's logits.
+        `places` are the rows of the logits after each one's last token; those after its draft's tokens follow.
         """
         draft_place = 0
         while sequences:

@@ -100,11 +100,7 @@ def check_prompt(config: ModelConfig, prompt: Sequence[int], name: str = "the pr
 def too_long(num_prompt: int, wanted: int | None, most: int, name: str = "the prompt") -> ContextLengthError:
     """Return the error of a prompt that does not fit, in words that clients of OpenAI's and Anthropic's API look for.
 
-    Args:
-        num_prompt: The prompt's tokens.
-        wanted: How many more are asked for; None is any number.
-        most: How many fit, prompt and answer together.
-        name: The prompt's, for messages.
+    The prompt has `num_prompt` tokens, `wanted` more are asked for (None is any number), and `most` fit in all.
     """
     asks = "" if wanted is None else f" and asks for {wanted} more, {num_prompt + wanted} together"
     return ContextLengthError(

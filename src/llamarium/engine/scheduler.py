@@ -27,14 +27,9 @@ _order = attrgetter("order")
 
 
 class Scheduler:
-    """The sequences of an engine: those that run, those that wait, and their blocks.
+    """The sequences of an engine, at most `max_num_seqs` of them running, and their blocks.
 
-    Args:
-        index: The cache's blocks and their contents.
-        copy_block: The cache's.
-        max_num_seqs: How many run side by side at most.
-        most_logits: Of how many prompt tokens a step may compute the logits.
-        shares: Reuse keys and values of equal tokens.
+    A step computes the logits of at most `most_logits` prompt tokens. `shares` reuses keys and values of equal tokens.
 
     Attributes:
         live: All sequences that have not ended, by request number.

@@ -110,16 +110,9 @@ class EngineSequence:
         return StepItem(self, end, Span(ids, self.num_computed, self.table.blocks, num_logits, self.request.adapter))
 
     def score(self, item: "StepItem", logits_WV: Logits, row: int, sampler: Sampler) -> int:
-        """Score the prompt's tokens that a step ran, if that is wanted.
+        """Score the prompt's tokens that an item ran, if that is wanted, from the step's logits, of `row` on.
 
-        Args:
-            item: What ran.
-            logits_WV: The step's logits.
-            row: Where this sequence's begin.
-            sampler: Computes log-probabilities.
-
-        Returns:
-            The row of the logits for the sequence's next token.
+        Returns the row of the logits for the sequence's next token.
         """
         if self.scores is None:
             return row

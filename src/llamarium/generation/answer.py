@@ -21,18 +21,13 @@ def complete(
     new_text: bool = False,
     tools: ToolRequest | None = None,
 ) -> list[Generation]:
-    """Answer all prompts side by side.
+    """Answer all prompts, given as ids, side by side, each with the same parameters.
 
-    Args:
-        model: The model.
-        prompts: Their ids.
-        params: For each prompt.
-        how: Options of the passes.
-        new_text: Answers are texts of their own, as in a dialog, rather than going on where a prompt ends.
-        tools: That may be called.
+    Answers are texts of their own if `new_text`, as in a dialog, rather than going on where a prompt ends. A row for
+    which no token can be chosen gets a completion that says so.
 
     Raises:
-        LlamariumError: As `generate_tokens`. A row that no token could be chosen for gets a completion that says so.
+        LlamariumError: As `generate_tokens`.
     """
     tokenizer = model.tokenizer
     begins = [new_text or begins_text(tokenizer, prompt) for prompt in prompts]
@@ -70,16 +65,7 @@ def stream(
     tools: ToolRequest | None = None,
     prefix: DialogEngine | None = None,
 ) -> Iterator[Piece]:
-    """Answer one prompt, piece by piece.
-
-    Args:
-        model: As for `complete`.
-        prompt: Its ids.
-        params: With n 1.
-        how: As for `complete`.
-        new_text: As for `complete`.
-        tools: As for `complete`.
-        prefix: Keeps keys and values from one turn of a dialog to the next.
+    """Answer one prompt, piece by piece, as `complete`; `prefix` keeps a dialog's keys and values between turns.
 
     Raises:
         SamplingError: If more than one answer is asked for.

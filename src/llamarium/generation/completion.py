@@ -160,7 +160,6 @@ class RowText:
     """One row's text in the making.
 
     Attributes:
-        tokenizer: Decodes.
         params: The row's own; its stop strings and `logprobs` are read.
         index: Which of the prompt's `n` answers this is.
         stop_ids: Ids that end the row and have no text.

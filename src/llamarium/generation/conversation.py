@@ -44,7 +44,7 @@ class Conversation(Generic[ChatModelT]):
     def say(self, text: str, **options: Any) -> Generator[Piece]:
         """Say something and stream the answer; both are in `messages` when the stream ends or is closed.
 
-        Options are those of `Llama.chat`. The call itself refuses what cannot be asked for.
+        Options are those of `Llama.chat`, and are checked at once.
 
         An answer that is interrupted stays as far as it got. If the dialog cannot be answered (it has outgrown the
         context, say), what was said is taken back.

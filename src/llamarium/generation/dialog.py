@@ -1,4 +1,4 @@
-"""What is asked of a model in a dialog: the messages, and the tools that it may call. Never torch."""
+"""Dialogs: the messages, and the tools that a model may call. Never torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
@@ -44,13 +44,7 @@ class StreamChatOptions(StreamOptions, ToolOptions, total=False):
 def read_dialog(
     model: TextModel, messages: Sequence[Mapping[str, Any]], tools: ToolOptions, options: GenerationOptions
 ) -> tuple[list[int], ToolRequest]:
-    """Return a dialog's ids and its tools.
-
-    Args:
-        model: Is asked.
-        messages: The dialog.
-        tools: What it may call.
-        options: Of the sampler; where calls are held to a grammar, it is put into them.
+    """Return a dialog's ids and its tools; a grammar of the calls, if there is one, is put into `options`.
 
     Raises:
         ToolError: By the field's path.

@@ -20,12 +20,7 @@ def drafting(model: TextModel, draft: TextModel) -> DraftModel:
 
 
 def proposer_of(model: TextModel, asked: AskedProposer, runner: Runner | None = None) -> ProposerPolicy | None:
-    """Return what proposes tokens for a model.
-
-    Args:
-        model: The model.
-        asked: What the options ask for.
-        runner: If given, it serves any request, whatever the request asks of the sampler.
+    """Return what proposes tokens for a model; with a `runner` for requests with any sampling parameters.
 
     Raises:
         OptionError: If drafts could change the tokens of a request to `runner`.

@@ -49,15 +49,7 @@ class _PassOptions:
 
 
 class DialogEngine:
-    """An engine that is kept from one turn of a dialog to the next, so that each computes only what is new.
-
-    Args:
-        runner: Executes the model.
-        dtype: What keys and values are kept in.
-
-    Attributes:
-        engine: The same one, until another runner or dtype is used.
-    """
+    """An engine that is kept from one turn of a dialog to the next, so that each computes only what is new."""
 
     def __init__(self, runner: Runner, dtype: CacheDtype = "auto") -> None:
         self._dtype: CacheDtype = dtype

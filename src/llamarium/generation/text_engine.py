@@ -212,15 +212,8 @@ class Answers:
 class TextEngine:
     """Answers many requests at once; close it, or use it in a `with`.
 
-    Args:
-        model: A `Llama`.
-        runner: Executes it, with adapters; None is the model's own.
-        adapters: What was read for the runner's adapters, by their names and in its order.
-        kv_memory: As in `EngineOptions`, and so are the others.
-        max_num_seqs: See above.
-        kv_cache_dtype: See above.
-        prompt_lookup: See above.
-        draft_model: See above.
+    `runner` executes the model with `adapters`, in their order; without one the model's own does. The other options are
+    those of `EngineOptions`.
 
     Raises:
         OptionError: If an option is out of range, or guesses could change the tokens.
@@ -350,9 +343,9 @@ class TextEngine:
         Args:
             prompt_ids: At least one.
             pooling: "mean" is of all tokens' states, "last" the last token's. The vector has length 1.
-            timeout_s: As in `RequestOptions`, and so are the others.
-            adapter: See above.
-            salt: See above.
+            timeout_s: As in `RequestOptions`.
+            adapter: As in `RequestOptions`.
+            salt: As in `RequestOptions`.
 
         Raises:
             LlamariumError: As `submit`.

@@ -19,12 +19,7 @@ _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
 class ModuleSnapshot:
-    """A model's modules when they were built, and when they were last compared.
-
-    Args:
-        model: The modules.
-        shared: The addresses of the weights that the runner reads.
-    """
+    """A model's modules when they were built, and when they were last compared; `shared` are the runner's addresses."""
 
     def __init__(self, model: nn.Module, shared: Collection[int] = ()) -> None:
         self._shared = frozenset(shared)

@@ -58,12 +58,7 @@ class LoadedModel:
         return self.model.config if self._chosen is None else self._chosen.config
 
     def with_adapter(self, adapter: Adapter, put_on: "Callable[[LlamaForCausalLM], None]") -> "LoadedModel":
-        """Return this model with an adapter on its runner; the modules get it when they are built.
-
-        Args:
-            adapter: For the runner, which takes adapters.
-            put_on: Puts the same adapter on the modules, which are this model's, in place.
-        """
+        """Return this model with an adapter on its runner; `put_on` puts it on the modules when they are built."""
         assert self._chosen is not None
 
         def build() -> "LlamaForCausalLM":

@@ -148,15 +148,9 @@ def _checked_length(num_tokens: object) -> int:
 
 
 def check_exact(runner: Runner, policy: ProposerPolicy, *, is_greedy: bool) -> None:
-    """Refuse drafts where they could change the tokens.
+    """Raise an OptionError if drafts could change the tokens.
 
-    Args:
-        runner: Executes the model.
-        policy: The proposer's.
-        is_greedy: Whether all sequences take the most probable token, and keys and values are kept as they are.
-
-    Raises:
-        OptionError: If they could.
+    `is_greedy` says that all sequences take the most probable token, and that keys and values are kept as they are.
     """
     if not runner.is_row_exact and not (is_greedy and runner.dtype == "float32"):
         raise OptionError(

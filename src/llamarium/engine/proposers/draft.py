@@ -36,9 +36,7 @@ _ANSWER_TOKENS = 128  # the assumed length of an answer, to see whether reading 
 class DraftModel(ProposerPolicy):
     """Proposes a smaller model's tokens, as many as pay, and counts what came of it.
 
-    Args:
-        runner: Executes it; its vocabulary is that of the model it proposes for (`generation/drafting.py` checks that).
-        num_tokens: The most tokens of a draft.
+    Its vocabulary is that of the model for which it proposes (`generation/drafting.py` checks that).
     """
 
     option = "draft_model"
@@ -132,12 +130,7 @@ class DraftModel(ProposerPolicy):
 
 
 class DraftProposer:
-    """A draft model's cache, and its blocks of an engine's sequences.
-
-    Attributes:
-        policy: The draft model.
-        cache: Its keys and values.
-    """
+    """A draft model's cache, and its blocks of an engine's sequences; `policy` is the draft model."""
 
     def __init__(
         self,
@@ -239,17 +232,7 @@ class DraftProposer:
 
 
 class DraftedSequence:
-    """A sequence in the draft model's cache.
-
-    Args:
-        sequence: The engine's.
-        index: The draft model's blocks.
-
-    Attributes:
-        ids: The sequence's tokens.
-        table: The draft model's blocks of it.
-        num_computed: How many of the tokens have their keys and values there.
-    """
+    """A sequence in the draft model's cache: its `ids`, blocks, and how many tokens are computed there."""
 
     def __init__(self, sequence: EngineSequence, index: PrefixIndex) -> None:
         self._limit, self._root, self._index = sequence.limit, root_key(-1, sequence.request.salt), index
