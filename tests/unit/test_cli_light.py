@@ -38,6 +38,13 @@ def run(hiding: Path, *words: str) -> subprocess.CompletedProcess[str]:
         ("models", "shakespeare-char"),
         ("doctor --json", "llamarium[torch]"),
         ("bench decode -m shakespeare-char --depths 10 -n 2 --rounds 1", "decode after 10"),
+        ("next A -m shakespeare-char -k 2 --steps 2", "then: "),
+        ("score AB -m shakespeare-char", "perplexity"),
+        ("lens AB -m shakespeare-char -k 1 --layers 0", "after token 1"),
+        ("attention AB -m shakespeare-char", "head 0 of"),
+        ("trace AB -m shakespeare-char --layers 0 --names q,pattern", "layers.0.pattern"),
+        ("neighbors A -m shakespeare-char -k 2", "cosine"),
+        ("neighbors A -m shakespeare-char --with B", "cosine"),
         ("trace hello -m llama-3.2-1b --layers 0 --names q", "layers.0.q"),
     ],
 )
@@ -48,10 +55,33 @@ def test_it_works_without_pytorch(words: str, found: str, hiding: Path) -> None:
     assert "PyTorch" not in done.stderr
 
 
+def test_perplexity_without_pytorch(hiding: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("To be, or not to be: that is the question.")
+    done = run(hiding, "perplexity", str(tmp_path / "text"), "-m", "shakespeare-char", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["perplexity"] > 1
+
+
 def test_a_dialog_without_pytorch(hiding: Path, smollm2_path: Path) -> None:
     done = run(hiding, "chat", "Say hello.", "-m", str(smollm2_path), "-n", "3", "--temperature", "0", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["text"]
+
+
+def test_models_are_quantized_and_exported_without_pytorch(hiding: Path, tmp_path: Path) -> None:
+    packed, again, folder, file = (str(tmp_path / name) for name in ("packed", "again", "folder", "file.gguf"))
+    for words in (
+        ["quantize", "-m", "shakespeare-char", "--out", packed],
+        ["quantize", "-m", packed, "--out", again, "--type", "Q8_0", "--method", "nearest", "--requantize"],
+        ["export", "-m", again, "--out", folder, "--format", "hf", "--type", "F16"],
+        ["export", "-m", folder, "--out", file, "--format", "gguf", "--type", "Q4_1", "--no-tokenizer"],
+    ):
+        done = run(hiding, *words)
+        assert done.returncode == 0, done.stderr
+        assert "PyTorch" not in done.stderr
+    answer = run(hiding, "generate", "A", "-m", packed, "-n", "9", "--temperature", "0")
+    assert (answer.returncode, len(answer.stdout)) == (0, 9 + len("\n")), answer.stderr
+    assert Path(file).stat().st_size > 1_000_000
 
 
 @pytest.mark.parametrize(
