@@ -94,11 +94,7 @@ def _copy(source: BinaryIO) -> BinaryIO:
 
 
 def _output(args: argparse.Namespace) -> "Output":
-    """Open what the answers go to.
-
-    Raises:
-        OutputError: If it is the input, or as `OutputFile`.
-    """
+    """Open what the answers go to."""
     from llamarium.server.batch.output import Output, OutputFile
 
     if args.output == "-":
@@ -117,11 +113,7 @@ def _shown(name: str) -> str:
 
 
 def _answer(args: argparse.Namespace, file: BinaryIO, output: "Output") -> int:
-    """Answer what is not answered yet, and return the exit code.
-
-    Raises:
-        InputError: If the lines that were asked are not those that were checked.
-    """
+    """Answer what is not answered yet, and return the exit code."""
     from llamarium.server.batch.answer import BatchProgress
     from llamarium.server.batch.check import check_lines, check_model
     from llamarium.server.batch.lines import noted, read_lines

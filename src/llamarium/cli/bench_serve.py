@@ -207,11 +207,7 @@ async def _measure(
 
 
 async def _warm_up(client: "Client", args: argparse.Namespace) -> None:
-    """Ask what does not count.
-
-    Raises:
-        ServerError: If that fails; so would the rest.
-    """
+    """Ask what does not count."""
     from llamarium.load_test.workload import synthetic
 
     made = synthetic(args.prompt_tokens, args.max_tokens, seed=f"warm-up {args.seed}")

@@ -11,11 +11,7 @@ _MAX_BYTES = 2**26
 
 
 def save_dialog(path: Path, model: str, messages: list[dict[str, Any]], *, force: bool) -> None:
-    """Write a dialog as JSON, complete or not at all.
-
-    Raises:
-        OutputError: If the file exists and `force` is false, or it cannot be written.
-    """
+    """Write a dialog as JSON, complete or not at all."""
     from llamarium.io import atomic_file
 
     try:
@@ -29,11 +25,7 @@ def save_dialog(path: Path, model: str, messages: list[dict[str, Any]], *, force
 
 
 def load_dialog(path: Path) -> list[dict[str, Any]]:
-    """Read the messages of a dialog.
-
-    Raises:
-        LlamariumError: If the file cannot be read, or holds something else, by name and value.
-    """
+    """Read the messages of a dialog."""
     from llamarium.config import read_json_object
 
     messages = read_json_object(path, _MAX_BYTES).get("messages")

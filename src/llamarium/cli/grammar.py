@@ -23,13 +23,7 @@ def add_grammar(parser: argparse.ArgumentParser) -> None:
 
 
 def grammar(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what was given of `add_grammar`'s options, as a `Grammar` by the API's name.
-
-    Raises:
-        UsageError: For more than one of them, or a grammar's file whose name does not say how it is written.
-        InputError: If a file cannot be read.
-        GrammarError: If the form is refused.
-    """
+    """Return what was given of `add_grammar`'s options, as a `Grammar` by the API's name."""
     flags = ("json_schema", "json_object", "regex", "choice", "grammar")
     given = [name for name in flags if getattr(args, name) not in (None, False)]
     if not given:

@@ -81,11 +81,7 @@ class _AdapterAction(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        """Take one.
-
-        Raises:
-            ArgumentError: If it does not go with those before it.
-        """
+        """Take one."""
         assert isinstance(values, str)
         name, is_named, folder = ("", "", values) if Path(values).is_dir() else values.partition("=")
         if not is_named and namespace.adapter is None:
@@ -116,11 +112,7 @@ def add_name(group: "argparse._ActionsContainer", more: str) -> None:  # pyright
 
 
 def named(args: argparse.Namespace) -> str | None:
-    """Return the name that `add_name`'s options give, or None.
-
-    Raises:
-        UsageError: If it was given twice.
-    """
+    """Return the name that `add_name`'s options give, or None."""
     if args.name is not None and args.model is not None:
         raise UsageError("the model is given twice, by itself and with -m/--model")
     return args.name if args.model is None else args.model
@@ -202,29 +194,18 @@ def load_llama(
         args: Of the command line.
         falls_back: Where no model is named and the built-in one cannot be fetched, the packaged one will do.
         report: Called with (bytes read, bytes in all), instead of showing it.
-
-    Raises:
-        LlamariumError: Whatever `llamarium.load` raises.
     """
     name_base(args)
     return _load(args, falls_back=falls_back, adapter=args.adapter, report=report)
 
 
 def name_base(args: argparse.Namespace) -> None:
-    """Make the base that an adapter names the model, where no model is named.
-
-    Raises:
-        LlamariumError: If the adapter's config cannot be read, or names no base.
-    """
+    """Make the base that an adapter names the model, where no model is named."""
     args.model = base_model(args.model, args.adapter, getattr(args, "adapters", {}))
 
 
 def check_adapters(args: argparse.Namespace) -> None:
-    """Read the configs of the adapters that requests choose, before a model is loaded that they cannot be put on.
-
-    Raises:
-        LlamariumError: If one cannot be read.
-    """
+    """Read the configs of the adapters that requests choose, before a model is loaded that they cannot be put on."""
     from llamarium.adapters.files import read_adapter_config
 
     for folder in args.adapters.values():
@@ -232,11 +213,7 @@ def check_adapters(args: argparse.Namespace) -> None:
 
 
 def load_base(args: argparse.Namespace, *, falls_back: bool = True) -> "Llama":
-    """Load the model that `add_loading`'s options describe; `falls_back` as for `load_llama`.
-
-    Raises:
-        LlamariumError: Whatever `llamarium.load` raises.
-    """
+    """Load the model that `add_loading`'s options describe; `falls_back` as for `load_llama`."""
     return _load(args, falls_back=falls_back, adapter=None)
 
 
@@ -303,9 +280,6 @@ def importing_torch() -> Generator[None]:
     """Import torch in the body, safely and without delay.
 
     Ctrl-C is held back, since the import would swallow it or be left half done, and the garbage collector rests.
-
-    Raises:
-        KeyboardInterrupt: At the end, if it came.
     """
     with _interrupts_held(), _collector_resting():
         yield

@@ -88,11 +88,7 @@ def _compare(args: argparse.Namespace, llama: "Llama", text: str) -> int:
 
 
 def read_file(name: str) -> str:
-    """Read a file as it is, line ends and all.
-
-    Raises:
-        InputError: If it cannot be read, is empty, or is no UTF-8.
-    """
+    """Read a file as it is, line ends and all."""
     shown = "standard input" if name == "-" else escape(name)
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()

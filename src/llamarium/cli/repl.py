@@ -165,11 +165,7 @@ class Repl:
             self.say(question)
 
     def set(self, rest: str) -> None:
-        """Set an option of sampling, or show those that are set.
-
-        Raises:
-            LlamariumError: If there is no such option, or the value is out of range.
-        """
+        """Set an option of sampling, or show those that are set."""
         name, _, text = rest.partition(" ")
         if not name:
             shown = {name: value for name, value in sampling_only(self.options).items() if value is not None}
@@ -194,11 +190,7 @@ class Repl:
         note("[system prompt set]")
 
     def save(self, rest: str) -> None:
-        """Write the dialog to a file.
-
-        Raises:
-            OutputError: If there is no name, the file exists, or it cannot be written.
-        """
+        """Write the dialog to a file."""
         force = rest.startswith("--force ")
         name = rest.removeprefix("--force ").strip()
         if not name:
@@ -207,11 +199,7 @@ class Repl:
         note(f"[saved {name}]")
 
     def load(self, name: str) -> None:
-        """Go on with a dialog from a file, in place of this one.
-
-        Raises:
-            LlamariumError: If there is no name, or no dialog in the file.
-        """
+        """Go on with a dialog from a file, in place of this one."""
         if not name:
             raise InputError("no file; write /load FILE")
         messages = load_dialog(_path(name))

@@ -76,12 +76,7 @@ def add_served_names(parser: argparse.ArgumentParser) -> None:
 
 
 def served_names(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return what requests may call the model; the first is what answers call it.
-
-    Raises:
-        UsageError: If an adapter is called so, too.
-        LlamariumError: If the config of the adapter that names the model cannot be read.
-    """
+    """Return what requests may call the model; the first is what answers call it."""
     names = tuple(args.served_model_name) or (public_name(args.model, args.adapter, args.adapters),)
     if both := [name for name in names if name in args.adapters]:
         raise UsageError(f"argument --adapter: {both[0]} is what the model itself is called; choose another name")
@@ -101,11 +96,7 @@ def add_checkpoints(parser: argparse.ArgumentParser) -> None:
 
 
 def open_runs(args: argparse.Namespace) -> "Runs | None":
-    """Return the training runs of `--checkpoints`; where no model is named it is the first one's newest checkpoint.
-
-    Raises:
-        LlamariumError: If one is no run, or two have one name.
-    """
+    """Return the training runs of `--checkpoints`; where no model is named it is the first one's newest checkpoint."""
     if not args.checkpoints:
         return None
     from llamarium.page.compare.runs import Runs, newest_checkpoint  # takes as long as the server's own modules
@@ -244,22 +235,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def require_packages(command: str) -> None:
-    """Refuse to begin without the packages that serve.
-
-    Raises:
-        OptionError: Naming the first that is missing, and what to do.
-    """
+    """Refuse to begin without the packages that serve."""
     for module in ("fastapi", "uvicorn", "httptools", "prometheus_client"):
         if importlib.util.find_spec(module) is None:
             optional(module, "serve", command, module.replace("_", "-"))
 
 
 def load_engine(args: argparse.Namespace, report: "Progress | None" = None) -> "tuple[ServedModel, TextEngine]":
-    """Load the model and make its engine; `report` as for `load_llama`.
-
-    Raises:
-        LlamariumError: If the model cannot be loaded, has no memory, or a shorter context than is asked for.
-    """
+    """Load the model and make its engine; `report` as for `load_llama`."""
     from llamarium.server.lifecycle.service import check_context
 
     llama = load_llama(args, falls_back=False, report=report)  # another one would answer under its name
@@ -296,11 +279,7 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 
 def _place(args: argparse.Namespace) -> tuple[str, int]:
-    """Return the host and the port.
-
-    Raises:
-        UsageError: If one was given beside a Unix socket, which has none.
-    """
+    """Return the host and the port."""
     given = [name for name in ("host", "port") if getattr(args, name) is not None]
     if args.uds is not None and given:
         raise UsageError(f"argument --{given[0]}: not allowed with argument --uds; a Unix socket is its path alone")
@@ -309,11 +288,7 @@ def _place(args: argparse.Namespace) -> tuple[str, int]:
 
 
 def _keys(args: argparse.Namespace, host: str) -> tuple[str, ...]:
-    """Return the keys that let in, of all places where they may stand.
-
-    Raises:
-        UsageError: If the file cannot be read, a key is none, or there is none where others could ask.
-    """
+    """Return the keys that let in, of all places where they may stand."""
     from llamarium.server.hosts import LOCAL_NAMES
 
     try:

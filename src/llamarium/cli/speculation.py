@@ -32,11 +32,7 @@ def add_speculation(parser: "argparse._ActionsContainer") -> None:  # pyright: i
 
 
 def speculation(args: argparse.Namespace, llama: "Llama") -> dict[str, Any]:
-    """Return what `add_speculation`'s options mean, by the API's names; the object counts what came of it.
-
-    Raises:
-        LlamariumError: If the draft model cannot be loaded, or has another vocabulary.
-    """
+    """Return what `add_speculation`'s options mean, by the API's names; the object counts what came of it."""
     if args.draft_model is not None:
         from llamarium.generation.drafting import drafting
 
@@ -67,9 +63,6 @@ def load_draft(args: argparse.Namespace, report: Callable[[int, int], None] | No
     Args:
         args: Of the command line.
         report: As for `load_llama`.
-
-    Raises:
-        LlamariumError: Whatever `llamarium.load` raises.
     """
     from llamarium.api import load
     from llamarium.hub.resolve import resolve

@@ -25,10 +25,6 @@ def read_text(args: argparse.Namespace) -> str | None:
     """Return the text that was given, or None.
 
     Of standard input one newline at the end is left out: `echo` adds it, and to a model it means something.
-
-    Raises:
-        UsageError: If it was given twice.
-        InputError: If standard input is no UTF-8, or holds more than any model can read.
     """
     if args.text is not None and args.prompt is not None:
         raise UsageError("the text is given twice, by itself and with -p/--prompt")
@@ -37,11 +33,7 @@ def read_text(args: argparse.Namespace) -> str | None:
 
 
 def read_standard_input() -> str:
-    """Return what stands in standard input, without the newline that `echo` adds.
-
-    Raises:
-        InputError: If it is no UTF-8, or holds more than any model can read.
-    """
+    """Return what stands in standard input, without the newline that `echo` adds."""
     data = sys.stdin.buffer.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise InputError(f"standard input has more than {_MAX_BYTES:,} bytes; no model's context holds such a text")
@@ -54,12 +46,7 @@ def read_standard_input() -> str:
 
 
 def require_text(args: argparse.Namespace, name: str) -> str:
-    """Return the text that was given.
-
-    Raises:
-        UsageError: If it was not given, or twice.
-        InputError: If standard input is no UTF-8.
-    """
+    """Return the text that was given."""
     text = read_text(args)
     if text is None:
         raise UsageError(f"no {name}; give it in quotation marks, or - to read it from standard input")
@@ -67,10 +54,6 @@ def require_text(args: argparse.Namespace, name: str) -> str:
 
 
 def check_fits(llama: "Llama", text: str) -> str:
-    """Return a text, unless it is so long that it would only be refused when much work is done.
-
-    Raises:
-        ContextLengthError: With its length and what fits.
-    """
+    """Return a text, unless it is so long that it would only be refused when much work is done."""
     llama.tokenizer.check_length(text, llama.config.max_position_embeddings)
     return text

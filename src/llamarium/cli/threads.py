@@ -11,11 +11,7 @@ _put_back: list[Callable[[], None]] = []  # one for each `set_threads` of this c
 
 
 def set_threads(threads: int | None) -> None:
-    """Compute with this many CPU threads until the command ends; None leaves the number as it is.
-
-    Raises:
-        OptionError: If the system does not start so many.
-    """
+    """Compute with this many CPU threads until the command ends; None leaves the number as it is."""
     if threads is not None:
         _check_startable(threads)
         _put_back.append(set_num_threads(threads))

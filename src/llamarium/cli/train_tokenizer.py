@@ -67,11 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def prepare_target(folder: Path, *, force: bool) -> None:
-    """Make the folder, or refuse it before any work is done.
-
-    Raises:
-        OutputError: If a tokenizer is there and `force` is not given, a model is there, or it cannot be made.
-    """
+    """Make the folder, or refuse it before any work is done."""
     from llamarium.errors import OutputError, escape
 
     there = [name for name in _FILES if (folder / name).exists()]
@@ -97,9 +93,6 @@ def save_alone(tokenizer: "Tokenizer", folder: Path, written: Iterable[str]) -> 
         tokenizer: What is saved.
         folder: Where to.
         written: The names of the files that saving it writes.
-
-    Raises:
-        OutputError: If a file cannot be written or removed.
     """
     from llamarium.errors import OutputError, escape
 
@@ -114,11 +107,7 @@ def save_alone(tokenizer: "Tokenizer", folder: Path, written: Iterable[str]) -> 
 
 
 def _with_sample(texts: Iterable[str], sample: list[str], name: str) -> Iterator[str]:
-    """Pass texts on, and keep the first million characters of them in `sample`.
-
-    Raises:
-        TrainingError: If there are none in the source of this name.
-    """
+    """Pass texts on, and keep the first million characters of them in `sample`."""
     from llamarium.errors import TrainingError
 
     missing = _SAMPLE_CHARACTERS

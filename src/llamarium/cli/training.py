@@ -19,11 +19,7 @@ from llamarium.train.setup import Emit, Event, Setup, is_passing
 
 
 def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[ProcessGroup], Setup]) -> int:
-    """Run to the end and return the exit code: 0, or 128 and the signal that ended it early.
-
-    Raises:
-        LlamariumError: Whatever the run raises.
-    """
+    """Run to the end and return the exit code: 0, or 128 and the signal that ended it early."""
     set_threads(config.threads)
     with init_process_group(config) as process_group:
         is_first, out = process_group.is_rank_zero, args.out

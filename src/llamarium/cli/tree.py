@@ -52,9 +52,6 @@ def tree(config: "ModelConfig", method: str | None = None, skip: Sequence[str] =
         config: Its shape.
         method: What its Linears are quantized to, one of `QUANTIZATIONS`; None leaves them as they are.
         skip: Names of Linears that are left alone, with all they contain: `lm_head`, `mlp`, `layers.0`.
-
-    Raises:
-        OptionError: If the method cannot take their shape.
     """
 
     def linear(path: str, num_in: int, num_out: int) -> str:
@@ -118,9 +115,6 @@ def read_config(name: str) -> "tuple[ModelConfig, tuple[str, ...] | None]":
 
     Returns:
         The configuration; and the names that its NF4 leaves alone, or None if the weights are not stored as NF4.
-
-    Raises:
-        LlamariumError: If there is nothing of that name, or its configuration is refused.
     """
     for path in (Path(name), Path(name) / "config.json"):
         if path.suffix == ".json" and path.is_file():

@@ -290,11 +290,7 @@ def _from_hub(item: Builtin, folder: Path, report: Progress) -> Path:
 
 
 def _copy_verified(stream: IO[bytes], item: Builtin, path: Path, report: Progress) -> Path:
-    """Copy exactly the pinned bytes to `path`, synced to disk.
-
-    Raises:
-        DownloadError: If size or SHA-256 are not the pinned ones; never more than the pinned size is written.
-    """
+    """Copy exactly the pinned bytes to `path`, synced to disk."""
     digest, done = hashlib.sha256(), 0
     with path.open("wb") as out:
         while chunk := stream.read(min(_CHUNK_BYTES, item.num_bytes + 1 - done)):

@@ -87,9 +87,6 @@ def _build(path: Path, raw: dict[str, Any], merges: list[tuple[str, str]]) -> "t
         path: Read by the package only to find the line of what it refuses.
         raw: The parsed file, with the added tokens as they are to be.
         merges: Its merges.
-
-    Raises:
-        Exception: The package's.
     """
     import tokenizers
 
