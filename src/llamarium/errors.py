@@ -88,7 +88,7 @@ class SamplingError(LlamariumError):
 
 
 class GrammarError(SamplingError):
-    """A grammar or schema that cannot be read, or asks for what cannot be kept."""
+    """A grammar or schema that cannot be read, or cannot be kept."""
 
 
 class GrammarLimitError(GrammarError):

@@ -1,4 +1,4 @@
-"""Packages that only some people need: extras of the package, imported when they are asked for."""
+"""Optional packages: extras, imported when they are needed."""
 
 import importlib
 from importlib.util import find_spec

@@ -140,7 +140,7 @@ def atomic_folder(target: Path, *, replace: bool) -> Generator[Path]:
             sync(target.parent)
     except OSError as error:
         raise unwritable(target, error) from error
-    except OutputError as error:  # of who fills it, and names a file in the temporary folder
+    except OutputError as error:  # of the writer, and names a file in the temporary folder
         if not isinstance(error.__cause__, OSError):
             raise
         raise unwritable(target, error.__cause__) from error

@@ -1,7 +1,7 @@
 """What a killed writer leaves beside its target: a name like ours without a lock on it, removed at the next start.
 
 A writer holds a lock on what it writes. The system gives it back whenever the process ends, so a name like ours without
-a lock belongs to nobody. Where there are no such locks (Windows) nothing is removed.
+a lock is free. Where there are no such locks (Windows) nothing is removed.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def held(temporary: Path) -> Generator[None]:
 def take(descriptor: int) -> bool:
     """Take the lock on an open file until it is closed; False if another process has it.
 
-    Where there are no locks nobody has one.
+    Without locks there is none to hold.
     """
     if sys.platform == "win32":
         return True
@@ -67,7 +67,7 @@ def _remove(path: Path, target: Path) -> None:
 
 
 def _is_left(path: Path) -> bool:
-    """Whether nobody is writing it."""
+    """Whether it has no writer."""
     if path.is_symlink() or path.is_dir() == (path.suffix == ".part"):
         return False
     try:
@@ -81,19 +81,19 @@ def _is_left(path: Path) -> bool:
 
 
 def _lock(descriptor: int) -> bool:
-    """Take the lock, if there are locks and nobody has it."""
+    """Take the lock, if there are locks and it is free."""
     if sys.platform == "win32":
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # somebody has it, or the file system has no locks
+    except OSError:  # it is held, or the file system has no locks
         return False
     return True
 
 
 @contextlib.contextmanager
 def _term_raises() -> Generator[None]:
-    """Let SIGTERM unwind the stack, where nobody else has decided what it does."""
+    """Let SIGTERM unwind the stack, unless another handler is set."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return

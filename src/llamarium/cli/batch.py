@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 def _open(name: str) -> BinaryIO:
     """Open the requests; what cannot be read twice is copied into a file without a name."""
     try:
-        source = sys.stdin.buffer if name == "-" else Path(name).open("rb")  # noqa: SIM115 - who asked closes it
+        source = sys.stdin.buffer if name == "-" else Path(name).open("rb")  # noqa: SIM115 - the caller closes it
         if name != "-" and Path(name).is_file():
             return source
         with nullcontext() if name == "-" else source:
@@ -84,7 +84,7 @@ def _open(name: str) -> BinaryIO:
 
 
 def _copy(source: BinaryIO) -> BinaryIO:
-    copy = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - who asked closes it
+    copy = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - the caller closes it
     try:
         shutil.copyfileobj(source, copy)
     except BaseException:
@@ -149,7 +149,7 @@ def _ask(args: argparse.Namespace, lines: "Iterable[Line]", output: "Output", ta
     settings = Settings(
         max_num_seqs=args.max_num_seqs,
         kv_cache_dtype=args.kv_cache_dtype,
-        max_queue=sys.maxsize,  # who asks waits by itself
+        max_queue=sys.maxsize,  # the submitter bounds itself
         max_context=args.max_context,
         request_timeout_s=None,
         tool_form=args.tool_form,

@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure what was asked for."""
+    """Run the chosen measurement."""
     _check_options(args)
     if args.what == "cache":
         return bench_cache.run(args)
@@ -104,7 +104,7 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _works(args: argparse.Namespace, config: "ModelConfig") -> "list[Work]":
-    """Return what to run: all that was asked for, and of the default numbers those that the context holds."""
+    """Return what to run: all given numbers, or those of the default ones that the context holds."""
     from llamarium.inspect.measures.speed import Work, check_room
 
     step = Work(num_new=args.max_tokens or _NEW_TOKENS, kv_cache_dtype=args.kv_cache_dtype)

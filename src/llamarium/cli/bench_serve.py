@@ -117,7 +117,7 @@ def _add_requests(group: "argparse._ActionsContainer") -> None:  # pyright: igno
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask, and print what came of it."""
+    """Send the load and print the measurement."""
     goal = _goal(args)
     _check(args)
     optional("httptools", "serve", "llamarium bench serve")
@@ -148,17 +148,17 @@ def _goal(args: argparse.Namespace) -> "Goal | None":
 def _check(args: argparse.Namespace) -> None:
     """Refuse options that another one leaves without a meaning."""
     if args.rate is not None and args.think_time is not None:
-        raise UsageError("--think-time is for --clients; with --rate nobody waits for an answer")
+        raise UsageError("--think-time is for --clients; with --rate requests do not wait for answers")
     if args.dataset is not None and (args.prompt_tokens is not None or args.shared_prefix is not None):
         raise UsageError("--prompt-tokens and --shared-prefix are for prompts that are made; --dataset has its own")
     args.prompt_tokens = args.prompt_tokens or _lengths(_PROMPT_TOKENS)
 
 
-# --- asking -----------------------------------------------------------------------------------------------------------
+# --- sending ----------------------------------------------------------------------------------------------------------
 
 
 def _requests(args: argparse.Namespace) -> "Iterator[LoadRequest]":
-    """Return what is to be asked, so many as the options say; their number is put into `args.requests`."""
+    """Return the requests to send; their number is put into `args.requests`."""
     from llamarium.load_test.workload import from_file, synthetic
 
     if args.dataset is not None:
@@ -187,7 +187,7 @@ def _target(args: argparse.Namespace) -> "Target":
 async def _measure(
     args: argparse.Namespace, requests: "Iterator[LoadRequest]", report: Callable[[int, int], None]
 ) -> "tuple[Target, LoadRun]":
-    """Wait for the server, warm it up and send the load; return whom it was sent to, and what came."""
+    """Wait for the server, warm it up and send the load; return the target and the result."""
     from llamarium.load_test.client import connect
     from llamarium.load_test.drive import closed_loop, open_loop, poisson
 
@@ -207,7 +207,7 @@ async def _measure(
 
 
 async def _warm_up(client: "Client", args: argparse.Namespace) -> None:
-    """Ask what does not count."""
+    """Send requests that are not measured."""
     from llamarium.load_test.workload import synthetic
 
     made = synthetic(args.prompt_tokens, args.max_tokens, seed=f"warm-up {args.seed}")
@@ -229,7 +229,7 @@ def _progress(args: argparse.Namespace, report: Callable[[int, int], None]) -> "
     return say
 
 
-# --- telling ----------------------------------------------------------------------------------------------------------
+# --- printing ---------------------------------------------------------------------------------------------------------
 
 
 def _title(args: argparse.Namespace, target: "Target") -> str:
@@ -242,7 +242,7 @@ def _title(args: argparse.Namespace, target: "Target") -> str:
 
 
 def _setting(args: argparse.Namespace, target: "Target") -> dict[str, Any]:
-    """Return what was asked for; nothing of the key."""
+    """Return the settings without the key."""
     made = args.dataset is None
     return {
         "url": target.url,

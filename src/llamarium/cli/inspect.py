@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve the page until told to stop."""
+    """Serve the page until a signal stops the server."""
     require_packages("llamarium inspect")
     from llamarium.page.assets import HOW_TO_BUILD, is_built
     from llamarium.server.hosts import listen
@@ -94,14 +94,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load(args: argparse.Namespace, report: "Progress") -> "tuple[ServedModel, TextEngine]":
-    """Load the model, and what looks into it, which takes as long where torch is new to the machine."""
+    """Load the model, and the modules that look into it."""
     found = load_engine(args, report)
     importlib.import_module("llamarium.inspect.trace")
     return found
 
 
 def _show(settings: Settings, listener: socket.socket, text: str | None, way_in: "Ticket | None", **view: str) -> None:
-    """Print the link to a view, and let a browser in: whoever comes before the server accepts waits in the socket."""
+    """Print the link to a view, and open a browser; early connections wait in the socket."""
     from llamarium.server.hosts import address
 
     url = address(settings, listener)
@@ -114,7 +114,7 @@ def _show(settings: Settings, listener: socket.socket, text: str | None, way_in:
 
 
 def _open(link: str) -> None:
-    """Open a browser in a thread of its own: some wait for it to close."""
+    """Open a browser; some calls return only when it is closed."""
     if not webbrowser.open(link):
         print("no browser could be opened; open the link by hand", file=sys.stderr)
 

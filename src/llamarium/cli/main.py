@@ -283,7 +283,7 @@ def _explain(error: Exception, *, debug: bool) -> int:
 
 
 def _leave_streams(code: int) -> int:
-    """Write out what is buffered; what nobody takes any more is dropped, or Python would complain at its exit."""
+    """Flush the streams; what has no reader is dropped, or Python would complain at its exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

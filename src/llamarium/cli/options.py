@@ -257,7 +257,7 @@ _LOADING = {
 
 
 def loaded_with(args: argparse.Namespace) -> dict[str, str | int | bool]:
-    """Return what `llamarium.load` has to be told besides the name, to load what these options load."""
+    """Return the arguments of `llamarium.load`, besides the name, that load the same."""
     given = {name: getattr(args, name) for name, usual in _LOADING.items() if getattr(args, name) != usual}
     return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
 

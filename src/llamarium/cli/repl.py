@@ -29,7 +29,7 @@ class Repl:
     """The dialog at the terminal.
 
     Args:
-        llama: Answers.
+        llama: The model.
         system: The system prompt, if there is one.
         options: Of `Llama.chat`.
         stats: As for `Stopwatch`.

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.usage = f"{parser.prog} [OPTION ...]"
     _add_place(parser.add_argument_group("where it listens"))
-    _add_access(parser.add_argument_group("who may ask"))
+    _add_access(parser.add_argument_group("access"))
     bounds = parser.add_argument_group("how much at once")
     add_engine(bounds)
     _add_bounds(bounds)
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_served_names(parser: argparse.ArgumentParser) -> None:
-    """Add what a model is called by requests; `served_names` reads it."""
+    """Add `--served-model-name`; `served_names` reads it."""
     parser.add_argument(
         "--served-model-name",
         action="append",
@@ -76,7 +76,7 @@ def add_served_names(parser: argparse.ArgumentParser) -> None:
 
 
 def served_names(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return what requests may call the model; the first is what answers call it."""
+    """Return the names of the model in requests; the first one stands in answers."""
     names = tuple(args.served_model_name) or (public_name(args.model, args.adapter, args.adapters),)
     if both := [name for name in names if name in args.adapters]:
         raise UsageError(f"argument --adapter: {both[0]} is what the model itself is called; choose another name")
@@ -108,7 +108,7 @@ def open_runs(args: argparse.Namespace) -> "Runs | None":
 
 
 def add_tool_form(parser: argparse.ArgumentParser) -> None:
-    """Add how the model is told of tools."""
+    """Add `--tool-form`."""
     parser.add_argument(
         "--tool-form",
         choices=get_args(ToolForm),
@@ -180,7 +180,7 @@ def _add_access(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[re
 
 
 def add_inspect_requests(group: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:  # pyright: ignore[reportPrivateUsage]
-    """Add whether the page shows what the server's clients ask."""
+    """Add `--inspect-requests`."""
     group.add_argument(
         "--inspect-requests",
         action="store_true",
@@ -213,7 +213,7 @@ def _add_bounds(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[re
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop."""
+    """Serve until a signal stops the server."""
     from llamarium.server.hosts import listen
     from llamarium.server.lifecycle.loading import Loading
 

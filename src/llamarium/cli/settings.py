@@ -34,7 +34,7 @@ def named_folder(text: str) -> Path:
 
 
 def add_report_to(parser: argparse.ArgumentParser) -> None:
-    """Add who else is told what happens."""
+    """Add `--report-to`."""
     parser.add_argument(
         "--report-to", action="append", default=[], choices=tuple(TRACKERS), help="follow the run there (repeatable)"
     )

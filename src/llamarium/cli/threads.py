@@ -44,6 +44,6 @@ def _check_startable(threads: int) -> None:
 
 
 def put_threads_back() -> None:
-    """Set the number that there was before the command: who calls `main` goes on with their own."""
+    """Restore the number of threads that the caller of `main` had."""
     while _put_back:
         _put_back.pop()()

@@ -56,7 +56,7 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
 
 
 def harmless(watcher: Emit) -> Emit:
-    """Let a watcher that fails be left out from then on, with a warning: no view is worth a run."""
+    """Leave a watcher out once it has failed, with a warning."""
     failed: list[Exception] = []
 
     def tell(event: Event) -> None:
@@ -66,18 +66,18 @@ def harmless(watcher: Emit) -> Emit:
             watcher(event)
         except Exception as error:  # noqa: BLE001 - another package's, or a closed pipe
             failed.append(error)
-            warn(f"{type(error).__name__}: {error}: it is told nothing more of this run")
+            warn(f"{type(error).__name__}: {error}: it gets no more events of this run")
 
     return tell
 
 
 @contextmanager
 def watching(num_steps: int, trackers: Iterable[Emit], *, json: bool, **labels: str) -> Generator[Emit]:
-    """Yield what tells a run's events to everyone who watches: the terminal, or stdout as JSON, and the trackers.
+    """Yield a function that shows a run's events on the terminal, or as JSON on stdout, and passes them to trackers.
 
     Args:
         num_steps: Of the whole run.
-        trackers: Who else watches. Whoever fails ends no run.
+        trackers: Get the events too; one that fails ends no run.
         json: A line an event on stdout, and no view.
         labels: Stand before the fields of each line.
     """

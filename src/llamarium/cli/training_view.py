@@ -154,7 +154,7 @@ def _tell(event: "Event", num_steps: int) -> None:
 
 
 def _preference(event: "Event") -> str:
-    """Say how pairs are told apart, where pairs are learned."""
+    """Return the share of pairs ranked right, and the margin, where pairs are learned."""
     if "reward_accuracy" not in event:
         return ""
     return f" ({event['reward_accuracy']:.0%} of pairs right, margin {event['reward_margin']:.3f})"

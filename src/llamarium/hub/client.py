@@ -43,7 +43,7 @@ def download_snapshot(repo: str, allow: Sequence[str], ignore: Sequence[str] = (
 
 
 def list_files(repo: str) -> list[str]:
-    """Return the names of a repository's files, asked from the hub.
+    """Return the names of a repository's files on the hub.
 
     Raises:
         GatedModelError, ModelNotFoundError, DownloadError: As `download_file`.
@@ -55,7 +55,7 @@ def list_files(repo: str) -> list[str]:
 
 
 def data_commit(repo: str) -> str | None:
-    """Return the newest commit of a data set, asked from the hub.
+    """Return the newest commit of a data set on the hub.
 
     Raises:
         GatedModelError, ModelNotFoundError, DownloadError: As `download_file`.

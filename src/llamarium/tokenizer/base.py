@@ -52,7 +52,7 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class EncodedBatch:
     """Encoded texts of one call.
 
     Attributes:
@@ -183,7 +183,7 @@ class Tokenizer:
         """Refuse a text that is far too long, without encoding all of it: that takes hundreds of bytes for each byte.
 
         A long text is encoded a part at a time until there are twice as many tokens as fit. What is not refused may
-        still be too long; whoever runs the tokens counts them.
+        still be too long; the runner counts the tokens.
 
         Args:
             text: Any text.
@@ -230,8 +230,8 @@ class Tokenizer:
         *,
         add_special_tokens: bool = True,
         padding: Literal["left", "right"] | None = None,
-    ) -> Batch:
-        """Encode several texts, padded to the longest if asked.
+    ) -> EncodedBatch:
+        """Encode several texts, optionally padded to the longest.
 
         A padded place is masked, so no result depends on the id that stands there. It is `pad_token_id`; vocabularies
         without one (Llama 3's base models) get the first end-of-text id, or 0.
@@ -255,7 +255,7 @@ class Tokenizer:
             longest = max(map(len, rows), default=0)
             rows = [_pad(row, filler, longest, padding) for row in rows]
             masks = [_pad(mask, 0, longest, padding) for mask in masks]
-        return Batch(rows, masks)
+        return EncodedBatch(rows, masks)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`. Bytes that are no UTF-8 become U+FFFD.

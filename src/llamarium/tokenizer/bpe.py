@@ -47,7 +47,7 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PreToken:
     """A cut of the text and what became of it.
 
     Attributes:
@@ -93,7 +93,7 @@ class Explanation:
 
     text: str
     utf8: bytes
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PreToken, ...]
     tokens: tuple[Token, ...]
 
     @property
@@ -155,12 +155,12 @@ class ByteLevelBPE:
 
     def explain(self, text: str) -> Explanation:
         """Encode `text`, keeping every step."""
-        pieces: list[Piece] = []
+        pieces: list[PreToken] = []
         tokens: list[Token] = []
         start = 0
         for cut in self.cut(text):
             parts, merges = self.merge(cut.encode("utf-8"))
-            pieces.append(Piece(cut, start, tuple(merges), tuple(self.ids[part] for part in parts)))
+            pieces.append(PreToken(cut, start, tuple(merges), tuple(self.ids[part] for part in parts)))
             for part in parts:
                 tokens.append(Token(self.ids[part], part, start, start + len(part)))
                 start += len(part)

@@ -8,7 +8,7 @@ from llamarium.tokenizer.base import Tokenizer
 
 
 class Speaker(Protocol):
-    """A model with its tokenizer, as far as this asks.
+    """What is needed of a model with its tokenizer.
 
     Attributes:
         name: For messages.

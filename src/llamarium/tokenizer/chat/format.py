@@ -1,4 +1,4 @@
-"""What a dialog format is, and what it asks of a tokenizer."""
+"""The protocol of dialog formats, and what they need of a tokenizer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self
@@ -7,11 +7,11 @@ from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm
 
 Part = tuple[list[int], bool]
-"""Ids of a dialog in one piece, and whether the assistant wrote them: an answer with the token that ends it."""
+"""Ids of one part of a dialog, and whether they are an answer (with the token that ends it)."""
 
 
 class Vocabulary(Protocol):
-    """What a format asks of a tokenizer; `Tokenizer` is one."""
+    """What a format needs of a tokenizer; `Tokenizer` is one."""
 
     @property
     def source(self) -> str:
@@ -75,7 +75,7 @@ class ChatFormat(Protocol):
 
     @property
     def tool_form(self) -> ToolForm | None:
-        """How calls are written where nobody says how, or None if that is not known."""
+        """The default form of calls, or None if it is not known."""
         ...
 
     def encode(

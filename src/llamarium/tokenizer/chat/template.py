@@ -17,7 +17,7 @@ refused. A template that is made to build control tokens out of people's words, 
 caught; it could as well write any dialog of its own.
 
 Starting a process takes a hundred times as long as rendering, so the dialogs of a data set go through few of them. And
-some templates write today's date, by `strftime_now`: who asks a model is given today, but what is learned must not
+some templates write today's date, by `strftime_now`: a request gets today, but what is learned must not
 depend on the day on which it is read, so there the day is always `TRAINING_DAY`.
 """
 
@@ -130,7 +130,7 @@ class TemplateFormat:
                 there are later ones, say.
         """
         for start in range(0, len(dialogs), _DIALOGS_AT_ONCE):
-            asked: list[dict[_Prefix, _Call]] = []
+            asked: list[dict[_Prefix, _Rendering]] = []
             refused: ChatFormatError | None = None
             try:
                 for messages in dialogs[start : start + _DIALOGS_AT_ONCE]:
@@ -143,7 +143,7 @@ class TemplateFormat:
             if refused is not None:
                 raise refused
 
-    def _prefixes(self, messages: Sequence[Mapping[str, Any]]) -> "dict[_Prefix, _Call]":
+    def _prefixes(self, messages: Sequence[Mapping[str, Any]]) -> "dict[_Prefix, _Rendering]":
         """Return what has to be rendered to find the answers: the dialog, and it up to each answer and with it."""
         marked = self._marked(messages)
         prefixes: list[_Prefix] = [(len(messages), False)]
@@ -159,14 +159,14 @@ class TemplateFormat:
         for i, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            asked, told = ids[i, True] if i else whole, ids[i + 1, False]
-            ends = [k + 1 for k in range(len(asked), len(told)) if told[k] in self.stop_ids]
-            if not ends or told[: len(asked)] != asked or whole[: len(told)] != told or len(asked) < done:
+            before, after = ids[i, True] if i else whole, ids[i + 1, False]
+            ends = [k + 1 for k in range(len(before), len(after)) if after[k] in self.stop_ids]
+            if not ends or after[: len(before)] != before or whole[: len(after)] != after or len(before) < done:
                 raise ChatFormatError(
                     f"{self._source}: its chat template does not let the tokens of messages[{i}], the "
                     "assistant's, be told from the rest; name a built-in dialog format (llama3, chatml)"
                 )
-            parts += [(whole[done : len(asked)], False), (whole[len(asked) : ends[-1]], True)]
+            parts += [(whole[done : len(before)], False), (whole[len(before) : ends[-1]], True)]
             done = ends[-1]
         return [*parts, (whole[done:], False)]
 
@@ -183,13 +183,13 @@ class TemplateFormat:
         swapped = dialog.changed(lambda text: self._spellings.swap_ends(text, mark))
         return _Marked(mark, marked, dialog, swapped)
 
-    def _encode_each(self, calls: "Sequence[_Call]", now: datetime) -> Iterator[list[int]]:
+    def _encode_each(self, calls: "Sequence[_Rendering]", now: datetime) -> Iterator[list[int]]:
         """Yield the ids of each call; an error comes when its turn has come."""
         outputs = self._render([variables for call in calls for variables in call.variants], now)
         for call in calls:
             yield self._read(call, *(next(outputs) for _ in call.variants))
 
-    def _read(self, call: "_Call", output: str, *proofs: str) -> list[int]:
+    def _read(self, call: "_Rendering", output: str, *proofs: str) -> list[int]:
         """Return the ids of what the template has written, if the proofs agree with it."""
         parts = self._tokenizer.split_special(output)
         written = output.replace(call.mark, "")
@@ -268,7 +268,7 @@ _Prefix = tuple[int, bool]
 """How many messages of a dialog, and whether the header of an answer follows."""
 
 
-class _Call(NamedTuple):
+class _Rendering(NamedTuple):
     """What is rendered for one list of ids.
 
     Attributes:
@@ -312,14 +312,14 @@ class _Marked(NamedTuple):
     plain: _Dialog
     swapped: _Dialog
 
-    def call(self, count: int, add_generation_prompt: bool) -> _Call:
+    def call(self, count: int, add_generation_prompt: bool) -> _Rendering:
         """Return what to render for the first `count` messages."""
         forms = {"marked": self.marked, "plain": self.plain, "swapped": self.swapped}
         cut = {name: dialog._replace(messages=dialog.messages[:count]) for name, dialog in forms.items()}
         kept = {name: dialog for name, dialog in cut.items() if name == "marked" or dialog != cut["marked"]}
         variants = [{**dialog._asdict(), "add_generation_prompt": add_generation_prompt} for dialog in kept.values()]
         names = [tool["function"]["name"] for tool in self.plain.tools or ()]
-        return _Call(self.mark, variants, list(kept)[1:], names)
+        return _Rendering(self.mark, variants, list(kept)[1:], names)
 
 
 def _file_of_template(tokenizer_file: str) -> str:

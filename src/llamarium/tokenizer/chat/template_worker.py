@@ -52,7 +52,7 @@ def render(request: dict[str, Any]) -> list[dict[str, str]]:
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(Extension):
+    class GenerationTag(Extension):
         """`{% generation %}` marks what the assistant says, for training; rendering shows it as it is."""
 
         tags = {"generation"}  # noqa: RUF012 - Jinja's interface
@@ -62,7 +62,7 @@ def render(request: dict[str, Any]) -> list[dict[str, str]]:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     environment: Any = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = raise_exception

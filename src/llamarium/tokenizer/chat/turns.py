@@ -1,4 +1,4 @@
-"""A dialog's messages, checked and laid out in turns: who says what, and which calls follow."""
+"""A dialog's messages as checked turns: role, content and calls."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
@@ -12,7 +12,7 @@ _KEYS = {"assistant": ("role", "content", "tool_calls"), "tool": ("role", "conte
 
 
 def read_turns(messages: object, tools: Sequence[ToolDefinition] = (), form: ToolForm = "llama3_json") -> list[Turn]:
-    """Return the turns of a dialog in which a model is told of tools.
+    """Return the turns of a dialog, tools described in them.
 
     Args:
         messages: Each with `role` and `content`; an assistant's may have `tool_calls`, and then no content, and a

@@ -1,6 +1,6 @@
-"""Tools as text: how a model is told of them, and how its calls are read.
+"""Tools as text: how they are described to a model, and how its calls are read.
 
-A model never calls anything. It is told in the dialog which functions there are, and writes a call as text; whoever
+A model never calls anything. The dialog describes the functions, and the model writes a call as text; the program that
 asked runs the function and puts the result into the next dialog. Three ways of writing are known (`forms`): the JSON of
 Llama 3.1, the list of Python calls of Llama 3.2, and the `<tool_call>` blocks of Hermes in ChatML.
 

@@ -1,4 +1,4 @@
-"""The three ways in which models are told of tools, and write calls."""
+"""The three forms in which tools and calls are written."""
 
 import json
 import re
@@ -23,10 +23,10 @@ def tag_ids(special_tokens: Mapping[str, int]) -> frozenset[int]:
 
 
 class Turn(NamedTuple):
-    """What one says.
+    """A message of a dialog.
 
     Attributes:
-        role: Whose turn it is.
+        role: Of the message.
         content: What is said.
         calls: The calls that an assistant makes after it, as text.
     """
@@ -52,7 +52,7 @@ def check_form(form: object) -> None:
 
 
 def form_of_template(template: str) -> ToolForm | None:
-    """Return the form of the calls that a chat template asks for, or None if it is none of ours."""
+    """Return the form of calls in a chat template, or None for another."""
     if TOOL_CALL in template and "<function=" not in template:
         return "hermes"
     if '"parameters": ' in template and '{"name": ' in template:
@@ -61,7 +61,7 @@ def form_of_template(template: str) -> ToolForm | None:
 
 
 def introduce(turns: Sequence[Turn], tools: Sequence[ToolDefinition], form: ToolForm) -> list[Turn]:
-    """Return a dialog in which the model is told of its tools, where the form has it told."""
+    """Return a dialog that describes the tools, where the form has it."""
     has_system = turns[0].role == "system"
     system, others = (turns[0].content if has_system else ""), turns[1:] if has_system else turns
     return [*_INTRODUCTIONS[form](system, tools), *others]
@@ -73,13 +73,13 @@ def _introduce_json(system: str, tools: Sequence[ToolDefinition]) -> list[Turn]:
     Source: meta-llama/llama-models, `models/llama3_3/prompt_format.md`, "JSON based tool calling".
     """
     functions = "\n".join(json.dumps(tool.to_openai(), indent=4, ensure_ascii=False) for tool in tools)
-    told = (
+    text = (
         "Answer the user's question by making use of the following functions if needed.\n"
         "If none of the function can be used, please say so.\n"
         f"Here is a list of functions in JSON format:\n{functions}\n\n"
         "Return function calls in JSON format."
     )
-    return [Turn("system", f"Environment: ipython\n\n{system}"), Turn("user", told)]
+    return [Turn("system", f"Environment: ipython\n\n{system}"), Turn("user", text)]
 
 
 def _introduce_pythonic(system: str, tools: Sequence[ToolDefinition]) -> list[Turn]:
@@ -88,13 +88,13 @@ def _introduce_pythonic(system: str, tools: Sequence[ToolDefinition]) -> list[Tu
     Source: meta-llama/llama-models, `models/llama3_2/text_prompt_format.md`, "Zero shot function calling".
     """
     functions = json.dumps([tool.function() for tool in tools], indent=4, ensure_ascii=False)
-    told = (
+    text = (
         "If you decide to invoke any of the function(s), you MUST put it in the format of "
         "[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]\n"
         "You SHOULD NOT include any other text in the response.\n\n"
         f"Here is a list of functions in JSON format that you can invoke.\n\n{functions}"
     )
-    return [Turn("system", f"{system or _COMPOSER}\n\n{told}")]
+    return [Turn("system", f"{system or _COMPOSER}\n\n{text}")]
 
 
 _COMPOSER = (
@@ -111,14 +111,14 @@ def _introduce_hermes(system: str, tools: Sequence[ToolDefinition]) -> list[Turn
     Source: NousResearch/Hermes-Function-Calling, "Prompt Format for Function Calling".
     """
     functions = "\n".join(json.dumps(tool.to_openai(), ensure_ascii=False) for tool in tools)
-    told = (
+    text = (
         "You are a function calling AI model. You are provided with function signatures within <tools></tools> XML "
         "tags. You may call one or more functions to assist with the user query. Don't make assumptions about what "
         f"values to plug into functions. Here are the available tools:\n<tools>\n{functions}\n</tools>\n"
         "For each function call return a json object with function name and arguments within <tool_call></tool_call> "
         'XML tags as follows:\n<tool_call>\n{"name": <function-name>, "arguments": <args-dict>}\n</tool_call>'
     )
-    return [Turn("system", f"{system}\n\n{told}" if system else told)]
+    return [Turn("system", f"{system}\n\n{text}" if system else text)]
 
 
 _INTRODUCTIONS: dict[ToolForm, Callable[[str, Sequence[ToolDefinition]], list[Turn]]] = {

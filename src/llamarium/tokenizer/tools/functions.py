@@ -1,4 +1,4 @@
-"""Functions of Python as tools: what a model is told of one follows from its signature and its docstring."""
+"""Python functions as tools, described by their signatures and docstrings."""
 
 import inspect
 import re
@@ -16,10 +16,10 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def described(tools: object) -> object:
-    """Return tools with every function of Python in a list of them put into words; anything else is as it was.
+    """Return tools with each Python function replaced by its description; others are unchanged.
 
     Raises:
-        ToolError: For a function that cannot be put into words, by its place.
+        ToolError: For a function that cannot be described, by its place.
     """
     if not isinstance(tools, list | tuple):
         return tools
@@ -33,7 +33,7 @@ def described(tools: object) -> object:
 
 
 def definition_of(function: Callable[..., Any]) -> ToolDefinition:
-    """Return what a model is told of a function.
+    """Return a function's description.
 
     Its description is the docstring up to `Args:`, where a line of Google's style describes each argument. Arguments
     without a default are required.

@@ -11,8 +11,8 @@ A call is known by its content, not by the model's name. It may stand
 Everything else is content: calls of tools that there are not, arguments that are not named, JSON that is no call. What
 looked like a call is then given back as it was. White space beside calls, their tags and separators belong to them.
 
-A call is told when its first value begins. If it goes wrong after that, it ends as one that is not complete, and what
-follows is content. If the text ends in it, it ends where the last value that could be read ended.
+A call is emitted when its first value begins. If it goes wrong after that, it ends as incomplete, and what follows is
+content. If the text ends in it, it ends where the last value that could be read ended.
 """
 
 import json
@@ -33,7 +33,7 @@ _WORD = re.compile(r"[\w-]*")
 _ALL = re.compile(r".*", re.DOTALL)
 
 
-class _Call:
+class _OpenCall:
     """A call that is being read.
 
     Attributes:
@@ -49,7 +49,7 @@ class _Call:
 
 
 class ToolCallParser:
-    """Reads one answer. The pieces in which its text comes change nothing: what is told, joined, is the same.
+    """Reads one answer. The pieces in which its text comes change nothing: the joined result is the same.
 
     Attributes:
         is_done: There is a call, and there was to be only one: the rest of the answer is passed over.
@@ -78,19 +78,19 @@ class ToolCallParser:
         self._new_id = new_id
         self._source = Source()
         self._reading = self._answer()
-        self._call = _Call()
+        self._call = _OpenCall()
         self._begun: list[CallBegin] = []
         self._ended: list[CallEnd] = []
         self._deltas: list[Delta] = []
-        self._told: list[Delta] = []
+        self._emitted: list[Delta] = []
 
     def push(self, text: str) -> list[Delta]:
         """Take a piece of the answer's text, in which the `TAGS` are spelled; return what is known now."""
         self._source.push(text)
         next(self._reading, None)
-        told, self._deltas = _joined(self._deltas), []
-        self._told += told
-        return told
+        emitted, self._deltas = _joined(self._deltas), []
+        self._emitted += emitted
+        return emitted
 
     def finish(self) -> list[Delta]:
         """Return what was kept back, now that no more text comes."""
@@ -99,13 +99,13 @@ class ToolCallParser:
 
     @property
     def content(self) -> str:
-        """What has been told that is no call."""
-        return text_of(self._told)
+        """The emitted text outside of calls."""
+        return text_of(self._emitted)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """The calls that have been told, the last perhaps not to its end."""
-        return calls_of(self._told)
+        """The emitted calls; the last may be incomplete."""
+        return calls_of(self._emitted)
 
     # --- the answer ---------------------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class ToolCallParser:
             tag = yield from self._prose()
 
     def _prose(self) -> Reading[str | None]:
-        """Read content up to the next tag and return that, which is not told; None at the end."""
+        """Read content up to the next tag and return that, which is not emitted; None at the end."""
         source = self._source
         while (yield from source.peek()):
             self._say(source.take_until("<"))
@@ -161,10 +161,10 @@ class ToolCallParser:
 
     def _no_call(self, gap: str, tag: str, has_called: bool, *, is_new: bool) -> Reading[None]:
         """Go on after what was no call, or not to its end."""
-        source, call, self._call = self._source, self._call, _Call()
+        source, call, self._call = self._source, self._call, _OpenCall()
         is_at_end = not (yield from source.peek())
         held = source.held()
-        if is_new:  # the call has been told, and what was read since then has not
+        if is_new:  # the call has been emitted, and what was read since then has not
             if not call.is_read:
                 self._end(is_complete=False)
             if call.is_read or not is_at_end:
@@ -195,7 +195,7 @@ class ToolCallParser:
     def _json_call(self) -> Reading[None]:
         """Read `{"name": ..., "parameters": {...}}`, in any order."""
         reader = ValueReader(self._source, JSON, self._write)
-        self._call = _Call()
+        self._call = _OpenCall()
         seen: set[str] = set()
         yield from reader.expect("{")
         while True:
@@ -245,7 +245,7 @@ class ToolCallParser:
         name = yield from source.run(_WORD)
         if name not in self._names:
             raise NotACall
-        self._call = _Call(name)
+        self._call = _OpenCall(name)
         if may_be_method:
             yield from source.accept(".call")
         yield from reader.expect("(")
@@ -266,7 +266,7 @@ class ToolCallParser:
 
     def _code(self) -> Reading[None]:
         """Read Python to the answer's end."""
-        self._call = _Call(CODE_INTERPRETER)
+        self._call = _OpenCall(CODE_INTERPRETER)
         self._write('{"code": "')
         while (yield from self._source.peek()):
             self._write(in_json(self._source.take_run(_ALL)))

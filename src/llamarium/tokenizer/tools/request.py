@@ -1,4 +1,4 @@
-"""What a request says about tools: which there are, and whether and how they have to be called."""
+"""The tools of a request, and whether they have to be called."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class ToolRequest:
 
     Attributes:
         tools: Those that there are.
-        choice: "auto" leaves it to the model, "none" hides the tools from it, "required" has it call.
-        allowed: The names of those that may be called, and that the model is told of; None is all.
+        choice: "auto" leaves it to the model, "none" hides the tools, "required" demands a call.
+        allowed: The names of those that may be called and are described; None is all.
         parallel: There may be several calls in one answer.
     """
 
@@ -55,7 +55,7 @@ class ToolRequest:
 
     @property
     def offered(self) -> tuple[ToolDefinition, ...]:
-        """The tools that the model is told of."""
+        """The tools described to the model."""
         if self.choice == "none":
             return ()
         return tuple(tool for tool in self.tools if self.allowed is None or tool.name in self.allowed)
@@ -88,7 +88,7 @@ class ToolRequest:
         return call_grammar(self.tools, form, only=self.allowed, may_talk=may_talk, parallel=self.parallel)
 
     def parser(self, new_id: Callable[[], str] = new_call_id) -> ToolCallParser | None:
-        """Return what reads the calls of one answer, or None if the model is told of no tools."""
+        """Return a parser of one answer's calls, or None if there are no tools for it."""
         if not self.offered:
             return None
         only_calls = self.choice == "required"

@@ -1,7 +1,7 @@
 """Whether a tool's parameters are a JSON schema at all: what its keywords have to be, whatever they ask for.
 
-A free call is not held to its schema, so the model may be told of keywords that nothing here could hold. What is no
-schema helps nobody.
+A free call is not held to its schema, so its description may have keywords that no grammar here holds. What is no
+schema is refused.
 
 Source: JSON Schema 2020-12, https://json-schema.org/draft/2020-12 (the meta-schema's core, applicators and validation).
 """

@@ -1,7 +1,7 @@
 """Reads a value character by character, written in JSON or in Python, and writes it in JSON meanwhile.
 
 What is written is settled: a bracket, a comma or a key is kept back until the value after it has begun. So what went
-wrong within a value is known before its beginning has been told.
+wrong within a value is known before its beginning has been emitted.
 """
 
 import json
