@@ -2,26 +2,32 @@
 # make test   run the suite          make check  lint, types, layers
 # make native compile the CPU kernels, if they have changed
 # make page   build the page of `llamarium inspect`, if it has changed
+# make wheels build the wheels that are published, into dist/
 # Each makes what it needs; PYTHON=python3.12 chooses the interpreter, WORKERS=1 how many tests run side by side.
 
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else 2)')
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+DEPENDENCIES := "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')"
 SAY = @echo "[make $(or $(MAKECMDGOALS),demo)]"
 
-.PHONY: demo test check format native page clean
+.PHONY: demo test check format native page wheels clean
 
 demo: .venv/.run
 	$(SAY) "Asking the built-in model; the first time it is fetched (98 MB) ..."
 	$(BIN)/llamarium chat "What is the capital of France, and what is it famous for?"
 
 # Tests that measure time or want every core run by themselves at the end.
-test: .venv/.dev
-	$(SAY) "Testing in $(WORKERS) processes (17.5 minutes on two cores) ..."
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone"
+# The tests that need no PyTorch (tests/light.txt) run where there is none.
+SIDE_BY_SIDE := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone"
+test: .venv/.dev .venv-light/.test
+	$(SAY) "Testing in $(WORKERS) processes, first without PyTorch (17.5 minutes on two cores) ..."
+	OMP_NUM_THREADS=1 .venv-light/bin/python $(SIDE_BY_SIDE)
+	OMP_NUM_THREADS=1 $(BIN)/python $(SIDE_BY_SIDE) --heavy
 	$(SAY) "Testing what needs the machine for itself (about two minutes) ..."
-	$(BIN)/python -m pytest -m alone
+	.venv-light/bin/python -m pytest -m alone
+	$(BIN)/python -m pytest -m alone --heavy
 
 check: .venv/.dev
 	$(SAY) "Looking for style, types and layers (about a minute) ..."
@@ -42,13 +48,21 @@ page:
 	@test -x $(BIN)/python || $(MAKE) .venv/.dev
 	$(BIN)/python hatch_page.py
 
-clean:
-	rm -rf .venv dist build
+wheels: .venv-wheels/.made
+	$(SAY) "Building wheels for Linux and macOS (two minutes the first time) ..."
+	.venv-wheels/bin/python hatch_wheels.py
 
+clean:
+	rm -rf .venv .venv-light .venv-wheels dist build
+
+# Compilers and downloads side by side; where one of them fails, the installation after them says why.
 .venv/.run: pyproject.toml constraints.txt hatch_build.py hatch_page.py $(wildcard native/*) $(shell find web docs/learn -type f -not -path '*/node_modules/*')
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(SAY) "Installing Llamarium; where they have changed, the CPU kernels are compiled and the page is built (a minute) ..."
-	$(INSTALL) -e .
+	$(INSTALL) --no-compile hatchling
+	@$(BIN)/python hatch_build.py 2>/dev/null & $(BIN)/python hatch_page.py 2>/dev/null & \
+	$(BIN)/python -c $(DEPENDENCIES) | $(INSTALL) --no-compile -r /dev/stdin; wait
+	$(INSTALL) --no-compile -e .
 	@touch $@
 
 # torch first and by its pinned version: otherwise pip may take another build of it for a dependency.
@@ -56,4 +70,15 @@ clean:
 	$(SAY) "Installing what the tests need (a few minutes the first time) ..."
 	$(INSTALL) "$$(grep '^torch==' constraints.txt)"
 	$(INSTALL) -e '.[dev]'
+	@touch $@
+
+.venv-light/.test: pyproject.toml constraints.txt .venv/.run
+	@test -x .venv-light/bin/python || $(PYTHON) -m venv .venv-light
+	.venv-light/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+# PyPI's ziglang compiles and links for other processors and older systems: 100 MB.
+.venv-wheels/.made: constraints.txt
+	@test -x .venv-wheels/bin/python || $(PYTHON) -m venv .venv-wheels
+	.venv-wheels/bin/pip install --quiet --disable-pip-version-check -c constraints.txt hatchling ziglang auditwheel
 	@touch $@

@@ -12,6 +12,7 @@ What was compiled is kept in build/native, under a name made from all that it de
 
 import hashlib
 import importlib.util
+import inspect
 import os
 import shlex
 import shutil
@@ -84,13 +85,14 @@ def compile_objects(cc: Sequence[str], folder: Path, *flags: str) -> list[Path]:
 
 def kept_objects(cc: Sequence[str]) -> list[Path]:
     """Return what the library is linked from, compiled if there is none of these sources, flags and compiler."""
-    folder = KEPT / _fingerprint(cc)
+    machine = _run(*cc, "-dumpmachine").strip()
+    folder = KEPT / f"{machine}-{_fingerprint(cc)}"
     if not folder.exists():
         print("Compiling the CPU kernels (about a minute) ...", flush=True)
         KEPT.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=KEPT) as unfinished:
             compile_objects(cc, made := Path(unfinished) / "objects", *WARNINGS)
-            for old in KEPT.glob("[0-9a-f]*"):
+            for old in KEPT.glob(f"{machine}-*"):
                 shutil.rmtree(old)
             made.rename(folder)
     return sorted(folder.glob("*.o"))
@@ -117,8 +119,9 @@ def build() -> None:
 
 def _fingerprint(cc: Sequence[str]) -> str:
     """Name all that the objects depend on: sources, flags and compiler."""
-    found = hashlib.sha256(repr((cc, _run(*cc, "-dumpmachine"), _run(*cc, "--version"))).encode())
-    for path in (Path(__file__), *sorted(NATIVE.iterdir())):
+    how = inspect.getsource(compile_objects)
+    found = hashlib.sha256(repr((cc, _run(*cc, "--version"), FLAGS, WARNINGS, SETS, how)).encode())
+    for path in sorted(NATIVE.iterdir()):
         found.update(f"\0{path.name}\0".encode() + path.read_bytes())
     return found.hexdigest()[:16]
 
@@ -172,7 +175,16 @@ class BuildHook(BuildHookInterface):
         build_data["artifacts"].append(f"{page.BUNDLE.relative_to(self.root).as_posix()}/**")
 
     def _build_library(self, build_data: dict[str, Any]) -> None:
-        """Build the library and name its platform in the wheel's tag; stop the build where that fails."""
+        """Build the library and name its platform in the wheel's tag; stop the build where that fails.
+
+        LLAMARIUM_LIBRARY is one that is there already, in a folder that is named as its platform (hatch_wheels.py).
+        """
+        made = os.environ.get("LLAMARIUM_LIBRARY")
+        if made:
+            build_data["force_include"][made] = LIBRARY.relative_to(Path(self.root) / "src").as_posix()
+            build_data["tag"] = f"py3-none-{Path(made).parent.name}"
+            build_data["pure_python"] = False
+            return
         try:
             build()
         except (BuildError, OSError) as error:

@@ -1,34 +1,44 @@
 """Fixtures that every part of the suite shares.
 
-The built-in model's file and the built-in tokenizer's; and `model_files`, which writes one small random model in every
-format that is read, each with that format's own library, so that no reader is tested against our own writer alone.
+The built-in model's file and the built-in tokenizer's; `model_files` where PyTorch is. Where it is not, the tests in
+light.txt are collected, and with --heavy all others: `make test` runs each in one of two environments.
 """
 
-import functools
-import json
-import math
+import importlib
 import random
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import gguf
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
 import leftovers
 import llamarium
-from llamarium.checkpoints.checkpoint import expected_shapes
-from llamarium.config import ModelConfig, RopeScaling
 from llamarium.hub.builtin import fetch
 
 pytest.register_assert_rewrite("page_browser")  # a plugin of the modules that import from it
+
+_HAS_TORCH = find_spec("torch") is not None
+if _HAS_TORCH:
+    model_files = importlib.import_module("model_files")._model_files
+LIGHT = frozenset(Path(__file__).with_name("light.txt").read_text().split())
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--heavy", action="store_true", help="leave out the tests that need no PyTorch (light.txt)")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if collection_path == Path(__file__).parent / "parity":  # its conftest.py imports the oracles
+        return True if not _HAS_TORCH else None
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    is_light = collection_path.relative_to(Path(__file__).parent).as_posix() in LIGHT
+    return True if (is_light and config.getoption("--heavy")) or not (is_light or _HAS_TORCH) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -48,7 +58,8 @@ def _nothing_is_left_behind() -> Iterator[None]:
     """Give every test the same random numbers, and fail the one that changes what those after it find."""
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
     before, threads = leftovers.state(), set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - threads:
@@ -74,202 +85,3 @@ def llama3_tokenizer_path() -> Path:
 def smollm2(smollm2_path: Path) -> llamarium.Llama:
     """The built-in model in float32, loaded once; tests must not change it."""
     return llamarium.load(smollm2_path, dtype="float32", device="cpu")
-
-
-SMALL_LLAMA = ModelConfig(  # Llama 3.2's proportions: four query heads a group, tied, scaling by 32
-    vocab_size=256,
-    hidden_size=128,
-    intermediate_size=384,  # bitsandbytes on the CPU decodes rows that are no multiple of 64 wrongly
-    num_hidden_layers=2,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    head_dim=16,
-    rms_norm_eps=1e-5,
-    rope_theta=500000.0,
-    rope_scaling=RopeScaling(
-        factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
-    ),
-    max_position_embeddings=131072,
-    tie_word_embeddings=True,
-    bos_token_id=1,
-    eos_token_id=(2, 3),
-)
-
-
-@dataclass
-class ModelFiles:
-    """One random model, `weights` by Hugging Face key, and functions that write it."""
-
-    folder: Path
-    config: ModelConfig
-    weights: dict[str, Tensor]
-
-    def huggingface(self, *, shards: int = 1, **config: Any) -> Path:
-        """Write safetensors and config.json; `config` overrides fields of the latter."""
-        folder = self._folder("huggingface")
-        (folder / "config.json").write_text(json.dumps({**self.config.to_hf(), **config}))
-        if shards == 1:
-            save_file(self.weights, folder / "model.safetensors", {"format": "pt"})
-            return folder
-        names = [f"model-{i + 1:05d}-of-{shards:05d}.safetensors" for i in range(shards)]
-        weight_map = {key: names[i * shards // len(self.weights)] for i, key in enumerate(self.weights)}
-        for name in names:
-            save_file({k: self.weights[k] for k in self.weights if weight_map[k] == name}, folder / name)
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-        return folder
-
-    def nf4(self, *, double_quant: bool = True) -> tuple[Path, dict[str, Tensor]]:
-        """Write a folder that bitsandbytes quantized; return it and the weights as bitsandbytes decodes them."""
-        import bitsandbytes.functional as bnb  # takes a second, which only its own tests should pay
-
-        files, decoded = replace(self, weights={}), {}
-        for key, weight in self.weights.items():
-            if "_proj" not in key:
-                files.weights[key] = decoded[key] = weight
-                continue
-            codes, state = bnb.quantize_4bit(weight, quant_type="nf4", compress_statistics=double_quant)
-            files.weights |= {key: codes} | {f"{key}.{k}": v for k, v in state.as_dict(packed=True).items()}
-            decoded[key] = bnb.dequantize_4bit(codes, state).float()
-        how = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-        return files.huggingface(quantization_config={**how, "bnb_4bit_use_double_quant": double_quant}), decoded
-
-    def meta(self, *, shards: int = 1, cut_vocab: bool = True, config_json: bool = True) -> Path:
-        """Write consolidated.NN.pth and params.json, cut for model parallelism; the config must have H = D / N."""
-        folder = self._folder("meta")
-        params = {
-            "dim": self.config.hidden_size,
-            "n_layers": self.config.num_hidden_layers,
-            "n_heads": self.config.num_attention_heads,
-            "n_kv_heads": self.config.num_key_value_heads,
-            "vocab_size": self.config.vocab_size,
-            "multiple_of": 128,
-            "norm_eps": self.config.rms_norm_eps,
-            "rope_theta": self.config.rope_theta,
-            "use_scaled_rope": self.config.rope_scaling is not None,
-        }
-        (folder / "params.json").write_text(json.dumps(params))
-        if config_json:
-            (folder / "config.json").write_text(json.dumps(self.config.to_hf()))
-        for i in range(shards):
-            tensors = {}
-            for key, weight in self.weights.items():
-                name, dim = _meta_name(key, cut_vocab)
-                rows = self._interleave(key, weight)
-                tensors[name] = rows if dim is None else rows.chunk(shards, dim)[i].clone()
-            torch.save(tensors, folder / f"consolidated.{i:02d}.pth")
-        return folder
-
-    def gguf_file(self, type_name: str = "F32", **metadata: Any) -> Path:
-        """Write a GGUF file, Linears and embedding in `type_name`, the rest in F32."""
-        path = self.folder / f"{type_name}.gguf"
-        writer = gguf.GGUFWriter(path, "llama")
-        self._write_metadata(writer)
-        for key, value in metadata.items():
-            writer.add_key_value(key.replace("__", "."), value, gguf.GGUFValueType.get_type(value))
-        if self.config.rope_scaling is not None:
-            writer.add_tensor("rope_freqs.weight", _llama_cpp_factors(self.config).numpy())
-        ggml_type = gguf.GGMLQuantizationType[type_name]
-        for key, weight in self.weights.items():
-            values = self._interleave(key, weight).float().numpy()
-            kind = ggml_type if weight.ndim == 2 else gguf.GGMLQuantizationType.F32
-            writer.add_tensor(_gguf_name(key), gguf.quantize(values, kind), raw_dtype=kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path
-
-    def _write_metadata(self, writer: gguf.GGUFWriter) -> None:
-        config = self.config
-        writer.add_context_length(config.max_position_embeddings)
-        writer.add_embedding_length(config.hidden_size)
-        writer.add_block_count(config.num_hidden_layers)
-        writer.add_feed_forward_length(config.intermediate_size)
-        writer.add_head_count(config.num_attention_heads)
-        writer.add_head_count_kv(config.num_key_value_heads)
-        writer.add_key_length(config.head_dim)
-        writer.add_value_length(config.head_dim)
-        writer.add_rope_dimension_count(config.head_dim)
-        writer.add_rope_freq_base(config.rope_theta)
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-        writer.add_vocab_size(config.vocab_size)
-        writer.add_bos_token_id(config.bos_token_id)
-        writer.add_eos_token_id(config.eos_token_id[0])
-        writer.add_eot_token_id(config.eos_token_id[1])
-
-    def _interleave(self, key: str, weight: Tensor) -> Tensor:
-        """Put q's and k's rows in Meta's order, as llama.cpp's `LlamaModel.permute` does."""
-        if not key.endswith(("q_proj.weight", "k_proj.weight")):
-            return weight
-        heads = self.config.num_attention_heads if "q_proj" in key else self.config.num_key_value_heads
-        rows, width = weight.shape
-        return weight.reshape(heads, 2, rows // heads // 2, width).swapaxes(1, 2).reshape(rows, width)
-
-    def _folder(self, name: str) -> Path:
-        folder = self.folder / f"{name}{len(list(self.folder.iterdir()))}"
-        folder.mkdir()
-        return folder
-
-
-def _meta_name(key: str, cut_vocab: bool) -> tuple[str, int | None]:
-    """Meta's name for a key, and along which dimension its shards cut it."""
-    names = {
-        "model.embed_tokens.weight": ("tok_embeddings.weight", 0 if cut_vocab else 1),
-        "model.norm.weight": ("norm.weight", None),
-        "lm_head.weight": ("output.weight", 0),
-        "input_layernorm.weight": ("attention_norm.weight", None),
-        "post_attention_layernorm.weight": ("ffn_norm.weight", None),
-        "self_attn.q_proj.weight": ("attention.wq.weight", 0),
-        "self_attn.k_proj.weight": ("attention.wk.weight", 0),
-        "self_attn.v_proj.weight": ("attention.wv.weight", 0),
-        "self_attn.o_proj.weight": ("attention.wo.weight", 1),
-        "mlp.gate_proj.weight": ("feed_forward.w1.weight", 0),
-        "mlp.up_proj.weight": ("feed_forward.w3.weight", 0),
-        "mlp.down_proj.weight": ("feed_forward.w2.weight", 1),
-    }
-    if key in names:
-        return names[key]
-    _, _, layer, rest = key.split(".", 3)
-    return f"layers.{layer}.{names[rest][0]}", names[rest][1]
-
-
-@functools.cache
-def _gguf_names() -> gguf.TensorNameMap:
-    return gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 8)
-
-
-def _gguf_name(key: str) -> str:
-    name = _gguf_names().get_name(key, try_suffixes=(".weight",))
-    assert name is not None
-    return name
-
-
-def _llama_cpp_factors(config: ModelConfig) -> Tensor:
-    """Return rope_freqs as llama.cpp's converter writes it, `LlamaModel.generate_extra_tensors`."""
-    scaling, factors = config.rope_scaling, []
-    assert scaling is not None
-    old = scaling.original_max_position_embeddings
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    for frequency in 1.0 / (config.rope_theta**exponents):
-        wavelength = 2 * math.pi / frequency
-        smooth = (old / wavelength - low) / (high - low)
-        blend = 1 / ((1 - smooth) / scaling.factor + smooth)
-        factors.append(1 if wavelength < old / high else scaling.factor if wavelength > old / low else blend)
-    return torch.tensor(factors, dtype=torch.float32)
-
-
-@pytest.fixture
-def model_files(tmp_path: Path) -> Callable[..., ModelFiles]:
-    """`model_files(dtype=torch.bfloat16, hidden_size=...)`: a new model, SMALL_LLAMA with these fields changed."""
-
-    def make(*, dtype: torch.dtype = torch.bfloat16, seed: int = 0, **changes: Any) -> ModelFiles:
-        config = replace(SMALL_LLAMA, **changes)
-        random = torch.Generator().manual_seed(seed)
-        shapes = expected_shapes(config)
-        weights = {k: (torch.randn(s, generator=random) * 0.05).to(dtype) for k, s in shapes.items()}
-        folder = tmp_path / f"model{len(list(tmp_path.iterdir()))}"
-        folder.mkdir()
-        return ModelFiles(folder, config, weights)
-
-    return make

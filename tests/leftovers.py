@@ -7,8 +7,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from llamarium.kernels import native
 
@@ -28,13 +27,9 @@ def state() -> dict[str, object]:
     for name in _NOT_THE_TESTS:
         found.pop(f"os.environ[{name!r}]", None)
     found |= {f"the handler of {number.name}": signal.getsignal(number) for number in _SIGNALS}
+    if "torch" in sys.modules:
+        found |= _torch_state(sys.modules["torch"])
     return found | {
-        "PyTorch's threads": torch.get_num_threads(),
-        "PyTorch's default dtype": torch.get_default_dtype(),
-        "PyTorch's default device": torch.get_default_device(),
-        "PyTorch's gradients": torch.is_grad_enabled(),
-        "PyTorch's deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "PyTorch's matmul precision": torch.get_float32_matmul_precision(),
         _KERNELS: native.kernels() if native.library.cache_info().currsize else None,
         "the working directory": Path.cwd(),
         "sys.path": tuple(sys.path),
@@ -55,6 +50,17 @@ def difference(before: dict[str, object], after: dict[str, object]) -> list[str]
         if old != new and not (name == _KERNELS and None in (old, new)):
             lines.append(f"{name} is {new}, was {old}")
     return lines
+
+
+def _torch_state(torch: Any) -> dict[str, object]:
+    return {
+        "PyTorch's threads": torch.get_num_threads(),
+        "PyTorch's default dtype": torch.get_default_dtype(),
+        "PyTorch's default device": torch.get_default_device(),
+        "PyTorch's gradients": torch.is_grad_enabled(),
+        "PyTorch's deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "PyTorch's matmul precision": torch.get_float32_matmul_precision(),
+    }
 
 
 def _running() -> frozenset[str]:

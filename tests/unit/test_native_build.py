@@ -1,6 +1,7 @@
 """The C kernels as they are built: their instructions, memory and threads, other processors, and packaging.
 
-tests/native/check.c holds every set of kernels to the portable one; here it is compiled with sanitizers and for Arm.
+tests/native/check.c holds every set of kernels to the portable one; here it is compiled with sanitizers, and in
+test_wheels.py for Arm.
 """
 
 import ctypes
@@ -176,23 +177,6 @@ def test_threads_do_not_race(hook: ModuleType, tmp_path: Path, monkeypatch: pyte
 
 def _said(*command: str | Path) -> str:
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False).stderr
-
-
-# --- Arm --------------------------------------------------------------------------------------------------------------
-
-ARM = "aarch64-linux-gnu-gcc"
-EMULATOR = "qemu-aarch64"
-
-
-@pytest.mark.skipif(not (shutil.which(ARM) and shutil.which(EMULATOR)), reason=f"needs {ARM} and {EMULATOR}")
-def test_kernels_agree_on_an_emulated_arm(hook: ModuleType, tmp_path: Path) -> None:
-    program, objects = build_check(hook, [ARM], tmp_path, "-O1", "-static")
-    all_sets = {"portable", "neon_dotprod", "neon_i8mm"}
-    assert check_instructions("aarch64-linux-gnu-objdump", objects) == all_sets
-    assert sets_in(run(EMULATOR, "-cpu", "max", program, "--no-fork")) == all_sets
-    fewer = {"cortex-a53": {"portable"}, "neoverse-n1": {"portable", "neon_dotprod"}}
-    for processor, sets in fewer.items():
-        assert sets_in(run(EMULATOR, "-cpu", processor, program, "--list")) == sets
 
 
 # --- packaging --------------------------------------------------------------------------------------------------------

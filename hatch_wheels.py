@@ -1,0 +1,124 @@
+"""Builds the wheels that are published, for Linux and macOS, into dist/: `make wheels`.
+
+PyPI's ziglang links each library against the oldest C library of its platform, and compiles for Arm. For x86_64 gcc
+compiles, since Zig's runtime cannot tell which instructions a processor has (docs/decisions/0032-wheels.md).
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from platform import machine
+
+import hatch_build
+
+DIST = Path(__file__).with_name("dist")
+KEPT = Path(__file__).with_name("build") / "wheels"
+LARGEST = 8_000_000
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What a wheel is for.
+
+    Attributes:
+        tag: Its name in the wheel's.
+        target: Zig's name for it.
+    """
+
+    tag: str
+    target: str
+
+
+PLATFORMS = (
+    Platform("manylinux_2_28_x86_64", "x86_64-linux-gnu.2.28"),
+    Platform("manylinux_2_28_aarch64", "aarch64-linux-gnu.2.28"),
+    Platform("macosx_11_0_arm64", "aarch64-macos.11.0"),
+)
+
+
+def zig(target: str) -> list[str]:
+    """Return the command that is Zig's C compiler for a target, with gcc's options."""
+    return [sys.executable, __file__, "cc", target]
+
+
+def library(platform: Platform) -> Path:
+    """Compile and link a platform's library; it lies in a folder of the platform's name."""
+    cc, runtime = zig(platform.target), []
+    if platform.target.startswith("x86_64"):
+        cc = hatch_build.compiler() if machine() == "x86_64" else ["x86_64-linux-gnu-gcc"]
+        runtime = [_output(*cc, "-print-libgcc-file-name").strip()]
+    objects = hatch_build.kept_objects(cc)
+    made = KEPT / platform.tag / "_native.so"
+    made.parent.mkdir(parents=True, exist_ok=True)
+    stripped = ["-Wl,-s"] if "linux" in platform.target else []
+    parts = [*map(str, objects), *runtime, "-lpthread", "-lm", *stripped]
+    _output(*zig(platform.target), "-shared", *parts, "-o", str(made))
+    return made
+
+
+def wheel(platform: Platform) -> Path:
+    """Build a platform's wheel."""
+    environment = {**os.environ, "LLAMARIUM_LIBRARY": str(library(platform))}
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(DIST)]
+    subprocess.run(command, cwd=DIST.parent, env=environment, check=True, stdout=sys.stderr)
+    (made,) = DIST.glob(f"*-py3-none-{platform.tag}.whl")
+    return made
+
+
+def faults(path: Path) -> list[str]:
+    """Return what is wrong with a wheel: its size, its parts, or the C library that it needs."""
+    found = [f"{path.stat().st_size:,} bytes"] if path.stat().st_size > LARGEST else []
+    with zipfile.ZipFile(path) as archive:
+        names = set(archive.namelist())
+    parts = {"llamarium/kernels/_native.so", "llamarium/page/dist/index.html"}
+    found += [f"{part} is missing" for part in sorted(parts - names)]
+    wanted = re.search(r"manylinux_(\d+)_(\d+)_(\w+)", path.name)
+    if wanted is None:
+        return found
+    said = " ".join(_output(sys.executable, "-m", "auditwheel", "show", str(path)).split())
+    real = re.search(r'platform tag: "manylinux_(\d+)_(\d+)_(\w+)"', said)
+    if real is None or real[3] != wanted[3] or (int(real[1]), int(real[2])) > (int(wanted[1]), int(wanted[2])):
+        found.append(f"auditwheel says: {said}")
+    return found
+
+
+def main(*chosen: str) -> int:
+    """Build and check the wheels of these platforms; of all, if none is named."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    failed = 0
+    for platform in PLATFORMS:
+        if chosen and platform.tag not in chosen:
+            continue
+        made = wheel(platform)
+        wrong = faults(made)
+        failed += bool(wrong)
+        print(f"{made.relative_to(DIST.parent)}: {made.stat().st_size / 1e6:.1f} MB{''.join(f', {w}' for w in wrong)}")
+    return 1 if failed else 0
+
+
+def _compile(target: str, arguments: list[str]) -> int:
+    """Be a C compiler that takes gcc's options and hands them to Zig, which names some otherwise."""
+    if "-dumpmachine" in arguments:
+        print(target)
+        return 0
+    march = "-march=armv8.2-a"
+    zigs = [f"-mcpu=generic+v8_2a{a.removeprefix(march)}" if a.startswith(march) else a for a in arguments]
+    quiet = ["-g0", "-Wno-pass-failed"]  # clang tells of each loop that it does not vectorize
+    with tempfile.TemporaryDirectory() as folder:
+        if "-fsyntax-only" in zigs:  # it does not know it
+            zigs = [a for a in zigs if a != "-fsyntax-only"] + ["-c", "-o", str(Path(folder) / "made.o")]
+        return subprocess.call([sys.executable, "-m", "ziglang", "cc", "-target", target, *zigs, *quiet])
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    sys.exit(_compile(sys.argv[2], sys.argv[3:]) if sys.argv[1:2] == ["cc"] else main(*sys.argv[1:]))

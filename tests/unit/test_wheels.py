@@ -1,0 +1,126 @@
+"""The wheels that are published: their names and parts, and the libraries in them, for Arm under an emulator.
+
+They are built by .venv-wheels, which `make wheels` makes; the objects in build/native are taken.
+"""
+
+import ctypes
+import re
+import shutil
+import subprocess
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import parse_wheel_filename
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-wheels/bin/python"
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64")
+EMULATOR = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
+LARGEST = 8_000_000
+
+pytestmark = [
+    pytest.mark.timeout(1200),  # compilers beside other work
+    pytest.mark.skipif(not PYTHON.exists(), reason="needs .venv-wheels, which `make wheels` makes"),
+]
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheels of Linux, by platform; what they bring is unpacked beside them."""
+    said = run(PYTHON, "hatch_wheels.py", *PLATFORMS)
+    assert len(said.splitlines()) == len(PLATFORMS)
+    folder = tmp_path_factory.mktemp("wheels")
+    found = {}
+    for path in (ROOT / "dist").glob("*.whl"):
+        (tag,) = parse_wheel_filename(path.name)[3]
+        found[tag.platform] = Path(shutil.copy(path, folder))
+        with zipfile.ZipFile(path) as archive:
+            archive.extractall(folder / tag.platform)
+    return found
+
+
+def library(wheel: Path, platform: str) -> Path:
+    return wheel.parent / platform / "llamarium/kernels/_native.so"
+
+
+def test_a_wheel_for_each_processor_and_any_python_3(wheels: dict[str, Path]) -> None:
+    """hatch_wheels.py has held each to what auditwheel says of the C library that it needs."""
+    assert set(wheels) == set(PLATFORMS)
+    for platform, wheel in wheels.items():
+        assert wheel.name.endswith(f"-py3-none-{platform}.whl")
+        assert wheel.stat().st_size <= LARGEST
+        inside = wheel.parent / platform / "llamarium"
+        assert (inside / "page/dist/index.html").exists() and list((inside / "page/dist/assets").glob("*.js"))
+        assert (inside / "py.typed").exists()
+
+
+def test_what_is_not_fit_is_named(wheels: dict[str, Path], tmp_path: Path) -> None:
+    """A wheel that promises an older C library than it needs, and lacks the page."""
+    bad = tmp_path / "llamarium-0.1.0-py3-none-manylinux_2_5_x86_64.whl"
+    with zipfile.ZipFile(wheels[PLATFORMS[0]]) as good, zipfile.ZipFile(bad, "w") as archive:
+        for name in good.namelist():
+            if "/page/dist/" not in name:
+                lines = good.read(name).splitlines(keepends=True) if name.endswith("/RECORD") else [good.read(name)]
+                archive.writestr(name, b"".join(line for line in lines if b"/page/dist/" not in line[:60]))
+    code = f"import hatch_wheels; from pathlib import Path; print(hatch_wheels.faults(Path({str(bad)!r})))"
+    said = run(PYTHON, "-c", code)
+    assert "page/dist/index.html is missing" in said and "auditwheel says" in said
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="needs Linux")
+def test_the_library_takes_the_best_that_the_processor_has(wheels: dict[str, Path]) -> None:
+    cpuinfo = Path("/proc/cpuinfo").read_text()
+    if "avx2" not in cpuinfo.split():
+        pytest.skip("needs an x86_64 processor with AVX2")
+    lib = ctypes.CDLL(str(library(wheels[PLATFORMS[0]], PLATFORMS[0])))
+    for flag, name in (("avx2", b"avx2"), ("avx512_vnni", b"avx512_vnni"), ("avx512_bf16", b"avx512_bf16")):
+        assert (lib.lm_use_kernels(name) == 0) == (flag in cpuinfo.split()), name
+
+
+@pytest.mark.skipif(
+    not (shutil.which(EMULATOR[0]) and Path(EMULATOR[2]).exists()), reason="needs qemu-user and libc6-arm64-cross"
+)
+def test_the_library_for_arm_agrees_with_itself_under_an_emulator(wheels: dict[str, Path], tmp_path: Path) -> None:
+    """tests/native/check.c holds every set to the portable one."""
+    zig = (PYTHON, "hatch_wheels.py", "cc", "aarch64-linux-gnu.2.28")
+    flags = ("-std=gnu11", "-O1", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-Inative")
+    arm, program = library(wheels[PLATFORMS[1]], PLATFORMS[1]), tmp_path / "check"
+    run(*zig, *flags, "tests/native/check.c", arm, "-o", program, "-lpthread", "-lm")
+    sets = {"portable", "neon_dotprod", "neon_i8mm"}
+    assert {line.split(":")[0] for line in run(*EMULATOR, "-cpu", "max", program, "--no-fork").splitlines()} == sets
+    fewer = {"cortex-a53": {"portable"}, "neoverse-n1": {"portable", "neon_dotprod"}}
+    for processor, expected in fewer.items():
+        assert set(run(*EMULATOR, "-cpu", processor, program, "--list").split()) == expected
+
+
+def required(name: str, seen: dict[str, int]) -> dict[str, int]:
+    """Return the bytes of a distribution's files, and of all that it requires without extras, by name."""
+    found = distribution(name)
+    seen[name] = sum(path.size or 0 for path in found.files or ())
+    for text in found.requires or ():
+        requirement = Requirement(text)
+        wanted = requirement.name.lower().replace("_", "-")
+        if wanted not in seen and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            required(wanted, seen)
+    return seen
+
+
+def test_what_an_installation_brings_is_light(wheels: dict[str, Path]) -> None:
+    """Without byte code, which Python writes where it wants some: then it is a fourth more."""
+    sizes = required("llamarium", {})
+    inside = wheels[PLATFORMS[0]].parent / PLATFORMS[0]
+    sizes["llamarium"] = sum(path.stat().st_size for path in inside.rglob("*") if path.is_file())
+    assert not re.search("torch|transformers|ray|fastapi|pandas", " ".join(sizes))
+    assert {"numpy", "tokenizers", "safetensors", "regex", "tiktoken", "jinja2", "rich", "huggingface-hub"} <= set(
+        sizes
+    )
+    assert sum(sizes.values()) <= 125e6, sorted(sizes.items(), key=lambda item: -item[1])
