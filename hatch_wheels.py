@@ -107,6 +107,8 @@ def _compile(target: str, arguments: list[str]) -> int:
     if "-dumpmachine" in arguments:
         print(target)
         return 0
+    if "--version" in arguments:  # with other flags beside it, Zig compiles nothing into a file
+        return subprocess.call([sys.executable, "-m", "ziglang", "cc", "--version"])
     march = "-march=armv8.2-a"
     zigs = [f"-mcpu=generic+v8_2a{a.removeprefix(march)}" if a.startswith(march) else a for a in arguments]
     quiet = ["-g0", "-Wno-pass-failed"]  # clang tells of each loop that it does not vectorize
