@@ -77,6 +77,7 @@ def test_guesses_change_nothing_in_any_company(num_blocks: int, kind: Callable[.
     assert draft.drafted > 0 and (draft.accepted > 50) == (kind is Timed)
     assert engine.num_used_blocks == drafter_of(engine).num_used_blocks == 0
     assert (engine.counts.preempted > 0) == (num_blocks < 900)
+    assert not drafter_of(engine)._drafted
 
 
 def test_the_model_itself_is_always_right() -> None:

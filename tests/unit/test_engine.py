@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from hash_runner import SLOTS, Cheap, HashRunner, alone, answers, check_scores, request_of
 from llamarium.engine.engine import Engine
+from llamarium.engine.proposers.lookup import LookupProposer
 from llamarium.engine.request import Request, TokenEvent
 from llamarium.engine.scheduler import MAX_OVERTAKEN
 from llamarium.errors import ContextLengthError, InputError, MemoryBudgetError, OptionError
@@ -45,6 +46,8 @@ def test_guesses_change_nothing_in_any_company(num_blocks: int) -> None:
     found = answers(list(engine.run()), numbers)
     assert found == [alone(request, circle=4.0) for request in requests]
     assert lookup.accepted > 20 and engine.counts.steps < engine.counts.generated_tokens
+    proposer = engine._scheduler.proposer
+    assert isinstance(proposer, LookupProposer) and not proposer._indexes
     assert engine.num_used_blocks == 0 and (engine.counts.preempted > 0) == (num_blocks < 900)
 
 
