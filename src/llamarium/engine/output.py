@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from llamarium.engine.counts import Counts
-from llamarium.engine.pooling import Vector, hidden_states
+from llamarium.engine.pooling import HIDDEN, Vector
 from llamarium.engine.request import FinishReason, TokenEvent
 from llamarium.engine.scheduler import Scheduler
 from llamarium.engine.sequence import EngineSequence, StepItem
@@ -38,7 +38,7 @@ class OutputProcessor:
 
     def process(self, items: Sequence[StepItem], logits_WV: Logits, taps: Taps | None) -> None:
         """Deliver a step's logits, and its hidden states if a sequence wants a vector; items in the batch's order."""
-        hidden_MD = None if taps is None else hidden_states(taps)
+        hidden_MD = None if taps is None else taps.kept[HIDDEN][0]
         ready, places = list[EngineSequence](), list[int]()
         token = row = 0
         for item in items:

@@ -1,11 +1,11 @@
 """One vector for a text: its tokens' hidden states, gathered over the steps that run it. Never torch."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.runtime.taps import Key, Taps
+from llamarium.runtime.taps import Key
 
 Pooling = Literal["mean", "last"]
 """Of all tokens' hidden states, or the last token's alone."""
@@ -47,9 +47,3 @@ class Pool:
         mean = self._sum / self._num_rows
         length = np.linalg.norm(mean)
         return (mean / length).astype(np.float32) if np.isfinite(length) and length > 0 else None
-
-
-def hidden_states(taps: Taps) -> NDArray[np.float32]:
-    """Return a step's tapped states (M, D) as numpy; modules hand them out as tensors, on any device."""
-    rows_MD: Any = taps.kept[HIDDEN][0]
-    return rows_MD if isinstance(rows_MD, np.ndarray) else rows_MD.float().cpu().numpy()

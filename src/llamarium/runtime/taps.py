@@ -45,7 +45,7 @@ ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
         "q_rot": Activation("TNH", "queries, rotated by their positions", "self_attn", "attend"),
         "k_rot": Activation("SKH", "keys, rotated by their positions, as the cache keeps them", "self_attn", "attend"),
         "scores": Activation("NTS", "q·k / sqrt(H); -inf where a query may not look", "self_attn", "attend"),
-        "pattern": Activation("NTS", "softmax of the scores: who looks at whom", "self_attn", "attend"),
+        "pattern": Activation("NTS", "softmax of the scores: what each query reads", "self_attn", "attend"),
         "head_out": Activation("TNH", "what each head gathered", "self_attn.o_proj", "in"),
         "attn_out": Activation("TD", "what attention adds to the stream", "self_attn"),
         "resid_mid": Activation("TD", "residual stream after attention", "post_attention_layernorm", "in"),
