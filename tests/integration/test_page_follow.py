@@ -9,8 +9,9 @@ from playwright.sync_api import Page, expect
 
 from llamarium.api import Llama
 from llamarium.inspect.interventions.experiments import Experiment
+from llamarium.inspect.measures.streams import stream_errors
 from llamarium.inspect.neighbors import neighbors, similarity
-from llamarium.inspect.probes.four_bits import coded_weights, rounded_inputs, stream_errors
+from llamarium.inspect.probes.four_bits import coded_weights, rounded_inputs
 from llamarium.inspect.probes.quantized import streams_as
 from llamarium.inspect.score import score
 from llamarium.model.init import FreshEmbedding

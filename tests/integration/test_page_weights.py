@@ -11,8 +11,9 @@ import torch
 
 import llamarium
 from llamarium.api import Llama
+from llamarium.inspect.measures.streams import stream_errors
 from llamarium.inspect.neighbors import neighbors, similarity
-from llamarium.inspect.probes.four_bits import coded_weights, rounded_inputs, stream_errors
+from llamarium.inspect.probes.four_bits import coded_weights, rounded_inputs
 from llamarium.inspect.probes.quantized import coded_anew, streams_as
 from llamarium.model.init import FreshEmbedding
 from llamarium.page.extension import page

@@ -11,7 +11,8 @@ from llamarium.kernels import native
 from llamarium.sampling.params import SamplingParams
 from llamarium.sampling.row import SamplingRow
 from llamarium.sampling.sampler import Sampler
-from llamarium.sampling.torch_sampler import InTorch, splitmix64
+from llamarium.sampling.steps import splitmix64
+from llamarium.sampling.torch_sampler import InTorch
 
 INF = math.inf
 

@@ -10,7 +10,8 @@ from torch import nn
 
 import llamarium
 from llamarium.errors import InputError, OptionError
-from llamarium.inspect.probes.four_bits import coded_weights, rounded_inputs, stream_errors
+from llamarium.inspect.measures.streams import stream_errors
+from llamarium.inspect.probes.four_bits import coded_weights, rounded_inputs
 from llamarium.quant.formats import IQ4_NL_VALUES, PACKED_FORMATS
 from llamarium.quant.ggml.blocks import quantize
 from llamarium.quant.ggml.linear import LinearGGML

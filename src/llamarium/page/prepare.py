@@ -71,16 +71,13 @@ class Preparation:
         llama.neighbors(one.ids[-1], k=1)
 
     def _draw(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
-        import torch
-
         from llamarium.inspect.probes.sampling import explain_choice
 
-        last, device = len(one.ids) - 1, engine.runner.device
+        last = len(one.ids) - 1
         kept = self._kept.numbers(Executor.of(llama, engine), one, "logits", None, range(last, last + 1))
         numbers = kept.values[0].copy()  # the sampler works in place
         row = SamplingRow(SamplingParams(temperature=1.0, top_p=0.9), one.ids, llama.config.vocab_size, (), None)
-        logits_V = numbers if device == "cpu" else torch.from_numpy(numbers).to(device)
-        explain_choice(row, logits_V, device, 1, llama.tokenizer)
+        explain_choice(row, numbers, engine.runner.device, 1, llama.tokenizer)
 
     def _cost(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
         from llamarium.inspect.probes.cost import token_cost

@@ -45,7 +45,7 @@ and where the kernels are missing, which is imported for them only.
 """
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -55,8 +55,8 @@ from numpy.typing import NDArray
 from llamarium.kernels import native
 from llamarium.runtime.runner import Logits
 from llamarium.sampling.constraint import Constraint, NoToken
-from llamarium.sampling.params import SamplingParams
 from llamarium.sampling.row import Chosen, SamplingRow
+from llamarium.sampling.steps import bias, penalized
 
 if TYPE_CHECKING:
     import torch
@@ -168,33 +168,17 @@ def _adjusted(rows: Sequence[SamplingRow], logits_BV: NDArray[np.float32]) -> Ge
     try:
         for i, row in enumerate(rows):
             if row.params.logit_bias:
-                ids, values = _bias(row.params.logit_bias)
+                ids, values = bias(row.params.logit_bias)
                 kept.append((i, ids, logits_BV[i, ids]))
                 logits_BV[i, ids] += values
             if row.penalties is not None:
                 ids = row.penalties.ids
                 kept.append((i, ids, logits_BV[i, ids]))
-                logits_BV[i, ids] = _penalized(logits_BV[i, ids], row.params, row.penalties.counts)
+                logits_BV[i, ids] = penalized(logits_BV[i, ids], row.params, row.penalties.counts)
         yield
     finally:
         for i, ids, values in reversed(kept):
             logits_BV[i, ids] = values
-
-
-def _bias(given: Mapping[int, float]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    return np.fromiter(given, np.int64, len(given)), np.fromiter(given.values(), np.float32, len(given))
-
-
-def _penalized(
-    logits_U: NDArray[np.float32], params: SamplingParams, counts_U: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """Steps 2 and 3 for the tokens that a row holds."""
-    penalty = np.float32(params.repetition_penalty)
-    with np.errstate(over="ignore"):  # infinite then, which is told as no finite maximum
-        out_U = np.where(logits_U > 0, logits_U / penalty, logits_U * penalty)
-    out_U -= np.float32(params.frequency_penalty) * counts_U
-    out_U -= np.float32(params.presence_penalty) * (counts_U > 0)
-    return out_U
 
 
 def _largest(values_V: NDArray[np.float32], count: int) -> NDArray[np.int64]:

@@ -5,9 +5,8 @@ back from the device is the ids, and log-probabilities where a row asks for them
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,24 +17,9 @@ from llamarium.kernels.threads import one_torch_thread
 from llamarium.runtime.runner import Logits
 from llamarium.sampling.params import SamplingParams
 from llamarium.sampling.row import Chosen, SamplingRow
+from llamarium.sampling.steps import GOLDEN, MIX1, MIX2, splitmix64
 
 _SMALL = 2**20  # logits that one thread handles as fast as several
-_GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Stage:
-    """What one of the steps has left of one row's logits.
-
-    Attributes:
-        name: The step; "logits" are the model's own, before any.
-        is_on: Whether the row's parameters ask for it; what an idle step leaves is what it was given.
-        logits_V: float32; -inf for tokens that are out. From "temperature" on less the largest, and divided by it.
-    """
-
-    name: str
-    is_on: bool
-    logits_V: Tensor
 
 
 class InTorch:
@@ -69,31 +53,6 @@ class InTorch:
             top_ids = raw_V.sort(descending=True, stable=True).indices[:num_top]
             top = zip(top_ids.tolist(), logprobs_V[top_ids].tolist(), strict=True)  # sync: for rows that ask
             return Chosen(token_id, logprobs_V[token_id].item(), tuple(top))
-
-    @torch.inference_mode()
-    def stages(self, row: SamplingRow, logits_V: Logits) -> Iterator[Stage]:
-        """Yield what each step leaves of one row's logits, in order; at temperature 0 those that come before it."""
-        rows, params = [row], row.params
-        logits_1V = self._as_tensor(logits_V).unsqueeze(0)
-        yield Stage("logits", True, logits_1V[0])
-        yield Stage("logit_bias", bool(params.logit_bias), (logits_1V := self._biased(rows, logits_1V))[0])
-        yield Stage("penalties", row.penalties is not None, (logits_1V := self._penalized(rows, logits_1V))[0])
-        yield Stage("grammar", row.constraint is not None, (logits_1V := self._masked(rows, logits_1V))[0])
-        if params.temperature == 0:
-            return
-        scaled_1V = (logits_1V - logits_1V.amax(-1, keepdim=True)) / self._float32([[params.temperature]])
-        yield Stage("temperature", params.temperature != 1, scaled_1V[0])
-        scaled_1V = self._top_k([params], scaled_1V)
-        yield Stage("top_k", 0 < params.top_k < scaled_1V.shape[1], scaled_1V[0])
-        probs_1V = self._top_p([params], scaled_1V.softmax(-1))
-        yield Stage("top_p", params.top_p < 1, scaled_1V.masked_fill(probs_1V == 0, -math.inf)[0])
-        probs_1V = self._min_p([params], probs_1V)
-        yield Stage("min_p", params.min_p > 0, scaled_1V.masked_fill(probs_1V == 0, -math.inf)[0])
-
-    @torch.inference_mode()
-    def noise(self, row: SamplingRow, vocab_size: int) -> Tensor:
-        """Return what step 9 adds to each token's logit, float64: (V,)."""
-        return self._noise([row], vocab_size)[0]
 
     def _adjusted(self, rows: Sequence[SamplingRow], logits_BV: Tensor) -> Tensor:
         """Steps 1 to 3, but for the forms."""
@@ -198,11 +157,11 @@ class InTorch:
         """Return each token's g, shape (R, V)."""
         streams = [splitmix64(splitmix64(row.seed, 0), row.num_tokens) for row in rows]
         ids_V = torch.arange(1, vocab_size + 1, device=self._device)
-        z_RV = self._int64([_signed(stream) for stream in streams])[:, None] + ids_V * _signed(_GOLDEN)
+        z_RV = self._int64([_signed(stream) for stream in streams])[:, None] + ids_V * _signed(GOLDEN)
         z_RV ^= _shifted(z_RV, 30)
-        z_RV *= _signed(_MIX1)
+        z_RV *= _signed(MIX1)
         z_RV ^= _shifted(z_RV, 27)
-        z_RV *= _signed(_MIX2)
+        z_RV *= _signed(MIX2)
         z_RV ^= _shifted(z_RV, 31)
         v_RV = _shifted(z_RV, 12).to(self._wide).add_(0.5).mul_(2.0**-52)
         return v_RV.neg_().log1p_().neg_().log_().neg_()
@@ -215,18 +174,6 @@ class InTorch:
 
     def _float32(self, values: Any) -> Tensor:
         return torch.as_tensor(values, dtype=torch.float32, device=self._device)
-
-
-def splitmix64(state: int, n: int) -> int:
-    """Return number n of the stream that begins at `state`, 64 bits.
-
-    Source: Steele, Lea and Flood 2014, Fast Splittable Pseudorandom Number Generators (java.util.SplittableRandom).
-    """
-    mask = 2**64 - 1
-    z = (state + (n + 1) * _GOLDEN) & mask
-    z = (z ^ (z >> 30)) * _MIX1 & mask
-    z = (z ^ (z >> 27)) * _MIX2 & mask
-    return z ^ (z >> 31)
 
 
 def _signed(bits: int) -> int:

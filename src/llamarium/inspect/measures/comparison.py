@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from llamarium.errors import InputError
 from llamarium.inspect import passes
 from llamarium.inspect.measures.divergence import compare
+from llamarium.inspect.measures.streams import StreamError, stream_errors
 from llamarium.inspect.numbers import split
-from llamarium.inspect.probes.four_bits import StreamError, stream_errors
 from llamarium.inspect.tokens import Candidate, check_count, name_candidates, top_candidates
 from llamarium.inspect.trace import Trace
 from llamarium.tokenizer.base import Tokenizer

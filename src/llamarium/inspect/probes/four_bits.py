@@ -5,26 +5,21 @@ levels[code] · scale + minimum. Inputs of packed weights are rounded as well (`
 does to a pass is seen in its stream, layer by layer.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from llamarium.errors import InputError
-from llamarium.inspect.numbers import Floats, lengths
-from llamarium.inspect.shapes import indices, print_key
-from llamarium.inspect.trace import Trace
+from llamarium.inspect.shapes import indices
 from llamarium.quant.formats import GROUP, chosen_type
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit
 from llamarium.quant.packed import LinearPacked, quantize_inputs
 from llamarium.quant.swap import METHODS, QUANTIZED_LINEARS
-from llamarium.runtime.taps import Key
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,21 +84,6 @@ class RoundedInputs:
     scales_MC: Tensor
     values_MC: Tensor
     errors_MC: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class StreamError:
-    """How far the stream after a layer is from another pass's.
-
-    Attributes:
-        layer: The layer.
-        relative: For each position the length of the difference over the length of the other's stream.
-        cosine: For each position that of the angle between the two.
-    """
-
-    layer: int
-    relative: tuple[float, ...]
-    cosine: tuple[float, ...]
 
 
 @torch.no_grad()
@@ -186,37 +166,3 @@ def rounded_inputs(x: Tensor) -> RoundedInputs:
     codes_MC, scales_MC = codes.flatten(1).long(), _spread(scales_MG, x.shape[1])
     values_MC = codes_MC * scales_MC
     return RoundedInputs(codes_MC, scales_MC, values_MC, values_MC - x.cpu().float())
-
-
-def relative_error(error: float, whole: float) -> float:
-    """Return the length of an error over that of what it is of; 0 where both are 0."""
-    return error / whole if whole else 0.0 if error == 0 else math.inf
-
-
-def stream_errors(trace: Trace, against: Trace) -> list[StreamError]:
-    """Return how far the stream after each layer is from another model's on the same text, layer by layer.
-
-    Args:
-        trace: With "resid"; of the quantized model, say.
-        against: The same of the other one: the unquantized, in float32.
-
-    Raises:
-        InputError: If the two are not of the same tokens and layers.
-    """
-    same = all(getattr(trace, name) == getattr(against, name) for name in ("token_ids", "positions", "layers"))
-    keys: list[Key] = [("resid", layer) for layer in trace.layers]
-    if not same or any(key not in trace.arrays or key not in against.arrays for key in keys) or not keys:
-        raise InputError('the traces are not of the same tokens and layers; trace both with names=["resid"]')
-    return [
-        _stream_error(layer, trace.arrays["resid", layer], against.arrays["resid", layer]) for layer in trace.layers
-    ]
-
-
-def _stream_error(layer: int, here_TD: Floats, there_TD: Floats) -> StreamError:
-    if here_TD.shape != there_TD.shape:
-        name = print_key(("resid", layer))
-        raise InputError(f"{name} is {here_TD.shape} and {there_TD.shape}; expected one model's shape")
-    x_TD, y_TD = here_TD.astype(np.float64), there_TD.astype(np.float64)
-    norms = zip(lengths(x_TD - y_TD).tolist(), lengths(y_TD).tolist(), strict=True)
-    cosine_T = (x_TD * y_TD).sum(-1) / np.maximum(lengths(x_TD) * lengths(y_TD), 1e-8)
-    return StreamError(layer, tuple(relative_error(*pair) for pair in norms), tuple(cosine_T.tolist()))

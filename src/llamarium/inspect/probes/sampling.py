@@ -8,17 +8,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from llamarium.generation.kept import Memory, advance
+from llamarium.inspect.numbers import as_array, largest, softmax
+from llamarium.inspect.shapes import check_whole
 from llamarium.inspect.tokens import check_count, check_ids
 from llamarium.runtime.runner import CacheDtype, Logits, Runner
 from llamarium.sampling.constraint import Constraint
 from llamarium.sampling.params import SamplingParams
 from llamarium.sampling.row import SamplingRow
 from llamarium.sampling.sampler import Sampler
-from llamarium.sampling.torch_sampler import InTorch, Stage
+from llamarium.sampling.steps import Stage, noise, stages
 from llamarium.tokenizer.base import Tokenizer
 
 
@@ -127,6 +129,7 @@ def sampler_steps(
         AnswerError: If no token can be chosen.
     """
     check_count(k, "k", runner.config.vocab_size)
+    check_whole(answer_ids, "answer_ids")
     check_ids(runner.config, prompt_ids)
     check_ids(runner.config, [*prompt_ids, *answer_ids])
     row = SamplingRow(params, prompt_ids, runner.config.vocab_size, answer_ids, constraint)
@@ -148,30 +151,26 @@ def explain_choice(
     Raises:
         AnswerError: If no token can be chosen.
     """
-    in_torch, place = InTorch(device), row.num_tokens
-    stages = list(in_torch.stages(row, logits_V))
-    noise_V = in_torch.noise(row, len(logits_V)) if row.params.temperature > 0 else None
+    place, left = row.num_tokens, list(stages(row, as_array(logits_V)))
+    noise_V = noise(row, len(logits_V)) if row.params.temperature > 0 else None
     chosen = Sampler(len(logits_V), device).sample([row], logits_V[None])[0].id_of(0)
-    steps = tuple(_step(stage, k, chosen, tokenizer) for stage in stages)
+    steps = tuple(_step(stage, k, chosen, tokenizer) for stage in left)
     draw = None if noise_V is None else _draw(steps[-1], noise_V)
     return SamplerSteps(chosen, _text(chosen, tokenizer), row.seed, place, steps, draw)
 
 
-@torch.inference_mode()
 def _step(stage: Stage, k: int, chosen: int, tokenizer: Tokenizer | None) -> SamplerStep:
     logits_V = stage.logits_V
-    num_left = int((logits_V > float("-inf")).sum())  # sync: to show
-    ids = logits_V.sort(descending=True, stable=True).indices[: min(k, num_left)].tolist()
+    num_left = int((logits_V > -np.inf).sum())
+    ids = largest(logits_V, min(k, num_left)).tolist()
     ids = ids if chosen in ids else [*ids, chosen]
-    at = torch.tensor(ids, device=logits_V.device)
-    values = zip(ids, logits_V[at].tolist(), logits_V.softmax(-1)[at].tolist(), strict=True)
+    values = zip(ids, logits_V[ids].tolist(), softmax(logits_V)[ids].tolist(), strict=True)
     found = tuple(SamplerCandidate(i, logit, p, _text(i, tokenizer)) for i, logit, p in values)
     return SamplerStep(stage.name, stage.is_on, num_left, found)
 
 
-def _draw(last: SamplerStep, noise_V: Tensor) -> tuple[Drawn, ...]:
-    noise = noise_V[torch.tensor([c.token_id for c in last.candidates], device=noise_V.device)].tolist()
-    pairs = zip(last.candidates, noise, strict=True)
+def _draw(last: SamplerStep, noise_V: NDArray[np.float64]) -> tuple[Drawn, ...]:
+    pairs = zip(last.candidates, noise_V[[c.token_id for c in last.candidates]].tolist(), strict=True)
     return tuple(Drawn(c.token_id, g, c.logit + g, c.text) for c, g in pairs)
 
 

@@ -67,15 +67,12 @@ def explain_next(known: OpenPass, answer: range, row: SamplingRow, k: int) -> Sa
     Raises:
         LlamariumError: As `explain_choice`.
     """
-    import torch
-
     from llamarium.inspect.probes.sampling import explain_choice, next_logits
 
     one, engine, llama = known.one, known.engine, known.llama
     runner, last = engine.runner, answer.stop - 1
     if runner.is_row_exact or one.experiment is not None:
-        values = known.numbers("logits", None, range(last, answer.stop))[0]
-        logits_V = values.copy() if runner.device == "cpu" else torch.tensor(values, device=runner.device)
+        logits_V = known.numbers("logits", None, range(last, answer.stop))[0].copy()  # the sampler works in place
     else:  # as the answer was made, token by token
         parts, kept_in = (one.ids[: answer.start], one.ids[answer.start : answer.stop]), engine.kv_cache_dtype
         logits_V = next_logits(runner, *parts, adapter=one.adapter_idx, kv_cache_dtype=kept_in)

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from llamarium.api import Llama
-    from llamarium.inspect.probes.four_bits import CodedWeights, StreamError
+    from llamarium.inspect.measures.streams import StreamError
+    from llamarium.inspect.probes.four_bits import CodedWeights
     from llamarium.inspect.probes.learning import Lesson
 
 router = APIRouter(prefix="/inspect", route_class=StrictRoute)
@@ -96,7 +97,8 @@ async def inputs(asked: OfPass, query: Annotated[InputsQuery, Query()]) -> Input
     def read(known: OpenPass) -> InputsView:
         import torch
 
-        from llamarium.inspect.probes.four_bits import relative_error, rounded_inputs
+        from llamarium.inspect.measures.streams import relative_error
+        from llamarium.inspect.probes.four_bits import rounded_inputs
         from llamarium.inspect.probes.quantized import is_rounded
 
         _, linear = _linear(known.llama, query.layer, query.linear)
@@ -234,7 +236,7 @@ def _codes_view(llama: "Llama", name: str, num_rows: int, query: CodesQuery, fou
 
 
 def _row_error(values: "Tensor", originals: "Tensor") -> float:
-    from llamarium.inspect.probes.four_bits import relative_error
+    from llamarium.inspect.measures.streams import relative_error
 
     return relative_error(float((values - originals).norm()), float(originals.norm()))
 
@@ -247,7 +249,7 @@ def _stored_type(llama: "Llama", name: str) -> str:
 
 def _errors(known: OpenPass, method: QuantizeName | None) -> ErrorsView:
     from llamarium.cost import count_parameters
-    from llamarium.inspect.probes.four_bits import stream_errors
+    from llamarium.inspect.measures.streams import stream_errors
     from llamarium.inspect.probes.quantized import IN_C, can_round_inputs, streams_as
 
     llama, ids = known.llama, known.one.ids

@@ -1,0 +1,112 @@
+"""The steps of `sampling/sampler.py` in numpy, one row at a time: what each leaves, and the noise of the draw.
+
+It is for looking at a choice; what chooses is C or PyTorch, and tests hold the three to the same tokens.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamarium.sampling.params import SamplingParams
+from llamarium.sampling.row import SamplingRow
+
+Floats = NDArray[np.float32]
+
+GOLDEN, MIX1, MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""Of splitmix64."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """What one of the steps has left of one row's logits.
+
+    Attributes:
+        name: The step; "logits" are the model's own, before any.
+        is_on: Whether the row's parameters ask for it; what an idle step leaves is what it was given.
+        logits_V: float32; -inf for tokens that are out. From "temperature" on less the largest, and divided by it.
+    """
+
+    name: str
+    is_on: bool
+    logits_V: Floats
+
+
+def stages(row: SamplingRow, logits_V: Floats) -> Iterator[Stage]:
+    """Yield what each step leaves of one row's logits, in order; at temperature 0 those that come before it."""
+    params, x_V = row.params, logits_V.copy()
+    yield Stage("logits", True, logits_V)
+    if params.logit_bias:
+        ids, values = bias(params.logit_bias)
+        x_V[ids] += values
+    yield Stage("logit_bias", bool(params.logit_bias), x_V.copy())
+    if row.penalties is not None:
+        ids = row.penalties.ids
+        x_V[ids] = penalized(x_V[ids], params, row.penalties.counts)
+    yield Stage("penalties", row.penalties is not None, x_V.copy())
+    if row.constraint is not None:
+        bits_V = np.unpackbits(row.constraint.mask().view(np.uint8), bitorder="little")[: len(x_V)]
+        x_V[bits_V == 0] = -np.inf
+    yield Stage("grammar", row.constraint is not None, x_V.copy())
+    if params.temperature == 0:
+        return
+    x_V = (x_V - x_V.max()) / np.float32(params.temperature)
+    yield Stage("temperature", params.temperature != 1, x_V.copy())
+    has_top_k = 0 < params.top_k < len(x_V)
+    if has_top_k:
+        x_V[x_V < np.partition(x_V, -params.top_k)[-params.top_k]] = -np.inf
+    yield Stage("top_k", has_top_k, x_V.copy())
+    probs_V = np.exp(x_V)  # the largest is 0
+    probs_V /= probs_V.sum()
+    if params.top_p < 1:
+        x_V[probs_V < _nucleus_floor(probs_V, params.top_p)] = -np.inf
+    yield Stage("top_p", params.top_p < 1, x_V.copy())
+    if params.min_p > 0:
+        x_V[probs_V < np.float32(params.min_p) * probs_V.max()] = -np.inf
+    yield Stage("min_p", params.min_p > 0, x_V)
+
+
+def _nucleus_floor(probs_V: Floats, top_p: float) -> np.float32:
+    """Return the least probability among the fewest largest that reach p."""
+    largest_V = np.sort(probs_V)[::-1]
+    num_below = int((largest_V.cumsum(dtype=np.float64) < top_p).sum())
+    return largest_V[min(num_below, len(largest_V) - 1)]
+
+
+def noise(row: SamplingRow, vocab_size: int) -> NDArray[np.float64]:
+    """Return what the draw adds to each token's logit, (V,)."""
+    stream = splitmix64(splitmix64(row.seed, 0), row.num_tokens)
+    z_V = np.uint64(stream) + np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+    z_V = (z_V ^ (z_V >> np.uint64(30))) * np.uint64(MIX1)
+    z_V = (z_V ^ (z_V >> np.uint64(27))) * np.uint64(MIX2)
+    z_V ^= z_V >> np.uint64(31)
+    v_V = ((z_V >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    return -np.log(-np.log1p(-v_V))
+
+
+def splitmix64(state: int, n: int) -> int:
+    """Return number n of the stream that begins at `state`, 64 bits.
+
+    Source: Steele, Lea and Flood 2014, Fast Splittable Pseudorandom Number Generators (java.util.SplittableRandom).
+    """
+    mask = 2**64 - 1
+    z = (state + (n + 1) * GOLDEN) & mask
+    z = (z ^ (z >> 30)) * MIX1 & mask
+    z = (z ^ (z >> 27)) * MIX2 & mask
+    return z ^ (z >> 31)
+
+
+def bias(given: Mapping[int, float]) -> tuple[NDArray[np.int64], Floats]:
+    """Return the ids that step 1 adds to, and what it adds."""
+    return np.fromiter(given, np.int64, len(given)), np.fromiter(given.values(), np.float32, len(given))
+
+
+def penalized(logits_U: Floats, params: SamplingParams, counts_U: Floats) -> Floats:
+    """Return what steps 2 and 3 make of the tokens that a row holds."""
+    penalty = np.float32(params.repetition_penalty)
+    with np.errstate(over="ignore"):  # infinite then, which is reported as no finite maximum
+        out_U = np.where(logits_U > 0, logits_U / penalty, logits_U * penalty)
+    out_U -= np.float32(params.frequency_penalty) * counts_U
+    out_U -= np.float32(params.presence_penalty) * (counts_U > 0)
+    return out_U
