@@ -107,7 +107,9 @@ def test_numbers_are_the_librarys(client: httpx.Client, running: Running, llama:
     for one, other in zip(told["layers"], plain["layers"], strict=True):
         assert one == {**other, "relative": list(other["relative"]), "cosine": list(other["cosine"])}
     for one, other in zip(told["tokens"], plain["tokens"], strict=True):
-        assert {k: list(v) if isinstance(v, tuple) else v for k, v in other.items()} == one
+        assert {**one, "same_top": one["candidates"][0]["token_id"] == one["candidates_against"][0]["token_id"]} == {
+            name: list(value) if isinstance(value, tuple) else value for name, value in other.items()
+        }
     if side in ("adapter:one", "rope-off", "NF4"):
         assert max(told["layers"][-1]["relative"]) > 1e-3, "they differ"
 

@@ -18,8 +18,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def read_table(page: Page, name: str) -> list[list[str]]:
-    """The cells of a table in the region of this name, its heads left out."""
+    """The cells of a table in the region of this name, as soon as it has rows; its heads left out."""
     rows = page.get_by_role("region", name=re.compile(name)).locator("tbody tr")
+    expect(rows.first).to_be_visible()
     cells = "(rows) => rows.map((row) => [...row.querySelectorAll('th, td')].map((cell) => cell.innerText))"
     return [[cell.replace("\u2212", "-") for cell in row] for row in rows.evaluate_all(cells)]
 

@@ -248,16 +248,12 @@ def test_an_experiment_is_refused(client: httpx.Client, route: str, body: dict[s
 def test_the_lens_over_layers_and_tokens(client: httpx.Client, path: str, llama: Llama, after: str) -> None:
     told = client.get(f"{path}/lens/grid", params={"after": after, "token_id": TOKEN, "start": 2, "stop": 5}).json()
     found = llama.inspect.lens(TEXT, TOKEN, k=1, positions=[2, 3, 4], after=after)  # pyright: ignore[reportArgumentType]
-    rows = [place.to_dict() for place in found.layers]
-    assert [row["after"] for row in rows] == [after, after]
-    assert told["rows"] == [
-        [{"best": best[0], "chosen": chosen} for best, chosen in zip(row["candidates"], row["chosen"], strict=True)]
-        for row in rows
-    ]
-    assert (told["after"], told["token_id"], told["start"]) == (after, TOKEN, 2)
+    assert [layer["after"] for layer in told["layers"]] == [after, after]
+    assert told == found.to_dict()
+    assert (told["positions"], told["chosen_id"]) == ([2, 3, 4], TOKEN)
     whole = client.get(f"{path}/lens/grid").json()
-    assert [len(row) for row in whole["rows"]] == [6, 6]
-    assert whole["rows"][0][0]["chosen"] is None
+    assert [len(layer["candidates"]) for layer in whole["layers"]] == [6, 6]
+    assert whole["layers"][0]["chosen"] == []
 
 
 @pytest.mark.parametrize(("asked", "param"), [("stop=7", "stop"), ("start=6", "start"), ("start=3&stop=3", "stop")])

@@ -99,7 +99,7 @@ def test_two_clients_with_the_same_beginning_share_its_blocks(client: httpx.Clie
             assert one["blocks"][0] == two["blocks"][0] and one["blocks"][0]["owners"] == 2
             assert two["num_prompt"] == len(prompt_ids) < two["num_tokens"] <= two["limit"] == len(prompt_ids) + 300
             assert told["num_used_blocks"] == one["num_blocks"] + two["num_blocks"] - one["num_shared"]
-            assert (one["stage"], one["adapter"], one["row"]) == ("decode", None, 0)
+            assert (one["stage"], one["adapter"], one["row"]) == ("decode", -1, 0)
             later = client.get("/inspect/requests").json()
             assert later["at_s"] > told["at_s"] and later["generated_tokens"] >= told["generated_tokens"]
         running.wait(lambda: len(client.get("/inspect/requests").json()["requests"]) == 1)

@@ -6,7 +6,7 @@ import { course } from "./learn";
 import { stages } from "./stages";
 import type { ViewEntry } from "./view";
 
-export interface Room {
+interface Room {
   title: string;
   views: readonly ViewEntry[];
   /** Whether its views look at the text that stands above: its line and its tokens are shown. */

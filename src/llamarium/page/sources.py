@@ -26,7 +26,7 @@ SOURCES: Mapping[str, str] = {
     "o_proj": "llamarium.inspect.probes.heads:_through_columns",
     "silu": "llamarium.model.mlp:SiLUActivation",
     "attribution": "llamarium.inspect.probes.attribution:attribute",
-    "lens": "llamarium.inspect.lens:_logits",
+    "lens": "llamarium.inspect.lens:lens",
     "sampler": "llamarium.sampling.steps:stages",
     "sampler.noise": "llamarium.sampling.steps:noise",
     "advance": "llamarium.generation.kept:advance",

@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fastapi import Request, Response
-from pydantic import BaseModel, ValidationError
+from pydantic_core import to_jsonable_python
 
 from llamarium.errors import LlamariumError
 from llamarium.generation.text_engine import TextEngine
 from llamarium.page.executor import AdaptedModels, Pass
 from llamarium.page.passes import Passes
-from llamarium.page.schema.base import EndView
+from llamarium.page.schema.base import EndView, has_only_finite
 from llamarium.server.errors import ApiError, of_library
 from llamarium.server.http.stream import EventStream, Write, event, unless_gone
 from llamarium.server.lifecycle.service import Service
@@ -56,7 +56,7 @@ async def work_on(request: Request, field: str, work: "Callable[[Llama, TextEngi
 async def stream_on(
     request: Request,
     field: str,
-    work: "Callable[[Llama, TextEngine], Iterator[BaseModel]]",
+    work: "Callable[[Llama, TextEngine], Iterator[object]]",
     one: Pass | None = None,
 ) -> Response:
     """Return what `work` yields as events, each as soon as it is made; the last one says that it was the last.
@@ -77,7 +77,7 @@ async def stream_on(
         worker = held.enter_context(closing(_Worker(request, field, one)))
         made = await worker.do_while_here(work)
 
-        def following(llama: "Llama", engine: TextEngine) -> BaseModel | None:
+        def following(llama: "Llama", engine: TextEngine) -> object:
             return next(made, None)
 
         first = await worker.do_while_here(following)
@@ -159,10 +159,10 @@ async def _in_list(work: Awaitable[T]) -> list[T]:
     return [await work]
 
 
-async def _produce(one: BaseModel | None, step: Callable[[], Awaitable[BaseModel | None]], write: Write) -> None:
+async def _produce(one: object, step: Callable[[], Awaitable[object]], write: Write) -> None:
     """Write the events, from the first one on."""
     while one is not None:
-        await write(event(one.model_dump(mode="json")))
+        await write(event(to_jsonable_python(one)))
         one = await step()
     await write(event(EndView().model_dump()))
 
@@ -173,11 +173,10 @@ def _failure(error: ApiError) -> str:
 
 async def _in_thread(llama: "Llama", field: str, work: Callable[[], T], gone: threading.Event) -> T:
     try:
-        return await in_own_thread(work, gone)
+        found = await in_own_thread(work, gone)
     except LlamariumError as error:
         raise of_library(error, field=field, source=llama.tokenizer.source) from None
-    except ValidationError as error:
-        if all(one["type"] == "finite_number" for one in error.errors()):  # `Answer` takes no others
-            message = "the model's numbers are not finite here, so that there is nothing to tell of them"
-            raise ApiError(500, message, code="model_error", param=field) from None
-        raise
+    if not has_only_finite(found):
+        message = "the model's numbers are not finite here, so that there is nothing to tell of them"
+        raise ApiError(500, message, code="model_error", param=field)
+    return found

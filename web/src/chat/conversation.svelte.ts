@@ -30,7 +30,7 @@ interface Kept {
 const CHOICES: Choices = { system: "", maxTokens: "256", adapter: "", tools: "", schema: "" };
 
 /** A field that says something else than it should. */
-export class Mistaken extends Error {}
+class Mistaken extends Error {}
 
 class Conversation {
   tree = $state.raw<Tree>(EMPTY);

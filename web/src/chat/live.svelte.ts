@@ -1,7 +1,7 @@
 /** What the server's engine is doing, asked for again and again while it is looked at. */
 
 import { json, Refusal } from "../lib/api";
-import type { OpenedView, RequestsView, RequestView } from "../schema";
+import type { OpenedView, RequestsView, SequenceState } from "../schema";
 
 const EVERY_MS = 700;
 
@@ -9,7 +9,7 @@ const EVERY_MS = 700;
 export const named = (one: { number: number; row: number }): string => `${one.number}.${one.row}`;
 
 /** Tokens that an answer was given in a second, between two looks. */
-export function rate(before: RequestsView | undefined, now: RequestsView, one: RequestView): number | undefined {
+export function rate(before: RequestsView | undefined, now: RequestsView, one: SequenceState): number | undefined {
   const same = before?.requests.find((other) => named(other) === named(one));
   if (!before || !same || now.at_s <= before.at_s) return undefined;
   return (one.num_tokens - same.num_tokens) / (now.at_s - before.at_s);
@@ -54,6 +54,6 @@ export class Live {
   }
 }
 
-export function open(one: RequestView): Promise<OpenedView> {
+export function open(one: SequenceState): Promise<OpenedView> {
   return json("GET", `/inspect/requests/${named(one)}?k=50`);
 }

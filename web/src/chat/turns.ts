@@ -9,7 +9,7 @@ export interface AnswerToken {
   logprob: number;
 }
 
-export interface Call {
+interface Call {
   id: string;
   name: string;
   /** The text of a JSON object, or the beginning of one. */

@@ -1,7 +1,7 @@
 /** What is added to the stream, as it is called on the page and in its numbers. */
-import type { AdditionView } from "../schema";
+import type { Addition } from "../schema";
 
-type Named = Pick<AdditionView, "part" | "layer" | "head">;
+type Named = Pick<Addition, "part" | "layer" | "head">;
 
 export function nameOf({ part, layer, head }: Named): string {
   if (part === "embed") return "embedding";

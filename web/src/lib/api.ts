@@ -3,24 +3,24 @@
 import { Kept, type Sized } from "./kept";
 import { decode, type Numbers } from "./numbers";
 import type {
-  AttributionView,
-  CostView,
+  Attribution,
+  TokenCost,
   DistancesView,
   HeadsView,
-  LensView,
+  Lens,
   ModelView,
   NeighborsRequest,
-  NeighborsView,
-  NeuronsView,
+  Neighbors,
+  Neurons,
   NextView,
   PassRequest,
   PassView,
   RopeView,
   SamplerRequest,
-  SamplerView,
+  SamplerSteps,
   ScoreView,
   SimilarityRequest,
-  SimilarityView,
+  Similarity,
   SourceView,
   TicketRequest,
   TicketView,
@@ -192,8 +192,8 @@ export const api = {
   pass: (body: PassRequest): Promise<PassView> => post("/inspect/passes", body),
   /** The same, though it is known: so that whoever asks learns of the server as it is now. */
   passAnew: (body: PassRequest): Promise<PassView> => json("POST", "/inspect/passes", body),
-  neighbors: (body: NeighborsRequest): Promise<NeighborsView> => post("/inspect/neighbors", body),
-  similarity: (body: SimilarityRequest): Promise<SimilarityView> => post("/inspect/similarity", body),
+  neighbors: (body: NeighborsRequest): Promise<Neighbors> => post("/inspect/neighbors", body),
+  similarity: (body: SimilarityRequest): Promise<Similarity> => post("/inspect/similarity", body),
   activation: (pass: PassView, name: string, selection: Selection = {}): Promise<Numbers> =>
     ofPass(pass, () => bulk(`/inspect/passes/${pass.id}/activations/${name}${query(selection)}`)),
   word: (body: WordRequest): Promise<TokenView> => post("/inspect/word", body),
@@ -202,19 +202,19 @@ export const api = {
     ofPass(pass, () => get(`/inspect/passes/${pass.id}/heads${query(asked)}`)),
   headsAdded: (pass: PassView, asked: { layer: number; position: number }): Promise<Numbers> =>
     ofPass(pass, () => bulk(`/inspect/passes/${pass.id}/heads/added${query(asked)}`)),
-  neurons: (pass: PassView, asked: { layer: number; position: number; k: number; stride: number }): Promise<NeuronsView> =>
+  neurons: (pass: PassView, asked: { layer: number; position: number; k: number; stride: number }): Promise<Neurons> =>
     ofPass(pass, () => get(`/inspect/passes/${pass.id}/neurons${query(asked)}`)),
-  attribution: (pass: PassView, asked: { position: number; token_id: number; against_id?: number | undefined }): Promise<AttributionView> =>
+  attribution: (pass: PassView, asked: { position: number; token_id: number; against_id?: number | undefined }): Promise<Attribution> =>
     ofPass(pass, () => get(`/inspect/passes/${pass.id}/attribution${query(asked)}`)),
-  lens: (pass: PassView, asked: { position: number; token_id: number; k: number }): Promise<LensView> =>
+  lens: (pass: PassView, asked: { position: number; token_id: number; k: number }): Promise<Lens> =>
     ofPass(pass, () => get(`/inspect/passes/${pass.id}/lens${query(asked)}`)),
   distances: (
     pass: PassView,
     asked: { layer: number; head: number; position: number; key: number; stop: number; stride: number },
   ): Promise<DistancesView> => ofPass(pass, () => get(`/inspect/passes/${pass.id}/distances${query(asked)}`)),
-  sampler: (pass: PassView, body: SamplerRequest): Promise<SamplerView> =>
+  sampler: (pass: PassView, body: SamplerRequest): Promise<SamplerSteps> =>
     ofPass(pass, () => post(`/inspect/passes/${pass.id}/sampler`, body)),
-  cost: (pass: PassView): Promise<CostView> => ofPass(pass, () => get(`/inspect/passes/${pass.id}/cost`)),
+  cost: (pass: PassView): Promise<TokenCost> => ofPass(pass, () => get(`/inspect/passes/${pass.id}/cost`)),
   score: (pass: PassView, start: number): Promise<ScoreView> =>
     ofPass(pass, () => get(`/inspect/passes/${pass.id}/score${query({ start })}`)),
   /** Small numbers that follow from a pass: `/inspect/passes/{id}/{name}`. */

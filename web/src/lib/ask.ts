@@ -1,6 +1,6 @@
 /** What the views of the room Ask ask of the server, besides what `api` has. */
 
-import type { EditedRequest, EditedView, LensGridView, PassView, PatchBeginView, PatchCellsView, PatchRequest } from "../schema";
+import type { EditedRequest, EditedView, Lens, PassView, PatchBeginView, PatchCellsView, PatchRequest } from "../schema";
 import { get, ofPass, post, query } from "./api";
 import { follow } from "./events";
 
@@ -9,7 +9,7 @@ export type PatchEvent = PatchBeginView | PatchCellsView;
 export const ask = {
   lensGrid: (
     pass: PassView, asked: { after: "attention" | "mlp"; token_id?: number | undefined; start: number; stop: number },
-  ): Promise<LensGridView> => ofPass(pass, () => get(`/inspect/passes/${pass.id}/lens/grid${query(asked)}`)),
+  ): Promise<Lens> => ofPass(pass, () => get(`/inspect/passes/${pass.id}/lens/grid${query(asked)}`)),
   edited: (pass: PassView, body: EditedRequest): Promise<EditedView> =>
     ofPass(pass, () => post(`/inspect/passes/${pass.id}/edited`, body)),
   patches: (pass: PassView, body: PatchRequest, take: (event: PatchEvent) => void, signal: AbortSignal): Promise<void> =>

@@ -1,7 +1,7 @@
 /** Colours of values, for a light and for a dark page: one scale for what is at least zero, one for what has a sign. */
 
 export type Kind = "share" | "signed";
-export type Rgb = readonly [number, number, number];
+type Rgb = readonly [number, number, number];
 
 const SHARE: Record<"light" | "dark", Rgb[]> = {
   light: [[250, 250, 250], [198, 219, 239], [107, 174, 214], [33, 113, 181], [8, 48, 107]],

@@ -3,7 +3,7 @@ import type { ComparisonView, MomentView, PassView, RunRowsView, RunsView, Sides
 import { api, bulk, get, ofPass, query } from "./api";
 import type { Numbers } from "./numbers";
 
-export interface Moment {
+interface Moment {
   run: string;
   step: number;
   layer: number;

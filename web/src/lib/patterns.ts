@@ -1,7 +1,7 @@
 /** What the patterns of all heads come to, in a few numbers each. */
 import type { Numbers } from "./numbers";
 
-export interface Habit {
+interface Habit {
   layer: number;
   head: number;
   /** The mean share of the first token. */

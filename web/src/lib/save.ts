@@ -16,7 +16,7 @@ export function download(blob: Blob, name: string): void {
 }
 
 /** What the colours of a picture mean. */
-export interface ColorScale {
+interface ColorScale {
   label: string;
   low: string;
   high: string;

@@ -13,7 +13,7 @@ const REPLACED_MS = 2000; // a server that is replaced more often is several
 const AHEAD = 32; // tokens of a text whose whole pass is run before a stage asks for it
 
 /** Why nothing can be shown, if nothing can. */
-export type Trouble =
+type Trouble =
   | { kind: "loading"; progress: number }
   | { kind: "key" }
   | { kind: "gone"; message: string }
@@ -29,7 +29,7 @@ export interface Asked {
 }
 
 /** What is to be looked at with a text, once its pass is there. */
-export interface Along {
+interface Along {
   /** The token; the last where left out. */
   pos?: (pass: PassView) => number;
   /** What the view asks besides. */

@@ -2,19 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llamarium.errors import AnswerError
-from llamarium.inspect.interventions.edits import Edit, edited
 from llamarium.inspect.lens import ChosenToken, think_of
 from llamarium.inspect.numbers import Floats, largest, log_softmax
 from llamarium.inspect.tokens import check_count, check_token
 from llamarium.inspect.trace import trace
-from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.loaded_model import runner_of
 from llamarium.tokenizer.base import Tokenizer
+
+if TYPE_CHECKING:
+    from llamarium.inspect.interventions.edits import Edit
+    from llamarium.model import LlamaForCausalLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,9 @@ class Effect:
 
 
 def effect_of(
-    model: LlamaForCausalLM,
+    model: "LlamaForCausalLM",
     ids: Sequence[int],
-    edits: Sequence[Edit],
+    edits: "Sequence[Edit]",
     *,
     position: int = -1,
     k: int = 10,
@@ -80,6 +82,8 @@ def effect_of(
         InputError: For what there is not.
         AnswerError: If the logits with the edits are not finite.
     """
+    from llamarium.inspect.interventions.edits import edited
+
     check_count(k, "k", model.config.vocab_size)
     if chosen_id is not None:
         check_token(chosen_id, model.config.vocab_size, "chosen_id")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query, Request
 
+from llamarium.inspect.measures.comparison import NAMES, compare_passes
 from llamarium.page.compare.others import Others, Side, Wanted
 from llamarium.page.compare.runs import Runs
 from llamarium.page.compare.schema import CompareQuery, ComparisonView, SidesView, SideView
@@ -50,17 +51,17 @@ async def compare(request: Request, asked: OfPass, query: Annotated[CompareQuery
     check_comparable(one)
 
     def read(known: OpenPass) -> ComparisonView:
-        from llamarium.inspect.measures.comparison import NAMES, compare_passes
-
         llama = known.llama
         kept, found = others_of(request), sides_of(llama, known.engine, runs_of(request))
         pair = find_side(found, query.side, "side"), find_side(found, query.against, "against")
         wanted = Wanted(one.ids, NAMES)
         traces = [kept.trace(side, wanted, field=field) for side, field in zip(pair, ("side", "against"), strict=True)]
         _check_finite(pair, [trace.arrays["logits", None] for trace in traces])
-        told = compare_passes(*traces, k=query.k, tokenizer=llama.tokenizer).to_dict()
+        told = compare_passes(*traces, k=query.k, tokenizer=llama.tokenizer)
         side, against = (_view(kept, side) for side in pair)
-        return ComparisonView.model_validate({**told, "side": side, "against": against})
+        return ComparisonView(
+            side=side, against=against, layers=told.layers, tokens=told.tokens, kl=told.kl, same_top=told.same_top
+        )
 
     return await asked.read("side", read)
 

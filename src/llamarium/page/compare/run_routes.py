@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 
+from llamarium.inspect.score import scored_tokens
+from llamarium.inspect.tokens import name_candidates, top_candidates
 from llamarium.page.binary import Numbers, respond
 from llamarium.page.compare.others import Side, Wanted
 from llamarium.page.compare.routes import MAX_TOKENS, check_comparable, others_of, runs_of
@@ -18,7 +20,6 @@ from llamarium.page.compare.schema import (
     RunView,
 )
 from llamarium.page.routes.open_pass import OfPass, OpenPass
-from llamarium.page.schema.probes import LikelyView
 from llamarium.page.selection import check_index
 from llamarium.page.work import work_on
 from llamarium.server.errors import ApiError
@@ -102,9 +103,6 @@ def _read(request: Request, known: OpenPass, query: MomentQuery) -> "tuple[Side,
 
 
 def _moment(llama: "Llama", query: MomentQuery, seen: "Trace", seconds: float | None) -> MomentView:
-    from llamarium.inspect.score import scored_tokens
-    from llamarium.inspect.tokens import name_candidates, top_candidates
-
     logits_TV = seen.arrays["logits", None]
     if not np.isfinite(logits_TV).all():
         message = f"the logits of step {query.step} of {query.run} are not finite"
@@ -119,6 +117,6 @@ def _moment(llama: "Llama", query: MomentQuery, seen: "Trace", seconds: float | 
         step=query.step,
         surprises=(None, *surprises),
         loss=sum(surprises) / len(surprises) if surprises else None,
-        best=LikelyView.model_validate(best.to_dict()),
+        best=best,
         seconds=seconds,
     )

@@ -2,12 +2,13 @@
 
 from pydantic import Field
 
-from llamarium.page.schema.base import Answer, Query
-from llamarium.page.schema.probes import LikelyView
-from llamarium.page.schema.weights import LayerErrorView
+from llamarium.inspect.measures.comparison import ComparedToken
+from llamarium.inspect.measures.streams import StreamError
+from llamarium.inspect.tokens import Candidate
+from llamarium.page.schema.base import Query, View
 
 
-class SideView(Answer):
+class SideView(View):
     """Something that can be compared.
 
     Attributes:
@@ -25,7 +26,7 @@ class SideView(Answer):
     seconds: float | None
 
 
-class SidesView(Answer):
+class SidesView(View):
     """What can be compared.
 
     Attributes:
@@ -57,31 +58,7 @@ class CompareQuery(Query):
     k: int = Field(3, ge=1, le=20)
 
 
-class ComparedTokenView(Answer):
-    """What becomes of the predictions at a token.
-
-    Attributes:
-        position: Where it stands.
-        token_id: The token.
-        kl: KL(against || side) of what comes after it, nats.
-        surprise: -log P of the token itself, nats; None for the first.
-        surprise_against: The same by the other side.
-        candidates: The most probable tokens after it, the best first.
-        candidates_against: The same by the other side.
-        same_top: Whether both think the same token most probable.
-    """
-
-    position: int
-    token_id: int
-    kl: float
-    surprise: float | None
-    surprise_against: float | None
-    candidates: tuple[LikelyView, ...]
-    candidates_against: tuple[LikelyView, ...]
-    same_top: bool
-
-
-class ComparisonView(Answer):
+class ComparisonView(View):
     """Two sides over one text.
 
     Attributes:
@@ -95,13 +72,13 @@ class ComparisonView(Answer):
 
     side: SideView
     against: SideView
-    layers: tuple[LayerErrorView, ...]
-    tokens: tuple[ComparedTokenView, ...]
+    layers: tuple[StreamError, ...]
+    tokens: tuple[ComparedToken, ...]
     kl: float
     same_top: float
 
 
-class RunView(Answer):
+class RunView(View):
     """A training run that the server was started with.
 
     Attributes:
@@ -115,7 +92,7 @@ class RunView(Answer):
     num_bytes: int
 
 
-class RunsView(Answer):
+class RunsView(View):
     """The runs whose checkpoints can be looked at, and the most tokens of a text that they read."""
 
     runs: tuple[RunView, ...]
@@ -128,7 +105,7 @@ class RunRowsQuery(Query):
     ids: str = Field(pattern=r"^[0-9]{1,9}(,[0-9]{1,9})*$", max_length=1024)
 
 
-class RunRowsView(Answer):
+class RunRowsView(View):
     """Rows of the embedding table over a run, all seen from one side.
 
     Attributes:
@@ -164,7 +141,7 @@ class MomentPatternQuery(MomentQuery):
     head: int = Field(ge=0)
 
 
-class MomentView(Answer):
+class MomentView(View):
     """What a checkpoint makes of a text.
 
     Attributes:
@@ -180,5 +157,5 @@ class MomentView(Answer):
     step: int
     surprises: tuple[float | None, ...]
     loss: float | None
-    best: LikelyView
+    best: Candidate
     seconds: float | None

@@ -21,7 +21,6 @@ from llamarium.page.schema.interventions import (
     PatchCellView,
     PatchRequest,
     SteeringFields,
-    TokenEffectView,
 )
 from llamarium.page.schema.text import TokenView
 from llamarium.page.selection import check_index
@@ -77,7 +76,7 @@ def _view(llama: "Llama", one: Pass, edits: "Sequence[Edit]", body: EditedReques
             position=position,
             runner=other.runner.name,
             divergence=found.divergence,
-            tokens=tuple(TokenEffectView.model_validate(token, from_attributes=True) for token in found.tokens),
+            tokens=found.tokens,
             answer_before=_goes_on(plain, told, body.max_tokens),
             answer_after=_goes_on(other, told, body.max_tokens),
         )

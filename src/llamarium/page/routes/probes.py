@@ -6,26 +6,27 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 
+from llamarium.inspect.lens import STREAMS, Lens
+from llamarium.inspect.lens import lens as read_stream
+from llamarium.inspect.probes import attribution as attributions
+from llamarium.inspect.probes import heads as heads_of
+from llamarium.inspect.probes import neurons as neurons_of
+from llamarium.inspect.probes.attribution import Attribution
+from llamarium.inspect.probes.neurons import Neurons
+from llamarium.inspect.probes.rope import rope_pairs, score_by_distance
+from llamarium.inspect.trace import Trace
 from llamarium.page.binary import Numbers, respond
 from llamarium.page.executor import Pass
 from llamarium.page.routes.open_pass import OfPass, OpenPass
 from llamarium.page.schema.probes import (
     AttributionQuery,
-    AttributionView,
-    ChosenView,
     DistancesQuery,
     DistancesView,
     HeadsQuery,
     HeadsView,
-    LensCellView,
     LensGridQuery,
-    LensGridView,
-    LensPlaceView,
     LensQuery,
-    LensView,
-    LikelyView,
     NeuronsQuery,
-    NeuronsView,
     RopeQuery,
     RopeView,
 )
@@ -37,9 +38,6 @@ from llamarium.server.http.body import StrictRoute
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
-    from llamarium.inspect.lens import LensLayer
-    from llamarium.inspect.probes.heads import HeadsJoined
-    from llamarium.inspect.trace import Trace
 
 router = APIRouter(prefix="/inspect", route_class=StrictRoute)
 
@@ -81,71 +79,47 @@ async def heads_added(asked: OfPass, query: Annotated[HeadsQuery, Query()]) -> R
 
 
 @router.get("/passes/{pass_id}/neurons")
-async def neurons(asked: OfPass, query: Annotated[NeuronsQuery, Query()]) -> NeuronsView:
+async def neurons(asked: OfPass, query: Annotated[NeuronsQuery, Query()]) -> Neurons:
     """Return the neurons of a layer that fire most at a token, and what they do at the others."""
     at, rows = asked.position(query.position), range(0, len(asked.one.ids), query.stride)
 
-    def read(known: OpenPass) -> NeuronsView:
-        from llamarium.inspect.probes.neurons import NAMES, top_neurons
-
+    def read(known: OpenPass) -> Neurons:
         known.check_layer(query.layer)
-        seen = _with(known, NAMES, query.layer, at, rows)
-        told = top_neurons(known.llama.config, seen, query.layer, position=at, k=query.k).to_dict()
-        for neuron in told["neurons"]:
-            neuron["by_token"] = neuron["by_token"][: len(rows)]
-        return NeuronsView.model_validate(told)
+        seen = _with(known, neurons_of.NAMES, query.layer, at, rows)
+        return neurons_of.top_neurons(known.llama.config, seen, query.layer, position=at, k=query.k)
 
     return await asked.read("k", read)
 
 
 @router.get("/passes/{pass_id}/attribution")
-async def attribution(asked: OfPass, query: Annotated[AttributionQuery, Query()]) -> AttributionView:
+async def attribution(asked: OfPass, query: Annotated[AttributionQuery, Query()]) -> Attribution:
     """Divide a token's logit among everything that was added to the stream."""
     at = asked.position(query.position)
 
-    def read(known: OpenPass) -> AttributionView:
-        from llamarium.inspect.probes.attribution import NAMES, attribute
-
+    def read(known: OpenPass) -> Attribution:
         known.check_token("token_id", query.token_id)
         known.check_token("against_id", query.against_id)
-        seen = known.trace(NAMES, known.layers, range(at, at + 1))
-        found = attribute(known.llama.runner, seen, query.token_id, position=at, against_id=query.against_id)
-        return AttributionView.model_validate(found.to_dict())
+        seen = known.trace(attributions.NAMES, known.layers, range(at, at + 1))
+        return attributions.attribute(
+            known.llama.runner, seen, query.token_id, position=at, against_id=query.against_id
+        )
 
     return await asked.read("token_id", read)
 
 
 @router.get("/passes/{pass_id}/lens")
-async def lens(asked: OfPass, query: Annotated[LensQuery, Query()]) -> LensView:
+async def lens(asked: OfPass, query: Annotated[LensQuery, Query()]) -> Lens:
     """Return what the stream would say after a token, after attention and after the MLP of each layer."""
     at = asked.position(query.position)
-
-    def read(known: OpenPass) -> LensView:
-        from llamarium.inspect.lens import lens
-
-        known.check_token("token_id", query.token_id)
-        seen = known.trace(("resid_mid", "resid"), known.layers, range(at, at + 1))
-        found = lens(known.llama.runner, seen, query.k, known.llama.tokenizer, chosen_id=query.token_id)
-        return LensView(position=at, token_id=query.token_id, places=tuple(map(_place, found.layers)))
-
-    return await asked.read("k", read)
+    rows, names = range(at, at + 1), STREAMS.values()
+    return await asked.read("k", lambda known: _lens(known, names, rows, query.k, query.token_id))
 
 
 @router.get("/passes/{pass_id}/lens/grid")
-async def lens_grid(asked: OfPass, query: Annotated[LensGridQuery, Query()]) -> LensGridView:
-    """Return what the stream would say at each layer and token."""
-    rows = _rows(asked.one, query)
-
-    def read(known: OpenPass) -> LensGridView:
-        from llamarium.inspect.lens import STREAMS, lens
-
-        known.check_token("token_id", query.token_id)
-        seen = known.trace((STREAMS[query.after],), known.layers, rows)
-        found = lens(known.llama.runner, seen, 1, known.llama.tokenizer, chosen_id=query.token_id)
-        cells = tuple(_cells(layer) for layer in found.layers)
-        return LensGridView(after=query.after, token_id=query.token_id, start=query.start, rows=cells)
-
-    return await asked.read("token_id", read)
+async def lens_grid(asked: OfPass, query: Annotated[LensGridQuery, Query()]) -> Lens:
+    """Return what the stream would say at each layer and token: the most probable one alone."""
+    rows, names = _rows(asked.one, query), (STREAMS[query.after],)
+    return await asked.read("token_id", lambda known: _lens(known, names, rows, 1, query.token_id))
 
 
 @router.get("/rope")
@@ -153,14 +127,12 @@ async def rope(request: Request, query: Annotated[RopeQuery, Query()]) -> RopeVi
     """Return every pair's frequency, with and without scaling, and its angle at a position."""
 
     def read(llama: "Llama", _: object) -> RopeView:
-        from llamarium.inspect.probes.rope import rope_pairs
-
         config = llama.config if query.shape is None else PRESETS[query.shape]
         return RopeView(
             position=query.position,
             context=config.max_position_embeddings,
             is_scaled=config.rope_scaling is not None,
-            pairs=tuple(pair.to_dict() for pair in rope_pairs(config, query.position)),  # pyright: ignore[reportArgumentType]
+            pairs=rope_pairs(config, query.position),
         )
 
     return await work_on(request, "position", read)
@@ -178,8 +150,6 @@ async def distances(asked: OfPass, query: Annotated[DistancesQuery, Query()]) ->
         raise ApiError(400, message, code="too_many_numbers", param="stride")
 
     def read(known: OpenPass) -> DistancesView:
-        from llamarium.inspect.probes.rope import score_by_distance
-
         config = known.llama.config
         known.check_layer(query.layer)
         check_index("head", query.head, config.num_attention_heads)
@@ -193,10 +163,8 @@ async def distances(asked: OfPass, query: Annotated[DistancesQuery, Query()]) ->
     return await asked.read("stop", read)
 
 
-def _with(known: OpenPass, names: Collection[str], layer: int, at: int, rows: range) -> "Trace":
+def _with(known: OpenPass, names: Collection[str], layer: int, at: int, rows: range) -> Trace:
     """Trace some tokens, and behind them the one in question, if it is none of them."""
-    from llamarium.inspect.trace import Trace
-
     some = known.trace(names, [layer], rows)
     if at in rows:
         return some
@@ -205,17 +173,15 @@ def _with(known: OpenPass, names: Collection[str], layer: int, at: int, rows: ra
     return Trace(some.token_ids, (*rows, at), both)
 
 
-def _heads(known: OpenPass, layer: int, at: int) -> "HeadsJoined":
-    from llamarium.inspect.probes.heads import NAMES, heads_joined
-
+def _heads(known: OpenPass, layer: int, at: int) -> heads_of.HeadsJoined:
     known.check_layer(layer)
-    return heads_joined(known.llama.runner, known.trace(NAMES, [layer], range(at, at + 1)), layer)
+    return heads_of.heads_joined(known.llama.runner, known.trace(heads_of.NAMES, [layer], range(at, at + 1)), layer)
 
 
-def _place(layer: "LensLayer") -> LensPlaceView:
-    told = layer.to_dict()
-    chosen = told["chosen"][0] if told["chosen"] else None
-    return LensPlaceView.model_validate({**told, "candidates": told["candidates"][0], "chosen": chosen})
+def _lens(known: OpenPass, names: Collection[str], rows: range, k: int, token_id: int | None) -> Lens:
+    known.check_token("token_id", token_id)
+    seen = known.trace(names, known.layers, rows)
+    return read_stream(known.llama.runner, seen, k, known.llama.tokenizer, chosen_id=token_id)
 
 
 def _rows(one: Pass, query: LensGridQuery) -> range:
@@ -231,11 +197,3 @@ def _rows(one: Pass, query: LensGridQuery) -> range:
         )
         raise ApiError(400, message, code="invalid_parameter", param="stop")
     return range(query.start, stop)
-
-
-def _cells(layer: "LensLayer") -> tuple[LensCellView, ...]:
-    """Return one layer's row of the grid."""
-    told = layer.to_dict()
-    chosen = told["chosen"] or [None] * len(told["candidates"])
-    rows = zip(told["candidates"], chosen, strict=True)
-    return tuple(LensCellView(best=LikelyView(**best), chosen=one and ChosenView(**one)) for (best,), one in rows)

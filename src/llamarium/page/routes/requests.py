@@ -3,19 +3,18 @@
 import asyncio
 import re
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query, Request
 
-from llamarium.engine.counts import OpenedSequence, SequenceState, open_sequence, states_of
+from llamarium.engine.counts import OpenedSequence, open_sequence, states_of
 from llamarium.engine.engine import Engine
 from llamarium.errors import EngineStoppedError
 from llamarium.page.executor import Pass
 from llamarium.page.routes.open_pass import OpenPass
 from llamarium.page.routes.passes import pass_view
 from llamarium.page.routes.sampling import explain_next
-from llamarium.page.schema.clients import OpenedView, OpenQuery, ParametersView, RequestsView, RequestView
+from llamarium.page.schema.clients import OpenedView, OpenQuery, ParametersView, RequestsView
 from llamarium.page.work import passes_of, work_on
 from llamarium.sampling.params import parameters_of
 from llamarium.sampling.row import SamplingRow
@@ -42,9 +41,8 @@ async def requests(request: Request) -> RequestsView:
     _check_allowed(request)
     service: Service = request.app.state.service
     _, engine = service.require()
-    adapters = engine.adapters
     try:
-        return await asyncio.wrap_future(engine.read(lambda inner: _look(inner, adapters)))
+        return await asyncio.wrap_future(engine.read(_look))
     except EngineStoppedError as error:
         raise of_library(error) from None
 
@@ -68,7 +66,7 @@ async def opened(request: Request, name: str, query: Annotated[OpenQuery, Query(
         if not found.state.is_embedding:
             sampler = explain_next(known, answer, _row(llama, found), query.k)
         return OpenedView(
-            request=_view(found.state, engine.adapters),
+            request=found.state,
             params=_params(found),
             run=pass_view(known),
             start=len(found.prompt_ids),
@@ -101,8 +99,7 @@ def _check_allowed(request: Request) -> None:
         )
 
 
-def _look(engine: Engine, adapters: tuple[str, ...]) -> RequestsView:
-    found = states_of(engine.sequences, MAX_REQUESTS, MAX_RUNS)
+def _look(engine: Engine) -> RequestsView:
     return RequestsView(
         at_s=time.monotonic(),
         num_running=engine.num_running,
@@ -111,13 +108,8 @@ def _look(engine: Engine, adapters: tuple[str, ...]) -> RequestsView:
         num_used_blocks=engine.num_used_blocks,
         block_size=engine.cache.block_size,
         generated_tokens=engine.counts.generated_tokens,
-        requests=tuple(_view(state, adapters) for state in found),
+        requests=tuple(states_of(engine.sequences, MAX_REQUESTS, MAX_RUNS)),
     )
-
-
-def _view(state: SequenceState, adapters: tuple[str, ...]) -> RequestView:
-    name = adapters[state.adapter] if state.adapter >= 0 else None
-    return RequestView.model_validate({**asdict(state), "adapter": name})
 
 
 def _params(found: OpenedSequence) -> ParametersView:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Query, Request
 
 from llamarium.errors import GrammarError
+from llamarium.inspect.probes.cost import TokenCost, token_cost
+from llamarium.inspect.probes.sampling import SamplerSteps, explain_choice, next_logits
+from llamarium.inspect.score import scored_tokens
 from llamarium.page.routes.open_pass import OfPass, OpenPass, RequestedPass
 from llamarium.page.schema.sampling import (
-    CostView,
     SamplerRequest,
-    SamplerView,
     ScoreQuery,
     ScoreView,
     TokenScoreView,
@@ -43,19 +44,19 @@ _ROUNDS, _LONG = 5, 256  # a long text is measured once
 
 
 @router.post("/passes/{pass_id}/sampler")
-async def sampler(request: Request, asked: OfPass, body: SamplerRequest) -> SamplerView:
+async def sampler(request: Request, asked: OfPass, body: SamplerRequest) -> SamplerSteps:
     """Return what each step of the sampler leaves after a position, the draw, and the token."""
     ids, tool_form = asked.one.ids, request.app.state.service.settings.tool_form
     position, start = _places(asked, body)
 
-    def read(known: OpenPass) -> SamplerView:
+    def read(known: OpenPass) -> SamplerSteps:
         row = _row(body, known.llama, tool_form, ids[:start], ids[start : position + 1])
         return explain_next(known, range(start, position + 1), row, body.k)
 
     return await asked.read("position", read)
 
 
-def explain_next(known: OpenPass, answer: range, row: SamplingRow, k: int) -> SamplerView:
+def explain_next(known: OpenPass, answer: range, row: SamplingRow, k: int) -> SamplerSteps:
     """Return how the token after a part of a pass is chosen.
 
     Args:
@@ -67,8 +68,6 @@ def explain_next(known: OpenPass, answer: range, row: SamplingRow, k: int) -> Sa
     Raises:
         LlamariumError: As `explain_choice`.
     """
-    from llamarium.inspect.probes.sampling import explain_choice, next_logits
-
     one, engine, llama = known.one, known.engine, known.llama
     runner, last = engine.runner, answer.stop - 1
     if runner.is_row_exact or one.experiment is not None:
@@ -76,8 +75,7 @@ def explain_next(known: OpenPass, answer: range, row: SamplingRow, k: int) -> Sa
     else:  # as the answer was made, token by token
         parts, kept_in = (one.ids[: answer.start], one.ids[answer.start : answer.stop]), engine.kv_cache_dtype
         logits_V = next_logits(runner, *parts, adapter=one.adapter_idx, kv_cache_dtype=kept_in)
-    found = explain_choice(row, logits_V, runner.device, min(k, llama.config.vocab_size), llama.tokenizer)
-    return SamplerView.model_validate({"position": last, **found.to_dict()})
+    return explain_choice(row, logits_V, runner.device, min(k, llama.config.vocab_size), llama.tokenizer)
 
 
 @router.get("/passes/{pass_id}/score")
@@ -93,8 +91,6 @@ async def score(asked: OfPass, query: Annotated[ScoreQuery, Query()]) -> ScoreVi
         raise ApiError(400, message, code="invalid_parameter", param="start")
 
     def read(known: OpenPass) -> ScoreView:
-        from llamarium.inspect.score import scored_tokens
-
         logits_CV = known.numbers("logits", None, range(start - 1, len(ids) - 1))
         (found,) = scored_tokens([logits_CV], ids[start:])
         scored = zip(found.ids_C.tolist(), found.logprobs_C.tolist(), found.ranks_C.tolist(), strict=True)
@@ -109,21 +105,18 @@ async def score(asked: OfPass, query: Annotated[ScoreQuery, Query()]) -> ScoreVi
 
 
 @router.get("/passes/{pass_id}/cost")
-async def cost(asked: OfPass) -> CostView:
+async def cost(asked: OfPass) -> TokenCost:
     """Return what the last token costs with the cache and without it: counted, and measured now."""
     one = asked.one
     if one.experiment is not None:
         message = "the pass is an experiment, which is not what answers cost; ask for it without experiment"
         raise ApiError(400, message, code="invalid_parameter", param="id")
 
-    def read(_: "Llama", engine: "TextEngine") -> CostView:
-        from llamarium.inspect.probes.cost import token_cost
-
+    def read(_: "Llama", engine: "TextEngine") -> TokenCost:
         rounds = 1 if len(one.ids) > _LONG else _ROUNDS
-        found = token_cost(
+        return token_cost(
             engine.runner, one.ids, num_rounds=rounds, adapter=one.adapter_idx, kv_cache_dtype=engine.kv_cache_dtype
         )
-        return CostView.model_validate(found.to_dict())
 
     return await work_on(asked.request, "id", read)
 

@@ -12,10 +12,10 @@ from fastapi import APIRouter, Query, Request
 from llamarium.engine.memory import free_bytes
 from llamarium.errors import MemoryBudgetError, OptionError
 from llamarium.generation.text_engine import TextEngine
+from llamarium.inspect.measures.streams import relative_error, stream_errors
 from llamarium.page.executor import Pass
 from llamarium.page.routes.open_pass import OfPass, OpenPass
 from llamarium.page.routes.tokens import token_view
-from llamarium.page.schema.probes import LikelyView
 from llamarium.page.schema.weights import (
     CodesQuery,
     CodesView,
@@ -25,7 +25,6 @@ from llamarium.page.schema.weights import (
     InputsQuery,
     InputsView,
     InputView,
-    LayerErrorView,
     LearnedRowView,
     LearnedTokenView,
     LessonRequest,
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from llamarium.api import Llama
-    from llamarium.inspect.measures.streams import StreamError
     from llamarium.inspect.probes.four_bits import CodedWeights
     from llamarium.inspect.probes.learning import Lesson
 
@@ -97,7 +95,6 @@ async def inputs(asked: OfPass, query: Annotated[InputsQuery, Query()]) -> Input
     def read(known: OpenPass) -> InputsView:
         import torch
 
-        from llamarium.inspect.measures.streams import relative_error
         from llamarium.inspect.probes.four_bits import rounded_inputs
         from llamarium.inspect.probes.quantized import is_rounded
 
@@ -236,8 +233,6 @@ def _codes_view(llama: "Llama", name: str, num_rows: int, query: CodesQuery, fou
 
 
 def _row_error(values: "Tensor", originals: "Tensor") -> float:
-    from llamarium.inspect.measures.streams import relative_error
-
     return relative_error(float((values - originals).norm()), float(originals.norm()))
 
 
@@ -249,7 +244,6 @@ def _stored_type(llama: "Llama", name: str) -> str:
 
 def _errors(known: OpenPass, method: QuantizeName | None) -> ErrorsView:
     from llamarium.cost import count_parameters
-    from llamarium.inspect.measures.streams import stream_errors
     from llamarium.inspect.probes.quantized import IN_C, can_round_inputs, streams_as
 
     llama, ids = known.llama, known.one.ids
@@ -263,20 +257,16 @@ def _errors(known: OpenPass, method: QuantizeName | None) -> ErrorsView:
     trace, model = known.trace(["resid"], known.layers), llama.model
     with _alone(), _of_shape("quantize"):
         exact = streams_as(model, ids)
-        runs = [ErrorsOfView(what="pass", layers=_layers(stream_errors(trace, exact)))]
+        runs = [ErrorsOfView(what="pass", layers=tuple(stream_errors(trace, exact)))]
         if method is not None:
             check_wanted()
             weights = streams_as(model, ids, quantize=method)
-            runs.append(ErrorsOfView(what="weights", layers=_layers(stream_errors(weights, exact))))
+            runs.append(ErrorsOfView(what="weights", layers=tuple(stream_errors(weights, exact))))
         if method in IN_C and can_round_inputs(llama.config):
             check_wanted()
             both = streams_as(model, ids, quantize=method, rounds_inputs=True)
-            runs.append(ErrorsOfView(what="weights and inputs", layers=_layers(stream_errors(both, exact))))
+            runs.append(ErrorsOfView(what="weights and inputs", layers=tuple(stream_errors(both, exact))))
     return ErrorsView(quantize=method, runs=tuple(runs))
-
-
-def _layers(found: "list[StreamError]") -> tuple[LayerErrorView, ...]:
-    return tuple(LayerErrorView(layer=one.layer, relative=one.relative, cosine=one.cosine) for one in found)
 
 
 def _lesson_view(llama: "Llama", body: LessonRequest, found: "Lesson", num_bytes: int) -> LessonView:
@@ -298,8 +288,8 @@ def _lesson_view(llama: "Llama", body: LessonRequest, found: "Lesson", num_bytes
             for i, gradient, moved in rows
         ),
         gradient_norm=found.gradient_norm,
-        before=tuple(LikelyView.model_validate(one.to_dict()) for one in found.before),
-        after=tuple(LikelyView.model_validate(one.to_dict()) for one in found.after) if is_finite else (),
+        before=found.before,
+        after=found.after if is_finite else (),
         num_unpacked=found.num_unpacked,
         num_bytes=num_bytes,
     )

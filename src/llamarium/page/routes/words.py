@@ -12,15 +12,16 @@ from fastapi import APIRouter, Query, Request, Response
 
 from llamarium.config import EMBEDDING, ModelConfig
 from llamarium.extras import optional
+from llamarium.inspect import neighbors as geometry
+from llamarium.inspect.neighbors import Neighbors, Similarity
+from llamarium.inspect.tokens import tokens_of_word
 from llamarium.page.binary import Numbers, respond
 from llamarium.page.routes.tokens import token_view
 from llamarium.page.schema.text import TokenView
 from llamarium.page.schema.words import (
     NeighborsRequest,
-    NeighborsView,
     RowsQuery,
     SimilarityRequest,
-    SimilarityView,
     WordRequest,
 )
 from llamarium.page.work import work_on
@@ -36,28 +37,22 @@ router = APIRouter(prefix="/inspect", route_class=StrictRoute)
 
 
 @router.post("/neighbors")
-async def neighbors(request: Request, body: NeighborsRequest) -> NeighborsView:
+async def neighbors(request: Request, body: NeighborsRequest) -> Neighbors:
     """Rank the rows of the table by their cosine with word - minus + plus."""
 
-    def read(llama: "Llama", _: object) -> NeighborsView:
-        from llamarium.inspect.neighbors import neighbors
-
+    def read(llama: "Llama", _: object) -> Neighbors:
         table = _table(llama, body.random_seed)
-        found = neighbors(table, llama.tokenizer, body.word, minus=body.minus, plus=body.plus, k=body.k)
-        return NeighborsView.model_validate(found.to_dict())
+        return geometry.neighbors(table, llama.tokenizer, body.word, minus=body.minus, plus=body.plus, k=body.k)
 
     return await work_on(request, "word", read)
 
 
 @router.post("/similarity")
-async def similarity(request: Request, body: SimilarityRequest) -> SimilarityView:
+async def similarity(request: Request, body: SimilarityRequest) -> Similarity:
     """Return the cosine of the angle between two rows."""
 
-    def read(llama: "Llama", _: object) -> SimilarityView:
-        from llamarium.inspect.neighbors import similarity
-
-        found = similarity(_table(llama, body.random_seed), llama.tokenizer, body.word, body.other)
-        return SimilarityView.model_validate(found.to_dict())
+    def read(llama: "Llama", _: object) -> Similarity:
+        return geometry.similarity(_table(llama, body.random_seed), llama.tokenizer, body.word, body.other)
 
     return await work_on(request, "word", read)
 
@@ -67,8 +62,6 @@ async def word(request: Request, body: WordRequest) -> TokenView:
     """Return the token of an id, or the single one that stands for a word."""
 
     def read(llama: "Llama", _: object) -> TokenView:
-        from llamarium.inspect.tokens import tokens_of_word
-
         return token_view(llama.tokenizer, tokens_of_word(llama.tokenizer, body.word)[0])
 
     return await work_on(request, "word", read)

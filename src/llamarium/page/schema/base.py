@@ -1,6 +1,9 @@
 """What all that the page asks and gets has in common."""
 
-from typing import Literal
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Literal, cast
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
@@ -25,13 +28,28 @@ class Query(BaseModel):
         return value
 
 
-class Answer(BaseModel):
-    """What is answered; its numbers are numbers."""
+class View(BaseModel):
+    """What is answered, where the library has no dataclass that says the same."""
 
-    model_config = ConfigDict(frozen=True, protected_namespaces=(), allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
 
 
-class EndView(Answer):
+def has_only_finite(value: object) -> bool:
+    """Whether every number in a view or a dataclass can be said in JSON, which has neither NaN nor infinity."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, Mapping):
+        return all(map(has_only_finite, cast("Mapping[object, object]", value).values()))
+    if isinstance(value, tuple | list):
+        return all(map(has_only_finite, cast("Sequence[object]", value)))
+    if isinstance(value, View):
+        return all(has_only_finite(one) for _, one in value)
+    if is_dataclass(value):
+        return all(has_only_finite(getattr(value, field.name)) for field in fields(value))
+    return True
+
+
+class EndView(View):
     """The last event of a stream that came to its end."""
 
     type: Literal["end"] = "end"

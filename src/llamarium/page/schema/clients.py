@@ -1,52 +1,16 @@
 """Requests of the server's clients, as they run, and the ticket that lets the browser in."""
 
-from typing import Literal
-
 from pydantic import Field
 
-from llamarium.engine.counts import BlockRun
-from llamarium.page.schema.base import Answer, Query
+from llamarium.engine.counts import SequenceState
+from llamarium.inspect.probes.sampling import SamplerSteps
+from llamarium.page.schema.base import Query, View
 from llamarium.page.schema.passes import PassView
-from llamarium.page.schema.sampling import SamplerView
 from llamarium.sampling.params import Parameter
 from llamarium.server.fields import Body, with_parameters
 
 
-class RequestView(Answer):
-    """One answer in the making.
-
-    Attributes:
-        number: Of its request, by arrival.
-        row: Which of the request's answers.
-        stage: "waiting" has no blocks, "prefill" reads the prompt, "decode" gets a token in every step.
-        adapter: The name of the one that answers, or None.
-        is_embedding: The prompt's vector is wanted, and no token.
-        num_prompt: Tokens of the prompt.
-        num_tokens: Those, and the answer's so far.
-        limit: At how many tokens it ends at the latest.
-        num_computed: Tokens whose keys and values are in the cache.
-        num_cached: Tokens of the prompt that were there when it began.
-        num_blocks: Blocks of the cache that it has.
-        num_shared: Those of them that others have, too.
-        blocks: The first of them, in the order of positions.
-    """
-
-    number: int
-    row: int
-    stage: Literal["waiting", "prefill", "decode"]
-    adapter: str | None
-    is_embedding: bool
-    num_prompt: int
-    num_tokens: int
-    limit: int
-    num_computed: int
-    num_cached: int
-    num_blocks: int
-    num_shared: int
-    blocks: tuple[BlockRun, ...]
-
-
-class RequestsView(Answer):
+class RequestsView(View):
     """What a server's engine was doing between two steps.
 
     Attributes:
@@ -67,7 +31,7 @@ class RequestsView(Answer):
     num_used_blocks: int
     block_size: int
     generated_tokens: int
-    requests: tuple[RequestView, ...]
+    requests: tuple[SequenceState, ...]
 
 
 class OpenQuery(Query):
@@ -81,7 +45,7 @@ def _as_number(parameter: Parameter) -> tuple[object, object]:
 
 
 @with_parameters("page", _as_number)
-class ParametersView(Answer):
+class ParametersView(View):
     """What a request asks of the sampler; the seed as text, since it may have more digits than a browser's numbers."""
 
     max_tokens: int
@@ -89,7 +53,7 @@ class ParametersView(Answer):
     has_form: bool
 
 
-class OpenedView(Answer):
+class OpenedView(View):
     """One answer as of the moment when it was opened, computed again.
 
     Attributes:
@@ -100,11 +64,11 @@ class OpenedView(Answer):
         sampler: How its next token is chosen; None where a vector is wanted.
     """
 
-    request: RequestView
+    request: SequenceState
     params: ParametersView
     run: PassView
     start: int
-    sampler: SamplerView | None
+    sampler: SamplerSteps | None
 
 
 class TicketRequest(Body):
@@ -113,7 +77,7 @@ class TicketRequest(Body):
     ticket: str
 
 
-class TicketView(Answer):
+class TicketView(View):
     """The server's key, for this tab."""
 
     key: str

@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from llamarium.page.schema.base import Answer
-from llamarium.page.schema.probes import ChosenView
+from llamarium.inspect.interventions.effect import TokenEffect
+from llamarium.page.schema.base import View
 from llamarium.page.schema.text import TokenView
 from llamarium.server.fields import Body
 
@@ -66,16 +66,7 @@ class EditedRequest(Body):
     max_tokens: int = Field(0, ge=0, le=32)
 
 
-class TokenEffectView(Answer):
-    """A next token: what is thought of it without the edits, and with them."""
-
-    token_id: int
-    text: str
-    before: ChosenView
-    after: ChosenView
-
-
-class EditedView(Answer):
+class EditedView(View):
     """A text's next token without edits and with them; both on the modules.
 
     Attributes:
@@ -90,7 +81,7 @@ class EditedView(Answer):
     position: int
     runner: str
     divergence: float
-    tokens: tuple[TokenEffectView, ...]
+    tokens: tuple[TokenEffect, ...]
     answer_before: tuple[TokenView, ...]
     answer_after: tuple[TokenView, ...]
 
@@ -115,14 +106,14 @@ class PatchRequest(Body):
     positions: list[int] | None = Field(None, min_length=1)
 
 
-class MeasuredView(Answer):
+class MeasuredView(View):
     """What a pass says of the token: its logit, less that of the one it is held against, and its probability."""
 
     logit: float
     probability: float
 
 
-class PatchBeginView(Answer):
+class PatchBeginView(View):
     """The first event of a grid.
 
     Attributes:
@@ -142,7 +133,7 @@ class PatchBeginView(Answer):
     total: int
 
 
-class PatchCellView(Answer):
+class PatchCellView(View):
     """The pass with one place of it from the second prompt.
 
     Attributes:
@@ -160,7 +151,7 @@ class PatchCellView(Answer):
     recovered: float | None
 
 
-class PatchCellsView(Answer):
+class PatchCellsView(View):
     """Some cells, and how many have come by now."""
 
     type: Literal["cells"] = "cells"

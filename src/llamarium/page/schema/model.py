@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from llamarium.page.schema.base import Answer, Query
+from llamarium.page.schema.base import Query, View
 
 PublishedShape = Literal["llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"]
 """Shapes that can be looked at without a model."""
@@ -14,7 +14,7 @@ class ModelQuery(Query):
     shape: PublishedShape | None = None
 
 
-class ModuleNode(Answer):
+class ModuleNode(View):
     """A module of the model.
 
     Attributes:
@@ -42,7 +42,7 @@ class ModuleNode(Answer):
     children: tuple["ModuleNode", ...]
 
 
-class Shape(Answer):
+class Shape(View):
     """The sizes of a model, under the letters of the project's legend.
 
     Attributes:
@@ -64,7 +64,7 @@ class Shape(Answer):
     L: int
 
 
-class ModelView(Answer):
+class ModelView(View):
     """A model, or a shape.
 
     Attributes:
@@ -114,7 +114,7 @@ class SourceQuery(Query):
     name: str
 
 
-class SourceView(Answer):
+class SourceView(View):
     """The lines that are executed, as they are installed.
 
     Attributes:

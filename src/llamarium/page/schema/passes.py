@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from llamarium.page.schema.base import Answer, Dtype, Query
+from llamarium.page.schema.base import Dtype, Query, View
 from llamarium.page.schema.text import TokenView
 from llamarium.server.fields import Body
 from llamarium.server.openai.fields import Message
@@ -41,7 +41,7 @@ class PassRequest(Body):
     experiment: ExperimentFields | None = None
 
 
-class PassView(Answer):
+class PassView(View):
     """A pass over one text: known by its ids, adapter and experiment, so that asking twice gives the same.
 
     Attributes:
@@ -92,7 +92,7 @@ class NextQuery(Query):
     k: int = Field(10, ge=1, le=200)
 
 
-class CandidateView(Answer):
+class CandidateView(View):
     """A token that may come next: its logit, and what the softmax of all logits makes of it."""
 
     token_id: int
@@ -102,7 +102,7 @@ class CandidateView(Answer):
     logprob: float
 
 
-class NextView(Answer):
+class NextView(View):
     """The most probable tokens after a position, the best first."""
 
     position: int

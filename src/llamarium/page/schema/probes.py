@@ -4,7 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from llamarium.page.schema.base import Answer, Query
+from llamarium.inspect.probes.rope import RopePair
+from llamarium.page.schema.base import Query, View
 from llamarium.page.schema.model import PublishedShape
 
 
@@ -15,7 +16,7 @@ class HeadsQuery(Query):
     position: int | None = Field(None, ge=0)
 
 
-class HeadsView(Answer):
+class HeadsView(View):
     """What each head of a layer adds to a token's stream through its columns of o_proj.
 
     Attributes:
@@ -42,34 +43,6 @@ class NeuronsQuery(Query):
     stride: int = Field(1, ge=1)
 
 
-class NeuronView(Answer):
-    """What one neuron computes for a token.
-
-    Attributes:
-        index: Its number, below F.
-        gate: Of the gate projection.
-        act: silu(gate).
-        up: Of the up projection.
-        gated: act · up, what its column of the down projection is multiplied with.
-        by_token: The same for every `stride`-th token of the text, from the first on.
-    """
-
-    index: int
-    gate: float
-    act: float
-    up: float
-    gated: float
-    by_token: tuple[float, ...]
-
-
-class NeuronsView(Answer):
-    """The neurons of one layer by the size of their product, the largest first."""
-
-    layer: int
-    position: int
-    neurons: tuple[NeuronView, ...]
-
-
 class AttributionQuery(Query):
     """`GET /inspect/passes/{id}/attribution`: where a token's logit comes from, or its lead over another's."""
 
@@ -78,95 +51,12 @@ class AttributionQuery(Query):
     position: int | None = Field(None, ge=0)
 
 
-class AdditionView(Answer):
-    """Something that was added to the stream.
-
-    Attributes:
-        part: What added it.
-        layer: Of which layer; None for the embedding.
-        head: Which head; None but for heads.
-        norm: The length of what was added.
-        logit: What it gives to the logit.
-    """
-
-    part: Literal["embed", "attention", "head", "mlp"]
-    layer: int | None
-    head: int | None
-    norm: float
-    logit: float
-
-
-class AttributionView(Answer):
-    """Where a logit comes from.
-
-    Attributes:
-        position: After which token it is asked for.
-        target_id: The token.
-        against_id: Where given, all numbers are of the target's logit less this token's.
-        logit: What the pass has computed.
-        scale: What the final norm of that pass multiplies the stream with.
-        additions: The embedding, then attention and MLP of each layer: they sum to the logit, but for `rounding`.
-        heads: The heads of each layer, which sum to its attention.
-        rounding: The logit less the sum.
-    """
-
-    position: int
-    target_id: int
-    against_id: int | None
-    logit: float
-    scale: float
-    additions: tuple[AdditionView, ...]
-    heads: tuple[AdditionView, ...]
-    rounding: float
-
-
 class LensQuery(Query):
     """`GET /inspect/passes/{id}/lens`: what the stream would say after a token, at each place in the depth."""
 
     position: int | None = Field(None, ge=0)
     k: int = Field(5, ge=1, le=20)
     token_id: int | None = Field(None, ge=0)
-
-
-class LikelyView(Answer):
-    """A token that may come next, and how probable it is thought to be."""
-
-    token_id: int
-    text: str
-    probability: float
-    logprob: float
-
-
-class ChosenView(Answer):
-    """What is thought of the token that was asked about; rank 1 is the most probable."""
-
-    probability: float
-    logprob: float
-    rank: int
-
-
-class LensPlaceView(Answer):
-    """What the stream would say after one half of a layer.
-
-    Attributes:
-        layer: The layer.
-        after: Which half of it has been added.
-        candidates: The most probable next tokens, the best first.
-        chosen: Of the token that was asked about; None if none was.
-    """
-
-    layer: int
-    after: Literal["attention", "mlp"]
-    candidates: tuple[LikelyView, ...]
-    chosen: ChosenView | None
-
-
-class LensView(Answer):
-    """What the stream would say at each place, in the order of computation."""
-
-    position: int
-    token_id: int | None
-    places: tuple[LensPlaceView, ...]
 
 
 class LensGridQuery(Query):
@@ -185,22 +75,6 @@ class LensGridQuery(Query):
     stop: int | None = Field(None, ge=1)
 
 
-class LensCellView(Answer):
-    """What the stream would say at one place: the most probable next token, and of the one that was asked about."""
-
-    best: LikelyView
-    chosen: ChosenView | None
-
-
-class LensGridView(Answer):
-    """A row for each layer, a cell for each token from `start` on."""
-
-    after: Literal["attention", "mlp"]
-    token_id: int | None
-    start: int
-    rows: tuple[tuple[LensCellView, ...], ...]
-
-
 class RopeQuery(Query):
     """`GET /inspect/rope`: the pairs of the model at hand or of a published shape, and their angles at a position."""
 
@@ -208,33 +82,13 @@ class RopeQuery(Query):
     shape: PublishedShape | None = None
 
 
-class RopePairView(Answer):
-    """One pair of features: i and i + H/2.
-
-    Attributes:
-        index: i.
-        frequency: Radians a position, with the model's scaling.
-        unscaled: The same without.
-        wavelength: Positions of one whole turn.
-        angle: At the position asked about, in radians.
-        turns: Whole turns over the context.
-    """
-
-    index: int
-    frequency: float
-    unscaled: float
-    wavelength: float
-    angle: float
-    turns: float
-
-
-class RopeView(Answer):
+class RopeView(View):
     """Every pair's frequency, and its angle at a position."""
 
     position: int
     context: int
     is_scaled: bool
-    pairs: tuple[RopePairView, ...]
+    pairs: tuple[RopePair, ...]
 
 
 class DistancesQuery(Query):
@@ -257,7 +111,7 @@ class DistancesQuery(Query):
     stride: int = Field(1, ge=1)
 
 
-class DistancesView(Answer):
+class DistancesView(View):
     """The score at each distance: q·k / √H of the same two vectors, turned by their positions."""
 
     distances: tuple[int, ...]

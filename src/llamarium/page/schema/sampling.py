@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from llamarium.page.schema.base import Answer, Query
+from llamarium.page.schema.base import Query, View
 from llamarium.sampling.params import Parameter
 from llamarium.server.fields import Body, with_parameters
 from llamarium.server.openai.forms import ResponseFormat
@@ -36,45 +36,6 @@ class SamplerRequest(Body):
     parallel_tool_calls: bool | None = None
 
 
-class SamplerCandidateView(Answer):
-    """A token that a step has left."""
-
-    token_id: int
-    text: str
-    logit: float
-    probability: float
-
-
-class SamplerStepView(Answer):
-    """What one step leaves, the most probable first."""
-
-    name: str
-    is_on: bool
-    num_left: int
-    candidates: tuple[SamplerCandidateView, ...]
-
-
-class DrawnView(Answer):
-    """A token in the draw: the largest total wins."""
-
-    token_id: int
-    text: str
-    noise: float
-    total: float
-
-
-class SamplerView(Answer):
-    """How the token after a position is chosen; without a draw at temperature 0."""
-
-    position: int
-    token_id: int
-    text: str
-    seed: int
-    place: int
-    steps: tuple[SamplerStepView, ...]
-    draw: tuple[DrawnView, ...] | None
-
-
 class ScoreQuery(Query):
     """`GET /inspect/passes/{id}/score`: how probable tokens were, each after those before it.
 
@@ -85,7 +46,7 @@ class ScoreQuery(Query):
     start: int = Field(1, ge=1)
 
 
-class TokenScoreView(Answer):
+class TokenScoreView(View):
     """One token: log P after those before it, and its rank, 1 for the most probable."""
 
     position: int
@@ -94,20 +55,7 @@ class TokenScoreView(Answer):
     rank: int
 
 
-class ScoreView(Answer):
+class ScoreView(View):
     """The tokens from a position on."""
 
     tokens: tuple[TokenScoreView, ...]
-
-
-class CostView(Answer):
-    """What a pass's last token costs, by shapes and measured; as `llamarium.inspect.probes.cost` has it."""
-
-    num_tokens: int
-    flops: int
-    flops_without: int
-    seconds: float
-    seconds_without: float
-    num_rounds: int
-    cache_bytes_per_token: int
-    largest_difference: float

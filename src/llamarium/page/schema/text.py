@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from llamarium.page.schema.base import Answer
+from llamarium.page.schema.base import View
 from llamarium.server.fields import Body
 
 
@@ -14,7 +14,7 @@ class TokensRequest(Body):
     tokenizer: Literal["model", "llama3"] = "model"
 
 
-class Part(Answer):
+class Part(View):
     """Some bytes.
 
     Attributes:
@@ -26,7 +26,7 @@ class Part(Answer):
     bytes: tuple[int, ...]
 
 
-class MergeView(Answer):
+class MergeView(View):
     """Two neighbours became one part; `start` is where, in bytes of the piece."""
 
     rank: int
@@ -36,7 +36,7 @@ class MergeView(Answer):
     start: int
 
 
-class PieceView(Answer):
+class PieceView(View):
     """A cut of the text; `start` is where it begins, in bytes of the text."""
 
     text: str
@@ -45,7 +45,7 @@ class PieceView(Answer):
     ids: tuple[int, ...]
 
 
-class TokenView(Answer):
+class TokenView(View):
     """A token.
 
     Attributes:
@@ -61,7 +61,7 @@ class TokenView(Answer):
     is_special: bool
 
 
-class TokensView(Answer):
+class TokensView(View):
     """How a text became ids.
 
     Attributes:

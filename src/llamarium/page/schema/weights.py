@@ -4,8 +4,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from llamarium.page.schema.base import Answer, Query
-from llamarium.page.schema.probes import LikelyView
+from llamarium.inspect.measures.streams import StreamError
+from llamarium.inspect.tokens import Candidate
+from llamarium.page.schema.base import Query, View
 from llamarium.server.fields import Body
 
 LinearName = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -35,7 +36,7 @@ class CodesQuery(Query):
     quantize: QuantizeName | None = None
 
 
-class WeightView(Answer):
+class WeightView(View):
     """One weight.
 
     Attributes:
@@ -55,7 +56,7 @@ class WeightView(Answer):
     original: float | None
 
 
-class CodesView(Answer):
+class CodesView(View):
     """Weights of one row of a Linear in a type of few bits.
 
     Attributes:
@@ -101,7 +102,7 @@ class InputsQuery(Query):
     count: int = Field(32, ge=1, le=256)
 
 
-class InputView(Answer):
+class InputView(View):
     """One input: `value` is code · scale."""
 
     original: float
@@ -110,7 +111,7 @@ class InputView(Answer):
     value: float
 
 
-class InputsView(Answer):
+class InputsView(View):
     """Inputs as the C kernels round them.
 
     Attributes:
@@ -140,21 +141,7 @@ class ErrorsQuery(Query):
     quantize: QuantizeName | None = None
 
 
-class LayerErrorView(Answer):
-    """How far two streams are from each other after a layer.
-
-    Attributes:
-        layer: The layer.
-        relative: For each token the length of the difference over the length of the stream that is measured against.
-        cosine: For each token the cosine of the angle between the two.
-    """
-
-    layer: int
-    relative: tuple[float, ...]
-    cosine: tuple[float, ...]
-
-
-class ErrorsOfView(Answer):
+class ErrorsOfView(View):
     """The errors of one way to run the text.
 
     Attributes:
@@ -163,10 +150,10 @@ class ErrorsOfView(Answer):
     """
 
     what: Literal["pass", "weights", "weights and inputs"]
-    layers: tuple[LayerErrorView, ...]
+    layers: tuple[StreamError, ...]
 
 
-class ErrorsView(Answer):
+class ErrorsView(View):
     """How far passes are from the one of the same weights in float32.
 
     Attributes:
@@ -192,7 +179,7 @@ class LessonRequest(Body):
     k: int = Field(50, ge=1, le=200)
 
 
-class LearnedTokenView(Answer):
+class LearnedTokenView(View):
     """A token of the text but the first, and -log P of it; None where that is no finite number any more."""
 
     position: int
@@ -200,7 +187,7 @@ class LearnedTokenView(Answer):
     loss_after: float | None
 
 
-class LearnedRowView(Answer):
+class LearnedRowView(View):
     """A token of the text, once: the length of the gradient on its row, and how far the step has moved the row."""
 
     token_id: int
@@ -209,7 +196,7 @@ class LearnedRowView(Answer):
     moved: float | None
 
 
-class LessonView(Answer):
+class LessonView(View):
     """What one step of training on a text has done to a copy of the model.
 
     Attributes:
@@ -229,7 +216,7 @@ class LessonView(Answer):
     tokens: tuple[LearnedTokenView, ...]
     rows: tuple[LearnedRowView, ...]
     gradient_norm: float
-    before: tuple[LikelyView, ...]
-    after: tuple[LikelyView, ...]
+    before: tuple[Candidate, ...]
+    after: tuple[Candidate, ...]
     num_unpacked: int
     num_bytes: int

@@ -1,10 +1,8 @@
 """Rows of the embedding table."""
 
-from typing import Literal
-
 from pydantic import Field
 
-from llamarium.page.schema.base import Answer, Query
+from llamarium.page.schema.base import Query
 from llamarium.server.fields import Body
 
 MAX_SEED = 2**32 - 1
@@ -30,44 +28,12 @@ class NeighborsRequest(Body):
     random_seed: int | None = Field(None, ge=0, le=MAX_SEED)
 
 
-class QueryWordView(Answer):
-    """A word of the question, and the token that stands for it."""
-
-    sign: Literal["+", "-"]
-    word: str
-    token_id: int
-    text: str
-
-
-class NeighborView(Answer):
-    """A row that points nearly the same way."""
-
-    token_id: int
-    text: str
-    cosine: float
-
-
-class NeighborsView(Answer):
-    """The nearest rows, the nearest first."""
-
-    query: tuple[QueryWordView, ...]
-    neighbors: tuple[NeighborView, ...]
-
-
 class SimilarityRequest(Body):
     """`POST /inspect/similarity`: the cosine of two rows; `random_seed` as for neighbors."""
 
     word: str | int
     other: str | int
     random_seed: int | None = Field(None, ge=0, le=MAX_SEED)
-
-
-class SimilarityView(Answer):
-    """Two words, and the cosine of the angle between their rows."""
-
-    word: QueryWordView
-    other: QueryWordView
-    cosine: float
 
 
 class RowsQuery(Query):
