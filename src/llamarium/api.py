@@ -1,9 +1,9 @@
-"""The public face: `load()` a model, then generate, chat, score and trace with it; torch is imported if need be."""
+"""The public interface: `load()` a model, then generate, chat, score and trace with it."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, overload
 
 from llamarium.adapters.files import read_adapter
 from llamarium.adapters.load import check_same_dialogs, with_adapter, with_several, with_tokenizer_of
@@ -11,7 +11,7 @@ from llamarium.adapters.model_names import DEFAULT_MODEL, base_model
 from llamarium.checkpoints.choose_runner import load_weights
 from llamarium.checkpoints.options import Dequantize, DtypeName, LoadOptions, Method, TensorSource
 from llamarium.config import ModelConfig
-from llamarium.errors import InputError, TokenizerError, check_choice, show_value
+from llamarium.errors import InputError, OptionError, TokenizerError, check_choice, show_value
 from llamarium.generation.answer import complete, stream
 from llamarium.generation.completion import Generation, Piece, stop_ids_of
 from llamarium.generation.conversation import Conversation
@@ -39,6 +39,17 @@ if TYPE_CHECKING:
     from llamarium.model import LlamaForCausalLM
     from llamarium.sampling.grammar.compiler import GrammarCompiler
 
+
+class Loading(TypedDict, total=False):
+    """Arguments of `load` that `merge` has, too."""
+
+    device: str
+    quantize: str | None
+    dequantize: Dequantize
+    strict: bool
+    progress: Callable[[int, int], None] | None
+
+
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
@@ -58,22 +69,21 @@ def load(
     strict: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> "Llama":
-    """Load a model and its tokenizer. On a CPU with the C kernels it answers without torch.
+    """Load a model and its tokenizer. On a CPU the C kernels compute, without torch.
 
     Args:
         model: A built-in name, a folder (Hugging Face or Meta), a `.gguf` file, or `org/name` on the Hugging Face hub.
-            None is the base that the adapter names, and without an adapter "smollm2-135m".
-        adapter: The folder of a LoRA adapter to put on, as `finetune` and `peft` save it; a tokenizer beside it counts.
-        dtype: What it computes in; "auto" is as stored, and bfloat16 for quantized files.
-        device: "cpu", "cuda", "cuda:1", "mps"; "auto" is a GPU where there is one.
+            None is the adapter's base, and without an adapter "smollm2-135m".
+        adapter: Folder of a LoRA adapter, as `finetune` and `peft` save it; a tokenizer in it replaces the base's.
+        dtype: Of the computation; "auto" is as stored, and bfloat16 for quantized files.
+        device: "cpu", "cuda", "cuda:1", "mps"; "auto" is a GPU if there is one.
         quantize: Quantize the Linears while loading: "NF4", "Q8_0" or "Q4_1".
-        dequantize: For files that are quantized already: "load" unpacks once, "use" keeps them as they are and unpacks
-            for every use; "auto" keeps NF4, and in bfloat16 the types that the CPU kernels multiply, and unpacks others
-            once.
+        dequantize: For quantized files: "load" unpacks once, "use" unpacks for every use; "auto" keeps NF4, and in
+            bfloat16 the types that the CPU kernels multiply, and unpacks others once.
         deterministic: Give a request the same bits alone, in any batch, with any chunking and on any number of threads,
             or refuse to load: the C kernels do so, PyTorch does not.
-        input_bits: What the C kernels round the inputs of packed weights to, outliers always to 16 (decision 0022);
-            None is 8. With 16 answers are nearer to float32's, and prompts take nearly twice as long.
+        input_bits: Bits of the inputs of packed weights in the C kernels, outliers always 16 (decision 0022); None is
+            8. With 16, results are nearer to float32's, and prompts take nearly twice as long.
         strict: Refuse weights that are NaN or infinite, instead of warning.
         progress: Called with (bytes read, bytes in all).
 
@@ -82,9 +92,9 @@ def load(
     """
     check_choice("dtype", dtype, ("auto", *get_args(DtypeName)))
     check_choice("dequantize", dequantize, get_args(Dequantize))
-    check_choice("deterministic", deterministic, (True, False))
     check_choice("input_bits", input_bits, (None, *get_args(InputBits)))
-    check_choice("strict", strict, (True, False))
+    for name, flag in (("deterministic", deterministic), ("strict", strict)):
+        check_choice(name, flag, (True, False))
     options = LoadOptions(
         dtype=None if dtype == "auto" else dtype,
         device=choose_device(device),
@@ -105,6 +115,8 @@ def _load(
 ) -> "Llama":
     from llamarium.checkpoints.open import open_model
 
+    if adapter is not None and not isinstance(adapter, (str, Path)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OptionError(f"adapter is {show_value(adapter)}; expected the folder of a LoRA adapter")
     opened = open_model(base_model(model, adapter, {}) or DEFAULT_MODEL)
     saved = None if adapter is None else read_adapter(Path(adapter), opened.checkpoint.config)
     if saved is not None:
@@ -122,12 +134,12 @@ class Llama:
     """A loaded model with its tokenizer.
 
     Attributes:
-        name: What was asked for.
+        name: As given to `load`.
         config: The model's shape.
-        sources: Where each weight came from.
+        sources: Origin of each weight.
         generation_config: The publisher's recommended sampling parameters, or nothing.
         stop_ids: Ids that end an answer.
-        why_no_tokenizer: Why `tokenizer` raises, where it does.
+        why_no_tokenizer: Reason why `tokenizer` raises, if it does.
     """
 
     def __init__(
@@ -151,32 +163,28 @@ class Llama:
         self.stop_ids = stop_ids_of(self.config, tokenizer, defaults.stop_token_ids)
 
     def __repr__(self) -> str:
-        """Say which model it is, and what answers."""
+        """Name the model and its shape."""
         c = self.config
         return f"<Llama {self.name}: {c.num_hidden_layers} layers of {c.hidden_size}, vocabulary of {c.vocab_size:,}>"
 
     @property
     def model(self) -> "LlamaForCausalLM":
-        """The `LlamaForCausalLM`; `llama.model(ids)` gives logits (B, T, V). Built when first asked for, in place."""
+        """The `LlamaForCausalLM`, built at first use; `llama.model(ids)` returns logits (B, T, V). Needs torch."""
         return self.loaded.model
 
     @property
     def runner(self) -> Runner:
-        """What answers a request: the runner that was chosen at loading, or the modules if they have been edited."""
+        """The runner chosen at loading, or the modules if they have been edited."""
         return self.loaded.runner()
 
     @property
     def optional_tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer, or None where it came without one that is read."""
+        """The model's tokenizer, or None."""
         return self._tokenizer
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer.
-
-        Raises:
-            TokenizerError: If the model came without one, or with one of a kind that is not read.
-        """
+        """The model's tokenizer; TokenizerError if it has none, or one of an unsupported kind."""
         if self._tokenizer is None:
             raise TokenizerError(self.why_no_tokenizer)
         return self._tokenizer
@@ -189,18 +197,18 @@ class Llama:
         """Continue one prompt, or a list of prompts side by side.
 
         Args:
-            prompt: Text (BOS is added where the model has one) or token ids (taken as they are), or a list of either.
+            prompt: Text (BOS is added if the model has one) or token ids (as they are), or a list of either.
             **options: Fields of `SamplingParams`, over the model's own defaults, and those of `AnswerOptions`.
 
         Returns:
-            A `Generation`, or a list of them for a list of prompts. A prompt of several that no token can be
-            chosen for (its logits are NaN, say) gets a completion that says so ("error"), and the others theirs.
+            A `Generation`, or a list of them for a list of prompts, in which a prompt whose logits are NaN, say, gets a
+            completion with "error".
 
         Raises:
             SamplingError: For an unknown option or a value outside its range; `GrammarError` for a form of answer.
             ContextLengthError: If a prompt leaves no room in the context.
             OptionError: If `prompt_lookup` or `draft_model` could change the answer with this model (bfloat16 through
-                PyTorch, say), or a package is missing that structured output needs.
+                PyTorch, say), or a package for structured output is missing.
             LlamariumError: If no token can be chosen for a single prompt.
         """
         several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list, tuple))
@@ -212,7 +220,7 @@ class Llama:
     def stream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Iterator[Piece]:
         """Continue one prompt, piece by piece; options as in `generate`, without `n`.
 
-        What `generate` refuses is refused by the call; the work begins when the first piece is asked for.
+        Errors are raised by the call; computation begins with the first piece.
         """
         how = split_options(options)
         return stream(self, self.encode(prompt), self.sampling_params(**options), how)
@@ -220,8 +228,8 @@ class Llama:
     def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Generation:
         """Answer a dialog: a list of {"role", "content"} messages; options as in `generate`, and `ToolOptions`.
 
-        An answer has 1,024 tokens at most, unless the options or the model's generation_config.json say otherwise.
-        `Generation.tool_calls` are its calls, and `Generation.message` is what the next dialog has of it.
+        An answer has 1,024 tokens at most, unless the options or the model's generation_config.json set it.
+        `Generation.tool_calls` are its calls, and `Generation.message` is its message for the next dialog.
         """
         how, given = split_options(options), split_tools(options)
         ids, tools = read_dialog(self, messages, given, options)
@@ -230,14 +238,10 @@ class Llama:
     def stream_chat(
         self, messages: Sequence[Message], *, prefix: DialogEngine | None = None, **options: Unpack[ChatOptions]
     ) -> Iterator[Piece]:
-        """Answer a dialog piece by piece; options as in `chat`, without `n`; refusals as in `stream`.
+        """Answer a dialog piece by piece; options as in `chat`, without `n`; errors as in `stream`.
 
-        `Piece.deltas` has texts and calls in order, `Piece.text` the text alone.
-
-        Args:
-            messages: The dialog.
-            prefix: Keeps keys and values from one turn to the next; `conversation` has one.
-            **options: As in `chat`.
+        `Piece.deltas` has texts and calls in order, `Piece.text` the text alone. `prefix`, as of `conversation`, keeps
+        keys and values from turn to turn.
         """
         how, given = split_options(options), split_tools(options)
         ids, tools = read_dialog(self, messages, given, options)
@@ -253,11 +257,11 @@ class Llama:
         """Return an engine that answers many requests at once, in any thread or event loop; close it after use.
 
         Args:
-            adapters: Folders of LoRA adapters by a name of one's own; each request may choose one.
+            adapters: Folders of LoRA adapters by name; each request may choose one.
             **options: kv_memory, max_num_seqs, kv_cache_dtype, draft_model; see `EngineOptions`.
 
         Raises:
-            LlamariumError: If an option is out of range, an adapter is of another base, or there is no memory.
+            LlamariumError: If an option is out of range, an adapter has another base, or there is no memory.
         """
         saved = {name: read_adapter(Path(folder), self.config) for name, folder in (adapters or {}).items()}
         for one in saved.values():
@@ -282,10 +286,10 @@ class Llama:
         """Measure how well the model predicts a text of any length, through a sliding window.
 
         Args:
-            text: The text; BOS is put before it once, where the vocabulary wants it.
-            context: Tokens of a window; None is 2,048, or the model's whole context where that is shorter.
+            text: The text; BOS is put before it once, if the vocabulary has one.
+            context: Tokens of a window; None is 2,048, or the model's whole context if that is shorter.
             stride: Tokens from one window to the next, less than `context`; None is half of it. Each token is scored
-                once, with at least `context` - `stride` tokens before it where there are that many.
+                once, with at least `context` - `stride` tokens before it if there are that many.
             progress: Called with (tokens done, tokens in all).
 
         Raises:
@@ -297,7 +301,7 @@ class Llama:
         return perplexity_of_text(self.runner, self.tokenizer, text, context=context, stride=stride, progress=progress)
 
     def divergence(self, text: str, *, against: "Llama", **options: Any) -> "Divergence":
-        """Measure how far the predictions are from another model's: mean KL, its percentile, top-1 agreement.
+        """Measure the divergence of the predictions from another model's: mean KL, its percentile, top-1 agreement.
 
         Args:
             text: As in `perplexity`.
@@ -336,7 +340,7 @@ class Llama:
         return trace(self.runner, self.encode(text), **options)
 
     def trace_steps(self, prompt: Prompt, num_steps: int, **options: Any) -> "Iterator[Trace]":
-        """Follow a greedy answer: the named activations of each step of decoding, from the answer's own cache.
+        """Return the named activations of each decoding step of a greedy answer, from its own cache.
 
         Options are those of `llamarium.inspect.trace.trace_steps`.
         """
@@ -346,14 +350,14 @@ class Llama:
 
     @property
     def inspect(self) -> "Inspector[Llama]":
-        """What one asks about a pass: see `llamarium.inspect.inspector.Inspector`."""
+        """Measurements of a pass: see `llamarium.inspect.inspector.Inspector`."""
         from llamarium.inspect.inspector import Inspector
 
         return Inspector(self)
 
     @property
     def grammars(self) -> "GrammarCompiler":
-        """What compiles grammars for this model's vocabulary; an `OptionError` where the package for it is missing."""
+        """The grammar compiler for this model's vocabulary; OptionError if its package is missing."""
         from llamarium.sampling.grammar.compiler import GrammarCompiler
 
         if self._grammars is None:
@@ -361,10 +365,7 @@ class Llama:
         return self._grammars
 
     def encode(self, prompt: Any) -> list[int]:
-        """Return a prompt's ids: text with BOS where the model has one, ids as they are.
-
-        Args:
-            prompt: A str, or a sequence of int.
+        """Return a prompt's ids: text with BOS if the model has one, ids as they are.
 
         Raises:
             InputError: If it is neither text nor a sequence of whole numbers.
@@ -379,11 +380,11 @@ class Llama:
         return list(prompt)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids; special tokens have none."""
+        """Return the text of token ids, without special tokens."""
         return self.tokenizer.decode(ids)
 
     def sampling_params(self, **options: Unpack[GenerationOptions]) -> SamplingParams:
-        """Put `options` over the publisher's recommendations, with a fresh seed where none is given.
+        """Combine the publisher's recommendations with `options`, which take precedence, and a fresh seed by default.
 
         Raises:
             SamplingError: For an unknown option or a value outside its range or the vocabulary.
@@ -393,7 +394,7 @@ class Llama:
         return params
 
     def chat_params(self, **options: Unpack[GenerationOptions]) -> SamplingParams:
-        """Return `sampling_params`, with the length of an answer where nobody says one."""
+        """Return `sampling_params` with the default length of an answer in a dialog."""
         if not options.keys() & {"max_tokens", "max_new_tokens"} and "max_new_tokens" not in self.generation_config:
             options["max_tokens"] = CHAT_MAX_TOKENS
         return self.sampling_params(**options)

@@ -1,4 +1,4 @@
-"""Answering a corpus on many machines with Ray Data (`pip install 'llamarium[ray]'`).
+"""Answer a corpus on many machines with Ray Data (`pip install 'llamarium[ray]'`).
 
     rows = ray.data.read_json("questions.jsonl", lines=True)  # a column `messages`, or `prompt`
     answered = rows.map_batches(
@@ -10,8 +10,7 @@
         compute=ray.data.ActorPoolStrategy(size=4),  # machines
     )
 
-Columns have the names that `ray.data.llm` gives them. `AnswerLines` takes the lines of `llamarium batch` instead.
-Nothing else of Llamarium imports this module.
+Columns have the names of `ray.data.llm`. `AnswerLines` takes the lines of `llamarium batch` instead.
 """
 
 import asyncio
@@ -39,14 +38,14 @@ Table = Any
 
 
 class Answered(TypedDict):
-    """The columns that rows get.
+    """The columns added to rows.
 
     Attributes:
-        generated_text: The answer; None where there is none.
-        finish_reason: Why it ends: "stop" or "length"; None where there is none.
-        num_input_tokens: Of the prompt; None where there is no answer.
-        num_generated_tokens: Of the answer; None where there is none.
-        error: Why there is no answer; None where there is one.
+        generated_text: The answer; None without one.
+        finish_reason: "stop" or "length"; None without an answer.
+        num_input_tokens: Of the prompt; None without an answer.
+        num_generated_tokens: Of the answer; None without one.
+        error: Why there is no answer; None with one.
     """
 
     generated_text: str | None
@@ -57,20 +56,19 @@ class Answered(TypedDict):
 
 
 class AnswerRows:
-    """Answers the rows of batches: each actor of Ray Data has one, with a model and an engine of its own.
+    """Answers the rows of batches: an actor of Ray Data, with a model and an engine of its own.
 
-    A row has `messages`, a dialog, or `prompt`, a text or ids to go on from; `sampling_params`, if it is there, holds
-    options of its own. A field that is null is as if it were not given. All rows of a batch are under way at once. One
-    that cannot be answered says why in `error`, and the others are answered.
+    A row has `messages`, a dialog, or `prompt`, a text or ids to continue; `sampling_params`, if present, has its own
+    options. Null fields count as missing. All rows of a batch run at once. A row that cannot be answered gets `error`.
 
     Args:
         model: As for `llamarium.load`.
         loading: Its other arguments.
         engine: The options of `Llama.engine`.
-        **options: Those of `TextEngine.stream`, for rows that do not say otherwise.
+        **options: Those of `TextEngine.stream`, the defaults of rows.
 
     Raises:
-        LlamariumError: If the model cannot be loaded so, or if an option is unknown or has a value that it cannot have.
+        LlamariumError: If the model cannot be loaded so, or an option is unknown or has an invalid value.
     """
 
     def __init__(
@@ -105,11 +103,11 @@ class AnswerRows:
         return pyarrow.table(columns | {name: answered[name] for name in answered.column_names})
 
     def close(self) -> None:
-        """Stop the engine; where Ray ends an actor, its process ends."""
+        """Stop the engine; Ray ends an actor with its process."""
         self._engine.close(timeout_s=0)
 
     def _begin(self, row: dict[str, Any]) -> "Answers | LlamariumError":
-        """Begin to answer a row."""
+        """Start a row's request."""
         messages, prompt = _given(row.get("messages")), row.get("prompt")
         own = _given(row.get("sampling_params")) or {}
         try:
@@ -129,17 +127,16 @@ class AnswerRows:
 
 
 class AnswerLines:
-    """Answers lines in OpenAI's batch format, by the routes of the server: what `llamarium batch` does, in an actor.
+    """Answers lines in OpenAI's batch format, like `llamarium batch`, in an actor.
 
-    A batch has a column `text`, as `ray.data.read_text` makes it, a request in each row. What comes is a column
-    `answer`: the lines that `llamarium batch` writes, in the order in which they are complete. Where a line without a
-    custom_id stands is told within its batch.
+    A batch has a column `text`, as `ray.data.read_text` makes it, a request in each row. The result has a column
+    `answer`: the lines of `llamarium batch`, in the order of completion. Line numbers in errors count within the batch.
 
     Args:
         model: As for `llamarium.load`.
         loading: Its other arguments.
         engine: The options of `Llama.engine`.
-        served_model_name: What requests call the model, and answers; None is its own name.
+        served_model_name: The model's name in requests and answers; None is its own.
 
     Raises:
         LlamariumError: If the model cannot be loaded so.
@@ -182,7 +179,7 @@ class AnswerLines:
         return pyarrow.table({"answer": pyarrow.array([one.decode().rstrip() for one in answers], pyarrow.string())})
 
     def close(self) -> None:
-        """Stop the engine; where Ray ends an actor, its process ends."""
+        """Stop the engine; Ray ends an actor with its process."""
         self._engine.close(timeout_s=0)
 
 
@@ -199,11 +196,7 @@ def _check_table(batch: Table) -> None:
 
 
 def _check(options: Mapping[str, object]) -> None:
-    """Refuse options whose answers no column could hold.
-
-    Raises:
-        InputError: For these.
-    """
+    """Refuse options whose answers no column could hold; InputError."""
     if options.get("n") not in (None, 1):
         raise InputError(f"n is {show_value(options.get('n'))}; a row has one answer")
     if options.get("adapter") is not None:
@@ -215,14 +208,14 @@ def _check(options: Mapping[str, object]) -> None:
 
 def _finish(begun: "Answers | LlamariumError") -> Answered:
     """Wait for an answer."""
-    if isinstance(begun, LlamariumError):
-        return _failed(begun)
     try:
+        if isinstance(begun, LlamariumError):
+            raise begun
         generation = begun.collect()
     except EngineStoppedError:
         raise
     except LlamariumError as error:
-        return _failed(error)
+        return {**dict.fromkeys(Answered.__annotations__), "error": str(error)}  # pyright: ignore[reportReturnType]
     answer = generation.completions[0]
     return {
         "generated_text": answer.text,
@@ -233,18 +226,8 @@ def _finish(begun: "Answers | LlamariumError") -> Answered:
     }
 
 
-def _failed(error: LlamariumError) -> Answered:
-    return {
-        "generated_text": None,
-        "finish_reason": None,
-        "num_input_tokens": None,
-        "num_generated_tokens": None,
-        "error": str(error),
-    }
-
-
 def _given(value: Any) -> Any:
-    """Return a value without fields that are null: a table has every field that one of its rows has."""
+    """Remove null fields: a table has every field that one of its rows has."""
     if isinstance(value, dict):
         return {name: _given(item) for name, item in cast(dict[str, Any], value).items() if item is not None}
     return [_given(item) for item in cast(list[Any], value)] if isinstance(value, list) else value

@@ -20,8 +20,7 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import PRESETS
 from llamarium.train.experiments.peeking import measure_peeking
-from llamarium.train.experiments.running import restore_variant
-from llamarium.train.experiments.seeds import verdict
+from llamarium.train.experiments.running import restore_variant, verdict
 from llamarium.train.experiments.swaps import without_norms, without_rope
 from llamarium.train.experiments.variants import EXPERIMENTS
 from llamarium.train.pretrain import prepare

@@ -359,7 +359,7 @@ def test_another_base_is_refused(adapter: Path) -> None:
     load_adapter(make_model(seed=4), adapter, check_base=False)
     config = preset("tiny")
     wider = init_weights(LlamaForCausalLM(replace(config, intermediate_size=2 * config.intermediate_size)), seed=3)
-    with pytest.raises(CheckpointError, match=r"up_proj.lora_B.weight has shape .*this base asks for"):
+    with pytest.raises(CheckpointError, match=r"up_proj.lora_B.weight has shape .*this base need"):
         load_adapter(wider, adapter)
     deeper = init_weights(LlamaForCausalLM(replace(config, num_hidden_layers=3)), seed=3)
     with pytest.raises(CheckpointError, match=r"missing: base_model.model.model.layers.2"):

@@ -104,8 +104,7 @@ def same_linears(saved: str, found: str) -> bool | None:
 def check_base(base: Base, saved: SavedAdapter) -> None:
     """Compare a base with the values in an adapter's file; warn where they are missing, or the base is in float16.
 
-    Raises:
-        CheckpointError: If it is another base, or contains the adapter already.
+    CheckpointError if it is another base, or contains the adapter already.
     """
     folder, written, name = saved.folder, saved.metadata, saved.base_name
     if (expected := written.get(BASE)) is None:

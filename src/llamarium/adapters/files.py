@@ -126,12 +126,7 @@ def base_name(folder: Path) -> str | None:
 
 
 def base_of(folder: Path) -> str:
-    """Return `base_name`.
-
-    Raises:
-        LlamariumError: If the adapter's files cannot be read.
-        OptionError: If it names no base.
-    """
+    """Return `base_name`, or OptionError if there is none."""
     name = base_name(folder)
     if name is None:
         raise OptionError(f"{escape(folder / CONFIG)}: names no base model; name it with -m (in Python: model=)")
@@ -223,7 +218,7 @@ def _check_shapes(path: Path, expected: Mapping[str, tuple[int, ...]], table: Ma
     for key, shape in expected.items():
         if table[key].shape != shape:
             raise CheckpointError(
-                f"{escape(path)}: {key} has shape {table[key].shape}; {CONFIG} and this base asks for {shape}"
+                f"{escape(path)}: {key} has shape {table[key].shape}; {CONFIG} and this base need {shape}"
             )
         if table[key].dtype not in FLOATS:
             known = ", ".join(FLOATS)

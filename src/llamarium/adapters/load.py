@@ -21,8 +21,7 @@ from llamarium.tokenizer.base import Tokenizer
 def with_adapter(loaded: LoadedModel, saved: SavedAdapter) -> LoadedModel:
     """Return a model with an adapter: added by its runner if that can, else put on its modules, in place.
 
-    Raises:
-        CheckpointError: If it is another base, or contains the adapter already.
+    CheckpointError if it is another base, or contains the adapter already.
     """
     runner = loaded.runner()
     if runner.num_adapters is None:
@@ -42,15 +41,9 @@ def with_adapter(loaded: LoadedModel, saved: SavedAdapter) -> LoadedModel:
 
 
 def with_several(loaded: LoadedModel, saved: Sequence[SavedAdapter]) -> Runner:
-    """Return a runner over the same weights with several adapters, of which each sequence may use one.
+    """Return a runner over the same weights with several adapters, in the order of `Batch.adapters`.
 
-    Args:
-        loaded: The base, without an adapter.
-        saved: The adapters, in the order of `Batch.adapters`.
-
-    Raises:
-        OptionError: If the runner takes no adapters, or the base has one already.
-        CheckpointError: If one belongs to another base, or the base contains it already.
+    OptionError if the runner takes none, or the base has one already; CheckpointError as `with_adapter`.
     """
     runner = loaded.runner()
     if runner.num_adapters is None:
@@ -79,11 +72,7 @@ def check_same_dialogs(tokenizer: Tokenizer, saved: SavedAdapter, config: ModelC
 
 
 def tokenizer_beside(folder: Path, config: ModelConfig) -> Tokenizer | None:
-    """Return the tokenizer in an adapter's folder, with the dialog format of the training; None if there is none.
-
-    Raises:
-        LlamariumError: If it cannot be read, or has more ids than the base.
-    """
+    """Return the tokenizer in an adapter's folder, with the dialog format of the training; None if there is none."""
     tokenizer = find_tokenizer(folder)
     if tokenizer is not None:
         fit_tokenizer(tokenizer, config, folder)
@@ -100,13 +89,7 @@ def with_tokenizer_of(opened: OpenedModel, folder: Path) -> OpenedModel:
 
 
 def with_answer_ends(recommended: Mapping[str, Any], config: ModelConfig, tokenizer: Tokenizer) -> Mapping[str, Any]:
-    """Add the ids that end an answer in the tokenizer's dialog format to a generation config's `eos_token_id`.
-
-    Args:
-        recommended: The base's generation config.
-        config: The model's; its `eos_token_id` is the default.
-        tokenizer: With the format of the training.
-    """
+    """Add the end-of-turn ids of the tokenizer's dialog format to a base's generation config, or to `config`'s."""
     given = recommended.get("eos_token_id", config.eos_token_id)
     known = [given] if isinstance(given, int) else [*(given or ())]
     ends = () if tokenizer.chat_format is None else tokenizer.chat_format.stop_ids

@@ -35,7 +35,7 @@ from llamarium.errors import TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedLinear
 
-# Weights of the base that are looked at in float32 at a time, where DoRA or a merge needs its values: 4 MiB.
+# Weights of the base in float32 at a time, for DoRA and merges: 4 MiB.
 _CHUNK_WEIGHTS = 2**20
 
 

@@ -11,18 +11,9 @@ Adapters = Mapping[str, str] | Mapping[str, Path] | Mapping[str, str | Path]
 
 
 def base_model(model: str | Path | None, adapter: str | Path | None, adapters: Adapters) -> str | Path | None:
-    """Return the model to load: the one given, else the base that `adapter`, or the first of `adapters`, names.
+    """Return the given model, else the base that `adapter`, or the first of `adapters`, names; or None.
 
-    Args:
-        model: Name or path; None for the adapters' base.
-        adapter: Folder of the adapter of all requests.
-        adapters: Adapters that requests choose by name.
-
-    Returns:
-        None if there is no model and no adapter.
-
-    Raises:
-        LlamariumError: If an adapter's config cannot be read, or names no base.
+    LlamariumError if an adapter's config cannot be read, or names no base.
     """
     folder = adapter or next(iter(adapters.values()), None)
     if model or folder is None:

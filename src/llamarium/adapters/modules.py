@@ -33,9 +33,7 @@ def load_adapter(
         check_base: Refuse another base than the adapter's own, and one that contains the adapter already.
 
     Raises:
-        LlamariumError: As `read_adapter`.
-        CheckpointError: As `check_base`.
-        TrainingError: If the model has adapters already.
+        LlamariumError: As `read_adapter` and `check_base`, or if the model has adapters already.
     """
     saved = read_adapter(folder, model.config)
     put_on(model, saved, check_base=check_base)

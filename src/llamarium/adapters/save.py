@@ -59,7 +59,7 @@ def save_adapter(
         write_safetensors(folder / WEIGHTS, weights, metadata)
         if tokenizer is not None:
             tokenizer.save(folder)
-        names = dict.fromkeys(name.rpartition(".")[2] for name in linears)  # not every reader knows "all-linear"
+        names = dict.fromkeys(name.rpartition(".")[2] for name in linears)  # some readers lack "all-linear"
         targets = [*names] if isinstance(config.target_modules, str) else [*config.target_modules]
         write_json(folder / CONFIG, _to_peft(config, targets, _published(base_model)))
         sync(folder)

@@ -16,7 +16,7 @@ from llamarium.runtime.runner import Runner, WeightInfo
 
 _Floats = NDArray[np.float32]
 
-# Weights that are looked at in float32 at a time: 4 MiB.
+# Weights in float32 at a time: 4 MiB.
 _CHUNK_WEIGHTS = 2**20
 
 

@@ -10,10 +10,9 @@ from llamarium.cli.output import emit, note, warn
 from llamarium.cli.threads import set_threads
 from llamarium.cli.training_view import view
 from llamarium.hub.folders import is_adapter
-from llamarium.train.conduct import conduct
+from llamarium.train.conduct import conduct, init_process_group
 from llamarium.train.config import RunConfig
 from llamarium.train.distributed.process_group import ProcessGroup
-from llamarium.train.distributed.start import init_process_group
 from llamarium.train.report.trackers import trackers
 from llamarium.train.setup import Emit, Event, Setup, is_passing
 

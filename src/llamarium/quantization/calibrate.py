@@ -38,13 +38,7 @@ _BATCH_TOKENS = 2048  # that go through a layer at once: they bound the activati
 
 
 def sample_windows(tokenizer: Tokenizer, text: str, *, samples: int, context: int) -> Tensor:
-    """Cut whole windows out of a text, spread evenly over it.
-
-    Args:
-        tokenizer: BOS begins each window, where the vocabulary wants it.
-        text: Any text like those that the model is for.
-        samples: The most windows.
-        context: Tokens of a window.
+    """Cut at most `samples` whole windows of `context` tokens out of a text, spread evenly over it; BOS begins each.
 
     Returns:
         int64, (windows, context).

@@ -1,6 +1,6 @@
 """`quantize()`: make a packed folder of a model, which a CPU runs as stored.
 
-The layers' Linears get the type that is asked for. The head (and the embedding, which a tied model shares with it) is
+The layers' Linears get the given type. The head (and the embedding, which a tied model shares with it) is
 chosen separately: it is large where the vocabulary is, all of it is read for each token, and its rounding errors go
 straight into the probabilities. "auto" takes the smallest type with which the model's KL divergence from the original,
 on windows of the calibration text, is at most a tenth more than with an unquantized head.
@@ -78,10 +78,10 @@ def quantize(
         model: As for `load`: a name, a folder, a file.
         out: The folder to make; there must be none, but for `force`.
         type: Of the layers' Linears: "Q4_0", "IQ4_NL", "Q4_1" or "Q8_0", in capital letters or not.
-        head: Of the head and the embedding: a type; "auto" chooses by measurement, which needs a `calibration`; None
-            is "auto" where there is one, else "Q8_0".
-        method: "nearest", "fit", "importance" or "gptq"; the last two need a `calibration`. None is "gptq" where there
-            is one, else "fit".
+        head: Of the head and the embedding: a type; "auto" chooses by measurement on a `calibration`; None is "auto"
+            with one, else "Q8_0".
+        method: "nearest", "fit", "importance" or "gptq"; the last two need a `calibration`. None is "gptq" with one,
+            else "fit".
         calibration: A text like those that the model is for; a few hundred kB are enough.
         samples: Windows of it that are used.
         context: Tokens of a window; None is 512, or the model's whole context where that is shorter.
@@ -90,23 +90,17 @@ def quantize(
         progress: Called with (weights done, weights in all).
 
     Raises:
-        LlamariumError: If the model cannot be read, the options do not fit together or the model, or the folder
-            cannot be written.
+        LlamariumError: If the model cannot be read, options do not fit, or the folder cannot be written.
     """
     method = method or ("fit" if calibration is None else "gptq")
     type = chosen_type("type", type, FITTED_FORMATS)
     head = chosen_type("head", head or (_DEFAULT_HEAD if calibration is None else AUTO), (AUTO, *FITTED_FORMATS))
     _check_options(head, method, calibration)
-    if calibration is not None:
-        need_torch("a calibration")
     opened = open_model(model)
     checkpoint, recipe = opened.checkpoint, Recipe(type, method, requantize)
     sample = None if calibration is None else _sample(opened, calibration, samples, context)
     with atomic_folder(Path(out), replace=force) as folder:
-        if sample is None:
-            quantizer, kl = Quantizer(checkpoint, recipe, progress=progress), dict[str | None, float]()
-        else:
-            quantizer, head, kl = _calibrated(opened, recipe, head, sample, progress)
+        quantizer, head, kl = _quantizer(opened, recipe, head, sample, progress)
         said = {"matrices": type, "head": head, "method": method}
         if sample is not None:
             said |= {"samples": str(len(sample)), "context": str(sample.shape[1])}
@@ -116,14 +110,16 @@ def quantize(
     return Quantized(Path(out), type, head, method, *_sizes(weights, Path(out)), kl)
 
 
-def _calibrated(
+def _quantizer(
     opened: OpenedModel,
     recipe: Recipe,
     head: str,
-    windows_BT: "Tensor",
+    windows_BT: "Tensor | None",
     progress: Callable[[int, int], None] | None,
 ) -> tuple[Quantizer, str, dict[str | None, float]]:
-    """Make a quantizer with a sample; return it, the head's type, and what it was chosen by."""
+    """Return a quantizer, the head's type, and the KL that it was chosen by."""
+    if windows_BT is None:
+        return Quantizer(opened.checkpoint, recipe, progress=progress), head, {}
     from llamarium.quantization.calibrated import CalibratedQuantizer, choose_head
 
     num_compared = max(1, _COMPARED_TOKENS // windows_BT.shape[1]) if head == AUTO else 0
@@ -143,6 +139,8 @@ def _sizes(weights: Sequence[PackedWeight], folder: Path) -> tuple[int, int, flo
 
 
 def _check_options(head: str, method: str, calibration: str | None) -> None:
+    if calibration is not None:
+        need_torch("a calibration")
     if calibration is None and (method in CALIBRATED or head == AUTO):
         what = f"method {method}" if method in CALIBRATED else "head auto"
         raise OptionError(f"{what} looks at a text to calibrate with, and there is none; give one, or choose another")

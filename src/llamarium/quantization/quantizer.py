@@ -37,7 +37,7 @@ from llamarium.quantization.gptq import gptq
 QuantizeMethod = Literal["nearest", "fit", "importance", "gptq"]
 METHODS: tuple[QuantizeMethod, ...] = get_args(QuantizeMethod)
 CALIBRATED: tuple[QuantizeMethod, ...] = ("importance", "gptq")
-"""The methods that look at a text."""
+"""The methods that need a text."""
 
 
 @dataclass(frozen=True, slots=True)

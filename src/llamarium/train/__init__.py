@@ -19,7 +19,7 @@ Linears are wrapped; the loop is one.
 | checkpoints that survive being killed, the lock, signals | `state.checkpoint`, `state.lock`, `state.signals` |
 | why a resumed run is the same run | `state.resume` |
 | LoRA, rsLoRA, DoRA; their files; merging | `llamarium.adapters`; from names to a folder: `merge` |
-| several devices | `distributed.start` and `process_group`; FSDP2 and tensor parallelism in `distributed.parallel` |
+| several devices | `conduct` and `distributed.process_group`; FSDP2 and tensor parallelism in `distributed.parallel` |
 | what happened: the journal, pages, trackers | `report.journal`, `report.write`, `report.page`, `report.trackers` |
 | the same run with one thing changed | `experiments` |
 """

@@ -7,10 +7,12 @@
 A refused run leaves the folder unchanged.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from llamarium.errors import TrainingError
 from llamarium.io import atomic_file, unwritable
 from llamarium.train.config import RunConfig
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
@@ -41,8 +43,7 @@ def conduct(
         watch: Shows events; entered after `prepare`, on rank zero alone.
 
     Raises:
-        LlamariumError: As `prepare` and `run`.
-        OutputError: If the folder cannot be written.
+        LlamariumError: As `prepare` and `run`, or if the folder cannot be written.
     """
     if not process_group.is_rank_zero:
         setup = process_group.rank_zero_first(prepare)
@@ -75,3 +76,22 @@ def save_settings(config: RunConfig, path: Path) -> None:
             file.write(config.to_toml().encode())
     except OSError as error:
         raise unwritable(path, error) from None
+
+
+@contextmanager
+def init_process_group(config: RunConfig) -> Generator[ProcessGroup]:
+    """Yield the processes of `torchrun`, or this one alone; TrainingError if they do not fit, or one is lost."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size > 1:
+        from llamarium.train.distributed.parallel import init_distributed
+
+        with init_distributed(config, world_size) as process_group:
+            yield process_group
+    elif config.tensor_parallel > 1:
+        raise TrainingError(
+            f"tensor_parallel is {config.tensor_parallel}, and there is one process; start several: "
+            f"torchrun --nproc-per-node {config.tensor_parallel} -m llamarium pretrain ..., "
+            "or give --tensor-parallel 1"
+        )
+    else:
+        yield SINGLE_PROCESS

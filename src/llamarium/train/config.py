@@ -29,7 +29,7 @@ RENAMED: Mapping[str, str] = {
     "clip": "max_grad_norm",
     "keep": "save_total_limit",
 }
-"""Settings that had other names: whoever gives an old one is told the new one."""
+"""Old names of settings, with the new ones."""
 
 _MAX_CONTEXT = 2**20  # tokens a row: eight times what Llama 3 reads
 _LARGEST = 2**63  # of numbers that have no bound of their own
@@ -114,11 +114,7 @@ class RunConfig:
 
     @classmethod
     def resolve(cls, file: Path | None, flags: Mapping[str, Any]) -> Self:
-        """Combine defaults, a TOML file (if not None) and flags; later ones take precedence.
-
-        Raises:
-            TrainingError: For a file that cannot be read, an unknown setting or a value out of range.
-        """
+        """Combine defaults, a TOML file (if not None) and flags, in this order; TrainingError for invalid settings."""
         settings = {} if file is None else _read_toml(file)
         known = [item.name for item in dataclasses.fields(cls)]
         if old := [name for name in settings if name in RENAMED]:
@@ -186,7 +182,7 @@ class PretrainConfig(RunConfig):
 class FinetuneConfig(RunConfig):
     """Settings of fine-tuning: base model, dialogs and adapters."""
 
-    # other defaults: less of everything, as the model knows most already
+    # smaller defaults, as the model is trained already
     steps: int = _setting(300, "optimizer steps", 1)
     batch_rows: int = _setting(4, "rows that are computed at once", 1)
     learning_rate: float = _setting(2e-4, "the peak", 0.0, 10.0)
@@ -271,10 +267,7 @@ class ExperimentConfig(PretrainConfig):
     context: int | None = _default("context", 128)
     seeds: int = _setting(1, "how often each is trained, with seed, seed + 1, ...", 1, 100)
     embedding_std: float | None = _setting(
-        None,
-        "tied: two more runs whose embedding begins with this deviation; nn.Embedding's is 1",
-        1e-6,
-        100.0,
+        None, "tied: two more runs whose embedding begins with this deviation; nn.Embedding's is 1", 1e-6, 100.0
     )
 
 

@@ -148,17 +148,13 @@ def set_reference(
 
 
 def prepare(config: DPOConfig, process_group: ProcessGroup = SINGLE_PROCESS) -> Setup:
-    """Load the base and the pairs, add the adapters, and compute the reference for full training.
-
-    Raises:
-        LlamariumError: If the base or the data cannot be read, or the settings do not fit together.
-    """
+    """Load base and pairs, add the adapters, and compute a reference if needed; errors as `finetune.prepare`."""
     if process_group.world_size > 1:
         raise TrainingError("dpo trains in one process, as its reference is the same model; start it without torchrun")
     setup = finetune.prepare(config, process_group, PairRows)
     if config.method == "full":
         for rows in (setup.train, setup.validation):
             if rows is not None:
-                assert isinstance(rows, PairRows)  # `finetune.prepare` was asked for them
+                assert isinstance(rows, PairRows)  # as passed to `finetune.prepare`
                 set_reference(rows, setup.model, config.batch_rows, config.precision)
     return replace(setup, objective=Preference(config.beta))

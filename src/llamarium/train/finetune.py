@@ -24,7 +24,8 @@ from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.checkpoints.options import Dequantize, DtypeName, LoadOptions
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
-from llamarium.errors import TrainingError
+from llamarium.errors import TrainingError, escape
+from llamarium.hub.folders import is_adapter
 from llamarium.hub.resolve import resolve
 from llamarium.kernels.cpu_half import cpu_has_native_bf16
 from llamarium.model import LlamaForCausalLM
@@ -43,29 +44,16 @@ _Rows = TypeVar("_Rows", bound=DialogRows)
 def prepare(
     config: FinetuneConfig, process_group: ProcessGroup = SINGLE_PROCESS, kind: type[DialogRows] = DialogRows
 ) -> Setup:
-    """Load the base and the examples, and add the adapters.
-
-    Args:
-        config: The settings.
-        process_group: The processes that train together.
-        kind: Type of the data's lines: dialogs, or pairs.
+    """Load the base and the examples, as dialogs or pairs (`kind`), and add the adapters.
 
     Raises:
         LlamariumError: If the base or the data cannot be read, or the settings do not fit together.
     """
     check(config)
-    path = resolve(config.model)
-    checkpoint = open_checkpoint(path)
-    tokenizer = find_tokenizer(path)
-    if tokenizer is None:
-        raise TrainingError(f"{config.model} has no tokenizer files; put a tokenizer.json beside the weights")
-    tokenizer = with_chat_format(config, tokenizer)
-    fit_tokenizer(tokenizer, checkpoint.config, path)
-    if config.context > checkpoint.config.max_position_embeddings:
-        raise TrainingError(
-            f"context is {config.context}, and the model's holds {checkpoint.config.max_position_embeddings} tokens"
-        )
-    train, validation = split_rows(config, tokenizer, kind)
+    checkpoint, tokenizer = _open(config)
+    rows, validation = read_rows(config, tokenizer, kind), None
+    if config.validation > 0:
+        rows, validation = rows.split(config.validation)
     full, chat = config.method == "full", tokenizer.chat_format is not None and config.chat_format != "none"
     device = str(choose_device(config.device))
     options = LoadOptions(
@@ -87,13 +75,33 @@ def prepare(
         config=config,
         model=model,
         tokenizer=tokenizer,
-        train=train,
+        train=rows,
         validation=validation,
         save=save,
         restore=restore,
         chat=chat,
         process_group=process_group,
     )
+
+
+def _open(config: FinetuneConfig) -> tuple[Checkpoint, Tokenizer]:
+    """Open the base, and its tokenizer with the dialog format of the training."""
+    if is_adapter(Path(config.model).expanduser()):
+        raise TrainingError(
+            f"{escape(config.model)}: is a LoRA adapter, and training begins with a model; merge it first: "
+            f"llamarium merge --adapter {escape(config.model)} --dtype float32 --out MODEL"
+        )
+    path = resolve(config.model)
+    checkpoint, tokenizer = open_checkpoint(path), find_tokenizer(path)
+    if tokenizer is None:
+        raise TrainingError(f"{config.model} has no tokenizer files; put a tokenizer.json beside the weights")
+    tokenizer = with_chat_format(config, tokenizer)
+    fit_tokenizer(tokenizer, checkpoint.config, path)
+    if config.context > checkpoint.config.max_position_embeddings:
+        raise TrainingError(
+            f"context is {config.context}, and the model's holds {checkpoint.config.max_position_embeddings} tokens"
+        )
+    return checkpoint, tokenizer
 
 
 def base_dtype(config: FinetuneConfig, device: str) -> DtypeName | None:
@@ -126,7 +134,16 @@ def _train_adapters(
     model: LlamaForCausalLM, tokenizer: Tokenizer, config: FinetuneConfig, process_group: ProcessGroup
 ) -> _SaveAndRestore:
     metadata = adapter_metadata(model, config.model)  # now, while the whole base is at hand
-    apply_lora(model, lora_config(config), seed=config.seed)
+    names = config.target_modules
+    lora = LoRAConfig(
+        r=config.rank,
+        alpha=config.alpha,
+        dropout=config.dropout,
+        target_modules=names if names == "all-linear" else tuple(part.strip() for part in names.split(",")),
+        use_rslora=config.rslora,
+        use_dora=config.dora,
+    )
+    apply_lora(model, lora, seed=config.seed)
 
     def save(folder: Path) -> None:
         save_adapter(
@@ -138,39 +155,12 @@ def _train_adapters(
 
 
 def with_chat_format(config: FinetuneConfig, tokenizer: Tokenizer) -> Tokenizer:
-    """Return the base's tokenizer with the dialog format of the training, for samples and saves.
-
-    Raises:
-        ChatFormatError: If its vocabulary lacks the format's control tokens.
-    """
+    """Return the base's tokenizer with the dialog format of the training; ChatFormatError without its tokens."""
     return tokenizer if config.chat_format == "none" else with_format(tokenizer, config.chat_format)
 
 
-def lora_config(config: FinetuneConfig) -> LoRAConfig:
-    """Return the adapters' settings."""
-    named = config.target_modules
-    return LoRAConfig(
-        r=config.rank,
-        alpha=config.alpha,
-        dropout=config.dropout,
-        target_modules=named if named == "all-linear" else tuple(part.strip() for part in named.split(",")),
-        use_rslora=config.rslora,
-        use_dora=config.dora,
-    )
-
-
-def split_rows(config: FinetuneConfig, tokenizer: Tokenizer, kind: type[_Rows]) -> tuple[_Rows, _Rows | None]:
-    """Read the examples, and hold out those for validation; see `read_rows`."""
-    rows = read_rows(config, tokenizer, kind)
-    return rows.split(config.validation) if config.validation > 0 else (rows, None)
-
-
 def read_rows(config: FinetuneConfig, tokenizer: Tokenizer, kind: type[_Rows]) -> _Rows:
-    """Read the examples, with `with_chat_format`'s tokenizer, and pack them into rows.
-
-    Raises:
-        TrainingError: If there are none, or one is too long or malformed.
-    """
+    """Read the examples, with `with_chat_format`'s tokenizer, and pack them; TrainingError for invalid ones."""
     return kind.from_file(
         Path(config.data).expanduser(),
         tokenizer,
@@ -190,15 +180,7 @@ def restore_adapter(
 ) -> None:
     """Load a saved adapter into the model's adapters, in place.
 
-    Args:
-        model: With adapters.
-        folder: Of the checkpoint.
-        process_group: The processes that hold shards of them.
-        metadata: `adapter_metadata` of this model's base.
-
-    Raises:
-        TrainingError: If the tensors differ, or the adapter was trained on another base.
-        CheckpointError: If the file is malformed.
+    `metadata`, `adapter_metadata` of the model's base, is compared; TrainingError if the base or the tensors differ.
     """
     written = read_metadata(folder)
     if metadata is not None and not _same_base(written, metadata):

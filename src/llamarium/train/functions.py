@@ -173,8 +173,7 @@ def _train(
     settings: Mapping[str, Any],
 ) -> "TrainingResult":
     need_torch("training", "train")
-    from llamarium.train.conduct import conduct
-    from llamarium.train.distributed.start import init_process_group
+    from llamarium.train.conduct import conduct, init_process_group
     from llamarium.train.dpo import prepare as prepare_dpo
     from llamarium.train.finetune import prepare as prepare_finetuning
     from llamarium.train.pretrain import prepare as prepare_pretraining

@@ -38,15 +38,12 @@ def make_optimizers(
     """Return the optimizers of a model's trainable parameters; each tied parameter is in one of them, once.
 
     Args:
-        model: Its parameters with `requires_grad` are trained.
+        model: Its parameters with `requires_grad` are trained; TrainingError without any.
         name: "adamw" for all of them, or "muon" for the layers' matrices and AdamW for the rest.
         learning_rate: The peak.
         weight_decay: Of matrices; vectors have none.
         betas: AdamW's.
         muon_learning_rate: Muon's peak; None is `learning_rate`.
-
-    Raises:
-        TrainingError: If nothing is trainable.
     """
     named = [(key, p) for key, p in model.named_parameters() if p.requires_grad]
     if not named:
@@ -119,11 +116,7 @@ def restore_optimizers(
     tensors: Mapping[str, Tensor],
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> None:
-    """Restore the state from `optimizer_tensors`, whose tensors are whole, even if the parameters are sharded.
-
-    Raises:
-        TrainingError: If it is not the complete state of these parameters, or has invalid values.
-    """
+    """Restore `optimizer_tensors`, whole even if the parameters are sharded; TrainingError for other state."""
     names = {id(p): key for key, p in model.named_parameters()}
     owner: dict[str, tuple[Optimizer, Tensor]] = {}
     for optimizer in optimizers:

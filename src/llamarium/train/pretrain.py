@@ -44,16 +44,10 @@ def prepare(
     progress: Callable[[int, int], None] | None = None,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Setup:
-    """Prepare a run from scratch.
+    """Prepare a run from scratch; its folder also keeps the data's ids.
 
-    Args:
-        config: The settings.
-        out: The run's folder, which also keeps the data's ids.
-        progress: Called with (documents, tokens) read so far.
-        process_group: The processes that train together.
-
-    Raises:
-        LlamariumError: If the data cannot be read or is too short, or the settings do not fit together.
+    `progress` is called with (documents, tokens) read so far. LlamariumError if the data cannot be read or is too
+    short, or the settings do not fit together.
     """
     _check_context(config)
     corpus = tokenize_corpus(
@@ -88,13 +82,10 @@ def _check_context(config: PretrainConfig) -> None:
 
 
 def resolve_model(config: PretrainConfig, tokenizer: Tokenizer) -> ModelConfig:
-    """Return the preset with the settings' changes, and with the tokenizer's vocabulary.
+    """Return the preset with the settings' changes and the tokenizer's vocabulary; TrainingError if they do not fit.
 
     Unset values follow from the others: as many key-value heads as query heads, heads that share the hidden size, and
     a SwiGLU in the preset's proportion.
-
-    Raises:
-        TrainingError: If the shape does not fit together.
     """
     base = preset(config.preset)
     changes = {name: value for name in _CHANGES if (value := getattr(config, name)) is not None}
@@ -127,12 +118,7 @@ def resolve_model(config: PretrainConfig, tokenizer: Tokenizer) -> ModelConfig:
 
 @torch.no_grad()
 def restore_weights(model: LlamaForCausalLM, folder: Path, process_group: ProcessGroup = SINGLE_PROCESS) -> None:
-    """Load a saved model's weights into one of the same shape, in place.
-
-    Raises:
-        CheckpointError: If the folder holds another model.
-        TrainingError: If its shape or dtype differs.
-    """
+    """Load a saved model's weights in place; TrainingError if shape or dtype differ."""
     saved = open_checkpoint(folder)
     if saved.config != model.config:
         raise TrainingError(f"{folder}: holds a model of another shape than this run's; expected {model.config}")

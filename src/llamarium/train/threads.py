@@ -64,17 +64,12 @@ def computing(setup: Setup, saved: int | None, *, resumed: bool) -> Generator[Th
         saved: The number in the checkpoint that is resumed, if any.
         resumed: Whether there is such a checkpoint.
     """
-    if not _ours(setup):
+    if setup.model.device.type != "cpu" or setup.process_group.world_size > 1:
         yield None
         return
     found = choose(setup, saved, resumed=resumed)
     with computing_with(None if found.count == torch.get_num_threads() else found.count):
         yield found
-
-
-def _ours(setup: Setup) -> bool:
-    """Whether the number may be chosen here."""
-    return setup.model.device.type == "cpu" and setup.process_group.world_size == 1
 
 
 def choose(setup: Setup, saved: int | None, *, resumed: bool, clock: Clock = time.perf_counter) -> Threads:
@@ -88,7 +83,7 @@ def choose(setup: Setup, saved: int | None, *, resumed: bool, clock: Clock = tim
     elif setup.threads is not None:
         found = Threads(setup.threads, "as the first")
     else:
-        found = _chosen(setup, clock)
+        found = _measured(setup, halves(num_threads()), clock)
     if before not in (None, found.count):
         warn_caller(
             f"threads: {before} -> {found.count}: from here on sums may have other last bits than those of a run that "
@@ -108,14 +103,9 @@ def halves(most: int) -> list[int]:
     return [most] if most == 1 else [most, *halves(most // 2)]
 
 
-def _chosen(setup: Setup, clock: Clock) -> Threads:
-    counts = halves(num_threads())
-    if len(counts) == 1:
-        return Threads(counts[0], "all")
-    return Threads(counts[0], "compiled") if setup.config.compile else _measured(setup, counts, clock)
-
-
 def _measured(setup: Setup, counts: Sequence[int], clock: Clock) -> Threads:
+    if len(counts) == 1 or setup.config.compile:
+        return Threads(counts[0], "all" if len(counts) == 1 else "compiled")
     begin = clock()
     _pass(setup, 1)
     most = min(setup.config.batch_rows, setup.train.num_rows(0))

@@ -34,7 +34,7 @@ class TrainingBatch:
     @property
     def num_learned(self) -> int:
         """The number of labels that count."""
-        return int((self.labels_BT != IGNORED).sum())  # sync: on a GPU, so it is asked before `to`
+        return int((self.labels_BT != IGNORED).sum())  # sync: on a GPU, so call it before `to`
 
     def to(self, device: torch.device) -> "TrainingBatch":
         """Copy the batch to another device."""

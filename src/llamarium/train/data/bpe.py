@@ -73,11 +73,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def train_characters(texts: Iterable[str]) -> Tokenizer:
-    """Make each different character of the texts a token, in the order of code points.
-
-    Raises:
-        TokenizerError: If there is no character, or a text is no valid Unicode.
-    """
+    """Make each different character of the texts a token, by code point; TokenizerError if there is none."""
     from llamarium.tokenizer.backends.characters import CharacterTokenizer
 
     alphabet: set[str] = set()

@@ -106,8 +106,7 @@ class DialogRows:
     def split(self, validation: float) -> tuple[Self, Self]:
         """Return the first examples to train on, and the last share of them, in a fixed order, to validate.
 
-        Raises:
-            TrainingError: If either would have none.
+        TrainingError if either would have none.
         """
         num_units = len(self.examples) // self.together
         count = max(1, round(num_units * validation)) if validation > 0 else 0

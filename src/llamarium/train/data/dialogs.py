@@ -160,8 +160,8 @@ def _dialog(record: Mapping[str, Any]) -> Dialog:
         return record["messages"]
     prompt, answer = (_text(record, name) for name in form)
     context = _context(record, form)
-    asked = f"{prompt}\n\n{context}" if context else prompt
-    return [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+    question = f"{prompt}\n\n{context}" if context else prompt
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 def _continuation(record: Mapping[str, Any], tokenizer: Tokenizer) -> list[Part]:

@@ -29,17 +29,9 @@ class Cursor:
 
 
 class Order:
-    """Returns the rows of a run, batch by batch.
+    """Returns the rows of a run, batch by batch, from `cursor` on; TrainingError if there is no row.
 
-    Args:
-        rows: The data.
-        seed: Of the order.
-        cursor: Where to continue.
-        shard_idx: This process's shard of the rows.
-        num_shards: Number of shards.
-
-    Raises:
-        TrainingError: If there is no row.
+    With several shards, `take` returns those of `shard_idx`.
     """
 
     def __init__(
@@ -52,11 +44,7 @@ class Order:
         self._permutation = self._permute(self.cursor.epoch)
 
     def take(self, count: int) -> TrainingBatch:
-        """Return the next `count` rows, or this process's shard of them; the next epoch's rows follow this one's.
-
-        Raises:
-            TrainingError: If the shards would differ in size.
-        """
+        """Return the next `count` rows, or this process's shard; TrainingError if the shards would differ in size."""
         if count % self.num_shards:
             raise TrainingError(
                 f"batch_rows is {count}; expected a multiple of the {self.num_shards} shards of the data"

@@ -38,8 +38,8 @@ def read_pairs(path: Path, tokenizer: Tokenizer, *, chat: bool = True) -> list[E
 
 def _expand(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the two records of a pair for `read_dialogs`."""
-    asked = [name for name in ("prompt", "messages") if name in record]
-    if len(asked) != 1 or not all(name in record for name in _ANSWERS):
+    prompts = [name for name in ("prompt", "messages") if name in record]
+    if len(prompts) != 1 or not all(name in record for name in _ANSWERS):
         raise TrainingError(
             f"has the keys {show_value(list(record))}; expected chosen and rejected, and either prompt or messages"
         )
@@ -48,8 +48,8 @@ def _expand(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     for name, answer in zip(_ANSWERS, answers, strict=True):
         if not isinstance(answer, str):
             raise TrainingError(f"{name} is {show_value(answer)}; expected the answer's text")
-    rest = {name: value for name, value in record.items() if name not in (*_ANSWERS, *asked)}
-    if asked == ["prompt"]:
+    rest = {name: value for name, value in record.items() if name not in (*_ANSWERS, *prompts)}
+    if prompts == ["prompt"]:
         return [{**rest, "prompt": record["prompt"], "completion": answer} for answer in answers]
     messages = _messages(record["messages"])
     return [{**rest, "messages": [*messages, {"role": "assistant", "content": answer}]} for answer in answers]

@@ -66,11 +66,7 @@ def read_documents(source: str | None, *, text_field: str = "text") -> Iterator[
 
 
 def source_stamp(source: str | None) -> str:
-    """Return a hash that changes with a source, without reading it: of files' names, sizes and times, or a hub commit.
-
-    Raises:
-        TrainingError: If there is nothing of that name, or it cannot be accessed.
-    """
+    """Return a hash that changes with a source, unread: of files' names, sizes and times, or a hub commit."""
     return hashlib.sha256(repr(_find(source)[0]()).encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -112,11 +108,7 @@ def _python_manual() -> list[str]:
 
 
 def fetch_tiny_shakespeare() -> Path:
-    """Return the pinned file: `$LLAMARIUM_TINY_SHAKESPEARE`, or in the cache, fetched if missing.
-
-    Raises:
-        DownloadError: If it is not the pinned file, or cannot be fetched or kept; with the manual way.
-    """
+    """Return the pinned file: `$LLAMARIUM_TINY_SHAKESPEARE`, or the cache's, fetched if missing; or DownloadError."""
     if given := os.environ.get(SHAKESPEARE_VARIABLE):
         return _given_shakespeare(Path(given))
     target = cache_folder() / TINY_SHAKESPEARE / "input.txt"
@@ -207,12 +199,9 @@ def _read_file(path: Path, text_field: str) -> Iterator[str]:
 
 
 def _files_of(folder: Path) -> tuple[list[Path], str]:
-    """Return the readable files below `folder`, and a count of the others; hidden ones are skipped.
+    """Return the readable files below `folder`, without hidden ones, and a count of the others.
 
-    So are folders of runs, whose journals are `.jsonl` files: a run may lie in the folder that it learns from.
-
-    Raises:
-        TrainingError: If there is none, a folder cannot be listed, or a link leads back to a parent folder.
+    Folders of runs, whose journals are `.jsonl` files, are skipped: a run may lie in the folder that it learns from.
     """
 
     def refuse(error: OSError) -> None:
@@ -315,7 +304,7 @@ def _decode(data: bytes, where: str) -> str:
     return text
 
 
-# --- packages that are asked for when they are needed -----------------------------------------------------------------
+# --- optional packages ------------------------------------------------------------------------------------------------
 
 
 def _read_parquet(path: Path, text_field: str) -> Iterator[str]:

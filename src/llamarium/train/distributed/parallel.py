@@ -47,21 +47,16 @@ from llamarium.train.distributed.process_group import ProcessGroup
 
 T = TypeVar("T")
 
-_STEP_TIMEOUT = timedelta(minutes=10)  # within a step nobody has to wait long; who does not answer is gone
-_WORK_TIMEOUT = timedelta(days=1)  # while rank zero reads data or writes a checkpoint; a death is noticed at once
+_STEP_TIMEOUT = timedelta(minutes=10)  # steps are short: a process that does not answer is lost
+_WORK_TIMEOUT = timedelta(days=1)  # rank zero may read data or write a checkpoint; a death is noticed at once
 _DONE, _FAILED = -1, -2
 
 
 @contextmanager
 def init_distributed(config: RunConfig, world_size: int) -> Generator["DistributedGroup"]:
-    """Connect to the other processes, and disconnect at the end.
+    """Connect `world_size` processes, and disconnect at the end; `device` and `tensor_parallel` are read.
 
-    Args:
-        config: `device` and `tensor_parallel` are read.
-        world_size: Number of processes.
-
-    Raises:
-        TrainingError: If the processes do not fit the settings, or one of them is lost.
+    TrainingError if they do not fit the settings, or one of them is lost.
     """
     kind = _device_kind(config.device)
     if config.compile:

@@ -13,5 +13,5 @@ shape. Changes that no Llama config describes (no RoPE, no norm, looking ahead) 
 a switch in it. Checkpoints of such a model have no `config.json`, and only the experiment resumes from them.
 
 `variants` defines the comparisons, `swaps` changes models, `running` trains and writes the page; `peeking` measures
-how looking ahead cheats, `seeds` the effect of chance.
+how looking ahead cheats.
 """

@@ -1,7 +1,8 @@
 """Run an experiment: train every variant with every seed in its own folder, and write a page that compares them."""
 
 import os
-from collections.abc import Callable, Generator, Mapping
+import statistics
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -23,9 +24,8 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.train.conduct import conduct, is_acceptance, save_settings
 from llamarium.train.config import ExperimentConfig
 from llamarium.train.experiments.peeking import Peeking, about_peeking, measure_peeking
-from llamarium.train.experiments.seeds import SINGLE, spread_of, verdict
 from llamarium.train.experiments.swaps import set_embedding_std
-from llamarium.train.experiments.variants import EXPERIMENTS, Variant
+from llamarium.train.experiments.variants import EXPERIMENTS, TrainingExperiment, Variant
 from llamarium.train.pretrain import prepare
 from llamarium.train.report.history import History
 from llamarium.train.report.write import compare, write_report
@@ -37,6 +37,11 @@ Watch = Callable[[str], AbstractContextManager[Emit]]
 
 _WEIGHTS, _ABOUT = "variant.safetensors", "variant.json"
 _FORMAT = "weights of an experiment: no Llama config describes this model, and only its experiment can go on from it"
+
+SINGLE = (
+    "Each was trained once. Another seed moves a loss, often by as much as such runs differ; --seeds 3 trains each "
+    "three times and shows it."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +57,8 @@ def run_experiment(
 ) -> Outcome:
     """Train every variant in a folder of its own below `out`, and write `out/report.html`.
 
-    The settings are in `out/experiment.toml`, which starts the same experiment again.
-
-    Args:
-        name: One of `EXPERIMENTS`.
-        config: The shared settings.
-        out: The experiment's folder.
-        resume: Continue an earlier call; finished runs are not repeated.
-        allow_changes: Resume although settings or data have changed.
-        watch: Shows the runs.
-
-    Raises:
-        LlamariumError: As `pretrain.prepare` and `run`.
+    The settings are in `out/experiment.toml`, which starts the same experiment again. `resume` continues an earlier
+    call, without the finished runs; `watch` shows the runs. Other arguments and errors are those of `conduct`.
     """
     if name not in EXPERIMENTS:
         raise TrainingError(f"no experiment {show_value(name)}; there are: {', '.join(EXPERIMENTS)}")
@@ -105,28 +100,56 @@ def _run_all(
         if name == "causal" and (validation := make().validation) is not None:
             with computing_with(threads):
                 measured[label] = measure_peeking(make().model, validation, variant.trunk, config)
-    experiment = EXPERIMENTS[name]
+    return Outcome(_write_page(EXPERIMENTS[name], config, out, losses, measured), None)
+
+
+def _write_page(
+    experiment: TrainingExperiment,
+    config: ExperimentConfig,
+    out: Path,
+    losses: Mapping[str, Sequence[float]],
+    measured: Mapping[str, Peeking],
+) -> Path:
+    """Compare the variants, by their best validation losses and by what `measure_peeking` found."""
     notes = [experiment.note, *(about_peeking(label, found) for label, found in measured.items() if found.share > 0)]
     columns: dict[str, dict[str, str]] = {}
     if all(losses.values()):
         notes.append(SINGLE if config.seeds == 1 else verdict(losses))
         if config.seeds > 1:
             columns["validation loss, mean ± deviation of seeds"] = {k: spread_of(v) for k, v in losses.items()}
-    first = {label: History.read(out / label).curve("step", "loss") for label in variants}
     if config.embedding_std is not None:
+        first = {label: History.read(out / label).curve("step", "loss") for label in losses}
         columns["loss at the first step told"] = {k: f"{points[0][1]:.4g}" for k, points in first.items() if points}
-    columns |= (
-        {}
-        if not measured
-        else {
-            "loss without looking ahead": {label: f"{found.loss_without:.4g}" for label, found in measured.items()},
-            "attention on the next token": {label: f"{found.share:.0%}" for label, found in measured.items()},
-        }
-    )
-    folders = {label: out / label for label in variants}
-    title = f"Experiment: {experiment.title}"
-    report = compare(folders, out / "report.html", title, notes=notes, columns=columns or None)
-    return Outcome(report, None)
+    if measured:
+        columns["loss without looking ahead"] = {k: f"{found.loss_without:.4g}" for k, found in measured.items()}
+        columns["attention on the next token"] = {k: f"{found.share:.0%}" for k, found in measured.items()}
+    folders, title = {label: out / label for label in losses}, f"Experiment: {experiment.title}"
+    return compare(folders, out / "report.html", title, notes=notes, columns=columns)
+
+
+def spread_of(losses: Sequence[float]) -> str:
+    """Return mean and standard deviation of losses, as text."""
+    return f"{statistics.mean(losses):.4f} ± {statistics.stdev(losses):.4f}"
+
+
+def verdict(losses: Mapping[str, Sequence[float]]) -> str:
+    """Name the runs that differ by more than seeds do.
+
+    Two count as different if their means are further apart than twice the standard error of that difference.
+    """
+    means = {name: statistics.mean(values) for name, values in losses.items()}
+    errors = {name: statistics.variance(values) / len(values) for name, values in losses.items()}
+    order = sorted(means, key=means.__getitem__)
+    close = [
+        f"{one} and {other}"
+        for i, one in enumerate(order)
+        for other in order[i + 1 :]
+        if means[other] - means[one] <= 2 * (errors[one] + errors[other]) ** 0.5
+    ]
+    count = len(next(iter(losses.values())))
+    if not close:
+        return f"Over {count} seeds all differences are larger than what seeds do: {', '.join(order)}, the best first."
+    return f"Over {count} seeds these differ by no more than seeds do, so this does not rank them: {'; '.join(close)}."
 
 
 @contextmanager
@@ -167,12 +190,7 @@ def save_variant(model: LlamaForCausalLM, label: str, folder: Path) -> None:
 
 @torch.no_grad()
 def restore_variant(model: LlamaForCausalLM, label: str, folder: Path) -> None:
-    """Load what `save_variant` wrote, in place.
-
-    Raises:
-        TrainingError: If it is of another variant or shape.
-        CheckpointError: If a file is malformed.
-    """
+    """Load what `save_variant` wrote, in place; TrainingError if it is of another variant or shape."""
     about = read_json_object(folder / _ABOUT)
     table, file = read_safetensors(folder / _WEIGHTS), TensorFile(folder / _WEIGHTS)
     parameters = dict(model.named_parameters())

@@ -43,22 +43,15 @@ class RowPaths:
 
 
 def row_paths(run: Path, ids: Sequence[int], *, steps: Sequence[int] | None = None) -> RowPaths:
-    """Follow rows of the embedding table through a run's checkpoints; only those rows are read.
+    """Follow at least two rows of the embedding table through a run's checkpoints (None is all); only those are read.
 
-    Args:
-        run: The run's folder.
-        ids: At least two tokens.
-        steps: The checkpoints; None is all.
-
-    Raises:
-        InputError: For ids outside the table, or too few.
-        LlamariumError: If there is no such checkpoint, or it cannot be read.
+    InputError for ids outside the table, or too few; LlamariumError for a missing or malformed checkpoint.
     """
     wanted = tuple(checkpoint_steps(run) if steps is None else steps)
     if not wanted:
         raise TrainingError(f"{escape(run)}: holds no checkpoint; expected a run's folder, with step-00000500 or so")
     if len(set(ids)) < 2:
-        raise InputError(f"there are {len(set(ids))} rows to look at; expected at least two")
+        raise InputError(f"there are {len(set(ids))} rows; expected at least two")
     moments = [_rows(checkpoint_folder(run, step), ids) for step in wanted]
     places_SR2, share = project(moments)
     return RowPaths(wanted, tuple(ids), places_SR2, share)
@@ -69,18 +62,15 @@ def _rows(folder: Path, ids: Sequence[int]) -> _Floats:
     checkpoint = open_checkpoint(folder)
     vocab_size = checkpoint.config.vocab_size
     if min(ids) < 0 or max(ids) >= vocab_size:
-        raise InputError(f"rows {min(ids)} to {max(ids)} are asked for; the table has 0 to {vocab_size - 1}")
+        raise InputError(f"rows {min(ids)} to {max(ids)} requested; the table has 0 to {vocab_size - 1}")
     return to_float32(read_array(checkpoint, EMBEDDING)[list(ids)])
 
 
 def project(moments: Sequence[_Floats]) -> tuple[_Floats, float]:
-    """Project rows at S moments, (R, D) each, float32, onto the first two principal components of the last.
+    """Project rows at S moments, (R, D) each, onto the first two principal components of the last.
 
-    Returns:
-        The places, (S, R, 2), and the share of the last moment's variance that they show.
-
-    Raises:
-        TrainingError: If shapes differ, or values are not finite.
+    Returns the places, (S, R, 2), and the share of the last moment's variance that they show; TrainingError for values
+    that are not finite.
     """
     last_RD = moments[-1]
     if any(rows.shape != last_RD.shape for rows in moments) or min(last_RD.shape) < 2:

@@ -33,7 +33,7 @@ class History:
         events = list(read_journal(run / NAME))
         begun = [event for event in events if event["event"] in ("start", "resume")]
         if not begun:
-            raise TrainingError(f"{escape(run)}: has no {NAME} that tells how a run began; expected a run's folder")
+            raise TrainingError(f"{escape(run)}: has no {NAME} with the start of a run; expected a run's folder")
         return cls(run, events, begun[-1])
 
     def of(self, kind: str) -> list[Mapping[str, Any]]:

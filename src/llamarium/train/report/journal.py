@@ -31,9 +31,7 @@ class Journal:
     def __call__(self, event: Event) -> None:
         """Write one event; a "start" empties the file first, and a "resume" cuts it to its step.
 
-        Raises:
-            OutputError: If these two cannot be written.
-            TrainingError: If an existing file cannot be read.
+        OutputError if these two cannot be written, TrainingError if an existing file cannot be read.
         """
         if event["event"] == "start":
             self._rewrite([event])
@@ -61,11 +59,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield a run's events; none if there is no file. An incomplete last line is left out.
-
-    Raises:
-        TrainingError: If the file cannot be read, or a line is no event.
-    """
+    """Yield a run's events, without an incomplete last line; TrainingError for other lines."""
     for number, line in enumerate(_lines(path), start=1):
         yield _event(line, f"{escape(path)}:{number}")
 

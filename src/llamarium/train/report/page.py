@@ -48,7 +48,7 @@ class Series:
 
     @property
     def dotted(self) -> bool:
-        """Whether its points are marked: if asked for, or there is only one."""
+        """Whether its points are marked: by option, or if there is only one."""
         return self.dots or len(self.points) == 1
 
 

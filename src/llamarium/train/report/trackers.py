@@ -16,7 +16,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -26,113 +26,91 @@ from llamarium.extras import optional
 _STEP_NUMBERS = ("loss", "learning_rate", "grad_norm", "tokens_per_s", "mfu")
 
 Event = Mapping[str, Any]
+Watcher = Callable[[Event], None]
 
 
 @contextmanager
-def trackers(names: Iterable[str], run: Path) -> Generator[list[Callable[[Event], None]]]:
-    """Yield a watcher of each name, and close them at the end.
+def trackers(names: Iterable[str], run: Path) -> Generator[list[Watcher]]:
+    """Yield a watcher of each name in `TRACKERS`, and close them at the end; repeated names count once.
 
-    Args:
-        names: Of `TRACKERS`; repeated ones count once.
-        run: The run's folder. TensorBoard's files go into its `tensorboard`; for trackio its name is the run's.
-
-    Raises:
-        TrainingError: If there is no such tracker.
-        OptionError: If its package is not installed.
+    TensorBoard's files go into the run's folder `tensorboard`; for trackio the folder's name is the run's. An
+    unknown name is a TrainingError, a missing package an OptionError.
     """
+    chosen = dict.fromkeys(names)
+    if unknown := [name for name in chosen if name not in TRACKERS]:
+        raise TrainingError(f"there is no tracker {escape(unknown[0])}; there are: {', '.join(TRACKERS)}")
     with ExitStack() as stack:
-        opened: list[Callable[[Event], None]] = []
-        for name in dict.fromkeys(names):
-            if name not in TRACKERS:
-                raise TrainingError(f"there is no tracker {escape(name)}; there are: {', '.join(TRACKERS)}")
-            tracker = TRACKERS[name](run)
-            stack.callback(tracker.close)
-            opened.append(tracker)
-        yield opened
+        yield [stack.enter_context(TRACKERS[name](run)) for name in chosen]
 
 
-class TensorBoard:
-    """Writes TensorBoard's event files into a run's folder; `tensorboard --logdir RUN` shows them.
+@contextmanager
+def _tensorboard(run: Path) -> Generator[Watcher]:
+    """Write TensorBoard's event files; `tensorboard --logdir RUN` shows them."""
+    make: Any = optional("torch.utils.tensorboard", "tensorboard", "--report-to", "tensorboard").SummaryWriter
+    folder, opened = run / "tensorboard", list[Any]()
 
-    Raises:
-        OptionError: If the package is not installed.
-    """
+    def close() -> None:
+        with contextlib.suppress(OSError):  # a full disk was reported
+            while opened:
+                opened.pop().close()
 
-    def __init__(self, run: Path) -> None:
-        self.folder = run / "tensorboard"
-        self._make: Any = optional("torch.utils.tensorboard", "tensorboard", "--report-to", "tensorboard").SummaryWriter
-        self._writer: Any = None
-
-    def __call__(self, event: Event) -> None:
-        """Write what an event holds.
-
-        Raises:
-            OutputError: If it cannot be written.
-        """
-        try:
-            self._write(event)
-        except OSError as error:
-            raise OutputError(f"{escape(self.folder)}: cannot be written: {escape(error.strerror or error)}") from None
-
-    def _write(self, event: Event) -> None:
+    def write(event: Event) -> None:
         step = event["step"]
         if event["event"] in ("start", "resume"):
-            self.close()
+            close()
             first = step + 1 if event["event"] == "resume" else 0  # the first step that older files may not show
-            self._writer = self._make(str(self.folder), purge_step=first)
-            settings = json.dumps(event["settings"], indent=2)
-            self._writer.add_text("settings", _block(settings), step)
+            opened.append(make(str(folder), purge_step=first))
+            opened[-1].add_text("settings", _block(json.dumps(event["settings"], indent=2)), step)
         for tag, value in numbers_of(event).items():
-            self._writer.add_scalar(tag, value, step)
+            opened[-1].add_scalar(tag, value, step)
         if event["event"] == "sample":
-            self._writer.add_text("sample", _sample(event), step)
-        self._writer.flush()  # so that a run which is killed leaves what it has told
+            opened[-1].add_text("sample", _sample(event), step)
+        opened[-1].flush()  # so that a killed run loses nothing
 
-    def close(self) -> None:
-        """Write out what is left."""
-        if self._writer is not None:
-            with contextlib.suppress(OSError):  # a full disk has been told
-                self._writer.close()
-            self._writer = None
+    def watch(event: Event) -> None:
+        try:
+            write(event)
+        except OSError as error:
+            raise OutputError(f"{escape(folder)}: cannot be written: {escape(error.strerror or error)}") from None
+
+    try:
+        yield watch
+    finally:
+        close()
 
 
-class Trackio:
-    """Logs a run into trackio's project "llamarium"; `trackio show` shows it.
+@contextmanager
+def _trackio(run: Path) -> Generator[Watcher]:
+    """Log into trackio's project "llamarium", on this machine unless its own settings name a Space or server."""
+    trackio, opened = optional("trackio", "trackio", "--report-to"), list[Any]()
 
-    Unless its own settings name a Space or server, everything stays on this machine.
+    def close() -> None:
+        with redirect_stdout(sys.stderr):  # stdout is for results
+            while opened:
+                opened.pop().finish()
 
-    Raises:
-        OptionError: If the package is not installed.
-    """
-
-    def __init__(self, run: Path) -> None:
-        self.name = run.resolve().name
-        self._trackio: Any = optional("trackio", "trackio", "--report-to")
-        self._run: Any = None
-
-    def __call__(self, event: Event) -> None:
-        """Log an event."""
+    def watch(event: Event) -> None:
         if event["event"] in ("start", "resume"):
-            self.close()
-            resume = "allow" if event["event"] == "resume" else "never"
-            with redirect_stdout(sys.stderr):  # it greets, and stdout is for results
-                self._run = self._trackio.init(
-                    project="llamarium", name=self.name, config=dict(event["settings"]), resume=resume
+            close()
+            resume, settings = "allow" if event["event"] == "resume" else "never", dict(event["settings"])
+            with redirect_stdout(sys.stderr):
+                opened.append(
+                    trackio.init(project="llamarium", name=run.resolve().name, config=settings, resume=resume)
                 )
         if numbers := numbers_of(event):
-            self._run.log(numbers, step=event["step"])
+            opened[-1].log(numbers, step=event["step"])
         if event["event"] == "sample":
-            self._run.log({"sample": self._trackio.Markdown(_sample(event))}, step=event["step"])
+            opened[-1].log({"sample": trackio.Markdown(_sample(event))}, step=event["step"])
 
-    def close(self) -> None:
-        """Send what is left."""
-        if self._run is not None:
-            with redirect_stdout(sys.stderr):
-                self._run.finish()
-            self._run = None
+    try:
+        yield watch
+    finally:
+        close()
 
 
-TRACKERS: Mapping[str, Callable[[Path], TensorBoard | Trackio]] = {"tensorboard": TensorBoard, "trackio": Trackio}
+TRACKERS: Mapping[str, Callable[[Path], AbstractContextManager[Watcher]]] = {
+    "tensorboard": _tensorboard, "trackio": _trackio,
+}  # fmt: skip
 
 
 def numbers_of(event: Event) -> dict[str, float]:

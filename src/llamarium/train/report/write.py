@@ -24,12 +24,7 @@ _PORT = 8765  # of the page that the report links to
 
 
 def write_report(run: Path) -> Path:
-    """Write `report.html` into a run's folder and return its path.
-
-    Raises:
-        TrainingError: If the folder holds no run, or its journal is malformed.
-        OutputError: If the page cannot be written.
-    """
+    """Write `report.html` into a run's folder and return its path; TrainingError without a run, OutputError."""
     history = History.read(run)
     name = f"Training run: {run.resolve().name}"
     body = [
@@ -67,25 +62,10 @@ def compare(
         title: Its heading.
         notes: Introductory paragraphs, plain text.
         columns: Additional columns of the table: by heading, then by the run's name.
-
-    Raises:
-        TrainingError: If there are no runs or too many for a plot, or a folder holds none.
-        OutputError: If the page cannot be written.
     """
     if not 1 <= len(runs) <= page.NUM_STYLES:
         raise TrainingError(f"{len(runs)} runs to compare; expected 1 to {page.NUM_STYLES}")
     histories = {name: History.read(run) for name, run in runs.items()}
-    names = {name: style for style, name in enumerate(histories)}
-    training = [Series(n, page.smoothed(h.curve("step", "loss")), names[n]) for n, h in histories.items()]
-    validation = [Series(n, h.curve("validation", "loss"), names[n], dots=True) for n, h in histories.items()]
-    speed = [Series(n, h.curve("step", "tokens_per_s"), names[n]) for n, h in histories.items()]
-    norms = [Series(n, h.curve("step", "grad_norm"), names[n]) for n, h in histories.items()]
-    plots = (
-        page.figure("Validation loss", "nats per token", validation, "Of held-out text; lower is better."),
-        page.figure("Training loss", "nats per token", training, "Smoothed over a twentieth of the run."),
-        page.figure("Gradient norm", "before clipping", norms),
-        page.figure("Speed", "tokens per second", speed),
-    )
     samples = (
         f"<h3>{page.text(name)}</h3>{_sample(history.of('sample')[-1])}"
         for name, history in histories.items()
@@ -97,7 +77,7 @@ def compare(
         "<h2>The runs</h2>",
         _comparison(histories, columns or {}),
         "<h2>Curves</h2>",
-        f'<div class="plots">{"".join(plots)}</div>',
+        f'<div class="plots">{"".join(_compared(histories))}</div>',
         "<h2>What they write at the end</h2>",
         *samples,
         "<h2>Settings</h2>",
@@ -107,12 +87,7 @@ def compare(
 
 
 def _check_page(path: Path) -> None:
-    """Check that a page may be written.
-
-    Raises:
-        OSError: If an existing file cannot be read.
-        OutputError: If its name is no page's, or another file than a report is there.
-    """
+    """Check that a page may be written: only over another report."""
     if path.suffix != ".html":
         raise OutputError(f"{escape(path)}: is no name of a page; expected one that ends in .html")
     if path.exists() and not _is_report(path):
@@ -168,6 +143,24 @@ def _curves(history: History) -> Iterator[str]:
         yield page.figure(title, unit, [Series(title.lower(), history.curve("step", field))], caption)
     if skipped := history.of("skipped"):
         yield f"<p>{page.text(f'{len(skipped)} updates were skipped, as gradients were not finite.')}</p>"
+
+
+def _compared(histories: Mapping[str, History]) -> Sequence[str]:
+    """Draw several runs on each plot."""
+
+    def figure(title: str, unit: str, kind: str, field: str, caption: str = "", *, smooth: bool = False) -> str:
+        curves = (history.curve(kind, field) for history in histories.values())
+        shown = zip(histories, map(page.smoothed, curves) if smooth else curves, strict=True)
+        dots = kind == "validation"
+        return page.figure(title, unit, [Series(n, c, i, dots=dots) for i, (n, c) in enumerate(shown)], caption)
+
+    nats, smoothed = "nats per token", "Smoothed over a twentieth of the run."
+    return (
+        figure("Validation loss", nats, "validation", "loss", "Of held-out text; lower is better."),
+        figure("Training loss", nats, "step", "loss", smoothed, smooth=True),
+        figure("Gradient norm", "before clipping", "step", "grad_norm"),
+        figure("Speed", "tokens per second", "step", "tokens_per_s"),
+    )
 
 
 def _samples(history: History) -> Iterator[str]:

@@ -109,11 +109,7 @@ def point_at(run: Path, name: str, step: int) -> None:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """Return the folders with a checkpoint's name, oldest first; of one step, `.old-...` before `step-...`.
-
-    Raises:
-        TrainingError: If the folder cannot be read.
-    """
+    """Return the folders with a checkpoint's name, oldest first; of one step, `.old-...` before `step-...`."""
     try:
         folders = [path for path in run.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -129,11 +125,7 @@ def checkpoint_steps(run: Path) -> list[int]:
 
 
 def latest_checkpoint(run: Path) -> Path | None:
-    """Return the newest checkpoint that verifies, or None if there is none; warn of damaged ones.
-
-    Raises:
-        TrainingError: If there are checkpoints and all are damaged, or the folder cannot be read.
-    """
+    """Return the newest checkpoint that verifies, or None; warn of damaged ones, TrainingError if all are."""
     damaged: list[str] = []
     for folder in reversed(checkpoints(run)):
         try:
@@ -166,11 +158,7 @@ def remove_leftovers(run: Path, step: int) -> None:
 
 
 def verify_checkpoint(folder: Path) -> None:
-    """Check a checkpoint's files against its manifest, except hidden ones, as file managers leave them.
-
-    Raises:
-        TrainingError: Naming the first file that is missing, additional or changed.
-    """
+    """Check a checkpoint's files against its manifest, except hidden ones; TrainingError names the first bad file."""
     try:
         promised = _read_manifest(folder)
         found = set(_files(folder)) - {MANIFEST}

@@ -23,12 +23,7 @@ class RunLock:
         self._made: list[Path] = []
 
     def __enter__(self) -> "RunLock":
-        """Take the lock.
-
-        Raises:
-            TrainingError: If another process holds it, which is named, or the file system has no locks.
-            OutputError: If the folder cannot be written.
-        """
+        """Take the lock; TrainingError if another process, which is named, holds it, or OutputError."""
         path = self.run / ".lock"
         try:
             self._made = [path for path in (self.run, *self.run.parents) if not path.exists()]
@@ -56,7 +51,7 @@ class RunLock:
         with suppress(OSError):
             if self._made and [path.name for path in self.run.iterdir()] == [".lock"]:
                 (self.run / ".lock").unlink()
-                for path in self._made:  # the innermost first; one that somebody else uses by now stays
+                for path in self._made:  # the innermost first; one in use stays
                     path.rmdir()
 
     def _lock(self, descriptor: int) -> None:

@@ -106,12 +106,8 @@ def save_resume(
     Args:
         folder: The checkpoint's.
         tensors: Optimizer state, of any shape.
-        state: Plain JSON: dicts with str keys, lists, finite numbers, str, bool and None.
+        state: Plain JSON: dicts with str keys, lists, finite numbers, str, bool and None; otherwise TrainingError.
         full_tensor: Gathers a tensor that is sharded over processes.
-
-    Raises:
-        TrainingError: If `state` changes in JSON.
-        OutputError: If a file cannot be written.
     """
     try:
         plain = json.loads(json.dumps(state, allow_nan=False)) == state
@@ -172,12 +168,7 @@ def saved_threads(folder: Path) -> int | None:
 
 
 def restore_run(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_changes: bool) -> Position:
-    """Load a checkpoint, and return its position.
-
-    Raises:
-        TrainingError: If it is of another run, or has invalid values.
-        CheckpointError: If the model cannot be read.
-    """
+    """Load a checkpoint, and return its position; TrainingError if it is of another run, or invalid."""
     tensors, state = load_resume(folder)
     try:
         settings, about = entry(state, "settings", dict), entry(state, "about", dict)

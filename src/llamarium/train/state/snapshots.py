@@ -31,14 +31,7 @@ def save_snapshot(
 ) -> bool:
     """Write the first rows of the embedding table, unless it is frozen; return whether it was written.
 
-    Args:
-        model: The model.
-        run: The run's folder.
-        step: The current step.
-        full_tensor: Gathers a table that is sharded over processes; None if it is whole.
-
-    Raises:
-        OutputError: If the file cannot be written.
+    `full_tensor` gathers a table that is sharded over processes. OutputError if the file cannot be written.
     """
     if not any(p.requires_grad for p in model.model.embed_tokens.parameters()):
         return False
