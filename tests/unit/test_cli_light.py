@@ -107,3 +107,26 @@ def test_what_needs_more_names_the_command_that_brings_it(words: str, extra: str
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.endswith(f": pip install 'llamarium[{extra}]'")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "info",
+        "export --format hf --out there -m",
+        "quantize --out there -m",
+        "finetune --data examples.jsonl -m",
+        "generate KING -m",
+        "merge --out there --adapter",
+    ],
+)
+def test_a_missing_file_is_reported_before_pytorch_is_imported(words: str) -> None:
+    program = (
+        "import sys; from llamarium.cli.main import main; code = main(sys.argv[1:])\n"
+        "assert 'torch' not in sys.modules, 'PyTorch was imported'; sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words.split(), "./nowhere"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "nowhere" in done.stderr and "AssertionError" not in done.stderr

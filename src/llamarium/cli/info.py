@@ -14,7 +14,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_loading, add_name, load_base, named
-from llamarium.cli.output import emit, show
+from llamarium.cli.output import emit_or_show
 from llamarium.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -34,13 +34,9 @@ def run(args: argparse.Namespace) -> int:
     """Load the model, or take a preset, and print its summary."""
     args.model = named(args)
     summary = _of_preset(args) if _is_mere_preset(args.model) else _of_model(args)
-    if args.json:
-        emit(summary.to_dict())
-        return 0
     from llamarium.cli.views import summary_view
 
-    show(summary_view(summary))
-    return 0
+    return emit_or_show(args, summary, summary_view)
 
 
 def _is_mere_preset(name: str | None) -> bool:

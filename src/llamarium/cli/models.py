@@ -40,45 +40,36 @@ def _builtins() -> list[dict[str, Any]]:
     from llamarium.hub.builtin import BUILTINS, cached_path, is_cached
     from llamarium.hub.packaged import PACKAGED, packaged_path
 
-    return [
-        {
-            "name": name,
-            "where": "built-in",
-            "kind": item.kind,
-            "summary": item.summary,
-            "num_bytes": item.num_bytes,
-            "path": str(cached_path(name)) if is_cached(name) else None,
-        }
+    found = [
+        _model(
+            name, "built-in", item.summary, item.num_bytes, cached_path(name) if is_cached(name) else None, item.kind
+        )
         for name, item in BUILTINS.items()
-    ] + [
-        {
-            "name": name,
-            "where": "package",
-            "kind": "model",
-            "summary": summary,
-            "num_bytes": sum(file.stat().st_size for file in packaged_path(name).iterdir()),
-            "path": str(packaged_path(name)),
-        }
-        for name, summary in PACKAGED.items()
     ]
+    for name, summary in PACKAGED.items():
+        path = packaged_path(name)
+        found.append(_model(name, "package", summary, sum(file.stat().st_size for file in path.iterdir()), path))
+    return found
 
 
 def _from_hub() -> list[dict[str, Any]]:
     from llamarium.hub.resolve import cached_models
 
     return [
-        {
-            "name": model.name,
-            "where": "hub",
-            "kind": "model",
-            "summary": "GGUF file" if model.path.suffix == ".gguf" else _folder_kind(model.path),
-            "num_bytes": model.num_bytes,
-            "path": str(model.path),
-        }
+        _model(model.name, "hub", _file_kind(model.path), model.num_bytes, model.path)
         for model in cached_models()
         if model.where == "hub"
     ]
 
 
-def _folder_kind(folder: Path) -> str:
-    return "safetensors" if (folder / "config.json").is_file() else "Meta's original files"
+def _model(
+    name: str, where: str, summary: str, num_bytes: int, path: Path | None, kind: str = "model"
+) -> dict[str, Any]:
+    shown = None if path is None else str(path)
+    return {"name": name, "where": where, "kind": kind, "summary": summary, "num_bytes": num_bytes, "path": shown}
+
+
+def _file_kind(path: Path) -> str:
+    if path.suffix == ".gguf":
+        return "GGUF file"
+    return "safetensors" if (path / "config.json").is_file() else "Meta's original files"

@@ -13,7 +13,7 @@ words alone.
 import argparse
 
 from llamarium.cli.options import UsageError, add_json, add_model, load_llama
-from llamarium.cli.output import emit, show
+from llamarium.cli.output import emit_or_show
 
 _DEFAULT_K = 10
 
@@ -36,13 +36,9 @@ def run(args: argparse.Namespace) -> int:
     found = load_llama(args).neighbors(
         args.word, minus=args.minus, plus=args.plus, k=_DEFAULT_K if args.k is None else args.k
     )
-    if args.json:
-        emit(found.to_dict())
-        return 0
     from llamarium.cli.views import neighbors_view
 
-    show(neighbors_view(found))
-    return 0
+    return emit_or_show(args, found, neighbors_view)
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -53,9 +49,5 @@ def _compare(args: argparse.Namespace) -> int:
     from llamarium.inspect.neighbors import similarity
 
     found = similarity(llama.runner, llama.tokenizer, args.word, args.other)
-    if args.json:
-        emit(found.to_dict())
-    else:
-        words = " and ".join(f"{quote(word.text)} ({word.token_id})" for word in (found.word, found.other))
-        print(f"{words}: cosine {found.cosine:.4f}")
-    return 0
+    words = " and ".join(f"{quote(word.text)} ({word.token_id})" for word in (found.word, found.other))
+    return emit_or_show(args, found, lambda found: f"{words}: cosine {found.cosine:.4f}")

@@ -141,6 +141,18 @@ def add_loading(group: "argparse._ActionsContainer") -> None:  # pyright: ignore
     add_threads(group)
 
 
+def add_values(group: "argparse._ActionsContainer", *options: tuple[str, Any, str, Any, str]) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Add options that take a value, each as (flag, type, metavar, default, help)."""
+    for flag, kind, metavar, default, text in options:
+        group.add_argument(flag, type=kind, metavar=metavar, default=default, help=text)
+
+
+def add_repeatable(group: "argparse._ActionsContainer", *options: tuple[str, Any, str, str]) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Add options that may be given several times, each as (flag, type, metavar, help)."""
+    for flag, kind, metavar, text in options:
+        group.add_argument(flag, type=kind, metavar=metavar, action="append", default=[], help=f"{text} (repeatable)")
+
+
 def add_type(
     group: "argparse._ActionsContainer",  # pyright: ignore[reportPrivateUsage] - parser or group
     flag: str,

@@ -5,6 +5,7 @@ it (escape sequences, carriage returns, writing-direction overrides) are shown e
 goes as it is.
 """
 
+import argparse
 import json
 import math
 import os
@@ -52,6 +53,15 @@ def emit(value: Mapping[str, Any]) -> None:
     """
     sys.stdout.write(json.dumps(_finite(value), allow_nan=False) + "\n")
     sys.stdout.flush()
+
+
+def emit_or_show(args: argparse.Namespace, found: Any, view: "Callable[[Any], RenderableType]") -> int:
+    """Print a result: its `to_dict` with `--json`, else a view of it; return the exit code."""
+    if args.json:
+        emit(found.to_dict())
+    else:
+        show(view(found))
+    return 0
 
 
 def note(text: str) -> None:
@@ -115,22 +125,30 @@ def status(text: str) -> Generator[None]:
         sys.stderr.flush()
 
 
+def _draw(text: str, state: str, before: str = "\r") -> None:
+    if draws(sys.stderr):
+        sys.stderr.write(f"{before}{printable(text)} … {printable(state)}")
+        sys.stderr.flush()
+
+
+@contextmanager
+def telling(text: str) -> Generator[Callable[[str], None]]:
+    """Show `text` and a state on stderr while the body runs, if that is a terminal; yields a function for the state."""
+    with status(text):
+        yield lambda state: _draw(text, state, _CLEAR_LINE)
+
+
 @contextmanager
 def percent(text: str) -> Generator[Callable[[int, int], None]]:
-    """Show `text` with how much is done on stderr while the body runs, if that is a terminal; nothing of it remains.
-
-    Yields:
-        What is to be called with (done, total).
-    """
+    """Show `text` and a percentage while the body runs, as `telling`; yields a function for (done, total)."""
     shown = -1
 
     def report(done: int, total: int) -> None:
         nonlocal shown
         now = 100 * done // total if total else 100
-        if now != shown and draws(sys.stderr):
+        if now != shown:
             shown = now
-            sys.stderr.write(f"\r{printable(text)} … {now:3d} %")
-            sys.stderr.flush()
+            _draw(text, f"{now:3d} %")
 
     with status(text):
         yield report
@@ -138,37 +156,15 @@ def percent(text: str) -> Generator[Callable[[int, int], None]]:
 
 @contextmanager
 def counting(text: str) -> Generator[Callable[[int, int], None]]:
-    """Show `text` with how many tokens there are on stderr while the body runs, if that is a terminal.
-
-    Yields:
-        What is to be called with (documents, tokens).
-    """
+    """Show `text` and counts while the body runs, as `telling`; yields a function for (documents, tokens)."""
     last = 0.0
 
     def report(num_documents: int, num_tokens: int) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last > _REDRAW_S and draws(sys.stderr):
+        if now - last > _REDRAW_S:
             last = now
-            sys.stderr.write(f"\r{printable(text)} … {num_documents:,} documents, {num_tokens:,} tokens")
-            sys.stderr.flush()
-
-    with status(text):
-        yield report
-
-
-@contextmanager
-def telling(text: str) -> Generator[Callable[[str], None]]:
-    """Show `text` and how it goes on stderr while the body runs, if that is a terminal; nothing of it remains.
-
-    Yields:
-        What is to be called with how it goes.
-    """
-
-    def report(state: str) -> None:
-        if draws(sys.stderr):
-            sys.stderr.write(f"{_CLEAR_LINE}{printable(text)} … {printable(state)}")
-            sys.stderr.flush()
+            _draw(text, f"{num_documents:,} documents, {num_tokens:,} tokens")
 
     with status(text):
         yield report

@@ -8,7 +8,7 @@ light of those before it, their sum (the product of the chain), and perplexity.
 import argparse
 
 from llamarium.cli.options import add_json, add_model, load_llama
-from llamarium.cli.output import emit, show
+from llamarium.cli.output import emit_or_show
 from llamarium.cli.text import add_text, check_fits, require_text
 
 
@@ -24,10 +24,6 @@ def run(args: argparse.Namespace) -> int:
     text = require_text(args, "TEXT")
     llama = load_llama(args)
     score = llama.score(check_fits(llama, text))
-    if args.json:
-        emit(score.to_dict())
-        return 0
     from llamarium.cli.views import score_view
 
-    show(score_view(score))
-    return 0
+    return emit_or_show(args, score, score_view)

@@ -20,6 +20,8 @@ from llamarium.cli.options import (
     UsageError,
     add_kv_cache,
     add_model,
+    add_repeatable,
+    add_values,
     check_adapters,
     load_llama,
     loaded_with,
@@ -54,25 +56,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_served_names(parser)
     add_tool_form(parser)
     add_checkpoints(parser)
-    parser.add_argument(
-        "--log-format",
-        choices=("text", "json"),
-        default=_DEFAULTS.log_format,
-        help="of the lines on stderr (default: %(default)s)",
-    )
+    text = "of the lines on stderr (default: %(default)s)"
+    parser.add_argument("--log-format", choices=("text", "json"), default=_DEFAULTS.log_format, help=text)
     add_kv_cache(parser)
     add_model(parser, names_adapters=True)
 
 
 def add_served_names(parser: argparse.ArgumentParser) -> None:
     """Add `--served-model-name`; `served_names` reads it."""
-    parser.add_argument(
-        "--served-model-name",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="what requests call the model (repeatable; default: its name)",
-    )
+    what = "what requests call the model (default: its name)"
+    add_repeatable(parser, ("--served-model-name", str, "NAME", what))
 
 
 def served_names(args: argparse.Namespace) -> tuple[str, ...]:
@@ -85,14 +78,8 @@ def served_names(args: argparse.Namespace) -> tuple[str, ...]:
 
 def add_checkpoints(parser: argparse.ArgumentParser) -> None:
     """Add the training runs that the page may look at; `open_runs` opens them."""
-    parser.add_argument(
-        "--checkpoints",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="RUN",
-        help="a training run whose checkpoints the page shows (repeatable); without -m its newest one is the model",
-    )
+    what = "a training run whose checkpoints the page shows; without -m its newest one is the model"
+    add_repeatable(parser, ("--checkpoints", Path, "RUN", what))
 
 
 def open_runs(args: argparse.Namespace) -> "Runs | None":
@@ -118,97 +105,54 @@ def add_tool_form(parser: argparse.ArgumentParser) -> None:
 
 def add_engine(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[reportPrivateUsage]
     """Add what an engine is made with, and the context of its requests; `load_engine` makes it."""
-    group.add_argument(
-        "--max-num-seqs",
-        type=positive,
-        default=_DEFAULTS.max_num_seqs,
-        metavar="N",
-        help="answers side by side (default: %(default)s)",
-    )
-    group.add_argument(
-        "--max-context",
-        type=positive,
-        metavar="N",
-        help="tokens of a request, prompt and answer (default: the model's)",
-    )
-    group.add_argument(
-        "--kv-memory",
-        type=size,
-        metavar="SIZE",
-        help="for keys and values, as in 2GiB (default: a quarter of what is free, 4GiB at most)",
+    default_memory = "(default: a quarter of what is free, 4GiB at most)"
+    add_values(
+        group,
+        ("--max-num-seqs", positive, "N", _DEFAULTS.max_num_seqs, "answers side by side (default: %(default)s)"),
+        ("--max-context", positive, "N", None, "tokens of a request, prompt and answer (default: the model's)"),
+        ("--kv-memory", size, "SIZE", None, f"for keys and values, as in 2GiB {default_memory}"),
     )
     add_speculation(group)
 
 
 def _add_place(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[reportPrivateUsage]
-    group.add_argument("--host", metavar="ADDRESS", help=f"0.0.0.0 is all (default: {_DEFAULTS.host})")
-    group.add_argument("--port", type=parse_port, metavar="N", help=f"0 is any free one (default: {_DEFAULTS.port})")
-    group.add_argument("--uds", type=_path, metavar="PATH", help="a Unix socket instead, for its owner alone")
+    add_values(
+        group,
+        ("--host", str, "ADDRESS", None, f"0.0.0.0 is all (default: {_DEFAULTS.host})"),
+        ("--port", parse_port, "N", None, f"0 is any free one (default: {_DEFAULTS.port})"),
+        ("--uds", _path, "PATH", None, "a Unix socket instead, for its owner alone"),
+    )
 
 
 def _add_access(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[reportPrivateUsage]
-    group.add_argument(
-        "--api-key",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help=f"a key that lets in (repeatable); other users here can see it, unlike the variable {KEY_VARIABLE}",
+    unlike = f"other users here can see it, unlike the variable {KEY_VARIABLE}"
+    add_repeatable(
+        group,
+        ("--api-key", str, "KEY", f"a key that lets in; {unlike}"),
+        ("--allowed-host", _host, "NAME", "answer to this host name too"),
+        ("--cors-origin", _origin, "ORIGIN", "let pages from there ask, as in https://chat.example; * is all"),
     )
     group.add_argument("--api-key-file", type=Path, metavar="FILE", help="keys, one a line")
-    group.add_argument(
-        "--allow-anyone",
-        action="store_true",
-        help="listen for other machines without a key: whoever reaches it may ask",
-    )
-    group.add_argument(
-        "--allowed-host",
-        action="append",
-        type=_host,
-        default=[],
-        metavar="NAME",
-        help="answer to this host name too (repeatable)",
-    )
-    group.add_argument(
-        "--cors-origin",
-        action="append",
-        type=_origin,
-        default=[],
-        metavar="ORIGIN",
-        help="let pages from there ask, as in https://chat.example; * is all (repeatable)",
-    )
+    text = "listen for other machines without a key: everyone who reaches it may ask"
+    group.add_argument("--allow-anyone", action="store_true", help=text)
     add_inspect_requests(group)
 
 
 def add_inspect_requests(group: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:  # pyright: ignore[reportPrivateUsage]
     """Add `--inspect-requests`."""
-    group.add_argument(
-        "--inspect-requests",
-        action="store_true",
-        help="let whoever has a key see the requests of all clients, in the page",
-    )
+    text = "show the requests of all clients in the page, to everyone who has a key"
+    group.add_argument("--inspect-requests", action="store_true", help=text)
 
 
 def _add_bounds(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[reportPrivateUsage]
-    group.add_argument(
-        "--max-queue",
-        type=_count,
-        default=_DEFAULTS.max_queue,
-        metavar="N",
-        help="answers that may wait (default: %(default)s)",
-    )
-    group.add_argument(
-        "--request-timeout",
-        type=_seconds,
-        default=_DEFAULTS.request_timeout_s,
-        metavar="S",
-        help="seconds that a request has, its wait included; 0 is no limit (default: %(default)g)",
-    )
-    group.add_argument(
-        "--drain-timeout",
-        type=_seconds,
-        default=_DEFAULTS.drain_timeout_s,
-        metavar="S",
-        help="seconds that answers have after SIGTERM or Ctrl-C; a second one ends them (default: %(default)g)",
+    request, drain = _DEFAULTS.request_timeout_s, _DEFAULTS.drain_timeout_s
+    limit = "seconds that a request has, its wait included; 0 is no limit (default: %(default)g)"
+    after = "seconds that answers have after SIGTERM or Ctrl-C; a second one ends them (default: %(default)g)"
+    add_values(
+        group,
+        ("--max-queue", _count, "N", _DEFAULTS.max_queue, "answers that may wait (default: %(default)s)"),
+        ("--request-timeout", _seconds, "S", request, limit),
+        ("--drain-timeout", _seconds, "S", drain, after),
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 from llamarium.cli.options import UsageError, add_json, importing_torch
 from llamarium.cli.output import show, status
 from llamarium.cli.settings import add_run, add_settings, given_settings, settings_file
+from llamarium.hub.resolve import resolve
 from llamarium.train.config import FinetuneConfig
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def tune(
     if args.preview and args.json:
         raise UsageError("argument --json: not allowed with --preview, which is for people")
     config = kind.resolve(settings_file(args), given_settings(args, kind))
+    if config.data and not args.preview:
+        resolve(config.model)  # a missing model is reported before PyTorch is imported, which takes seconds
     with status("loading PyTorch"), importing_torch():
         from llamarium.cli.training import follow
 
