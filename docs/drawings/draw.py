@@ -29,6 +29,7 @@ COLUMNS = {
     "look inside": {
         "page": "the glass box: data, routes",
         "inspect": "trace, lens, score, patches",
+        "cost": "parameters, FLOPs",
         "config": "shape, RoPE",
         "presets": "known shapes",
     },

@@ -25,13 +25,13 @@ class KeptSequence:
     Attributes:
         ids: Its tokens; whoever chooses the next one appends it.
         table: Where its keys and values lie.
-        num_run: How many of the tokens have their keys and values there.
+        num_computed: How many of the tokens have their keys and values there.
         adapter: Which of the runner's adapters it uses, -1 for none.
     """
 
     ids: list[int]
     table: BlockTable
-    num_run: int = 0
+    num_computed: int = 0
     adapter: int = -1
 
 
@@ -81,7 +81,7 @@ def batches(sequences: Sequence[KeptSequence], chunk: int = PREFILL_CHUNK) -> It
     """
     spans, ends, room = list[Span](), list[tuple[KeptSequence, int]](), chunk
     for sequence in sequences:
-        start = sequence.num_run
+        start = sequence.num_computed
         while start < (count := len(sequence.ids)):
             end = min(count, start + room)
             ids, blocks = sequence.ids[start:end], sequence.table.blocks
@@ -100,7 +100,7 @@ def batches(sequences: Sequence[KeptSequence], chunk: int = PREFILL_CHUNK) -> It
 def _count(ends: Sequence[tuple[KeptSequence, int]]) -> None:
     """Note what has been run: afterwards, so that after an interruption it is still true."""
     for sequence, end in ends:
-        sequence.num_run = end
+        sequence.num_computed = end
 
 
 def _join(parts: Sequence[Logits]) -> Logits:

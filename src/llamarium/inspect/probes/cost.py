@@ -92,7 +92,7 @@ def token_cost(
 
 def _timed(runner: Runner, memory: Memory, sequence: KeptSequence, num_kept: int) -> tuple[float, Logits]:
     """Run what comes after the kept tokens; return the seconds, and the last token's logits."""
-    sequence.num_run = num_kept
+    sequence.num_computed = num_kept
     begin = time.perf_counter()
     logits_1V = advance(runner, memory.cache, [sequence], _CHUNK)
     float(logits_1V[0][0])  # sync: a GPU has answered only then
