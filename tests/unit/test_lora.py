@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,6 @@ from llamarium.quant.int8 import Linear8bit
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.swap import quantize_linears
 from llamarium.runtime.batch import Span, pack
-from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.native.runner import NativeRunner
 from llamarium.train.state.checkpoint import checkpoint_folder, point_at
 
@@ -230,7 +228,7 @@ def test_a_second_adapter_is_refused() -> None:
 @torch.no_grad()
 def test_a_loaded_model_does_not_answer_past_its_adapters(model_files: Callable[..., Any], dtype: Any) -> None:
     """C reads the weights alone, so a model with adapters answers through its modules."""
-    files, in_c, ids = model_files(), dtype == "bfloat16", IDS[0].tolist()
+    files, ids = model_files(), IDS[0].tolist()
     for weight in files.weights.values():  # such that every projection matters
         weight.fill_(1) if weight.ndim == 1 else weight.mul_(3)
     folder, batch = files.huggingface(), pack([Span(ids, 0, [0], num_logits=len(ids))])
@@ -240,12 +238,12 @@ def test_a_loaded_model_does_not_answer_past_its_adapters(model_files: Callable[
 
     for target in ALL_PROJECTIONS:
         llama = llamarium.load(folder, dtype=dtype, device="cpu")
-        assert isinstance(llama.runner, NativeRunner if in_c else ModuleRunner)
+        assert isinstance(llama.runner, NativeRunner)
         before = torch.from_numpy(llama.runner.run(batch, llama.runner.new_cache(1)))
         assert distance(before, llama.model(IDS)[0].float()) < 0.02
         apply_lora(llama.model, LoRAConfig(r=4, target_modules=(target,)))
         randomize(llama.model)
-        with pytest.warns(UserWarning, match="PyTorch answers from now on") if in_c else nullcontext():
+        with pytest.warns(UserWarning, match="PyTorch answers from now on"):
             runner = llama.runner
         after = torch.from_numpy(runner.run(batch, runner.new_cache(1)))
         assert distance(after, llama.model(IDS)[0].float()) < 0.02 and distance(after, before) > 0.1, target
