@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 import stand_in
 from llamarium.errors import InputError, ServerError
-from llamarium.load_test.chunks import error_message, parse_chunk
+from llamarium.load_test.chunks import Events, error_message, parse_chunk
 from llamarium.load_test.client import Target, base_url, connect
-from llamarium.load_test.events import Events
 from llamarium.load_test.exchange import Exchange, ReportedUsage
 from llamarium.load_test.workload import LoadRequest
 from stand_in import CUT, END, Answer, Asked, StandIn, event, full, head, part, text, usage

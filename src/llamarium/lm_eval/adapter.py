@@ -286,10 +286,7 @@ def _answer(logits: Iterable[Floats], ids: Sequence[int]) -> Answer:
 
 
 def rolling_pairs(ids: Sequence[int], prefix: int, max_length: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield (context, continuation) for a whole text: windows side by side, the last with as much context as fits.
-
-    Source: the docstring of `loglikelihood_rolling` in the harness.
-    """
+    """Yield (context, continuation) pairs of a whole text, as the harness documents `loglikelihood_rolling`."""
     for begin in range(0, len(ids), max_length):
         end = min(begin + max_length, len(ids))
         context = [prefix] if begin == 0 else list(ids[end - max_length - 1 : begin])

@@ -1,4 +1,7 @@
-"""The content of one event of a completion's or a chat's stream."""
+"""Server-sent events of a completion's or a chat's stream, and their content.
+
+Source: the HTML standard, section 9.2.6.
+"""
 
 import json
 from collections.abc import Mapping
@@ -12,15 +15,30 @@ DONE = b"[DONE]"
 _MESSAGE_CHARACTERS = 300
 
 
+class Events:
+    """Splits a stream of bytes into the data of its events."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the data of the events that end in these bytes, without comments and other fields."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        found: list[bytes] = []
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif not line and self._data:
+                found.append(b"\n".join(self._data))
+                self._data = []
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """An event.
-
-    Attributes:
-        has_text: Whether it has a part of the answer: text, reasoning or a tool's call.
-        is_last: Whether it has the finish reason.
-        usage: The server's counts, or None.
-    """
+    """An event: whether it has text, reasoning or a tool's call, whether it has the finish reason, and token counts."""
 
     has_text: bool
     is_last: bool

@@ -14,9 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from llamarium.errors import InputError, ServerError, escape
-from llamarium.load_test.chunks import DONE, error_message, listed_models, parse_chunk, shown
+from llamarium.load_test.chunks import DONE, Events, error_message, listed_models, parse_chunk, shown
 from llamarium.load_test.connections import BrokenAnswer, Connections, Response
-from llamarium.load_test.events import Events
 from llamarium.load_test.exchange import Exchange, Failure
 from llamarium.load_test.workload import LoadRequest
 

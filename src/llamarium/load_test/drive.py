@@ -74,7 +74,7 @@ async def closed_loop(
         progress: Called after each answer.
 
     Returns:
-        The run; if it is cancelled, what there is by then.
+        The run; if it is cancelled, its part so far.
     """
     run, waiting = LoadRun(), iter(requests)
 
@@ -101,14 +101,7 @@ async def open_loop(
     duration_s: float = math.inf,
     progress: Progress | None = None,
 ) -> LoadRun:
-    """Send each request at its time, independent of those before it; the rest is as for `closed_loop`.
-
-    Args:
-        client: Of the server.
-        timetable: Seconds from the start, and the request; in the order of time.
-        duration_s: No request is sent later.
-        progress: Called after each answer.
-    """
+    """Send each request at its time in seconds from the start, independent of those before it; see `closed_loop`."""
     run = LoadRun()
     with _timed(run):
         async with asyncio.TaskGroup() as group:

@@ -10,13 +10,13 @@ from llamarium.load_test.exchange import Exchange
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Latency limits of a good answer; None is no limit.
+    """Latency limits of a good answer, in seconds; None is no limit.
 
     Attributes:
-        ttft_s: Seconds until the first piece.
-        itl_s: Seconds between any two pieces.
-        tpot_s: Seconds for each token after the first, on average.
-        e2e_s: Seconds until the end.
+        ttft_s: Until the first piece.
+        itl_s: Between any two pieces.
+        tpot_s: For each token after the first, on average.
+        e2e_s: Until the end.
     """
 
     ttft_s: float | None = None

@@ -29,12 +29,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """A request.
-
-    Attributes:
-        prompt: A text or token ids, for `/v1/completions`; a dialog's messages, for `/v1/chat/completions`.
-        max_tokens: Of the answer.
-    """
+    """A request: a text or token ids for completions, or a dialog's messages, and the answer's length."""
 
     prompt: str | tuple[int, ...] | tuple[Message, ...]
     max_tokens: int
@@ -60,14 +55,7 @@ class LoadRequest:
 def synthetic(
     prompt_tokens: Lengths, max_tokens: Lengths, *, shared_prefix: int = 0, seed: int | str = 0
 ) -> Iterator[LoadRequest]:
-    """Yield requests without end.
-
-    Args:
-        prompt_tokens: Words of a prompt after the shared prefix.
-        max_tokens: Of the answers.
-        shared_prefix: Words at the beginning of all prompts.
-        seed: Of prefix, prompts and lengths.
-    """
+    """Yield requests without end: prompts begin with `shared_prefix` common words, and have drawn lengths."""
     prefix = random.Random(f"prefix {seed}").choices(WORDS, k=shared_prefix)
     source = random.Random(seed)
     while True:
@@ -76,14 +64,7 @@ def synthetic(
 
 
 def from_file(path: Path, max_tokens: Lengths, *, seed: int = 0) -> list[LoadRequest]:
-    """Read a JSONL file's requests.
-
-    A line has `messages`, or a `prompt` (a text or token ids), and may have `max_tokens`.
-
-    Args:
-        path: The file.
-        max_tokens: Of lines without it.
-        seed: Of these.
+    """Read a JSONL file's requests: `messages`, or a `prompt` (a text or token ids), and optionally `max_tokens`.
 
     Raises:
         InputError: If a line is invalid, or there is none.

@@ -85,10 +85,7 @@ class AnswerRequest:
 
 
 async def submit(service: Service, asked: AnswerRequest) -> list[Answers]:
-    """Submit a request's prompts to the engine, in a thread, since texts may be long.
-
-    A grammar is compiled in a thread of its own, so that other requests need not wait.
-    """
+    """Submit a request's prompts to the engine in a thread; one that compiles a grammar has a thread of its own."""
     check_form(asked.form, asked.tools)
     if asked.num_answers > MAX_ANSWERS:
         raise ApiError(
@@ -155,14 +152,7 @@ def held_form(
 ) -> tuple[Grammar, CompiledGrammar] | tuple[None, None]:
     """Return the grammar of an answer and its compiled form, if it has one.
 
-    Args:
-        model: Compiles it.
-        form: Of the request.
-        tools: That may be called.
-        tool_form: How they are presented to the model; None is its own way.
-
     Raises:
-        ApiError: If the form cannot be read.
         GrammarError: If it cannot be compiled.
         ToolError: As `grammar_of_calls` and `compile_calls`.
     """
@@ -257,12 +247,7 @@ async def follow(request: Request, answers: Answers) -> AsyncIterator[Sequence[P
 
 @contextmanager
 def recording(metrics: RequestMetrics, field: str | None = None) -> Generator[None]:
-    """Translate errors of the library in the body, and count a request that breaks off.
-
-    Args:
-        metrics: Count it.
-        field: As in `of_library`.
-    """
+    """Translate errors of the library in the body, as `of_library`, and count a request that breaks off."""
     reason = "disconnected"
     try:
         yield
@@ -278,14 +263,7 @@ def recording(metrics: RequestMetrics, field: str | None = None) -> Generator[No
 async def with_tokenizer(
     request: Request, field: str, work: Callable[[Tokenizer], T], path_of: Callable[[str], str] = str
 ) -> T:
-    """Call `work` with the tokenizer in a thread, since texts may be long.
-
-    Args:
-        request: The client's.
-        field: The field with the text, for messages.
-        work: Called in the thread.
-        path_of: As in `AnswerRequest`.
-    """
+    """Call `work` with the tokenizer in a thread, since texts may be long; `field` and `path_of` are for errors."""
     model, _ = request.app.state.service.require()
     tokenizer: Tokenizer = model.tokenizer
     try:

@@ -38,12 +38,7 @@ _ROUTERS = (*((module.router, ErrorBody) for module in _OPENAI), (messages.route
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """Routes from outside this package.
-
-    Attributes:
-        add: Adds them to the application.
-        open_paths: Those that need no key, as public files.
-    """
+    """Routes from outside this package: a function that adds them, and those that need no key, as public files."""
 
     add: Callable[[FastAPI], None]
     open_paths: frozenset[str] = frozenset()

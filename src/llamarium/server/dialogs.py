@@ -72,16 +72,10 @@ def encode_dialog(
     *,
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """Return the ids of a dialog; one that is far too long is not encoded.
-
-    Args:
-        service: Whose model reads it.
-        messages: As `ChatFormat.encode` takes them.
-        tools: That the model may call.
-        add_generation_prompt: End with the header of an answer.
+    """Return the ids of a dialog, given as `ChatFormat.encode` takes it.
 
     Raises:
-        LlamariumError: If it is too long, or does not fit the model's format.
+        LlamariumError: If it is too long, which is found before encoding, or does not fit the model's format.
     """
     tokenizer, tool_form = service.tokenizer, service.settings.tool_form
     tokenizer.check_length("".join(_texts(messages)), service.max_tokens)

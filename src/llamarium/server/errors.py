@@ -160,13 +160,7 @@ class JSON(Response):
 
 
 def of_library(error: LlamariumError, *, field: str | None = None, source: str = "") -> ApiError:
-    """Translate an error of the library.
-
-    Args:
-        error: Of any type.
-        field: The request's field with the prompt.
-        source: The tokenizer's path, which is not shown to clients.
-    """
+    """Translate an error of the library; `field` holds the prompt, and `source`, the tokenizer's path, is not shown."""
     message = str(error).removeprefix(f"{source}: ")
     message = message.replace(source, "the tokenizer") if source else message
     if isinstance(error, ContextLengthError | MemoryBudgetError):

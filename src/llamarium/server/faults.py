@@ -17,14 +17,7 @@ Path = tuple[str | int, ...]
 
 
 def refusal_of(faults: Sequence[dict[str, Any]], body: Any) -> ApiError:
-    """Return the error of a body.
-
-    A field of several possible kinds has a fault for each; the deepest ones are of the kind that was meant.
-
-    Args:
-        faults: pydantic's.
-        body: The JSON value.
-    """
+    """Return one error for pydantic's faults: of the deepest ones, which are of the kind that was meant."""
     if not isinstance(body, dict):
         return ApiError(400, "expected a JSON object as the body", code="invalid_json")
     paths = [path_in(fault, body) for fault in faults]

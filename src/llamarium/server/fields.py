@@ -67,12 +67,7 @@ def _optional(parameter: Parameter) -> tuple[Any, Any]:
 def with_parameters(
     taker: Taker, field_of: Callable[[Parameter], tuple[Any, Any]] = _optional
 ) -> Callable[[type[ModelT]], type[ModelT]]:
-    """Return a decorator that adds fields to a model, one for each sampling parameter of the table.
-
-    Args:
-        taker: Which of the parameters.
-        field_of: Returns a field's type and default; one may be null, and is left out by default.
-    """
+    """Return a decorator that adds a field for each of a taker's parameters, optional unless `field_of` says more."""
 
     def extended(model: type[ModelT]) -> type[ModelT]:
         added: dict[str, Any] = {one.name: field_of(one) for one in parameters_of(taker)}

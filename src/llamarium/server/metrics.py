@@ -15,12 +15,7 @@ _WHOLE_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 
 
 class Metrics:
-    """The content of `/metrics`.
-
-    Args:
-        service: Has the engine, which is read on each request.
-        model_name: A label of every metric; requests to an adapter have the adapter's name.
-    """
+    """The content of `/metrics`; the label `model_name` has an adapter's name for requests to it."""
 
     def __init__(self, service: Service, model_name: str) -> None:
         registry = self._registry = CollectorRegistry()
@@ -57,16 +52,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """The metrics of requests to one model name.
-
-    Attributes:
-        name: Of the model or adapter.
-        first: Times to the first token.
-        between: Times from one token to the next.
-        whole: Times to the end.
-        num_finished: By reason.
-        num_aborted: By reason.
-    """
+    """The metrics of requests to one model name: times to first token, between tokens and to the end, and counts."""
 
     name: str
     first: Histogram

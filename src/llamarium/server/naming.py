@@ -10,12 +10,7 @@ from llamarium.server.lifecycle.service import Service
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """The model or adapter of a request.
-
-    Attributes:
-        name: In answers and metrics.
-        adapter: The name of the engine's adapter, or None.
-    """
+    """The model of a request: its name in replies and metrics, and the engine's adapter, if it is one."""
 
     name: str
     adapter: str | None = None

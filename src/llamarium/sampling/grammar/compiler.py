@@ -53,14 +53,10 @@ _BAD_REGEX = re.compile(  # what is wrong is told after the expression, with car
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary.
-
-    Args:
-        tokenizer: The model's.
-        vocab_size: V, the model's: ids from the tokenizer's end on have no text.
+    """Compiles grammars for one vocabulary; ids from the tokenizer's end up to `vocab_size` have no text.
 
     Raises:
-        OptionError: If llguidance is not installed, with the command that does it.
+        OptionError: If llguidance is not installed, with the command that installs it.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:

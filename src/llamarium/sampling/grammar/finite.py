@@ -12,13 +12,9 @@ Path = tuple[str, ...]
 
 
 def endless(schemas: Mapping[Path, Any], targets: Mapping[Path, Path]) -> set[Path]:
-    """Return the paths of schemas that no finite value fits, because of references.
+    """Return the paths of schemas that no finite value fits, because of references; `targets` are those of each `$ref`.
 
     A schema is finite once those that it needs are; the rest are circles.
-
-    Args:
-        schemas: All of them by path.
-        targets: The target of each `$ref`, by the path of its schema.
     """
     needed_by: dict[Path, list[Path]] = defaultdict(list)
     for path, schema in schemas.items():

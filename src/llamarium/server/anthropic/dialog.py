@@ -32,13 +32,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request's prompt.
-
-    Attributes:
-        dialog: The messages.
-        tools: That the model may call.
-        begun: The beginning of the answer, which the model continues, or None.
-    """
+    """A request's prompt: the dialog, the tools, and the beginning of an answer that the model continues, if any."""
 
     dialog: Dialog
     tools: ToolRequest

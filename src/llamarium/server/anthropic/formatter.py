@@ -8,8 +8,7 @@ from llamarium.generation.completion import Piece
 from llamarium.server.anthropic.arguments import members
 from llamarium.server.errors import ApiError
 from llamarium.server.http.stream import event
-from llamarium.server.replying import ReplyFormatter
-from llamarium.server.usage import Usage
+from llamarium.server.replying import ReplyFormatter, Usage
 from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, ContentDelta, Delta
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

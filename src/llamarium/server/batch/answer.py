@@ -37,7 +37,6 @@ class BatchProgress:
     first_failure: str = ""
 
     def __str__(self) -> str:
-        """Return it as a sentence."""
         return f"{self.num_answered} of {self.num_lines} lines answered, {self.num_failed} failed"
 
     @property
@@ -47,15 +46,7 @@ class BatchProgress:
 
 
 class BatchRun:
-    """Runs a batch.
-
-    Args:
-        service: The model.
-        names: Of the model, at least one.
-        write: Called with each answer's line.
-        warn: Called with a message about each bug.
-        progress: Updated with each answer.
-    """
+    """Runs a batch: writes each answer's line, warns of bugs, and updates the progress."""
 
     def __init__(
         self,

@@ -19,13 +19,7 @@ from llamarium.server.http.stream import encode
 
 @dataclass(frozen=True, slots=True)
 class RouteReply:
-    """A route's reply.
-
-    Attributes:
-        status: Of HTTP.
-        body: JSON, in one line of ASCII.
-        bug: Where the server failed, or None.
-    """
+    """A route's reply: its status, its JSON in one line of ASCII, and where the server failed, if it did."""
 
     status: int
     body: str
@@ -57,39 +51,24 @@ class Routes:
 
     async def post(self, asked: BatchRequest) -> RouteReply:
         """Return the route's reply; a bug is a reply with status 500."""
-        sent = _Sent()
+        parts: list[bytes] = []
+        status, bodies = 0, [_written(asked.body)]
+
+        async def receive() -> Message:
+            if not bodies:
+                await asyncio.get_running_loop().create_future()  # the client never disconnects
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            parts.append(message.get("body", b""))
+
         try:
-            await self._app(_scope(asked.url), _Body(_written(asked.body)).receive, sent.send)
+            await self._app(_scope(asked.url), receive, send)
         except Exception as error:  # noqa: BLE001 - reported without its text, which may hold a prompt
             return RouteReply(500, encode(internal_error().body_at(asked.url, None)), where(error))
-        return RouteReply(sent.status, _as_ascii(b"".join(sent.parts)))
-
-
-class _Body:
-    """The body that a route receives."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body: bytes | None = body
-
-    async def receive(self) -> Message:
-        if self._body is None:
-            await asyncio.get_running_loop().create_future()  # the client never disconnects
-        body, self._body = self._body, None
-        return {"type": "http.request", "body": body, "more_body": False}
-
-
-class _Sent:
-    """The messages that a route sends."""
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.parts: list[bytes] = []
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-        else:
-            self.parts.append(message.get("body", b""))
+        return RouteReply(status, _as_ascii(b"".join(parts)))
 
 
 def _written(body: Mapping[str, Any]) -> bytes:

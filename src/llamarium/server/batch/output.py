@@ -134,10 +134,10 @@ class OutputFile(Output):
             raise unwritable(self._path, error) from None
 
     def write(self, line: bytes) -> None:
-        """Append an answer.
+        """Append an answer; a part of one is cut off when a run resumes.
 
         Raises:
-            OutputError: If it cannot be written; a part of it is cut off when a run resumes.
+            OutputError: If it cannot be written.
         """
         left = memoryview(line)
         try:

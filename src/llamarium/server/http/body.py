@@ -77,34 +77,20 @@ class Held:
 
 
 class StrictRequest(Request):
-    """A request whose body is bounded in size and time, and whose JSON is strict.
-
-    Args:
-        request: The framework's.
-        held: Counts the body's bytes.
-        kind: Validates the body.
-    """
+    """A request whose body is bounded in size and time, read as strict JSON, and validated by `kind`."""
 
     def __init__(self, request: Request, held: Held, kind: type[Body]) -> None:
         super().__init__(request.scope, request.receive)
         self._held, self._kind = held, kind
 
     async def body(self) -> bytes:
-        """Read the whole body.
-
-        Raises:
-            ApiError: 408, 413, 415 or 503.
-        """
+        """Read the whole body."""
         if not hasattr(self, "_body"):
             self._body = await self._bounded_body()
         return self._body
 
     async def json(self) -> Body:
-        """Read the body and validate its fields, in place of the framework.
-
-        Raises:
-            ApiError: 400, as `read_json` and `validated`, and for a dialog that cannot fit.
-        """
+        """Read the body and validate its fields, in place of the framework."""
         body = await self.body()
         self._body = b""  # a stream may live for long
         return await asyncio.to_thread(self._read, body) if len(body) > _LARGE else self._read(body)

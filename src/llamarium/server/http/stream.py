@@ -37,10 +37,10 @@ def event(data: Mapping[str, Any]) -> str:
 
 
 class EventStream(Response):
-    """Server-sent events.
+    """Server-sent events: `produce` writes them, and is cancelled when the client disconnects.
 
     Args:
-        produce: Writes the events; cancelled when the client disconnects.
+        produce: Writes the events.
         failure: Returns the last events if `produce` raises; another error than an `ApiError` is raised again.
         ping_s: Seconds without an event until a ping.
         held: Closed at the end in any case.
@@ -63,7 +63,7 @@ class EventStream(Response):
         self._ping_s, self._ping = ping_s, ping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the stream."""
         with self._held:
             if not await self._send_all(scope["notes"], receive, send):
                 scope["notes"]["error"] = "client_left"
@@ -114,10 +114,7 @@ async def while_listening(
     idle: Callable[[], Awaitable[None]] | None = None,
     idle_s: float = 1e9,
 ) -> T | None:
-    """Run `work`, call `idle` every `idle_s` seconds, and return the result.
-
-    None if the client disconnects before, in a request whose body has been read; then `work` is cancelled.
-    """
+    """Run `work` and call `idle` every `idle_s` seconds; if the client disconnects, cancel it and return None."""
     task = asyncio.ensure_future(work)
     listener = asyncio.ensure_future(_leaving(receive, idle, idle_s))
     both = (task, listener)

@@ -17,9 +17,6 @@ Progress = Callable[[int, int], None]
 class Loading(Generic[T]):
     """A model and its engine, being loaded.
 
-    Args:
-        load: Called at once, in a thread of its own.
-
     Attributes:
         progress: Bytes read, and bytes in all.
         result: What `load` has returned, once it has.

@@ -69,11 +69,7 @@ def run(service: Service, names: tuple[str, ...], listener: socket.socket, exten
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, with its own handling of signals and shutdown.
-
-    Attributes:
-        exit_code: Of the process.
-    """
+    """uvicorn's server, with its own handling of signals and shutdown."""
 
     def __init__(self, config: uvicorn.Config, service: Service, log: Log) -> None:
         super().__init__(config)

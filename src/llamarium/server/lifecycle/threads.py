@@ -19,12 +19,7 @@ class AbandonedError(Exception):
 
 
 async def in_own_thread(work: Callable[[], T], gone: threading.Event | None = None) -> T:
-    """Run `work` in a daemon thread and return its result.
-
-    Args:
-        work: Is called in the thread.
-        gone: Set when the result is no longer wanted; `check_wanted` reads it.
-    """
+    """Return the result of `work` in a daemon thread; `gone` is set once it is not wanted, for `check_wanted`."""
     future: Future[T] = Future()
 
     def run() -> None:

@@ -19,8 +19,7 @@ from llamarium.server.openai.forms import form_of
 from llamarium.server.openai.logprobs import for_chat
 from llamarium.server.openai.requests import ChatRequest
 from llamarium.server.openai.tools import tool_request
-from llamarium.server.replying import reply
-from llamarium.server.usage import Usage
+from llamarium.server.replying import Usage, reply
 from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, ContentDelta, Delta
 
 router = APIRouter(route_class=StrictRoute)

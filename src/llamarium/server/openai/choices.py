@@ -13,8 +13,7 @@ from llamarium.server.errors import ApiError
 from llamarium.server.http.stream import encode
 from llamarium.server.naming import ModelChoice
 from llamarium.server.openai.fields import Sampling, shows_usage
-from llamarium.server.replying import ReplyFormatter
-from llamarium.server.usage import Usage
+from llamarium.server.replying import ReplyFormatter, Usage
 
 
 class ChoicesFormatter(ReplyFormatter):

@@ -162,11 +162,7 @@ def _text_of(tokenizer: Tokenizer, prompt: Prompt) -> str:
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, most: int) -> list[int]:
-    """Return a prompt's ids.
-
-    Raises:
-        LlamariumError: For a text that is far longer than `most` tokens, without encoding it.
-    """
+    """Return a prompt's ids, or refuse a text far longer than `most` tokens without encoding it."""
     if isinstance(prompt, str):
         tokenizer.check_length(prompt, most)
         return tokenizer.encode(prompt)

@@ -27,13 +27,7 @@ def for_chat(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob]) -> dict[str, 
 
 
 class CompletionLogprobs:
-    """Formats the `logprobs` of a completion's choice, token by token.
-
-    Args:
-        tokenizer: The model's.
-        offset: Characters of the choice before the first token.
-        decoder: Returns each token's part of the text.
-    """
+    """Formats the `logprobs` of a completion's choice, token by token, from a character offset on."""
 
     def __init__(self, tokenizer: Tokenizer, offset: int, decoder: StreamDecoder) -> None:
         self._tokenizer, self._offset, self._decoder = tokenizer, offset, decoder

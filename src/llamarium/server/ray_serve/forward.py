@@ -30,14 +30,7 @@ class Forwarded:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A reply, or the beginning of a stream.
-
-    Attributes:
-        status: Of HTTP.
-        headers: In lower case.
-        body: The whole body; None for a stream.
-        replica: The replica's name.
-    """
+    """A reply's status, headers in lower case, and whole body, or None for a stream; with the name of its replica."""
 
     status: int
     headers: list[tuple[bytes, bytes]]

@@ -56,9 +56,7 @@ class ModelOptions(BaseModel):
         Raises:
             LlamariumError: If an adapter names no base.
         """
-        own = {
-            name: getattr(self, name) for name in ModelOptions.model_fields if name not in (*_OF_ENGINE, "draft_model")
-        }
+        own = {name: getattr(self, name) for name in ModelOptions.model_fields.keys() - {*_OF_ENGINE, "draft_model"}}
         return own | {"model": base_model(self.model, self.adapter, self.adapters)}
 
     def engine_options(self) -> dict[str, Any]:

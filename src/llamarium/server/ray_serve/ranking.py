@@ -40,13 +40,7 @@ class Places:
 
 
 def by_choice(names: Sequence[str], under_way: Mapping[str, int], places: Places) -> list[list[str]]:
-    """Return replicas in groups, best first; Ray chooses the least busy one of the first group with a place.
-
-    Args:
-        names: In the order of a ranking.
-        under_way: The number of requests of each.
-        places: Of each.
-    """
+    """Return ranked replicas in groups, best first; Ray chooses the least busy one of the first group with a place."""
     share = (sum(under_way.get(name, 0) for name in names) + 1) / len(names)
     free: list[str] = []
     for most in (places.to_run, places.to_run + places.to_wait):

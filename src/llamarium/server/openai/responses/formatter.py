@@ -11,8 +11,7 @@ from llamarium.server.fields import Body
 from llamarium.server.http.stream import event
 from llamarium.server.openai.logprobs import for_chat
 from llamarium.server.openai.responses.requests import ResponseRequest
-from llamarium.server.replying import ReplyFormatter
-from llamarium.server.usage import Usage
+from llamarium.server.replying import ReplyFormatter, Usage
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, ContentDelta
 
@@ -134,14 +133,7 @@ class ResponseFormatter(ReplyFormatter):
 
 
 def failure_events(response: Mapping[str, Any], items: Sequence[Any], number: int, error: ApiError) -> str:
-    """Return the last events of a response that breaks off.
-
-    Args:
-        response: As in the first event.
-        items: The complete ones; of an incomplete one the client has its deltas.
-        number: Of the next event.
-        error: Why.
-    """
+    """Return the last events of a response that breaks off, with its complete items; `number` is the next event's."""
     cause = {"code": "server_error", "message": error.message}
     failed = {**response, "status": "failed", "error": cause, "output": list(items)}
     cause_in_full = {"code": error.code, "message": error.message, "param": error.param}
