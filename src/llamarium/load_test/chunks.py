@@ -46,11 +46,7 @@ class Chunk:
 
 
 def parse_chunk(data: bytes) -> Chunk:
-    """Read an event's data.
-
-    Raises:
-        Failure: If it is no JSON object, or an error of the server's.
-    """
+    """Read an event's data."""
     try:
         fields = _object(json.loads(data))
     except (ValueError, RecursionError):

@@ -44,11 +44,7 @@ class Target:
 
 
 def base_url(text: str) -> str:
-    """Return a server's address without a `/v1` or a slash at its end.
-
-    Raises:
-        InputError: If it is no http or https address.
-    """
+    """Return a server's address without a `/v1` or a slash at its end."""
     try:
         parts, port = urlsplit(text), urlsplit(text).port
         (parts.hostname or "").encode("idna")  # as looking it up does
@@ -71,11 +67,7 @@ async def connect(target: Target) -> AsyncGenerator["Client"]:
 
 
 class Client:
-    """A client of one server, with a connection for each concurrent request.
-
-    Raises:
-        InputError: If the key has characters that a header cannot have.
-    """
+    """A client of one server, with a connection for each concurrent request."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -136,11 +128,7 @@ class Client:
         return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
 
     async def model(self) -> str:
-        """Return the name of the server's only model.
-
-        Raises:
-            ServerError: If it lists none or several.
-        """
+        """Return the name of the server's only model."""
         status, said = await self._get("/v1/models")
         if status != 200:
             raise ServerError(f"{self.target.url}/v1/models: {self._described(status, said)}; --model names a model")
@@ -151,11 +139,7 @@ class Client:
         return names[0]
 
     async def ready(self, wait_s: float) -> None:
-        """Wait until the server is ready, by `/health`, or `/v1/models` where there is none.
-
-        Raises:
-            ServerError: If it is not within `wait_s`, with its last answer.
-        """
+        """Wait until the server is ready, by `/health`, or `/v1/models` where there is none."""
         end = time.perf_counter() + wait_s
         while True:
             status, said = await self._get("/health")

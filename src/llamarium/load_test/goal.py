@@ -26,11 +26,7 @@ class Goal:
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> "Goal":
-        """Read `ttft:500`, `itl:50`, `tpot:40`, `e2e:3000`: milliseconds.
-
-        Raises:
-            OptionError: If one of them is invalid, or given twice.
-        """
+        """Read `ttft:500`, `itl:50`, `tpot:40`, `e2e:3000`: milliseconds."""
         names, found = [field.name.removesuffix("_s") for field in fields(cls)], dict[str, float]()
         for word in words:
             name, _, number = word.partition(":")

@@ -27,9 +27,6 @@ class Lengths:
         """Read `N`, `uniform:LOW:HIGH` (inclusive) or `lognormal:MEAN:SIGMA`.
 
         MEAN is the mean of the drawn numbers; SIGMA the standard deviation of its logarithm.
-
-        Raises:
-            OptionError: If it is none of them, or has numbers below 1.
         """
         kind, *words = text.split(":")
         try:

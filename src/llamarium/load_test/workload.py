@@ -40,11 +40,7 @@ class LoadRequest:
         return isinstance(self.prompt, tuple) and isinstance(self.prompt[0], Mapping)
 
     def as_chat(self) -> "LoadRequest":
-        """Return the request as a dialog with one user message.
-
-        Raises:
-            InputError: For token ids.
-        """
+        """Return the request as a dialog with one user message."""
         if self.is_chat:
             return self
         if not isinstance(self.prompt, str):
@@ -64,11 +60,7 @@ def synthetic(
 
 
 def from_file(path: Path, max_tokens: Lengths, *, seed: int = 0) -> list[LoadRequest]:
-    """Read a JSONL file's requests: `messages`, or a `prompt` (a text or token ids), and optionally `max_tokens`.
-
-    Raises:
-        InputError: If a line is invalid, or there is none.
-    """
+    """Read a JSONL file's requests: `messages`, or a `prompt` (a text or token ids), and optionally `max_tokens`."""
     lines = [(number, line) for number, line in enumerate(_lines(path), 1) if line.strip()]
     if not lines:
         raise InputError(f"{path} has no requests; expected lines of JSON with prompt or messages")

@@ -150,12 +150,7 @@ def _submit(service: Service, asked: AnswerRequest) -> list[Answers]:
 def held_form(
     model: ServedModel, form: Form | None, tools: ToolRequest, tool_form: ToolForm | None
 ) -> tuple[Grammar, CompiledGrammar] | tuple[None, None]:
-    """Return the grammar of an answer and its compiled form, if it has one.
-
-    Raises:
-        GrammarError: If it cannot be compiled.
-        ToolError: As `grammar_of_calls` and `compile_calls`.
-    """
+    """Return the grammar of an answer and its compiled form, if it has one."""
     found = wanted_form(form, tools, tool_form or own_tool_form(model.tokenizer))
     if found is None:
         return None, None
@@ -165,12 +160,7 @@ def held_form(
 
 
 def wanted_form(form: Form | None, tools: ToolRequest, tool_form: ToolForm | None) -> Grammar | None:
-    """Return the grammar of a request's form or of its tools, if any; it is not compiled.
-
-    Raises:
-        ApiError: If the form cannot be read.
-        ToolError: As `grammar_of_calls`.
-    """
+    """Return the grammar of a request's form or of its tools, if any; it is not compiled."""
     if form is None:
         return grammar_of_calls(tools, tool_form)
     try:

@@ -72,11 +72,7 @@ def encode_dialog(
     *,
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """Return the ids of a dialog, given as `ChatFormat.encode` takes it.
-
-    Raises:
-        LlamariumError: If it is too long, which is found before encoding, or does not fit the model's format.
-    """
+    """Return the ids of a dialog, given as `ChatFormat.encode` takes it."""
     tokenizer, tool_form = service.tokenizer, service.settings.tool_form
     tokenizer.check_length("".join(_texts(messages)), service.max_tokens)
     return tokenizer.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, tool_form=tool_form)

@@ -42,11 +42,7 @@ def is_address(name: str) -> bool:
 
 
 def listen(settings: Settings) -> socket.socket:
-    """Return a bound socket.
-
-    Raises:
-        OptionError: If the address is taken, or not this machine's.
-    """
+    """Return a bound socket."""
     if settings.uds is not None:
         return _listen_here(settings.uds)
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET

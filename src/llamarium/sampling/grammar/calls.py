@@ -29,11 +29,7 @@ class Compiler(Protocol):
 
 
 def grammar_of_calls(request: ToolRequest, form: ToolForm | None) -> Grammar | None:
-    """Return the grammar that forces calls, or None; `form` is how they are written.
-
-    Raises:
-        ToolError: By the tool's path, for a schema that cannot be enforced; if the form is not known; or beyond limits.
-    """
+    """Return the grammar that forces calls, or None; `form` is how they are written."""
     if not request.is_held:
         return None
     if form != "pythonic":
@@ -50,11 +46,7 @@ def grammar_of_calls(request: ToolRequest, form: ToolForm | None) -> Grammar | N
 
 
 def compile_calls(compiler: Compiler, grammar: Grammar, request: ToolRequest) -> CompiledGrammar:
-    """Compile the grammar of `grammar_of_calls`.
-
-    Raises:
-        ToolError: By the path of the tool whose schema cannot be compiled.
-    """
+    """Compile the grammar of `grammar_of_calls`."""
     try:
         return compiler.compile(grammar)
     except GrammarError as error:

@@ -53,11 +53,7 @@ _BAD_REGEX = re.compile(  # what is wrong is told after the expression, with car
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary; ids from the tokenizer's end up to `vocab_size` have no text.
-
-    Raises:
-        OptionError: If llguidance is not installed, with the command that installs it.
-    """
+    """Compiles grammars for one vocabulary; ids from the tokenizer's end up to `vocab_size` have no text."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -76,12 +72,7 @@ class GrammarCompiler:
         return _bits([i for i, text in enumerate(self._tokens[:-1]) if text], self.vocab_size)
 
     def compile(self, grammar: Grammar) -> "Compiled":
-        """Compile a grammar; safe on any thread.
-
-        Raises:
-            GrammarError: If it cannot be read, or no text of this vocabulary begins as it wants.
-            GrammarLimitError: If it takes more work or time than the limits allow.
-        """
+        """Compile a grammar; safe on any thread."""
         source = self._source(grammar)
         if not self._slots.acquire(timeout=MAX_COMPILE_S):
             raise GrammarLimitError("other grammars are being compiled, and none came to an end; try again later")

@@ -7,13 +7,7 @@ from llamarium.extras import optional
 
 
 def to_lark(text: str) -> str:
-    """Return a GBNF grammar as Lark.
-
-    Raises:
-        GrammarError: If it cannot be read.
-        GrammarLimitError: If it is nested too deep.
-        OptionError: If llguidance is not installed.
-    """
+    """Return a GBNF grammar as Lark."""
     converter: Any = optional("llguidance.gbnf_to_lark", "serve", "structured output")
     try:
         rules = converter.GrammarParser().parse(text)

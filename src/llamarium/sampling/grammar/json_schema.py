@@ -44,12 +44,7 @@ SUPPORTED = tuple(sorted((*_LISTS, *_MAPS, *_COUNTS, *_LIMITS, *_OTHERS)))
 
 
 def parsed(text: str) -> Any:
-    """Read JSON.
-
-    Raises:
-        GrammarError: If it is none, or an object has a key twice.
-        GrammarLimitError: If it is nested too deep.
-    """
+    """Read JSON."""
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError:
@@ -59,12 +54,7 @@ def parsed(text: str) -> Any:
 
 
 def lowered(schema: Any) -> Any:
-    """Return a schema of llguidance's keywords that accepts only what `schema`, a JSON value, accepts.
-
-    Raises:
-        GrammarError: For a keyword or a value that cannot be enforced, naming it and its path.
-        GrammarLimitError: If schemas are nested too deep, or there are too many.
-    """
+    """Return a schema of llguidance's keywords that accepts only what `schema`, a JSON value, accepts."""
     reading = _Reading()
     found = reading.schema(schema, ())
     for path, target in reading.references.items():

@@ -24,12 +24,7 @@ _NOT_TEXT = {
 
 
 def check_lark(text: str) -> None:
-    """Refuse anything but the form of a text.
-
-    Raises:
-        GrammarError: Naming it.
-        GrammarLimitError: If there are too many rules.
-    """
+    """Refuse anything but the form of a text."""
     bare = _QUOTED.sub(" ", text)
     for directive in _DIRECTIVE.findall(bare):
         if directive not in _KNOWN_DIRECTIVES:

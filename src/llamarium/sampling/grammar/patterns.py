@@ -35,11 +35,7 @@ class PatternError(ValueError):
 
 
 def translated(pattern: str) -> str:
-    """Return a JavaScript expression in Rust's syntax; lookarounds and inner anchors are left for llguidance to refuse.
-
-    Raises:
-        PatternError: For syntax that only one of them has, or that differs.
-    """
+    """Return a JavaScript expression in Rust's syntax; llguidance refuses lookarounds and inner anchors."""
     parts: list[str] = []
     place, in_class = 0, False
     while place < len(pattern):

@@ -39,11 +39,7 @@ class Prompt:
     begun: str | None
 
     def ids(self, service: Service) -> list[int]:
-        """Return its ids.
-
-        Raises:
-            LlamariumError: If it is too long, or does not fit the model's format.
-        """
+        """Return its ids."""
         ids = encode_dialog(service, self.dialog.messages, self.tools.offered)
         if self.begun is None:
             return ids

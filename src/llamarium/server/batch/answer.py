@@ -62,12 +62,7 @@ class BatchRun:
         self._came = asyncio.Event()
 
     async def run(self, lines: Iterable[Line]) -> None:
-        """Run the requests of all lines.
-
-        Raises:
-            EngineStoppedError: If the engine breaks; unanswered lines have no output then.
-            OutputError: If an answer cannot be written.
-        """
+        """Run the requests of all lines."""
         try:
             async with asyncio.TaskGroup() as group:
                 for line in lines:

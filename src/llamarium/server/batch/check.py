@@ -8,12 +8,7 @@ from llamarium.server.batch.output import Kept
 
 
 def check_lines(lines: Iterable[Line], name: str, kept: Kept) -> int:
-    """Return the number of lines of the input called `name`.
-
-    Raises:
-        InputError: If there are none, or two have the same custom_id.
-        OutputError: If a line that an earlier run has answered was changed or removed.
-    """
+    """Return the number of lines of the input called `name`."""
     places: dict[str, int] = {}
     number, nameless = 0, kept.nameless.copy()
     for line in lines:
@@ -47,11 +42,7 @@ def _changed(what: str, name: str) -> OutputError:
 
 
 def check_model(kept: Kept, names: Sequence[str], path: str) -> None:
-    """Refuse to resume with another model.
-
-    Raises:
-        OutputError: If a model answered that has none of these names.
-    """
+    """Refuse to resume with another model."""
     others = sorted(kept.models.difference(names))
     if others:
         raise OutputError(

@@ -79,10 +79,6 @@ class OutputFile(Output):
         path: The file; a new one is removed again if nothing is written.
         resumes: Keep its complete answers.
         replaces: Its answers may be lost.
-
-    Raises:
-        OutputError: If there are answers without one of both options, if a line to keep is no answer, or if the file
-            cannot be written or is locked by another process.
     """
 
     def __init__(self, path: Path, *, resumes: bool = False, replaces: bool = False) -> None:
@@ -134,11 +130,7 @@ class OutputFile(Output):
             raise unwritable(self._path, error) from None
 
     def write(self, line: bytes) -> None:
-        """Append an answer; a part of one is cut off when a run resumes.
-
-        Raises:
-            OutputError: If it cannot be written.
-        """
+        """Append an answer; a part of one is cut off when a run resumes."""
         left = memoryview(line)
         try:
             while left:

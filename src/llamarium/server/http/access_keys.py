@@ -11,11 +11,7 @@ KEY_VARIABLE = "LLAMARIUM_API_KEY"
 
 
 def access_keys(file: Path | None, given: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the keys of `given`, of `KEY_VARIABLE`, and of a file with one a line.
-
-    Raises:
-        OptionError: If the file cannot be read, or if a key is empty or fits in no header.
-    """
+    """Return the keys of `given`, of `KEY_VARIABLE`, and of a file with one a line."""
     of_environment = [os.environ[KEY_VARIABLE]] if KEY_VARIABLE in os.environ else []
     of_file = [] if file is None else _read(file).splitlines() or [""]
     keys = tuple(key.strip() for key in (*given, *of_environment, *of_file))

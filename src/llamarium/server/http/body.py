@@ -187,11 +187,7 @@ def read_json(body: bytes) -> Any:
 
 
 def parse_json(body: bytes, most_levels: int = MAX_LEVELS) -> Any:
-    """Read a JSON text strictly, with objects and lists nested `most_levels` deep at most.
-
-    Raises:
-        NotJson: For anything else, and for numbers beyond 64 bits.
-    """
+    """Read a JSON text strictly, with objects and lists nested `most_levels` deep at most."""
     if sum(map(body.count, (b",", b"[", b"{"))) > MAX_VALUES:
         raise NotJson(f"it has more than {MAX_VALUES:,} values")
     try:

@@ -36,9 +36,6 @@ def run(service: Service, names: tuple[str, ...], listener: socket.socket, exten
         names: Of the model, for clients.
         listener: The socket, bound.
         extensions: Further routes.
-
-    Raises:
-        LlamariumError: If the model cannot be loaded.
     """
     log = Log(service.settings.log_format)
     config = uvicorn.Config(

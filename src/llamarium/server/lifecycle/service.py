@@ -19,11 +19,7 @@ MAX_ANSWERS = 1024
 
 
 def check_context(engine: TextEngine, max_context: int | None) -> None:
-    """Refuse a limit of tokens per request that is above what model and cache hold.
-
-    Raises:
-        OptionError: With both numbers.
-    """
+    """Refuse a limit of tokens per request that is above what model and cache hold."""
     if max_context is not None and max_context > engine.max_tokens:
         raise OptionError(
             f"max_context is {max_context}; the model's context and its cache (kv_memory) hold {engine.max_tokens} "

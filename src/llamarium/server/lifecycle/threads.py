@@ -32,11 +32,7 @@ async def in_own_thread(work: Callable[[], T], gone: threading.Event | None = No
 
 
 def check_wanted() -> None:
-    """End this thread's work if its result is no longer wanted; called before each part that takes long.
-
-    Raises:
-        AbandonedError: If it is not.
-    """
+    """End this thread's work if its result is no longer wanted; called before each part that takes long."""
     gone: threading.Event | None = getattr(_this_thread, "gone", None)
     if gone is not None and gone.is_set():
         raise AbandonedError

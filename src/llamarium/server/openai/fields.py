@@ -147,11 +147,6 @@ def dialog_ids(
     *,
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """Return the ids of a dialog; arguments as for `encode_dialog`.
-
-    Raises:
-        ApiError: If a message lacks a field, or has one of another role.
-        LlamariumError: As `encode_dialog`.
-    """
+    """Return the ids of a dialog; arguments as for `encode_dialog`."""
     plain = [message.plain(f"messages[{i}]") for i, message in enumerate(messages)]
     return encode_dialog(service, plain, tools, add_generation_prompt=add_generation_prompt)

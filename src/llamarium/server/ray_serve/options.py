@@ -51,11 +51,7 @@ class ModelOptions(BaseModel):
     kv_cache_dtype: CacheDtype = "auto"
 
     def load_options(self) -> dict[str, Any]:
-        """Return the arguments of `llamarium.load`; without a model it is the adapters' base.
-
-        Raises:
-            LlamariumError: If an adapter names no base.
-        """
+        """Return the arguments of `llamarium.load`; without a model it is the adapters' base."""
         own = {name: getattr(self, name) for name in ModelOptions.model_fields.keys() - {*_OF_ENGINE, "draft_model"}}
         return own | {"model": base_model(self.model, self.adapter, self.adapters)}
 
@@ -104,11 +100,7 @@ class RayOptions(ModelOptions):
         return ModelOptions(**{name: getattr(self, name) for name in ModelOptions.model_fields})
 
     def settings(self) -> Settings:
-        """Return a server's settings; it accepts all addresses of its machine.
-
-        Raises:
-            OptionError: As `access_keys`, or if access needs a key and there is none.
-        """
+        """Return a server's settings; it accepts all addresses of its machine."""
         return Settings(
             host="0.0.0.0",
             api_keys=self._keys(),
@@ -125,12 +117,7 @@ class RayOptions(ModelOptions):
         )
 
     def served_names(self) -> tuple[str, ...]:
-        """Return the model's names for requests; the first is used in replies.
-
-        Raises:
-            OptionError: If an adapter has the same name.
-            LlamariumError: If the config of the adapter that names the model cannot be read.
-        """
+        """Return the model's names for requests; the first is used in replies."""
         names = self.served_model_name or (public_name(self.model, self.adapter, self.adapters),)
         if both := [name for name in names if name in self.adapters]:
             raise OptionError(f"adapters: {both[0]} is what the model itself is called; choose another name")
@@ -147,11 +134,7 @@ class RayOptions(ModelOptions):
 
 
 def options_of(args: dict[str, Any]) -> RayOptions:
-    """Read the arguments of an application.
-
-    Raises:
-        OptionError: If one is unknown, missing, or has a value that it cannot have.
-    """
+    """Read the arguments of an application."""
     try:
         found = RayOptions.model_validate(args)
     except ValidationError as error:

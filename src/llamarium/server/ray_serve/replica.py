@@ -24,11 +24,7 @@ _BREAKING_S = 0.5  # for fronts to receive the errors of a broken engine
 
 
 class Replica:
-    """Answers forwarded requests; Ray sends none before the constructor has returned.
-
-    Raises:
-        LlamariumError: If the model cannot be loaded.
-    """
+    """Answers forwarded requests; Ray sends none before the constructor has returned."""
 
     async def __init__(self, model: ModelOptions, names: tuple[str, ...], settings: Settings) -> None:
         self._service = Service(Loading(lambda report: _load(model, settings, report)), settings)
