@@ -113,6 +113,11 @@ def test_what_is_saved_says_what_it_shows(page: Page, running: Running) -> None:
     assert box is not None and picture.height == round(box["height"]) + 44
     foot = [picture.getpixel((x, picture.height - 12)) for x in range(picture.width)]
     assert len(set(foot)) > 60  # from the one colour to the other
+    ramp = page.locator(".matrix").filter(has=matrix).locator(".ramp")
+    legend = ramp.evaluate("one => getComputedStyle(one).backgroundImage")
+    low, *_, high = [tuple(map(int, rgb)) for rgb in re.findall(r"rgb\((\d+), (\d+), (\d+)\)", legend)]
+    apart = [[sum(abs(a - b) for a, b in zip(one, end, strict=True)) for one in foot] for end in (low, high)]
+    assert max(map(min, apart)) < 20 and apart[0].index(min(apart[0])) < apart[1].index(min(apart[1]))
 
 
 def test_what_is_typed_stays_until_it_is_asked(page: Page, running: Running) -> None:

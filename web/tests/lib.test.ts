@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import { dot, length, principal, rms } from "../src/lib/algebra";
-import { color, limitOf, pixels, table } from "../src/lib/colors";
+import { color, gradient, limitOf, pixels, table } from "../src/lib/colors";
 import { bytes, count, large, number, percent, tex, visible } from "../src/lib/format";
 import { readLink, writeLink } from "../src/lib/link";
 import { at, decode, half } from "../src/lib/numbers";
@@ -84,6 +84,8 @@ describe("colours", () => {
   it("have a middle for zero", () => {
     expect(color("signed", false, 0.5)).toEqual([247, 247, 247]);
     expect(color("share", true, 2)).toEqual(color("share", true, 1));
+    const stops = [0, 0.25, 0.5, 0.75, 1].map((place) => `rgb(${color("signed", true, place).join(", ")})`);
+    expect(gradient("signed", true)).toBe(`linear-gradient(90deg, ${stops.join(", ")})`); // the legend's, from left to right
   });
   it("are copied as whole pixels", () => {
     const shades = table("signed", true);

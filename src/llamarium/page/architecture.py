@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamarium.checkpoints.checkpoint import expected_shapes
 from llamarium.config import EMBEDDING, ModelConfig
-from llamarium.page.schema.model import ModelView, ModuleNode, Shape
+from llamarium.page.schema.model import ModelView, ModuleNode, Sizes
 from llamarium.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _of_config(found: "Summary") -> dict[str, Any]:
     """Return the fields that follow from a config."""
     c = found.config
     return {
-        "shape": Shape(
+        "shape": Sizes(
             D=c.hidden_size, N=c.num_attention_heads, K=c.num_key_value_heads, H=c.head_dim, F=c.intermediate_size,
             V=c.vocab_size, L=c.num_hidden_layers,
         ),

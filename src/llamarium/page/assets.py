@@ -79,7 +79,7 @@ def read_assets(folder: Path = DIST) -> dict[str, Asset]:
 
 
 def asset_routes(assets: Mapping[str, Asset]) -> APIRouter:
-    """Return the routes of the files, which are open to everybody; without the page `/` says what to do."""
+    """Return the routes of the files, which need no key; without the page `/` says what to do."""
     router = APIRouter(include_in_schema=False)
     for path, asset in assets.items():
         router.add_api_route(path, _sending(asset), methods=["GET", "HEAD"])

@@ -12,9 +12,18 @@ const SIGNED: Record<"light" | "dark", Rgb[]> = {
   dark: [[255, 166, 120], [150, 70, 40], [28, 31, 36], [40, 96, 150], [130, 196, 250]],
 };
 
+function stopsOf(kind: Kind, dark: boolean): readonly Rgb[] {
+  return (kind === "share" ? SHARE : SIGNED)[dark ? "dark" : "light"];
+}
+
+/** The whole scale from left to right, as a background. */
+export function gradient(kind: Kind, dark: boolean): string {
+  return `linear-gradient(90deg, ${stopsOf(kind, dark).map((stop) => `rgb(${stop.join(", ")})`).join(", ")})`;
+}
+
 /** The colour at a place from 0 to 1. */
 export function color(kind: Kind, dark: boolean, place: number): Rgb {
-  const stops = (kind === "share" ? SHARE : SIGNED)[dark ? "dark" : "light"];
+  const stops = stopsOf(kind, dark);
   const at = Math.min(1, Math.max(0, place)) * (stops.length - 1);
   const left = Math.min(stops.length - 2, Math.floor(at));
   const [a, b] = [stops[left] as Rgb, stops[left + 1] as Rgb];

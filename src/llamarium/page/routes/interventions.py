@@ -69,7 +69,7 @@ async def edited(request: Request, asked: OfPass, body: EditedRequest) -> Edited
 def _view(llama: "Llama", one: Pass, edits: "Sequence[Edit]", body: EditedRequest, position: int) -> EditedView:
     k = min(body.k, llama.config.vocab_size)
     found = llama.inspect.effect(one.ids, *edits, word=body.token_id, position=position, k=k)
-    told = one.ids[: position + 1]
+    ids = one.ids[: position + 1]
     check_wanted()
     with llama.inspect.edited() as plain, llama.inspect.edited(*edits) as other:
         return EditedView(
@@ -77,8 +77,8 @@ def _view(llama: "Llama", one: Pass, edits: "Sequence[Edit]", body: EditedReques
             runner=other.runner.name,
             divergence=found.divergence,
             tokens=found.tokens,
-            answer_before=_goes_on(plain, told, body.max_tokens),
-            answer_after=_goes_on(other, told, body.max_tokens),
+            answer_before=_goes_on(plain, ids, body.max_tokens),
+            answer_after=_goes_on(other, ids, body.max_tokens),
         )
 
 

@@ -1,4 +1,4 @@
-"""The requests of all clients: a list as of now, and one of them computed again. Only where the server was told to."""
+"""The requests of all clients: a list as of now, and one of them computed again; only with --inspect-requests."""
 
 import asyncio
 import re

@@ -42,7 +42,7 @@ class ModuleNode(View):
     children: tuple["ModuleNode", ...]
 
 
-class Shape(View):
+class Sizes(View):
     """The sizes of a model, under the letters of the project's legend.
 
     Attributes:
@@ -92,7 +92,7 @@ class ModelView(View):
     is_loaded: bool
     runner: str | None
     dtype: str | None
-    shape: Shape
+    shape: Sizes
     context: int
     rms_norm_eps: float
     rope_theta: float

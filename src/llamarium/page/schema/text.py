@@ -14,7 +14,7 @@ class TokensRequest(Body):
     tokenizer: Literal["model", "llama3"] = "model"
 
 
-class Part(View):
+class ByteString(View):
     """Some bytes.
 
     Attributes:
@@ -30,9 +30,9 @@ class MergeView(View):
     """Two neighbours became one part; `start` is where, in bytes of the piece."""
 
     rank: int
-    left: Part
-    right: Part
-    result: Part
+    left: ByteString
+    right: ByteString
+    result: ByteString
     start: int
 
 
@@ -71,7 +71,7 @@ class TokensView(View):
         utf8: Its bytes.
         pieces: What it was cut into, and what each became; none where `unexplained` says why.
         tokens: As the model gets them, BOS included where it was asked for.
-        unexplained: Why the steps cannot be told, if they cannot.
+        unexplained: Why the steps are not known, if they are not.
     """
 
     tokenizer: Literal["model", "llama3"]
