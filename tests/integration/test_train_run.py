@@ -538,6 +538,13 @@ def test_the_head_is_no_target(tmp_path: Path, model_files: Callable[..., Any]) 
         finetuning(tmp_path, model_files, target_modules="q_proj,lm_head")()
 
 
+def test_an_adapter_is_no_model_to_begin_with(tmp_path: Path, model_files: Callable[..., Any]) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    with pytest.raises(TrainingError, match=r"is a LoRA adapter.*llamarium merge --adapter .*adapter --dtype float32"):
+        finetuning(tmp_path, model_files, model=str(tmp_path / "adapter"))()
+
+
 # --- from the shell ---------------------------------------------------------------------------------------------------
 
 

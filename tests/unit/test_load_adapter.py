@@ -199,6 +199,12 @@ def test_an_adapter_that_is_trained_further_in_place_is_what_answers(
 
 
 @needs_c
+def test_an_adapter_that_is_no_folder_is_refused_with_words() -> None:
+    for wrong in (object(), 3, {"a": 1}):
+        with pytest.raises(OptionError, match=r"adapter is .*; expected the folder of a LoRA adapter"):
+            llamarium.load("shakespeare-char", adapter=wrong)  # pyright: ignore[reportArgumentType]
+
+
 def test_an_engine_answers_with_several_adapters_side_by_side(model_files: Callable[..., Any], tmp_path: Path) -> None:
     base = model_files(tie_word_embeddings=False).huggingface()
     train_characters([bytes(range(32, 127)).decode()]).save(base)

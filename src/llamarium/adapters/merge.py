@@ -78,7 +78,7 @@ def merge_adapter(model: LlamaForCausalLM, folder: Path, *, check_base: bool = T
     if kept < FULLY_KEPT:
         lost = (
             f"{escape(folder)}: only {kept:.0%} of what was learned is left in weights that are rounded to {dtype}; "
-            "merge in float32"
+            "merge in float32 (--dtype float32)"
         )
         if kept < _MIN_KEPT:
             raise TrainingError(lost)

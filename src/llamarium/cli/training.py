@@ -48,7 +48,7 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
     note(f"{at.step} {'step' if at.step == 1 else 'steps'} done: {ending.checkpoint}{best}")
     if is_adapter(ending.checkpoint):
         note(f"talk to it: llamarium chat --adapter {ending.checkpoint}")
-        note(f"a model of it: llamarium merge --adapter {ending.checkpoint} --out MODEL")
+        note(f"a model of it: llamarium merge --adapter {ending.checkpoint} --dtype float32 --out MODEL")
     else:
         note(f"continue a text with it: llamarium generate -m {ending.checkpoint} TEXT")
     return 0
