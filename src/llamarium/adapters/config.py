@@ -55,14 +55,10 @@ class LoRAConfig:
         return self.alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
     def choose(self, linears: Sequence[str], *, is_tied: bool) -> list[str]:
-        """Return the Linears that get an adapter, in the model's order.
+        """Return the Linears, by full name, that get an adapter, in the model's order.
 
-        Args:
-            linears: Full names of the model's Linears.
-            is_tied: Whether the head is the embedding table.
-
-        Raises:
-            TrainingError: For a target that the model lacks or that cannot have an adapter.
+        `is_tied`: the head is the embedding table. TrainingError for a target that the model lacks or that cannot have
+        one.
         """
         targets = self.target_modules
         if isinstance(targets, str):  # "all-linear"

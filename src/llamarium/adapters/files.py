@@ -87,11 +87,7 @@ def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def read_adapter(folder: Path, config: ModelConfig) -> SavedAdapter:
-    """Read an adapter for a base.
-
-    Args:
-        folder: With `adapter_config.json` and `adapter_model.safetensors`.
-        config: The base's.
+    """Read an adapter for a base with this config.
 
     Raises:
         ModelNotFoundError: If there is no such folder or file.

@@ -136,18 +136,10 @@ def _chunks(num_rows: int, num_columns: int) -> Iterator[tuple[int, int]]:
 
 
 def apply_lora(model: LlamaForCausalLM, config: LoRAConfig, *, seed: int | None = 0) -> int:
-    """Add adapters to the targeted Linears and freeze everything else, in place.
+    """Add adapters to the targeted Linears and freeze all else, in place; return the number of trainable parameters.
 
-    Args:
-        model: Plain or quantized.
-        config: The adapters' settings.
-        seed: Of the generator that draws A; None leaves the adapters uninitialized.
-
-    Returns:
-        The number of trainable parameters.
-
-    Raises:
-        TrainingError: For a model that has adapters, or a target that it lacks or that cannot have one.
+    `seed` draws A; None leaves the adapters uninitialized. TrainingError for a model that has adapters, or a target
+    that it lacks or that cannot have one.
     """
     if any(lora_linears(model)):
         raise TrainingError("the model has LoRA adapters already; merge them, or load the model afresh")

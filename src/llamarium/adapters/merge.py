@@ -48,16 +48,8 @@ class MergeReport:
 def merge_adapter(model: LlamaForCausalLM, folder: Path, *, check_base: bool = True) -> MergeReport:
     """Put an adapter on its base, merge it in place, and compare the result with the adapter.
 
-    Warns if a tenth of the correction is lost in rounding, and refuses if half of it is.
-
-    Args:
-        model: The base, plain or quantized; plain afterwards, in its own dtype.
-        folder: The adapter's.
-        check_base: See `load_adapter`.
-
-    Raises:
-        LlamariumError: As `load_adapter`.
-        TrainingError: If the merged model computes something else than the adapter.
+    The base, plain or quantized, is plain afterwards, in its own dtype. Warns if a tenth of the correction is lost in
+    rounding; TrainingError if half of it is, or if the merged model computes something else. Others as `load_adapter`.
     """
     ids_1T = _probes(model)
     base = model(ids_1T).float()
@@ -104,12 +96,8 @@ def _distance(logits: Tensor, reference: Tensor) -> float:
 def merge_adapters(model: LlamaForCausalLM, dtype: torch.dtype | None = None) -> LlamaForCausalLM:
     """Add the adapters to the weights and unpack packed weights, in place; return the model, frozen.
 
-    Args:
-        model: With or without adapters.
-        dtype: Of the result; None keeps the model's. Sums are float32.
-
-    Raises:
-        TrainingError: If a merged matrix computes something else than its adapter; those before it are merged.
+    `dtype` is the result's, the model's by default; sums are float32. TrainingError if a merged matrix computes
+    something else than its adapter; those before it are merged.
     """
     _merge(model, dtype or model.dtype)
     return model

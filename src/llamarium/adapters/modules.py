@@ -24,16 +24,10 @@ from llamarium.quant.base import QuantizedLinear
 def load_adapter(
     model: LlamaForCausalLM, folder: Path, *, trainable: bool = False, check_base: bool = True
 ) -> LoRAConfig:
-    """Read an adapter and put it on its base, in place; after an error the model is unchanged.
+    """Read an adapter and put it on its base, plain or quantized, in place; after an error the model is unchanged.
 
-    Args:
-        model: The base, without adapters; plain or quantized.
-        folder: With `adapter_config.json` and `adapter_model.safetensors`.
-        trainable: Leave the adapters trainable; otherwise they are frozen like the base.
-        check_base: Refuse another base than the adapter's own, and one that contains the adapter already.
-
-    Raises:
-        LlamariumError: As `read_adapter` and `check_base`, or if the model has adapters already.
+    Adapters stay frozen unless `trainable`; `check_base` refuses another base, and one that contains the adapter.
+    LlamariumError as `read_adapter` and `check_base`, or if the model has adapters already.
     """
     saved = read_adapter(folder, model.config)
     put_on(model, saved, check_base=check_base)

@@ -31,19 +31,15 @@ def save_adapter(
     full_tensor: Callable[[Tensor], Tensor] | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> None:
-    """Write a model's adapters, in float32; each file is complete or untouched, the config last.
+    """Write a model's adapters, in float32, over those in `folder`; each file is complete or untouched.
 
     Args:
-        model: With adapters.
-        folder: Made if missing; an adapter in it is replaced.
+        model: With adapters; TrainingError without.
+        folder: Made if missing; OutputError if it cannot be written. The config is written last.
         base_model: The base's name, as `load` takes it.
         metadata: `adapter_metadata` of the model, if its base is no longer at hand.
         full_tensor: Gathers a tensor that is sharded over processes.
         tokenizer: Saved beside the adapters.
-
-    Raises:
-        TrainingError: If the model has no adapters.
-        OutputError: If the folder cannot be written.
     """
     linears = dict(lora_linears(model))
     if not linears:

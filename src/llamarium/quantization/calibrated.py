@@ -38,15 +38,8 @@ _LINEARS = tuple(name for names in LINEARS_BY_INPUT.values() for name in names)
 class CalibratedQuantizer(Quantizer):
     """Quantizes a model layer by layer, with a sample of text for the methods in `CALIBRATED`, and measures it.
 
-    Args:
-        checkpoint: Opened.
-        recipe: How.
-        windows_BT: int64, a sample of a text (`sample_windows`).
-        progress: As for `Quantizer`.
-        num_compared: Number of windows that also go through the unquantized model (`reference`).
-
-    Raises:
-        CheckpointError, OptionError: As `Quantizer`, or if the recipe lacks its sample.
+    `windows_BT` is the sample (`sample_windows`), int64, of which `num_compared` also go through the unquantized model
+    (`reference`). Other arguments and errors are those of `Quantizer`; OptionError if the method lacks its sample.
     """
 
     def __init__(
@@ -185,15 +178,10 @@ def _set(module: nn.Module, key: str, values: Tensor) -> None:
 
 
 def choose_head(quantizer: CalibratedQuantizer, windows_BT: Tensor) -> tuple[str, dict[str | None, float]]:
-    """Choose the type of the head and the embedding by what it adds to the KL divergence.
+    """Choose the type of the head and the embedding by what it adds to the KL divergence on some windows.
 
-    Args:
-        quantizer: Made to compare these windows; its remaining layers are quantized.
-        windows_BT: The windows.
-
-    Returns:
-        The smallest type whose divergence is at most `HEAD_SHARE` above that of an unquantized head, else the one with
-        the least; and the divergence of each type tried, nats per token.
+    Returns the smallest type whose divergence is at most `HEAD_SHARE` above that of an unquantized head, else the one
+    with the least; and the divergence of each type tried, nats per token. Remaining layers are quantized first.
     """
     types = sorted(FITTED_FORMATS, key=lambda name: FORMATS[name].bits_per_weight)
     reference_BTD = quantizer.reference()

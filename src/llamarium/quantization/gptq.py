@@ -102,13 +102,7 @@ def _round_columns(
 ) -> Floats:
     """Round a group's columns one by one into `codes`; return the errors, (32, out), for later groups to compensate.
 
-    Args:
-        left: (32, out), changed in place: each column's weights as moved so far.
-        codes: (32, out), filled.
-        scale: float16, (out, 1), as `minimum`.
-        minimum: None where the format has none.
-        format: Of the codes.
-        corner: (32, 32), the group's part of U.
+    `left` and `codes` are (32, out), changed in place; scale and minimum (out, 1); `corner` is the group's part of U.
     """
     errors = np.empty_like(left)
     scale, minimum = scale[:, 0], None if minimum is None else minimum[:, 0]

@@ -32,18 +32,9 @@ def conduct(
     allow_changes: bool = False,
     watch: AbstractContextManager[Emit],
 ) -> TrainingResult:
-    """Prepare and train. Of several processes only rank zero writes; the others keep in step.
+    """Prepare and train; arguments and errors as for `run`. Only rank zero writes; other processes keep in step.
 
-    Args:
-        prepare: Makes the run's setup, called once the folder is known to be free.
-        out: The run's folder; made if missing.
-        process_group: The processes that train together.
-        resume: As for `run`.
-        allow_changes: As for `run`.
-        watch: Shows events; entered after `prepare`, on rank zero alone.
-
-    Raises:
-        LlamariumError: As `prepare` and `run`, or if the folder cannot be written.
+    `prepare` is called once the folder is known to be free, and `watch` is entered after it.
     """
     if not process_group.is_rank_zero:
         setup = process_group.rank_zero_first(prepare)

@@ -80,10 +80,7 @@ class Preference:
 def dpo_loss(policy_E: Tensor, reference_E: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     """Return the loss of each pair (P,), and the rewards of its answers (P, 2) without a gradient.
 
-    Args:
-        policy_E: log P of each answer under the model: chosen, rejected, chosen, ...
-        reference_E: The same under the reference.
-        beta: The cost of leaving the reference.
+    `policy_E` and `reference_E` are log P of each answer: chosen, rejected, chosen, ...
     """
     rewards_P2 = beta * (policy_E - reference_E).view(-1, 2)
     return -F.logsigmoid(rewards_P2[:, 0] - rewards_P2[:, 1]), rewards_P2.detach()

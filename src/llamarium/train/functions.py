@@ -128,8 +128,7 @@ def pretrain(
         The run's last position, its last checkpoint, and the signal that ended it early, or None.
 
     Raises:
-        OptionError: If PyTorch is not installed.
-        LlamariumError: If settings or data are refused, or the run cannot continue.
+        LlamariumError: If PyTorch is missing, settings or data are refused, or the run cannot continue.
     """
     return _train(PretrainConfig, Path(out), resume, allow_changes, watch, settings)
 

@@ -60,12 +60,8 @@ class TrainingResult:
 def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, emit: Emit) -> TrainingResult:
     """Train until the last step, or until SIGTERM or SIGINT, and save a checkpoint. The caller holds the `RunLock`.
 
-    Args:
-        setup: The prepared run.
-        out: The run's folder.
-        resume: Continue from the newest checkpoint that verifies; begin if there is none.
-        allow_changes: Resume although settings or data have changed.
-        emit: Called with events.
+    `resume` continues from the newest checkpoint that verifies, if any; `allow_changes` accepts other settings or data;
+    `emit` is called with events.
 
     Raises:
         TrainingError: If there are checkpoints and `resume` is false, or settings or data have changed, or nothing can

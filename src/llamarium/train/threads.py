@@ -59,10 +59,7 @@ class Threads:
 def computing(setup: Setup, saved: int | None, *, resumed: bool) -> Generator[Threads | None]:
     """Set the run's number of threads in the body; on a GPU or with several processes, change nothing and yield None.
 
-    Args:
-        setup: The run.
-        saved: The number in the checkpoint that is resumed, if any.
-        resumed: Whether there is such a checkpoint.
+    `saved` is the number in the checkpoint that is resumed, if any.
     """
     if not _ours(setup):
         yield None

@@ -29,13 +29,8 @@ _PIECE_CHARACTERS = 1 << 20
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Learn a byte-level BPE vocabulary; the same texts in the same order give the same one.
 
-    Args:
-        texts: Read once.
-        vocab_size: Tokens in all: 256 bytes, `vocab_size` - 258 merges, and the two control tokens.
-
-    Raises:
-        TrainingError: If `vocab_size` is out of range, or the texts do not hold that many merges.
-        TokenizerError: If a text is no valid Unicode.
+    `vocab_size` counts 256 bytes, the merges, and the two control tokens. TrainingError if it is out of range or the
+    texts do not hold that many merges; TokenizerError if a text is no valid Unicode.
     """
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, pre_tokenizers, trainers

@@ -91,17 +91,10 @@ class Corpus:
         return self.starts.numel()
 
     def split(self, validation: float, *, at_least: int = 1) -> tuple["Corpus", "Corpus"]:
-        """Split into the first part, for training, and the last, for validation.
+        """Split into the first part, for training, and the last share, above 0 and below 1, for validation.
 
         The cut may fall within a document: of Tiny Shakespeare's 1,115,394 characters the usual split keeps the first
-        int(0.9 · n).
-
-        Args:
-            validation: The last part's share of the tokens, above 0 and below 1.
-            at_least: Tokens that each part must have.
-
-        Raises:
-            TrainingError: If the share is out of range, or a part would be shorter than `at_least`.
+        int(0.9 · n). TrainingError if a part would be shorter than `at_least` tokens.
         """
         if not 0 < validation < 1:  # NaN is not, either
             raise TrainingError(f"the validation share is {show_value(validation)}; expected above 0 and below 1")
@@ -134,17 +127,10 @@ def tokenize_corpus(
     text_field: str = "text",
     progress: Progress | None = None,
 ) -> Corpus:
-    """Return a source as token ids, from the files in `folder` if they are there.
+    """Return a source (see `read_documents`) as token ids, from the files in `folder` if they are there.
 
     Several sources may share a folder. Output is complete or absent. While the source is read, the folder also holds a
-    copy of its text.
-
-    Args:
-        source: As for `read_documents`.
-        tokenizer: The tokenizer, or how to learn it from the source.
-        folder: Where the ids are kept; made if missing.
-        text_field: As for `read_documents`.
-        progress: Called after each document and each million characters.
+    copy of its text. `progress` is called after each document and each million characters.
 
     Raises:
         TrainingError: If the source holds no text, or text that the tokenizer cannot encode.

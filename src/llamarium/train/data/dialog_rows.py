@@ -55,7 +55,7 @@ class DialogRows:
         too_long: TooLong = "error",
         pad_id: int = 0,
     ) -> None:
-        """Pack examples.
+        """Pack examples; TrainingError for none, or one that is too long.
 
         Args:
             examples: At least one.
@@ -63,9 +63,6 @@ class DialogRows:
             seed: Of the order; None keeps the file's order in every epoch, for validation.
             too_long: "error" refuses an example longer than a row, "drop" leaves it out with a warning.
             pad_id: Fills the rest of a row, and is never learned.
-
-        Raises:
-            TrainingError: For no example, or one that is too long.
         """
         if context < 1:
             raise TrainingError(f"a row of {context} tokens; expected a context of at least 1")

@@ -32,15 +32,9 @@ class PackedRows:
     """
 
     def __init__(self, corpus: Corpus, context: int, seed: int | None) -> None:
-        """Cut a corpus into rows.
+        """Cut a corpus into rows of `context` tokens; TrainingError if it is shorter than a row and the token after it.
 
-        Args:
-            corpus: The stream of ids.
-            context: T, at least 1.
-            seed: Draws the offset of each epoch; None is offset 0 in every epoch, for validation on the same rows.
-
-        Raises:
-            TrainingError: If the corpus is shorter than one row and the token after it, or has nothing to learn.
+        `seed` draws the offset of each epoch; None is offset 0 in every epoch, for validation on the same rows.
         """
         if context < 1:
             raise TrainingError(f"a row of {context} tokens; expected a context of at least 1")

@@ -53,7 +53,7 @@ def checkpoint_step(folder: Path) -> int:
 def save_checkpoint(
     run: Path, step: int, write: Callable[[Path], None], *, save_total_limit: int = 2, best: int | None = None
 ) -> Path:
-    """Save a checkpoint, then delete old ones. The caller holds the `RunLock`.
+    """Save a checkpoint and return its folder, then delete old ones. The caller holds the `RunLock`.
 
     Args:
         run: The run's folder.
@@ -62,12 +62,8 @@ def save_checkpoint(
         save_total_limit: How many to keep up to this step, this one included. Later ones, after a step back, are kept.
         best: A step that is also kept; `run/best` points to it before older checkpoints are deleted.
 
-    Returns:
-        The checkpoint's folder.
-
     Raises:
         OutputError: If something cannot be written. Older checkpoints are unchanged.
-        LlamariumError: As `write`.
     """
     assert save_total_limit >= 1
     final, saving = checkpoint_folder(run, step), run / f"{_SAVING}{step:08d}"
