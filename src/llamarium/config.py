@@ -195,7 +195,8 @@ def read_json_object(path: Path, limit_bytes: int = 2 * 2**20) -> dict[str, Any]
         text = path.read_bytes().decode("utf-8")
         value = json.loads(text, object_pairs_hook=without_duplicates, parse_constant=_no_constant)
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{escape(path)}: cannot be read as JSON: {escape(error)}") from None
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError(f"{escape(path)}: cannot be read as JSON: {escape(why)}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{escape(path)}: expected a JSON object, found {type(value).__name__}")
     return value

@@ -476,10 +476,10 @@ def test_trace_of_a_preset_is_shapes_alone(run: Callable[..., str]) -> None:
     out = run("trace", "The cat sat", "-m", "llama-3.2-1b", "--layers", "0")
     assert table_fits(out) and "layers.0.gate        T=4 F=8192" in out
     out = run("trace", "The cat sat", "-m", "llama-3.2-1b")
-    assert len(out.splitlines()) < 30 and "layers.0-15.gate        T=4 F=8192      1.0 MB" in out
+    assert len(out.splitlines()) < 30 and "layers.0-15.gate        T=4 F=8192        2.1 MB" in out
     data = json.loads(run("trace", "The cat sat", "-m", "llama-3.2-1b", "--positions=-1", "--json"))
     assert data["activations"]["layers.15.pattern"]["shape"] == [32, 1, 4]
-    assert data["activations"]["logits"]["num_bytes"] == 2 * 128256
+    assert data["activations"]["logits"]["num_bytes"] == 4 * 128256
     assert main(["trace", "a", "-m", "nano-gpt"]) == 2
 
 

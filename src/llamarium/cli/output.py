@@ -80,9 +80,11 @@ def note(text: str) -> None:
 
 
 def _filled(line: str, width: int) -> str:
-    """Break a line between words; what follows is indented as the line is, and a word is never broken."""
+    """Break a line between words, never within one; what follows hangs below the text, beside a name in a column."""
     indent = line[: len(line) - len(line.lstrip(" "))]
-    filler = textwrap.TextWrapper(width, initial_indent=indent, subsequent_indent=indent)
+    column = re.match(r" +\S+ {2,}| *", line)
+    hang = " " * len(column[0]) if column and indent else indent
+    filler = textwrap.TextWrapper(width, initial_indent=indent, subsequent_indent=hang)
     filler.break_long_words = filler.break_on_hyphens = filler.replace_whitespace = False
     return filler.fill(line.strip(" "))
 
