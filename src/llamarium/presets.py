@@ -27,7 +27,7 @@ def _shape(
         rms_norm_eps=1e-5,
         rope_theta=theta,
         max_position_embeddings=context,
-        tie_word_embeddings=hidden < 4096,
+        tie_word_embeddings=hidden < 4096,  # the small ones
     )
 
 

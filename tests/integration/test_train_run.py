@@ -640,7 +640,7 @@ def test_a_tracker_that_fails_ends_no_run(capsys: pytest.CaptureFixture[str]) ->
     for step in range(3):
         watcher({"event": "step", "step": step})
     assert len(calls) == 1
-    assert "ValueError: no such host: it is told nothing more" in capsys.readouterr().err
+    assert "ValueError: no such host: it gets no more events" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("json", [True, False])
@@ -664,4 +664,4 @@ def test_a_view_that_fails_ends_no_run(capsys: pytest.CaptureFixture[str], monke
     monkeypatch.setattr("llamarium.cli.training_view._tell", failing)
     with watching(3, [], json=False) as tell:
         tell({"event": "end", "step": 3})
-    assert "ValueError: cannot draw: it is told nothing more" in capsys.readouterr().err
+    assert "ValueError: cannot draw: it gets no more events" in capsys.readouterr().err
