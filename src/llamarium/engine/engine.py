@@ -2,7 +2,7 @@
 
 A request gets the same tokens whatever company it has: where the runner gives each token the bits that it has alone
 (`Runner.is_row_exact`), neither other requests, nor chunks, nor what was found in the cache, nor a preemption change
-them. Draws depend on the request alone (`sampling/sampler.py`).
+them. Draws depend on the request alone (`sampling/steps.py`).
 """
 
 import itertools

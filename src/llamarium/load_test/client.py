@@ -83,12 +83,7 @@ class Client:
         self._connections.close()
 
     async def send(self, request: LoadRequest, due: float | None = None) -> Exchange:
-        """Send a request and read its answer to the end; the result has the failure, if any.
-
-        Args:
-            request: To send.
-            due: When it should have been sent (`time.perf_counter`); None is now.
-        """
+        """Send a request that was `due` (`time.perf_counter`), or now; the result has the failure, if any."""
         exchange = Exchange(request, time.perf_counter() if due is None else due)
         await self.carry_out(exchange)
         return exchange

@@ -19,14 +19,11 @@ from llamarium.load_test.workload import LoadRequest
 
 @dataclass(slots=True)
 class LoadRun:
-    """The exchanges of a run, and what it took.
+    """The exchanges of a run in the order of their ends, and what it took.
 
     Attributes:
-        exchanges: In the order of their ends.
         start: Seconds of `time.perf_counter`, as `end`.
-        end: Of the last answer, or of an interrupted run.
         cpu_s: Processor time of this process in between.
-        num_started: Requests sent.
         was_interrupted: Whether the run was cancelled, with the requests under way.
     """
 
@@ -63,18 +60,10 @@ async def closed_loop(
     duration_s: float = math.inf,
     progress: Progress | None = None,
 ) -> LoadRun:
-    """Send requests with `num_clients` clients, each of which takes the next one after its answer.
+    """Send requests with `num_clients` clients, each of which takes the next one `think_s` after its answer.
 
-    Args:
-        client: Of the server.
-        requests: All of them.
-        num_clients: That send at once.
-        think_s: Seconds from an answer to the same client's next request.
-        duration_s: No request is sent later.
-        progress: Called after each answer.
-
-    Returns:
-        The run; if it is cancelled, its part so far.
+    No request is sent after `duration_s`, and `progress` is called after each answer. A cancelled loop returns
+    its run so far.
     """
     run, waiting = LoadRun(), iter(requests)
 

@@ -11,13 +11,7 @@ from llamarium.load_test.workload import LoadRequest
 
 
 class Failure(Exception):
-    """The failure of an exchange.
-
-    Args:
-        kind: For counts of errors: "connection", "http 429", "stream error", "broken stream", "no stream",
-            "not JSON", "empty answer" or "timeout".
-        message: About this one.
-    """
+    """The failure of an exchange: a kind, as "timeout" or "http 429", for counts of errors, and a message."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")
@@ -38,7 +32,6 @@ class Exchange:
     """A request, timed.
 
     Attributes:
-        request: The request.
         start: When it was sent, or was due.
         arrivals: When the bytes of each piece could be read.
         end: When the last bytes arrived, or it failed.

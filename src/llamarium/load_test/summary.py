@@ -39,28 +39,16 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSummary:
-    """The numbers of a run; times are of complete answers alone.
+    """The numbers of a run; times are of complete answers alone, in seconds.
 
     Attributes:
-        duration_s: Seconds from the first request to the last answer.
         num_requests: That ended, with or without a failure.
-        num_answered: With a complete answer.
         num_unfinished: Interrupted.
         errors: Numbers of failures, by kind.
         examples: The first message of each kind.
-        requests_per_s: Complete answers a second.
-        output_tokens_per_s: Tokens of complete answers a second.
         total_tokens_per_s: With their prompts' tokens; None if the server does not report them.
-        mean_concurrency: Requests under way, on average.
         goodput_per_s: Answers a second that meet the goal; None without a goal.
-        num_good: The number of these.
-        ttft_s: Seconds until the first piece.
-        itl_s: Seconds between two pieces, of all answers together.
-        tpot_s: Seconds for each token after the first, on average over an answer.
-        e2e_s: Seconds until the end.
-        prompt_tokens: Of each prompt, by the server's count.
-        cached_tokens: Of these, those that were cached.
-        output_tokens: Of each answer.
+        cached_tokens: Of the prompts.
         server_counts: Whether tokens are the server's counts, or pieces.
         cpu_s_per_token: Processor time of the load generator for each token of an answer.
         cpu_share: Its share of one processor's time.

@@ -1,6 +1,6 @@
 """The sampling parameters of a request: one table of names, ranges, neutral values and who takes them. Never torch.
 
-`llamarium.sampling.sampler` defines what each one does. The fields of `SamplingParams` are the table: checks, the
+`llamarium.sampling.steps` defines what each one does. The fields of `SamplingParams` are the table: checks, the
 command line, the protocols' request fields, the page and the evaluation harness read `PARAMETERS`, which is made of
 them. docs/guides/add-a-sampling-parameter.md lists the places of a new one.
 """

@@ -1,47 +1,14 @@
 """How the next token is chosen, for any number of requests at once.
 
     sampler = Sampler(vocab_size, device)                      # where the logits will be
-    rows = [SamplingRow(params, prompt_ids, vocab_size), ...]  # one a request: what it asks, what it holds so far
+    rows = [SamplingRow(params, prompt_ids, vocab_size), ...]  # the state of each answer
     chosen = sampler.sample(rows, logits_BV)                   # one step: [Chosen(token_id, logprob, top), ...]
 
-What a row has said is its own knowledge, so each step may have other rows: they join and leave as they are passed.
+A row keeps its own state, so each step may have other rows.
 
-The model gives one logit per token of the vocabulary. From there to a token, in this order:
-
-1. `logit_bias` is added.
-2. `repetition_penalty` divides the positive and multiplies the negative logits of tokens that the prompt or the answer
-   holds (CTRL, https://arxiv.org/abs/1909.05858, section 4.1).
-3. `presence_penalty` and `frequency_penalty` are subtracted for tokens that the answer holds (OpenAI's definition), and
-   tokens that the answer's form does not allow (`sampling/constraint.py`) are left out.
-4. At temperature 0 the largest logit wins, the lowest id among equals, and that is all.
-5. `temperature` divides the logits.
-6. `top_k` keeps the k largest.
-7. `top_p` keeps the fewest largest whose probabilities, among those that `top_k` left, reach p.
-8. `min_p` keeps those at least min_p times as probable as the most probable.
-9. Each that is left gets its noise g added, and the largest sum wins: a draw in proportion to the probabilities.
-
-This is the order of transformers' `_get_logits_processor` (bias, repetition, temperature, top-k, top-p, min-p), with
-OpenAI's two penalties beside the third; vLLM's differs in that min-p comes before top-k. Each filter is a threshold on
-the logits, so tokens that are exactly equal stay or go together and no order among them matters.
-
-Reported log-probabilities are the model's own: log-softmax of the logits before any of these steps, as vLLM reports.
-
-The noise is g = -log(-log(u)) with u uniform in (0, 1): the largest of logit + g is token i with probability
-softmax(logits)_i (Gumbel-max: Gumbel 1954; Maddison, Tarlow and Minka 2014, https://arxiv.org/abs/1411.0030). Each
-token's u is a pure function of the request's seed, the number of tokens that the request has so far, and the token's
-id, in double precision:
-
-    hash = splitmix64(splitmix64(splitmix64(seed, 0), tokens so far), id)
-    v    = ((hash >> 12) + 0.5) / 2**52,  u = 1 - v
-
-where `splitmix64(state, n)` is number n of the generator's stream from that state (Steele, Lea and Flood 2014). So a
-request gives the same tokens alone, in any batch, on any device with the same logits, and when it is taken up again.
-Logits that are rounded otherwise give another token only where two sums are equal within that rounding; the inverse of
-a cumulated distribution would move all of its boundaries (docs/decisions/0016-draws-that-rounding-does-not-shift.md).
-
-There are two implementations of this one definition, which every test of the sampler runs through: on a CPU, numpy for
-bias and penalties, and C for the others (`native/choose.h`); and PyTorch (`sampling/torch_sampler.py`) on other devices
-and where the kernels are missing, which is imported for them only.
+`sampling/steps.py` defines the steps from logits to a token. There are two implementations of the choice, and all
+tests of the sampler run through both: on a CPU numpy for bias and penalties, and C for the rest (`native/choose.h`);
+PyTorch (`sampling/torch_sampler.py`) on other devices and where the kernels are missing, imported only then.
 """
 
 import math
@@ -61,11 +28,11 @@ from llamarium.sampling.steps import bias, penalized
 if TYPE_CHECKING:
     import torch
 
-_BLOCK = 64  # logits of which the largest is found first
+_BLOCK = 64  # logits per block; its maximum is found first
 
 
 class _Way(Protocol):
-    """An implementation of the steps."""
+    """An implementation of the choice."""
 
     def choose(self, rows: Sequence[SamplingRow], logits: Logits) -> list[int]: ...
 
@@ -92,7 +59,7 @@ class Sampler:
             self._way = InTorch(device)
 
     def sample(self, rows: Sequence[SamplingRow], logits_BV: Logits) -> list[Chosen]:
-        """Choose one token for each row, and note it in the row.
+        """Choose one token for each row, and append it to the row.
 
         Args:
             rows: B rows over this sampler's vocabulary.
@@ -106,7 +73,7 @@ class Sampler:
         return [self._note(row, logits_BV, i, ids[i]) for i, row in enumerate(rows)]
 
     def logprobs(self, logits_V: Logits, token_id: int, num_top: int) -> Chosen:
-        """Report on a token that came, under the model's logits for its place.
+        """Return the log-probability of a token, under the model's logits for its place.
 
         Args:
             logits_V: Of that place.

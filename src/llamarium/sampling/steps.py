@@ -1,6 +1,39 @@
-"""The steps of `sampling/sampler.py` in numpy, one row at a time: what each leaves, and the noise of the draw.
+"""The definition of sampling, and its steps in numpy for one row: what each leaves, and the noise of the draw.
 
-It is for looking at a choice; what chooses is C or PyTorch, and tests hold the three to the same tokens.
+The model gives one logit per token of the vocabulary. From there to a token, in this order:
+
+1. `logit_bias` is added.
+2. `repetition_penalty` divides the positive and multiplies the negative logits of tokens that the prompt or the answer
+   holds (CTRL, https://arxiv.org/abs/1909.05858, section 4.1).
+3. `presence_penalty` and `frequency_penalty` are subtracted for tokens that the answer holds (OpenAI's definition), and
+   tokens that the answer's form does not allow (`sampling/constraint.py`) are left out.
+4. At temperature 0 the largest logit wins, the lowest id among equals, and that is all.
+5. `temperature` divides the logits.
+6. `top_k` keeps the k largest.
+7. `top_p` keeps the fewest largest whose probabilities, among those that `top_k` left, reach p.
+8. `min_p` keeps those at least min_p times as probable as the most probable.
+9. Each that is left gets its noise g added, and the largest sum wins: a draw in proportion to the probabilities.
+
+This is the order of transformers' `_get_logits_processor` (bias, repetition, temperature, top-k, top-p, min-p), with
+OpenAI's two penalties beside the third; vLLM's differs in that min-p comes before top-k. Each filter is a threshold on
+the logits, so tokens that are exactly equal stay or go together and no order among them matters.
+
+Reported log-probabilities are the model's own: log-softmax of the logits before any of these steps, as vLLM reports.
+
+The noise is g = -log(-log(u)) with u uniform in (0, 1): the largest of logit + g is token i with probability
+softmax(logits)_i (Gumbel-max: Gumbel 1954; Maddison, Tarlow and Minka 2014, https://arxiv.org/abs/1411.0030). Each
+token's u is a pure function of the request's seed, the number of tokens that the request has so far, and the token's
+id, in double precision:
+
+    hash = splitmix64(splitmix64(splitmix64(seed, 0), tokens so far), id)
+    v    = ((hash >> 12) + 0.5) / 2**52,  u = 1 - v
+
+where `splitmix64(state, n)` is number n of the generator's stream from that state (Steele, Lea and Flood 2014). So a
+request gives the same tokens alone, in any batch, on any device with the same logits, and when it is taken up again.
+Logits that are rounded otherwise give another token only where two sums are equal within that rounding; the inverse of
+a cumulated distribution would move all of its boundaries (docs/decisions/0016-draws-that-rounding-does-not-shift.md).
+
+The steps here are for inspection; the choice is made in C or PyTorch, and tests hold the three to the same tokens.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,12 +53,12 @@ GOLDEN, MIX1, MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stage:
-    """What one of the steps has left of one row's logits.
+    """A row's logits after a step.
 
     Attributes:
         name: The step; "logits" are the model's own, before any.
-        is_on: Whether the row's parameters ask for it; what an idle step leaves is what it was given.
-        logits_V: float32; -inf for tokens that are out. From "temperature" on less the largest, and divided by it.
+        is_on: Whether the row's parameters enable it; otherwise the logits are unchanged.
+        logits_V: float32; -inf for excluded tokens. From "temperature" on less the largest, and divided by it.
     """
 
     name: str
@@ -34,7 +67,7 @@ class Stage:
 
 
 def stages(row: SamplingRow, logits_V: Floats) -> Iterator[Stage]:
-    """Yield what each step leaves of one row's logits, in order; at temperature 0 those that come before it."""
+    """Yield a row's logits after each step, in order; at temperature 0 the steps up to the mask."""
     params, x_V = row.params, logits_V.copy()
     yield Stage("logits", True, logits_V)
     if params.logit_bias:

@@ -1,7 +1,7 @@
-"""The steps of `sampling/sampler.py` in PyTorch: for logits on a GPU, and where the C kernels are missing.
+"""The steps of `sampling/steps.py` in PyTorch: for logits on a GPU, and where the C kernels are missing.
 
-What a row holds is kept on the host, sparse, as for the other implementation, and a step sends it along. All that comes
-back from the device is the ids, and log-probabilities where a row asks for them.
+A row's state is sparse on the host, as for the other implementation, and copied in each step. Only ids, and requested
+log-probabilities, are copied back from the device.
 """
 
 import math
@@ -87,7 +87,7 @@ class InTorch:
         return logits_BV.index_put((rows_E, ids_E), values_E)
 
     def _masked(self, rows: Sequence[SamplingRow], logits_BV: Tensor) -> Tensor:
-        """Leave out what answers' forms do not allow; the same tensor where no row has one."""
+        """Exclude tokens that answers' forms do not allow; the same tensor if no row has a form."""
         formed = [(i, row.constraint) for i, row in enumerate(rows) if row.constraint is not None]
         if not formed:
             return logits_BV
@@ -108,11 +108,11 @@ class InTorch:
         return scores_RV.masked_fill_(~kept_RV, -math.inf).argmax(-1)
 
     def _kept(self, params: Sequence[SamplingParams], scaled_RV: Tensor) -> Tensor:
-        """Steps 6 to 8: probabilities before renormalizing, 0 for what is out."""
+        """Steps 6 to 8: probabilities before renormalizing, 0 for excluded tokens."""
         return self._min_p(params, self._top_p(params, self._top_k(params, scaled_RV).softmax(-1)))
 
     def _top_k(self, params: Sequence[SamplingParams], scaled_RV: Tensor) -> Tensor:
-        """Step 6: -inf for what is out; the same tensor where no row asks for it."""
+        """Step 6: -inf for excluded tokens; the same tensor if no row has it."""
         vocab_size = scaled_RV.shape[1]
         top_k = [p.top_k if p.top_k < vocab_size else 0 for p in params]
         if not any(top_k):
@@ -122,14 +122,14 @@ class InTorch:
         return scaled_RV.masked_fill((scaled_RV < floor_R1) & (top_k_R1 > 0), -math.inf)
 
     def _top_p(self, params: Sequence[SamplingParams], probs_RV: Tensor) -> Tensor:
-        """Step 7: 0 for what is out, in place."""
+        """Step 7: 0 for excluded tokens, in place."""
         if all(p.top_p == 1 for p in params):
             return probs_RV
         top_p_R1 = torch.tensor([p.top_p for p in params], dtype=self._wide, device=self._device)[:, None]
         return probs_RV.masked_fill_(probs_RV < self._nucleus_floor(probs_RV, top_p_R1), 0)
 
     def _min_p(self, params: Sequence[SamplingParams], probs_RV: Tensor) -> Tensor:
-        """Step 8: 0 for what is out, in place."""
+        """Step 8: 0 for excluded tokens, in place."""
         if all(p.min_p == 0 for p in params):
             return probs_RV
         min_p_R1 = self._float32([p.min_p for p in params])[:, None]

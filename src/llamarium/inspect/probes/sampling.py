@@ -1,6 +1,6 @@
 """From logits to a token: what each step of the sampler leaves, and the draw.
 
-The steps are the sampler's own (`sampling/sampler.py` says what each does), and the token is the one that it chooses:
+The steps are the sampler's own (`sampling/steps.py` says what each does), and the token is the one that it chooses:
 that of an answer with the same parameters and seed.
 """
 
@@ -47,7 +47,7 @@ class SamplerStep:
 
     Attributes:
         name: "logits" (the model's own), "logit_bias", "penalties", "grammar", "temperature", then the filters as
-            parameters are called, in the order of `sampling/sampler.py`; at temperature 0 nothing follows "grammar".
+            parameters are called, in the order of `sampling/steps.py`; at temperature 0 nothing follows "grammar".
         is_on: Whether the parameters ask for it.
         num_left: How many tokens it leaves.
         candidates: The most probable of them, the best first; the chosen token stands last if it is not among them.

@@ -22,14 +22,7 @@ _AHEAD = 2  # times the running answers: the next requests are read and encoded 
 
 @dataclass(slots=True)
 class BatchProgress:
-    """The progress of a batch.
-
-    Attributes:
-        num_lines: In all.
-        num_answered: With an answer or an error.
-        num_failed: With an error.
-        first_failure: The message of the first error of this run, or empty.
-    """
+    """The progress of a batch; `first_failure` is the message of the first error of this run, or empty."""
 
     num_lines: int
     num_answered: int = 0

@@ -26,8 +26,6 @@ class Kept:
     Attributes:
         named: Ids by the custom_id of their lines.
         nameless: Ids of lines without one.
-        num_failed: How many are errors.
-        models: That answered.
         end: Bytes of the file up to the end of its last complete line.
     """
 

@@ -35,14 +35,7 @@ class ServedModel(TextModel, Protocol):
 
 
 class Service:
-    """A model that may still be loading, its engine, and the number of answers under way.
-
-    Attributes:
-        loading: Loads the model and its engine.
-        settings: Of the server.
-        in_flight: Answers that clients wait for.
-        is_draining: No more requests are taken.
-    """
+    """A model that may still be loading, its engine, and the number of answers under way."""
 
     def __init__(self, loading: Loading[tuple[ServedModel, TextEngine]], settings: Settings) -> None:
         self.loading, self.settings = loading, settings

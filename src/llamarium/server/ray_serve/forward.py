@@ -13,14 +13,7 @@ IDS = (b"x-request-id", b"request-id")
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """A request on its way to a replica.
-
-    Attributes:
-        scope: The parts of its ASGI scope that the routes read.
-        body: The whole body.
-        conversation: Its name, which decides on the replica; None is any.
-        full: Names of replicas that had no place for it.
-    """
+    """A request on its way to a replica, with its conversation's name, and the replicas that had no place for it."""
 
     scope: dict[str, Any]
     body: bytes = b""
