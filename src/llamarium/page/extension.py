@@ -29,7 +29,7 @@ from llamarium.page.ticket import Ticket
 from llamarium.server.app import Extension
 from llamarium.server.errors import ErrorBody, documented
 
-_ROUTERS = (
+ROUTERS = (
     model.router, tokens.router, passes.router, probes.router, interventions.router, requests.router,
     sampling.router, weights.router, words.router, compare.router, runs.router,
 )  # fmt: skip
@@ -61,7 +61,7 @@ def page(
         app.state.loaded_with = dict(loaded_with or {})
         app.state.preparation = Preparation(app.state.passes, prepares)
         app.state.others, app.state.runs = Others(), training_runs or Runs()
-        for router in _ROUTERS:
+        for router in ROUTERS:
             app.include_router(router, responses=documented(ErrorBody))
         if way_in is not None:
             app.include_router(ticket.ticket_routes(way_in), responses=documented(ErrorBody))

@@ -1,75 +1,21 @@
 """Everything that travels as JSON, for the page's side of the schema."""
 
 import json
+from collections.abc import Iterator
 from typing import Any, cast
 
+from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
-from pydantic.json_schema import GenerateJsonSchema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 
-from llamarium.inspect.lens import Lens
-from llamarium.inspect.neighbors import Neighbors, Similarity
-from llamarium.inspect.probes.attribution import Attribution
-from llamarium.inspect.probes.cost import TokenCost
-from llamarium.inspect.probes.neurons import Neurons
-from llamarium.inspect.probes.sampling import SamplerSteps
-from llamarium.page.compare.schema import ComparisonView, MomentView, RunRowsView, RunsView, SidesView
+from llamarium.page.extension import ROUTERS
+from llamarium.page.routes.ticket import ticket_routes
 from llamarium.page.schema.base import EndView
-from llamarium.page.schema.clients import OpenedView, RequestsView, TicketRequest, TicketView
-from llamarium.page.schema.interventions import EditedRequest, EditedView, PatchBeginView, PatchCellsView, PatchRequest
-from llamarium.page.schema.model import ModelView, SourceView
-from llamarium.page.schema.passes import NextView, PassRequest, PassView
-from llamarium.page.schema.probes import DistancesView, HeadsView, RopeView
-from llamarium.page.schema.sampling import SamplerRequest, ScoreView
-from llamarium.page.schema.text import TokensRequest, TokensView
-from llamarium.page.schema.weights import CodesView, ErrorsView, InputsView, LessonRequest, LessonView
-from llamarium.page.schema.words import NeighborsRequest, SimilarityRequest, WordRequest
+from llamarium.page.schema.interventions import PatchBeginView, PatchCellsView
+from llamarium.page.ticket import Ticket
 
-ASKED = (
-    TokensRequest,
-    PassRequest,
-    NeighborsRequest,
-    SimilarityRequest,
-    WordRequest,
-    SamplerRequest,
-    TicketRequest,
-    LessonRequest,
-    EditedRequest,
-    PatchRequest,
-)
-ANSWERED = (
-    ModelView,
-    SourceView,
-    TokensView,
-    PassView,
-    NextView,
-    Neighbors,
-    Similarity,
-    HeadsView,
-    Neurons,
-    Attribution,
-    Lens,
-    RopeView,
-    DistancesView,
-    SamplerSteps,
-    ScoreView,
-    TokenCost,
-    TicketView,
-    RequestsView,
-    OpenedView,
-    CodesView,
-    InputsView,
-    ErrorsView,
-    LessonView,
-    EditedView,
-    PatchBeginView,
-    PatchCellsView,
-    EndView,
-    SidesView,
-    ComparisonView,
-    RunsView,
-    RunRowsView,
-    MomentView,
-)
+STREAMED = (PatchBeginView, PatchCellsView, EndView)
+"""Events of streams, which no route returns."""
 
 
 class _Everything(GenerateJsonSchema):
@@ -81,11 +27,23 @@ class _Everything(GenerateJsonSchema):
 
 def as_json() -> str:
     """Return the schema of everything that travels as JSON."""
-    asked = [(kind, "validation", TypeAdapter(kind)) for kind in ASKED]
-    answered = [(kind, "serialization", TypeAdapter(kind)) for kind in ANSWERED]
-    _, schema = TypeAdapter.json_schemas([*asked, *answered], schema_generator=_Everything)  # pyright: ignore[reportArgumentType]
+    _, schema = TypeAdapter.json_schemas(_types(), schema_generator=_Everything)
     named = {"title": "Schema", "$defs": {name: _untitled(one) for name, one in schema["$defs"].items()}}
     return json.dumps(named, indent=2, sort_keys=True) + "\n"
+
+
+def _types() -> Iterator[tuple[Any, JsonSchemaMode, TypeAdapter[Any]]]:
+    """Yield what the routes take and return."""
+    for router in (*ROUTERS, ticket_routes(Ticket(""))):
+        for route in router.routes:
+            assert isinstance(route, APIRoute)
+            if route.body_field is not None:
+                kind = cast("type[Any]", route.body_field.field_info.annotation)
+                yield kind, "validation", TypeAdapter(kind)
+            if route.response_model is not None:
+                yield route.response_model, "serialization", TypeAdapter(route.response_model)
+    for kind in STREAMED:
+        yield kind, "serialization", TypeAdapter(kind)
 
 
 def _untitled(schema: Any) -> Any:
