@@ -7,29 +7,31 @@ have a trace already call the functions behind them.
 import copy
 from collections.abc import Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar, Unpack, get_args
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack, get_args
 
 from llamarium.errors import InputError, check_choice, show_value
+from llamarium.extras import need_torch
 from llamarium.generation.text_model import TextModel, compiled
-from llamarium.inspect.interventions import edits as interventions
-from llamarium.inspect.interventions.edits import Edit, edited
-from llamarium.inspect.interventions.effect import Effect, effect_of
-from llamarium.inspect.interventions.experiments import Experiment, trace_experiment
-from llamarium.inspect.interventions.patching import PatchGrid, PatchPart
-from llamarium.inspect.interventions.variants import VariantName, variant_of
 from llamarium.inspect.lens import STREAMS, Half, Lens, lens
 from llamarium.inspect.measures import comparison
 from llamarium.inspect.probes import attribution, heads, neurons
 from llamarium.inspect.probes.cost import TokenCost, token_cost
-from llamarium.inspect.probes.learning import Lesson, Optimizer, learn
 from llamarium.inspect.probes.sampling import SamplerSteps, sampler_steps
 from llamarium.inspect.tokens import check_token, tokens_of_word
 from llamarium.inspect.trace import Trace, trace
-from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.sampling.params import GenerationOptions
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.compare import check_same_vocabulary
+
+if TYPE_CHECKING:
+    from llamarium.inspect.interventions.edits import Edit
+    from llamarium.inspect.interventions.effect import Effect
+    from llamarium.inspect.interventions.experiments import Experiment
+    from llamarium.inspect.interventions.patching import PatchGrid, PatchPart
+    from llamarium.inspect.interventions.variants import VariantName
+    from llamarium.inspect.probes.learning import Lesson, Optimizer
+    from llamarium.model import LlamaForCausalLM
 
 Prompt = str | Sequence[int]
 Word = str | int
@@ -46,7 +48,7 @@ class Inspected(TextModel, Protocol):
     loaded: LoadedModel
 
     @property
-    def model(self) -> LlamaForCausalLM:
+    def model(self) -> "LlamaForCausalLM":
         """Its modules."""
         ...
 
@@ -154,11 +156,11 @@ class Inspector(Generic[LlamaT]):
         self,
         text: Prompt,
         *,
-        optimizer: Optimizer = "SGD",
+        optimizer: "Optimizer" = "SGD",
         learning_rate: float = 1e-2,
         k: int = 10,
         unpack: bool = False,
-    ) -> Lesson:
+    ) -> "Lesson":
         """Take one step of training on a text, on a copy: losses, gradient, and what it would say then.
 
         Args:
@@ -171,6 +173,9 @@ class Inspector(Generic[LlamaT]):
         Raises:
             InputError: For a text of one token, or a model with packed weights and no `unpack`.
         """
+        need_torch("a step of training")
+        from llamarium.inspect.probes.learning import learn
+
         llama = self._llama
         return learn(
             llama.model,
@@ -208,7 +213,7 @@ class Inspector(Generic[LlamaT]):
             tokenizer=llama.optional_tokenizer,
         )
 
-    def variant(self, name: VariantName, *, seed: int = 0) -> LlamaT:
+    def variant(self, name: "VariantName", *, seed: int = 0) -> LlamaT:
         """Return the same model with its weights stored otherwise, or with another head, made in memory.
 
         Args:
@@ -218,6 +223,9 @@ class Inspector(Generic[LlamaT]):
         Raises:
             LlamariumError: As `interventions.variants.variant_of` does.
         """
+        need_torch("a variant")
+        from llamarium.inspect.interventions.variants import variant_of
+
         other = copy.copy(self._llama)
         other.loaded = LoadedModel.of_modules(variant_of(self._llama.model, name, seed=seed))
         other.config = other.loaded.config
@@ -256,7 +264,7 @@ class Inspector(Generic[LlamaT]):
         return token_cost(self._llama.runner, self._llama.encode(prompt), num_rounds=num_rounds)
 
     @contextmanager
-    def edited(self, *edits: Edit, experiment: Experiment | None = None) -> Generator[LlamaT]:
+    def edited(self, *edits: "Edit", experiment: "Experiment | None" = None) -> Generator[LlamaT]:
         """Yield the same model with edits, for one thread: it generates, is traced and asked like any other.
 
         The model itself, and others who use it meanwhile, feel nothing. PyTorch answers.
@@ -268,12 +276,17 @@ class Inspector(Generic[LlamaT]):
         Raises:
             InputError: For an edit of something that there is not.
         """
+        need_torch("an edit")
+        from llamarium.inspect.interventions.edits import edited
+
         with edited(self._llama.model, edits, experiment) as model:
             other = copy.copy(self._llama)
             other.loaded = LoadedModel.of_modules(model)
             yield other
 
-    def effect(self, text: Prompt, *edits: Edit, word: Word | None = None, position: int = -1, k: int = 10) -> Effect:
+    def effect(
+        self, text: Prompt, *edits: "Edit", word: Word | None = None, position: int = -1, k: int = 10
+    ) -> "Effect":
         """Compare the next token without edits and with them, both on the modules.
 
         Args:
@@ -287,6 +300,9 @@ class Inspector(Generic[LlamaT]):
             InputError: For what there is not.
             AnswerError: If the logits with the edits are not finite.
         """
+        need_torch("an edit")
+        from llamarium.inspect.interventions.effect import effect_of
+
         llama, chosen_id = self._llama, None if word is None else self._token(word)
         ids, tokenizer = llama.encode(text), llama.optional_tokenizer
         return effect_of(llama.model, ids, edits, position=position, k=k, chosen_id=chosen_id, tokenizer=tokenizer)
@@ -294,7 +310,7 @@ class Inspector(Generic[LlamaT]):
     def trace_experiment(
         self,
         text: Prompt,
-        experiment: Experiment,
+        experiment: "Experiment",
         *,
         names: Collection[str] | None = None,
         layers: Collection[int] | None = None,
@@ -305,13 +321,17 @@ class Inspector(Generic[LlamaT]):
         Raises:
             LlamariumError: As `trace`.
         """
+        need_torch("an experiment")
+        from llamarium.inspect.interventions.edits import edited
+        from llamarium.inspect.interventions.experiments import trace_experiment
+
         ids = self._llama.encode(text)
         with edited(self._llama.model, experiment=experiment) as model:
             return trace_experiment(model, ids, experiment, names=names, layers=layers, positions=positions)
 
     def steer(
         self, toward: Prompt, away: Prompt, layer: int, *, scale: float = 1.0, positions: Iterable[int] | None = None
-    ) -> Edit:
+    ) -> "Edit":
         """Return the edit that adds the difference of two prompts to the stream after a layer, for `edited`.
 
         Args:
@@ -324,9 +344,12 @@ class Inspector(Generic[LlamaT]):
         Raises:
             InputError: For what there is not.
         """
+        need_torch("steering")
+        from llamarium.inspect.interventions.edits import steer
+
         llama = self._llama
         pair = llama.encode(toward), llama.encode(away)
-        return interventions.steer(llama.model, *pair, layer, scale=scale, positions=positions)
+        return steer(llama.model, *pair, layer, scale=scale, positions=positions)
 
     def patch_grid(
         self,
@@ -335,10 +358,10 @@ class Inspector(Generic[LlamaT]):
         word: Word,
         *,
         against: Word | None = None,
-        part: PatchPart = "residual",
+        part: "PatchPart" = "residual",
         layers: Collection[int] | None = None,
         positions: Sequence[int] | None = None,
-    ) -> PatchGrid:
+    ) -> "PatchGrid":
         """Put what a second prompt has computed into the pass of the first, at each layer and token.
 
         Args:
@@ -356,6 +379,9 @@ class Inspector(Generic[LlamaT]):
         Raises:
             InputError: For prompts of different lengths, or what there is not.
         """
+        need_torch("a patch")
+        from llamarium.inspect.interventions.patching import PatchGrid
+
         llama, target_id = self._llama, self._token(word)
         return PatchGrid(
             llama.model,

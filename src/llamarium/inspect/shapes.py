@@ -137,6 +137,8 @@ class TracePlan:
         by_name: dict[str, int] = {}
         for key in self.keys:
             by_name[key[0]] = by_name.get(key[0], 0) + self.num_bytes(key)
+        if isinstance(budget_mb, bool) or not isinstance(budget_mb, int | float):  # pyright: ignore
+            raise InputError(f"budget_mb is {show_value(budget_mb)}; expected megabytes, a number")
         needed = sum(by_name.values()) + self.working_bytes()
         if needed <= budget_mb * 1e6:
             return
@@ -196,6 +198,12 @@ def indices(wanted: Collection[int] | None, size: int, what: str) -> tuple[int, 
     if not wanted or any(not -size <= i < size for i in wanted):
         raise InputError(f"{what} are {list(wanted)}; expected some within {-size}..{size - 1}")
     return tuple(dict.fromkeys(i % size for i in wanted))
+
+
+def check_finite(name: str, value: object) -> None:
+    """Refuse what is no finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InputError(f"{name} is {show_value(value)}; expected a finite number")
 
 
 def check_whole(wanted: object, what: str) -> None:

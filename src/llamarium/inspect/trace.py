@@ -14,12 +14,12 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.errors import InputError
+from llamarium.errors import InputError, check_choice, show_value
 from llamarium.extras import optional
 from llamarium.generation.kept import KeptSequence, Memory, advance, batches
 from llamarium.inspect.numbers import Floats, as_array, scores_of, softmax
@@ -170,6 +170,9 @@ class KeptPass:
     def __init__(
         self, runner: Runner, ids: "Sequence[int] | Tensor", *, adapter: int = -1, kv_cache_dtype: CacheDtype = "auto"
     ) -> None:
+        check_choice("kv_cache_dtype", kv_cache_dtype, get_args(CacheDtype))
+        if adapter not in range(-1, runner.num_adapters or 0):
+            raise InputError(f"adapter is {show_value(adapter)}; expected one below {runner.num_adapters or 0}, or -1")
         self._runner, self._ids = runner, check_ids(runner.config, ids)
         self.keeps_past = runner.is_row_exact
         self._adapter: int = adapter

@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from llamarium.errors import InputError, check_choice, show_value
 from llamarium.inspect.interventions.experiments import Experiment, begin
+from llamarium.inspect.shapes import check_finite, check_whole
 from llamarium.inspect.trace import trace
 from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.loaded_model import runner_of
@@ -128,6 +129,7 @@ def steer(
         InputError: For a layer or ids that there are not.
         ContextLengthError: If a prompt is longer than the context.
     """
+    check_finite("scale", scale)
     _check(model, Edit("residual", layer))
     last = [_values(model, "residual", layer, ids)[-1] for ids in (toward_ids, from_ids)]
     kept = None if positions is None else tuple(positions)
@@ -151,6 +153,8 @@ def edited(
     Raises:
         InputError: For an edit of something that there is not; all are checked before anything runs.
     """
+    if not isinstance(experiment, Experiment | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"experiment is {show_value(experiment)}; expected an Experiment")
     for edit in edits:
         _check(model, edit)
     shell = shell_of(model)
@@ -220,16 +224,18 @@ def _values(model: LlamaForCausalLM, part: Part, layer: int | None, ids: Sequenc
 
 def _check(model: LlamaForCausalLM, edit: Edit) -> None:
     c = model.config
+    if not isinstance(edit, Edit):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"an edit is {show_value(edit)}; expected one of ablate, scale, steer or ablate_to_mean")
     check_choice("part", edit.part, get_args(Part))
     _check_index("layer", edit.layer, None if edit.part == "embed" else c.num_hidden_layers, edit.part)
     _check_index("head", edit.head, c.num_attention_heads if edit.part == "head" else None, edit.part)
+    check_whole(edit.positions or (), "positions")
     for position in edit.positions or ():
         _check_index("a position", position, c.max_position_embeddings, edit.part)
     size = c.head_dim if edit.part == "head" else c.hidden_size
-    if edit.add is not None and edit.add.shape != (size,):
+    if edit.add is not None and tuple(getattr(edit.add, "shape", ())) != (size,):
         raise InputError(f"what is added to {edit.part} is {tuple(edit.add.shape)}; expected ({size},)")
-    if not abs(edit.factor) < float("inf"):
-        raise InputError(f"factor is {edit.factor}; expected a finite number")
+    check_finite("factor", edit.factor)
 
 
 def _check_index(name: str, value: object, size: int | None, part: str) -> None:

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from llamarium.attention.base import Attend
 from llamarium.config import RopeScaling
 from llamarium.errors import InputError, MemoryBudgetError, show_value
-from llamarium.inspect.shapes import axis_sizes, check_names, indices, keys_of
+from llamarium.inspect.shapes import axis_sizes, check_names, check_whole, indices, keys_of
 from llamarium.inspect.trace import Trace, look, trace
 from llamarium.model import LlamaForCausalLM, LlamaRotaryEmbedding, Rotary
 from llamarium.runtime.loaded_model import runner_of
@@ -82,6 +82,7 @@ def begin(shell: LlamaForCausalLM, experiment: Experiment) -> list[RemovableHand
         InputError: For hidden positions that there are not, or a rotation that is contradictory.
     """
     limit = shell.config.max_position_embeddings
+    check_whole(experiment.hidden, "hidden")
     for position in experiment.hidden:
         if not 0 <= position < limit:
             raise InputError(f"hidden is {list(experiment.hidden)}; expected positions within 0..{limit - 1}")

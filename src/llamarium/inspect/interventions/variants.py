@@ -17,6 +17,7 @@ from llamarium.checkpoints.modules import empty_model
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, check_choice
 from llamarium.inspect.interventions.matrices import matrix_of
+from llamarium.inspect.shapes import check_whole
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedEmbedding
 from llamarium.quant.swap import METHODS, QUANTIZED_LINEARS, quantize_linears
@@ -42,6 +43,7 @@ def variant_of(model: LlamaForCausalLM, name: VariantName, *, seed: int = 0) -> 
         OptionError: For another name, or a shape that the type cannot take.
     """
     check_choice("name", name, get_args(VariantName))
+    check_whole([seed], "seed")
     if name == "random-head" or name == "tied-head":
         return _with_head(model, tied=name == "tied-head", seed=seed)
     other = empty_model(model.config)

@@ -19,6 +19,7 @@ from llamarium.adapters.merge import merge_adapters
 from llamarium.config import ModelConfig
 from llamarium.cost import count_parameters
 from llamarium.errors import InputError, MemoryBudgetError, check_choice
+from llamarium.inspect.shapes import check_finite
 from llamarium.inspect.tokens import Candidate, check_count, check_ids, name_candidates, top_candidates
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedModule
@@ -156,7 +157,8 @@ def _checked_ids(
     known = check_ids(config, ids)
     if len(known) < 2:
         raise InputError("a text of one token has no loss, as nothing comes before it; expected at least two")
-    if not 0 < learning_rate < math.inf:
+    check_finite("learning_rate", learning_rate)
+    if learning_rate <= 0:
         raise InputError(f"learning_rate is {learning_rate}; expected a number above 0")
     needed = lesson_bytes(config, len(known), optimizer)
     if needed > budget_mb * 1e6:
