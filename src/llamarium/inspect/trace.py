@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.errors import InputError, check_choice, show_value
-from llamarium.extras import optional
+from llamarium.extras import need_torch
 from llamarium.generation.kept import KeptSequence, Memory, advance, batches
 from llamarium.inspect.numbers import Floats, as_array, scores_of, softmax
 from llamarium.inspect.shapes import TracePlan, check_names, check_whole, parse_key, print_key
@@ -58,7 +58,10 @@ class Trace(Mapping[str, "Tensor"]):
         """
         if name not in self:
             raise KeyError(name)
-        return optional("torch", "torch", "a tensor of a trace").from_numpy(self.arrays[parse_key(name)])
+        need_torch("a tensor of a trace")
+        import torch
+
+        return torch.from_numpy(self.arrays[parse_key(name)])
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and parse_key(name) in self.arrays
