@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llamarium.adapters.load import with_adapter
+from llamarium.extras import need_torch
 from llamarium.generation.text_engine import TextEngine
 from llamarium.page.schema.passes import ExperimentFields
 from llamarium.runtime.runner import CacheDtype, Runner
@@ -137,6 +138,7 @@ class _EditedPass:
         return 0
 
     def trace(self, **what: Any) -> "Trace":
+        need_torch("an experiment")
         from llamarium.inspect.interventions.edits import edited
         from llamarium.inspect.interventions.experiments import Experiment, trace_experiment
 

@@ -19,12 +19,15 @@ from llamarium.attention.paged import PagedAttend, PagedCache, Segment, find_slo
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, OptionError
 from llamarium.kernels import native
+from llamarium.kernels.native import InputBits
 from llamarium.kernels.threads import one_torch_thread
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.llama import LlamaDecoderLayer
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
+from llamarium.quant.codes import Codes
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
+from llamarium.runtime.module_codes import codes_of
 from llamarium.runtime.runner import Cache, CacheDtype, Logits
 from llamarium.runtime.shell import on_host, shell_of, watch
 from llamarium.runtime.taps import Taps
@@ -51,7 +54,6 @@ class ModuleRunner:
 
     is_row_exact: bool = False
     reads_in_place: bool = False
-    input_bits: None = None
     num_adapters: None = None
     addresses: tuple[int, ...] = ()
 
@@ -62,6 +64,12 @@ class ModuleRunner:
     def config(self) -> ModelConfig:
         """The model's shape."""
         return self.model.config
+
+    @property
+    def input_bits(self) -> InputBits | None:
+        """What inputs of packed weights are rounded to; None where nothing is rounded."""
+        packed = (module for module in self.model.modules() if isinstance(module, LinearPacked) and module.uses_kernels)
+        return next((module.input_bits for module in packed), None) if self.device == "cpu" else None
 
     @property
     def device(self) -> str:
@@ -102,7 +110,9 @@ class ModuleRunner:
         if adapted and _has_adapter(outer := self.model.get_submodule(key.removesuffix(".weight"))):
             weight = torch.cat([part for _, _, part in cast(Any, outer).merged_rows()])
         elif isinstance(module, QuantizedEmbedding) and rows is not None:
-            return on_host(module(torch.tensor(list(rows), device=self.model.device)))
+            exact = shell_of(module)
+            exact.dtype = torch.float32  # of this shell's vectors alone
+            return on_host(exact(torch.tensor(list(rows), device=self.model.device)))
         elif isinstance(module, QuantizedLinear | QuantizedEmbedding):
             weight = module.dequantize()
         else:
@@ -126,6 +136,11 @@ class ModuleRunner:
             if isinstance(module, nn.Embedding):
                 return on_host(nn.functional.linear(x, module.weight))
             return on_host(module(x))
+
+    def codes(self, key: str, rows: Sequence[int]) -> Codes:
+        """Return some rows of a quantized matrix as codes and scales; see `Runner.codes`."""
+        module = self._module(key)
+        return codes_of(module.linear if isinstance(module, EmbeddingPacked) else module, rows)
 
     @torch.no_grad()
     def read_stream(self, x_MD: NDArray[np.float32]) -> NDArray[np.float32]:

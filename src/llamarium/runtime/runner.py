@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from llamarium.config import ModelConfig
 from llamarium.kernels.native import InputBits
+from llamarium.quant.codes import Codes
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
 from llamarium.runtime.native.adapters import Adapter
 from llamarium.runtime.taps import Taps
@@ -168,6 +169,15 @@ class Runner(Protocol):
 
         Raises:
             KeyError: If there is no such matrix.
+        """
+        ...
+
+    def codes(self, key: str, rows: Sequence[int]) -> Codes:
+        """Return some rows of a quantized matrix as codes and scales.
+
+        Raises:
+            KeyError: If there is no such matrix.
+            InputError: If it is not quantized, or its codes are not known.
         """
         ...
 

@@ -7,19 +7,22 @@ does to a pass is seen in its stream, layer by layer.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-import torch
-from torch import Tensor, nn
+import numpy as np
+from numpy.typing import NDArray
 
+from llamarium.checkpoints.options import Method
+from llamarium.checkpoints.storage import FLOATS
 from llamarium.errors import InputError
+from llamarium.inspect.numbers import Floats
+from llamarium.inspect.probes.weights import type_of
 from llamarium.inspect.shapes import indices
+from llamarium.quant.codes import coded, round_inputs
 from llamarium.quant.formats import GROUP, chosen_type
-from llamarium.quant.int4 import LinearInt4
-from llamarium.quant.int8 import Linear8bit
-from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit
-from llamarium.quant.packed import LinearPacked, quantize_inputs
-from llamarium.quant.swap import METHODS, QUANTIZED_LINEARS
+from llamarium.runtime.runner import Runner
+
+METHODS: tuple[Method, ...] = get_args(Method)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,32 +43,31 @@ class CodedWeights:
     type_name: str
     rows: tuple[int, ...]
     levels: tuple[float, ...]
-    codes_RC: Tensor
-    scales_RC: Tensor
-    minimums_RC: Tensor | None
-    values_RC: Tensor
-    original_RC: Tensor | None
+    codes_RC: NDArray[np.int64]
+    scales_RC: Floats
+    minimums_RC: Floats | None
+    values_RC: Floats
+    original_RC: Floats | None
 
     @property
-    def errors_RC(self) -> Tensor:
+    def errors_RC(self) -> Floats:
         """What the weights mean, less what they were.
 
         Raises:
             InputError: If that is not there.
         """
         if self.original_RC is None:
-            raise InputError("the unquantized weights are not there; give `original`, or quantize a plain Linear")
+            raise InputError("the unquantized weights are not there; give `quantize`, or `original`")
         return self.values_RC - self.original_RC
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        tensors = ("codes", "scales", "minimums", "values", "original")
-        found = {name: getattr(self, f"{name}_RC") for name in tensors}
+        """Return JSON values."""
+        found = {n: getattr(self, f"{n}_RC") for n in ("codes", "scales", "minimums", "values", "original")}
         return {
             "type_name": self.type_name,
             "rows": list(self.rows),
             "levels": list(self.levels),
-            **{name: None if tensor is None else tensor.tolist() for name, tensor in found.items()},  # sync: to show
+            **{name: None if values is None else values.tolist() for name, values in found.items()},
         }
 
 
@@ -80,78 +82,46 @@ class RoundedInputs:
         errors_MC: float32; the values less the inputs.
     """
 
-    codes_MC: Tensor
-    scales_MC: Tensor
-    values_MC: Tensor
-    errors_MC: Tensor
+    codes_MC: NDArray[np.int64]
+    scales_MC: Floats
+    values_MC: Floats
+    errors_MC: Floats
 
 
-@torch.no_grad()
 def coded_weights(
-    linear: nn.Module, rows: Sequence[int], *, quantize: str | None = None, original: Tensor | None = None
+    runner: Runner, key: str, rows: Sequence[int], *, quantize: str | None = None, original: Floats | None = None
 ) -> CodedWeights:
-    """Return some rows of a Linear as codes, scales and what they mean.
+    """Return some rows of a matrix as codes, scales and what they mean: as stored, or as another type has them.
 
     Args:
-        linear: A quantized Linear, or a plain one with `quantize`.
+        runner: Holds the matrix.
+        key: Its state-dict key, such as "model.layers.0.mlp.up_proj.weight".
         rows: Which; negative ones count from the last.
-        quantize: Of a plain one: "NF4", "Q8_0" or "Q4_1".
-        original: Of a quantized one: the matrix that it was made of, (out_features, in_features).
+        quantize: "NF4", "Q8_0" or "Q4_1": code it anew; of a quantized matrix what its codes mean is quantized again.
+        original: As stored: the matrix that it was made of, (out_features, in_features).
 
     Raises:
         OptionError: For an unknown type, or a shape that it cannot take.
-        InputError: For rows that there are not, a Linear whose codes are not known, or a matrix of another shape.
+        InputError: For rows or a matrix that there are not, a type whose codes are not known, or another shape.
     """
-    if isinstance(linear, nn.Linear):
-        if quantize is None:
-            raise InputError(f"the Linear is not quantized; give quantize: one of {', '.join(METHODS)}")
-        original = linear.weight.float()
-        linear = QUANTIZED_LINEARS[chosen_type("quantize", quantize, METHODS)].from_weight(original)
-    elif quantize is not None:
-        raise InputError("the Linear is quantized already; leave quantize out")
-    if not isinstance(linear, LinearPacked | Linear4bit | LinearInt4 | Linear8bit):
-        raise InputError(f"the codes of a {type(linear).__name__} are not shown; expected NF4, Q4_1, Q8_0 or tiles")
-    shape = (linear.out_features, linear.in_features)
+    type_name, shape = type_of(runner, key), runner.weights[key].shape
     if original is not None and original.shape != shape:
-        raise InputError(f"original is {tuple(original.shape)}; expected {shape}")
-    kept = indices(rows, linear.out_features, "rows")
-    at = torch.tensor(kept, device=linear.weight.device)
-    type_name, levels_K, codes_RC, *halves = _parts(linear, at)
-    scales_RC, minimums_RC = (None if half is None else _spread(half, linear.in_features) for half in halves)
-    assert scales_RC is not None
-    values_RC = levels_K.to(at.device)[codes_RC] * scales_RC
-    values_RC = values_RC if minimums_RC is None else values_RC + minimums_RC
-    before = None if original is None else original[at].float()
-    return CodedWeights(type_name, kept, tuple(levels_K.tolist()), codes_RC, scales_RC, minimums_RC, values_RC, before)
+        raise InputError(f"original is {original.shape}; expected {shape}")
+    kept = indices(rows, shape[0], "rows")
+    if quantize is not None:
+        original = runner.dequantize(key)
+        found = coded(original, chosen_type("quantize", quantize, METHODS)).rows(kept)
+    elif type_name in FLOATS:
+        raise InputError(f"{key} is not quantized; give quantize: one of {', '.join(METHODS)}")
+    else:
+        found = runner.codes(key, kept)
+    minimums = None if found.minimums_RP is None else found.spread(found.minimums_RP)
+    before = None if original is None else original[list(kept)]
+    scales, values = found.spread(found.scales_RP), found.values_RC
+    return CodedWeights(found.type_name, kept, found.levels, found.codes_RC, scales, minimums, values, before)
 
 
-def _parts(
-    linear: LinearPacked | Linear4bit | LinearInt4 | Linear8bit, at: Tensor
-) -> tuple[str, Tensor, Tensor, Tensor, Tensor | None]:
-    """Return a type's name, its levels, and of some rows the codes, scales and minimums: (R, C), (R, parts) twice."""
-    if isinstance(linear, LinearPacked):
-        codes, scale, minimum = linear.parts(at)
-        levels = linear.format.levels or range(-linear.format.zero, linear.format.num_levels - linear.format.zero)
-        return linear.format.name, torch.tensor(levels).float(), codes.long(), scale, minimum
-    if isinstance(linear, Linear8bit):
-        return "Q8_0", torch.arange(-128, 128).float(), linear.weight[at].long() + 128, linear.scale[at].float(), None
-    if isinstance(linear, LinearInt4):
-        pairs = torch.stack((linear.weight[at] & 15, linear.weight[at] >> 4), dim=-1)
-        step, minimum = linear.step[at].float(), linear.minimum[at].float()
-        return "Q4_1", torch.arange(16).float(), pairs.flatten(1).long(), step, minimum
-    places_RC = at.unsqueeze(1) * linear.in_features + torch.arange(linear.in_features, device=at.device)
-    bytes_RC = linear.weight.flatten()[places_RC // 2]
-    codes_RC = torch.where(places_RC % 2 == 0, bytes_RC >> 4, bytes_RC & 15)  # the first in the high half
-    return "NF4", NF4_LEVELS, codes_RC.long(), linear.scales()[places_RC // linear.layout.block_size], None
-
-
-def _spread(parts: Tensor, num_columns: int) -> Tensor:
-    """Give each weight its scale: (R, parts) to (R, C)."""
-    return parts.repeat_interleave(num_columns // parts.shape[1], dim=1)
-
-
-@torch.no_grad()
-def rounded_inputs(x: Tensor) -> RoundedInputs:
+def rounded_inputs(x: Floats) -> RoundedInputs:
     """Round inputs as the C kernels do before they multiply them with packed weights.
 
     Args:
@@ -160,9 +130,10 @@ def rounded_inputs(x: Tensor) -> RoundedInputs:
     Raises:
         InputError: If C is no multiple of 32.
     """
-    if x.ndim != 2 or x.shape[1] % GROUP:
-        raise InputError(f"the inputs are {tuple(x.shape)}; expected (M, C), with C a multiple of {GROUP}")
-    codes, scales_MG = quantize_inputs(x.cpu())
-    codes_MC, scales_MC = codes.flatten(1).long(), _spread(scales_MG, x.shape[1])
-    values_MC = codes_MC * scales_MC
-    return RoundedInputs(codes_MC, scales_MC, values_MC, values_MC - x.cpu().float())
+    x_MC = np.asarray(x, np.float32)
+    if x_MC.ndim != 2 or x_MC.shape[1] % GROUP:
+        raise InputError(f"the inputs are {x_MC.shape}; expected (M, C), with C a multiple of {GROUP}")
+    codes_MC, scales_MG = round_inputs(x_MC)
+    scales_MC = scales_MG.repeat(GROUP, axis=1)
+    values_MC = codes_MC.astype(np.float32) * scales_MC
+    return RoundedInputs(codes_MC, scales_MC, values_MC, values_MC - x_MC)

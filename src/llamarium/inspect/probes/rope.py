@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, show_value
@@ -141,11 +142,16 @@ def score_by_distance(config: ModelConfig, q_H: Floats, k_H: Floats, distances: 
     q_H, k_H = np.asarray(q_H, np.float32), np.asarray(k_H, np.float32)
     if q_H.shape != (config.head_dim,) or k_H.shape != (config.head_dim,):
         raise InputError(f"q and k are {q_H.shape} and {k_H.shape}; expected ({config.head_dim},) each")
-    angles_TP = np.array(distances, np.float32)[:, None] * rope_frequencies(config)
-    cos_TP, sin_TP = np.cos(angles_TP), np.sin(angles_TP)
-    (q_P, q_R), (k_P, k_R) = q_H.reshape(2, -1), k_H.reshape(2, -1)
-    dots_T = (q_P * cos_TP - q_R * sin_TP) @ k_P + (q_R * cos_TP + q_P * sin_TP) @ k_R
-    return (dots_T * config.head_dim**-0.5).tolist()
+    q_T1H = rotate(config, np.broadcast_to(q_H, (len(distances), 1, config.head_dim)), np.array(distances))
+    return (q_T1H[:, 0] @ k_H * config.head_dim**-0.5).tolist()
+
+
+def rotate(config: ModelConfig, x_TNH: Floats, positions: NDArray[np.int64]) -> Floats:
+    """Turn each pair of features of queries or keys by its angle at a position, as `model.rope.Rotary` does."""
+    angles_T1P = positions.astype(np.float32)[:, None, None] * rope_frequencies(config)
+    cos_T1P, sin_T1P = np.cos(angles_T1P), np.sin(angles_T1P)
+    first, second = np.split(x_TNH, 2, axis=-1)
+    return np.concatenate((first * cos_T1P - second * sin_T1P, second * cos_T1P + first * sin_T1P), axis=-1)
 
 
 def _pairs(x_H: Floats) -> Floats:

@@ -3,16 +3,22 @@
 import math
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
 
+from llamarium.cost import count_parameters
 from llamarium.engine.memory import free_bytes
 from llamarium.errors import MemoryBudgetError, OptionError
+from llamarium.extras import need_torch
 from llamarium.generation.text_engine import TextEngine
 from llamarium.inspect.measures.streams import relative_error, stream_errors
+from llamarium.inspect.numbers import Floats
+from llamarium.inspect.probes.four_bits import CodedWeights, coded_weights, rounded_inputs
+from llamarium.inspect.probes.quantized import IN_C, can_round_inputs, input_bits_of, streams_as
+from llamarium.inspect.probes.weights import linear_key, type_of
 from llamarium.page.executor import Pass
 from llamarium.page.routes.open_pass import OfPass, OpenPass
 from llamarium.page.routes.tokens import token_view
@@ -40,10 +46,7 @@ from llamarium.server.http.body import StrictRoute
 from llamarium.server.lifecycle.threads import check_wanted
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from llamarium.api import Llama
-    from llamarium.inspect.probes.four_bits import CodedWeights
     from llamarium.inspect.probes.learning import Lesson
 
 router = APIRouter(prefix="/inspect", route_class=StrictRoute)
@@ -71,18 +74,15 @@ async def codes(request: Request, query: Annotated[CodesQuery, Query()]) -> Code
     """Return weights of a Linear as codes, scales and what they mean, as stored or as another type has it."""
 
     def read(llama: "Llama", _: TextEngine) -> CodesView:
-        from llamarium.inspect.probes.four_bits import coded_weights
-        from llamarium.inspect.probes.quantized import coded_anew
-
-        name, linear = _linear(llama, query.layer, query.linear)
-        num_rows, num_columns = int(linear.out_features), int(linear.in_features)  # pyright: ignore[reportArgumentType]
+        check_index("layer", query.layer, llama.config.num_hidden_layers)
+        key, runner = linear_key(query.layer, query.linear), llama.runner
+        type_of(runner, key)
+        num_rows, num_columns = runner.weights[key].shape
         check_index("row", query.row, num_rows)
         _check_window(query.start, query.count, num_columns)
-        if query.quantize is None:
-            return _codes_view(llama, name, num_rows, query, coded_weights(linear, [query.row]))
-        with _alone(), _of_shape("quantize"):
-            found = coded_anew(linear, [query.row], query.quantize, name=name)
-        return _codes_view(llama, name, num_rows, query, found)
+        with _alone(), _of_shape("quantize") if query.quantize else nullcontext():
+            found = coded_weights(runner, key, [query.row], quantize=query.quantize)
+        return _codes_view(llama, key, num_rows, query, found)
 
     return await work_on(request, "quantize", read)
 
@@ -93,14 +93,10 @@ async def inputs(asked: OfPass, query: Annotated[InputsQuery, Query()]) -> Input
     at = asked.position(query.position)
 
     def read(known: OpenPass) -> InputsView:
-        import torch
-
-        from llamarium.inspect.probes.four_bits import rounded_inputs
-        from llamarium.inspect.probes.quantized import is_rounded
-
-        _, linear = _linear(known.llama, query.layer, query.linear)
+        known.check_layer(query.layer)
+        bits = input_bits_of(known.llama.runner, linear_key(query.layer, query.linear))
         values = known.numbers(_INPUTS[query.linear], query.layer, range(at, at + 1)).reshape(1, -1)
-        found = rounded_inputs(torch.tensor(values))
+        found = rounded_inputs(values)
         _check_window(query.start, query.count, values.shape[1])
         cut = slice(query.start, query.start + query.count)
         parts = (found.codes_MC, found.scales_MC, found.values_MC)
@@ -113,10 +109,10 @@ async def inputs(asked: OfPass, query: Annotated[InputsQuery, Query()]) -> Input
                 InputView(original=original, code=code, scale=scale, value=value)
                 for original, code, scale, value in zip(*columns, strict=True)
             ),
-            num_wide=int((found.codes_MC.abs() > 127).sum()),
-            error=relative_error(float(found.errors_MC.norm()), float(np.linalg.norm(values))),
-            is_rounded=is_rounded(linear),
-            input_bits=getattr(linear, "input_bits", None) if is_rounded(linear) else None,
+            num_wide=int((abs(found.codes_MC) > 127).sum()),
+            error=relative_error(float(np.linalg.norm(found.errors_MC)), float(np.linalg.norm(values))),
+            is_rounded=bits is not None,
+            input_bits=bits,
         )
 
     return await asked.read("linear", read)
@@ -135,6 +131,7 @@ async def lesson(asked: OfPass, body: LessonRequest) -> LessonView:
     _check_plain(asked.one)
 
     def read(known: OpenPass) -> LessonView:
+        need_torch("a step of training")
         from llamarium.inspect.probes.learning import learn, lesson_bytes
 
         llama, ids = known.llama, known.one.ids
@@ -159,17 +156,6 @@ def _alone() -> Generator[None]:
     with _at_work:
         check_wanted()
         yield
-
-
-def _linear(llama: "Llama", layer: int, linear: str) -> "tuple[str, nn.Module]":
-    """Return a Linear of a layer, without the adapter that may be on it, and its name."""
-    from llamarium.adapters.lora import LoRALinear
-
-    check_index("layer", layer, llama.config.num_hidden_layers)
-    part = "self_attn" if linear in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
-    name = f"model.layers.{layer}.{part}.{linear}"
-    found = llama.model.get_submodule(name)
-    return name, found.base_layer if isinstance(found, LoRALinear) else found
 
 
 def _check_window(start: int, count: int, size: int) -> None:
@@ -197,11 +183,11 @@ def _of_shape(field: str) -> Generator[None]:
         raise ApiError(400, str(error), code="invalid_parameter", param=field) from None
 
 
-def _codes_view(llama: "Llama", name: str, num_rows: int, query: CodesQuery, found: "CodedWeights") -> CodesView:
-    codes_C, cut = found.codes_RC[0].cpu(), slice(query.start, query.start + query.count)
-    values, scales = found.values_RC[0].cpu(), found.scales_RC[0].cpu()
-    minimums = None if found.minimums_RC is None else found.minimums_RC[0].cpu()
-    originals = None if found.original_RC is None else found.original_RC[0].cpu()
+def _codes_view(llama: "Llama", key: str, num_rows: int, query: CodesQuery, found: CodedWeights) -> CodesView:
+    codes_C, cut = found.codes_RC[0], slice(query.start, query.start + query.count)
+    values, scales = found.values_RC[0], found.scales_RC[0]
+    minimums = None if found.minimums_RC is None else found.minimums_RC[0]
+    originals = None if found.original_RC is None else found.original_RC[0]
     weights = tuple(
         WeightView(
             code=int(codes_C[i]),
@@ -215,7 +201,7 @@ def _codes_view(llama: "Llama", name: str, num_rows: int, query: CodesQuery, fou
     )
     format = FORMATS[found.type_name]
     return CodesView(
-        module=name,
+        module=key.removesuffix(".weight"),
         num_rows=num_rows,
         num_columns=len(codes_C),
         start=query.start,
@@ -225,27 +211,24 @@ def _codes_view(llama: "Llama", name: str, num_rows: int, query: CodesQuery, fou
         block_size=format.block_size,
         bits_per_weight=format.bits_per_weight,
         is_stored=query.quantize is None,
-        stored_type=_stored_type(llama, name),
+        stored_type=_stored_type(llama, key),
         levels=found.levels,
-        level_counts=tuple(codes_C.bincount(minlength=len(found.levels)).tolist()),
+        level_counts=tuple(np.bincount(codes_C, minlength=len(found.levels)).tolist()),
         row_error=None if originals is None else _row_error(values, originals),
     )
 
 
-def _row_error(values: "Tensor", originals: "Tensor") -> float:
-    return relative_error(float((values - originals).norm()), float(originals.norm()))
-
-
-def _stored_type(llama: "Llama", name: str) -> str:
+def _stored_type(llama: "Llama", key: str) -> str:
     """Return what a weight is held as, as `llamarium info` says; of a model that was not loaded, its dtype."""
-    found = {source.key: source.dtype for source in llama.sources}.get(f"{name}.weight")
-    return str(llama.model.dtype).removeprefix("torch.") if found is None else found
+    found = {source.key: source.dtype for source in llama.sources}.get(key)
+    return FORMATS[type_of(llama.runner, key)].weight if found is None else found
+
+
+def _row_error(values: Floats, originals: Floats) -> float:
+    return relative_error(float(np.linalg.norm(values - originals)), float(np.linalg.norm(originals)))
 
 
 def _errors(known: OpenPass, method: QuantizeName | None) -> ErrorsView:
-    from llamarium.cost import count_parameters
-    from llamarium.inspect.probes.quantized import IN_C, can_round_inputs, streams_as
-
     llama, ids = known.llama, known.one.ids
     count = count_parameters(llama.config)
     if count.attention + count.mlp > MAX_WEIGHTS:
@@ -254,17 +237,17 @@ def _errors(known: OpenPass, method: QuantizeName | None) -> ErrorsView:
             "one question here; llamarium.inspect.probes.quantized.streams_as answers it in Python"
         )
         raise ApiError(400, message, code="model_too_large", param="quantize")
-    trace, model = known.trace(["resid"], known.layers), llama.model
+    trace, runner = known.trace(["resid"], known.layers), llama.runner
     with _alone(), _of_shape("quantize"):
-        exact = streams_as(model, ids)
+        exact = streams_as(runner, ids)
         runs = [ErrorsOfView(what="pass", layers=tuple(stream_errors(trace, exact)))]
         if method is not None:
             check_wanted()
-            weights = streams_as(model, ids, quantize=method)
+            weights = streams_as(runner, ids, quantize=method)
             runs.append(ErrorsOfView(what="weights", layers=tuple(stream_errors(weights, exact))))
         if method in IN_C and can_round_inputs(llama.config):
             check_wanted()
-            both = streams_as(model, ids, quantize=method, rounds_inputs=True)
+            both = streams_as(runner, ids, quantize=method, rounds_inputs=True)
             runs.append(ErrorsOfView(what="weights and inputs", layers=tuple(stream_errors(both, exact))))
     return ErrorsView(quantize=method, runs=tuple(runs))
 

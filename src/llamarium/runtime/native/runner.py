@@ -19,6 +19,7 @@ from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.errors import InputError
 from llamarium.kernels import native
 from llamarium.kernels.native import INPUT_BITS, InputBits
+from llamarium.quant.codes import Codes, unpack_rows
 from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.packing import matrix_of, to_float32
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
@@ -137,6 +138,13 @@ class NativeRunner:
         out_MO = native.product(self._matrix(key), np.ascontiguousarray(x_MI, np.float32), self._bits)
         found = self._correction(key)
         return out_MO if found is None else found.added_to(out_MO.T, found.b @ (found.a @ x_MI.T)).T
+
+    def codes(self, key: str, rows: Sequence[int]) -> Codes:
+        """Return some rows of a quantized matrix as codes and scales; see `Runner.codes`."""
+        weight = self._weight(key)
+        if weight.type_name not in PACKED_FORMATS:
+            raise InputError(f"{key} is stored as {weight.type_name}, which has no codes; give quantize")
+        return unpack_rows(weight.data, np.array(rows, np.int64), PACKED_FORMATS[weight.type_name])
 
     def read_stream(self, x_MD: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return what the final norm and the head make of rows of the residual stream; see `Runner.read_stream`."""
