@@ -152,6 +152,10 @@ class OptionError(LlamariumError):
     """An option that cannot be honoured here."""
 
 
+class MissingPackageError(OptionError):
+    """A question that needs an optional package; the message has the command that installs it."""
+
+
 class RequestTimeoutError(LlamariumError):
     """A request that was not answered by its deadline."""
 

@@ -4,7 +4,7 @@ import importlib
 from importlib.util import find_spec
 from typing import Any
 
-from llamarium.errors import OptionError
+from llamarium.errors import MissingPackageError
 
 
 def optional(module: str, extra: str, purpose: str, package: str | None = None) -> Any:
@@ -17,7 +17,7 @@ def optional(module: str, extra: str, purpose: str, package: str | None = None) 
         package: Its name, where it is not the module's.
 
     Raises:
-        OptionError: With the command that installs it.
+        MissingPackageError: With the command that installs it.
     """
     try:
         return importlib.import_module(module)
@@ -29,11 +29,11 @@ def need_torch(purpose: str, extra: str = "torch") -> None:
     """Check that PyTorch is installed, without the seconds that importing it takes.
 
     Raises:
-        OptionError: With the command that installs it.
+        MissingPackageError: With the command that installs it.
     """
     if find_spec("torch") is None:
         raise _missing(purpose, "PyTorch", extra)
 
 
-def _missing(purpose: str, what: str, extra: str) -> OptionError:
-    return OptionError(f"{purpose} needs {what}: pip install 'llamarium[{extra}]'")
+def _missing(purpose: str, what: str, extra: str) -> MissingPackageError:
+    return MissingPackageError(f"{purpose} needs {what}: pip install 'llamarium[{extra}]'")

@@ -129,4 +129,4 @@ def test_the_pages_routes_answer(smollm2_path: Path) -> None:
     pytest.importorskip("fastapi")
     found, status, lesson = json.loads(run(ROUTES, smollm2_path))
     assert set(found.values()) == {200}, found
-    assert status == 400 and "pip install 'llamarium[torch]'" in lesson["error"]["message"]
+    assert status == 501 and "pip install 'llamarium[torch]'" in lesson["error"]["message"]

@@ -19,6 +19,7 @@ from llamarium.errors import (
     InputError,
     LlamariumError,
     MemoryBudgetError,
+    MissingPackageError,
     QuestionError,
     RequestTimeoutError,
     SamplingError,
@@ -46,6 +47,7 @@ _FAILURES: tuple[tuple[type[LlamariumError], int, str, str], ...] = (
     (GaveWayError, 503, "overloaded", _NO_MEMORY),
     (SlowReaderError, 408, "slow_reader", ""),
     (AnswerError, 500, "model_error", ""),
+    (MissingPackageError, 501, "missing_package", ""),
 )
 """Errors of answers under way: status, code, and a message in place of the error's own."""
 
