@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from llamarium.api import Llama
 from llamarium.inspect.measures.streams import stream_errors
 from llamarium.inspect.neighbors import neighbors, similarity
 from llamarium.inspect.probes.four_bits import coded_weights, rounded_inputs
-from llamarium.inspect.probes.quantized import coded_anew, streams_as
+from llamarium.inspect.probes.quantized import streams_as
 from llamarium.model.init import FreshEmbedding
 from llamarium.page.extension import page
 from llamarium.page.routes import weights
@@ -60,19 +61,19 @@ def ask(client: httpx.Client, path: str, **query: Any) -> Any:
 @pytest.mark.parametrize("quantize", ["NF4", "Q8_0", "Q4_1"])
 def test_weights_as_they_would_be(client: httpx.Client, llama: Llama, quantize: str) -> None:
     linear = llama.model.get_submodule("model.layers.1.mlp.up_proj")
-    expected = coded_weights(linear, [5], quantize=quantize)
+    expected = coded_weights(llama.runner, "model.layers.1.mlp.up_proj.weight", [5], quantize=quantize)
     told = ask(client, "/inspect/codes", layer=1, linear="up_proj", row=5, start=16, count=40, quantize=quantize)
     assert (told["module"], told["num_rows"], told["num_columns"]) == ("model.layers.1.mlp.up_proj", 96, 64)
     assert (told["type_name"], told["is_stored"], told["stored_type"]) == (quantize, False, "float32")
     assert told["levels"] == list(expected.levels)
-    assert told["level_counts"] == expected.codes_RC[0].bincount(minlength=len(expected.levels)).tolist()
+    assert told["level_counts"] == np.bincount(expected.codes_RC[0], minlength=len(expected.levels)).tolist()
     minimums = None if expected.minimums_RC is None else expected.minimums_RC[0, 16:56].tolist()
-    columns = {"code": expected.codes_RC, "scale": expected.scales_RC, "value": expected.values_RC}
+    columns: dict[str, Any] = {"code": expected.codes_RC, "scale": expected.scales_RC, "value": expected.values_RC}
     columns["original"] = linear.get_parameter("weight").detach()[5:6]
     for name, tensor in columns.items():
         assert [one[name] for one in told["weights"]] == tensor[0, 16:56].tolist(), name
     assert [one["minimum"] for one in told["weights"]] == (minimums or [None] * 40)
-    error = float(expected.errors_RC[0].norm() / linear.get_parameter("weight")[5].norm())
+    error = float(np.linalg.norm(expected.errors_RC[0]) / linear.get_parameter("weight")[5].norm())
     assert told["row_error"] == pytest.approx(error, rel=1e-6)
 
 
@@ -80,7 +81,7 @@ def test_inputs_as_the_kernels_would_round_them(client: httpx.Client, path: str,
     trace = llama.trace(TEXT)
     seen = {"up_proj": "mlp_norm", "down_proj": "gated", "o_proj": "head_out", "k_proj": "attn_norm"}
     for linear, name in seen.items():
-        values = trace[f"layers.1.{name}"][4].reshape(1, -1)
+        values = trace.arrays[name, 1][4].reshape(1, -1)
         expected = rounded_inputs(values)
         told = ask(client, f"{path}/inputs", layer=1, linear=linear, position=4, start=32, count=32)
         assert (told["position"], told["num_inputs"], told["is_rounded"]) == (4, values.shape[1], False)
@@ -90,19 +91,21 @@ def test_inputs_as_the_kernels_would_round_them(client: httpx.Client, path: str,
             ("value", expected.values_MC),
         ):  # fmt: skip
             assert [one[field] for one in told["inputs"]] == tensor[0, 32:64].tolist(), (linear, field)
-        assert told["num_wide"] == int((expected.codes_MC.abs() > 127).sum())
-        assert told["error"] == pytest.approx(float(expected.errors_MC.norm() / values.norm()), rel=1e-6)
+        assert told["num_wide"] == int((abs(expected.codes_MC) > 127).sum())
+        assert told["error"] == pytest.approx(
+            float(np.linalg.norm(expected.errors_MC) / np.linalg.norm(values)), rel=1e-6
+        )
 
 
 @pytest.mark.parametrize("quantize", [None, "NF4", "Q4_1"])
 def test_where_the_error_grows(client: httpx.Client, path: str, llama: Llama, quantize: str | None) -> None:
-    ids, model = llama.encode(TEXT), llama.model
-    exact = streams_as(model, ids)
+    ids, runner = llama.encode(TEXT), llama.runner
+    exact = streams_as(runner, ids)
     expected = {"pass": llama.trace(TEXT, names=["resid"])}
     if quantize is not None:
-        expected["weights"] = streams_as(model, ids, quantize=quantize)
+        expected["weights"] = streams_as(runner, ids, quantize=quantize)
     if quantize == "Q4_1":
-        expected["weights and inputs"] = streams_as(model, ids, quantize=quantize, rounds_inputs=True)
+        expected["weights and inputs"] = streams_as(runner, ids, quantize=quantize, rounds_inputs=True)
     told = ask(client, f"{path}/errors", **({} if quantize is None else {"quantize": quantize}))
     assert told["quantize"] == quantize and [run["what"] for run in told["runs"]] == list(expected)
     for run in told["runs"]:
@@ -152,15 +155,15 @@ def test_a_model_with_packed_weights(model_files: Callable[..., Any], smollm2_pa
     packed = Llama("packed", loaded.loaded, llamarium.load_tokenizer(smollm2_path), loaded.sources)
     with serving(packed, extensions=[page()]) as running, httpx.Client(base_url=running.url, timeout=60) as client:
         ids = [5, 9, 7, 300]
-        path, model = path_of(client, ids=ids), packed.model
-        linear = model.get_submodule("model.layers.1.mlp.up_proj")
+        path = path_of(client, ids=ids)
+        key = "model.layers.1.mlp.up_proj.weight"
         told = ask(client, "/inspect/codes", layer=1, linear="up_proj", row=2)
-        stored = coded_weights(linear, [2])
+        stored = coded_weights(packed.runner, key, [2])
         assert (told["is_stored"], told["stored_type"], told["row_error"]) == (True, "Q8_0", None)
         assert [one["code"] for one in told["weights"]] == stored.codes_RC[0, :32].tolist()
         assert {one["original"] for one in told["weights"]} == {None}
         told = ask(client, "/inspect/codes", layer=1, linear="up_proj", row=2, quantize="NF4")
-        anew = coded_anew(linear, [2], "NF4")
+        anew = coded_weights(packed.runner, key, [2], quantize="NF4")
         assert [one["original"] for one in told["weights"]] == stored.values_RC[0, :32].tolist()
         assert [one["value"] for one in told["weights"]] == anew.values_RC[0, :32].tolist()
         told = ask(client, f"{path}/inputs", layer=0, linear="q_proj")
@@ -170,7 +173,7 @@ def test_a_model_with_packed_weights(model_files: Callable[..., Any], smollm2_pa
         assert (told["is_rounded"], told["input_bits"]) == (True, 8)
         (run,) = ask(client, f"{path}/errors")["runs"]
         trace = packed.trace(ids, names=["resid"])
-        expected = stream_errors(trace, streams_as(model, ids))
+        expected = stream_errors(trace, streams_as(packed.runner, ids))
         assert [tuple(one["relative"]) for one in run["layers"]] == [one.relative for one in expected]
         assert 0 < run["layers"][1]["relative"][3] < 0.05
         lesson = client.post(f"{path}/lesson", json={"k": 3}).json()
