@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from statistics import median
 
-FUNCTION_LINES, FILE_LINES, FOLDER_FILES = 60, 400, 12
+FUNCTION_LINES, MEDIAN_LINES, FILE_LINES, FOLDER_FILES = 56, 7, 400, 12
 REPOSITORY = Path(__file__).parents[2]
 SOURCE = REPOSITORY / "src"
 KERNELS = SOURCE / "llamarium/kernels"  # as long as what they do
@@ -60,6 +61,10 @@ def imports(tree: ast.Module, known: dict[str, Path]) -> Iterator[str]:
 
 def test_no_function_is_long() -> None:
     assert [f"{name}: {lines} lines" for name, lines in functions() if lines > FUNCTION_LINES] == []
+
+
+def test_most_functions_are_short() -> None:
+    assert median(lines for name, lines in functions() if name.startswith("src/")) <= MEDIAN_LINES
 
 
 def test_no_file_is_long() -> None:
