@@ -1,6 +1,6 @@
-"""Models besides the one that answers: built at first use, one at a time, within a bound. Never torch at import.
+"""Models beside the one that answers: built at first use, one at a time, within a bound of memory. No torch at import.
 
-What they have computed is kept within a bound of bytes, so two of them can be compared that are never there at once.
+Their passes are kept within a bound of bytes, so that two models can be compared that are never in memory together.
 """
 
 import threading
