@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from llamarium.cli.bench_serve_table import print_summary
-from llamarium.cli.options import UsageError, add_json, positive
+from llamarium.cli.options import UsageError, add_json, add_values, positive
 from llamarium.cli.output import emit, percent
 from llamarium.errors import OptionError, ServerError
 from llamarium.extras import optional
@@ -74,45 +74,32 @@ def _add_load(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[r
     when = group.add_mutually_exclusive_group()
     when.add_argument("--clients", type=positive, metavar="N", help="that ask at once (default: 1)")
     when.add_argument("--rate", type=_positive_number, metavar="R", help="requests a second, at random times")
-    group.add_argument("--think-time", type=_seconds, metavar="S", help="from an answer to the client's next request")
-    group.add_argument(
-        "--requests", type=positive, metavar="N", help=f"in sum (default: {_REQUESTS}, or a file's lines)"
-    )
-    group.add_argument("--duration", type=_positive_number, metavar="S", help="send none after so many seconds")
-    group.add_argument(
-        "--warmup", type=_count, default=1, metavar="N", help="requests before, which do not count (default: 1)"
-    )
-    group.add_argument(
-        "--timeout", type=_positive_number, default=600.0, metavar="S", help="for each request (default: %(default)g)"
+    in_sum, warmup = f"in sum (default: {_REQUESTS}, or a file's lines)", "requests before, which do not count"
+    add_values(
+        group,
+        ("--think-time", _seconds, "S", None, "from an answer to the client's next request"),
+        ("--requests", positive, "N", None, in_sum),
+        ("--duration", _positive_number, "S", None, "send none after so many seconds"),
+        ("--warmup", _count, "N", 1, f"{warmup} (default: 1)"),
+        ("--timeout", _positive_number, "S", 600.0, "for each request (default: %(default)g)"),
     )
 
 
 def _add_requests(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage]
-    group.add_argument(
-        "--prompt-tokens",
-        type=_lengths,
-        metavar="N",
-        help=f"N, uniform:LOW:HIGH or lognormal:MEAN:SIGMA, which is of the logarithm (default: {_PROMPT_TOKENS})",
+    tokens = f"N, uniform:LOW:HIGH or lognormal:MEAN:SIGMA, which is of the logarithm (default: {_PROMPT_TOKENS})"
+    add_values(
+        group,
+        ("--prompt-tokens", _lengths, "N", None, tokens),
+        ("--max-tokens", _lengths, "N", _MAX_TOKENS, "of an answer, likewise (default: %(default)s)"),
+        ("--shared-prefix", positive, "N", None, "tokens before them that all prompts share"),
+        ("--dataset", Path, "FILE", None, "JSONL with prompt or messages, and max_tokens if it likes"),
+        ("--seed", int, "N", 0, "of prompts, lengths and times (default: 0)"),
+        ("--extra-body", _object, "JSON", None, "fields for each request; null takes away one of ours"),
     )
-    group.add_argument(
-        "--max-tokens",
-        type=_lengths,
-        default=_MAX_TOKENS,
-        metavar="N",
-        help="of an answer, likewise (default: %(default)s)",
-    )
-    group.add_argument("--shared-prefix", type=positive, metavar="N", help="tokens before them that all prompts share")
-    group.add_argument(
-        "--dataset", type=Path, metavar="FILE", help="JSONL with prompt or messages, and max_tokens if it likes"
-    )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts, lengths and times (default: 0)")
     group.add_argument(
         "--ignore-eos",
         action="store_true",
         help="answers of exactly --max-tokens, where a server knows the field (llama-server, vLLM, Llamarium)",
-    )
-    group.add_argument(
-        "--extra-body", type=_object, metavar="JSON", help="fields for each request; null takes away one of ours"
     )
 
 
