@@ -182,8 +182,8 @@ def check_names(names: Collection[str] | None) -> list[str]:
     """Return the names asked for, in the order of computation."""
     if not isinstance(names, Iterable | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"names is {show_value(names)}; expected some of {', '.join(ACTIVATIONS)}")
-    wanted = set(ACTIVATIONS) if names is None else {names} if isinstance(names, str) else set(names)
-    unknown = sorted(map(str, wanted - set(ACTIVATIONS)))
+    wanted = list(ACTIVATIONS) if names is None else [names] if isinstance(names, str) else list(names)
+    unknown = sorted(str(name) for name in wanted if name not in tuple(ACTIVATIONS))
     if unknown or not wanted:
         found = f"unknown activations {', '.join(unknown)}" if unknown else "no activation was named"
         raise InputError(f"{found}; there are: {', '.join(ACTIVATIONS)}")

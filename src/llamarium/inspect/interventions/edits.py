@@ -66,7 +66,7 @@ def scale(
     positions: Iterable[int] | None = None,
 ) -> Edit:
     """Return the edit that multiplies what a part computes; arguments as `Edit` has them."""
-    return Edit(part, layer, head, None if positions is None else tuple(positions), factor)
+    return Edit(part, layer, head, _as_tuple(positions), factor)
 
 
 def ablate(
@@ -132,8 +132,13 @@ def steer(
     check_finite("scale", scale)
     _check(model, Edit("residual", layer))
     last = [_values(model, "residual", layer, ids)[-1] for ids in (toward_ids, from_ids)]
-    kept = None if positions is None else tuple(positions)
-    return Edit("residual", layer, None, kept, 1.0, scale * (last[0] - last[1]))
+    return Edit("residual", layer, None, _as_tuple(positions), 1.0, scale * (last[0] - last[1]))
+
+
+def _as_tuple(positions: Iterable[int] | None) -> tuple[int, ...] | None:
+    if not isinstance(positions, Iterable | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"positions is {show_value(positions)}; expected whole numbers, or None for all")
+    return None if positions is None else tuple(positions)
 
 
 @contextmanager
@@ -234,7 +239,9 @@ def _check(model: LlamaForCausalLM, edit: Edit) -> None:
         _check_index("a position", position, c.max_position_embeddings, edit.part)
     size = c.head_dim if edit.part == "head" else c.hidden_size
     if edit.add is not None and tuple(getattr(edit.add, "shape", ())) != (size,):
-        raise InputError(f"what is added to {edit.part} is {tuple(edit.add.shape)}; expected ({size},)")
+        found = getattr(edit.add, "shape", None)
+        shown = show_value(edit.add) if found is None else tuple(found)
+        raise InputError(f"what is added to {edit.part} is {shown}; expected ({size},)")
     check_finite("factor", edit.factor)
 
 

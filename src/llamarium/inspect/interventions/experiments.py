@@ -141,6 +141,8 @@ def trace_experiment(
     Raises:
         LlamariumError: As `trace`.
     """
+    if not isinstance(experiment, Experiment):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"experiment is {show_value(experiment)}; expected an Experiment")
     options: dict[str, Any] = {"layers": layers, "positions": positions, "budget_mb": budget_mb}
     wanted = check_names(names)
     looked = [name for name in wanted if name in ("scores", "pattern")]
