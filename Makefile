@@ -59,10 +59,10 @@ clean:
 .venv/.run: pyproject.toml constraints.txt hatch_build.py hatch_page.py $(wildcard native/*) $(shell find web docs/learn -type f -not -path '*/node_modules/*')
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(SAY) "Installing Llamarium; where they have changed, the CPU kernels are compiled and the page is built (a minute) ..."
-	$(INSTALL) --no-compile hatchling
+	@$(INSTALL) --no-compile hatchling
 	@$(BIN)/python hatch_build.py 2>/dev/null & $(BIN)/python hatch_page.py 2>/dev/null & \
 	$(BIN)/python -c $(DEPENDENCIES) | $(INSTALL) --no-compile -r /dev/stdin; wait
-	$(INSTALL) --no-compile -e .
+	@$(INSTALL) --no-compile -e .
 	@touch $@
 
 # torch first and by its pinned version: otherwise pip may take another build of it for a dependency.
