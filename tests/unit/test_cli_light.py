@@ -45,6 +45,8 @@ def run(hiding: Path, *words: str) -> subprocess.CompletedProcess[str]:
         ("trace AB -m shakespeare-char --layers 0 --names q,pattern", "layers.0.pattern"),
         ("neighbors A -m shakespeare-char -k 2", "cosine"),
         ("neighbors A -m shakespeare-char --with B", "cosine"),
+        ("bench cache --lengths 4 -m shakespeare-char", "with"),
+        ("score AB -m shakespeare-char --dtype float32", "perplexity"),
         ("trace hello -m llama-3.2-1b --layers 0 --names q", "layers.0.q"),
     ],
 )
@@ -79,8 +81,9 @@ def test_models_are_quantized_and_exported_without_pytorch(hiding: Path, tmp_pat
         done = run(hiding, *words)
         assert done.returncode == 0, done.stderr
         assert "PyTorch" not in done.stderr
-    answer = run(hiding, "generate", "A", "-m", packed, "-n", "9", "--temperature", "0")
-    assert (answer.returncode, len(answer.stdout)) == (0, 9 + len("\n")), answer.stderr
+    for path in (packed, folder):
+        answer = run(hiding, "generate", "A", "-m", path, "-n", "9", "--temperature", "0")
+        assert (answer.returncode, len(answer.stdout)) == (0, 9 + len("\n")), answer.stderr
     assert Path(file).stat().st_size > 1_000_000
 
 
