@@ -25,7 +25,7 @@ from llamarium.server.app import Extension, create_app
 from llamarium.server.hosts import listen
 from llamarium.server.http.log import Log
 from llamarium.server.http.protocol import connection_class
-from llamarium.server.lifecycle.loading import Loading
+from llamarium.server.lifecycle.loading import ModelLoader
 from llamarium.server.lifecycle.run import Server
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.settings import Settings
@@ -88,7 +88,7 @@ class Running:
     """
 
     def __init__(self, load: Callable[[Any], Any], settings: Settings, extensions: Sequence[Extension] = ()) -> None:
-        self.service = Service(Loading(load), settings)
+        self.service = Service(ModelLoader(load), settings)
         listener = listen(settings)
         self.port = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"

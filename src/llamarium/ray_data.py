@@ -29,7 +29,7 @@ from llamarium.generation.text_engine import Answers, TextEngine
 from llamarium.generation.text_model import compiled
 from llamarium.server.batch.answer import BatchProgress, BatchRun
 from llamarium.server.batch.lines import read_lines
-from llamarium.server.lifecycle.loading import Loading
+from llamarium.server.lifecycle.loading import ModelLoader
 from llamarium.server.lifecycle.service import ServedModel, Service
 from llamarium.server.settings import Settings
 
@@ -153,7 +153,7 @@ class AnswerLines:
         llama = llamarium.load(model, **(loading or {}))
         how = engine or EngineOptions()
         self._engine = llama.engine(**how)
-        given = Loading[tuple[ServedModel, TextEngine]](lambda _: (llama, self._engine))
+        given = ModelLoader[tuple[ServedModel, TextEngine]](lambda _: (llama, self._engine))
         given.wait()
         most = how.get("max_num_seqs", MAX_NUM_SEQS)
         self._service = Service(given, Settings(max_num_seqs=most, max_queue=sys.maxsize, request_timeout_s=None))

@@ -22,7 +22,7 @@ from llamarium.server.app import post_paths
 from llamarium.server.batch.answer import BatchProgress, BatchRun
 from llamarium.server.batch.dispatch import RouteReply, Routes
 from llamarium.server.batch.lines import Line, read_lines
-from llamarium.server.lifecycle.loading import Loading
+from llamarium.server.lifecycle.loading import ModelLoader
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.settings import Settings
 from serving import CHAT, HELLO, NEVER_TORCH, Running, serving, small_engine, small_llama
@@ -71,7 +71,7 @@ class Answered:
         self.error: BaseException | None = None
         settings = Settings(max_num_seqs=max_num_seqs, max_queue=10**9, request_timeout_s=None)
         with small_engine(llama, settings) as engine:
-            loading = Loading(lambda _: (llama, engine))
+            loading = ModelLoader(lambda _: (llama, engine))
             loading.wait()
             service = Service(loading, settings)
             batch = BatchRun(service, ("small", "alias"), self._take, self.warnings.append, self.tally)
@@ -518,7 +518,7 @@ def test_an_output_that_cannot_be_written_is_an_error_of_the_run(llama: Llama, t
 
     settings = Settings(max_num_seqs=4, max_queue=10**9)
     with small_engine(llama, settings) as engine:
-        loading = Loading(lambda _: (llama, engine))
+        loading = ModelLoader(lambda _: (llama, engine))
         loading.wait()
         batch = BatchRun(Service(loading, settings), ("small",), full, print, BatchProgress(2))
         texts = [text("a", **HELLO), text("b", **HELLO)]

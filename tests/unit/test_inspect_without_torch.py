@@ -69,13 +69,13 @@ from llamarium.page.extension import page
 from llamarium.server.app import create_app
 from llamarium.server.hosts import listen
 from llamarium.server.http.log import Log
-from llamarium.server.lifecycle.loading import Loading
+from llamarium.server.lifecycle.loading import ModelLoader
 from llamarium.server.lifecycle.run import Server
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.settings import Settings
 
 settings = Settings(port=0, drain_timeout_s=0)
-service = Service(Loading(lambda _: (llama, llama.engine(kv_memory=2**24))), settings)
+service = Service(ModelLoader(lambda _: (llama, llama.engine(kv_memory=2**24))), settings)
 listener, log = listen(settings), Log("text")
 config = uvicorn.Config(create_app(service, ("m",), log, [page()]), lifespan="off", ws="none", log_config=None)
 server = Server(config, service, log)

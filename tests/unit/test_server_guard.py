@@ -24,7 +24,7 @@ from llamarium.server.lifecycle.service import Service
 from llamarium.server.ray_serve.options import options_of
 from llamarium.server.settings import Settings
 
-STILL: Any = SimpleNamespace(progress=(0, 0), result=None, failure=None, is_running=True)  # a `Loading`
+STILL: Any = SimpleNamespace(progress=(0, 0), result=None, failure=None, is_running=True)  # a `ModelLoader`
 KEYS = ("first-key", "second-key")
 
 

@@ -142,7 +142,7 @@ def _answer(args: argparse.Namespace, file: BinaryIO, output: "Output") -> int:
 def _ask(args: argparse.Namespace, lines: "Iterable[Line]", output: "Output", tally: "BatchProgress") -> None:
     """Load the model and ask lines."""
     from llamarium.server.batch.answer import BatchRun
-    from llamarium.server.lifecycle.loading import Loading
+    from llamarium.server.lifecycle.loading import ModelLoader
     from llamarium.server.lifecycle.service import Service
     from llamarium.server.settings import Settings
 
@@ -156,7 +156,7 @@ def _ask(args: argparse.Namespace, lines: "Iterable[Line]", output: "Output", ta
     )
     llama, engine = load_engine(args)
     with _told(args, engine, tally) as report, engine:  # once it has stopped, it has counted all
-        loading = Loading(lambda _: (llama, engine))
+        loading = ModelLoader(lambda _: (llama, engine))
         loading.wait()
         batch = BatchRun(Service(loading, settings), served_names(args), output.write, warn, tally)
         output.begin()

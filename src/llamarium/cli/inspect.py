@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     require_packages("llamarium inspect")
     from llamarium.page.assets import HOW_TO_BUILD, is_built
     from llamarium.server.hosts import listen
-    from llamarium.server.lifecycle.loading import Loading
+    from llamarium.server.lifecycle.loading import ModelLoader
 
     if not is_built():
         raise OptionError(f"llamarium was installed without its page; {HOW_TO_BUILD}")
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     names = served_names(args)
     settings = Settings(port=args.port, api_keys=(secrets.token_urlsafe(_KEY_BYTES),))
     with listen(settings) as listener:
-        loading = Loading(lambda report: _load(args, report))
+        loading = ModelLoader(lambda report: _load(args, report))
         from llamarium.page.extension import page
         from llamarium.page.ticket import Ticket
         from llamarium.server.lifecycle.run import run

@@ -159,7 +159,7 @@ def _add_bounds(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[re
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal stops the server."""
     from llamarium.server.hosts import listen
-    from llamarium.server.lifecycle.loading import Loading
+    from llamarium.server.lifecycle.loading import ModelLoader
 
     settings = _settings(args)
     require_packages("llamarium serve")
@@ -167,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
     runs = open_runs(args)
     names = served_names(args)
     with listen(settings) as listener:
-        loading = Loading(lambda report: load_engine(args, report))
+        loading = ModelLoader(lambda report: load_engine(args, report))
         from llamarium.page.extension import page  # while the model is being loaded: this takes half a second
         from llamarium.server.lifecycle.run import run
         from llamarium.server.lifecycle.service import Service

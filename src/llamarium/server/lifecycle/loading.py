@@ -14,7 +14,7 @@ Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all)."""
 
 
-class Loading(Generic[T]):
+class ModelLoader(Generic[T]):
     """A model and its engine, being loaded.
 
     Attributes:

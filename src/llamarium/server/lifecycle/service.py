@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 from llamarium.errors import OptionError
 from llamarium.generation.text_engine import TextEngine, TextModel
 from llamarium.server.errors import ApiError
-from llamarium.server.lifecycle.loading import Loading
+from llamarium.server.lifecycle.loading import ModelLoader
 from llamarium.server.settings import Settings
 from llamarium.tokenizer.base import Tokenizer
 
@@ -37,7 +37,7 @@ class ServedModel(TextModel, Protocol):
 class Service:
     """A model that may still be loading, its engine, and the number of answers under way."""
 
-    def __init__(self, loading: Loading[tuple[ServedModel, TextEngine]], settings: Settings) -> None:
+    def __init__(self, loading: ModelLoader[tuple[ServedModel, TextEngine]], settings: Settings) -> None:
         self.loading, self.settings = loading, settings
         self.in_flight = 0
         self.is_draining = False

@@ -13,7 +13,7 @@ from llamarium.generation.text_engine import TextEngine
 from llamarium.server.app import create_routes
 from llamarium.server.http.access import Access
 from llamarium.server.http.log import Log
-from llamarium.server.lifecycle.loading import Loading, Progress
+from llamarium.server.lifecycle.loading import ModelLoader, Progress
 from llamarium.server.lifecycle.service import ServedModel, Service, check_context
 from llamarium.server.ray_serve.forward import Forwarded, Head, scope_of
 from llamarium.server.ray_serve.options import ModelOptions
@@ -27,7 +27,7 @@ class Replica:
     """Answers forwarded requests; Ray sends none before the constructor has returned."""
 
     async def __init__(self, model: ModelOptions, names: tuple[str, ...], settings: Settings) -> None:
-        self._service = Service(Loading(lambda report: _load(model, settings, report)), settings)
+        self._service = Service(ModelLoader(lambda report: _load(model, settings, report)), settings)
         while self._service.loading.is_running:
             await asyncio.sleep(_LOOK_S)
         if self._service.loading.failure is not None:
