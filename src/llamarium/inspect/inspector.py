@@ -43,19 +43,16 @@ class Inspected(TextModel, Protocol):
 
     Attributes:
         loaded: The runner and the modules.
+        model: Its modules.
+        optional_tokenizer: Its tokenizer, if it has one.
     """
 
     loaded: LoadedModel
 
     @property
-    def model(self) -> "LlamaForCausalLM":
-        """Its modules."""
-        ...
-
+    def model(self) -> "LlamaForCausalLM": ...  # noqa: D102
     @property
-    def optional_tokenizer(self) -> Tokenizer | None:
-        """Its tokenizer, if it has one."""
-        ...
+    def optional_tokenizer(self) -> Tokenizer | None: ...  # noqa: D102
 
 
 LlamaT = TypeVar("LlamaT", bound=Inspected)
@@ -178,14 +175,9 @@ class Inspector(Generic[LlamaT]):
 
         llama = self._llama
         return learn(
-            llama.model,
-            llama.encode(text),
-            optimizer=optimizer,
-            learning_rate=learning_rate,
-            k=k,
-            tokenizer=llama.optional_tokenizer,
-            unpack=unpack,
-        )
+            llama.model, llama.encode(text), optimizer=optimizer, learning_rate=learning_rate, k=k,
+            tokenizer=llama.optional_tokenizer, unpack=unpack,
+        )  # fmt: skip
 
     def sampler_steps(
         self, prompt: Prompt, *, answer_ids: Sequence[int] = (), k: int = 10, **options: Unpack[GenerationOptions]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.errors import InputError, check_choice, show_value
+from llamarium.errors import InputError, show_value
 from llamarium.extras import need_torch
 from llamarium.generation.kept import KeptSequence, Memory, advance, batches
 from llamarium.inspect.numbers import Floats, as_array, scores_of, softmax
@@ -173,7 +173,8 @@ class KeptPass:
     def __init__(
         self, runner: Runner, ids: "Sequence[int] | Tensor", *, adapter: int = -1, kv_cache_dtype: CacheDtype = "auto"
     ) -> None:
-        check_choice("kv_cache_dtype", kv_cache_dtype, get_args(CacheDtype))
+        if kv_cache_dtype not in get_args(CacheDtype):
+            raise InputError(f"kv_cache_dtype is {show_value(kv_cache_dtype)}; expected auto or int8")
         if adapter not in range(-1, runner.num_adapters or 0):
             raise InputError(f"adapter is {show_value(adapter)}; expected one below {runner.num_adapters or 0}, or -1")
         self._runner, self._ids = runner, check_ids(runner.config, ids)

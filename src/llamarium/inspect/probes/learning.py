@@ -123,17 +123,9 @@ def learn(
         moves_R = (table[rows] - was_RD).norm(dim=-1)
     best = (top_candidates(on_host(x_V)[None], k)[0] for x_V in (before_V, after_V))
     before, after = (name_candidates(candidates, tokenizer) for candidates in best)
+    losses, losses_after, moves = (tuple(values.tolist()) for values in (losses_T, after_T, moves_R))
     return Lesson(
-        token_ids=tuple(known),
-        losses=tuple(losses_T.tolist()),
-        losses_after=tuple(after_T.tolist()),
-        row_ids=tuple(rows),
-        row_gradients_RD=gradients_RD,
-        row_moves=tuple(moves_R.tolist()),
-        gradient_norm=norm,
-        before=before,
-        after=after,
-        num_unpacked=num_unpacked,
+        tuple(known), losses, losses_after, tuple(rows), gradients_RD, moves, norm, before, after, num_unpacked
     )
 
 
