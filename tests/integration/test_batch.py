@@ -25,7 +25,7 @@ from llamarium.server.batch.lines import Line, read_lines
 from llamarium.server.lifecycle.loading import ModelLoader
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.settings import Settings
-from serving import CHAT, HELLO, NEVER_TORCH, Running, serving, small_engine, small_llama
+from serving import CHAT, HELLO, NEVER_TORCH, Running, small_engine
 
 COMPLETIONS = "/v1/completions"
 ROUTES: dict[str, dict[str, Any]] = {
@@ -38,17 +38,6 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [88, 9023, 34878]},
     "/apply-template": {"messages": HELLO["messages"]},
 }
-
-
-@pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    return small_llama(smollm2_path)
-
-
-@pytest.fixture(scope="module")
-def running(llama: Llama) -> Iterator[Running]:
-    with serving(llama) as found:
-        yield found
 
 
 def text(custom_id: str, url: str = CHAT, **body: Any) -> bytes:

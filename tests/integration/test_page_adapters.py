@@ -18,18 +18,13 @@ from llamarium.api import Llama
 from llamarium.inspect.interventions.edits import scale
 from llamarium.inspect.interventions.experiments import Experiment
 from llamarium.page.extension import page
-from serving import serving, small_llama
+from serving import serving
 from strong_adapters import strengthen
 
 TEXT = "The cat sat on the mat"
 OTHER = "The dog sat on the mat"
 TOKEN = 900
 KINDS = {"lora": LoRAConfig(r=4), "dora": LoRAConfig(r=4, use_dora=True)}
-
-
-@pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    return small_llama(smollm2_path)
 
 
 @pytest.fixture(scope="module")

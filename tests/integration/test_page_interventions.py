@@ -3,7 +3,6 @@
 import json
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,16 +13,11 @@ from llamarium.inspect.interventions.edits import scale
 from llamarium.inspect.interventions.patching import PatchGrid
 from llamarium.page.extension import page
 from llamarium.server.lifecycle.threads import are_at_work
-from serving import CHAT, HELLO, Running, serving, small_llama
+from serving import CHAT, HELLO, Running, serving
 
 TEXT = "The cat sat on the mat"
 OTHER = "The dog sat on the mat"
 TOKEN, AGAINST = 900, 901
-
-
-@pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    return small_llama(smollm2_path)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Questions to a pass, asked over HTTP: the numbers are those of `llama.inspect`."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,15 +12,10 @@ from llamarium.inspect.probes.rope import rope_pairs, score_by_distance
 from llamarium.page import passes as kept_passes
 from llamarium.page.extension import page
 from llamarium.presets import PRESETS
-from serving import Running, serving, small_llama
+from serving import Running, serving
 
 TEXT = "The cat sat on the mat"
 TOKEN = 900
-
-
-@pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    return small_llama(smollm2_path)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,7 +13,7 @@ from llamarium.api import Llama
 from llamarium.engine.engine import Engine
 from llamarium.page.extension import page
 from llamarium.page.routes import requests
-from serving import CHAT, HELLO, Running, serving, small_llama
+from serving import CHAT, HELLO, Running, serving
 
 KEY = "the-key"
 HEADERS = {"authorization": f"Bearer {KEY}"}
@@ -26,11 +25,6 @@ FORM = {
     "type": "json_schema",
     "json_schema": {"name": "list", "schema": {"type": "array", "items": {"type": "integer"}, "minItems": 200}},
 }
-
-
-@pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    return small_llama(smollm2_path)
 
 
 @pytest.fixture(scope="module")

@@ -14,15 +14,10 @@ from llamarium.api import Llama
 from llamarium.page import assets
 from llamarium.page.extension import page
 from llamarium.presets import PRESETS
-from serving import CHAT, HELLO, Running, serving, small_llama
+from serving import CHAT, HELLO, Running, serving
 
 TEXT = "The cat sat on the mat"
 KEY = "the-key"
-
-
-@pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    return small_llama(smollm2_path)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,7 +12,7 @@ from llamarium.cost import flops
 from llamarium.inspect.probes.cost import token_cost
 from llamarium.inspect.score import score
 from llamarium.page.extension import page
-from serving import serving, small_llama
+from serving import serving
 
 TEXT = "The cat sat on the mat"
 FORM = {
@@ -36,11 +35,6 @@ OPTIONS: dict[str, Any] = {
     "frequency_penalty": -0.5,
     "seed": 4,
 }
-
-
-@pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    return small_llama(smollm2_path)
 
 
 @pytest.fixture(scope="module")

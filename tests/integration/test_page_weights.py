@@ -19,14 +19,9 @@ from llamarium.inspect.probes.quantized import streams_as
 from llamarium.model.init import FreshEmbedding
 from llamarium.page.extension import page
 from llamarium.page.routes import weights
-from serving import Running, serving, small_llama
+from serving import Running, serving
 
 TEXT = "The cat sat on the mat"
-
-
-@pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    return small_llama(smollm2_path)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,20 +13,9 @@ import pytest
 
 from llamarium.api import Llama
 from llamarium.server import answering
-from serving import CHAT, HELLO, Running, serving, small_llama
+from serving import CHAT, HELLO, Running, serving
 
 DIALOG: Any = HELLO["messages"]
-
-
-@pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    return small_llama(smollm2_path)
-
-
-@pytest.fixture(scope="module")
-def running(llama: Llama) -> Iterator[Running]:
-    with serving(llama) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -21,16 +21,11 @@ from llamarium.api import Llama
 from llamarium.cli import batch, serve
 from llamarium.cli.main import main
 from llamarium.cli.options import UsageError
-from serving import CHAT, HELLO, Running, serving, small_llama
+from serving import CHAT, HELLO, Running, serving
 from strong_adapters import strengthen
 
 NAMES = ("one", "two")
 COMPLETION: dict[str, Any] = {"prompt": "The sky over the sea is " * 8, "temperature": 0, "max_tokens": 12}
-
-
-@pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    return small_llama(smollm2_path)
 
 
 @pytest.fixture(scope="module")

@@ -35,11 +35,6 @@ class Eager(DraftModel):
 
 
 @pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    return small_llama(smollm2_path)
-
-
-@pytest.fixture(scope="module")
 def other(smollm2_path: Path) -> Llama:
     """A model that agrees with the other by chance alone."""
     found = small_llama(smollm2_path)

@@ -1,8 +1,6 @@
 """Prompts with their log-probabilities over HTTP, as OpenAI's completions tell them: `echo` with `logprobs`."""
 
-from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,22 +9,11 @@ import pytest
 
 from llamarium.api import Llama
 from llamarium.server.openai import completions
-from serving import Running, serving, small_llama
+from serving import Running
 
 TEXT = "Grüße, the sky is 🦙 blue"
 NAMES = {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
 PATH = "/v1/completions"
-
-
-@pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    return small_llama(smollm2_path)
-
-
-@pytest.fixture(scope="module")
-def running(llama: Llama) -> Iterator[Running]:
-    with serving(llama) as found:
-        yield found
 
 
 def asked(**more: Any) -> dict[str, Any]:

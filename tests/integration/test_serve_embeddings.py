@@ -6,7 +6,6 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,15 +17,10 @@ from numpy.typing import NDArray
 
 from llamarium.api import Llama
 from llamarium.attention import CausalAttend
-from serving import HELLO, Running, serving, small_llama
+from serving import HELLO, Running, serving
 
 EMBEDDINGS = "/v1/embeddings"
 TEXTS = ["Once upon a time", "x", "The sky is " * 20, "Grüße 🦙", "<|im_end|>"]
-
-
-@pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    return small_llama(smollm2_path)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import jsonschema
@@ -11,19 +10,7 @@ import openai
 import pydantic
 import pytest
 
-from llamarium.api import Llama
-from serving import CHAT, HELLO, Running, serving, small_llama
-
-
-@pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    return small_llama(smollm2_path)
-
-
-@pytest.fixture(scope="module")
-def running(llama: Llama) -> Iterator[Running]:
-    with serving(llama) as running:
-        yield running
+from serving import CHAT, HELLO, Running
 
 
 @pytest.fixture(scope="module")

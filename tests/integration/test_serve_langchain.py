@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -16,7 +15,7 @@ from langchain_openai import ChatOpenAI, OpenAI
 
 from llamarium.api import Llama
 from quiet_clients import quiet_langchain
-from serving import HELLO, Running, serving, small_llama
+from serving import HELLO, Running
 
 DIALOG: list[dict[str, Any]] = HELLO["messages"]
 QUESTION: str = DIALOG[0]["content"]
@@ -39,17 +38,6 @@ class Colour(pydantic.BaseModel):
 def _quiet() -> Iterator[None]:
     with quiet_langchain():
         yield
-
-
-@pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    return small_llama(smollm2_path)
-
-
-@pytest.fixture(scope="module")
-def running(llama: Llama) -> Iterator[Running]:
-    with serving(llama) as running:
-        yield running
 
 
 @pytest.fixture

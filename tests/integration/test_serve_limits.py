@@ -23,14 +23,9 @@ from llamarium.server.http.protocol import MAX_REQUESTS_AHEAD
 from llamarium.server.lifecycle.service import check_context
 from llamarium.server.settings import Settings
 from llamarium.tokenizer.tools.request import ToolRequest
-from serving import CHAT, HELLO, Running, serving, small_engine, small_llama
+from serving import CHAT, HELLO, Running, serving, small_engine
 
 ENDLESS: dict[str, Any] = HELLO | {"max_tokens": 470, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    return small_llama(smollm2_path)
 
 
 @pytest.fixture(scope="module")

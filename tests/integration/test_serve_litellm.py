@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import pydantic
@@ -10,7 +9,7 @@ import pytest
 
 from llamarium.api import Llama
 from quiet_clients import quiet_litellm
-from serving import HELLO, Running, serving, small_llama
+from serving import HELLO, Running
 
 pytestmark = pytest.mark.filterwarnings(  # it looks at every attribute of a chunk
     "ignore:Accessing the 'model_.*' attribute on the instance:pydantic.warnings.PydanticDeprecatedSince211"
@@ -34,17 +33,6 @@ PAINT: dict[str, Any] = {
 class Colour(pydantic.BaseModel):
     name: Literal["red", "green"]
     shade: Literal[1, 2, 3]
-
-
-@pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    return small_llama(smollm2_path)
-
-
-@pytest.fixture(scope="module")
-def running(llama: Llama) -> Iterator[Running]:
-    with serving(llama) as running:
-        yield running
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import importlib
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from transformers import LlamaForCausalLM as TransformersLlama
 
 from llamarium.api import Llama
 from llamarium.inspect.score import score
-from serving import Running, serving, small_llama
+from serving import Running
 
 CHOICES = [" blue as it is", " green"]
 DOCS = [{"question": f"The sky over {place} is", "gold": i % 2} for i, place in enumerate(["Łódź", "Rome", "here"])]
@@ -34,17 +33,6 @@ NEXT = {
     "generation_kwargs": {"until": ["e", "\n\n"], "max_gen_toks": 12, "do_sample": False},
     "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
 }
-
-
-@pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    return small_llama(smollm2_path)
-
-
-@pytest.fixture(scope="module")
-def running(llama: Llama) -> Iterator[Running]:
-    with serving(llama) as found:
-        yield found
 
 
 @pytest.fixture(scope="module", autouse=True)

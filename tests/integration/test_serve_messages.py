@@ -21,22 +21,11 @@ from llamarium.sampling.grammar.compiler import GrammarCompiler
 from llamarium.server.settings import Settings
 from llamarium.tokenizer.tools.request import ToolRequest
 from scripted import ScriptedLlama
-from serving import Running, serving, small_engine, small_llama
+from serving import Running, serving, small_engine
 
 MESSAGES = "/v1/messages"
 DIALOG: Any = [{"role": "user", "content": "Hello!"}]
 ASKED: dict[str, Any] = {"messages": DIALOG, "max_tokens": 12, "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    return small_llama(smollm2_path)
-
-
-@pytest.fixture(scope="module")
-def running(llama: Llama) -> Iterator[Running]:
-    with serving(llama) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

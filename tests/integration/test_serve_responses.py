@@ -16,23 +16,12 @@ import llamarium
 from llamarium.api import Llama
 from llamarium.tokenizer.tools.request import ToolRequest
 from scripted import ScriptedLlama
-from serving import Running, serving, small_llama
+from serving import Running, serving
 
 RESPONSES = "/v1/responses"
 DIALOG: Any = [{"role": "user", "content": "Hello!"}]
 ASKED: dict[str, Any] = {"input": "Hello!", "max_output_tokens": 12, "temperature": 0}
 LOGPROBS = ["message.output_text.logprobs"]
-
-
-@pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    return small_llama(smollm2_path)
-
-
-@pytest.fixture(scope="module")
-def running(llama: Llama) -> Iterator[Running]:
-    with serving(llama) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

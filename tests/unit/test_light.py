@@ -14,10 +14,9 @@ import pytest
 TESTS = Path(__file__).parents[1]
 SOURCE = TESTS.parent / "src"
 LIGHT = set((TESTS / "light.txt").read_text().split())
-FIXTURES = {"model_files"}  # of conftest.py, with PyTorch
+FIXTURES = {"model_files", "llama", "running"}  # of conftest.py, with PyTorch
 LATE = {  # what these call imports PyTorch, or the oracle that they ask
     "integration/test_api.py",
-    "integration/test_prompt_lookup.py",
     "integration/test_python_o.py",
     "integration/test_training_functions.py",
     "unit/test_cli_options.py",
@@ -84,8 +83,10 @@ def can_be_imported(path: Path) -> bool:
 
 
 def fixtures(path: Path) -> set[str]:
-    functions = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
-    return {argument.arg for function in functions for argument in function.args.args}
+    """What the tests of a file ask for by name and the file does not define."""
+    functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+    asked = {argument.arg for function in functions for argument in function.args.args}
+    return asked - {function.name for function in functions}
 
 
 def test_the_list_is_complete() -> None:
