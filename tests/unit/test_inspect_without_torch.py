@@ -100,8 +100,12 @@ with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", time
     found |= {kind: client.get(codes + kind).status_code for kind in ("", "&quantize=NF4", "&quantize=Q8_0")}
     found["rows"] = client.get("/inspect/rows?ids=1,2").status_code
     found["model"] = client.get("/inspect/model").status_code
-    lesson = client.post(f"{root}/lesson", json={})
-print(json.dumps([found, lesson.status_code, lesson.json()]), flush=True)
+    edits = {"edits": [{"part": "mlp", "layer": 0, "factor": 0}]}
+    refused = [
+        client.post(f"{root}/lesson", json={}), client.get("/inspect/compare"),
+        client.post(f"{root}/edited", json=edits),
+    ]
+print(json.dumps([found, [[one.status_code, one.json()["error"]["message"]] for one in refused]]), flush=True)
 """
 )
 
@@ -127,6 +131,7 @@ def test_views_are_there_and_what_computes_gradients_names_the_command(smollm2_p
 
 def test_the_pages_routes_answer(smollm2_path: Path) -> None:
     pytest.importorskip("fastapi")
-    found, status, lesson = json.loads(run(ROUTES, smollm2_path))
+    found, refused = json.loads(run(ROUTES, smollm2_path))
     assert set(found.values()) == {200}, found
-    assert status == 501 and "pip install 'llamarium[torch]'" in lesson["error"]["message"]
+    for status, message in refused:
+        assert status == 501 and message.endswith("needs PyTorch: pip install 'llamarium[torch]'")

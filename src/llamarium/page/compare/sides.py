@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, get_args
 
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.errors import OptionError, UnknownNameError
+from llamarium.extras import need_torch
 from llamarium.generation.text_engine import TextEngine
 from llamarium.page.compare.others import Side
 from llamarium.page.compare.runs import Runs
@@ -34,6 +35,7 @@ _HEADS = {
 
 def sides_of(llama: "Llama", engine: TextEngine, runs: Runs) -> list[Side]:
     """Return what can be compared; the first is the model as it answers."""
+    need_torch("a comparison")
     return [*_at_hand(llama, engine), *_variants(llama, engine), *runs.sides(llama)]
 
 

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from llamarium.engine.request import check_prompt, too_long
 from llamarium.errors import AnswerError, LlamariumError
+from llamarium.extras import need_torch
 from llamarium.generation.text_engine import TextEngine
 from llamarium.page.executor import Pass
 from llamarium.page.routes.open_pass import OfPass, OpenPass
@@ -123,6 +124,7 @@ def _plain(one: Pass) -> Pass:
 
 def _edit(llama: "Llama", one: Pass, fields: EditFields, path: str) -> "Edit":
     """Return an edit, each of whose indices is there."""
+    need_torch("an edit")
     from llamarium.inspect.interventions.edits import scale
 
     config = llama.config
