@@ -94,9 +94,9 @@ def test_attribution(client: httpx.Client, make: Any, merged: Llama) -> None:
 
 
 def test_lens(client: httpx.Client, make: Any, merged: Llama) -> None:
-    found = get(client, f"{make()}/lens", token_id=TOKEN)["places"]
+    found = get(client, f"{make()}/lens", token_id=TOKEN)["layers"]
     expected = merged.inspect.lens(TEXT, positions=[-1], word=TOKEN).layers
-    told = [place["chosen"]["logprob"] for place in found]
+    told = [layer["chosen"][0]["logprob"] for layer in found]
     np.testing.assert_allclose(told, [layer.chosen[0].logprob for layer in expected], atol=2e-3)
 
 
