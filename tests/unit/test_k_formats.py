@@ -36,6 +36,7 @@ from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.runner import Runner
 from native_models import product, weights_of
+from reference_tiles import pack_reference
 
 pytestmark = pytest.mark.alone  # with as many threads as there are cores
 
@@ -76,14 +77,13 @@ def test_bits_per_weight_contain_the_scales() -> None:
 
 @pytest.mark.parametrize("type_name", K_FORMATS)
 @pytest.mark.parametrize("rows", [1, 16, 40])
-@pytest.mark.parametrize("piece", [None, 2**20, 1], ids=["C", "PyTorch", "PyTorch in pieces"])
-def test_packing_loses_nothing(type_name: str, rows: int, piece: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    if piece is not None:
-        monkeypatch.setattr("llamarium.quant.packed._PIECE_WEIGHTS", piece)
-        monkeypatch.setattr(native, "library", lambda: None)
+@pytest.mark.parametrize("unpacks", ["C", "PyTorch"])
+def test_packing_loses_nothing(type_name: str, rows: int, unpacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = random_blocks(type_name, rows, 512)
     expected = dequantize(blocks, type_name)
     linear = pack_ggml(blocks, type_name)
+    if unpacks == "PyTorch":
+        monkeypatch.setattr(native, "library", lambda: None)
     assert torch.equal(linear.dequantize(), expected) and linear.in_features == 512
     assert torch.equal(linear.dequantize_rows(rows // 2, rows, torch.float32), expected[rows // 2 :])
     assert linear.weight.numel() == -(-rows // 16) * 16 * blocks.shape[1], "no byte more than in the file"
@@ -91,11 +91,10 @@ def test_packing_loses_nothing(type_name: str, rows: int, piece: int | None, mon
 
 @pytest.mark.parametrize("type_name", PACKED_FORMATS)
 @pytest.mark.parametrize("rows", [1, 16, 300])
-def test_c_packs_what_pytorch_does(type_name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_c_packs_what_pytorch_does(type_name: str, rows: int) -> None:
     blocks = torch.randint(256, (block_format(type_name).row_bytes(768), rows), dtype=torch.uint8).T
     found = pack_ggml(blocks, type_name).weight  # of blocks that do not lie one after the other
-    monkeypatch.setattr(native, "library", lambda: None)
-    assert torch.equal(found, pack_ggml(blocks, type_name).weight)
+    assert torch.equal(found, pack_reference(blocks, type_name))
 
 
 def test_every_code_and_integer_has_its_place() -> None:
@@ -233,7 +232,7 @@ def test_a_file_is_kept_as_it_is_where_the_kernels_know_its_format(
     llama, exact = (llamarium.load(path, device="cpu", **given) for given in ({}, {"dtype": "float32"}))
     matrices = {s.dtype for s in llama.sources if len(s.shape) == 2}
     assert matrices == {held}
-    assert isinstance(llama.runner, NativeRunner) and isinstance(exact.runner, ModuleRunner)
+    assert isinstance(llama.runner, NativeRunner) and isinstance(exact.runner, NativeRunner)
     if held != "BF16":
         assert llama.model.lm_head.weight is llama.model.model.embed_tokens.weight, "a tied head is the same storage"
         for key in ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj", "lm_head"):

@@ -25,6 +25,7 @@ from llamarium.quant.packed import (
     quantize_inputs,
 )
 from native_models import product
+from reference_tiles import packed_codes
 
 pytestmark = pytest.mark.alone  # with as many threads as there are cores
 
@@ -42,7 +43,7 @@ def random_linear(name: str, rows: int, columns: int, seed: int = 0, extreme: bo
         codes = (codes % 2) * (high - 1)
     scale = torch.randn(rows, columns // 32, generator=generator).half()
     minimum = torch.randn(rows, columns // 32, generator=generator).half() if PACKED_FORMATS[name].has_minimum else None
-    return LinearPacked.from_codes(codes, scale, PACKED_FORMATS[name], minimum)
+    return packed_codes(codes, scale, PACKED_FORMATS[name], minimum)
 
 
 # --- the layout -------------------------------------------------------------------------------------------------------
@@ -66,11 +67,6 @@ def test_integers_are_packed_without_loss(kind: Any) -> None:
     packed = pack_integers(linear)
     assert packed is not None and torch.equal(packed.dequantize(), linear.dequantize())
     assert pack_integers(kind.from_weight(torch.randn(20, 48))) is None, "groups of 16"
-
-
-def test_what_cannot_be_packed_is_refused() -> None:
-    with pytest.raises(OptionError, match="rows of 48 weights cannot be packed; expected a multiple of 32"):
-        LinearPacked.from_codes(torch.zeros(2, 48, dtype=torch.uint8), torch.ones(2, 1).half(), PACKED_FORMATS["Q4_0"])
 
 
 # --- one product ------------------------------------------------------------------------------------------------------
@@ -149,7 +145,7 @@ def test_inputs_and_scales_of_any_size_have_the_same_product_alone_and_among_oth
     codes, _, minimum = linear.parts(torch.arange(32))
     scale = torch.tensor([0.0, -0.0, 2.0**-24, -(2.0**-14), 65504.0]).repeat(64).view(32, 10).half()
     minimum = None if minimum is None else minimum.half()
-    linear = LinearPacked.from_codes(codes.view(32, 320), scale, linear.format, minimum)
+    linear = packed_codes(codes.view(32, 320), scale, linear.format, minimum)
     x = torch.randn(num_inputs, 320)
     for row, exponent in enumerate((-149, -127, -107, -94, -50, 90)):
         x[row] *= 2.0**exponent
@@ -166,7 +162,7 @@ def test_inputs_and_scales_of_any_size_have_the_same_product_alone_and_among_oth
 def test_scales_that_are_subnormal_infinite_or_nan(kernels: str) -> None:
     codes = torch.full((16, 32), 9, dtype=torch.uint8)
     scale = torch.tensor([2.0**-24, -(2.0**-15), 65504.0, float("inf"), float("nan"), 0.0]).half()
-    linear = LinearPacked.from_codes(codes[:6], scale.unsqueeze(1), PACKED_FORMATS["Q4_0"])
+    linear = packed_codes(codes[:6], scale.unsqueeze(1), PACKED_FORMATS["Q4_0"])
     for count in (1, 20):
         y = product(linear.matrix, torch.full((count, 32), 127.0))
         torch.testing.assert_close(y[:, :3], (scale[:3].float() * 32 * 127).expand(count, 3))

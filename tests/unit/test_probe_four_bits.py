@@ -20,9 +20,10 @@ from llamarium.quant.formats import IQ4_NL_VALUES, PACKED_FORMATS
 from llamarium.quant.ggml.blocks import quantize
 from llamarium.quant.ggml.linear import LinearGGML
 from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit
-from llamarium.quant.packed import LinearPacked, pack_ggml, quantize_inputs
+from llamarium.quant.packed import pack_ggml, quantize_inputs
 from llamarium.quant.swap import METHODS, QUANTIZED_LINEARS
 from llamarium.runtime.module_runner import ModuleRunner
+from reference_tiles import packed_codes
 
 ROWS = [3, -1, 17]
 
@@ -79,7 +80,7 @@ def test_codes_of_tiles(type_name: str) -> None:
 
 def test_codes_that_a_codebook_gives_their_meaning() -> None:
     codes = torch.arange(16).repeat(16, 4).to(torch.uint8)
-    linear = LinearPacked.from_codes(codes, torch.full((16, 2), 0.5).half(), PACKED_FORMATS["IQ4_NL"])
+    linear = packed_codes(codes, torch.full((16, 2), 0.5).half(), PACKED_FORMATS["IQ4_NL"])
     found = coded_weights(holding(linear), UP, [4])
     assert np.array_equal(found.codes_RC[0], codes[4]) and found.levels == IQ4_NL_VALUES
     assert np.array_equal(found.values_RC[0, :16], np.array(IQ4_NL_VALUES) * 0.5)

@@ -13,6 +13,7 @@ from llamarium.quant.packed import LinearPacked, pack_ggml
 from llamarium.quantization import fit as fitting
 from llamarium.quantization import gptq as feeding_back
 from llamarium.quantization.fit import FITTED_FORMATS
+from reference_tiles import packed_codes
 
 FOUR_BITS = ("Q4_0", "Q4_1", "IQ4_NL")
 
@@ -99,7 +100,7 @@ def test_what_a_format_can_say_it_says_exactly(name: str):
     codes = torch.randint(0, 256 if name == "Q8_0" else 16, (20, 64), generator=torch.Generator().manual_seed(2))
     codes[:, ::32], codes[:, 1::32] = 0, codes.max()  # both ends are there
     minimum = torch.full((20, 2), -0.5, dtype=torch.float16) if format.has_minimum else None
-    exact = LinearPacked.from_codes(
+    exact = packed_codes(
         codes.to(torch.uint8), torch.full((20, 2), 0.0625, dtype=torch.float16), format, minimum
     ).dequantize()
     assert torch.equal(fit(exact, format).dequantize(), exact)

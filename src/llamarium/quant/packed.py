@@ -16,17 +16,15 @@ import math
 import torch
 from torch import Tensor
 
-from llamarium.errors import OptionError
 from llamarium.kernels import native
 from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.kernels.threads import one_torch_thread
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
-from llamarium.quant.formats import GROUP, PACKED_FORMATS, TILE_ROWS, PackedFormat, block_format
-from llamarium.quant.ggml.decode import five_bit_codes, super_blocks
+from llamarium.quant.formats import GROUP, PACKED_FORMATS, PackedFormat
 from llamarium.quant.int4 import LinearInt4
 from llamarium.quant.int8 import Linear8bit
-from llamarium.quant.packing import matrix_of
-from llamarium.quant.tiles import group_tiles, halves_of, joined_codes, super_tiles, unpack_rows, values_of
+from llamarium.quant.packing import matrix_of, pack_blocks, pack_groups
+from llamarium.quant.tiles import halves_of, unpack_rows, values_of
 
 __all__ = [
     "EmbeddingPacked",
@@ -58,29 +56,6 @@ class LinearPacked(QuantizedLinear):
         self.format = format
         self.uses_kernels = uses_kernels
         self.register_buffer("weight", weight)
-
-    @classmethod
-    def from_codes(
-        cls, codes: Tensor, scale: Tensor, format: PackedFormat, minimum: Tensor | None = None
-    ) -> "LinearPacked":
-        """Pack codes in groups.
-
-        Args:
-            codes: uint8, (out, in); below `format.num_levels`.
-            scale: float16, (out, in / 32).
-            format: What they mean; none of the K types.
-            minimum: float16, (out, in / 32), if the format has one.
-
-        Raises:
-            OptionError: If `in` is no multiple of 32.
-        """
-        num_rows, num_columns = codes.shape
-        if num_columns % GROUP:
-            raise OptionError(f"rows of {num_columns} weights cannot be packed; expected a multiple of {GROUP}")
-        assert (minimum is not None) == format.has_minimum and not format.is_super
-        groups = joined_codes(codes.view(num_rows, -1, GROUP), format)
-        halves = scale.unsqueeze(-1) if minimum is None else torch.stack((scale, minimum), dim=-1)
-        return cls(group_tiles(groups, halves, format), num_rows, format)
 
     @property
     def matrix(self) -> native.Matrix:
@@ -189,50 +164,11 @@ class EmbeddingPacked(QuantizedEmbedding):
 # --- packing what files hold ------------------------------------------------------------------------------------------
 
 
-# Weights that are packed at a time, so that codes of a byte each never exist of a whole matrix.
-_PIECE_WEIGHTS = 2**20
-
-
 def pack_ggml(weight: Tensor, type_name: str) -> LinearPacked:
-    """Put GGUF's blocks of a type in `PACKED_FORMATS` into tiles, without loss.
-
-    Args:
-        weight: uint8, (rows, bytes of a row).
-        type_name: The type's name.
-    """
+    """Put GGUF's blocks, uint8 (rows, bytes of a row), of a type in `PACKED_FORMATS` into tiles, without loss."""
     format = PACKED_FORMATS[type_name]
-    num_columns = format.num_columns(weight.shape[1])
-    shape = (-(-len(weight) // TILE_ROWS), num_columns // format.columns, format.tile_bytes)
-    tiles = torch.empty(shape, dtype=torch.uint8, device=weight.device)
-    if weight.device.type == "cpu" and native.library() is not None:
-        native.pack(native.Kind(format.kind), num_columns, weight.numpy(), tiles.numpy())
-    else:
-        _pack_in_pieces(weight, type_name, format, tiles)
-    return LinearPacked(tiles, len(weight), format)
-
-
-def _pack_in_pieces(weight: Tensor, type_name: str, format: PackedFormat, tiles: Tensor) -> None:
-    num_columns = tiles.shape[1] * format.columns
-    num_panels = max(1, _PIECE_WEIGHTS // (TILE_ROWS * num_columns))
-    for start in range(0, len(tiles), num_panels):
-        piece = weight[start * TILE_ROWS : (start + num_panels) * TILE_ROWS]
-        tiles[start : start + num_panels] = _ggml_tiles(piece, type_name, format)
-
-
-def _ggml_tiles(weight: Tensor, type_name: str, format: PackedFormat) -> Tensor:
-    blocks = weight.reshape(-1, block_format(type_name).block_bytes)
-    if format.is_super:
-        return super_tiles(super_blocks(torch, blocks, type_name), len(weight), format)
-    num_halves = 1 + format.has_minimum
-    groups = blocks.view(len(weight), -1, blocks.shape[1])
-    codes, halves = groups[..., 2 * num_halves :], groups[..., : 2 * num_halves].contiguous().view(torch.float16)
-    if type_name == "Q8_0":
-        codes = codes ^ 128
-    elif type_name == "Q5_0":
-        codes = joined_codes(
-            five_bit_codes(torch, blocks[:, 2:6], blocks[:, 6:]).view(*groups.shape[:2], GROUP), format
-        )
-    return group_tiles(codes, halves, format)
+    tiles = pack_blocks(weight.numpy(), format.num_columns(weight.shape[1]), format)
+    return LinearPacked(torch.from_numpy(tiles), len(weight), format)
 
 
 def pack_integers(linear: Linear8bit | LinearInt4) -> LinearPacked | None:
@@ -241,10 +177,13 @@ def pack_integers(linear: Linear8bit | LinearInt4) -> LinearPacked | None:
     if columns % GROUP:
         return None
     if isinstance(linear, Linear8bit):
-        codes = (linear.weight.view(torch.uint8) ^ 128).view(rows, columns)
-        return LinearPacked.from_codes(codes, linear.scale, PACKED_FORMATS["Q8_0"])
-    codes = torch.stack((linear.weight & 15, linear.weight >> 4), dim=-1).view(rows, columns)
-    return LinearPacked.from_codes(codes, linear.step, PACKED_FORMATS["Q4_1"], linear.minimum)
+        codes, minimum, scale = linear.weight.view(torch.uint8) ^ 128, None, linear.scale
+    else:
+        codes = torch.stack((linear.weight & 15, linear.weight >> 4), dim=-1)
+        minimum, scale = linear.minimum.numpy(), linear.step
+    format = PACKED_FORMATS[linear.type_name]
+    tiles = pack_groups((codes.view(rows, columns).numpy(), scale.numpy(), minimum), format)
+    return LinearPacked(torch.from_numpy(tiles), rows, format)
 
 
 # --- the definition of the product ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Packing and unpacking in PyTorch: the readable counterpart of `native/pack.c`, for other devices and for tests.
+"""Unpacking in PyTorch: the readable counterpart of C's, for other devices.
 
 In a file the codes of a row lie together. A processor multiplies 16 rows at once, and memory is read fastest in one
 straight line; so packed weights are cut into tiles of 16 rows, and tiles follow each other in the order in which they
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from llamarium.quant.formats import GROUP, TILE_ROWS, PackedFormat
-from llamarium.quant.ggml.decode import SuperBlocks
 
 
 def values_of(codes: Tensor, format: PackedFormat) -> Tensor:
@@ -28,103 +27,6 @@ def halves_of(tiles: Tensor, format: PackedFormat) -> Tensor:
     """Show the float16 numbers of tiles (panels, tiles, bytes): (panels, tiles, 1 or 2, 16)."""
     start = 0 if format.is_super else format.code_bytes // 2
     return tiles.view(torch.float16)[..., start : start + format.half_bytes // 2].unflatten(-1, (-1, TILE_ROWS))
-
-
-# --- packing ----------------------------------------------------------------------------------------------------------
-
-
-def joined_codes(codes: Tensor, format: PackedFormat) -> Tensor:
-    """Join the codes of groups, uint8 (..., 32), to the bytes that a row has in a tile: (..., code_bytes / 16)."""
-    width = format.code_bytes // 64 - 4  # high bits of a code
-    if width == 4:
-        return codes
-    low = (codes[..., :16] & 15) | (codes[..., 16:] << 4)
-    if width == 0:
-        return low
-    high = (codes >> 4).unflatten(-1, (width, 8 // width, 4))
-    joined = high[..., 0, :]
-    for i in range(1, 8 // width):
-        joined = joined | (high[..., i, :] << (width * i))
-    return torch.cat((low, joined.flatten(-2)), dim=-1)
-
-
-def group_tiles(codes: Tensor, halves: Tensor, format: PackedFormat) -> Tensor:
-    """Put groups into tiles, four bytes at a time.
-
-    Args:
-        codes: uint8, (rows, groups, code_bytes / 16): a group's bytes, as `joined_codes` makes them.
-        halves: float16, (rows, groups, 1 or 2): scales and, if the format has one, minima.
-        format: What they mean.
-    """
-    num_groups, code_bytes = codes.shape[1], format.code_bytes
-    panels = -(-len(codes) // TILE_ROWS)
-    tiles = torch.empty(panels, num_groups, format.tile_bytes, dtype=torch.uint8, device=codes.device)
-    for part, of_tiles in (
-        (codes.contiguous().view(torch.int32), tiles.view(torch.int32)[..., : code_bytes // 4]),
-        (halves.contiguous().view(torch.int16), tiles.view(torch.int16)[..., code_bytes // 2 :]),
-    ):
-        rows = _fill(part.flatten(1)).view(panels, TILE_ROWS, num_groups, -1)
-        of_tiles.unflatten(-1, (-1, TILE_ROWS)).copy_(rows.permute(0, 2, 3, 1))
-    return tiles
-
-
-def super_tiles(blocks: SuperBlocks, num_rows: int, format: PackedFormat) -> Tensor:
-    """Put the super-blocks of `num_rows` rows, row after row, into tiles."""
-    codes = _packed_codes(blocks.codes.view(num_rows, -1), format)
-    halves = [part.view(num_rows, -1) for part in (blocks.d, blocks.dmin) if part is not None]
-    head = [_by_tile(part, 1).view(torch.uint8) for part in halves]
-    scales = _by_tile(blocks.scales.view(num_rows, -1), blocks.scales.shape[1])
-    if blocks.minima is None:
-        head.append(scales.view(torch.uint8))
-    else:
-        head.append(_six_bits(scales, _by_tile(blocks.minima.view(num_rows, -1), 8)))
-    return torch.cat((*head, codes.flatten(2).view(*scales.shape[:2], -1)), dim=-1)
-
-
-def _packed_codes(codes: Tensor, format: PackedFormat) -> Tensor:
-    """Lay out codes (rows, in): (panels, groups, code_bytes)."""
-    panels = -(-len(codes) // TILE_ROWS)
-    lines = _fill(codes).view(panels, TILE_ROWS, -1, GROUP // 4, 4).permute(0, 2, 3, 1, 4)
-    return _join_bits(lines, format.code_bytes // 64).reshape(panels, -1, format.code_bytes)
-
-
-def _by_tile(values: Tensor, num_a_tile: int) -> Tensor:
-    """Put a row's values (rows, tiles * num_a_tile) beside those of its panel: (panels, tiles, num_a_tile * 16)."""
-    filled = _fill(values)
-    panels = len(filled) // TILE_ROWS
-    by_tile = filled.view(panels, TILE_ROWS, -1, num_a_tile).permute(0, 2, 3, 1)
-    return by_tile.reshape(panels, -1, num_a_tile * TILE_ROWS).contiguous()
-
-
-def _fill(rows: Tensor) -> Tensor:
-    """Add rows of zeros until the last panel is full."""
-    missing = -len(rows) % TILE_ROWS
-    return rows if not missing else torch.cat((rows, rows.new_zeros(missing, rows.shape[1])))
-
-
-def _join_bits(lines: Tensor, num_lines: int) -> Tensor:
-    """Fold 8 lines of codes (..., 8, 16, 4) with a dimension before them into 8, 4, 5 or 6 lines."""
-    if num_lines == 8:
-        return lines
-    low = (lines[:, :, :4] & 15) | (lines[:, :, 4:] << 4)
-    if num_lines == 4:
-        return low
-    width = num_lines - 4
-    high = (lines >> 4).unflatten(2, (width, -1))
-    joined = high[:, :, :, 0]
-    for i in range(1, 8 // width):
-        joined = joined | (high[:, :, :, i] << (width * i))
-    return torch.cat((low, joined), dim=2)
-
-
-def _six_bits(scales: Tensor, minima: Tensor) -> Tensor:
-    """Pack integers below 64, (panels, tiles, 8 * 16) each: (panels, tiles, 192)."""
-    parts = [*scales.chunk(2, dim=-1), *minima.chunk(2, dim=-1)]
-    high = (parts[0] >> 4) | (parts[1] >> 4 << 2) | (parts[2] >> 4 << 4) | (parts[3] >> 4 << 6)
-    return torch.cat(((parts[0] & 15) | (parts[1] << 4), (parts[2] & 15) | (parts[3] << 4), high), dim=-1)
-
-
-# --- unpacking --------------------------------------------------------------------------------------------------------
 
 
 def unpack_rows(tiles: Tensor, rows: Tensor, format: PackedFormat) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -155,7 +57,7 @@ def _times(halves: Tensor, integers: Tensor) -> Tensor:
 
 
 def _split_bits(lines: Tensor) -> Tensor:
-    """Undo `_join_bits` for lines (n, groups, lines, 4): (n, groups, 8, 4)."""
+    """Return the codes in lines of bytes, (n, groups, lines, 4): (n, groups, 8, 4)."""
     width = lines.shape[2] - 4
     if width == 4:
         return lines
@@ -168,7 +70,7 @@ def _split_bits(lines: Tensor) -> Tensor:
 
 
 def _split_six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Undo `_six_bits` for (n, tiles, 12): scales and minima (n, tiles, 8)."""
+    """Return the scales and minima, (n, tiles, 8), in (n, tiles, 12) bytes."""
     scales, minima, high = packed.split(4, dim=-1)
     parts = [
         (low >> shift & 15) | ((high >> (4 * which + shift // 2) & 3) << 4)
