@@ -17,7 +17,6 @@ import common
 from llamarium.kernels import native
 from llamarium.quant.formats import PACKED_FORMATS, TILE_ROWS
 from llamarium.quant.packed import LinearPacked
-from llamarium.quant.tiles import halves_of
 
 ROWS, COLUMNS = 8192, 2048  # of a matrix
 NUM_BYTES = 400_000_000
@@ -56,7 +55,8 @@ def matrices(name: str) -> tuple[Tensor, list[LinearPacked]]:
     memory = torch.randint(256, (NUM_BYTES // num_bytes, num_bytes), dtype=torch.uint8)
     linears = [LinearPacked(tiles.view(shape), ROWS, format) for tiles in memory]
     for linear in linears:
-        halves_of(linear.weight, format).copy_(torch.full((), 0.01))
+        start = 0 if format.is_super else format.code_bytes // 2
+        linear.weight.view(torch.float16)[..., start : start + format.half_bytes // 2].fill_(0.01)
     return memory, linears
 
 

@@ -15,9 +15,9 @@ from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.quant.ggml.blocks import quantize
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_ggml
-from llamarium.quant.swap import swap_linears
 from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.native.weights import Weight
+from swapping import swap_linears
 
 CONFIG = replace(
     preset("tiny"),

@@ -1,11 +1,31 @@
-"""Packing in PyTorch: the readable counterpart of `native/pack.c`, which the tests hold it to."""
+"""Packing in PyTorch: the readable counterpart of `native/pack.c`, which the tests hold it to; and definitions of
+`quant/codes.py` with tensors."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from llamarium.quant import codes as definitions
 from llamarium.quant.formats import GROUP, PACKED_FORMATS, TILE_ROWS, PackedFormat, block_format
 from llamarium.quant.ggml.decode import SuperBlocks, five_bit_codes, super_blocks
 from llamarium.quant.packed import LinearPacked
+
+
+def parts(linear: LinearPacked, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the codes, uint8 (n, in), scales and minima of some rows of a Linear in tiles."""
+    return definitions.parts_of_rows(torch, linear.weight, rows, linear.format)
+
+
+def quantize_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the codes, (M, groups, 32), and scales, (M, groups), of inputs."""
+    codes, scales = definitions.round_inputs(x.float().numpy())
+    return torch.from_numpy(codes).view(*scales.shape, GROUP), torch.from_numpy(scales)
+
+
+def product_reference(x: Tensor, linear: LinearPacked) -> Tensor:
+    """Multiply (M, in) as the kernels do: (M, out), float32."""
+    weights = definitions.unpack_rows(linear.weight.numpy(), np.arange(linear.out_features), linear.format)
+    return torch.from_numpy(definitions.product_reference(x.float().numpy(), weights, linear.input_bits))
 
 
 def pack_reference(weight: Tensor, type_name: str) -> Tensor:

@@ -9,7 +9,7 @@ from llamarium.adapters.files import read_adapter
 from llamarium.adapters.load import check_same_dialogs, with_adapter, with_several, with_tokenizer_of
 from llamarium.adapters.model_names import DEFAULT_MODEL, base_model
 from llamarium.checkpoints.choose_runner import load_weights
-from llamarium.checkpoints.options import Dequantize, DtypeName, LoadOptions, Method, TensorSource
+from llamarium.checkpoints.options import Dequantize, DtypeName, LoadOptions, TensorSource
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, OptionError, TokenizerError, check_choice, show_value
 from llamarium.generation.answer import complete, stream
@@ -20,7 +20,7 @@ from llamarium.generation.loop import DialogEngine
 from llamarium.generation.options import AnswerOptions, EngineOptions, split_options
 from llamarium.generation.text_engine import TextEngine
 from llamarium.kernels.native import InputBits
-from llamarium.quant.formats import chosen_type
+from llamarium.quant.formats import METHODS, chosen_type
 from llamarium.runtime.device import choose_device
 from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.runtime.runner import Runner
@@ -98,7 +98,7 @@ def load(
     options = LoadOptions(
         dtype=None if dtype == "auto" else dtype,
         device=choose_device(device),
-        quantize=None if quantize is None else chosen_type("quantize", quantize, get_args(Method)),
+        quantize=None if quantize is None else chosen_type("quantize", quantize, METHODS),
         dequantize=dequantize,
         strict=strict,
         deterministic=deterministic,

@@ -17,8 +17,7 @@ from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.errors import CheckpointError, OptionError, TokenizerError
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.ggml.linear import EmbeddingGGML, LinearGGML
-from llamarium.quant.int4 import LinearInt4
-from llamarium.quant.int8 import Linear8bit
+from llamarium.quant.linears import Linear8bit, LinearInt4
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.packed import LinearPacked
 from llamarium.runtime.module_runner import ModuleRunner

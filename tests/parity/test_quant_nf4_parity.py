@@ -4,7 +4,8 @@ import bitsandbytes.functional as bnb
 import pytest
 import torch
 
-from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit, dequantize_nf4, dynamic_map, quantize_nf4
+from llamarium.quant.codes import dynamic_map
+from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit, dequantize_nf4, quantize_nf4
 from llamarium.quant.nf4_state import STATE_KEY
 
 SHAPES = [(64, 64), (3, 64), (5, 7), (100, 100), (257, 192), (512, 512), (1, 1), (33, 130)]
@@ -31,7 +32,7 @@ def make(shape, kind, dtype, seed=0):
 
 def test_the_maps_are_theirs():
     assert torch.equal(NF4_LEVELS, bnb.get_4bit_type("nf4", device="cpu"))
-    assert torch.equal(dynamic_map(), bnb.create_dynamic_map())
+    assert torch.equal(torch.from_numpy(dynamic_map()), bnb.create_dynamic_map())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

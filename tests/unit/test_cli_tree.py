@@ -18,7 +18,7 @@ from llamarium.cli.main import main
 from llamarium.cli.tree import tree
 from llamarium.model import LlamaForCausalLM
 from llamarium.presets import PRESETS
-from llamarium.quant.swap import quantize_linears
+from swapping import quantize_linears
 
 LLAMA_32_1B_NF4 = """\
 LlamaForCausalLM(

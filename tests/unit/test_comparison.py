@@ -20,7 +20,8 @@ from llamarium.inspect.trace import Trace, trace
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.quant.swap import METHODS, QUANTIZED_LINEARS
+from llamarium.quant.formats import METHODS
+from llamarium.quant.linears import QUANTIZED_LINEARS
 from llamarium.runtime.module_runner import ModuleRunner
 from serving import small_llama
 

@@ -34,11 +34,11 @@ from llamarium.errors import CheckpointError, LlamariumError, OptionError, Outpu
 from llamarium.io import atomic_folder
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
-from llamarium.quant.swap import quantize_linears
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.load import load_tokenizer_file
 from llamarium.train.data.bpe import train_bpe
+from swapping import quantize_linears
 
 IDS = torch.arange(20).view(2, 10) * 37 % 256
 TEXTS = ["Once upon a time there was a llama, 1234 llamas. It's écrit: ça va?\n\n  Yes; yes!"] * 20

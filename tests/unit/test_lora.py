@@ -28,13 +28,12 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.quant.ggml.linear import LinearGGML
-from llamarium.quant.int4 import LinearInt4
-from llamarium.quant.int8 import Linear8bit
+from llamarium.quant.linears import Linear8bit, LinearInt4
 from llamarium.quant.nf4 import Linear4bit
-from llamarium.quant.swap import quantize_linears
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.native.runner import NativeRunner
 from llamarium.train.state.checkpoint import checkpoint_folder, point_at
+from swapping import quantize_linears
 
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42]])
 CLOSE = {"rtol": 1.3e-6, "atol": 1e-5}

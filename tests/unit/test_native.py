@@ -14,18 +14,10 @@ from llamarium.kernels import native, threads
 from llamarium.kernels.native import InputBits
 from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.ggml.blocks import dequantize, quantize
-from llamarium.quant.int4 import LinearInt4
-from llamarium.quant.int8 import Linear8bit
-from llamarium.quant.packed import (
-    EmbeddingPacked,
-    LinearPacked,
-    pack_ggml,
-    pack_integers,
-    product_reference,
-    quantize_inputs,
-)
+from llamarium.quant.linears import Linear8bit, LinearInt4
+from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
 from native_models import product
-from reference_tiles import packed_codes
+from reference_tiles import packed_codes, parts, product_reference, quantize_inputs
 
 pytestmark = pytest.mark.alone  # with as many threads as there are cores
 
@@ -142,7 +134,7 @@ def test_inputs_and_scales_of_any_size_have_the_same_product_alone_and_among_oth
 ) -> None:
     """Many rows' scales are multiplied by adding exponents, which knows neither 0 nor NaN."""
     linear = random_linear(name, 32, 320)
-    codes, _, minimum = linear.parts(torch.arange(32))
+    codes, _, minimum = parts(linear, torch.arange(32))
     scale = torch.tensor([0.0, -0.0, 2.0**-24, -(2.0**-14), 65504.0]).repeat(64).view(32, 10).half()
     minimum = None if minimum is None else minimum.half()
     linear = packed_codes(codes.view(32, 320), scale, linear.format, minimum)

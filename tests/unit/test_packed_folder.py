@@ -35,7 +35,7 @@ from llamarium.inspect.summary import summarize
 from llamarium.kernels import native
 from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.ggml.blocks import quantize
-from llamarium.quant.int4 import LinearInt4
+from llamarium.quant.linears import LinearInt4
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
 from llamarium.runtime.batch import Span
 from llamarium.runtime.batch import pack as pack_spans

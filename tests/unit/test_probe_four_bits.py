@@ -16,14 +16,14 @@ from llamarium.inspect.measures.streams import stream_errors
 from llamarium.inspect.probes.four_bits import coded_weights, rounded_inputs
 from llamarium.model import LlamaForCausalLM
 from llamarium.presets import preset
-from llamarium.quant.formats import IQ4_NL_VALUES, PACKED_FORMATS
+from llamarium.quant.formats import IQ4_NL_VALUES, METHODS, PACKED_FORMATS
 from llamarium.quant.ggml.blocks import quantize
 from llamarium.quant.ggml.linear import LinearGGML
+from llamarium.quant.linears import QUANTIZED_LINEARS
 from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit
-from llamarium.quant.packed import pack_ggml, quantize_inputs
-from llamarium.quant.swap import METHODS, QUANTIZED_LINEARS
+from llamarium.quant.packed import pack_ggml
 from llamarium.runtime.module_runner import ModuleRunner
-from reference_tiles import packed_codes
+from reference_tiles import packed_codes, parts, quantize_inputs
 
 ROWS = [3, -1, 17]
 
@@ -68,7 +68,7 @@ def test_codes_of_a_plain_linear_that_is_quantized_for_it(type_name: str, column
 def test_codes_of_tiles(type_name: str) -> None:
     linear = pack_ggml(quantize(weight(), type_name), type_name)
     found = coded_weights(holding(linear), UP, ROWS, original=weight().numpy())
-    codes, scales, minimums = linear.parts(torch.tensor([3, 39, 17]))
+    codes, scales, minimums = parts(linear, torch.tensor([3, 39, 17]))
     assert np.array_equal(found.codes_RC, codes) and np.array_equal(
         found.scales_RC[:, :: 256 // scales.shape[1]], scales
     )

@@ -22,8 +22,8 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.quant.packed import LinearPacked
-from llamarium.quant.swap import quantize_linears
 from llamarium.runtime.module_runner import ModuleRunner
+from swapping import quantize_linears
 
 CONFIG = replace(preset("tiny"), num_hidden_layers=3, vocab_size=200, initializer_range=0.2, rms_norm_eps=1.0)
 IDS = [7, 3, 150, 3, 42, 199]

@@ -21,8 +21,8 @@ from llamarium.model.init import init_weights
 from llamarium.model.rope import rotate_complex
 from llamarium.presets import preset
 from llamarium.quant.base import QuantizedLinear
-from llamarium.quant.swap import quantize_linears
 from llamarium.runtime.module_runner import ModuleRunner
+from swapping import quantize_linears
 
 SCALING = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 CONFIG = replace(

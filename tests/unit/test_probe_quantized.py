@@ -14,10 +14,13 @@ from llamarium.inspect.trace import Trace, trace
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.quant.packed import pack_integers, product_reference
-from llamarium.quant.swap import QUANTIZED_LINEARS, Method, quantize_linears, swap_linears
+from llamarium.quant.formats import Method
+from llamarium.quant.linears import QUANTIZED_LINEARS
+from llamarium.quant.packed import pack_integers
 from llamarium.runtime.module_runner import ModuleRunner
 from native_models import build, native_runner
+from reference_tiles import product_reference
+from swapping import quantize_linears, swap_linears
 
 CONFIG = replace(preset("tiny"), vocab_size=200, num_hidden_layers=3, initializer_range=0.2, tie_word_embeddings=True)
 IDS = [7, 3, 150, 3, 42, 199]

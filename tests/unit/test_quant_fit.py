@@ -13,7 +13,7 @@ from llamarium.quant.packed import LinearPacked, pack_ggml
 from llamarium.quantization import fit as fitting
 from llamarium.quantization import gptq as feeding_back
 from llamarium.quantization.fit import FITTED_FORMATS
-from reference_tiles import packed_codes
+from reference_tiles import packed_codes, parts
 
 FOUR_BITS = ("Q4_0", "Q4_1", "IQ4_NL")
 
@@ -170,7 +170,7 @@ def test_gptq_follows_the_paper_column_by_column():
     gram = (x.T @ x).double()
     gram += 0.01 * gram.diagonal().mean() * torch.eye(32)
     packed = gptq(weight, x.T @ x, PACKED_FORMATS["Q8_0"])
-    _, scale, _ = packed.parts(torch.arange(5))
+    _, scale, _ = parts(packed, torch.arange(5))
     left, expected = weight.double(), torch.empty(5, 32).double()
     for j in range(32):
         inverse = torch.linalg.inv(gram[j:, j:])

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from llamarium.errors import OptionError
 from llamarium.quant import base
 from llamarium.quant.formats import group_size
-from llamarium.quant.int4 import LinearInt4
-from llamarium.quant.int8 import Linear8bit
+from llamarium.quant.linears import Linear8bit, LinearInt4
 
 KINDS = [Linear8bit, LinearInt4]
 
@@ -34,9 +33,9 @@ def test_int4_error_is_at_most_half_a_step():
     linear = LinearInt4.from_weight(weight)
     groups = weight.view(48, 8, 32)
     assert torch.equal(linear.minimum, groups.amin(-1).half())
-    assert torch.equal(linear.step, ((groups.amax(-1) - groups.amin(-1)) / 15).half())
+    assert torch.equal(linear.scale, ((groups.amax(-1) - groups.amin(-1)) / 15).half())
     error = (linear.dequantize() - weight).abs().view(48, 8, 32)
-    step, minimum = linear.step.float().unsqueeze(-1), linear.minimum.float().abs().unsqueeze(-1)
+    step, minimum = linear.scale.float().unsqueeze(-1), linear.minimum.float().abs().unsqueeze(-1)
     assert (error <= step * (0.5 + 15 / 2048) + minimum / 2048).all() and (error > 0.48 * step).any()
 
 
@@ -49,7 +48,7 @@ def test_int4_order_of_codes():
 
 @pytest.mark.parametrize(("columns", "size"), [(2048, 32), (8192, 32), (576, 32), (352, 32), (11008, 32), (48, 16)])
 def test_groups_fit_the_row(columns, size):
-    assert group_size(columns) == size
+    assert group_size(columns, "Q4_1") == size
     assert LinearInt4.from_weight(random_weight(2, columns)).dequantize().shape == (2, columns)
 
 

@@ -110,13 +110,6 @@ def test_gradient_reaches_an_adapter_below():
     assert list(linear.parameters()) == []
 
 
-def test_compute_dtype():
-    linear = Linear4bit.from_weight(random_weight(), compute_dtype=torch.bfloat16)
-    x = torch.randn(4, 64)
-    assert linear(x).dtype == torch.float32
-    torch.testing.assert_close(linear(x), F.linear(x.bfloat16(), linear.dequantize(torch.bfloat16)).float())
-
-
 def test_casting_the_model_leaves_the_scales():
     for linear in both():
         before = linear.dequantize()

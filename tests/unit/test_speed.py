@@ -14,9 +14,9 @@ from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.quant.ggml.blocks import quantize
 from llamarium.quant.packed import pack_ggml
-from llamarium.quant.swap import swap_linears
 from llamarium.runtime.module_runner import ModuleRunner
 from native_models import native_runner
+from swapping import swap_linears
 
 pytestmark = pytest.mark.alone  # it measures time
 

@@ -25,9 +25,9 @@ from llamarium.quant.base import QuantizedLinear
 from llamarium.quant.formats import GROUP, PACKED_FORMATS
 from llamarium.quant.ggml.blocks import dequantize
 from llamarium.quant.ggml.linear import EmbeddingGGML, LinearGGML
+from llamarium.quant.linears import QUANTIZED_LINEARS
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
-from llamarium.quant.swap import QUANTIZED_LINEARS
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """What a model computes in, by the name that people type."""

@@ -8,14 +8,12 @@ from llamarium.checkpoints.checkpoint import Checkpoint, TensorEntry
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.errors import OptionError, escape
 from llamarium.kernels.native import InputBits
+from llamarium.quant.formats import Method
 
 DtypeName = Literal["bfloat16", "float16", "float32"]
 DTYPE_OF_TYPE: dict[str, DtypeName] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 """What a model computes in whose Linears are stored so."""
 TYPE_OF_DTYPE: dict[DtypeName, str] = {dtype: name for name, dtype in DTYPE_OF_TYPE.items()}
-
-Method = Literal["NF4", "Q8_0", "Q4_1"]
-"""What Linears can become while a model is loaded."""
 
 Dequantize = Literal["auto", "load", "use"]
 

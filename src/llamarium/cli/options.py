@@ -16,13 +16,12 @@ from llamarium.cli.threads import set_threads
 from llamarium.errors import DownloadError, OptionError
 from llamarium.extras import need_torch
 from llamarium.presets import PRESETS
-from llamarium.quant.formats import chosen_type
+from llamarium.quant.formats import METHODS, chosen_type
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
 
 FALLBACK_MODEL = "shakespeare-char"
-QUANTIZATIONS = ("NF4", "Q8_0", "Q4_1")
 _MAX_THREADS = 1024  # more than the cores of any machine; far more, and the system could not start them
 
 
@@ -129,7 +128,7 @@ def add_loading(group: "argparse._ActionsContainer") -> None:  # pyright: ignore
     group.add_argument(
         "--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:1, … (default: cuda where there is one)"
     )
-    add_type(group, "--quantize", QUANTIZATIONS, help="quantize the Linears while loading")
+    add_type(group, "--quantize", METHODS, help="quantize the Linears while loading")
     group.add_argument(
         "--dequantize",
         default="auto",

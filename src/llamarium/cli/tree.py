@@ -16,10 +16,10 @@ from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import DEFAULT_MODEL, QUANTIZATIONS, add_name, add_type, named
+from llamarium.cli.options import DEFAULT_MODEL, add_name, add_type, named
 from llamarium.errors import ModelNotFoundError, escape
 from llamarium.presets import PRESETS
-from llamarium.quant.formats import group_size
+from llamarium.quant.formats import METHODS, group_size
 
 if TYPE_CHECKING:
     from llamarium.config import ModelConfig
@@ -31,7 +31,7 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?<!\.gguf)", re.ASCII)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_name(parser, "a config.json, or a preset")
-    add_type(parser, "--quantize", QUANTIZATIONS, help="show it with its Linears quantized")
+    add_type(parser, "--quantize", METHODS, help="show it with its Linears quantized")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,14 +50,14 @@ def tree(config: "ModelConfig", method: str | None = None, skip: Sequence[str] =
 
     Args:
         config: Its shape.
-        method: What its Linears are quantized to, one of `QUANTIZATIONS`; None leaves them as they are.
+        method: What its Linears are quantized to, one of `METHODS`; None leaves them as they are.
         skip: Names of Linears that are left alone, with all they contain: `lm_head`, `mlp`, `layers.0`.
     """
 
     def linear(path: str, num_in: int, num_out: int) -> str:
         is_left = method is None or any(f".{part}." in f".{path}." for part in skip)
         if method == "Q4_1" and not is_left:
-            group_size(num_in)
+            group_size(num_in, method)
         kind = "Linear" if method is None or is_left else _LINEARS[method]
         return f"{kind}(in_features={num_in}, out_features={num_out}, bias=False)"
 

@@ -1,18 +1,21 @@
-"""Weights and inputs as codes and scales, in numpy: to look at, and to compute with what they mean.
+"""Weights and inputs as codes and scales: the definition of what is rounded, and of what tiles hold.
 
-`unpack_rows` takes rows out of the kernels' tiles, `coded` codes a matrix anew, and `round_inputs` rounds what packed
-weights are multiplied with. Other files of this folder define the
-same in PyTorch; tests hold the two equal.
+`unpack_rows` takes rows out of the kernels' tiles, `coded` codes a matrix anew, `round_inputs` rounds what packed
+weights are multiplied with, and `product_reference` multiplies. Where a function takes `xp`, that is the module of its
+arrays, `numpy` or `torch`, as in `ggml/decode.py`; the others are numpy.
 """
 
-import math
+import functools
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.quant.formats import GROUP, TILE_ROWS, PackedFormat, group_size
+from llamarium.quant.ggml.decode import to_float
 from llamarium.quant.nf4_state import LEVELS, NESTED_BLOCK_SIZE
 
 Floats = NDArray[np.float32]
@@ -64,53 +67,69 @@ def levels_of(format: PackedFormat) -> tuple[float, ...]:
 
 
 def unpack_rows(tiles: NDArray[np.uint8], rows: NDArray[np.int64], format: PackedFormat) -> Codes:
-    """Take some rows out of tiles (panels, tiles, bytes); each scale of a K type is the product of its two factors."""
-    panel, row = rows // TILE_ROWS, rows % TILE_ROWS
-    edge = tiles.shape[:2]
+    """Take some rows, by their numbers (n,), out of tiles."""
+    codes, scale, minimum = parts_of_rows(np, tiles, rows, format)
+    return Codes(format.name, levels_of(format), codes.astype(np.int64), scale, minimum)
+
+
+def parts_of_rows(xp: Any, tiles: Any, rows: Any, format: PackedFormat) -> tuple[Any, Any, Any]:
+    """Take some rows, by their numbers (n,), out of tiles.
+
+    In a file the codes of a row lie together. A processor multiplies 16 rows at once, and memory is read fastest in one
+    straight line; so packed weights are cut into tiles of 16 rows, which follow each other in the order in which they
+    are multiplied: (panels of 16 rows, tiles of 32 or 256 columns, bytes of a tile). `native/tiles.h` is the layout of
+    a tile; its sizes and offsets are in `quant/formats.py` too, and a test holds them to C's.
+
+    Returns:
+        Codes uint8 (n, in); scales float32 (n, scales of a row); and minima alike, or None. Each scale is for an equal
+        part of the row, and each is exact: one of a K type is the product of its two factors.
+    """
+
+    def of_rows(part: Any, *more: int) -> Any:
+        return part.reshape(*part.shape[:2], -1, TILE_ROWS, *more)[rows // TILE_ROWS, :, :, rows % TILE_ROWS]
+
     coded = tiles[..., format.head_bytes : format.head_bytes + format.columns // GROUP * format.code_bytes]
-    lines = coded.reshape(*edge, -1, format.code_bytes // 64, TILE_ROWS, 4)[panel, :, :, :, row]
-    codes_RC = _split_bits(lines.reshape(len(rows), -1, *lines.shape[3:])).reshape(len(rows), -1).astype(np.int64)
-    start = 0 if format.is_super else format.code_bytes
-    halves = np.ascontiguousarray(tiles[..., start : start + format.half_bytes]).view(np.float16)
-    halves = halves.reshape(*edge, -1, TILE_ROWS)[panel, :, :, row].astype(np.float32)
+    lines = of_rows(coded, 4).reshape(len(rows), -1, format.code_bytes // 64, 4)
+    codes = _split_bits(xp, lines).reshape(len(rows), -1)
+    start = 0 if format.is_super else format.code_bytes // 2
+    halves = to_float(xp, of_rows(tiles.view(xp.float16)[..., start : start + format.half_bytes // 2]))
     scale, minimum = halves[..., 0], halves[..., 1] if format.has_minimum else None
-    if format.is_super:
-        integers = tiles[..., format.half_bytes : format.head_bytes].reshape(*edge, -1, TILE_ROWS)[panel, :, :, row]
-        if minimum is None:
-            scale = _times(scale, integers.view(np.int8))
-        else:
-            small, low = _split_six_bits(integers)
-            scale, minimum = _times(scale, small), -_times(minimum, low)
-    return Codes(format.name, levels_of(format), codes_RC, scale, minimum)
+    if not format.is_super:
+        return codes, scale, minimum
+    integers = of_rows(tiles[..., format.half_bytes : format.head_bytes])
+    if minimum is None:
+        return codes, _times(xp, scale, integers.view(xp.int8)), None
+    small, low = _split_six_bits(xp, integers)
+    return codes, _times(xp, scale, small), -_times(xp, minimum, low)
 
 
-def _times(halves: Floats, integers: NDArray[Any]) -> Floats:
+def _times(xp: Any, halves: Any, integers: Any) -> Any:
     """Multiply (n, tiles) with (n, tiles, parts): (n, tiles * parts)."""
-    return (halves[..., None] * integers.astype(np.float32)).reshape(len(halves), -1)
+    return (halves[..., None] * to_float(xp, integers)).reshape(len(halves), -1)
 
 
-def _split_bits(lines: NDArray[np.uint8]) -> NDArray[Any]:
+def _split_bits(xp: Any, lines: Any) -> Any:
     """Return the codes of lines (n, groups, lines, 4): (n, groups, 8, 4)."""
     width = lines.shape[2] - 4  # high bits of a code
     if width == 4:
         return lines
     low = lines[:, :, :4]
-    codes = np.concatenate((low & 15, low >> 4), axis=2)
+    codes = xp.concatenate((low & 15, low >> 4), 2)
     if width == 0:
         return codes
     high = [(lines[:, :, 4:] >> (width * i)) & (2**width - 1) for i in range(8 // width)]
-    return codes | (np.stack(high, axis=3).reshape(codes.shape) << 4)
+    return codes | (xp.stack(high, 3).reshape(codes.shape) << 4)
 
 
-def _split_six_bits(packed: NDArray[np.uint8]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _split_six_bits(xp: Any, packed: Any) -> tuple[Any, Any]:
     """Return scales and minima (n, tiles, 8) of the K types' 12 bytes (n, tiles, 12)."""
-    *lows, high = np.split(packed, 3, axis=-1)
+    high = packed[..., 8:]
     parts = [
-        (low >> shift & 15) | ((high >> (4 * which + shift // 2) & 3) << 4)
-        for which, low in enumerate(lows)
+        (packed[..., 4 * which : 4 * which + 4] >> shift & 15) | ((high >> (4 * which + shift // 2) & 3) << 4)
+        for which in (0, 1)
         for shift in (0, 4)
     ]
-    return np.concatenate(parts[:2], axis=-1), np.concatenate(parts[2:], axis=-1)
+    return xp.concatenate(parts[:2], -1), xp.concatenate(parts[2:], -1)
 
 
 # --- anew -------------------------------------------------------------------------------------------------------------
@@ -122,89 +141,133 @@ def coded(matrix_OI: Floats, type_name: Literal["NF4", "Q8_0", "Q4_1"]) -> Codes
     Raises:
         OptionError: For a shape that the type cannot take.
     """
-    return {"NF4": _nf4, "Q8_0": _q8_0, "Q4_1": _q4_1}[type_name](matrix_OI)
+    with np.errstate(all="ignore"):
+        if type_name == "NF4":
+            return _nf4(matrix_OI)
+        groups = matrix_OI.reshape(len(matrix_OI), -1, group_size(matrix_OI.shape[1], type_name))
+        codes, scale, minimum = group_codes(np, groups, type_name)
+    zero, levels = (128, tuple(range(-128, 128))) if type_name == "Q8_0" else (0, tuple(range(16)))
+    codes_RC = codes.astype(np.int64).reshape(matrix_OI.shape) + zero
+    return Codes(type_name, levels, codes_RC, scale[..., 0], None if minimum is None else minimum[..., 0])
 
 
-def _q8_0(matrix_OI: Floats) -> Codes:
-    groups = matrix_OI.reshape(len(matrix_OI), -1, math.gcd(matrix_OI.shape[1], GROUP))
-    scale = _half(abs(groups).max(-1, keepdims=True) / 127)
-    codes = np.clip(_rounded(groups, scale), -127, 127).astype(np.int64) + 128
-    return Codes("Q8_0", tuple(range(-128, 128)), codes.reshape(matrix_OI.shape), scale[..., 0])
+def group_codes(xp: Any, groups: Any, type_name: Literal["Q8_0", "Q4_1"]) -> tuple[Any, Any, Any]:
+    """Round groups (rows, groups, weights), float32, to the levels of a type.
+
+    Returns:
+        Codes like the groups, float32: -127 to 127, or 0 to 15. Scales and, of Q4_1, minima: float16's numbers in
+        float32, (rows, groups, 1).
+    """
+    largest = xp.amax(abs(groups) if type_name == "Q8_0" else groups, -1, keepdims=True)
+    if type_name == "Q8_0":
+        scale = _half(xp, largest / 127)
+        return xp.clip(_rounded(xp, groups, scale), -127, 127), scale, None
+    smallest = xp.amin(groups, -1, keepdims=True)
+    step, minimum = _half(xp, (largest - smallest) / 15), _half(xp, smallest)
+    return xp.clip(_rounded(xp, groups - minimum, step), 0, 15), step, minimum
 
 
-def _q4_1(matrix_OI: Floats) -> Codes:
-    groups = matrix_OI.reshape(len(matrix_OI), -1, group_size(matrix_OI.shape[1]))
-    smallest, largest = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
-    step, minimum = _half((largest - smallest) / 15), _half(smallest)
-    codes = np.clip(_rounded(groups - minimum, step), 0, 15).astype(np.int64)
-    return Codes("Q4_1", tuple(range(16)), codes.reshape(matrix_OI.shape), step[..., 0], minimum[..., 0])
+def _half(xp: Any, values: Any) -> Any:
+    """Round to float16."""
+    return to_float(xp, xp.asarray(values, dtype=xp.float16))
+
+
+def _rounded(xp: Any, groups: Any, scale: Any) -> Any:
+    """Return groups / scale as whole numbers; of a group of equal weights the scale is 0, and so are its codes."""
+    return xp.round(xp.nan_to_num(groups / scale))
 
 
 def _nf4(matrix_OI: Floats) -> Codes:
-    flat = matrix_OI.reshape(-1)
-    padded = np.zeros(-(-len(flat) // NF4_BLOCK) * NF4_BLOCK, np.float32)
-    padded[: len(flat)] = flat
-    blocks = padded.reshape(-1, NF4_BLOCK)
-    absmax = abs(blocks).max(-1)
-    scaled = np.clip(blocks * (1 / np.maximum(absmax, np.float32(1e-38)))[:, None], -1, 1)
-    codes, levels = np.zeros(blocks.shape, np.int64), np.array(LEVELS, np.float32)
-    for midpoint in (levels[:-1] + levels[1:]) / 2:
-        codes += scaled > midpoint
-    scales = _double_quantized(absmax).repeat(NF4_BLOCK)[: len(flat)]  # blocks may cross rows: one for each weight
-    shape = matrix_OI.shape
-    return Codes("NF4", LEVELS, codes.reshape(-1)[: len(flat)].reshape(shape), scales.reshape(shape))
+    codes, absmax = nf4_blocks(np, matrix_OI.reshape(-1), NF4_BLOCK)
+    places, largest, levels, offset = nf4_scales(np, absmax)
+    scales = (levels[places] * largest.repeat(NESTED_BLOCK_SIZE)[: len(places)] + offset).astype(np.float32)
+    scales_RC = scales.repeat(NF4_BLOCK)[: matrix_OI.size].reshape(matrix_OI.shape)  # blocks may cross rows
+    return Codes("NF4", LEVELS, codes.astype(np.int64).reshape(matrix_OI.shape), scales_RC)
 
 
-def _double_quantized(absmax: Floats) -> Floats:
-    """Return NF4's scales after their own quantization, in blocks of 256, to the levels of a dynamic map."""
+def nf4_blocks(xp: Any, flat: Any, block_size: int) -> tuple[Any, Any]:
+    """Quantize (n,) float32 to NF4: codes, uint8 (n,), and the largest magnitude of each block, (blocks,)."""
+    num_whole = len(flat) // block_size * block_size
+    blocks, rest = flat[:num_whole].reshape(-1, block_size), flat[num_whole:]
+    absmax = xp.amax(abs(blocks), -1)
+    scaled = (blocks * (1.0 / xp.clip(absmax, 1e-38, None))[:, None]).reshape(-1)
+    if len(rest):  # the short last block is divided where the others are multiplied: bytes depend on it
+        last = xp.clip(xp.amax(abs(rest), -1, keepdims=True), 1e-38, None)
+        absmax, scaled = xp.concatenate((absmax, last)), xp.concatenate((scaled, rest / last))
+    scaled = xp.clip(scaled, -1, 1)
+    codes = xp.zeros_like(scaled, dtype=xp.uint8)
+    for midpoint in _MIDPOINTS:
+        codes += scaled > midpoint  # fifteen plain passes take half the time of a search
+    return codes, absmax
+
+
+def nf4_scales(xp: Any, absmax: Any) -> tuple[Any, Any, Any, Any]:
+    """Quantize NF4's scales, (n,) float32, in blocks of 256, to the levels of a dynamic map.
+
+    On the CPU, bitsandbytes looks the code up in a table of 65,536 entries: a scaled value is snapped to that grid
+    before the nearest level is found, and a block of zeros (0 / 0) gets the lowest code.
+
+    Returns:
+        Codes, uint8 (n,); the largest magnitude of each block, (blocks,); the levels, (256,); and the mean, (), which
+        was subtracted.
+    """
     offset = absmax.mean()
-    padded = np.zeros(-(-len(absmax) // NESTED_BLOCK_SIZE) * NESTED_BLOCK_SIZE, np.float32)
-    padded[: len(absmax)] = absmax - offset
-    blocks = padded.reshape(-1, NESTED_BLOCK_SIZE)
-    largest = abs(blocks).max(-1, keepdims=True)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scaled = np.clip(np.nan_to_num(blocks * (1 / largest), nan=-1.0), -1, 1)
-    snapped = np.floor((scaled + 1) * np.float32(0.5) * 65535 + np.float32(0.5)) / 65535 * 2 - 1
-    levels = _dynamic_map()
-    places = np.searchsorted((levels[:-1] + levels[1:]) / 2, snapped)
-    return np.add((levels[places] * largest).reshape(-1), offset, dtype=np.float32)[: len(absmax)]
+    missing = xp.zeros_like(absmax[:1]).repeat(-len(absmax) % NESTED_BLOCK_SIZE)
+    padded = xp.concatenate((absmax - offset, missing)).reshape(-1, NESTED_BLOCK_SIZE)
+    largest = xp.amax(abs(padded), -1)
+    scaled = xp.clip(xp.nan_to_num(padded * (1 / largest)[:, None], nan=-1.0), -1, 1).reshape(-1)[: len(absmax)]
+    snapped = xp.floor((scaled + 1) * 0.5 * 65535 + 0.5) / 65535 * 2 - 1
+    levels = xp.asarray(dynamic_map())
+    levels = levels if xp is np else levels.to(absmax.device)
+    codes = xp.searchsorted((levels[:-1] + levels[1:]) / 2, snapped)
+    return xp.asarray(codes, dtype=xp.uint8), largest, levels, offset
 
 
-def _dynamic_map() -> Floats:
-    """Return the 256 levels for nested scales, ascending: each decade from 1e-6 to 1 has twice as many as the last."""
-    edges = [np.linspace(0.1, 1, 2**exponent + 1, dtype=np.float32) for exponent in range(7)]
-    decades = [np.float32(10.0 ** (i - 6)) * ((e[:-1] + e[1:]) / 2) for i, e in enumerate(edges)]
+_MIDPOINTS = [(low + high) / 2 for low, high in pairwise(np.array(LEVELS, np.float32))]
+
+
+@functools.cache
+def dynamic_map() -> Floats:
+    """Return the 256 levels for nested scales, ascending: (256,), float32.
+
+    Each decade from 1e-6 to 1 has twice as many evenly spaced levels as the one below it, of both signs; with 0 and 1.
+    """
+    decades: list[Floats] = []
+    for exponent in range(7):
+        num_levels = 2**exponent
+        gap = float(np.float32(1 - np.float32(0.1)) / np.float32(num_levels))  # as torch.linspace has it, bit for bit
+        steps = np.arange(num_levels + 1)
+        ends = float(np.float32(0.1)) + gap * steps, 1 - gap * (num_levels - steps)
+        edges = np.where(steps < (num_levels + 1) // 2, *ends).astype(np.float32)
+        decades.append(np.float32(10.0 ** (exponent - 6)) * ((edges[:-1] + edges[1:]) / 2))
     positive = np.concatenate(decades)
     return np.sort(np.concatenate((positive, -positive, [0, 1]))).astype(np.float32)
-
-
-def _half(values: Floats) -> Floats:
-    """Round to float16."""
-    return values.astype(np.float16).astype(np.float32)
-
-
-def _rounded(groups: Floats, scale: Floats) -> Floats:
-    """Return groups / scale as whole numbers; of a group of equal weights the scale is 0, and so are its codes."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.nan_to_num(groups / scale).round()
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
 
 
 _MOST_OUTLIER_CODE = 127.0 + 256 * 127
-_LEAST_SCALE, _MOST_SCALE = np.float32(2.0**-100), 2.0**110
+_LEAST_SCALE, _MOST_SCALE = np.float32(2.0**-100), 2.0**110  # no product is subnormal or infinite
 _BELOW_EIGHTHS = 2**20 - 1  # the bits of a float's mantissa but for the upper three
 
 
 def round_inputs(x_MI: Floats) -> tuple[NDArray[np.int64], Floats]:
-    """Round groups of 32 inputs to 8 bits, and their outliers to 16, as `packed.quantize_inputs` says.
+    """Round groups of 32 inputs to 8 bits, and their outliers to 16 (docs/decisions/0022).
+
+    A group's outlier are the four inputs, 4 j to 4 j + 3, that the largest one is among. The scale is such that all
+    others have codes up to 127, and has three bits of mantissa: 1, 1.125, 1.25, ... times a power of two. NaN and
+    infinities make it NaN, and so do inputs from which nothing finite would come.
+
+    Args:
+        x_MI: float32, (M, in).
 
     Returns:
         codes: (M, in).
         scales: (M, groups); x is nearly codes * scales.
     """
     fours = x_MI.reshape(len(x_MI), -1, GROUP // 4, 4)
+    # As the kernels find them: sizes are compared but for their last three bits, and of equal fours the first is taken.
     keys = (abs(fours).max(-1).view(np.int32) & ~7) | np.arange(7, -1, -1, dtype=np.int32)
     key = keys.max(-1, keepdims=True)
     is_outlier = keys == key
@@ -217,3 +280,26 @@ def round_inputs(x_MI: Floats) -> tuple[NDArray[np.int64], Floats]:
     codes = np.nan_to_num((fours * (1 / scale)[..., None]).round(), nan=0, posinf=0, neginf=0).astype(np.int64)
     codes += is_outlier[..., None] & (codes % 256 == 128)  # so that no low byte is -128
     return codes.reshape(x_MI.shape), scale[..., 0]
+
+
+@np.errstate(all="ignore")
+def product_reference(x_MI: Floats, weights: Codes, input_bits: InputBits = INPUT_BITS) -> Floats:
+    """Multiply as the kernels do: x (M, in) to (M, out), float32; slow, and short enough to read."""
+    codes, scale_MG = round_inputs(x_MI)
+    y_MO = _product_of_codes(codes, scale_MG, weights)
+    if input_bits == 16:
+        rounded_MI = codes.astype(np.float32) * scale_MG.repeat(GROUP, axis=1)
+        y_MO += _product_of_codes(*round_inputs((x_MI - rounded_MI).astype(np.float32)), weights)
+    return y_MO
+
+
+def _product_of_codes(codes: NDArray[np.int64], scale_MG: Floats, weights: Codes) -> Floats:
+    scale_OP, minimum_OP = weights.scales_RP, weights.minimums_RP  # 32 or 16 columns share a scale
+    values = np.array(weights.levels)[weights.codes_RC].reshape(*scale_OP.shape, -1)
+    codes = codes.reshape(len(codes), scale_OP.shape[1], -1)
+    scale_MP = scale_MG.repeat(scale_OP.shape[1] // scale_MG.shape[1], axis=1)
+    sums_MOP = np.einsum("mpc,opc->mop", codes.astype(np.float64), values).astype(np.float32)  # whole, rounded once
+    y_MO = (sums_MOP * (scale_OP * scale_MP[:, None])).sum(-1)
+    if minimum_OP is not None:
+        y_MO += (codes.sum(-1).astype(np.float32) * scale_MP) @ minimum_OP.T
+    return y_MO

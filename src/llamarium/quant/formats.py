@@ -19,7 +19,7 @@ Source: ggml, `ggml-common.h` (block structs) and `ggml.h` (`enum ggml_type`); b
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args
 
 from llamarium.errors import CheckpointError, OptionError, UnsupportedFormatError, escape, show_value
 
@@ -165,6 +165,11 @@ OLD_NAMES = {
 """What types were called by earlier versions: refused as options, read in packed folders."""
 
 
+Method = Literal["NF4", "Q8_0", "Q4_1"]
+METHODS: tuple[Method, ...] = get_args(Method)
+"""What Linears can become while a model is loaded."""
+
+
 def block_format(type_name: str) -> Format:
     """Return the type of GGUF files called `type_name`.
 
@@ -199,18 +204,13 @@ def chosen_type(option: str, value: object, choices: Sequence[Choice]) -> Choice
     raise OptionError(f"{option} is {show_value(value)}; {expected}")
 
 
-_MIN_GROUP = 16
-
-
-def group_size(in_features: int) -> int:
-    """Return the weights in a group of `LinearInt4`: 32, or 16 where 32 does not divide `in_features`.
+def group_size(in_features: int, type_name: str) -> int:
+    """Return the weights that share a scale when a matrix becomes Q8_0 or Q4_1 while it is loaded: 32 if that divides.
 
     Raises:
-        OptionError: If it is below 16, where scales would outweigh codes.
+        OptionError: If it is below 16 for Q4_1, whose scales would outweigh its codes.
     """
     size = math.gcd(in_features, GROUP)
-    if size < _MIN_GROUP:
-        raise OptionError(
-            f"Q4_1 needs in_features to be a multiple of {_MIN_GROUP}, found {in_features}; use Q8_0 or NF4"
-        )
+    if type_name == "Q4_1" and size < 16:
+        raise OptionError(f"Q4_1 needs in_features to be a multiple of 16, found {in_features}; use Q8_0 or NF4")
     return size

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from llamarium.quant.base import QuantizedLinear
+from llamarium.quant.codes import nf4_blocks, nf4_scales
 from llamarium.quant.nf4_state import LEVELS, NESTED_BLOCK_SIZE, STATE_KEY, Component, NF4Layout, check_components
 
 NF4_LEVELS = torch.tensor(LEVELS)
@@ -66,73 +67,26 @@ class NF4(NamedTuple):
     nested: Nested | None
 
 
-def dynamic_map() -> Tensor:
-    """Return the 256 levels for nested scales, ascending: (256,), float32.
-
-    Each decade from 1e-6 to 1 has twice as many evenly spaced levels as the one below it, of both signs; with 0 and 1.
-    """
-    decades: list[Tensor] = []
-    for exponent in range(7):
-        edges = torch.linspace(0.1, 1, 2**exponent + 1)
-        decades.append(10 ** (exponent - 6) * ((edges[:-1] + edges[1:]) / 2))
-    positive = torch.cat(decades)
-    return torch.cat((positive, -positive, torch.tensor([0.0, 1.0]))).sort().values
-
-
 def quantize_nf4(weight: Tensor, *, double_quant: bool = True, block_size: int = 64) -> NF4:
     """Quantize a float tensor of any shape; it is taken as flat.
 
     A block that holds NaN or an infinity comes back as NaN.
     """
     flat = weight.detach().flatten()
-    pieces = [_quantize_blocks(piece.float(), block_size) for piece in flat.split(_PIECE_WEIGHTS)]
-    codes = torch.cat([codes for codes, _ in pieces]).unsqueeze(1)
+    blocks = (nf4_blocks(torch, piece.float(), block_size) for piece in flat.split(_PIECE_WEIGHTS))
+    pieces = [(_in_pairs(codes), absmax) for codes, absmax in blocks]
+    packed = torch.cat([codes for codes, _ in pieces]).unsqueeze(1)
     absmax = torch.cat([absmax for _, absmax in pieces])
     if not double_quant:
-        return NF4(codes, absmax, None)
-    offset = absmax.mean()
-    nested_codes, nested_absmax, levels = _quantize_scales(absmax - offset)
-    return NF4(codes, nested_codes, Nested(nested_absmax, levels, offset))
+        return NF4(packed, absmax, None)
+    places, nested_absmax, levels, offset = nf4_scales(torch, absmax)
+    return NF4(packed, places, Nested(nested_absmax, levels, offset))
 
 
-def _quantize_blocks(flat: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
-    """Quantize (n,) float32: packed codes (ceil(n / 2),) and absmax (blocks,)."""
-    num_whole = len(flat) // block_size * block_size
-    blocks, rest = flat[:num_whole].view(-1, block_size), flat[num_whole:]
-    absmax = blocks.abs().amax(-1)
-    scaled = (blocks * (1.0 / absmax.clamp(min=1e-38)).unsqueeze(-1)).flatten()
-    if len(rest):  # the short last block is divided where the others are multiplied: bytes depend on it
-        last = rest.abs().amax().clamp(min=1e-38)
-        absmax, scaled = torch.cat((absmax, last.view(1))), torch.cat((scaled, rest / last))
-    codes = _nearest_level(scaled.clamp_(-1, 1))
+def _in_pairs(codes: Tensor) -> Tensor:
     if len(codes) % 2:
         codes = torch.cat((codes, codes.new_tensor([7])))  # 7 is zero
-    return (codes[::2] << 4) | codes[1::2], absmax
-
-
-def _nearest_level(scaled: Tensor) -> Tensor:
-    """Return the index of the nearest NF4 level: how many midpoints between levels lie below, uint8."""
-    codes = torch.zeros(scaled.shape, dtype=torch.uint8, device=scaled.device)
-    for midpoint in ((NF4_LEVELS[:-1] + NF4_LEVELS[1:]) / 2).tolist():
-        codes += (scaled > midpoint).view(torch.uint8)  # fifteen plain passes take half the time of bucketize
-    return codes
-
-
-def _quantize_scales(scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantize (n,) float32 in blocks of 256: uint8 codes (n,), absmax (blocks,), and the levels (256,).
-
-    On the CPU, bitsandbytes looks the code up in a table of 65,536 entries: a scaled value is snapped to that grid
-    before the nearest level is found, and a block of zeros (0 / 0) gets the lowest code.
-    """
-    num_blocks = -(-len(scales) // NESTED_BLOCK_SIZE)
-    padded = scales.new_zeros(num_blocks, NESTED_BLOCK_SIZE)
-    padded.view(-1)[: len(scales)] = scales
-    absmax = padded.abs().amax(-1)
-    scaled = (padded * (1 / absmax).unsqueeze(-1)).nan_to_num(-1.0).clamp_(-1, 1).flatten()[: len(scales)]
-    snapped = ((scaled + 1) * 0.5 * 65535 + 0.5).floor() / 65535 * 2 - 1
-    levels = dynamic_map().to(scales.device)
-    bounds = (levels[:-1] + levels[1:]) / 2
-    return torch.bucketize(snapped, bounds).to(torch.uint8), absmax, levels
+    return (codes[::2] << 4) | codes[1::2]
 
 
 def dequantize_nf4(quantized: NF4, shape: tuple[int, ...], *, block_size: int = 64) -> Tensor:
@@ -191,7 +145,6 @@ class Linear4bit(QuantizedLinear):
         absmax: float32 or, double-quantized, uint8; one for each block.
         nested_absmax, nested_quant_map, nested_offset: Scales of the scales; None without double quantization.
         layout: The logical shape, the dtype before quantization and the sizes of the blocks.
-        compute_dtype: x is cast to it for the product, and the result back to x's dtype; None leaves x alone.
     """
 
     absmax: Tensor
@@ -207,7 +160,6 @@ class Linear4bit(QuantizedLinear):
         out_features: int,
         *,
         double_quant: bool = True,
-        compute_dtype: torch.dtype | None = None,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str | None = None,
     ) -> None:
@@ -216,7 +168,6 @@ class Linear4bit(QuantizedLinear):
         self.layout = NF4Layout(
             (out_features, in_features), str(dtype).removeprefix("torch."), double_quant=double_quant
         )
-        self.compute_dtype = compute_dtype
         num_bytes, num_blocks = -(-self.layout.num_weights // 2), self.layout.num_blocks
         scale_dtype = torch.uint8 if double_quant else torch.float32
         self.register_buffer("weight", torch.empty(num_bytes, 1, dtype=torch.uint8, device=device))
@@ -225,31 +176,20 @@ class Linear4bit(QuantizedLinear):
             self.register_buffer(name, torch.empty(size, device=device) if double_quant else None)
 
     @classmethod
-    def from_weight(
-        cls, weight: Tensor, *, double_quant: bool = True, compute_dtype: torch.dtype | None = None
-    ) -> "Linear4bit":
+    def from_weight(cls, weight: Tensor, *, double_quant: bool = True) -> "Linear4bit":
         """Quantize (out_features, in_features)."""
-        linear = cls(
-            weight.shape[1],
-            weight.shape[0],
-            double_quant=double_quant,
-            compute_dtype=compute_dtype,
-            dtype=weight.dtype,
-            device="meta",
-        )
+        rows, columns = weight.shape
+        linear = cls(columns, rows, double_quant=double_quant, dtype=weight.dtype, device="meta")
         linear._hold(quantize_nf4(weight, double_quant=double_quant))
         return linear
 
     @classmethod
-    def from_state(
-        cls, components: Mapping[str, Tensor], source: str, *, compute_dtype: torch.dtype | None = None
-    ) -> "Linear4bit":
+    def from_state(cls, components: Mapping[str, Tensor], source: str) -> "Linear4bit":
         """Take over the components of a bitsandbytes folder.
 
         Args:
             components: `weight`, `weight.absmax`, ... (see `nf4_state`), without the module's prefix.
             source: File and weight, for messages.
-            compute_dtype: See the class.
 
         Raises:
             UnsupportedFormatError: For fp4 or another storage than bytes.
@@ -260,7 +200,7 @@ class Linear4bit(QuantizedLinear):
         if layout.nested_offset is not None:
             absmax, quant_map = components["weight.nested_absmax"], components["weight.nested_quant_map"]
             nested = Nested(absmax.flatten(), quant_map.flatten(), absmax.new_tensor(layout.nested_offset))
-        linear = cls(layout.shape[1], layout.shape[0], compute_dtype=compute_dtype, device="meta")
+        linear = cls(layout.shape[1], layout.shape[0], device="meta")
         linear.layout = layout
         linear._hold(NF4(components["weight"].reshape(-1, 1), components["weight.absmax"].flatten(), nested))
         return linear
@@ -298,7 +238,3 @@ class Linear4bit(QuantizedLinear):
     def scales(self) -> Tensor:
         """Return each block's absmax, unpacked: (blocks,), float32."""
         return _dequantize_scales(self._quantized(), 0, self.layout.num_blocks)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Multiply, in `compute_dtype` if there is one: (..., in_features) to (..., out_features)."""
-        return super().forward(x.to(self.compute_dtype or x.dtype)).to(x.dtype)

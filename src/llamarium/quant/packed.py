@@ -6,12 +6,10 @@ it is multiplied with. `native/tiles.h` says where what lies in a tile.
 
 Nothing is lost in packing: codes and scales are the file's. What is rounded besides are the inputs: a group of 32
 inputs becomes codes and a scale, so that codes are multiplied with codes, in whole numbers. Codes have 8 bits, those of
-the four inputs that the largest is among 16 (`quantize_inputs`). With `input_bits` of 16, what those codes leave out is
-rounded once more, with a scale of its own, and multiplied too. That is `product_reference`; the kernels compute the
-same sums.
+the four inputs that the largest is among 16 (`round_inputs` in `codes.py`). With `input_bits` of 16, what those codes
+leave out is rounded once more, with a scale of its own, and multiplied too. That is `product_reference` there; the
+kernels compute the same sums.
 """
-
-import math
 
 import torch
 from torch import Tensor
@@ -20,22 +18,10 @@ from llamarium.kernels import native
 from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.kernels.threads import one_torch_thread
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
+from llamarium.quant.codes import levels_of, parts_of_rows
 from llamarium.quant.formats import GROUP, PACKED_FORMATS, PackedFormat
-from llamarium.quant.int4 import LinearInt4
-from llamarium.quant.int8 import Linear8bit
-from llamarium.quant.packing import matrix_of, pack_blocks, pack_groups
-from llamarium.quant.tiles import halves_of, unpack_rows, values_of
-
-__all__ = [
-    "EmbeddingPacked",
-    "LinearPacked",
-    "pack_ggml",
-    "pack_integers",
-    "product_reference",
-    "quantize_inputs",
-]
-
-_HALF_EXPONENT = 0x7C00
+from llamarium.quant.linears import LinearIntegers
+from llamarium.quant.packing import count_nonfinite_tiles, matrix_of, pack_blocks, pack_groups
 
 
 class LinearPacked(QuantizedLinear):
@@ -65,8 +51,8 @@ class LinearPacked(QuantizedLinear):
     def forward(self, x: Tensor) -> Tensor:
         """Multiply: (..., in_features) to (..., out_features), in x's dtype.
 
-        With the C kernels inputs are rounded to `input_bits`, as `product_reference` does. On other devices, without
-        `uses_kernels`, and where a gradient is wanted, the weight is unpacked instead.
+        With the C kernels inputs are rounded to `input_bits`. On other devices, without `uses_kernels`, and where a
+        gradient is wanted, the weight is unpacked instead.
         """
         wants_grad = torch.is_grad_enabled() and x.requires_grad
         is_here = x.device.type == self.weight.device.type == "cpu"
@@ -77,17 +63,14 @@ class LinearPacked(QuantizedLinear):
             y = torch.from_numpy(native.product(self.matrix, rows.numpy(), self.input_bits))
             return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
-    def parts(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the codes, scales and minima of some rows, by their numbers (n,), as `unpack_rows` does."""
-        return unpack_rows(self.weight, rows, self.format)
-
     def dequantize_at(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """Return some rows of W, by their numbers (n,): (n, in_features). C and PyTorch give the same bits."""
         is_here = rows.device.type == self.weight.device.type == "cpu"
         if is_here and rows.dtype is torch.int64 and native.library() is not None:
             return torch.from_numpy(native.lookup(self.matrix, rows.contiguous().numpy())).to(dtype)
-        codes, scale, minimum = self.parts(rows)
-        groups = values_of(codes, self.format).view(*scale.shape, -1) * scale.unsqueeze(-1)
+        codes, scale, minimum = parts_of_rows(torch, self.weight, rows, self.format)
+        levels = torch.tensor(levels_of(self.format), dtype=torch.float32, device=codes.device)
+        groups = levels.index_select(0, codes.flatten().int()).view(*scale.shape, -1) * scale.unsqueeze(-1)
         if minimum is not None:
             groups += minimum.unsqueeze(-1)
         return groups.flatten(1).to(dtype)
@@ -98,9 +81,7 @@ class LinearPacked(QuantizedLinear):
 
     def has_finite_scales(self) -> bool:
         """Whether no scale or minimum is NaN or infinite; codes always are finite."""
-        # NaN and infinity have an exponent of ones; this takes a third of the time of torch's isfinite.
-        halves = halves_of(self.weight, self.format).view(torch.int16)
-        return bool((halves & _HALF_EXPONENT).amax() < _HALF_EXPONENT)
+        return count_nonfinite_tiles(self.weight.cpu().numpy(), self.format) == 0
 
     @property
     def type_name(self) -> str:
@@ -171,78 +152,11 @@ def pack_ggml(weight: Tensor, type_name: str) -> LinearPacked:
     return LinearPacked(torch.from_numpy(tiles), len(weight), format)
 
 
-def pack_integers(linear: Linear8bit | LinearInt4) -> LinearPacked | None:
+def pack_integers(linear: LinearIntegers) -> LinearPacked | None:
     """Put the codes of a quantized Linear into tiles, without loss; None where its groups are not of 32."""
-    rows, columns = linear.out_features, linear.in_features
-    if columns % GROUP:
+    if linear.in_features % GROUP:
         return None
-    if isinstance(linear, Linear8bit):
-        codes, minimum, scale = linear.weight.view(torch.uint8) ^ 128, None, linear.scale
-    else:
-        codes = torch.stack((linear.weight & 15, linear.weight >> 4), dim=-1)
-        minimum, scale = linear.minimum.numpy(), linear.step
-    format = PACKED_FORMATS[linear.type_name]
-    tiles = pack_groups((codes.view(rows, columns).numpy(), scale.numpy(), minimum), format)
-    return LinearPacked(torch.from_numpy(tiles), rows, format)
-
-
-# --- the definition of the product ------------------------------------------------------------------------------------
-
-
-_MOST_OUTLIER_CODE = 127.0 + 256 * 127
-_LEAST_SCALE, _MOST_SCALE = 2.0**-100, 2.0**110  # with any weight's scale the product is neither subnormal nor infinite
-_BELOW_EIGHTHS = 2**20 - 1  # the bits of a float's mantissa but for the upper three
-
-
-def quantize_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Round groups of 32 inputs to 8 bits, and their outliers to 16 (docs/decisions/0022).
-
-    A group's outlier are the four inputs, 4 j to 4 j + 3, that the largest one is among. The scale is such that all
-    others have codes up to 127, and has three bits of mantissa: 1, 1.125, 1.25, ... times a power of two. NaN and
-    infinities make it NaN, and so do inputs from which nothing finite would come.
-
-    Args:
-        x: (M, in).
-
-    Returns:
-        codes: int16, (M, groups, 32).
-        scales: float32, (M, groups); x is nearly codes * scales.
-    """
-    fours = x.float().view(len(x), -1, GROUP // 4, 4)
-    sizes = fours.abs().amax(dim=-1)
-    # As the kernels find them: sizes are compared but for their last three bits, and of equal fours the first is taken.
-    keys = (sizes.contiguous().view(torch.int32) & ~7) | torch.arange(7, -1, -1, dtype=torch.int32)
-    key = keys.amax(dim=-1, keepdim=True)
-    is_outlier = keys == key
-    largest = (key & ~7).view(torch.float32)
-    others = (keys.masked_fill(is_outlier, 0).amax(dim=-1, keepdim=True) & ~7).view(torch.float32)
-    needed = torch.maximum(largest / _MOST_OUTLIER_CODE, others / 127)
-    bits = needed.clamp(min=_LEAST_SCALE).view(torch.int32)
-    scale = ((bits + _BELOW_EIGHTHS) & ~_BELOW_EIGHTHS).view(torch.float32)
-    scale = scale.masked_fill(~(needed <= _MOST_SCALE), math.nan)
-    inverse = 1 / scale
-    codes = (fours * inverse.unsqueeze(-1)).round().nan_to_num(0, 0, 0)
-    codes += is_outlier.unsqueeze(-1) & (codes.remainder(256) == 128)  # so that no low byte is -128
-    return codes.to(torch.int16).flatten(-2), scale.squeeze(-1)
-
-
-def product_reference(x: Tensor, linear: LinearPacked) -> Tensor:
-    """Multiply as the kernels do: x (M, in) to (M, out), float32; slow, and short enough to read."""
-    codes, scale_MG = quantize_inputs(x)
-    y_MO = _product_of_codes(codes, scale_MG, linear)
-    if linear.input_bits == 16:
-        residual = x.float() - (codes * scale_MG.unsqueeze(-1)).flatten(1)
-        y_MO += _product_of_codes(*quantize_inputs(residual), linear)
-    return y_MO
-
-
-def _product_of_codes(codes: Tensor, scale_MG: Tensor, linear: LinearPacked) -> Tensor:
-    weights, scale_OG, minimum_OG = linear.parts(torch.arange(linear.out_features))
-    values = values_of(weights, linear.format).view(*scale_OG.shape, -1)  # 32 or 16 columns share a scale
-    codes = codes.view(len(codes), scale_OG.shape[1], -1)
-    scale_MG = scale_MG.repeat_interleave(scale_OG.shape[1] // scale_MG.shape[1], dim=1)
-    sums_MOG = torch.einsum("mgc,ogc->mog", codes.double(), values.double()).float()  # whole numbers, rounded once
-    y_MO = (sums_MOG * (scale_OG * scale_MG.unsqueeze(1))).sum(-1)
-    if minimum_OG is not None:
-        y_MO += (codes.float().sum(-1) * scale_MG) @ minimum_OG.T
-    return y_MO
+    format, minimum = PACKED_FORMATS[linear.type_name], linear.minimum
+    codes = linear.codes() if format.has_minimum else linear.codes().view(torch.uint8) ^ 128
+    halves = linear.scale.numpy(), None if minimum is None else minimum.numpy()
+    return LinearPacked(torch.from_numpy(pack_groups((codes.numpy(), *halves), format)), len(codes), format)

@@ -8,8 +8,7 @@ from torch import nn
 
 from llamarium.errors import InputError
 from llamarium.quant.codes import Codes, unpack_rows
-from llamarium.quant.int4 import LinearInt4
-from llamarium.quant.int8 import Linear8bit
+from llamarium.quant.linears import LinearIntegers
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.nf4_state import LEVELS
 from llamarium.quant.packed import LinearPacked
@@ -26,13 +25,11 @@ def codes_of(linear: nn.Module, rows: Sequence[int]) -> Codes:
     if isinstance(linear, LinearPacked):
         return unpack_rows(linear.weight.cpu().numpy(), np.array(rows, np.int64), linear.format)
     at = list(rows)
-    if isinstance(linear, Linear8bit):
-        codes = linear.weight[at].cpu().numpy().astype(np.int64) + 128
-        return Codes("Q8_0", tuple(range(-128, 128)), codes, on_host(linear.scale[at]))
-    if isinstance(linear, LinearInt4):
-        packed = linear.weight[at].cpu().numpy().astype(np.int64)
-        codes = np.stack((packed & 15, packed >> 4), axis=-1).reshape(len(at), -1)
-        return Codes("Q4_1", tuple(range(16)), codes, on_host(linear.step[at]), on_host(linear.minimum[at]))
+    if isinstance(linear, LinearIntegers):
+        codes, zero = linear.codes()[at].cpu().numpy().astype(np.int64), 128 if linear.minimum is None else 0
+        levels = tuple(range(-128, 128)) if linear.minimum is None else tuple(range(16))
+        minimum = None if linear.minimum is None else on_host(linear.minimum[at])
+        return Codes(linear.type_name, levels, codes + zero, on_host(linear.scale[at]), minimum)
     if isinstance(linear, Linear4bit):
         places_RC = np.array(at)[:, None] * linear.in_features + np.arange(linear.in_features)
         bytes_RC = linear.weight.cpu().numpy().reshape(-1)[places_RC // 2].astype(np.int64)

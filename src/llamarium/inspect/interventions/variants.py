@@ -20,7 +20,8 @@ from llamarium.inspect.interventions.matrices import matrix_of
 from llamarium.inspect.shapes import check_whole
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedEmbedding
-from llamarium.quant.swap import METHODS, QUANTIZED_LINEARS, quantize_linears
+from llamarium.quant.formats import METHODS
+from llamarium.quant.linears import QUANTIZED_LINEARS
 from llamarium.runtime.shell import shell_of
 
 VariantName = Literal["float32", "NF4", "Q8_0", "Q4_1", "random-head", "tied-head"]
@@ -67,8 +68,10 @@ def variant_bytes(config: ModelConfig, name: VariantName, *, itemsize: int = 4) 
     if name == "random-head" or name == "tied-head":
         return config.vocab_size * config.hidden_size * itemsize
     other = empty_model(config)
-    if name != "float32":
-        quantize_linears(other, name)
+    for path, module in [*other.named_modules()]:
+        if name in METHODS and isinstance(module, nn.Linear) and path != "lm_head":
+            linear = QUANTIZED_LINEARS[name](module.in_features, module.out_features, device="meta")
+            other.set_submodule(path, linear)
     return sum(t.numel() * t.element_size() for t in (*other.parameters(), *other.buffers()))
 
 

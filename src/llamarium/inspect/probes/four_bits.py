@@ -7,22 +7,19 @@ does to a pass is seen in its stream, layer by layer.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.checkpoints.options import Method
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.errors import InputError
 from llamarium.inspect.numbers import Floats
 from llamarium.inspect.probes.weights import type_of
 from llamarium.inspect.shapes import indices
 from llamarium.quant.codes import coded, round_inputs
-from llamarium.quant.formats import GROUP, chosen_type
+from llamarium.quant.formats import GROUP, METHODS, chosen_type
 from llamarium.runtime.runner import Runner
-
-METHODS: tuple[Method, ...] = get_args(Method)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

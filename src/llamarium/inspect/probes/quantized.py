@@ -8,18 +8,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from llamarium.checkpoints.options import Method
 from llamarium.config import EMBEDDING, ModelConfig
 from llamarium.errors import InputError
 from llamarium.inspect.numbers import Floats, scores_of, softmax
-from llamarium.inspect.probes.four_bits import METHODS, rounded_inputs
+from llamarium.inspect.probes.four_bits import rounded_inputs
 from llamarium.inspect.probes.rope import rotate
 from llamarium.inspect.probes.weights import linear_key, type_of
 from llamarium.inspect.tokens import check_ids
 from llamarium.inspect.trace import Trace
 from llamarium.kernels.native import InputBits
 from llamarium.quant.codes import coded
-from llamarium.quant.formats import GROUP, PACKED_FORMATS, chosen_type
+from llamarium.quant.formats import GROUP, METHODS, PACKED_FORMATS, Method, chosen_type
 from llamarium.runtime.runner import Runner
 from llamarium.runtime.taps import Key
 

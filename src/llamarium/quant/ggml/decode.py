@@ -78,13 +78,14 @@ def _copy(xp: Any, part: Any) -> Any:
     return xp.concatenate((part,), 0)
 
 
-def _float(xp: Any, values: Any) -> Any:
+def to_float(xp: Any, values: Any) -> Any:
+    """Cast to float32."""
     return xp.asarray(values, dtype=xp.float32)
 
 
 def _half(xp: Any, blocks: Any, start: int) -> Any:
     """Read one half-precision scale of each block: (n, 1), float32."""
-    return _float(xp, _copy(xp, blocks[:, start : start + 2]).view(xp.float16))
+    return to_float(xp, _copy(xp, blocks[:, start : start + 2]).view(xp.float16))
 
 
 def _fields(xp: Any, packed: Any, num_bits: int, run: int) -> Any:
@@ -121,17 +122,17 @@ def _bf16(xp: Any, blocks: Any) -> Any:
 
 def _q8_0(xp: Any, blocks: Any) -> Any:
     """Block: d half, 32 signed bytes. w = q * d."""
-    return _float(xp, blocks[:, 2:].view(xp.int8)) * _half(xp, blocks, 0)
+    return to_float(xp, blocks[:, 2:].view(xp.int8)) * _half(xp, blocks, 0)
 
 
 def _q4_0(xp: Any, blocks: Any) -> Any:
     """Block: d half, 16 bytes of 4-bit codes. w = d * (q - 8)."""
-    return (_float(xp, _fields(xp, blocks[:, 2:], 4, 16)) - 8) * _half(xp, blocks, 0)
+    return (to_float(xp, _fields(xp, blocks[:, 2:], 4, 16)) - 8) * _half(xp, blocks, 0)
 
 
 def _q4_1(xp: Any, blocks: Any) -> Any:
     """Block: d and m half, 16 bytes of 4-bit codes. w = d * q + m."""
-    return _float(xp, _fields(xp, blocks[:, 4:], 4, 16)) * _half(xp, blocks, 0) + _half(xp, blocks, 2)
+    return to_float(xp, _fields(xp, blocks[:, 4:], 4, 16)) * _half(xp, blocks, 0) + _half(xp, blocks, 2)
 
 
 def five_bit_codes(xp: Any, high: Any, low: Any) -> Any:
@@ -141,12 +142,12 @@ def five_bit_codes(xp: Any, high: Any, low: Any) -> Any:
 
 def _q5_0(xp: Any, blocks: Any) -> Any:
     """Block: d half, 4 bytes of fifth bits, 16 bytes of low bits. w = d * (q - 16)."""
-    return (_float(xp, five_bit_codes(xp, blocks[:, 2:6], blocks[:, 6:])) - 16) * _half(xp, blocks, 0)
+    return (to_float(xp, five_bit_codes(xp, blocks[:, 2:6], blocks[:, 6:])) - 16) * _half(xp, blocks, 0)
 
 
 def _q5_1(xp: Any, blocks: Any) -> Any:
     """Block: d and m half, 4 bytes of fifth bits, 16 bytes of low bits. w = d * q + m."""
-    codes = _float(xp, five_bit_codes(xp, blocks[:, 4:8], blocks[:, 8:]))
+    codes = to_float(xp, five_bit_codes(xp, blocks[:, 4:8], blocks[:, 8:]))
     return codes * _half(xp, blocks, 0) + _half(xp, blocks, 2)
 
 
@@ -159,7 +160,7 @@ def _iq4_nl(xp: Any, blocks: Any) -> Any:
 
 def _by_sub_block(xp: Any, codes: Any, scale: Any, offset: Any = None) -> Any:
     """Return `scale * codes - offset`, (n, 256) float32, with scale and offset (n, sub-blocks)."""
-    values = _float(xp, codes).reshape(*scale.shape, codes.shape[1] // scale.shape[1]) * scale[..., None]
+    values = to_float(xp, codes).reshape(*scale.shape, codes.shape[1] // scale.shape[1]) * scale[..., None]
     if offset is not None:
         values -= offset[..., None]
     return values.reshape(codes.shape)
@@ -167,8 +168,8 @@ def _by_sub_block(xp: Any, codes: Any, scale: Any, offset: Any = None) -> Any:
 
 def _q2_k(xp: Any, blocks: Any) -> Any:
     """Block: 16 bytes of 4-bit (scale, min), 64 bytes of 2-bit codes, d and dmin half; 16 sub-blocks of 16."""
-    scale = _half(xp, blocks, 80) * _float(xp, blocks[:, :16] & 15)
-    offset = _half(xp, blocks, 82) * _float(xp, blocks[:, :16] >> 4)
+    scale = _half(xp, blocks, 80) * to_float(xp, blocks[:, :16] & 15)
+    offset = _half(xp, blocks, 82) * to_float(xp, blocks[:, :16] >> 4)
     return _by_sub_block(xp, _fields(xp, blocks[:, 16:80], 2, 32), scale, offset)
 
 
@@ -180,7 +181,7 @@ def _q3_k(xp: Any, blocks: Any) -> Any:
     """
     scales = _fields(xp, blocks[:, 96:104], 4, 8) | (_fields(xp, blocks[:, 104:108], 2, 4) << 4)
     codes = _fields(xp, blocks[:, 32:96], 2, 32) | (_fields(xp, blocks[:, :32], 1, 32) << 2)
-    return _by_sub_block(xp, _float(xp, codes) - 4, _half(xp, blocks, 108) * (_float(xp, scales) - 32))
+    return _by_sub_block(xp, to_float(xp, codes) - 4, _half(xp, blocks, 108) * (to_float(xp, scales) - 32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +231,8 @@ def _six_bit_pairs(xp: Any, packed: Any) -> tuple[Any, Any]:
 
 
 def _with_minima(xp: Any, parts: SuperBlocks) -> Any:
-    offset = _float(xp, parts.dmin) * _float(xp, parts.minima)
-    return _by_sub_block(xp, parts.codes, _float(xp, parts.d) * _float(xp, parts.scales), offset)
+    offset = to_float(xp, parts.dmin) * to_float(xp, parts.minima)
+    return _by_sub_block(xp, parts.codes, to_float(xp, parts.d) * to_float(xp, parts.scales), offset)
 
 
 def _q4_k(xp: Any, blocks: Any) -> Any:
@@ -247,7 +248,7 @@ def _q5_k(xp: Any, blocks: Any) -> Any:
 def _q6_k(xp: Any, blocks: Any) -> Any:
     """Block: 128 bytes of low bits, 64 bytes of high two bits, 16 signed scales, d half; 16 sub-blocks of 16."""
     parts = super_blocks(xp, blocks, "Q6_K")
-    return _by_sub_block(xp, _float(xp, parts.codes) - 32, _float(xp, parts.d) * _float(xp, parts.scales))
+    return _by_sub_block(xp, to_float(xp, parts.codes) - 32, to_float(xp, parts.d) * to_float(xp, parts.scales))
 
 
 _DECODERS: dict[str, Callable[[Any, Any], Any]] = {
