@@ -90,9 +90,7 @@ class AnswerRows:
     def __call__(self, batch: Table) -> Table:
         """Return the batch with the columns of `Answered`.
 
-        Raises:
-            InputError: If it is no table of pyarrow's.
-            EngineStoppedError: If the engine breaks; Ray starts another actor.
+        InputError if it is no table of pyarrow's, EngineStoppedError if the engine breaks; Ray starts another actor.
         """
         import pyarrow
 
@@ -162,9 +160,8 @@ class AnswerLines:
     def __call__(self, batch: Table) -> Table:
         """Return the answers.
 
-        Raises:
-            InputError: If it is no table of pyarrow's, or has no texts.
-            EngineStoppedError: If the engine breaks; Ray starts another actor.
+        InputError if it is no table of pyarrow's, or has no texts; EngineStoppedError if the engine breaks; Ray starts
+        another actor.
         """
         import pyarrow
 

@@ -131,21 +131,15 @@ class Engine:
         return number in self._scheduler.live
 
     def add(self, request: Request) -> int:
-        """Take a request and return its number; `step` answers it.
-
-        Raises:
-            LlamariumError: As `prepare`.
-        """
+        """Take a request and return its number; `step` answers it; errors as `prepare`."""
         return self.start(self.prepare(request))
 
     def prepare(self, request: Request) -> list[EngineSequence]:
         """Check a request and return the sequences that `start` begins; any thread may call this.
 
-        Raises:
-            InputError: For an empty prompt or an id outside the vocabulary.
-            ContextLengthError: If the prompt leaves no room in the context.
-            MemoryBudgetError: If the whole cache has not room for it.
-            SamplingError: If the parameters name ids or counts outside the vocabulary.
+        InputError for an empty prompt or an id outside the vocabulary, ContextLengthError if the prompt leaves no room
+        in the context, MemoryBudgetError if the whole cache has not room for it, SamplingError if the parameters name
+        ids or counts outside the vocabulary.
         """
         prompt, params, config = request.prompt_ids, request.params, self.runner.config
         check_prompt(config, prompt, room=0 if request.pooling else min(1, params.max_tokens))
@@ -180,8 +174,7 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """Run the next step and return its events: tokens of the sequences whose tokens are all computed.
 
-        Raises:
-            MemoryBudgetError: If there is no memory for the step; after `abort_largest` the next one may have it.
+        MemoryBudgetError if there is no memory for the step; after `abort_largest` the next one may have it.
         """
         for number in self._deadlines.due(self._clock()):
             for sequence in list(self._scheduler.live.get(number, ())):
@@ -194,8 +187,7 @@ class Engine:
     def reserve(self, num_tokens: int) -> None:
         """Make room for a request of so many tokens in all; the cache grows if need be.
 
-        Raises:
-            MemoryBudgetError: If there is not that much memory.
+        MemoryBudgetError if there is not that much memory.
         """
         num_blocks, before = capacity_blocks(num_tokens, self.cache.block_size), self.num_blocks
         if num_blocks > before:
@@ -215,8 +207,7 @@ class Engine:
     def fill_cache_for_benchmark(self, ids: Sequence[int]) -> None:
         """Mark tokens as computed without running them: each block holds what the first does.
 
-        Raises:
-            MemoryBudgetError: If the cache has no room for them.
+        MemoryBudgetError if the cache has no room for them.
         """
         size, table, parent = self.cache.block_size, BlockTable(self._index.pool), root_key(-1, "")
         table.reserve(len(ids))

@@ -20,9 +20,7 @@ def num_blocks_for(
     """Return how many blocks a cache gets; a draft model gets as many of its own out of the same memory.
 
     Arguments are as in `EngineOptions`; more blocks than `max_num_seqs` whole contexts take are never needed.
-
-    Raises:
-        OptionError: If there is not room for one block.
+    OptionError if there is not room for one block.
     """
     caches = [one.new_cache(1, kv_cache_dtype, SERVING_BLOCK_SIZE) for one in (runner, draft) if one is not None]
     block_bytes = sum(cache.num_bytes for cache in caches)

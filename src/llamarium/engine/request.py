@@ -84,9 +84,8 @@ def room_of(config: ModelConfig, request: Request) -> int:
 def check_prompt(config: ModelConfig, prompt: Sequence[int], name: str = "the prompt", *, room: int = 1) -> None:
     """Refuse a prompt that the model cannot continue by `room` tokens; `name` is the prompt's, for messages.
 
-    Raises:
-        InputError: For an empty prompt or an id outside the vocabulary.
-        ContextLengthError: If it leaves no room in the context.
+    InputError for an empty prompt or an id outside the vocabulary, ContextLengthError if it leaves no room in the
+    context.
     """
     if not prompt:
         raise InputError(f"{name} has no tokens; expected at least one (a model with a BOS token adds it)")

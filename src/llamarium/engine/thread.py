@@ -84,9 +84,7 @@ class EngineThread:
     def submit(self, request: Request, deliver: Deliver) -> int:
         """Begin a request and return its number; the engine's thread calls `deliver`.
 
-        Raises:
-            EngineStoppedError: If the engine takes no more requests.
-            LlamariumError: As `Engine.prepare`.
+        EngineStoppedError if the engine takes no more requests, errors as `Engine.prepare`.
         """
         sequences = self.engine.prepare(request)
         self._put(_Command(lambda: self._begin(sequences, deliver), deliver))
@@ -95,11 +93,10 @@ class EngineThread:
     def read(self, work: Callable[[Engine], T]) -> Future[T]:
         """Let the engine's thread look at something between two steps.
 
+        EngineStoppedError if the engine takes no more requests.
+
         Args:
             work: Must be quick, change nothing, and return nothing that the engine goes on changing.
-
-        Raises:
-            EngineStoppedError: If the engine takes no more requests.
         """
         found = Future[T]()
 

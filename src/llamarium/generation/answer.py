@@ -24,10 +24,7 @@ def complete(
     """Answer all prompts, given as ids, side by side, each with the same parameters.
 
     Answers are texts of their own if `new_text`, as in a dialog, rather than going on where a prompt ends. A row for
-    which no token can be chosen gets a completion that says so.
-
-    Raises:
-        LlamariumError: As `generate_tokens`.
+    which no token can be chosen gets a completion that says so. Errors as `generate_tokens`.
     """
     tokenizer = model.tokenizer
     begins = [new_text or begins_text(tokenizer, prompt) for prompt in prompts]
@@ -67,9 +64,7 @@ def stream(
 ) -> Iterator[Piece]:
     """Answer one prompt, piece by piece, as `complete`; `prefix` keeps a dialog's keys and values between turns.
 
-    Raises:
-        SamplingError: If more than one answer is asked for.
-        LlamariumError: As `generate_tokens`, or if no token could be chosen.
+    SamplingError if more than one answer is asked for; errors as `generate_tokens`, or if no token could be chosen.
     """
     if params.n != 1:
         raise SamplingError(f"n is {params.n}; streaming gives one answer, use generate() for several")

@@ -144,11 +144,7 @@ class Generation:
         return f"Generation({len(self.prompt_ids)} prompt tokens: {shown})"
 
     def or_raise(self) -> "Generation":
-        """Return this, if its answers have come to an end.
-
-        Raises:
-            AnswerError: If no token could be chosen, and why.
-        """
+        """Return this, if its answers have come to an end; AnswerError if no token could be chosen, and why."""
         for completion in self.completions:
             if completion.error is not None:
                 raise AnswerError(completion.error)
@@ -229,8 +225,7 @@ class RowText:
     def pieces(self, events: Iterable[TokenEvent]) -> Iterator[Piece]:
         """Yield what each of the row's tokens adds, to the answer's end.
 
-        Raises:
-            AnswerError: If no token could be chosen, and why.
+        AnswerError if no token could be chosen, and why.
         """
         for event in events:
             piece = self.push(event)

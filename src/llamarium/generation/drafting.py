@@ -11,9 +11,7 @@ from llamarium.tokenizer.compare import check_same_vocabulary
 def drafting(model: TextModel, draft: TextModel) -> DraftModel:
     """Return a model as one that drafts for another.
 
-    Raises:
-        InputError: If their vocabularies differ, and where.
-        TokenizerError: If one came without a tokenizer.
+    InputError if their vocabularies differ, and where; TokenizerError if one came without a tokenizer.
     """
     check_same_vocabulary(model, draft, "one cannot guess for the other")
     return DraftModel(draft.runner)
@@ -22,9 +20,7 @@ def drafting(model: TextModel, draft: TextModel) -> DraftModel:
 def proposer_of(model: TextModel, asked: AskedProposer, runner: Runner | None = None) -> ProposerPolicy | None:
     """Return what proposes tokens for a model; with a `runner` for requests with any sampling parameters.
 
-    Raises:
-        OptionError: If drafts could change the tokens of a request to `runner`.
-        LlamariumError: As `drafting`.
+    OptionError if drafts could change the tokens of a request to `runner`, errors as `drafting`.
     """
     policy = asked if asked is None or isinstance(asked, ProposerPolicy) else drafting(model, asked)
     if policy is not None and runner is not None:

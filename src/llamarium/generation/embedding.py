@@ -22,14 +22,11 @@ class Embedding(NamedTuple):
 
 
 def embed(thread: EngineThread, request: Request) -> Future[Embedding]:
-    """Submit a request with `pooling` to an engine.
+    """Submit a request with `pooling` to an engine; errors as `EngineThread.submit`.
 
     Returns:
         A future of the vector, or of a `RequestTimeoutError`, an `EngineStoppedError`, a `GaveWayError`, or an
         `AnswerError` if the hidden states are not finite. Cancelling it aborts the request.
-
-    Raises:
-        LlamariumError: As `EngineThread.submit`.
     """
     future: Future[Embedding] = Future()
 

@@ -53,8 +53,7 @@ class Memory:
     def begin(self, ids: Sequence[int], num_tokens: int = 0, adapter: int = -1) -> KeptSequence:
         """Return a new sequence with room for so many tokens.
 
-        Raises:
-            MemoryBudgetError: If there are not as many free blocks.
+        MemoryBudgetError if there are not as many free blocks.
         """
         table = BlockTable(self._pool)
         table.reserve(num_tokens)

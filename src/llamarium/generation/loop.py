@@ -148,9 +148,8 @@ def _answer(
 def check_prompts(config: ModelConfig, prompts: Sequence[Sequence[int]], rooms: Sequence[int]) -> None:
     """Refuse prompts that the model cannot continue, each by so many tokens at least.
 
-    Raises:
-        InputError: For no prompt, an empty prompt or an id outside the vocabulary.
-        ContextLengthError: If a prompt leaves no room in the context.
+    InputError for no prompt, an empty prompt or an id outside the vocabulary; ContextLengthError if a prompt leaves no
+    room in the context.
     """
     if not prompts:
         raise InputError("no prompt; expected at least one")

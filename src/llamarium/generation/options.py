@@ -84,8 +84,7 @@ class PassOptions:
 def split_options(options: AnswerOptions) -> PassOptions:
     """Remove the options of passes from some options, and return them.
 
-    Raises:
-        OptionError: If a value is none of those that there are.
+    OptionError if a value is none of those that there are.
     """
     use_cache, kv_cache_dtype = options.pop("use_cache", True), options.pop("kv_cache_dtype", "auto")
     check_choice("use_cache", use_cache, (True, False))
@@ -97,8 +96,7 @@ def split_options(options: AnswerOptions) -> PassOptions:
 def asked_proposer(prompt_lookup: object, draft_model: object) -> AskedProposer:
     """Return the proposer, or the model that is to be one, of two options.
 
-    Raises:
-        OptionError: If a value is none of those that there are, or both are given.
+    OptionError if a value is none of those that there are, or both are given.
     """
     lookup = prompt_lookup
     if not isinstance(lookup, PromptLookup):

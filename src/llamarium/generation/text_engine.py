@@ -78,11 +78,7 @@ class Answers:
         return len(self._rows)
 
     def begin(self, thread: EngineThread, request: Request) -> Self:
-        """Submit the request.
-
-        Raises:
-            LlamariumError: As `EngineThread.submit`.
-        """
+        """Submit the request; errors as `EngineThread.submit`."""
         me = weakref.ref(self)
 
         def deliver(came: Sequence[TokenEvent] | Exception) -> None:
@@ -277,8 +273,7 @@ class TextEngine:
     def stream(self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]) -> Answers:
         """Answer a prompt, piece by piece; options as in `Llama.generate`, and `RequestOptions`.
 
-        Raises:
-            LlamariumError: For what cannot be answered; as soon as it is called.
+        LlamariumError for what cannot be answered; as soon as it is called.
         """
         how = split_request(options)
         return self.submit(self._model.encode(prompt), self._model.sampling_params(**options), **how)
@@ -305,6 +300,8 @@ class TextEngine:
     ) -> Answers:
         """Answer a prompt's ids.
 
+        Errors as `Engine.prepare`; if the engine has stopped, or the model was edited since it was made.
+
         Args:
             prompt_ids: At least one.
             params: Sampling parameters.
@@ -316,9 +313,6 @@ class TextEngine:
             must_keep_up: As in `RequestOptions`.
             grammar: The parameters' compiled grammar; None compiles it now, if there is one.
             tools: The tools in the prompt.
-
-        Raises:
-            LlamariumError: As `Engine.prepare`; if the engine has stopped, or the model was edited since it was made.
         """
         number, deadline_s = self._adapter_and_deadline(adapter, timeout_s)
         stops = self._model.stop_ids if stop_ids is None else frozenset(stop_ids)
@@ -338,7 +332,7 @@ class TextEngine:
         adapter: str | None = None,
         salt: str = "",
     ) -> Future[Embedding]:
-        """Return a future of a text's vector, from the last layer's normalised states; see `embed`.
+        """Return a future of a text's vector, from the last layer's normalised states; see `embed`; errors as `submit`.
 
         Args:
             prompt_ids: At least one.
@@ -346,9 +340,6 @@ class TextEngine:
             timeout_s: As in `RequestOptions`.
             adapter: As in `RequestOptions`.
             salt: As in `RequestOptions`.
-
-        Raises:
-            LlamariumError: As `submit`.
         """
         check_choice("pooling", pooling, get_args(Pooling))
         number, deadline_s = self._adapter_and_deadline(adapter, timeout_s)

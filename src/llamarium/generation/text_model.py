@@ -46,9 +46,7 @@ class TextModel(Protocol):
 def compiled(model: TextModel, params: SamplingParams) -> CompiledGrammar | None:
     """Return the compiled grammar of some parameters, if they have one.
 
-    Raises:
-        GrammarError: If it cannot be compiled.
-        OptionError: If the package for it is missing.
+    GrammarError if it cannot be compiled, OptionError if the package for it is missing.
     """
     return None if params.grammar is None else model.grammars.compile(params.grammar)
 

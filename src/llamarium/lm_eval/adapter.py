@@ -124,11 +124,9 @@ class LlamariumLM(LM):
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Continue each context until one of its stop strings, an end-of-text token or its number of tokens.
 
-        Requests of the same arguments are computed side by side. Those that are sampled go one by one, each with a
-        seed of its own from torch's generator, which the harness seeds.
-
-        Raises:
-            OptionError: For an unknown argument, or one that leaves no room for a context.
+        Requests of the same arguments are computed side by side. Those that are sampled go one by one, each with a seed
+        of its own from torch's generator, which the harness seeds. OptionError for an unknown argument, or one that
+        leaves no room for a context.
         """
         groups: dict[str, list[int]] = {}
         prompts: list[list[int]] = []
@@ -161,8 +159,7 @@ class LlamariumLM(LM):
     def prefix_token_id(self) -> int:
         """The token before a text that is scored as a whole: BOS, or else the end-of-text token.
 
-        Raises:
-            OptionError: If the vocabulary has neither.
+        OptionError if the vocabulary has neither.
         """
         tokenizer = self.llama.tokenizer
         found = tokenizer.eos_token_ids[:1] if tokenizer.bos_token_id is None else (tokenizer.bos_token_id,)
@@ -193,11 +190,7 @@ class LlamariumLM(LM):
         return self.llama.name.replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """Return the template for the harness's records.
-
-        Raises:
-            OptionError: For a template by name; a model has one.
-        """
+        """Return the template for the harness's records; OptionError for a template by name; a model has one."""
         if isinstance(chat_template, str) and chat_template:
             raise OptionError(f"no chat template {show_value(chat_template)}: the model has one, without a name")
         tokenizer = self.llama.tokenizer
@@ -208,8 +201,7 @@ class LlamariumLM(LM):
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Return a dialog as text, control tokens spelled; without a generation prompt the last message stays open.
 
-        Raises:
-            ChatFormatError: If the model has no chat format, or the dialog does not fit it.
+        ChatFormatError if the model has no chat format, or the dialog does not fit it.
         """
         tokenizer = self.llama.tokenizer
         messages, begun = (
@@ -296,10 +288,8 @@ def rolling_pairs(ids: Sequence[int], prefix: int, max_length: int) -> Iterator[
 def generation_options(given: Mapping[str, Any], max_gen_toks: int) -> dict[str, Any]:
     """Return a task's generation arguments as `Llama.generate` takes them.
 
-    As in the harness, an answer is greedy unless `do_sample` or a temperature says otherwise.
-
-    Raises:
-        OptionError: For an argument that is not known.
+    As in the harness, an answer is greedy unless `do_sample` or a temperature says otherwise. OptionError for an
+    argument that is not known.
     """
     known = {"until", "do_sample", "temperature", *_MAX_TOKENS_NAMES, *_SAMPLING}
     if unknown := sorted(set(given) - known):

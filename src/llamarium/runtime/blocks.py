@@ -45,11 +45,7 @@ class BlockPool:
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """Take free blocks.
-
-        Raises:
-            MemoryBudgetError: If there are not as many; none is taken then.
-        """
+        """Take free blocks; MemoryBudgetError if there are not as many; none is taken then."""
         if count > len(self._free):
             raise MemoryBudgetError(
                 f"{count * self.block_size} more positions of keys and values are needed, and the cache has room for "
@@ -113,11 +109,7 @@ class BlockTable:
         self._pool = pool
 
     def reserve(self, num_tokens: int) -> None:
-        """Take blocks for so many tokens in all.
-
-        Raises:
-            MemoryBudgetError: If the cache has not as many free blocks.
-        """
+        """Take blocks for so many tokens in all; MemoryBudgetError if the cache has not as many free blocks."""
         missing = self.missing(num_tokens)
         if missing > 0:
             self.blocks.extend(self._pool.take(missing))
@@ -133,12 +125,11 @@ class BlockTable:
     def fork(self, num_tokens: int, copy_block: Callable[[int, int], None]) -> "BlockTable":
         """Return the table of another sequence with the same first tokens.
 
+        MemoryBudgetError if there is no block for the copy.
+
         Args:
             num_tokens: How many; their whole blocks are shared, and the rest's block is copied.
             copy_block: The cache's; called with source and target.
-
-        Raises:
-            MemoryBudgetError: If there is no block for the copy.
         """
         other = BlockTable(self._pool)
         whole, rest = divmod(num_tokens, self._pool.block_size)
@@ -157,11 +148,7 @@ class BlockTable:
         self.blocks.extend(blocks)
 
     def copy(self, source: int, copy_block: Callable[[int, int], None]) -> None:
-        """Append a copy of a block that is owned or kept.
-
-        Raises:
-            MemoryBudgetError: If there is no block for the copy.
-        """
+        """Append a copy of a block that is owned or kept; MemoryBudgetError if there is no block for the copy."""
         self._pool.share([source])  # so that it is not taken for the copy itself
         try:
             (target,) = self._pool.take(1)

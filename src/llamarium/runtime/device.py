@@ -11,8 +11,7 @@ _DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/k
 def choose_device(name: object) -> str:
     """Return the device of that name, as torch spells it; "auto" is a GPU where there is one.
 
-    Raises:
-        OptionError: If there is no such device here, or it holds no numbers.
+    OptionError if there is no such device here, or it holds no numbers.
     """
     if isinstance(name, str) and (name == "cpu" or (name == "auto" and not _may_have_gpu())):
         return "cpu"

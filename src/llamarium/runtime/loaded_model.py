@@ -87,8 +87,7 @@ class LoadedModel:
     def model(self) -> "LlamaForCausalLM":
         """The modules: plain, editable, over the memory that the runner reads.
 
-        Raises:
-            CheckpointError: If a file whose bytes are in use has been changed.
+        CheckpointError if a file whose bytes are in use has been changed.
         """
         if self._check is not None:
             self._check()
@@ -104,9 +103,8 @@ class LoadedModel:
     def runner(self) -> Runner:
         """Return the runner of the next request; a new one if the modules have changed, so that old caches go.
 
-        Raises:
-            CheckpointError: If a file whose bytes are in use has been changed.
-            OptionError: If the model was loaded as deterministic, and its modules have been edited.
+        CheckpointError if a file whose bytes are in use has been changed; OptionError if the model was loaded as
+        deterministic, and its modules have been edited.
         """
         if self._check is not None:
             self._check()

@@ -19,8 +19,7 @@ from llamarium.runtime.shell import on_host
 def codes_of(linear: nn.Module, rows: Sequence[int]) -> Codes:
     """Return some rows of a Linear as codes and scales.
 
-    Raises:
-        InputError: If it is not quantized, or its codes are not known.
+    InputError if it is not quantized, or its codes are not known.
     """
     if isinstance(linear, LinearPacked):
         return unpack_rows(linear.weight.cpu().numpy(), np.array(rows, np.int64), linear.format)

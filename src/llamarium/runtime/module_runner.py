@@ -172,11 +172,7 @@ class ModuleRunner:
         return ModuleRunner(self.model)
 
     def _module(self, key: str) -> nn.Module:
-        """Return the module of a weight, without its adapter.
-
-        Raises:
-            KeyError: If there is none.
-        """
+        """Return the module of a weight, without its adapter; KeyError if there is none."""
         try:
             module = self.model.get_submodule(key.removesuffix(".weight"))
         except AttributeError:
@@ -186,8 +182,7 @@ class ModuleRunner:
     def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto", block_size: int = BLOCK_SIZE) -> PagedCache:
         """Return an empty cache on the model's device; see `Runner.new_cache`.
 
-        Raises:
-            InputError: If two layers would keep their keys and values in the same place.
+        InputError if two layers would keep their keys and values in the same place.
         """
         config = self.model.config
         return PagedCache(
@@ -223,10 +218,7 @@ class ModuleRunner:
         """Run the batch's tokens; see `Runner.run`.
 
         Each row of logits that is tapped is a product of its own, as it is when a request is answered alone: PyTorch
-        rounds a product of several rows otherwise.
-
-        Raises:
-            InputError: If the cache is not one of this model's.
+        rounds a product of several rows otherwise. InputError if the cache is not one of this model's.
         """
         if not isinstance(cache, PagedCache) or len(cache.k) != self._num_kept_layers():
             raise InputError("the cache is another model's; expected one that this runner's new_cache made")

@@ -49,21 +49,14 @@ class Cache(Protocol):
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block's content to another, in all layers."""
-        ...
 
     def grow(self, num_blocks: int) -> None:
-        """Become larger; what the blocks hold stays.
-
-        Raises:
-            MemoryBudgetError: If there is not that much memory.
-        """
-        ...
+        """Become larger; what the blocks hold stays; MemoryBudgetError if there is not that much memory."""
 
     def read(
         self, layer_idx: int, blocks: Sequence[int], num_slots: int
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return the keys and values of a sequence's first positions, as queries see them: (S, K, H) each."""
-        ...
 
 
 class WeightInfo(Protocol):
@@ -127,80 +120,59 @@ class Runner(Protocol):
     def name(self) -> str: ...  # noqa: D102
 
     def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto", block_size: int = BLOCK_SIZE) -> Cache:
-        """Return an empty cache for this runner.
+        """Return an empty cache for this runner; MemoryBudgetError if there is not that much memory.
 
         Args:
             num_blocks: How many blocks.
             dtype: What keys and values are kept in.
             block_size: Slots of a block, a power of two from 16 to 256. Small ones waste less memory; a long past is
                 read more slowly over them (docs/decisions/0014).
-
-        Raises:
-            MemoryBudgetError: If there is not that much memory.
         """
-        ...
 
     def run(self, batch: Batch, cache: Cache, taps: Taps | None = None) -> Logits:
         """Run the batch's tokens, keep their keys and values, return the logits of the tokens that ask for them.
 
-        Raises:
-            MemoryBudgetError: If there is no memory for what lies between the layers.
+        MemoryBudgetError if there is no memory for what lies between the layers.
         """
-        ...
 
     def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> NDArray[np.float32]:
         """Return a weight, or some rows of a matrix, as float32; a tied head's key is taken too.
+
+        KeyError if there is no such weight, IndexError if there is no such row.
 
         Args:
             key: The state-dict key.
             rows: Which; all where left out.
             adapted: Whether the correction of the adapter that is on is added; `product` always has it.
-
-        Raises:
-            KeyError: If there is no such weight.
-            IndexError: If there is no such row.
         """
-        ...
 
     def product(self, key: str, x_MI: NDArray[np.float32]) -> NDArray[np.float32]:
         """Multiply by a matrix as a pass does, the adapter that is on included: (M, in) to (M, out).
 
-        A tied head's key is taken too.
-
-        Raises:
-            KeyError: If there is no such matrix.
+        A tied head's key is taken too. KeyError if there is no such matrix.
         """
-        ...
 
     def codes(self, key: str, rows: Sequence[int]) -> Codes:
         """Return some rows of a quantized matrix as codes and scales.
 
-        Raises:
-            KeyError: If there is no such matrix.
-            InputError: If it is not quantized, or its codes are not known.
+        KeyError if there is no such matrix; InputError if it is not quantized, or its codes are not known.
         """
-        ...
 
     def read_stream(self, x_MD: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return what the final norm and the head make of rows of the residual stream: (M, D) to logits (M, V)."""
-        ...
 
     def backend_of(self, key: str) -> str:
         """Return the display name of what multiplies by a matrix."""
-        ...
 
     def with_adapters(self, adapters: Sequence[Adapter], default: int = -1) -> "Runner":
         """Return a runner over the same weights with these adapters, and no others.
 
+        OptionError where the backend takes none (`num_adapters` is None).
+
         Args:
             adapters: Low-rank corrections; `Batch.adapters` has their places here.
             default: Which of them is used where a batch names none; -1 for none.
-
-        Raises:
-            OptionError: Where the backend takes none (`num_adapters` is None).
         """
-        ...
 
     def fresh(self) -> "Runner":
         """Return another runner over the same weights: what was cached with this one is not used with that one."""
-        ...

@@ -46,8 +46,7 @@ def prepare(
 ) -> Setup:
     """Load the base and the examples, as dialogs or pairs (`kind`), and add the adapters.
 
-    Raises:
-        LlamariumError: If the base or the data cannot be read, or the settings do not fit together.
+    LlamariumError if the base or the data cannot be read, or the settings do not fit together.
     """
     check(config)
     checkpoint, tokenizer = _open(config)

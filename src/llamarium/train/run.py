@@ -61,12 +61,9 @@ def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, e
     """Train until the last step, or until SIGTERM or SIGINT, and save a checkpoint. The caller holds the `RunLock`.
 
     `resume` continues from the newest checkpoint that verifies, if any; `allow_changes` accepts other settings or data;
-    `emit` is called with events.
-
-    Raises:
-        TrainingError: If there are checkpoints and `resume` is false, or settings or data have changed, or nothing can
-            be learned, or weights or gradients are not finite, or no step could change the weights.
-        OutputError: If a checkpoint cannot be written.
+    `emit` is called with events. TrainingError if there are checkpoints and `resume` is false, or settings or data have
+    changed, or nothing can be learned, or weights or gradients are not finite, or no step could change the weights;
+    OutputError if a checkpoint cannot be written.
     """
     config, model = setup.config, setup.model
     check_start(out, resume)

@@ -39,7 +39,8 @@ _WEIGHT = 1 / 6  # of the newest measurement in a moving average
 class ProposerPolicy(ABC):
     """How far ahead to propose, from what passes cost and how often drafts were right; and what has come of it.
 
-    One object may serve one engine after another, and then begins with what it has learned.
+    One object may serve one engine after another, and then begins with what it has learned. OptionError if `num_tokens`
+    is not 1 to 64.
 
     Args:
         num_tokens: The most tokens of a draft.
@@ -50,9 +51,6 @@ class ProposerPolicy(ABC):
         passes: Passes over the model, prompts apart.
         drafted: Tokens of drafts that were run in them.
         accepted: Those of them that were right, and so saved a pass.
-
-    Raises:
-        OptionError: If `num_tokens` is not 1 to 64.
     """
 
     option: ClassVar[str]
@@ -71,11 +69,7 @@ class ProposerPolicy(ABC):
     def open(
         self, num_blocks: int, block_size: int, kv_cache_dtype: CacheDtype, clock: Callable[[], float]
     ) -> "Proposer":
-        """Return the proposer of an engine with such a cache.
-
-        Raises:
-            MemoryBudgetError: If there is no memory for it.
-        """
+        """Return the proposer of an engine with such a cache; MemoryBudgetError if there is no memory for it."""
 
     @abstractmethod
     def record_token(self, is_right: bool, ngram: int = 0) -> None:
@@ -120,18 +114,14 @@ class Proposer(Protocol):
     def reserve(self, num_blocks: int) -> None:
         """Make room for sequences with so many blocks of the model's cache.
 
-        Raises:
-            MemoryBudgetError: If there is not that much memory.
+        MemoryBudgetError if there is not that much memory.
         """
-        ...
 
     def propose(self, sequences: Sequence[EngineSequence], num_rows: int) -> list[Draft]:
         """Return a draft for each sequence; `num_rows` sequences get a token in the same pass."""
-        ...
 
     def release(self, sequence: EngineSequence) -> None:
         """Free what is held for a sequence that ends or is preempted."""
-        ...
 
 
 def averaged(average: float | None, newest: float) -> float:

@@ -54,8 +54,7 @@ class DraftModel(ProposerPolicy):
     ) -> "DraftProposer":
         """Return the proposer of an engine with such a cache.
 
-        Raises:
-            MemoryBudgetError: If there is no memory for the draft model's keys and values.
+        MemoryBudgetError if there is no memory for the draft model's keys and values.
         """
         return DraftProposer(self, num_blocks, block_size, kv_cache_dtype, clock)
 
@@ -151,11 +150,7 @@ class DraftProposer:
         return self.cache.num_blocks - self._index.pool.num_free
 
     def reserve(self, num_blocks: int) -> None:
-        """Have so many blocks.
-
-        Raises:
-            MemoryBudgetError: If there is not that much memory.
-        """
+        """Have so many blocks; MemoryBudgetError if there is not that much memory."""
         before = self.cache.num_blocks
         if num_blocks > before:
             self.cache.grow(num_blocks)

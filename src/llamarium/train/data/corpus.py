@@ -130,12 +130,9 @@ def tokenize_corpus(
     """Return a source (see `read_documents`) as token ids, from the files in `folder` if they are there.
 
     Several sources may share a folder. Output is complete or absent. While the source is read, the folder also holds a
-    copy of its text. `progress` is called after each document and each million characters.
-
-    Raises:
-        TrainingError: If the source holds no text, or text that the tokenizer cannot encode.
-        DownloadError, OptionError: As `read_documents`.
-        OutputError: If the folder cannot be written.
+    copy of its text. `progress` is called after each document and each million characters. TrainingError if the source
+    holds no text, or text that the tokenizer cannot encode; DownloadError or OptionError as `read_documents`;
+    OutputError if the folder cannot be written.
     """
     name, folder = source_name(source), Path(folder)
     try:

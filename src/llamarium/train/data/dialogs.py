@@ -75,7 +75,8 @@ def read_dialogs(
     """Read a JSONL file of examples.
 
     Prompts and instructions become dialogs of two messages if there is a dialog format. Without one (a base model) the
-    answer follows the prompt directly, and an instruction uses Alpaca's template.
+    answer follows the prompt directly, and an instruction uses Alpaca's template. TrainingError for a file that cannot
+    be read or holds no example; for a line that is no example, or has nothing to learn, with file and line.
 
     Args:
         path: UTF-8, one JSON object a line; empty lines are skipped.
@@ -83,10 +84,6 @@ def read_dialogs(
         chat: Use the tokenizer's dialog format, if it has one.
         expand: Turns a line's object into the records of examples.
         finish: Selects or checks a line's examples.
-
-    Raises:
-        TrainingError: For a file that cannot be read or holds no example; for a line that is no example, or has
-            nothing to learn, with file and line.
     """
     form = tokenizer.chat_format if chat else None
     found: list[tuple[int, Dialog | list[Part]]] = []
