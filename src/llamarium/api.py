@@ -163,7 +163,6 @@ class Llama:
         self.stop_ids = stop_ids_of(self.config, tokenizer, defaults.stop_token_ids)
 
     def __repr__(self) -> str:
-        """Name the model and its shape."""
         c = self.config
         return f"<Llama {self.name}: {c.num_hidden_layers} layers of {c.hidden_size}, vocabulary of {c.vocab_size:,}>"
 

@@ -38,15 +38,7 @@ Table = Any
 
 
 class Answered(TypedDict):
-    """The columns added to rows.
-
-    Attributes:
-        generated_text: The answer; None without one.
-        finish_reason: "stop" or "length"; None without an answer.
-        num_input_tokens: Of the prompt; None without an answer.
-        num_generated_tokens: Of the answer; None without one.
-        error: Why there is no answer; None with one.
-    """
+    """The columns added to rows: an answer, its end ("stop" or "length") and the counts of tokens; or an error."""
 
     generated_text: str | None
     finish_reason: str | None
@@ -105,7 +97,6 @@ class AnswerRows:
         self._engine.close(timeout_s=0)
 
     def _begin(self, row: dict[str, Any]) -> "Answers | LlamariumError":
-        """Start a row's request."""
         messages, prompt = _given(row.get("messages")), row.get("prompt")
         own = _given(row.get("sampling_params")) or {}
         try:
@@ -204,7 +195,6 @@ def _check(options: Mapping[str, object]) -> None:
 
 
 def _finish(begun: "Answers | LlamariumError") -> Answered:
-    """Wait for an answer."""
     try:
         if isinstance(begun, LlamariumError):
             raise begun

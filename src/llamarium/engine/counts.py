@@ -16,14 +16,11 @@ class Counts:
 
     Attributes:
         steps: Passes over the model.
-        prompt_tokens: Tokens of prompts.
-        sought_tokens: Those of them that were looked up in the prefix cache.
+        sought_tokens: Those of the prompts that were looked up in the prefix cache.
         cached_tokens: Those of them that were found, and so not computed.
-        generated_tokens: Chosen tokens.
         drafted_tokens: Tokens of drafts that were run.
         accepted_tokens: Those of them that were chosen.
         preempted: Preemptions.
-        pass_s: Seconds of the passes.
     """
 
     steps: int = 0
@@ -64,10 +61,8 @@ class SequenceState:
             token in every step.
         adapter: Its place among the runner's adapters, -1 for none.
         is_embedding: The prompt's vector is wanted, and no token.
-        num_prompt: Tokens of the prompt.
-        num_tokens: Those, and the answer's so far.
-        num_blocks: Its blocks.
-        num_shared: Those of them that other sequences have, too.
+        num_tokens: Tokens of the prompt, and the answer's so far.
+        num_shared: How many of its blocks other sequences have, too.
         blocks: The first of them, in the order of positions.
     """
 

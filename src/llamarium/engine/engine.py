@@ -54,11 +54,6 @@ class Engine:
     Raises:
         MemoryBudgetError: If there is no memory for the cache.
         OptionError: If `max_num_seqs`, `num_blocks` or `chunk` is less than 1.
-
-    Attributes:
-        runner: Executes the model.
-        cache: Keys and values.
-        counts: What it has done so far.
     """
 
     def __init__(
@@ -233,7 +228,6 @@ class Engine:
             yield from self.step()
 
     def _run(self, items: list[StepItem]) -> None:
-        """Run the items as one batch, and process what it computed."""
         taps = Taps([HIDDEN]) if any(item.sequence.pool is not None for item in items) else None
         batch = pack([item.span for item in items], self.cache.block_size)
         begin = self._clock()
@@ -242,7 +236,6 @@ class Engine:
         self._output.process(items, logits_WV, taps)
 
     def _record(self, items: list[StepItem], seconds: float) -> None:
-        """Learn from the time that a step took."""
         num_tokens = num_decoded = num_decoding = num_drafted = 0
         for sequence, _, span in items:
             num_tokens += len(span.token_ids)

@@ -105,7 +105,6 @@ class OutputProcessor:
             raise
 
     def _accept(self, sequence: EngineSequence, chosen: Chosen) -> None:
-        """Append a token, and decide whether the sequence ends."""
         if chosen.token_id < 0:
             sequence.finish_reason = "error"
         else:

@@ -81,11 +81,8 @@ class Pace:
     def chunk(self, num_streaming: int, prompts: Sequence[int]) -> int:
         """Return how many prompt tokens the next step may run beside a token of each decoding sequence.
 
-        While more sequences read prompts than decode, prompts have that many times more of a step.
-
-        Args:
-            num_streaming: Sequences that decode.
-            prompts: The tokens of each prompt that is being read, computed ones included.
+        `prompts` are the tokens of each prompt that is being read, computed ones included. While more sequences read
+        prompts than decode, prompts have that many times more of a step.
         """
         alone = self.estimate(num_streaming) if num_streaming else 0.0
         if alone is None or not self._sizes:

@@ -22,11 +22,9 @@ _MAX_COMPARED = 64  # candidate blocks with the same parent and first token
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The cached beginning of a prompt.
+    """The cached beginning of a prompt: whole blocks and their keys.
 
     Attributes:
-        blocks: The whole blocks of it.
-        keys: Their keys.
         partial: A block whose first tokens continue them, or None.
         num_partial: How many of its tokens do.
         is_all: Whether it holds no others.
@@ -85,10 +83,8 @@ class PrefixIndex:
     def enter(self, parent: Key, block: int, ids: Sequence[int]) -> Key:
         """Note a block's tokens, and return its key; a second block with the same content is not noted.
 
-        Args:
-            parent: The key of the block before it, or the root's.
-            block: An owned block; its tokens' slots will not be written again.
-            ids: Its tokens, at least one; fewer than its slots only if it is a sequence's last.
+        `parent` is the key of the block before it, or the root's. The block is owned, and its tokens' slots will not be
+        written again; there are fewer than its slots only if it is a sequence's last.
         """
         content = _Content(parent, tuple(ids), block_key(parent, ids))
         if content.key not in self._blocks and block not in self._contents:

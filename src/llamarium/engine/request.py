@@ -44,11 +44,9 @@ class Request:
 
 
 class TokenEvent(NamedTuple):
-    """One new token of one answer, or its end without one.
+    """One new token of one answer, or its end without one; `request` is its number, and `row` which of its answers.
 
     Attributes:
-        request: Which request, as `Engine.add` numbered it.
-        row: Which of its answers, 0 to n - 1.
         token_id: The token; below 0 if there is none: a `NoToken`, which says why.
         logprob: Its log-probability under the model, before any sampling parameter; NaN unless asked for.
         top: The most probable (id, logprob) pairs, as many as `logprobs` asked for.

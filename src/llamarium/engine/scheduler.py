@@ -30,13 +30,8 @@ class Scheduler:
     """The sequences of an engine, at most `max_num_seqs` of them running, and their blocks.
 
     A step computes the logits of at most `most_logits` prompt tokens. `shares` reuses keys and values of equal tokens.
-
-    Attributes:
-        live: All sequences that have not ended, by request number.
-        running: Those with blocks, by arrival.
-        waiting: Those without, by arrival.
-        num_preempted: How many preemptions there were.
-        proposer: Proposes next tokens; None if nothing does.
+    `live` are all sequences that have not ended, by request number; `running` those with blocks, by arrival; `waiting`
+    the others.
     """
 
     def __init__(
@@ -88,8 +83,8 @@ class Scheduler:
     def schedule(self, chunk: Callable[[int, Sequence[int]], int]) -> list[StepItem]:
         """Return what the next step runs, with blocks for all of it; nothing if no sequence has uncomputed tokens.
 
-        Args:
-            chunk: From the number of decoding sequences and the prompts' lengths to the prompt tokens of the step.
+        `chunk` is called with the number of decoding sequences and the prompts' lengths for the prompt tokens of the
+        step.
         """
         self._make_room()
         self._admit()
@@ -173,7 +168,6 @@ class Scheduler:
         insort(self.waiting, sequence, key=_order)
 
     def _admit(self) -> None:
-        """Admit waiting sequences, as far as there is room."""
         skipped: list[EngineSequence] = []
         place = 0
         while place < len(self.waiting) and len(self.running) < self._max_num_seqs and len(skipped) < _MAX_SKIPPED:

@@ -29,9 +29,7 @@ def most_logits(vocab_size: int) -> int:
 class PromptScores:
     """Log-probability of each of a prompt's T tokens given those before, and the k most probable at its place.
 
-    Attributes:
-        ids: The prompt's tokens.
-        is_finite: Whether all logits so far have had a finite maximum.
+    `is_finite` is whether all logits so far have had a finite maximum.
     """
 
     def __init__(self, ids: Sequence[int], num_top: int) -> None:

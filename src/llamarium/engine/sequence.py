@@ -35,13 +35,9 @@ class Draft:
 
 @dataclass(slots=True, eq=False)
 class EngineSequence:
-    """One of a request's answers in the making.
+    """One of a request's answers in the making; `number` is the request's, by arrival, and `row` which of its answers.
 
     Attributes:
-        number: The request's number, by arrival.
-        row: Which of the request's answers.
-        request: The request.
-        sampling: The sampler's state.
         limit: Tokens, prompt included, at which it ends.
         stops: Ids that end it.
         table: Its blocks of the cache.
@@ -56,8 +52,6 @@ class EngineSequence:
         followers: The sequences that wait for this one to compute the prompt.
         scores: Gathers the prompt's log-probabilities; None if they are not wanted, or have been delivered.
         pool: Gathers hidden states for the prompt's vector; None if tokens are wanted.
-        draft: Proposed next tokens.
-        finish_reason: Why it ended.
         num_overtaken: How many were admitted before it while it waited for memory.
         free_blocks_at_refusal: Free blocks when there was last no room for it; -1 if there was.
     """

@@ -45,11 +45,7 @@ class _Command(NamedTuple):
 
 
 class EngineThread:
-    """Runs an engine until it is closed.
-
-    Attributes:
-        engine: Other threads may use its `prepare`, and what never changes.
-    """
+    """Runs an `engine` until it is closed; other threads may use its `prepare`, and what never changes."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -91,12 +87,9 @@ class EngineThread:
         return sequences[0].number
 
     def read(self, work: Callable[[Engine], T]) -> Future[T]:
-        """Let the engine's thread look at something between two steps.
+        """Let the engine's thread look at something between two steps; EngineStoppedError if it takes no more requests.
 
-        EngineStoppedError if the engine takes no more requests.
-
-        Args:
-            work: Must be quick, change nothing, and return nothing that the engine goes on changing.
+        `work` must be quick, change nothing, and return nothing that the engine goes on changing.
         """
         found = Future[T]()
 
@@ -121,8 +114,7 @@ class EngineThread:
     def close(self, timeout_s: float | None = None) -> bool:
         """Take no more requests, finish the live ones, and stop; return whether all were finished.
 
-        Args:
-            timeout_s: After so many seconds the rest end with an error; None waits as long as it takes.
+        After `timeout_s` seconds the rest end with an error; None waits as long as it takes.
         """
         with self._lock:
             self._closing = True

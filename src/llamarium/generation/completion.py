@@ -107,13 +107,7 @@ def message_of(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Generation:
-    """What one prompt gave.
-
-    Attributes:
-        prompt_ids: The prompt as the model saw it.
-        completions: The `n` answers.
-        prompt_logprobs: An entry for each of the prompt's tokens if they were asked for, else None.
-    """
+    """What one prompt gave: its ids as the model saw them, `n` answers, and its log-probabilities if asked for."""
 
     prompt_ids: tuple[int, ...]
     completions: tuple[Completion, ...]

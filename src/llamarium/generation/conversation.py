@@ -28,11 +28,7 @@ ChatModelT = TypeVar("ChatModelT", bound=ChatModel)
 
 
 class Conversation(Generic[ChatModelT]):
-    """A dialog of several turns.
-
-    Attributes:
-        messages: What has been said, as {"role", "content"}; change it freely between turns.
-    """
+    """A dialog of several turns; change `messages`, {"role", "content"}, freely between turns."""
 
     def __init__(self, llama: ChatModelT, system: str | None = None) -> None:
         self.llama = llama

@@ -46,10 +46,8 @@ def read_dialog(
 ) -> tuple[list[int], ToolRequest]:
     """Return a dialog's ids and its tools; a grammar of the calls, if there is one, is put into `options`.
 
-    Raises:
-        ToolError: By the field's path.
-        ChatFormatError: If the dialog does not fit the model's format.
-        SamplingError: If the answer is to have another form besides.
+    ToolError for invalid tools, by the field's path; ChatFormatError if the dialog does not fit the model's format;
+    SamplingError if the answer is to have another form besides.
     """
     request = ToolRequest.read(
         described(tools.get("tools")), tools.get("tool_choice"), tools.get("parallel_tool_calls")

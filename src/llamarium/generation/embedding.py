@@ -22,11 +22,10 @@ class Embedding(NamedTuple):
 
 
 def embed(thread: EngineThread, request: Request) -> Future[Embedding]:
-    """Submit a request with `pooling` to an engine; errors as `EngineThread.submit`.
+    """Submit a request with `pooling` to an engine, and return a future of the vector; errors as `EngineThread.submit`.
 
-    Returns:
-        A future of the vector, or of a `RequestTimeoutError`, an `EngineStoppedError`, a `GaveWayError`, or an
-        `AnswerError` if the hidden states are not finite. Cancelling it aborts the request.
+    Or a future of a `RequestTimeoutError`, an `EngineStoppedError`, a `GaveWayError`, or an `AnswerError` if the hidden
+    states are not finite. Cancelling it aborts the request.
     """
     future: Future[Embedding] = Future()
 

@@ -20,14 +20,7 @@ PREFILL_CHUNK = 2048  # tokens of a batch: bounds the activations of long prompt
 
 @dataclass(slots=True)
 class KeptSequence:
-    """One growing sequence.
-
-    Attributes:
-        ids: Its tokens; whoever chooses the next one appends it.
-        table: Where its keys and values lie.
-        num_computed: How many of the tokens have their keys and values there.
-        adapter: Which of the runner's adapters it uses, -1 for none.
-    """
+    """One growing sequence; what chooses the next token appends it. `adapter` is one of the runner's, -1 for none."""
 
     ids: list[int]
     table: BlockTable
@@ -36,13 +29,7 @@ class KeptSequence:
 
 
 class Memory:
-    """A cache, and who has which of its blocks.
-
-    Args:
-        runner: Makes the cache.
-        num_tokens: Room for so many, each sequence's rounded up to whole blocks.
-        dtype: What keys and values are kept in.
-    """
+    """A cache and its free blocks, with room for `num_tokens`, each sequence's rounded up to whole blocks."""
 
     def __init__(self, runner: Runner, num_tokens: int = 0, dtype: CacheDtype = "auto") -> None:
         num_blocks = blocks_for(num_tokens)
@@ -63,11 +50,7 @@ class Memory:
 def advance(runner: Runner, cache: Cache, sequences: Sequence[KeptSequence], chunk: int = PREFILL_CHUNK) -> Logits:
     """Run what each sequence has not run yet, and return the logits after each one's last token, (B, V).
 
-    Args:
-        runner: Executes.
-        cache: Holds the sequences' keys and values.
-        sequences: At least one, each with a token that has not been run.
-        chunk: Tokens of a batch; what is computed does not depend on it.
+    Each of the sequences, at least one, has a token that has not been run. No result depends on `chunk`.
     """
     parts = [runner.run(batch, cache) for batch in batches(sequences, chunk)]
     return parts[0] if len(parts) == 1 else _join(parts)

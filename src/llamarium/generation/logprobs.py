@@ -21,11 +21,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob(Alternative):
-    """The token that came, and the most probable ones at that place.
-
-    Attributes:
-        top: The most probable tokens, best first; as many as `logprobs` asked for.
-    """
+    """The token that came, and the most probable ones at that place, as many as `logprobs` asked for, best first."""
 
     top: tuple[Alternative, ...]
 
@@ -45,7 +41,6 @@ class PromptLogprobs(Sequence[TokenLogprob | None]):
         return self._scores.ids
 
     def __len__(self) -> int:
-        """Return how many tokens the prompt has."""
         return len(self._scores.ids)
 
     @overload
@@ -53,12 +48,10 @@ class PromptLogprobs(Sequence[TokenLogprob | None]):
     @overload
     def __getitem__(self, place: slice) -> tuple[TokenLogprob | None, ...]: ...
     def __getitem__(self, place: int | slice) -> TokenLogprob | tuple[TokenLogprob | None, ...] | None:
-        """Return one entry, or several."""
         places = range(len(self))[place]
         return self._entry(places) if isinstance(places, int) else tuple(map(self._entry, places))
 
     def __eq__(self, other: object) -> bool:
-        """Whether ids and numbers are equal."""
         if not isinstance(other, PromptLogprobs):
             return NotImplemented
         mine, theirs = self._scores, other._scores

@@ -179,7 +179,6 @@ class Answers:
                 await self._came.wait()
 
     def _push(self, came: Sequence[TokenEvent] | Exception) -> None:
-        """Turn events into pieces."""
         if isinstance(came, Exception):
             self._num_open = 0
             raise came
@@ -209,20 +208,13 @@ class TextEngine:
     """Answers many requests at once; close it, or use it in a `with`.
 
     `runner` executes the model with `adapters`, in their order; without one the model's own does. The other options are
-    those of `EngineOptions`.
+    those of `EngineOptions`. `read` is `EngineThread.read`, and `max_tokens` the most of a request, prompt and answer.
 
     Raises:
         OptionError: If an option is out of range, or guesses could change the tokens.
         InputError: If the draft model has another vocabulary.
         MemoryBudgetError: If there is no memory for the cache.
         TokenizerError: If the model came without a tokenizer.
-
-    Attributes:
-        saved_adapters: Those that a request may choose, by name.
-        adapters: Their names.
-        kv_cache_dtype: What keys and values are kept in.
-        max_tokens: The most tokens of a request, prompt and answer together.
-        read: As `EngineThread.read`.
     """
 
     def __init__(
@@ -298,21 +290,13 @@ class TextEngine:
         grammar: CompiledGrammar | None = None,
         tools: ToolRequest | None = None,
     ) -> Answers:
-        """Answer a prompt's ids.
+        """Answer a prompt's ids; options as in `RequestOptions`.
+
+        Answers are texts of their own if `new_text`, as in a dialog, rather than going on where the prompt ends.
+        `stop_ids` end an answer; None is the model's own. `grammar` is the parameters' compiled one; None compiles it
+        now, if there is one. `tools` are those in the prompt.
 
         Errors as `Engine.prepare`; if the engine has stopped, or the model was edited since it was made.
-
-        Args:
-            prompt_ids: At least one.
-            params: Sampling parameters.
-            new_text: The answers are texts of their own, as in a dialog, rather than going on where the prompt ends.
-            stop_ids: Ids that end an answer; None is the model's own.
-            timeout_s: As in `RequestOptions`.
-            adapter: As in `RequestOptions`.
-            salt: As in `RequestOptions`.
-            must_keep_up: As in `RequestOptions`.
-            grammar: The parameters' compiled grammar; None compiles it now, if there is one.
-            tools: The tools in the prompt.
         """
         number, deadline_s = self._adapter_and_deadline(adapter, timeout_s)
         stops = self._model.stop_ids if stop_ids is None else frozenset(stop_ids)
@@ -332,14 +316,9 @@ class TextEngine:
         adapter: str | None = None,
         salt: str = "",
     ) -> Future[Embedding]:
-        """Return a future of a text's vector, from the last layer's normalised states; see `embed`; errors as `submit`.
+        """Return a future of a text's vector of length 1, from the last layer's normalised states; errors as `submit`.
 
-        Args:
-            prompt_ids: At least one.
-            pooling: "mean" is of all tokens' states, "last" the last token's. The vector has length 1.
-            timeout_s: As in `RequestOptions`.
-            adapter: As in `RequestOptions`.
-            salt: As in `RequestOptions`.
+        "mean" is of all tokens' states, "last" the last token's; options as in `RequestOptions`. See `embed`.
         """
         check_choice("pooling", pooling, get_args(Pooling))
         number, deadline_s = self._adapter_and_deadline(adapter, timeout_s)
@@ -347,7 +326,6 @@ class TextEngine:
         return embed(self._thread, Request(prompt_ids, params, (), number, salt, None, deadline_s, pooling))
 
     def _adapter_and_deadline(self, adapter: str | None, timeout_s: float | None) -> tuple[int, float]:
-        """Return an adapter's number and a request's deadline."""
         if self._model.runner is not self._base:
             raise OptionError("the model was edited after the engine was made; call llama.engine() again")
         if adapter is not None:

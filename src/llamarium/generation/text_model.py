@@ -14,19 +14,7 @@ if TYPE_CHECKING:
 
 
 class TextModel(Protocol):
-    """A model with its tokenizer.
-
-    Attributes:
-        name: The name by which it was loaded.
-        config: The model's shape.
-        stop_ids: Ids that end an answer.
-        runner: Executes the next request.
-        tokenizer: The model's.
-        grammars: Compiles grammars for its vocabulary.
-        encode: Returns a prompt's ids.
-        sampling_params: Returns options over the publisher's recommendations.
-        chat_params: Returns those of a dialog's answer.
-    """
+    """A model with its tokenizer; see `Llama`."""
 
     name: str
     config: ModelConfig

@@ -48,16 +48,9 @@ harness("models")  # registers its own models, which it only does itself before 
 class LlamariumLM(LM):
     """A model of Llamarium for the harness; arguments without a description are those of `llamarium.load`.
 
-    Args:
-        model: As for `llamarium.load`, or a loaded `Llama`.
-        dtype: See there.
-        device: See there.
-        quantize: See there.
-        dequantize: See there.
-        batch_size: Rows of a batch; a number, not "auto".
-        max_batch_size: The largest `batch_size`; the harness gives it for "auto".
-        max_length: Tokens of the context; None is the model's own.
-        max_gen_toks: New tokens where a task does not say how many.
+    `model` may be a loaded `Llama`. `batch_size` is the rows of a batch, a number, not "auto", and at most
+    `max_batch_size`, which the harness gives for "auto". `max_length` is the tokens of the context, None the model's
+    own; `max_gen_toks` the new tokens where a task does not say how many.
 
     Raises:
         OptionError, InputError: If one of them cannot be.
@@ -318,6 +311,5 @@ def _batch_size(value: int | str, largest: int | None) -> int:
 
 
 def _bar(total: int, what: str, disable: bool) -> Any:
-    """Return the harness's progress bar, on a terminal."""
     tqdm = importlib.import_module("tqdm").tqdm
     return tqdm(total=total, desc=what, disable=disable or None)

@@ -41,10 +41,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens of one sequence that follow each other.
+    """Tokens of one sequence that follow each other, at least one.
 
     Attributes:
-        token_ids: At least one.
         start: The first one's position.
         blocks: The sequence's blocks, enough for the last one's position.
         num_logits: Of how many of them, the last ones, the logits are wanted.

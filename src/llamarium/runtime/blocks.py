@@ -23,10 +23,7 @@ def blocks_for(num_tokens: int, block_size: int = BLOCK_SIZE) -> int:
 class BlockPool:
     """The free blocks of a cache, and how many owners the others have.
 
-    Args:
-        num_blocks: Blocks of the cache.
-        block_size: Slots of a block.
-        forget: Called with a kept block when it is taken for something else.
+    `forget` is called with a kept block when it is taken for something else.
     """
 
     def __init__(
@@ -123,13 +120,10 @@ class BlockTable:
         return [self._pool.num_owners(block) for block in self.blocks]
 
     def fork(self, num_tokens: int, copy_block: Callable[[int, int], None]) -> "BlockTable":
-        """Return the table of another sequence with the same first tokens.
+        """Return the table of another sequence with the same first tokens, whose whole blocks are shared.
 
-        MemoryBudgetError if there is no block for the copy.
-
-        Args:
-            num_tokens: How many; their whole blocks are shared, and the rest's block is copied.
-            copy_block: The cache's; called with source and target.
+        The rest's block is copied by the cache's `copy_block`, called with source and target. MemoryBudgetError if
+        there is no block for the copy.
         """
         other = BlockTable(self._pool)
         whole, rest = divmod(num_tokens, self._pool.block_size)

@@ -37,7 +37,6 @@ class ModuleSnapshot:
 
 
 def _versions(model: nn.Module) -> list[int]:
-    """Return how often each weight was written to."""
     tensors = (*model.parameters(), *model.buffers())
     return [_version(tensor) for tensor in tensors]
 

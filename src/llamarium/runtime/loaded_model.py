@@ -25,11 +25,9 @@ _looking = threading.RLock()
 class LoadedModel:
     """A model's runner and its modules.
 
-    Args:
-        chosen: The runner that was chosen when the model was loaded; None where its modules answer.
-        build: Returns the modules over the same memory.
-        deterministic: Refuse a request that the modules would have to answer.
-        check: Called once a request, before anything runs; raises if a file that is in use has changed.
+    `chosen` is the runner that was chosen at loading, None where the modules answer; `build` returns the modules over
+    the same memory. `deterministic` refuses requests that the modules would have to answer. `check` is called once a
+    request, before anything runs, and raises if a file that is in use has changed.
     """
 
     def __init__(
@@ -129,11 +127,7 @@ class LoadedModel:
         return self._modules
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled or copied deeply.
-
-        Raises:
-            OptionError: Always.
-        """
+        """Refuse to be pickled or copied deeply."""
         raise OptionError(
             "a loaded model cannot be pickled or deep-copied, as it refers to memory of this process; call "
             "llamarium.load() in the other process, or copy.deepcopy(llama.model) for modules of your own"

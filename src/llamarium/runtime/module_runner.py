@@ -46,11 +46,7 @@ class ModuleWeight:
 
 
 class ModuleRunner:
-    """Runs a model's modules.
-
-    Attributes:
-        model: As it is at each request.
-    """
+    """Runs a model's modules, as they are at each request."""
 
     is_row_exact: bool = False
     reads_in_place: bool = False
@@ -157,11 +153,7 @@ class ModuleRunner:
         return f"C ({native.kernels()})" if in_c and self.device == "cpu" else "PyTorch"
 
     def with_adapters(self, adapters: Sequence[Any], default: int = -1) -> NoReturn:
-        """Refuse: modules have the adapter that was put on them.
-
-        Raises:
-            OptionError: Always.
-        """
+        """Refuse: modules have the adapter that was put on them."""
         raise OptionError(
             "several adapters side by side need a model that the C kernels run (`llamarium doctor`); put one on with "
             "load(adapter=...), or merge it"
@@ -206,7 +198,6 @@ class ModuleRunner:
         return max(numbers, default=-1) + 1
 
     def _whole(self, ids_1M: Tensor, positions_1M: Tensor, attend: PagedAttend, taps: Taps | None) -> Tensor:
-        """Call the model itself: the logits of all tokens, (M, V)."""
         if taps is None:
             return self.model(ids_1M, positions_1M, attend)[0]
         shell = shell_of(self.model)
@@ -251,7 +242,6 @@ def _has_adapter(module: nn.Module) -> bool:
 
 
 def _type_name(module: nn.Module) -> str:
-    """Return the type of a module's weight."""
     name = getattr(module, "type_name", None)
     if isinstance(name, str):
         return name
@@ -260,7 +250,6 @@ def _type_name(module: nn.Module) -> str:
 
 
 def _shape(module: nn.Module) -> tuple[int, ...]:
-    """Return the logical shape of a module's weight."""
     for names in (("out_features", "in_features"), ("num_embeddings", "embedding_dim")):
         if hasattr(module, names[0]):
             return tuple(int(getattr(module, name)) for name in names)
@@ -268,7 +257,6 @@ def _shape(module: nn.Module) -> tuple[int, ...]:
 
 
 def _num_bytes(module: nn.Module) -> int:
-    """Return what a module's weight and its scales occupy."""
     return sum(t.nbytes for t in (*module.parameters(recurse=False), *module.buffers(recurse=False)) if not t.is_meta)
 
 

@@ -33,12 +33,9 @@ SCALE_BYTES = 4
 
 
 class Cache(Protocol):
-    """Keys and values of every layer, in blocks; holds no notion of which of them are in use.
+    """Keys and values of every layer, in blocks of `block_size` slots (P); which of them are in use is not known here.
 
-    Attributes:
-        num_blocks: How many.
-        block_size: P, the slots of each.
-        num_bytes: What they occupy if all of them are used, scales included.
+    `num_bytes` is what they occupy if all of them are used, scales included.
     """
 
     num_blocks: int
@@ -57,6 +54,7 @@ class Cache(Protocol):
         self, layer_idx: int, blocks: Sequence[int], num_slots: int
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return the keys and values of a sequence's first positions, as queries see them: (S, K, H) each."""
+        ...
 
 
 class WeightInfo(Protocol):
@@ -122,57 +120,56 @@ class Runner(Protocol):
     def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto", block_size: int = BLOCK_SIZE) -> Cache:
         """Return an empty cache for this runner; MemoryBudgetError if there is not that much memory.
 
-        Args:
-            num_blocks: How many blocks.
-            dtype: What keys and values are kept in.
-            block_size: Slots of a block, a power of two from 16 to 256. Small ones waste less memory; a long past is
-                read more slowly over them (docs/decisions/0014).
+        `block_size` is a power of two from 16 to 256. Small blocks waste less memory; a long past is read more slowly
+        over them (docs/decisions/0014).
         """
+        ...
 
     def run(self, batch: Batch, cache: Cache, taps: Taps | None = None) -> Logits:
         """Run the batch's tokens, keep their keys and values, return the logits of the tokens that ask for them.
 
         MemoryBudgetError if there is no memory for what lies between the layers.
         """
+        ...
 
     def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> NDArray[np.float32]:
         """Return a weight, or some rows of a matrix, as float32; a tied head's key is taken too.
 
-        KeyError if there is no such weight, IndexError if there is no such row.
-
-        Args:
-            key: The state-dict key.
-            rows: Which; all where left out.
-            adapted: Whether the correction of the adapter that is on is added; `product` always has it.
+        `adapted` adds the correction of the adapter that is on; `product` always has it. KeyError if there is no such
+        weight, IndexError if there is no such row.
         """
+        ...
 
     def product(self, key: str, x_MI: NDArray[np.float32]) -> NDArray[np.float32]:
         """Multiply by a matrix as a pass does, the adapter that is on included: (M, in) to (M, out).
 
         A tied head's key is taken too. KeyError if there is no such matrix.
         """
+        ...
 
     def codes(self, key: str, rows: Sequence[int]) -> Codes:
         """Return some rows of a quantized matrix as codes and scales.
 
         KeyError if there is no such matrix; InputError if it is not quantized, or its codes are not known.
         """
+        ...
 
     def read_stream(self, x_MD: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return what the final norm and the head make of rows of the residual stream: (M, D) to logits (M, V)."""
+        ...
 
     def backend_of(self, key: str) -> str:
         """Return the display name of what multiplies by a matrix."""
+        ...
 
     def with_adapters(self, adapters: Sequence[Adapter], default: int = -1) -> "Runner":
-        """Return a runner over the same weights with these adapters, and no others.
+        """Return a runner over the same weights with these adapters, low-rank corrections, and no others.
 
-        OptionError where the backend takes none (`num_adapters` is None).
-
-        Args:
-            adapters: Low-rank corrections; `Batch.adapters` has their places here.
-            default: Which of them is used where a batch names none; -1 for none.
+        `Batch.adapters` has their places here; `default` is used where a batch names none, -1 for none. OptionError
+        where the backend takes none (`num_adapters` is None).
         """
+        ...
 
     def fresh(self) -> "Runner":
         """Return another runner over the same weights: what was cached with this one is not used with that one."""
+        ...

@@ -67,14 +67,9 @@ FROM_CACHE = ("k_rot", "scores", "pattern")
 
 
 class Taps:
-    """The activations that are wanted of a pass, and those that it gave.
+    """The activations that are wanted of a pass, none of `FROM_CACHE` nor the logits, and those that it gave.
 
-    Args:
-        wanted: Keys of `ACTIVATIONS`, but none of `FROM_CACHE`, and not the logits, which a run returns.
-
-    Attributes:
-        wanted: Their set.
-        kept: By key (M, ...) of the batch's tokens, float32; one for each part that the batch was run in.
+    `kept` has by key (M, ...) of the batch's tokens, float32; one for each part that the batch was run in.
     """
 
     def __init__(self, wanted: Iterable[Key]) -> None:

@@ -84,7 +84,6 @@ def prepare(
 
 
 def _open(config: FinetuneConfig) -> tuple[Checkpoint, Tokenizer]:
-    """Open the base, and its tokenizer with the dialog format of the training."""
     if is_adapter(Path(config.model).expanduser()):
         raise TrainingError(
             f"{escape(config.model)}: is a LoRA adapter, and training begins with a model; merge it first: "

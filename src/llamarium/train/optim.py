@@ -37,13 +37,9 @@ def make_optimizers(
 ) -> list[Optimizer]:
     """Return the optimizers of a model's trainable parameters; each tied parameter is in one of them, once.
 
-    Args:
-        model: Its parameters with `requires_grad` are trained; TrainingError without any.
-        name: "adamw" for all of them, or "muon" for the layers' matrices and AdamW for the rest.
-        learning_rate: The peak.
-        weight_decay: Of matrices; vectors have none.
-        betas: AdamW's.
-        muon_learning_rate: Muon's peak; None is `learning_rate`.
+    "adamw" is for all of them, "muon" for the layers' matrices with AdamW, whose `betas` these are, for the rest.
+    Learning rates are peaks (Muon's is `learning_rate` if None), and only matrices have weight decay. TrainingError
+    without any trainable parameter.
     """
     named = [(key, p) for key, p in model.named_parameters() if p.requires_grad]
     if not named:

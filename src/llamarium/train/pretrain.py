@@ -130,7 +130,6 @@ def restore_weights(model: LlamaForCausalLM, folder: Path, process_group: Proces
 
 
 def _tokenizer(config: PretrainConfig) -> Tokenizer | Learner:
-    """Return the named tokenizer, or how to learn one from the data."""
     if config.tokenizer == "characters":
         return Learner("characters", train_characters)
     if config.tokenizer == "bpe":

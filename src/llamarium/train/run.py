@@ -114,8 +114,6 @@ def _check_finite(model: LlamaForCausalLM, where: str) -> None:
 
 
 class _Loop:
-    """State of the training loop."""
-
     def __init__(
         self,
         setup: Setup,
@@ -128,13 +126,8 @@ class _Loop:
         self.setup, self.out, self.at, self.optimizers, self.emit = setup, out, position, optimizers, emit
         self.threads = threads
         self.process_group = setup.process_group
-        self.order = Order(
-            setup.train,
-            setup.config.seed,
-            position.cursor,
-            shard_idx=self.process_group.shard_idx,
-            num_shards=self.process_group.num_shards,
-        )
+        seed, group = setup.config.seed, setup.process_group
+        self.order = Order(setup.train, seed, position.cursor, shard_idx=group.shard_idx, num_shards=group.num_shards)
         self.trunk: Trunk = torch.compile(setup.trunk) if setup.config.compile else setup.trunk
         self.flops_per_token = _training_flops_per_token(setup)
         self.skipped = 0
@@ -152,7 +145,7 @@ class _Loop:
                 if self._due(config.log_every):
                     self._log(found)
                 else:
-                    self._pass(found)
+                    self.emit({"event": "progress", **self._numbers(found)})
                 improved = self._due(config.eval_every) and self._validate()
                 if self._due(config.eval_every):
                     self._snapshot()
@@ -174,7 +167,11 @@ class _Loop:
         begin = time.perf_counter()
         device = self.setup.model.device
         batches = [self.order.take(config.batch_rows) for _ in range(config.gradient_accumulation_steps)]
-        set_learning_rate(self.optimizers, self._learning_rate())
+        factor = schedule(
+            at.step, name=config.schedule, warmup_steps=config.num_warmup_steps, num_steps=config.steps,
+            final_ratio=config.final_ratio, decay_share=config.decay_share,
+        )  # fmt: skip
+        set_learning_rate(self.optimizers, factor)
         with seeded(config.seed, at.step * self.process_group.num_shards + self.process_group.shard_idx, device):
             found = train_step(
                 self.setup.model, self.optimizers, batches, max_grad_norm=config.max_grad_norm,
@@ -206,13 +203,6 @@ class _Loop:
                 "a label; check the data and the model that the run began with"
             )
 
-    def _learning_rate(self) -> float:
-        config = self.setup.config
-        return schedule(
-            self.at.step, name=config.schedule, warmup_steps=config.num_warmup_steps, num_steps=config.steps,
-            final_ratio=config.final_ratio, decay_share=config.decay_share,
-        )  # fmt: skip
-
     def _numbers(self, found: StepResult) -> dict[str, Any]:
         """Metrics of every step."""
         config, at = self.setup.config, self.at
@@ -228,10 +218,6 @@ class _Loop:
             "seconds_left": (config.steps - at.step) * at.seconds / at.step,
             **found.metrics,
         }
-
-    def _pass(self, found: StepResult) -> None:
-        """Report a step that is not written to the journal."""
-        self.emit({"event": "progress", **self._numbers(found)})
 
     def _doing(self, what: str) -> None:
         self.emit({"event": "progress", "step": self.at.step, "doing": what})
@@ -256,11 +242,10 @@ class _Loop:
             precision=config.precision, trunk=self.trunk, objective=self.setup.objective,
             process_group=self.process_group,
         )  # fmt: skip
-        loss = found.loss
-        improved = loss < self.at.best_loss
+        improved = found.loss < self.at.best_loss
         if improved:
-            self.at.best_loss, self.at.best_step = loss, self.at.step
-        self.emit({"event": "validation", "step": self.at.step, "loss": loss, "best": improved, **found.metrics})
+            self.at.best_loss, self.at.best_step = found.loss, self.at.step
+        self.emit({"event": "validation", "step": self.at.step, "loss": found.loss, "best": improved, **found.metrics})
         return improved
 
     def _snapshot(self) -> None:
@@ -279,9 +264,10 @@ class _Loop:
 
     def _sample(self) -> None:
         model, config = self.setup.model, self.setup.config
+        event = {"event": "sample", "step": self.at.step, "prompt": config.sample_prompt}
         if self.process_group.world_size > 1:
             why = "not made while the weights are spread over several processes; generate from a checkpoint"
-            self.emit({"event": "sample", "step": self.at.step, "prompt": config.sample_prompt, "error": why})
+            self.emit({**event, "error": why})
             return
         self._doing("writing a sample")
         llama = Llama("the model", model.eval(), self.setup.tokenizer)
@@ -293,9 +279,9 @@ class _Loop:
                 made = llama.chat([{"role": "user", "content": config.sample_prompt}], **options)
             else:
                 made = llama.generate(config.sample_prompt, **options)
-            self.emit({"event": "sample", "step": self.at.step, "prompt": config.sample_prompt, "text": made.text})
+            self.emit({**event, "text": made.text})
         except LlamariumError as error:  # a prompt that the tokenizer lacks, say: no reason to end a run
-            self.emit({"event": "sample", "step": self.at.step, "prompt": config.sample_prompt, "error": str(error)})
+            self.emit({**event, "error": str(error)})
         finally:
             model.train()
 
@@ -316,13 +302,8 @@ class _Loop:
             save_resume(folder, remembered, state, self.process_group.full_tensor)
 
         def save() -> None:
-            save_checkpoint(
-                self.out,
-                self.at.step,
-                write,
-                save_total_limit=self.setup.config.save_total_limit,
-                best=self.at.best_step,
-            )
+            most, best = self.setup.config.save_total_limit, self.at.best_step
+            save_checkpoint(self.out, self.at.step, write, save_total_limit=most, best=best)
 
         self.process_group.on_rank_zero(save, [*self.setup.model.parameters(), *remembered.values()])
         saved = checkpoint_folder(self.out, self.at.step)

@@ -24,20 +24,13 @@ def is_passing(event: Event) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A prepared run.
+    """A prepared run; the model is on its device, float32 where it is trained.
 
     Attributes:
-        config: Its settings.
-        model: On its device, float32 where it is trained.
         tokenizer: For samples, and saved with the model.
-        train: Training rows.
-        validation: Validation rows, or None.
         save: Writes the model into a checkpoint's folder.
         restore: Loads it from there.
         chat: Samples answer the prompt, as a dialog, instead of continuing it.
-        trunk: Computes the hidden states.
-        objective: The loss.
-        process_group: The processes that train together.
         threads: Number of threads of the first of several runs whose speeds are compared; None for the first.
     """
 

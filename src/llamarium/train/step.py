@@ -87,17 +87,10 @@ def train_step(
     objective: Objective = NEXT_TOKEN,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> StepResult:
-    """Compute gradients of some batches and update the weights once.
+    """Compute gradients of some micro-batches, on any device, and update the weights, which are float32, once.
 
-    Args:
-        model: Its weights are float32.
-        optimizers: Each is stepped once, unless a gradient is not finite.
-        batches: Micro-batches of this step; on any device.
-        max_grad_norm: The largest norm of all gradients together; 0 is off.
-        precision: Of matrix products.
-        trunk: Computes the hidden states.
-        objective: The loss.
-        process_group: The processes that train together; `batches` are this process's shard of the rows.
+    Each optimizer is stepped once, unless a gradient is not finite. `max_grad_norm` is the largest norm of all
+    gradients together (0 is off), `precision` that of matrix products; `batches` are this process's shard of the rows.
     """
     num_tokens, count = map(
         int,

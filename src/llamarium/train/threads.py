@@ -34,14 +34,9 @@ _NEARLY = 1.05  # fewer threads are taken where they take at most this times as 
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """A run's number of threads.
+    """A run's number of threads, why it is that, and the seconds of a pass over `rows` rows by number, if it was timed.
 
-    Attributes:
-        count: The number.
-        why: Its origin: measured, the user's, the checkpoint's, the first run's, or all, as there was no choice or the
-            step is compiled.
-        seconds: Time of a pass, by number of threads; empty if none was timed.
-        rows: Of that pass.
+    The reason is "all" if there was no choice, and "compiled" if the step is.
     """
 
     count: int

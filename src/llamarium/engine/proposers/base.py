@@ -39,15 +39,10 @@ _WEIGHT = 1 / 6  # of the newest measurement in a moving average
 class ProposerPolicy(ABC):
     """How far ahead to propose, from what passes cost and how often drafts were right; and what has come of it.
 
-    One object may serve one engine after another, and then begins with what it has learned. OptionError if `num_tokens`
-    is not 1 to 64.
-
-    Args:
-        num_tokens: The most tokens of a draft.
+    One object may serve one engine after another, and then begins with what it has learned. `option` is the name of the
+    option that asks for it; a draft has at most `num_tokens` tokens, and OptionError if these are not 1 to 64.
 
     Attributes:
-        option: Name of the option that asks for it.
-        num_tokens: The most tokens of a draft.
         passes: Passes over the model, prompts apart.
         drafted: Tokens of drafts that were run in them.
         accepted: Those of them that were right, and so saved a pass.
@@ -102,11 +97,7 @@ class ProposerPolicy(ABC):
 
 
 class Proposer(Protocol):
-    """Proposes the next tokens of one engine's sequences.
-
-    Attributes:
-        policy: Decides how many.
-    """
+    """Proposes the next tokens of one engine's sequences; `policy` decides how many."""
 
     @property
     def policy(self) -> ProposerPolicy: ...  # noqa: D102
@@ -119,6 +110,7 @@ class Proposer(Protocol):
 
     def propose(self, sequences: Sequence[EngineSequence], num_rows: int) -> list[Draft]:
         """Return a draft for each sequence; `num_rows` sequences get a token in the same pass."""
+        ...
 
     def release(self, sequence: EngineSequence) -> None:
         """Free what is held for a sequence that ends or is preempted."""

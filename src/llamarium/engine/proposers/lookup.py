@@ -99,11 +99,7 @@ class LookupProposer:
 
 
 class NgramIndex:
-    """Where the last tokens of a growing sequence stood before; a look-up takes the same time at any length.
-
-    Args:
-        ids: The sequence; the caller appends to it.
-    """
+    """Where the last tokens of a growing sequence stood before; a look-up takes the same time at any length."""
 
     def __init__(self, ids: list[int]) -> None:
         self.ids = ids

@@ -75,9 +75,12 @@ class Rows(Protocol):
     @property
     def about(self) -> Mapping[str, Any]:
         """Counts, and the SHA-256 of parts by name, to describe a difference between data sets."""
+        ...
 
     def num_rows(self, epoch: int) -> int:
         """The number of rows of an epoch."""
+        ...
 
     def batch(self, epoch: int, indices: Sequence[int]) -> TrainingBatch:
         """Return rows of an epoch; the same arguments give the same tensors."""
+        ...

@@ -179,13 +179,7 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
 
 
 class _Spool:
-    """Copy of the documents on disk: of each its length in bytes, 8 of them, and its UTF-8.
-
-    Attributes:
-        sha256: Of the file, hex, and so of the documents, whatever kind of file they come from.
-        num_documents: Their number.
-        num_bytes: Of their texts.
-    """
+    """Copy of the documents on disk: of each its length in 8 bytes and its UTF-8; `sha256` is the file's, hex."""
 
     def __init__(self, path: Path, documents: Iterable[str], progress: Progress | None) -> None:
         self._path = path
@@ -212,7 +206,6 @@ class _Spool:
 def _make(
     fresh: Path, documents: _Spool, tokenizer: Tokenizer | Learner, name: str, progress: Progress | None
 ) -> dict[str, Any]:
-    """Write a corpus except `corpus.json` into a new folder, and return its `about`; TrainingError if empty."""
     if not documents.num_documents:
         raise TrainingError(f"{name}: no text in it; expected at least one document that is not empty")
     fresh.mkdir()
@@ -248,7 +241,6 @@ def _write_ids(
 
 
 def _document_ids(tokenizer: Tokenizer, document: str, where: str) -> Iterator[list[int]]:
-    """Encode a document with its begin- and end-of-text tokens; TrainingError if that fails."""
     yield _before(tokenizer)
     try:
         yield from encode_pieces(tokenizer, document)

@@ -55,14 +55,10 @@ class DialogRows:
         too_long: TooLong = "error",
         pad_id: int = 0,
     ) -> None:
-        """Pack examples; TrainingError for none, or one that is too long.
+        """Pack at least one example into rows of `context` tokens, filled up with `pad_id`, which is never learned.
 
-        Args:
-            examples: At least one.
-            context: T, at least 1.
-            seed: Of the order; None keeps the file's order in every epoch, for validation.
-            too_long: "error" refuses an example longer than a row, "drop" leaves it out with a warning.
-            pad_id: Fills the rest of a row, and is never learned.
+        `seed` draws the order; None keeps the file's in every epoch, for validation. TrainingError for no example, or
+        for one longer than a row, which "drop" leaves out with a warning.
         """
         if context < 1:
             raise TrainingError(f"a row of {context} tokens; expected a context of at least 1")

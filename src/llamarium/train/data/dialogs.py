@@ -44,12 +44,7 @@ _ALPACA_INPUT = (
 
 
 class Example(NamedTuple):
-    """One example.
-
-    Attributes:
-        ids: int32, (n,).
-        learned: bool, (n,); the first is never learned, as nothing precedes it.
-    """
+    """One example: ids, int32 (n,), and which are learned, bool (n,); never the first, as nothing precedes it."""
 
     ids: NDArray[np.int32]
     learned: NDArray[np.bool_]
@@ -59,7 +54,6 @@ class Example(NamedTuple):
 
 
 def _itself(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return a line's object as one example."""
     refuse_keys(record, ("chosen", "rejected"))
     return [record]
 
@@ -72,18 +66,14 @@ def read_dialogs(
     expand: Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]] = _itself,
     finish: Callable[[list[Example]], list[Example]] = list,
 ) -> list[Example]:
-    """Read a JSONL file of examples.
+    """Read a JSONL file of examples: UTF-8, one JSON object a line; empty lines are skipped.
 
-    Prompts and instructions become dialogs of two messages if there is a dialog format. Without one (a base model) the
-    answer follows the prompt directly, and an instruction uses Alpaca's template. TrainingError for a file that cannot
-    be read or holds no example; for a line that is no example, or has nothing to learn, with file and line.
+    Prompts and instructions become dialogs of two messages if the tokenizer has a dialog format and `chat` is true.
+    Without one (a base model) the answer follows the prompt directly, and an instruction uses Alpaca's template.
 
-    Args:
-        path: UTF-8, one JSON object a line; empty lines are skipped.
-        tokenizer: The model's.
-        chat: Use the tokenizer's dialog format, if it has one.
-        expand: Turns a line's object into the records of examples.
-        finish: Selects or checks a line's examples.
+    `expand` turns a line's object into the records of examples, `finish` selects or checks a line's examples.
+    TrainingError for a file that cannot be read or holds no example; for a line that is no example, or has nothing to
+    learn, with file and line.
     """
     form = tokenizer.chat_format if chat else None
     found: list[tuple[int, Dialog | list[Part]]] = []
@@ -118,7 +108,6 @@ def _at(path: Path, number: int) -> Generator[None]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the non-empty lines with their numbers from 1."""
     try:
         regular_size(path)
         with path.open("rb") as file:
@@ -140,7 +129,6 @@ def _parse(line: bytes) -> Mapping[str, Any]:
 
 
 def _form(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the fields that make a record an example."""
     refuse_keys(record, _NOT_READ)
     forms = [form for form in _FORMS if all(name in record for name in form)]
     if len(forms) != 1:

@@ -22,14 +22,7 @@ from llamarium.train.data.order import derived_seed
 
 
 class PackedRows:
-    """The rows of a corpus, by epoch and index.
-
-    Attributes:
-        corpus: The corpus.
-        context: T, the tokens of a row.
-        fingerprint: SHA-256, hex, of the corpus, the context and the seed.
-        about: The corpus's.
-    """
+    """The rows of a corpus, by epoch and index; `fingerprint` is of the corpus, the context and the seed."""
 
     def __init__(self, corpus: Corpus, context: int, seed: int | None) -> None:
         """Cut a corpus into rows of `context` tokens; TrainingError if it is shorter than a row and the token after it.

@@ -53,12 +53,9 @@ _ROWS_AT_ONCE = 256  # of a parquet file: as few as its pages allow, since a row
 def read_documents(source: str | None, *, text_field: str = "text") -> Iterator[str]:
     """Return the non-empty documents of a source, in a fixed order; see the table above.
 
-    TrainingError if there is nothing of that name, or, while reading, for invalid text; DownloadError or OptionError if
-    Tiny Shakespeare cannot be fetched, or a package is missing.
-
-    Args:
-        source: One of the forms of the table.
-        text_field: The field or column that holds the text, where documents have several.
+    `text_field` holds the text where documents have several fields or columns. TrainingError if there is nothing of
+    that name, or, while reading, for invalid text; DownloadError or OptionError if Tiny Shakespeare cannot be fetched,
+    or a package is missing.
     """
     return (document for document in _find(source, text_field)[1]() if document)
 
@@ -264,7 +261,6 @@ def _text_of_line(line: bytes, where: str, text_field: str) -> str:
 
 
 def _text_of_row(row: dict[str, Any], where: str, text_field: str) -> str:
-    """Return a row's text, or refuse the row with its place."""
     if text_field not in row:
         raise _missing_field(where, text_field, row)
     text = row[text_field]

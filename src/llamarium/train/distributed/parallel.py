@@ -21,11 +21,14 @@ Source: PyTorch, `torch.distributed.fsdp.fully_shard`, `torch.distributed.tensor
 "Megatron-LM", for which matrix is divided by rows and which by columns.
 """
 
+# ruff: noqa: D102 - `ProcessGroup` documents its methods
+
 import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -39,7 +42,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from llamarium.adapters.lora import lora_linears
 from llamarium.checkpoints.huggingface.writer import Weight
 from llamarium.checkpoints.save import tensor_weight
-from llamarium.config import ModelConfig
 from llamarium.errors import TrainingError, escape
 from llamarium.model import LlamaForCausalLM
 from llamarium.train.config import RunConfig
@@ -71,11 +73,8 @@ def init_distributed(config: RunConfig, world_size: int) -> Generator["Distribut
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timeout=_STEP_TIMEOUT)
     try:
-        yield DistributedGroup(
-            init_device_mesh(
-                kind, (world_size // config.tensor_parallel, config.tensor_parallel), mesh_dim_names=("data", "tensor")
-            )
-        )
+        sizes = world_size // config.tensor_parallel, config.tensor_parallel
+        yield DistributedGroup(init_device_mesh(kind, sizes, mesh_dim_names=("data", "tensor")))
     except RuntimeError as error:
         if not _is_loss(error):
             raise
@@ -101,7 +100,6 @@ class DistributedGroup(ProcessGroup):
         self._root: nn.Module | None = None
 
     def rank_zero_first(self, work: Callable[[], T]) -> T:
-        """See `ProcessGroup.rank_zero_first`; TrainingError if another process fails."""
         if not self.is_rank_zero and self._receive() == _FAILED:
             raise _others_failed()
         try:
@@ -119,7 +117,6 @@ class DistributedGroup(ProcessGroup):
         return made
 
     def check_equal(self, what: str, value: str) -> None:
-        """See `ProcessGroup.check_equal`."""
         mine = torch.tensor([*value.encode()[-1024:]], dtype=torch.int64)
         length = torch.tensor([len(mine), -len(mine)])
         dist.all_reduce(length, dist.ReduceOp.MAX)
@@ -135,7 +132,6 @@ class DistributedGroup(ProcessGroup):
             )
 
     def shard_model(self, model: LlamaForCausalLM) -> None:
-        """See `ProcessGroup.shard_model`; TrainingError if heads or features do not divide evenly."""
         tensor, data = self._mesh["tensor"], self._mesh["data"]
         if tensor.size() > 1:
             _check_divisible(model, tensor.size())
@@ -146,7 +142,6 @@ class DistributedGroup(ProcessGroup):
         self._root = _shard(_Root(model), data)
 
     def forward(self, work: Callable[[], Tensor]) -> Tensor:
-        """See `ProcessGroup.forward`."""
         assert self._root is not None, "shard_model comes first"
         found: Tensor = self._root(work)
         if not torch.is_grad_enabled():  # nothing comes backwards that would let go of the embedding and the head
@@ -154,14 +149,12 @@ class DistributedGroup(ProcessGroup):
         return found
 
     def all_reduce_sum(self, *numbers: float) -> list[float]:
-        """See `ProcessGroup.all_reduce_sum`."""
         total = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(total)
         return (total / self._mesh["tensor"].size()).tolist()
 
     @torch.no_grad()
     def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float) -> float:
-        """See `ProcessGroup.clip_grad_norm`."""
         tensor = self._mesh["tensor"]
         local: list[Tensor] = []
         squares = torch.zeros((), dtype=torch.float64, device=self._mesh.device_type)
@@ -183,13 +176,11 @@ class DistributedGroup(ProcessGroup):
         return norm
 
     def any_signal(self, signals: list[int]) -> Sequence[int]:
-        """See `ProcessGroup.any_signal`."""
         came = torch.tensor(signals[0] if signals else 0)
         dist.all_reduce(came, dist.ReduceOp.MAX)
         return [int(came)] if came else []
 
     def on_rank_zero(self, work: Callable[[], object], tensors: Iterable[Tensor]) -> None:
-        """See `ProcessGroup.on_rank_zero`; TrainingError on the others, if rank zero fails."""
         self._offered = list(tensors)
         if self.is_rank_zero:
             try:
@@ -205,21 +196,14 @@ class DistributedGroup(ProcessGroup):
                 raise _others_failed()
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
-        """See `ProcessGroup.full_tensor`; only within `on_rank_zero`, and only its tensors."""
         if isinstance(tensor, DTensor):
             self._broadcast(next(i for i, offered in enumerate(self._offered) if offered is tensor))
         return _gather(tensor)
 
     def weights(self, model: LlamaForCausalLM) -> list[Weight]:
-        """See `ProcessGroup.weights`."""
-
-        def weight(key: str, parameter: Tensor) -> Weight:
-            return tensor_weight(key, parameter, lambda: self.full_tensor(parameter))
-
-        return [weight(key, parameter) for key, parameter in model.named_parameters()]
+        return [tensor_weight(key, p, partial(self.full_tensor, p)) for key, p in model.named_parameters()]
 
     def distribute(self, values: Tensor, like: Tensor) -> Tensor:
-        """See `ProcessGroup.distribute`."""
         values = values.to(like.device)
         if not isinstance(like, DTensor):
             return values
@@ -275,10 +259,9 @@ def _plan() -> dict[str, ParallelStyle]:
 def _check_divisible(model: LlamaForCausalLM, parts: int) -> None:
     if any(lora_linears(model)):
         raise TrainingError("adapters are not divided: tensor_parallel must be 1; all processes then share the data")
-    config: ModelConfig = model.config
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
-        if getattr(config, name) % parts:
-            raise TrainingError(f"tensor_parallel is {parts}, and {name} {getattr(config, name)} is no multiple of it")
+        if (size := getattr(model.config, name)) % parts:
+            raise TrainingError(f"tensor_parallel is {parts}, and {name} {size} is no multiple of it")
 
 
 def _num_shards(tensor: DTensor) -> int:

@@ -18,14 +18,7 @@ T = TypeVar("T")
 
 
 class ProcessGroup:
-    """A single process.
-
-    Attributes:
-        is_rank_zero: Whether this process writes files and shows events.
-        world_size: Number of processes.
-        shard_idx: This process's shard of the rows.
-        num_shards: Number of shards of the rows.
-    """
+    """A single process; rank zero writes files and shows events, and the rows are divided into shards."""
 
     is_rank_zero = True
     world_size = 1
@@ -33,14 +26,14 @@ class ProcessGroup:
     num_shards = 1
 
     def rank_zero_first(self, work: Callable[[], T]) -> T:
-        """Do the same work in every process, first in rank zero, which may write what others read."""
+        """Do the same work in every process, first in rank zero; TrainingError if it fails in another one."""
         return work()
 
     def check_equal(self, what: str, value: str) -> None:
         """Check that all processes have the same value; TrainingError if not."""
 
     def shard_model(self, model: LlamaForCausalLM) -> None:
-        """Leave each process its shard of the model's weights, in place."""
+        """Leave each process its shard of the weights, in place; TrainingError if heads or features do not divide."""
 
     def forward(self, work: Callable[[], Tensor]) -> Tensor:
         """Call `work` with the weights gathered."""
@@ -59,11 +52,11 @@ class ProcessGroup:
         return signals
 
     def on_rank_zero(self, work: Callable[[], object], tensors: Iterable[Tensor]) -> None:
-        """Call `work` on rank zero, which may gather any of `tensors` by `full_tensor`."""
+        """Call `work` on rank zero, which may gather any of `tensors` by `full_tensor`; TrainingError if it fails."""
         work()
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
-        """Gather a tensor."""
+        """Gather a tensor, within `on_rank_zero`."""
         return tensor
 
     def weights(self, model: LlamaForCausalLM) -> list[Weight]:

@@ -16,14 +16,9 @@ from llamarium.train.step import bidirectional_trunk, causal_trunk, measure
 
 @dataclass(frozen=True, slots=True)
 class Peeking:
-    """Use of the token to predict.
+    """Use of the token to predict: the head with the largest share of attention to it, and the losses in nats.
 
-    Attributes:
-        loss: As trained, in nats.
-        loss_without: With causal attention, in nats.
-        share: Of the attention that goes to the next token, in the head with the most.
-        layer_idx: That head's layer.
-        head_idx: Its number there.
+    `loss` is as trained, `loss_without` with causal attention.
     """
 
     loss: float

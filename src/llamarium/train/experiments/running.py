@@ -110,7 +110,6 @@ def _write_page(
     losses: Mapping[str, Sequence[float]],
     measured: Mapping[str, Peeking],
 ) -> Path:
-    """Compare the variants, by their best validation losses and by what `measure_peeking` found."""
     notes = [experiment.note, *(about_peeking(label, found) for label, found in measured.items() if found.share > 0)]
     columns: dict[str, dict[str, str]] = {}
     if all(losses.values()):

@@ -16,13 +16,9 @@ from llamarium.train.step import bidirectional_trunk, causal_trunk
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One variant of a run.
+    """One variant of a run: changed settings, model, or trunk.
 
-    Attributes:
-        changes: Its settings.
-        transform: Changes the model.
-        trunk: Computes its hidden states.
-        embedding_std: Initial standard deviation of the embedding table; None is that of all matrices.
+    `embedding_std` is the initial standard deviation of the embedding table; None is that of all matrices.
     """
 
     changes: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -22,11 +22,13 @@ class Objective(Protocol):
 
     def count(self, batch: TrainingBatch) -> int:
         """Return the number of terms in a batch's sum: learned tokens, or pairs."""
+        ...
 
     def loss_sum(
         self, model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return the sum of the loss over a batch, differentiable, and sums of other metrics by name."""
+        ...
 
 
 class NextToken:

@@ -15,13 +15,7 @@ from llamarium.train.report.page import Point
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A run's history.
-
-    Attributes:
-        run: Its folder.
-        events: All of them.
-        start: The newest "start" or "resume": settings, shape, parameters.
-    """
+    """A run's history: its folder, all events, and the newest "start" or "resume" with settings, shape, parameters."""
 
     run: Path
     events: Sequence[Mapping[str, Any]]

@@ -160,14 +160,7 @@ def number(value: float | None) -> str:
 
 
 def ticks(low: float, high: float, *, whole: bool = False, enclosing: bool = False) -> list[float]:
-    """Return about five round numbers.
-
-    Args:
-        low: Lower bound.
-        high: Upper bound.
-        whole: Whole ones only.
-        enclosing: Begin at or below `low` and end at or above `high`, instead of staying within.
-    """
+    """Return about five round numbers within two bounds, or `enclosing` them; `whole` ones only."""
     if not high > low:
         return [low]
     rough = max((high - low) / 5, 1.0 if whole else 0.0)
@@ -222,7 +215,6 @@ def _plot(title: str, y_name: str, series: Sequence[Series]) -> str:
 
 
 def _axes(at: Callable[[float, float], Point], xs: Sequence[float], ys: Sequence[float], left: float) -> str:
-    """Draw the grid with its numbers."""
     parts: list[str] = []
     for y, label in zip(ys, labels(ys), strict=True):
         height = at(0, y)[1]
@@ -263,7 +255,6 @@ def _numbers(title: str, series: Sequence[Series]) -> str:
 
 
 def _thinned(points: Sequence[Point]) -> Iterator[Point]:
-    """Yield at most `_MAX_POINTS` points: means of neighbours if there are more."""
     every = max(1, math.ceil(len(points) / _MAX_POINTS))
     for start in range(0, len(points), every):
         part = points[start : start + every]

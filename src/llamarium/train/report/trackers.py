@@ -125,11 +125,9 @@ def numbers_of(event: Event) -> dict[str, float]:
 
 
 def _sample(event: Event) -> str:
-    """Return a sample as Markdown, in code blocks."""
     answer = event["text"] if "text" in event else f"not made: {event['error']}"
     return f"prompt\n\n{_block(event['prompt'])}\n\ntext\n\n{_block(answer)}"
 
 
 def _block(text: str) -> str:
-    """Return a text as a code block."""
     return "\n".join(f"    {line}" for line in text.splitlines())

@@ -54,14 +54,10 @@ def compare(
     notes: Sequence[str] = (),
     columns: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Path:
-    """Write a page with several runs on one plot, and return its path.
+    """Write a page with several runs, by name, on one plot, and return its path.
 
-    Args:
-        runs: Their folders by name.
-        out: The page's path.
-        title: Its heading.
-        notes: Introductory paragraphs, plain text.
-        columns: Additional columns of the table: by heading, then by the run's name.
+    `notes` are introductory paragraphs, plain text; `columns` are more of the table, by heading, then by the run's
+    name.
     """
     if not 1 <= len(runs) <= page.NUM_STYLES:
         raise TrainingError(f"{len(runs)} runs to compare; expected 1 to {page.NUM_STYLES}")
@@ -87,7 +83,6 @@ def compare(
 
 
 def _check_page(path: Path) -> None:
-    """Check that a page may be written: only over another report."""
     if path.suffix != ".html":
         raise OutputError(f"{escape(path)}: is no name of a page; expected one that ends in .html")
     if path.exists() and not _is_report(path):
@@ -146,8 +141,6 @@ def _curves(history: History) -> Iterator[str]:
 
 
 def _compared(histories: Mapping[str, History]) -> Sequence[str]:
-    """Draw several runs on each plot."""
-
     def figure(title: str, unit: str, kind: str, field: str, caption: str = "", *, smooth: bool = False) -> str:
         curves = (history.curve(kind, field) for history in histories.values())
         shown = zip(histories, map(page.smoothed, curves) if smooth else curves, strict=True)
@@ -175,7 +168,6 @@ def _samples(history: History) -> Iterator[str]:
 
 
 def _sample(event: Mapping[str, Any]) -> str:
-    """Show a sample, its prompt in a softer colour."""
     if "error" in event:
         return f"<p>{page.text(event['error'])}</p>"
     prompt = f'<span class="soft">{page.text(event.get("prompt", ""))}</span>'
@@ -235,7 +227,6 @@ def _time(seconds: float | None) -> str:
 
 
 def _write(path: Path, content: str) -> Path:
-    """Write a page; replace another report, but nothing else."""
     try:
         _check_page(path)
         with atomic_file(path) as file:

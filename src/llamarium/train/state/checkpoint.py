@@ -55,14 +55,10 @@ def save_checkpoint(
 ) -> Path:
     """Save a checkpoint and return its folder, then delete old ones. The caller holds the `RunLock`.
 
-    OutputError if something cannot be written. Older checkpoints are unchanged.
-
-    Args:
-        run: The run's folder.
-        step: Names the checkpoint; one of the same step is replaced.
-        write: Fills the folder; need not sync.
-        save_total_limit: How many to keep up to this step, this one included. Later ones, after a step back, are kept.
-        best: A step that is also kept; `run/best` points to it before older checkpoints are deleted.
+    `write` fills the folder, and need not sync; a checkpoint of the same step is replaced. `save_total_limit` are kept
+    up to this step, this one included; later ones, after a step back, are kept. `best` is a step that is also kept, and
+    `run/best` points to it before older checkpoints are deleted. OutputError if something cannot be written: older
+    checkpoints are unchanged.
     """
     assert save_total_limit >= 1
     final, saving = checkpoint_folder(run, step), run / f"{_SAVING}{step:08d}"

@@ -40,7 +40,6 @@ class RunLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release it."""
         if self._descriptor is not None:
             self._tidy()
             os.close(self._descriptor)

@@ -41,8 +41,6 @@ class Position:
     """Position of a run.
 
     Attributes:
-        step: Completed optimizer steps.
-        cursor: Position in the data.
         num_tokens: Input tokens so far, prompts and padding included.
         seconds: Time spent in steps.
         best_loss: The lowest validation loss so far; infinite if none was measured on the current rows.
@@ -103,11 +101,8 @@ def save_resume(
 ) -> None:
     """Write `resume/optimizer.safetensors` and `resume/state.json` beside a checkpoint's weights.
 
-    Args:
-        folder: The checkpoint's.
-        tensors: Optimizer state, of any shape.
-        state: Plain JSON: dicts with str keys, lists, finite numbers, str, bool and None; otherwise TrainingError.
-        full_tensor: Gathers a tensor that is sharded over processes.
+    `state` is plain JSON: dicts with str keys, lists, finite numbers, str, bool and None; otherwise TrainingError.
+    `full_tensor` gathers a tensor that is sharded over processes.
     """
     try:
         plain = json.loads(json.dumps(state, allow_nan=False)) == state
