@@ -364,11 +364,7 @@ class Llama:
         return self._grammars
 
     def encode(self, prompt: Any) -> list[int]:
-        """Return a prompt's ids: text with BOS if the model has one, ids as they are.
-
-        Raises:
-            InputError: If it is neither text nor a sequence of whole numbers.
-        """
+        """Return a prompt's ids: text with BOS if the model has one, ids as they are; InputError for anything else."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
@@ -385,8 +381,7 @@ class Llama:
     def sampling_params(self, **options: Unpack[GenerationOptions]) -> SamplingParams:
         """Combine the publisher's recommendations with `options`, which take precedence, and a fresh seed by default.
 
-        Raises:
-            SamplingError: For an unknown option or a value outside its range or the vocabulary.
+        SamplingError for an unknown option or a value outside its range or the vocabulary.
         """
         params = SamplingParams.from_options(options, self.generation_config)
         check_stop_ids(options.get("stop_token_ids") or (), self.config.vocab_size)

@@ -162,17 +162,13 @@ class AnswerLines:
             raise InputError(f"a batch has {batch.column_names}; expected a column text, with a line in each row")
         answers: list[bytes] = []
         lines = read_lines(io.BytesIO("\n".join(texts).encode()))
-        batch_of_lines = BatchRun(self._service, self._names, answers.append, _warn, BatchProgress(len(texts)))
+        batch_of_lines = BatchRun(self._service, self._names, answers.append, warn_caller, BatchProgress(len(texts)))
         asyncio.run(batch_of_lines.run(lines))
         return pyarrow.table({"answer": pyarrow.array([one.decode().rstrip() for one in answers], pyarrow.string())})
 
     def close(self) -> None:
         """Stop the engine; Ray ends an actor with its process."""
         self._engine.close(timeout_s=0)
-
-
-def _warn(message: str) -> None:
-    warn_caller(message)
 
 
 def _check_table(batch: Table) -> None:

@@ -21,8 +21,7 @@ from llamarium.model.init import init_weights
 from llamarium.presets import PRESETS
 from llamarium.train.experiments.peeking import measure_peeking
 from llamarium.train.experiments.running import restore_variant, verdict
-from llamarium.train.experiments.swaps import without_norms, without_rope
-from llamarium.train.experiments.variants import EXPERIMENTS
+from llamarium.train.experiments.variants import EXPERIMENTS, NoNorm, replace_norms, without_rope
 from llamarium.train.pretrain import prepare
 from llamarium.train.report.journal import read_journal
 from llamarium.train.step import bidirectional_trunk
@@ -218,7 +217,7 @@ def test_without_norms_the_stream_is_scaled_by_nothing() -> None:
     model = model_of()
     ids = torch.tensor([[5, 9, 3, 7]])
     before = sum(p.numel() for p in model.parameters())
-    without_norms(model)
+    replace_norms(model, NoNorm)
     assert before - sum(p.numel() for p in model.parameters()) == 5 * 128
     assert model.dtype == torch.float32 and model.device.type == "cpu"
     model.model.layers = torch.nn.ModuleList()

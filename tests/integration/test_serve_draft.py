@@ -17,7 +17,7 @@ from llamarium.cli.main import main
 from llamarium.engine.proposers.draft import DraftModel
 from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.errors import InputError, OptionError
-from llamarium.generation.drafting import drafting
+from llamarium.generation.options import drafting
 from llamarium.tokenizer.compare import check_same_vocabulary
 from serving import serving, small_llama
 

@@ -34,7 +34,7 @@ def add_speculation(parser: "argparse._ActionsContainer") -> None:  # pyright: i
 def speculation(args: argparse.Namespace, llama: "Llama") -> dict[str, Any]:
     """Return what `add_speculation`'s options mean, by the API's names; the object counts what came of it."""
     if args.draft_model is not None:
-        from llamarium.generation.drafting import drafting
+        from llamarium.generation.options import drafting
 
         return {"draft_model": drafting(llama, load_draft(args))}
     if not args.prompt_lookup:

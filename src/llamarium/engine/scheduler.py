@@ -246,7 +246,7 @@ class Scheduler:
         sequence.keys, sequence.num_computed = found.keys, len(found.keys) * self._pool.block_size
         if found.partial is not None:
             has_room = sequence.table.missing(len(sequence.ids)) < self._pool.num_free
-            if not self._pool.is_owned(found.partial) and (found.is_all or not has_room):
+            if not self._pool.num_owners(found.partial) and (found.is_all or not has_room):
                 sequence.table.share([found.partial])
                 self._index.take_out(found.partial)
                 sequence.num_computed += found.num_partial

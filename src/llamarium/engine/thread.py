@@ -45,15 +45,18 @@ class _Command(NamedTuple):
 
 
 class EngineThread:
-    """Runs an `engine` until it is closed; other threads may use its `prepare`, and what never changes."""
+    """Runs an `engine` until it is closed; other threads may use its `prepare`, and what never changes.
+
+    `failure` is the error that broke it, if any, and `snapshot` the engine after its last step.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._commands = queue.SimpleQueue[_Command]()
         self._deliver: dict[int, Deliver] = {}
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
         self._closing = False
-        self._snapshot = self._look()
+        self.snapshot = self._look()
         self._lock = threading.Lock()  # no request is put into the queue after the last command
         self._thread = threading.Thread(target=self._serve, name="llamarium-engine", daemon=True)
         self._thread.start()
@@ -61,21 +64,11 @@ class EngineThread:
     @property
     def state(self) -> State:
         """Lifecycle state."""
-        if self._failure is not None:
+        if self.failure is not None:
             return "broken"
         if not self._closing:
             return "ready"
         return "draining" if self._thread.is_alive() else "stopped"
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The error that broke it, if any."""
-        return self._failure
-
-    @property
-    def snapshot(self) -> EngineSnapshot:
-        """The engine after its last step."""
-        return self._snapshot
 
     def submit(self, request: Request, deliver: Deliver) -> int:
         """Begin a request and return its number; the engine's thread calls `deliver`.
@@ -121,21 +114,21 @@ class EngineThread:
             self._commands.put(_Command(lambda: None))  # wakes the thread
         self._thread.join(timeout_s)
         if not self._thread.is_alive():
-            return self._failure is None
+            return self.failure is None
         self._commands.put(_Command(self._end_all))
         self._thread.join()
         return False
 
     def _put(self, command: _Command) -> None:
         with self._lock:
-            if self._failure is not None:
+            if self.failure is not None:
                 raise self._broken()
             if self._closing:
                 raise EngineStoppedError("the engine is being closed and takes no more requests")
             self._commands.put(command)
 
     def _broken(self) -> EngineStoppedError:
-        return EngineStoppedError(f"the engine has broken: {self._failure}")
+        return EngineStoppedError(f"the engine has broken: {self.failure}")
 
     def _serve(self) -> None:
         try:
@@ -152,7 +145,7 @@ class EngineThread:
     def _execute_commands(self) -> bool:
         """Execute the queued commands; wait for one if the engine is idle. False when all is done."""
         while True:
-            self._snapshot = self._look()
+            self.snapshot = self._look()
             try:
                 command = self._commands.get(block=self.engine.is_idle and not self._closing)
             except queue.Empty:
@@ -194,7 +187,7 @@ class EngineThread:
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
-            self._failure = error
+            self.failure = error
         while not self._commands.empty():
             self._commands.get().refuse(self._broken())
         for number in list(self._deliver):

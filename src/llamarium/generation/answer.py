@@ -1,12 +1,13 @@
 """Answers in text, whole or piece by piece. Never torch."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from llamarium.engine.request import TokenEvent
 from llamarium.errors import SamplingError
 from llamarium.generation.completion import Generation, Piece, RowText, row_texts
-from llamarium.generation.drafting import proposer_of
 from llamarium.generation.loop import DialogEngine, generate_tokens
-from llamarium.generation.options import PassOptions
+from llamarium.generation.options import PassOptions, proposer_of
 from llamarium.generation.text_model import TextModel, begins_text, compiled
 from llamarium.sampling.params import SamplingParams
 from llamarium.tokenizer.tools.request import ToolRequest
@@ -30,17 +31,7 @@ def complete(
     begins = [new_text or begins_text(tokenizer, prompt) for prompt in prompts]
     rows, prompt_of = row_texts(tokenizer, [params] * len(prompts), model.stop_ids, begins, tools)
     cancelled: set[int] = set()
-    for event in generate_tokens(
-        model.runner,
-        prompts,
-        [params] * len(prompts),
-        stop_ids=model.stop_ids,
-        use_cache=how.use_cache,
-        kv_cache_dtype=how.kv_cache_dtype,
-        cancelled=cancelled,
-        proposer=proposer_of(model, how.proposer),
-        grammar=compiled(model, params),
-    ):
+    for event in _events(model, prompts, params, how, cancelled=cancelled):
         if rows[event.row].push(event).finish_reason is not None:
             cancelled.add(event.row)
     answers: list[list[RowText]] = [[] for _ in prompts]
@@ -70,15 +61,14 @@ def stream(
         raise SamplingError(f"n is {params.n}; streaming gives one answer, use generate() for several")
     begins = new_text or begins_text(model.tokenizer, prompt)
     (row,), _ = row_texts(model.tokenizer, [params], model.stop_ids, [begins], tools)
-    events = generate_tokens(
-        model.runner,
-        [prompt],
-        [params],
-        stop_ids=model.stop_ids,
-        use_cache=how.use_cache,
-        kv_cache_dtype=how.kv_cache_dtype,
-        prefix=prefix,
-        proposer=proposer_of(model, how.proposer),
-        grammar=compiled(model, params),
-    )
-    return row.pieces(events)
+    return row.pieces(_events(model, [prompt], params, how, prefix=prefix))
+
+
+def _events(
+    model: TextModel, prompts: Sequence[list[int]], params: SamplingParams, how: PassOptions, **options: Any
+) -> Iterator[TokenEvent]:
+    return generate_tokens(
+        model.runner, prompts, [params] * len(prompts), stop_ids=model.stop_ids, use_cache=how.use_cache,
+        kv_cache_dtype=how.kv_cache_dtype, proposer=proposer_of(model, how.proposer),
+        grammar=compiled(model, params), **options,
+    )  # fmt: skip

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import TypedDict, cast, get_args
 
-from llamarium.engine.proposers.base import ProposerPolicy
+from llamarium.engine.proposers.base import ProposerPolicy, check_exact
 from llamarium.engine.proposers.draft import DraftModel
 from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.errors import OptionError, check_choice, show_value
 from llamarium.generation.text_model import TextModel
-from llamarium.runtime.runner import CacheDtype
+from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.sampling.params import GenerationOptions
+from llamarium.tokenizer.compare import check_same_vocabulary
 
 AskedProposer = ProposerPolicy | TextModel | None
 """What proposes tokens, or a model that is to."""
@@ -114,6 +115,23 @@ def _checked_draft(draft: object) -> TextModel | DraftModel | None:
     if not all(hasattr(draft, name) for name in ("runner", "optional_tokenizer")):
         raise OptionError(f"draft_model is {show_value(draft)}; expected a model as llamarium.load() returns it")
     return cast(TextModel, draft)
+
+
+def proposer_of(model: TextModel, asked: AskedProposer, runner: Runner | None = None) -> ProposerPolicy | None:
+    """Return what proposes tokens for a model; with a `runner` for requests with any sampling parameters.
+
+    OptionError if drafts could change the tokens of a request to `runner`; errors as `drafting`.
+    """
+    policy = asked if asked is None or isinstance(asked, ProposerPolicy) else drafting(model, asked)
+    if policy is not None and runner is not None:
+        check_exact(runner, policy, is_greedy=False)
+    return policy
+
+
+def drafting(model: TextModel, draft: TextModel) -> DraftModel:
+    """Return a model as one that drafts for another; InputError or TokenizerError unless their vocabularies agree."""
+    check_same_vocabulary(model, draft, "one cannot guess for the other")
+    return DraftModel(draft.runner)
 
 
 def split_request(options: StreamOptions) -> RequestOptions:

@@ -29,9 +29,8 @@ from llamarium.engine.thread import EngineSnapshot, EngineThread, State
 from llamarium.errors import AnswerError, InputError, OptionError, RequestTimeoutError, SlowReaderError, check_choice
 from llamarium.generation.completion import Generation, Piece, RowText, row_texts
 from llamarium.generation.dialog import StreamChatOptions, read_dialog, split_tools
-from llamarium.generation.drafting import proposer_of
 from llamarium.generation.embedding import Embedding, embed
-from llamarium.generation.options import StreamOptions, asked_proposer, check_timeout, split_request
+from llamarium.generation.options import StreamOptions, asked_proposer, check_timeout, proposer_of, split_request
 from llamarium.generation.text_model import TextModel, begins_text, compiled
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.sampling.constraint import CompiledGrammar

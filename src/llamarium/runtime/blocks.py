@@ -66,10 +66,6 @@ class BlockPool:
         assert self._owners[block] == 1
         self._kept.remove(block)
 
-    def is_owned(self, block: int) -> bool:
-        """Whether a block has an owner."""
-        return self._owners[block] > 0
-
     def num_owners(self, block: int) -> int:
         """Return how many sequences have a block."""
         return self._owners[block]

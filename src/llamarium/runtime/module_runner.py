@@ -5,6 +5,8 @@ is neither slowed nor recorded. Hooks that a caller has put on the model run all
 model computes.
 """
 
+# ruff: noqa: D102 - `Runner` documents its methods
+
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -58,33 +60,27 @@ class ModuleRunner:
 
     @property
     def config(self) -> ModelConfig:
-        """The model's shape."""
         return self.model.config
 
     @property
     def input_bits(self) -> InputBits | None:
-        """What inputs of packed weights are rounded to; None where nothing is rounded."""
         packed = (module for module in self.model.modules() if isinstance(module, LinearPacked) and module.uses_kernels)
         return next((module.input_bits for module in packed), None) if self.device == "cpu" else None
 
     @property
     def device(self) -> str:
-        """Where the model computes."""
         return str(self.model.device)
 
     @property
     def dtype(self) -> str:
-        """The dtype of the model's floats."""
         return str(self.model.dtype).removeprefix("torch.")
 
     @property
     def kv_dtype(self) -> str:
-        """The dtype of keys and values: the same."""
         return self.dtype
 
     @property
     def name(self) -> str:
-        """Display name of the backend."""
         return f"PyTorch in {self.dtype} on {self.device}"
 
     @property
@@ -101,7 +97,6 @@ class ModuleRunner:
 
     @torch.no_grad()
     def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> NDArray[np.float32]:
-        """Return a weight, or some rows of a matrix, as float32; see `Runner.dequantize`."""
         module = self._module(key)
         if adapted and _has_adapter(outer := self.model.get_submodule(key.removesuffix(".weight"))):
             weight = torch.cat([part for _, _, part in cast(Any, outer).merged_rows()])
@@ -117,10 +112,7 @@ class ModuleRunner:
 
     @torch.no_grad()
     def product(self, key: str, x_MI: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Multiply by a matrix as a pass does; see `Runner.product`.
-
-        A quantized Linear multiplies in the dtype of its inputs: float32 here, as the C kernels' own stream.
-        """
+        """Multiply in float32 where the Linear is quantized, as the C kernels' own stream does."""
         module, base = self.model.get_submodule(key.removesuffix(".weight")), self._module(key)
         x = torch.from_numpy(x_MI).to(self.model.device)
         x = x if isinstance(base, QuantizedLinear | QuantizedEmbedding) else x.to(self.model.dtype)
@@ -134,13 +126,11 @@ class ModuleRunner:
             return on_host(module(x))
 
     def codes(self, key: str, rows: Sequence[int]) -> Codes:
-        """Return some rows of a quantized matrix as codes and scales; see `Runner.codes`."""
         module = self._module(key)
         return codes_of(module.linear if isinstance(module, EmbeddingPacked) else module, rows)
 
     @torch.no_grad()
     def read_stream(self, x_MD: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return what the final norm and the head make of rows of the residual stream; see `Runner.read_stream`."""
         head = getattr(self.model.lm_head, "base_layer", self.model.lm_head)
         dtype = torch.float32 if isinstance(head, QuantizedLinear) else self.model.dtype
         with threads_for(self.model):
@@ -160,7 +150,6 @@ class ModuleRunner:
         )
 
     def fresh(self) -> "ModuleRunner":
-        """Return another runner over the same modules; see `Runner.fresh`."""
         return ModuleRunner(self.model)
 
     def _module(self, key: str) -> nn.Module:
@@ -172,10 +161,7 @@ class ModuleRunner:
         return cast(nn.Module, getattr(module, "base_layer", module))
 
     def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto", block_size: int = BLOCK_SIZE) -> PagedCache:
-        """Return an empty cache on the model's device; see `Runner.new_cache`.
-
-        InputError if two layers would keep their keys and values in the same place.
-        """
+        """Return a cache on the model's device; InputError if two layers would keep theirs in the same place."""
         config = self.model.config
         return PagedCache(
             num_layers=self._num_kept_layers(),

@@ -10,6 +10,8 @@ and the trackers read the same.
 
 import dataclasses
 import math
+import signal
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -39,7 +41,6 @@ from llamarium.train.state.checkpoint import (
     save_checkpoint,
 )
 from llamarium.train.state.resume import Position, restore_run, save_resume, saved_threads
-from llamarium.train.state.signals import stop_signals
 from llamarium.train.state.snapshots import save_snapshot, token_texts
 from llamarium.train.step import StepResult, any_learned, checkpoint_layers, measure, train_step
 from llamarium.train.threads import Threads, computing
@@ -342,3 +343,24 @@ def seeded(seed: int, step: int, device: torch.device) -> Generator[None]:
     with torch.random.fork_rng(devices):
         torch.manual_seed(derived_seed("step", seed, step))
         yield
+
+
+@contextmanager
+def stop_signals() -> Generator[list[int]]:
+    """Yield the list of SIGTERM and SIGINT that arrive, instead of dying; a second SIGINT interrupts at once."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # others may set no handlers
+        yield came
+        return
+
+    def note(number: int, frame: object) -> None:
+        if number == signal.SIGINT and number in came:
+            signal.default_int_handler(number, None)
+        came.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

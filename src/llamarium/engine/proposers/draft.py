@@ -9,8 +9,6 @@ requests with the same beginning find what they hold. A sequence for which there
 Whether a draft pays depends on how often it is right, and on what passes of both models cost. All of it is measured,
 and `DraftModel` proposes as many tokens as bring the most tokens a second. Where none do, the draft model rests; a
 hundredth of the time goes into trying it on one sequence, so that it is taken up again when texts become easier.
-
-Source: speculative decoding (https://arxiv.org/abs/2211.17192), with greedy (one-hot) drafts.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +34,7 @@ _ANSWER_TOKENS = 128  # the assumed length of an answer, to see whether reading 
 class DraftModel(ProposerPolicy):
     """Proposes a smaller model's tokens, as many as pay, and counts what came of it.
 
-    Its vocabulary is that of the model for which it proposes (`generation/drafting.py` checks that).
+    Its vocabulary is that of the model for which it proposes (`generation/options.py` checks that).
     """
 
     option = "draft_model"

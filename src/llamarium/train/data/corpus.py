@@ -1,23 +1,16 @@
 """A data set as one stream of token ids on disk, read and tokenized once.
 
-The ids lie in a memory-mapped file, 2 bytes a token for vocabularies of at most 65,536 tokens and 4 for larger ones; so
-a corpus may exceed the memory, and a row costs one read. Beside it lie the starts of documents, and the tokenizer if it
-was learned from the documents:
-
-    corpus-.../ids.bin       uint16 or int32 in the machine's order, document after document
-    corpus-.../starts.bin    int64, the first is 0
-    corpus-.../tokenizer/
+    corpus-.../ids.bin       uint16 or int32 in the machine's order, document after document; mapped into memory
+    corpus-.../starts.bin    int64, of documents; the first is 0
+    corpus-.../tokenizer/    if it was learned from them
     corpus-.../corpus.json   what they were made from; their sizes, times and SHA-256
 
 Each document begins with the begin-of-text token where the tokenizer adds one, and ends with the end-of-text token if
-any, so that a model learns to end. Characters have neither.
+any, so that a model learns to end.
 
 The source is read once, into a file beside the corpus, from which the vocabulary is learned and the ids are written:
-the two fit even if the source changes. It is not read again while its stamp (`source_stamp`: sizes and times of
-files) stays the same; otherwise it is read to see whether the documents have changed.
-
-The fingerprint is a SHA-256 of every document and the tokenizer. Later changes of files do not affect a running run;
-one that is resumed with other data or another tokenizer sees another fingerprint.
+the two fit even if the source changes. It is read again only if its stamp (`source_stamp`: sizes and times of files)
+has changed. A running run is not affected; one that is resumed with other documents sees another fingerprint.
 """
 
 import hashlib
@@ -175,9 +168,6 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
     return _sha256(f"{hashlib.sha256(vocabulary).hexdigest()} {rules}")
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
-
-
 class _Spool:
     """Copy of the documents on disk: of each its length in 8 bytes and its UTF-8; `sha256` is the file's, hex."""
 
@@ -282,9 +272,6 @@ def _remove_stale(folder: Path) -> None:
     for old in folder.glob(f"{_UNFINISHED}*"):
         if old.stat().st_mtime < time.time() - _STALE_AFTER_S:
             shutil.rmtree(old, ignore_errors=True)
-
-
-# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def _kept(inside: Path, recipe: Mapping[str, str]) -> dict[str, Any] | None:

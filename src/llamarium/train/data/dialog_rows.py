@@ -207,9 +207,6 @@ def _pack(lengths: Sequence[int], order: Sequence[int], room: int) -> list[list[
     return rows
 
 
-# --- preview ----------------------------------------------------------------------------------------------------------
-
-
 def preview(batch: TrainingBatch, tokenizer: Tokenizer, row: int = 0) -> "Text":
     """Format a row: learned text in green and within ⟦ ⟧, context dim.
 

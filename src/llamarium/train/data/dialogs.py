@@ -50,9 +50,6 @@ class Example(NamedTuple):
     learned: NDArray[np.bool_]
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def _itself(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     refuse_keys(record, ("chosen", "rejected"))
     return [record]

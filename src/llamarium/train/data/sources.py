@@ -24,7 +24,7 @@ import re
 import stat
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -206,7 +206,7 @@ def _files_of(folder: Path) -> tuple[list[Path], str]:
     found: list[Path] = []
     others: Counter[str] = Counter()
     for parent, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
-        if _is_run(names):
+        if ".lock" in names or {"train.toml", "metrics.jsonl"} <= {*names}:  # a run
             others["run"] += 1
             folders.clear()
             continue
@@ -226,10 +226,6 @@ def _files_of(folder: Path) -> tuple[list[Path], str]:
         )
     found.sort(key=lambda path: path.relative_to(folder).as_posix())
     return found, f"{others.total()} other files ({left_out})" if others else ""
-
-
-def _is_run(names: Collection[str]) -> bool:
-    return ".lock" in names or {"train.toml", "metrics.jsonl"} <= {*names}
 
 
 def _refuse_loop(path: Path, root: Path) -> None:

@@ -24,8 +24,7 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.train.conduct import conduct, is_acceptance, save_settings
 from llamarium.train.config import ExperimentConfig
 from llamarium.train.experiments.peeking import Peeking, about_peeking, measure_peeking
-from llamarium.train.experiments.swaps import set_embedding_std
-from llamarium.train.experiments.variants import EXPERIMENTS, TrainingExperiment, Variant
+from llamarium.train.experiments.variants import EXPERIMENTS, TrainingExperiment, Variant, set_embedding_std
 from llamarium.train.pretrain import prepare
 from llamarium.train.report.history import History
 from llamarium.train.report.write import compare, write_report

@@ -1,17 +1,72 @@
-"""The experiments, and the variants of each."""
+"""The experiments, the variants of each, and changes of a model, from outside, that no Llama config describes."""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from llamarium.errors import TrainingError
 from llamarium.model import LlamaForCausalLM
+from llamarium.model.norm import LlamaRMSNorm
+from llamarium.model.rope import Rotary
 from llamarium.presets import preset
 from llamarium.train.config import ExperimentConfig
-from llamarium.train.experiments.swaps import with_layer_norms, without_norms, without_rope
 from llamarium.train.objectives.base import Trunk
 from llamarium.train.step import bidirectional_trunk, causal_trunk
+
+
+class NoRotary(nn.Module):
+    """Replaces `LlamaRotaryEmbedding` by a rotation by zero."""
+
+    def forward(self, positions_BT: Tensor, dtype: torch.dtype) -> Rotary:
+        """Return cos 0 and sin 0, whatever the positions are."""
+        one_1111 = torch.ones(1, 1, 1, 1, dtype=dtype, device=positions_BT.device)
+        return Rotary(one_1111, torch.zeros_like(one_1111))
+
+
+class NoNorm(nn.Module):
+    """Replaces a `LlamaRMSNorm` by the identity.
+
+    Its weight is a buffer that multiplies nothing: the model reads its device and dtype.
+    """
+
+    weight: Tensor
+
+    def __init__(self, norm: LlamaRMSNorm) -> None:
+        super().__init__()
+        self.register_buffer("weight", norm.weight.detach().clone(), persistent=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Return x."""
+        return x_BTD
+
+
+def without_rope(model: LlamaForCausalLM) -> None:
+    """Remove RoPE, in place."""
+    model.model.set_submodule("rotary_emb", NoRotary())
+
+
+def replace_norms(model: LlamaForCausalLM, make: Callable[[LlamaRMSNorm], nn.Module]) -> None:
+    """Replace every norm, in place."""
+    norms = [(name, module) for name, module in model.named_modules() if isinstance(module, LlamaRMSNorm)]
+    for name, module in norms:
+        model.set_submodule(name, make(module))
+
+
+def layer_norm(norm: LlamaRMSNorm) -> nn.LayerNorm:
+    """Return a LayerNorm, which also subtracts the mean and has a bias."""
+    return nn.LayerNorm(len(norm.weight), norm.eps).to(norm.weight)
+
+
+@torch.no_grad()
+def set_embedding_std(model: LlamaForCausalLM, std: float, seed: int) -> None:
+    """Redraw the embedding table, and so a tied head, from N(0, std)."""
+    generator = torch.Generator(model.model.embed_tokens.weight.device).manual_seed(seed)
+    model.model.embed_tokens.weight.normal_(0.0, std, generator=generator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +165,8 @@ EXPERIMENTS: Mapping[str, TrainingExperiment] = {
         "LayerNorm takes the mean away besides and has a bias: it costs more and learns about the same.",
         lambda config: {
             "rmsnorm": Variant(),
-            "layernorm": Variant(transform=with_layer_norms),
-            "no-norm": Variant(transform=without_norms),
+            "layernorm": Variant(transform=partial(replace_norms, make=layer_norm)),
+            "no-norm": Variant(transform=partial(replace_norms, make=NoNorm)),
         },
     ),
 }

@@ -156,9 +156,6 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-# --- plots ------------------------------------------------------------------------------------------------------------
-
-
 def ticks(low: float, high: float, *, whole: bool = False, enclosing: bool = False) -> list[float]:
     """Return about five round numbers within two bounds, or `enclosing` them; `whole` ones only."""
     if not high > low:

@@ -1,12 +1,7 @@
 """Log a run to TensorBoard or trackio, as it happens.
 
-Both are watchers: they take the run's events, like `metrics.jsonl` and the terminal's view, and log numbers by step.
-
-    event         logged
-    start         the settings, as text (TensorBoard) or as the run's config (trackio)
-    step          train/loss, train/learning_rate, train/grad_norm, train/tokens_per_s, train/mfu
-    validation    validation/loss
-    sample        sample, as text
+Both are watchers: they take the run's events, like `metrics.jsonl` and the terminal's view, and log numbers by step,
+settings and samples.
 
 A resumed run continues the same curves. Points after its checkpoint are hidden in TensorBoard; trackio, which cannot
 hide them, keeps them beside the newer ones.

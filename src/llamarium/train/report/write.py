@@ -96,9 +96,6 @@ def _is_report(path: Path) -> bool:
         return file.read(len(page.HEAD)) == page.HEAD.encode()
 
 
-# --- sections ---------------------------------------------------------------------------------------------------------
-
-
 def _sentence(history: History) -> str:
     done, steps = history.last("step", "step"), history.section("settings").get("steps", "?")
     ended = history.of("end")
@@ -118,7 +115,8 @@ def _facts(history: History) -> Iterator[tuple[str, str]]:
     yield "tokens/s", number(history.tokens_per_s())
     if (mfu := history.last("step", "mfu")) is not None:
         yield "of the peak (MFU)", f"{mfu:.1%}"
-    yield "time in steps", _time(history.last("step", "seconds"))
+    seconds = history.last("step", "seconds")
+    yield "time in steps", "-" if seconds is None else duration(seconds)
     yield "KV cache, bytes/token", number(history.kv_bytes())
 
 
@@ -217,13 +215,6 @@ def _comparison(histories: Mapping[str, History], columns: Mapping[str, Mapping[
     return page.table(
         "Losses are nats per token; the cache is counted in bfloat16.", heads, (row(n, h) for n, h in histories.items())
     )
-
-
-# --- helpers ----------------------------------------------------------------------------------------------------------
-
-
-def _time(seconds: float | None) -> str:
-    return "-" if seconds is None else duration(seconds)
 
 
 def _write(path: Path, content: str) -> Path:

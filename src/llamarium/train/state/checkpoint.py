@@ -165,9 +165,6 @@ def verify_checkpoint(folder: Path) -> None:
         raise TrainingError(f"{escape(folder)}: cannot be read: {escape(error)}") from None
 
 
-# --- steps of a save --------------------------------------------------------------------------------------------------
-
-
 def _seal(folder: Path) -> None:
     """Sync everything in `folder`, and write its manifest last."""
     sync_tree(folder)

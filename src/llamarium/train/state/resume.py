@@ -90,9 +90,6 @@ def _count(raw: Mapping[str, Any], name: str, kind: type[Any] = int) -> Any:
     return value
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
 def save_resume(
     folder: Path,
     tensors: Mapping[str, Tensor],
@@ -157,9 +154,6 @@ def saved_threads(folder: Path) -> int | None:
     if found is None or (type(found) is int and 0 < found <= _MAX_THREADS):
         return found
     raise CheckpointError(f"{escape(folder)}: threads is {show_value(found)}; expected 1 to {_MAX_THREADS}")
-
-
-# --- going on ---------------------------------------------------------------------------------------------------------
 
 
 def restore_run(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_changes: bool) -> Position:

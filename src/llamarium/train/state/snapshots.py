@@ -36,12 +36,8 @@ def save_snapshot(
     if not any(p.requires_grad for p in model.model.embed_tokens.parameters()):
         return False
     weight_VD = model.model.embed_tokens.weight
-    rows_RD = (
-        (weight_VD if full_tensor is None else full_tensor(weight_VD))
-        .detach()[:MAX_ROWS]
-        .clamp(-_LARGEST, _LARGEST)
-        .half()
-    )
+    weight_VD = weight_VD if full_tensor is None else full_tensor(weight_VD)
+    rows_RD = weight_VD.detach()[:MAX_ROWS].clamp(-_LARGEST, _LARGEST).half()
     path = snapshot_path(run, step)
     try:
         path.parent.mkdir(exist_ok=True)
