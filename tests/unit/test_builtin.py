@@ -136,7 +136,7 @@ def test_what_was_hashed_is_not_hashed_again(index, monkeypatch):
     write_wheel(index, CONTENT)
     fetch("toy")
     hashed = []
-    monkeypatch.setattr("llamarium.hub.verified.file_sha256", lambda path: hashed.append(path) or TOY.sha256)
+    monkeypatch.setattr("llamarium.hub.builtin.file_sha256", lambda path: hashed.append(path) or TOY.sha256)
     assert is_cached("toy") and fetch("toy") and hashed == []
     assert is_cached("toy", anew=True) and len(hashed) == 1
 

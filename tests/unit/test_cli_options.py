@@ -19,7 +19,7 @@ from llamarium.cli import options, sampling, threads
 from llamarium.cli import text as text_option
 from llamarium.cli.main import main
 from llamarium.errors import DownloadError, InputError
-from llamarium.hub.packaged import packaged_path
+from llamarium.hub.resolve import packaged_path
 from llamarium.kernels.threads import num_threads
 from llamarium.sampling.params import SamplingParams
 

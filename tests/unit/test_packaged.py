@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import llamarium
 from llamarium.cost import count_parameters
-from llamarium.hub.packaged import PACKAGED, packaged_path
+from llamarium.hub.resolve import PACKAGED, packaged_path
 
 VARIABLE = "LLAMARIUM_TINY_SHAKESPEARE"
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "shakespeare-char.jsonl"

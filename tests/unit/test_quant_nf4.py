@@ -15,6 +15,7 @@ from llamarium.kernels import cpu_half
 from llamarium.quant import base
 from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit, dequantize_nf4, quantize_nf4
 from llamarium.quant.nf4_state import STATE_KEY, NF4Layout
+from nf4_components import components_of
 
 
 def random_weight(rows=48, columns=64, seed=0):
@@ -144,7 +145,7 @@ def test_meta_device():
 
 
 def components(double_quant=True):
-    return Linear4bit.from_weight(random_weight(64, 65), double_quant=double_quant).state()
+    return components_of(Linear4bit.from_weight(random_weight(64, 65), double_quant=double_quant))
 
 
 def with_fields(state, **changes):

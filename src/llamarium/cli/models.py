@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _builtins() -> list[dict[str, Any]]:
     from llamarium.hub.builtin import BUILTINS, cached_path, is_cached
-    from llamarium.hub.packaged import PACKAGED, packaged_path
+    from llamarium.hub.resolve import PACKAGED, packaged_path
 
     found = [
         _model(

@@ -14,7 +14,7 @@ tokenizer and weight files are downloaded: never code, never pickled `*.bin`.
 import difflib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,28 +24,27 @@ from llamarium.errors import ConfigError, ModelNotFoundError, escape
 from llamarium.hub import client as hub_client
 from llamarium.hub.builtin import BUILTINS, cached_path, fetch, is_cached
 from llamarium.hub.folders import what_to_name
-from llamarium.hub.packaged import PACKAGED, packaged_path
 from llamarium.presets import PRESETS
+
+PACKAGED: Mapping[str, str] = {
+    "shakespeare-char": "2.4M parameters; writes like Shakespeare, by characters",
+}
+"""Models that lie in the package itself, small enough to ship, and what they are in a line. Each is a Hugging Face
+folder below `llamarium/models/`, with a card (README.md) that says how it was trained."""
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _REPO_FILE = re.compile(rf"(?P<repo>{_REPO.pattern}):(?P<file>[^:\\]+\.gguf)", re.ASCII)
 _FILE_SUFFIXES = (".gguf", ".safetensors", ".json", ".model", ".pth", ".bin", ".pt")
 
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "characters.json",
-    "tokenizer.model",
-)
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "characters.json")
+_TOKENIZER_FILES = (*_TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _CONFIG_FILES = ("config.json", "generation_config.json")
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 _NOT_WANTED = ("*/*", "consolidated*.safetensors")  # folders, and a second copy in another naming
 _META_FILES = ("consolidated.*.pth", "params.json", "tokenizer.model")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CachedModel:
     """A model or tokenizer that needs no network.
 
@@ -60,6 +59,11 @@ class CachedModel:
     path: Path
     num_bytes: int
     where: Literal["built-in", "hub"]
+
+
+def packaged_path(name: str) -> Path:
+    """Return the folder of a packaged model."""
+    return Path(__file__).parents[1] / "models" / name
 
 
 def resolve(source: str | Path, *, kind: Literal["model", "tokenizer"] = "model") -> Path:
@@ -86,7 +90,11 @@ def resolve(source: str | Path, *, kind: Literal["model", "tokenizer"] = "model"
         return Path(path)
     if isinstance(source, str):
         if match := _REPO_FILE.fullmatch(text):
-            _check_inside(text, match["file"])
+            if not all(part not in ("", ".", "..") for part in match["file"].split("/")):
+                raise ModelNotFoundError(
+                    f"{escape(text)} names a file outside of its repository; expected org/name:file.gguf, or "
+                    "org/name:folder/file.gguf"
+                )
             return hub_client.download_file(match["repo"], match["file"])
         if _REPO.fullmatch(text) and not text.endswith(_FILE_SUFFIXES):
             return _tokenizer_folder(text) if kind == "tokenizer" else _model_folder(text)
@@ -95,26 +103,12 @@ def resolve(source: str | Path, *, kind: Literal["model", "tokenizer"] = "model"
 
 def cached_models() -> list[CachedModel]:
     """Return what needs no network: built-ins, and Llamas in the hub's cache, by name."""
-    builtins = [
-        CachedModel(name=name, path=cached_path(name), num_bytes=item.num_bytes, where="built-in")
-        for name, item in BUILTINS.items()
-        if is_cached(name)
+    builtins = [(name, cached_path(name), item.num_bytes) for name, item in BUILTINS.items() if is_cached(name)]
+    builtins += [
+        (name, folder, _bytes_in(folder)) for name, folder in ((name, packaged_path(name)) for name in PACKAGED)
     ]
     found = (model for repo, folder in hub_client.cached_snapshots() for model in _models_in(repo, folder))
-    builtins += [
-        CachedModel(name=name, path=packaged_path(name), num_bytes=_bytes_in(packaged_path(name)), where="built-in")
-        for name in PACKAGED
-    ]
-    return builtins + sorted(found, key=lambda model: model.name)
-
-
-def _check_inside(text: str, file: str) -> None:
-    """Refuse a file outside of its repository."""
-    if not all(part not in ("", ".", "..") for part in file.split("/")):
-        raise ModelNotFoundError(
-            f"{escape(text)} names a file outside of its repository; expected org/name:file.gguf, or "
-            "org/name:folder/file.gguf"
-        )
+    return [CachedModel(*item, "built-in") for item in builtins] + sorted(found, key=lambda model: model.name)
 
 
 def _builtin(name: str, kind: Literal["model", "tokenizer"]) -> Path:
@@ -126,7 +120,7 @@ def _builtin(name: str, kind: Literal["model", "tokenizer"]) -> Path:
 
 def _tokenizer_folder(repo: str) -> Path:
     folder = hub_client.download_snapshot(repo, (*_TOKENIZER_FILES, *_CONFIG_FILES), ("*/*",))
-    if not _holds(folder, "tokenizer.json", "tokenizer.model", "characters.json"):
+    if not _holds(folder, *_TOKENIZERS):
         raise ModelNotFoundError(f"{repo} holds no tokenizer.json or tokenizer.model")
     return folder
 
@@ -181,12 +175,12 @@ def _models_in(repo: str, folder: Path) -> Iterator[CachedModel]:
     """Yield what `resolve` would take from one snapshot of the hub's cache."""
     for file in sorted(file for file in folder.rglob("*.gguf") if file.is_file()):
         name = f"{repo}:{file.relative_to(folder).as_posix()}"
-        yield CachedModel(name=name, path=file, num_bytes=file.stat().st_size, where="hub")
+        yield CachedModel(name, file, file.stat().st_size, "hub")
     meta = next((f for f in (folder / "original", folder) if _holds(f, "consolidated.*.pth")), None)
     if _holds(folder, "*.safetensors") and _is_llama(folder / "config.json"):
-        yield CachedModel(name=repo, path=folder, num_bytes=_bytes_in(folder), where="hub")
+        yield CachedModel(repo, folder, _bytes_in(folder), "hub")
     elif meta is not None:
-        yield CachedModel(name=repo, path=meta, num_bytes=_bytes_in(meta), where="hub")
+        yield CachedModel(repo, meta, _bytes_in(meta), "hub")
 
 
 def _is_llama(config: Path) -> bool:

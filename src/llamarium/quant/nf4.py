@@ -19,7 +19,6 @@ Source: Dettmers et al., "QLoRA" (2023), section 3; bitsandbytes, `backends/defa
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from llamarium.quant.base import QuantizedLinear
 from llamarium.quant.codes import nf4_blocks, nf4_scales
-from llamarium.quant.nf4_state import LEVELS, NESTED_BLOCK_SIZE, STATE_KEY, Component, NF4Layout, check_components
+from llamarium.quant.nf4_state import LEVELS, NESTED_BLOCK_SIZE, Component, NF4Layout, check_components
 
 NF4_LEVELS = torch.tensor(LEVELS)
 """Normal-distribution quantiles, scaled to [-1, 1], with an exact zero."""
@@ -204,18 +203,6 @@ class Linear4bit(QuantizedLinear):
         linear.layout = layout
         linear._hold(NF4(components["weight"].reshape(-1, 1), components["weight.absmax"].flatten(), nested))
         return linear
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the components as bitsandbytes saves them, by the names that `from_state` reads."""
-        layout = self.layout
-        components = {"weight": self.weight, "weight.absmax": self.absmax, "weight.quant_map": NF4_LEVELS.clone()}
-        quantized = self._quantized()
-        if quantized.nested is not None:
-            components["weight.nested_absmax"] = quantized.nested.absmax
-            components["weight.nested_quant_map"] = quantized.nested.quant_map
-            layout = replace(layout, nested_offset=quantized.nested.offset.item())  # sync: to write it as text
-        components[STATE_KEY] = torch.tensor(list(layout.to_json()), dtype=torch.uint8)
-        return components
 
     def _hold(self, quantized: NF4) -> None:
         self.weight, self.absmax = quantized.codes, quantized.absmax

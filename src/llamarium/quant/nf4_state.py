@@ -60,7 +60,7 @@ class NF4Layout:
 
     @property
     def num_weights(self) -> int:
-        """Return the number of weights."""
+        """Number of weights."""
         return math.prod(self.shape)
 
     @property
@@ -72,20 +72,6 @@ class NF4Layout:
     def num_nested_blocks(self) -> int:
         """Return the number of scales of scales; 0 if there are none."""
         return -(-self.num_blocks // NESTED_BLOCK_SIZE) if self.double_quant else 0
-
-    def to_json(self) -> bytes:
-        """Write the JSON object as bitsandbytes does, byte for byte."""
-        fields: dict[str, Any] = {
-            "quant_type": "nf4",
-            "blocksize": self.block_size,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-        }
-        if self.double_quant:
-            fields["nested_blocksize"] = NESTED_BLOCK_SIZE
-            fields["nested_dtype"] = "float32"
-            fields["nested_offset"] = self.nested_offset
-        return json.dumps(fields).encode()
 
     @classmethod
     def from_json(cls, raw: bytes, source: str) -> "NF4Layout":

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from llamarium.attention import CausalAttend
 from llamarium.checkpoints.checkpoint import Checkpoint
 from llamarium.checkpoints.decode import read
+from llamarium.checkpoints.modules import empty_model
 from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import OptionError
 from llamarium.inspect.measures.divergence import compare
@@ -56,7 +57,7 @@ class CalibratedQuantizer(Quantizer):
             raise OptionError(f"method {recipe.method} looks at a text to calibrate with, and there is none; give one")
         self._num_layers_done = 0
         self._tiles: dict[str, Bytes] = {}
-        self._scaffold = _empty_model(checkpoint)
+        self._scaffold = empty_model(checkpoint.config)
         self._hidden_BTD: Tensor | None = None
         self._reference_BTD: Tensor | None = None
         if windows_BT is not None:
@@ -86,7 +87,7 @@ class CalibratedQuantizer(Quantizer):
     def model(self, head_type: str | None) -> LlamaForCausalLM:
         """Return the quantized model in float32, to measure it; `head_type` None keeps head and embedding."""
         self.quantize_layers()
-        model = _empty_model(self.checkpoint)
+        model = empty_model(self.checkpoint.config)
         for key, tiles in self._tiles.items():
             model.set_submodule(key.removesuffix(".weight"), self._packed(key, tiles, self.recipe.type))
         for key, entry in self.checkpoint.entries.items():
@@ -161,11 +162,6 @@ class CalibratedQuantizer(Quantizer):
 
     def _read(self, key: str) -> Tensor:
         return torch.from_numpy(self.read(key))
-
-
-def _empty_model(checkpoint: Checkpoint) -> LlamaForCausalLM:
-    with torch.device("meta"):
-        return LlamaForCausalLM(checkpoint.config)
 
 
 def _set(module: nn.Module, key: str, values: Tensor) -> None:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from llamarium.errors import CheckpointError, OptionError
 from llamarium.kernels.threads import num_threads
 from llamarium.quant.formats import GROUP, TILE_ROWS, PackedFormat
-from llamarium.quant.ggml.encode import step_above_minimum, step_around_zero, step_both_sides
+from llamarium.quant.ggml.encode import inverse_of, largest_of, step_above_minimum, step_around_zero, step_both_sides
 from llamarium.quant.packing import pack_groups
 
 Floats = NDArray[np.float32]
@@ -96,7 +96,7 @@ def fit(weight: Floats, format: PackedFormat, *, importance: Floats | None = Non
 def nearest_groups(groups: Floats, format: PackedFormat) -> GroupFit:
     """Round groups (n, 32), float32, to nearest, with the scale of the largest weight."""
     if format.levels is not None:
-        scale = (_largest(groups) / np.float32(format.levels[0])).astype(np.float16)
+        scale = (largest_of(groups) / np.float32(format.levels[0])).astype(np.float16)
         return GroupFit(nearest_codes(groups, scale, None, format), scale, None)
     minimum = None
     if format.has_minimum:
@@ -127,7 +127,7 @@ def fit_groups(groups: Floats, costs: Floats, format: PackedFormat, best: GroupF
 def nearest_codes(values: Floats, scale: Halves, minimum: Halves | None, format: PackedFormat) -> Bytes:
     """Return the code of the level nearest to each weight, uint8; scale and minimum are float16 and broadcast."""
     shifted = values if minimum is None else values - minimum.astype(np.float32)
-    return _codes(shifted * _inverse(scale.astype(np.float32)), format)
+    return _codes(shifted * inverse_of(scale.astype(np.float32)), format)
 
 
 def check_format(format: PackedFormat, num_columns: int) -> None:
@@ -172,7 +172,7 @@ def _best_start(groups: Floats, costs: Floats, format: PackedFormat) -> tuple[Fl
     scale = minimum = np.zeros((len(groups), 1), np.float32)
     least = np.full((len(groups), 1), np.inf, np.float32)
     for start_scale, start_minimum in _starts(groups, format):
-        levels = _values(_codes((groups - start_minimum) * _inverse(start_scale), format), format)
+        levels = _values(_codes((groups - start_minimum) * inverse_of(start_scale), format), format)
         trial_scale, trial_minimum = _solve(groups, levels, costs, format)
         error = _squares(groups - trial_scale * levels - trial_minimum, costs)
         better = error < least
@@ -191,7 +191,8 @@ def _starts(groups: Floats, format: PackedFormat) -> Iterator[tuple[Floats, Floa
             width = (high - low) / np.float32(reach)
             yield width / np.float32(15), (low + high - width) / np.float32(2)
         return
-    largest, zero = _largest(groups), np.zeros((1, 1), np.float32)
+    largest: Floats = largest_of(groups)
+    zero = np.zeros((1, 1), np.float32)
     # The end with the lowest level is the longer one. Uneven levels lie differently at each end: both are tried.
     ends = (-format.zero,) if format.levels is None else (format.levels[0], format.levels[-1])
     for end in ends:
@@ -271,15 +272,6 @@ def _sum(values: NDArray[Any]) -> Floats:
 
 def _squares(difference: NDArray[Any], costs: Floats) -> Floats:
     return _sum(difference * difference * costs)
-
-
-def _largest(groups: Floats) -> Floats:
-    """Return the first weight of largest size in each group, with its sign: (n, 1)."""
-    return np.take_along_axis(groups, np.abs(groups).argmax(axis=-1, keepdims=True), axis=-1)
-
-
-def _inverse(scale: Floats) -> Floats:
-    return np.where(scale == 0, np.float32(0), 1 / scale)
 
 
 def _ratio(above: Floats, below: Floats) -> Floats:

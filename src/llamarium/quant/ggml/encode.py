@@ -84,7 +84,7 @@ def _bytes(values: NDArray[Any], dtype: type[np.generic]) -> Codes:
     return np.ascontiguousarray(values.astype(dtype)).view(np.uint8)
 
 
-def _inverse(step: Floats) -> Floats:
+def inverse_of(step: Floats) -> Floats:
     """Return 1 / step, and 0 for a block of equal weights."""
     return np.where(step == 0, np.float32(0), 1 / step)
 
@@ -111,7 +111,7 @@ def _fifth_bits(codes: Codes) -> Codes:
     return np.packbits(codes >> 4, axis=-1, bitorder="little")
 
 
-def _largest(values: Floats) -> Floats:
+def largest_of(values: Floats) -> Floats:
     """Return the first weight of largest size in each block, with its sign: (n, 1)."""
     return np.take_along_axis(values, np.abs(values).argmax(-1, keepdims=True), -1)
 
@@ -120,19 +120,19 @@ def step_above_minimum(values: Floats, num_levels: int) -> tuple[Floats, Floats,
     """Spread levels evenly from the smallest weight to the largest: (step, minimum, codes)."""
     low, high = values.min(-1, keepdims=True), values.max(-1, keepdims=True)
     step = (high - low) / (num_levels - 1)
-    return step, low, _codes((values - low) * _inverse(step) + 0.5, num_levels)
+    return step, low, _codes((values - low) * inverse_of(step) + 0.5, num_levels)
 
 
 def step_around_zero(values: Floats, num_levels: int) -> tuple[Floats, Codes]:
     """Spread levels around zero so that the largest weight is exactly the lowest level: (step, codes)."""
-    step = _largest(values) / -(num_levels // 2)
-    return step, _codes(values * _inverse(step) + (num_levels // 2 + 0.5), num_levels)
+    step = largest_of(values) / -(num_levels // 2)
+    return step, _codes(values * inverse_of(step) + (num_levels // 2 + 0.5), num_levels)
 
 
 def step_both_sides(values: Floats) -> tuple[Floats, Floats]:
     """Spread 255 levels around zero so that the largest weight, of either sign, is an outermost one: (step, codes)."""
     step = np.abs(values).max(-1, keepdims=True) / 127
-    return step, _round_half_away(values * _inverse(step))
+    return step, _round_half_away(values * inverse_of(step))
 
 
 def _q8_0(values: Floats) -> Codes:
