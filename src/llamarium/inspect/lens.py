@@ -8,8 +8,8 @@ Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from llamarium.inspect import passes
 from llamarium.inspect.numbers import Floats, log_softmax, split
 from llamarium.inspect.tokens import Candidate, check_count, check_token, name_candidates, top_candidates
 from llamarium.inspect.trace import Trace
+from llamarium.inspect.view import View
 from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 
@@ -46,7 +47,7 @@ class ChosenToken:
 
 
 @dataclass(frozen=True, slots=True)
-class LensLayer:
+class LensLayer(View):
     """What the stream would say at one place in the depth.
 
     Attributes:
@@ -61,18 +62,9 @@ class LensLayer:
     after: Half = "mlp"
     chosen: tuple[ChosenToken, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        return {
-            "layer": self.layer,
-            "after": self.after,
-            "candidates": [[c.to_dict() for c in best] for best in self.candidates],
-            "chosen": [asdict(one) for one in self.chosen],
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class Lens:
+class Lens(View):
     """What every traced layer would say.
 
     Attributes:
@@ -87,15 +79,6 @@ class Lens:
     positions: tuple[int, ...]
     layers: tuple[LensLayer, ...]
     chosen_id: int | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        return {
-            "token_ids": list(self.token_ids),
-            "positions": list(self.positions),
-            "layers": [row.to_dict() for row in self.layers],
-            "chosen_id": self.chosen_id,
-        }
 
 
 def lens(

@@ -9,8 +9,8 @@ Source: Mikolov et al. 2013, "Linguistic Regularities in Continuous Space Word R
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,6 +20,7 @@ from llamarium.config import EMBEDDING
 from llamarium.errors import InputError, show_value
 from llamarium.inspect.numbers import Floats, largest, lengths, split
 from llamarium.inspect.tokens import check_count, tokens_of_word
+from llamarium.inspect.view import View
 from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 
@@ -72,7 +73,7 @@ class Neighbor:
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbors:
+class Neighbors(View):
     """The answer to `neighbors`.
 
     Attributes:
@@ -83,13 +84,9 @@ class Neighbors:
     query: tuple[QueryWord, ...]
     neighbors: tuple[Neighbor, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
-class Similarity:
+class Similarity(View):
     """The answer to `similarity`.
 
     Attributes:
@@ -101,10 +98,6 @@ class Similarity:
     word: QueryWord
     other: QueryWord
     cosine: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        return asdict(self)
 
 
 def neighbors(

@@ -6,18 +6,18 @@ This is generation itself, with the real prefill, the real decode step and a KV 
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from llamarium.errors import ContextLengthError
 from llamarium.generation.kept import Memory, advance
 from llamarium.inspect.numbers import as_array
 from llamarium.inspect.tokens import Candidate, check_count, check_ids, name_candidates, top_candidates
+from llamarium.inspect.view import View
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.tokenizer.base import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class NextStep:
+class NextStep(View):
     """One turn of the loop.
 
     Attributes:
@@ -33,16 +33,6 @@ class NextStep:
     context_ids: tuple[int, ...]
     candidates: tuple[Candidate, ...]
     chosen: Candidate
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        return {
-            "step": self.step,
-            "context": self.context,
-            "context_ids": list(self.context_ids),
-            "candidates": [candidate.to_dict() for candidate in self.candidates],
-            "chosen": self.chosen.to_dict(),
-        }
 
 
 def follow_next_tokens(

@@ -11,7 +11,7 @@ and then every token of the text has one.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from llamarium.inspect.numbers import Floats
 from llamarium.inspect.passes import logits_of
 from llamarium.inspect.tokens import check_ids
+from llamarium.inspect.view import View
 from llamarium.runtime.runner import Runner
 from llamarium.sampling.sampler import Sampler
 from llamarium.tokenizer.base import Tokenizer
@@ -43,12 +44,14 @@ class TokenScore:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class Score(View):
     """How probable a text is.
 
     Attributes:
         tokens: Its tokens in order, BOS included.
     """
+
+    computed = "total_logprob", "perplexity"
 
     tokens: tuple[TokenScore, ...]
 
@@ -73,16 +76,6 @@ class Score:
         if self.num_scored == 0:
             return None
         return e_to_the(-self.total_logprob / self.num_scored)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        return {
-            "tokens": [
-                {"token_id": t.token_id, "text": t.text, "logprob": t.logprob, "rank": t.rank} for t in self.tokens
-            ],
-            "total_logprob": self.total_logprob,
-            "perplexity": self.perplexity,
-        }
 
 
 def e_to_the(mean_nats: float) -> float:

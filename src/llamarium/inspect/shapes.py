@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, cast
 
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, MemoryBudgetError, show_value
 from llamarium.generation.kept import PREFILL_CHUNK
+from llamarium.inspect.view import View
 from llamarium.runtime.runner import Runner
 from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Key
 
@@ -18,7 +19,7 @@ _EXACT_CHUNK = 256  # tokens of a batch where cutting a text changes no bit: bou
 
 
 @dataclass(frozen=True, slots=True)
-class ActivationShape:
+class ActivationShape(View):
     """An activation that a trace would hold.
 
     Attributes:
@@ -32,10 +33,6 @@ class ActivationShape:
     axes: str
     shape: tuple[int, ...]
     num_bytes: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        return asdict(self)
 
 
 def trace_shapes(

@@ -1,14 +1,15 @@
 """What the views of a text share: ids that are checked before a pass, and the most probable tokens after it."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from llamarium.config import ModelConfig
 from llamarium.errors import ContextLengthError, InputError, show_value
 from llamarium.inspect.numbers import Floats, largest, log_softmax
+from llamarium.inspect.view import View
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.text import check_text
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(View):
     """A token that may come next.
 
     Attributes:
@@ -31,10 +32,6 @@ class Candidate:
     probability: float
     logprob: float
     text: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        return asdict(self)
 
 
 def check_count(value: object, name: str, limit: int) -> None:

@@ -1,8 +1,8 @@
 """What edits change in the next token: its probabilities without them and with them, side by side."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from llamarium.inspect.lens import ChosenToken, think_of
 from llamarium.inspect.numbers import Floats, largest, log_softmax
 from llamarium.inspect.tokens import check_count, check_token
 from llamarium.inspect.trace import trace
+from llamarium.inspect.view import View
 from llamarium.runtime.loaded_model import runner_of
 from llamarium.tokenizer.base import Tokenizer
 
@@ -37,7 +38,7 @@ class TokenEffect:
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class Effect(View):
     """What edits change after one token of a text.
 
     Attributes:
@@ -51,10 +52,6 @@ class Effect:
     position: int
     divergence: float
     tokens: tuple[TokenEffect, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        return asdict(self)
 
 
 def effect_of(

@@ -10,8 +10,8 @@ Source: Meng et al. 2022, "Locating and Editing Factual Associations in GPT", se
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from llamarium.errors import InputError, check_choice
 from llamarium.inspect.shapes import indices
 from llamarium.inspect.tokens import check_ids, check_token
 from llamarium.inspect.trace import Trace, trace
+from llamarium.inspect.view import View
 from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.loaded_model import runner_of
 from llamarium.runtime.module_runner import threads_for
@@ -50,7 +51,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class PatchCell:
+class PatchCell(View):
     """The pass with one place of it from the other prompt.
 
     Attributes:
@@ -71,10 +72,6 @@ class PatchCell:
     recovered: float | None
     done: int
     total: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        return asdict(self)
 
 
 class PatchGrid:

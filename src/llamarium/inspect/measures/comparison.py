@@ -7,7 +7,7 @@ how surprised each is by the token that comes.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from llamarium.inspect.measures.streams import StreamError, stream_errors
 from llamarium.inspect.numbers import split
 from llamarium.inspect.tokens import Candidate, check_count, name_candidates, top_candidates
 from llamarium.inspect.trace import Trace
+from llamarium.inspect.view import View
 from llamarium.tokenizer.base import Tokenizer
 
 NAMES = ("resid", "logits")
@@ -27,7 +28,7 @@ NAMES = ("resid", "logits")
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedToken:
+class ComparedToken(View):
     """What two models make of one token of a text.
 
     Attributes:
@@ -39,6 +40,8 @@ class ComparedToken:
         candidates: The most probable tokens after it, the best first.
         candidates_against: The same by the other model.
     """
+
+    computed = ("same_top",)
 
     position: int
     token_id: int
@@ -55,13 +58,15 @@ class ComparedToken:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(View):
     """Two passes over one text.
 
     Attributes:
         layers: How far the streams are from each other after each layer, at each token.
         tokens: What becomes of the predictions, for each token.
     """
+
+    computed = "kl", "same_top"
 
     layers: tuple[StreamError, ...]
     tokens: tuple[ComparedToken, ...]
@@ -75,15 +80,6 @@ class Comparison:
     def same_top(self) -> float:
         """The share of the tokens after which both think the same one most probable."""
         return sum(token.same_top for token in self.tokens) / len(self.tokens)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        return {
-            "layers": [asdict(layer) for layer in self.layers],
-            "tokens": [{**asdict(token), "same_top": token.same_top} for token in self.tokens],
-            "kl": self.kl,
-            "same_top": self.same_top,
-        }
 
 
 def compare_passes(trace: Trace, against: Trace, *, k: int = 5, tokenizer: Tokenizer | None = None) -> Comparison:

@@ -20,13 +20,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, LlamariumError
 from llamarium.inspect.passes import logits_of
 from llamarium.inspect.score import e_to_the, scored_tokens
 from llamarium.inspect.tokens import check_count
+from llamarium.inspect.view import View
 from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.pieces import encode_pieces
@@ -37,7 +37,7 @@ DEFAULT_CONTEXT = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Perplexity:
+class Perplexity(View):
     """How well a model predicts a text.
 
     Attributes:
@@ -49,6 +49,8 @@ class Perplexity:
         num_windows: Windows it took.
         bos: Whether BOS was put before the text; it is looked at and not scored.
     """
+
+    computed = "perplexity", "bits_per_byte"
 
     nats: float
     num_tokens: int
@@ -70,20 +72,6 @@ class Perplexity:
         Without BOS the text's first token has no probability; its bytes are counted all the same.
         """
         return self.nats / math.log(2) / self.num_bytes
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        return {
-            "perplexity": self.perplexity,
-            "bits_per_byte": self.bits_per_byte,
-            "nats": self.nats,
-            "num_tokens": self.num_tokens,
-            "num_bytes": self.num_bytes,
-            "context": self.context,
-            "stride": self.stride,
-            "num_windows": self.num_windows,
-            "bos": self.bos,
-        }
 
 
 @dataclass(frozen=True, slots=True)

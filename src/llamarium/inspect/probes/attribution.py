@@ -12,8 +12,8 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits";
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from llamarium.inspect.probes.weights import type_of
 from llamarium.inspect.shapes import print_key
 from llamarium.inspect.tokens import check_token
 from llamarium.inspect.trace import Trace
+from llamarium.inspect.view import View
 from llamarium.runtime.runner import Runner
 from llamarium.runtime.taps import Key
 
@@ -57,7 +58,7 @@ class Addition:
 
 
 @dataclass(frozen=True, slots=True)
-class Attribution:
+class Attribution(View):
     """Where a logit comes from.
 
     Attributes:
@@ -81,10 +82,6 @@ class Attribution:
     additions: tuple[Addition, ...]
     heads: tuple[Addition, ...]
     rounding: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        return asdict(self)
 
 
 def attribute(

@@ -6,12 +6,12 @@ Operations follow from the shapes (`cost.py`). Times are measured, on this machi
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from llamarium.cost import flops
 from llamarium.generation.kept import KeptSequence, Memory, advance
 from llamarium.inspect.tokens import check_count, check_ids
+from llamarium.inspect.view import View
 from llamarium.runtime.runner import CacheDtype, Logits, Runner
 
 _CHUNK = 256  # tokens of a batch, so that others wait for no more than one
@@ -19,7 +19,7 @@ _MAX_ROUNDS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class TokenCost:
+class TokenCost(View):
     """What the last token of a text costs.
 
     Attributes:
@@ -41,10 +41,6 @@ class TokenCost:
     num_rounds: int
     cache_bytes_per_token: int
     largest_difference: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        return asdict(self)
 
 
 def token_cost(

@@ -7,7 +7,6 @@ does to a pass is seen in its stream, layer by layer.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +16,14 @@ from llamarium.errors import InputError
 from llamarium.inspect.numbers import Floats
 from llamarium.inspect.probes.weights import type_of
 from llamarium.inspect.shapes import indices
+from llamarium.inspect.view import View
 from llamarium.quant.codes import coded, round_inputs
 from llamarium.quant.formats import GROUP, METHODS, chosen_type
 from llamarium.runtime.runner import Runner
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CodedWeights:
+class CodedWeights(View):
     """Some rows of a matrix, weight by weight.
 
     Attributes:
@@ -56,16 +56,6 @@ class CodedWeights:
         if self.original_RC is None:
             raise InputError("the unquantized weights are not there; give `quantize`, or `original`")
         return self.values_RC - self.original_RC
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
-        found = {n: getattr(self, f"{n}_RC") for n in ("codes", "scales", "minimums", "values", "original")}
-        return {
-            "type_name": self.type_name,
-            "rows": list(self.rows),
-            "levels": list(self.levels),
-            **{name: None if values is None else values.tolist() for name, values in found.items()},
-        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,8 +4,7 @@ A neuron of the MLP is one row of the gate, one of the up projection, and one co
 silu(gate) · up times that column to the stream.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, show_value
@@ -13,6 +12,7 @@ from llamarium.inspect.numbers import largest
 from llamarium.inspect.probes.heads import layer_in
 from llamarium.inspect.tokens import check_count
 from llamarium.inspect.trace import Trace
+from llamarium.inspect.view import View
 
 NAMES = ("gate", "up", "act", "gated")
 """What a trace has to hold."""
@@ -40,7 +40,7 @@ class Neuron:
 
 
 @dataclass(frozen=True, slots=True)
-class Neurons:
+class Neurons(View):
     """The neurons of one layer that fire most for one token.
 
     Attributes:
@@ -56,10 +56,6 @@ class Neurons:
     token_ids: tuple[int, ...]
     positions: tuple[int, ...]
     neurons: tuple[Neuron, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        return asdict(self)
 
 
 def top_neurons(config: ModelConfig, trace: Trace, layer: int, *, position: int = -1, k: int = 10) -> Neurons:

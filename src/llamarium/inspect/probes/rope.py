@@ -5,8 +5,8 @@ The frequencies are the model's own (`runtime/rope.py`), the rotation is that of
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,12 @@ from llamarium.inspect.numbers import Floats
 from llamarium.inspect.probes.heads import layer_in
 from llamarium.inspect.probes.neurons import row_of_position
 from llamarium.inspect.trace import Trace
+from llamarium.inspect.view import View
 from llamarium.runtime.rope import rope_frequencies
 
 
 @dataclass(frozen=True, slots=True)
-class RopePair:
+class RopePair(View):
     """One pair of features: i and i + H/2.
 
     Attributes:
@@ -40,13 +41,9 @@ class RopePair:
     angle: float
     turns: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turned:
+class Turned(View):
     """A head's query or key, as pairs, before and after its rotation.
 
     Attributes:
@@ -66,15 +63,6 @@ class Turned:
     before_P2: Floats
     after_P2: Floats
     pairs: tuple[RopePair, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        return {
-            **{name: getattr(self, name) for name in ("side", "layer", "head", "position")},
-            "before": self.before_P2.tolist(),
-            "after": self.after_P2.tolist(),
-            "pairs": [pair.to_dict() for pair in self.pairs],
-        }
 
 
 def rope_pairs(config: ModelConfig, position: int = 0) -> tuple[RopePair, ...]:

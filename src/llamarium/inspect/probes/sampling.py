@@ -5,8 +5,7 @@ that of an answer with the same parameters and seed.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +14,7 @@ from llamarium.generation.kept import Memory, advance
 from llamarium.inspect.numbers import as_array, largest, softmax
 from llamarium.inspect.shapes import check_whole
 from llamarium.inspect.tokens import check_count, check_ids
+from llamarium.inspect.view import View
 from llamarium.runtime.runner import CacheDtype, Logits, Runner
 from llamarium.sampling.constraint import Constraint
 from llamarium.sampling.params import SamplingParams
@@ -77,7 +77,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplerSteps:
+class SamplerSteps(View):
     """How one token of an answer was chosen.
 
     Attributes:
@@ -95,10 +95,6 @@ class SamplerSteps:
     place: int
     steps: tuple[SamplerStep, ...]
     draw: tuple[Drawn, ...] | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        return asdict(self)
 
 
 def sampler_steps(
