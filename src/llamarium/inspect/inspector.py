@@ -1,7 +1,7 @@
-"""Questions to a model, as methods: `llama.inspect`.
+"""Inspections of a model, as methods: `llama.inspect`.
 
-Each method runs what its question needs, through the runner that answers requests, and returns plain data. Those who
-have a trace already call the functions behind them.
+Each method runs what it needs through the runner that answers requests, and returns plain data. With a trace at hand,
+call the functions behind them.
 """
 
 import copy
@@ -39,7 +39,7 @@ Word = str | int
 
 
 class Inspected(TextModel, Protocol):
-    """A `Llama`, as its inspector sees it.
+    """The part of a `Llama` that its inspector uses.
 
     Attributes:
         loaded: The runner and the modules.
@@ -59,12 +59,12 @@ LlamaT = TypeVar("LlamaT", bound=Inspected)
 
 
 class Inspector(Generic[LlamaT]):
-    """What one asks about a pass.
+    """Inspections of a pass.
 
     A prompt is text, or token ids. A word is a token's id, or text that is a single token.
 
     Args:
-        llama: Whom one asks.
+        llama: The inspected model.
     """
 
     def __init__(self, llama: LlamaT) -> None:
@@ -80,18 +80,18 @@ class Inspector(Generic[LlamaT]):
         positions: Sequence[int] | None = None,
         after: Half | None = None,
     ) -> Lens:
-        """Return what the stream would say after attention and after the MLP of each layer.
+        """Return what the model would predict from the stream after attention and after the MLP of each layer.
 
         Args:
-            text: What is run.
-            word: A token whose probability and rank are told at each place.
+            text: The prompt.
+            word: A token whose probability and rank are reported at each place.
             k: Candidates for each place and position.
-            layers: The layers that are read; all where left out.
-            positions: The tokens after which is asked; all where left out.
-            after: One half of each layer; both where left out.
+            layers: The layers that are read; None for all.
+            positions: The tokens whose successors are predicted; None for all.
+            after: One half of each layer; None for both.
 
         Raises:
-            InputError: For what there is not.
+            InputError: For an invalid argument.
         """
         check_choice("after", after, (None, *get_args(Half)))
         llama, chosen_id = self._llama, None if word is None else self._token(word)
@@ -103,12 +103,12 @@ class Inspector(Generic[LlamaT]):
         """Return what each head of a layer adds to the stream, through its columns of `o_proj`.
 
         Args:
-            text: What is run.
+            text: The prompt.
             layer: Whose heads; a negative one counts from the last.
-            positions: The tokens to whose streams is added; all where left out.
+            positions: The tokens to whose streams is added; None for all.
 
         Raises:
-            InputError: For what there is not.
+            InputError: For an invalid argument.
         """
         llama = self._llama
         seen = trace(llama.runner, llama.encode(text), names=heads.NAMES, layers=[layer], positions=positions)
@@ -117,16 +117,16 @@ class Inspector(Generic[LlamaT]):
     def attribution(
         self, text: Prompt, word: Word, *, against: Word | None = None, position: int = -1
     ) -> attribution.Attribution:
-        """Divide a token's logit among everything that was added to the stream.
+        """Divide a token's logit among the additions to the stream.
 
         Args:
-            text: What is run.
+            text: The prompt.
             word: The token whose logit it is.
-            against: Take this token's logit away: what speaks for the one rather than the other.
-            position: The token of the text that it is to follow; negative ones count from the last.
+            against: Subtract this token's logit: what favours the one over the other.
+            position: The token of the text before it; a negative one counts from the last.
 
         Raises:
-            InputError: For what there is not.
+            InputError: For an invalid argument.
         """
         llama, target_id = self._llama, self._token(word)
         against_id = None if against is None else self._token(against)
@@ -134,16 +134,16 @@ class Inspector(Generic[LlamaT]):
         return attribution.attribute(llama.runner, seen, target_id, position=position, against_id=against_id)
 
     def neurons(self, text: Prompt, layer: int, *, position: int = -1, k: int = 10) -> neurons.Neurons:
-        """Return the neurons of a layer that fire most for a token, and on which tokens of the text they do.
+        """Return the neurons of a layer that fire most for a token, with their values on every token of the text.
 
         Args:
-            text: What is run.
+            text: The prompt.
             layer: Whose neurons; a negative one counts from the last.
             position: The token; a negative one counts from the last.
             k: How many.
 
         Raises:
-            InputError: For what there is not.
+            InputError: For an invalid argument.
         """
         llama = self._llama
         seen = trace(llama.runner, llama.encode(text), names=neurons.NAMES, layers=[layer])
@@ -158,14 +158,14 @@ class Inspector(Generic[LlamaT]):
         k: int = 10,
         unpack: bool = False,
     ) -> "Lesson":
-        """Take one step of training on a text, on a copy: losses, gradient, and what it would say then.
+        """Take one step of training on a text, on a copy: losses, gradient, and the predictions after it.
 
         Args:
-            text: What is learned.
+            text: The text, of at least two tokens.
             optimizer: torch's, with its defaults but for the rate and no weight decay.
             learning_rate: Above 0.
-            k: How many of the most probable next tokens are told.
-            unpack: Unpack the copy of a model with packed weights, which cannot learn as they are.
+            k: How many of the most probable next tokens are returned.
+            unpack: Unpack the copy of a model with packed weights, which cannot learn as they are; adapters are merged.
 
         Raises:
             InputError: For a text of one token, or a model with packed weights and no `unpack`.
@@ -182,11 +182,11 @@ class Inspector(Generic[LlamaT]):
     def sampler_steps(
         self, prompt: Prompt, *, answer_ids: Sequence[int] = (), k: int = 10, **options: Unpack[GenerationOptions]
     ) -> SamplerSteps:
-        """Follow how the next token of an answer is chosen, step by step: the one that `generate` gives.
+        """Follow step by step how the next token of an answer is chosen: the one that `generate` gives.
 
         Args:
             prompt: As for `generate`.
-            answer_ids: The tokens that the answer has so far.
+            answer_ids: The tokens of the answer so far.
             k: Candidates that are kept after each step.
             **options: As for `generate`; without a seed it is a fresh one.
 
@@ -224,12 +224,12 @@ class Inspector(Generic[LlamaT]):
         return other
 
     def compare(self, text: Prompt, against: LlamaT, *, k: int = 5) -> comparison.Comparison:
-        """Let another model read the same text: where the streams part, and what becomes of the predictions.
+        """Compare the pass of another model over the same text: streams layer by layer, and predictions.
 
         Args:
-            text: What both run.
-            against: The model that is measured against: of the same shape and vocabulary, as a variant of this one,
-                with an edit, or a checkpoint of the same training run.
+            text: The prompt of both.
+            against: The reference, of the same shape and vocabulary: a variant of this one, an edited one, or a
+                checkpoint of the same training run.
             k: Candidates for each token and model.
 
         Raises:
@@ -247,7 +247,7 @@ class Inspector(Generic[LlamaT]):
         """Count and measure what the last token of a prompt costs, with the cache and without it.
 
         Args:
-            prompt: What is run.
+            prompt: The prompt.
             num_rounds: How often each way is measured, 1 to 100.
 
         Raises:
@@ -257,16 +257,16 @@ class Inspector(Generic[LlamaT]):
 
     @contextmanager
     def edited(self, *edits: "Edit", experiment: "Experiment | None" = None) -> Generator[LlamaT]:
-        """Yield the same model with edits, for one thread: it generates, is traced and asked like any other.
+        """Yield the same model with edits, for one thread: it generates and is traced like any other, by PyTorch.
 
-        The model itself, and others who use it meanwhile, feel nothing. PyTorch answers.
+        The model itself and its other users are unaffected.
 
         Args:
             *edits: Of `llamarium.inspect.interventions.edits`: `ablate`, `scale`, `ablate_to_mean`, `steer`.
             experiment: Another mask or rotation.
 
         Raises:
-            InputError: For an edit of something that there is not.
+            InputError: For an invalid edit.
         """
         need_torch("an edit")
         from llamarium.inspect.interventions.edits import edited
@@ -282,14 +282,14 @@ class Inspector(Generic[LlamaT]):
         """Compare the next token without edits and with them, both on the modules.
 
         Args:
-            text: What is run.
+            text: The prompt.
             *edits: As for `edited`, applied in order.
-            word: A token that is told of, whatever its rank.
-            position: The token after which is asked; a negative one counts from the last.
-            k: How many of the most probable next tokens of each are told.
+            word: A token that is reported whatever its rank.
+            position: The token whose successor is predicted; a negative one counts from the last.
+            k: How many of the most probable next tokens of each are reported.
 
         Raises:
-            InputError: For what there is not.
+            InputError: For an invalid argument.
             AnswerError: If the logits with the edits are not finite.
         """
         need_torch("an edit")
@@ -327,14 +327,15 @@ class Inspector(Generic[LlamaT]):
         """Return the edit that adds the difference of two prompts to the stream after a layer, for `edited`.
 
         Args:
-            toward: To whose stream, at its last token, is steered.
-            away: Whose stream, at its last token, is taken away.
+            toward: The stream at its last token is added.
+            away: The stream at its last token is subtracted.
             layer: After which layer.
-            scale: How much of the difference is added.
+            scale: Factor of the difference; a negative one steers away.
             positions: At which tokens; None is all.
 
         Raises:
-            InputError: For what there is not.
+            InputError: For an invalid argument.
+            ContextLengthError: If a prompt is longer than the context.
         """
         need_torch("steering")
         from llamarium.inspect.interventions.edits import steer
@@ -354,22 +355,24 @@ class Inspector(Generic[LlamaT]):
         layers: Collection[int] | None = None,
         positions: Sequence[int] | None = None,
     ) -> "PatchGrid":
-        """Put what a second prompt has computed into the pass of the first, at each layer and token.
+        """Put activations of a second prompt into the pass of the first, at each layer and token.
 
         Args:
             base: The prompt that is patched.
             source: The prompt that the activations come from; as many tokens.
-            word: The token that is asked about, after the last one.
-            against: Take this token's logit away.
+            word: The predicted token, after the last one.
+            against: Subtract this token's logit.
             part: What is put in.
-            layers: Rows of the grid; all where left out.
-            positions: Columns; all where left out.
+            layers: Rows of the grid, negative ones from the last; None for all.
+            positions: Columns, negative ones from the last; None for all.
 
         Returns:
-            The grid: `cells()` runs it, and yields each cell as it is there.
+            The grid; `cells()` runs it, and yields each cell when it is done.
 
         Raises:
-            InputError: For prompts of different lengths, or what there is not.
+            InputError: For prompts of different lengths, or another invalid argument.
+            ContextLengthError: If the prompts are longer than the context.
+            MemoryBudgetError: If their activations take more than a gigabyte.
         """
         need_torch("a patch")
         from llamarium.inspect.interventions.patching import PatchGrid
@@ -387,7 +390,7 @@ class Inspector(Generic[LlamaT]):
         )
 
     def _token(self, word: Word) -> int:
-        """Return the token that a word is.
+        """Return the id of a word's token.
 
         Raises:
             InputError: If it is no single token.

@@ -1,4 +1,4 @@
-"""The logit lens: what the model would say if it stopped thinking after each layer.
+"""The logit lens: what the model would predict if it stopped after each layer.
 
 Every layer adds to one residual stream, and the head reads that stream at the end. Reading it earlier with the same
 norm and head shows where in the depth a prediction forms: after a layer's attention ("resid_mid" of a trace), and after
@@ -33,10 +33,10 @@ _Place = tuple[int, Half]
 
 @dataclass(frozen=True, slots=True)
 class ChosenToken:
-    """What is thought of a token that was asked about.
+    """The prediction of one given token.
 
     Attributes:
-        probability: That it comes next.
+        probability: P(token | context).
         logprob: Its natural logarithm.
         rank: 1 if no other token is more probable, 2 if one is, ...
     """
@@ -48,13 +48,13 @@ class ChosenToken:
 
 @dataclass(frozen=True, slots=True)
 class LensLayer(View):
-    """What the stream would say at one place in the depth.
+    """The predictions at one place in the depth.
 
     Attributes:
         layer: The layer's index.
         candidates: For each of the lens's positions the most probable next tokens, the best first.
         after: Which half of the layer has been added.
-        chosen: For each position what is thought of the token that was asked about; empty if none was.
+        chosen: For each position the prediction of the chosen token; empty without one.
     """
 
     layer: int
@@ -65,14 +65,14 @@ class LensLayer(View):
 
 @dataclass(frozen=True, slots=True)
 class Lens(View):
-    """What every traced layer would say.
+    """The predictions at every traced layer.
 
     Attributes:
-        token_ids: The ids of the text.
-        positions: Where in it the next token is asked for.
-        layers: One entry for each traced place, in the order of computation; after the MLP of the model's last layer
-            it is what the model says.
-        chosen_id: The token that was asked about, or None.
+        token_ids: The text's ids.
+        positions: The tokens whose successors are predicted.
+        layers: One entry for each traced place, in the order of computation; after the MLP of the last layer it is the
+            model's own prediction.
+        chosen_id: The chosen token, or None.
     """
 
     token_ids: tuple[int, ...]
@@ -93,11 +93,10 @@ def lens(
 
     Args:
         runner: Executes the model that was traced.
-        trace: With "resid" of the layers that are to be read after their MLP, "resid_mid" of those after their
-            attention, at the positions that are to be read.
+        trace: With "resid" of the layers that are read after their MLP, "resid_mid" of those after their attention.
         k: Candidates for each place and position.
         tokenizer: Gives the candidates their texts.
-        chosen_id: A token whose probability and rank are told as well.
+        chosen_id: A token whose probability and rank are reported as well.
 
     Raises:
         InputError: If the trace holds no residual stream, or for a `k` or a token outside the vocabulary.
@@ -128,7 +127,7 @@ def lens(
 
 
 def _groups(places: list[_Place], num_positions: int, vocab_size: int) -> Iterator[list[_Place]]:
-    """Yield places that are read together, so that the head is: as many as a chunk of logits has room for."""
+    """Yield places that share one read of the head: as many as a chunk of logits has room for."""
     step = max(1, _rows_at_once(vocab_size) // num_positions)
     return (places[start : start + step] for start in range(0, len(places), step))
 

@@ -1,9 +1,9 @@
-"""The geometry of the embedding table: which rows point the same way, and what arithmetic on rows finds.
+"""The geometry of the embedding table: rows of like direction, and arithmetic on rows.
 
-A row of the table is all that the model knows of a token before it has seen any other. Words of like use have rows of
-like direction, which the cosine measures. "king - man + woman" is arithmetic on three rows as they stand in the table,
-and asks whose row points most nearly as the sum does. gensim and word2vec scale rows to length one first;
-here the sum is the one that a reader gets from the table (`docs/decisions/0019-what-the-shell-says.md`).
+A row of the table is all that the model has of a token without context. Words of like use have rows of like direction,
+which the cosine measures. "king - man + woman" is arithmetic on three rows as they stand in the table, and the result
+is the row of the nearest direction. gensim and word2vec scale rows to length one first; here the sum is the one of the
+table's rows (`docs/decisions/0019-what-the-shell-says.md`).
 
 Source: Mikolov et al. 2013, "Linguistic Regularities in Continuous Space Word Representations".
 """
@@ -42,11 +42,11 @@ _kept_lengths: WeakKeyDictionary[Runner, Floats] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class QueryWord:
-    """A word of the question and the token that stands for it.
+    """A word of the query and its token.
 
     Attributes:
         sign: "+" or "-".
-        word: As it was given.
+        word: As given.
         token_id: The token whose row was used.
         text: Its printable piece: " king" is the word as it stands within a sentence, "king" as it begins one.
     """
@@ -59,12 +59,12 @@ class QueryWord:
 
 @dataclass(frozen=True, slots=True)
 class Neighbor:
-    """A row that points nearly the same way.
+    """A row of a near direction.
 
     Attributes:
         token_id: The row.
         text: The token's printable piece.
-        cosine: Of the angle to the question's vector; 1 is the same direction, 0 a right angle.
+        cosine: Of the angle to the query's vector; 1 is the same direction, 0 a right angle.
     """
 
     token_id: int
@@ -74,10 +74,10 @@ class Neighbor:
 
 @dataclass(frozen=True, slots=True)
 class Neighbors(View):
-    """The answer to `neighbors`.
+    """Result of `neighbors`.
 
     Attributes:
-        query: The words and the tokens that were used for them.
+        query: The words and their tokens.
         neighbors: The nearest rows, the nearest first.
     """
 
@@ -87,11 +87,11 @@ class Neighbors(View):
 
 @dataclass(frozen=True, slots=True)
 class Similarity(View):
-    """The answer to `similarity`.
+    """Result of `similarity`.
 
     Attributes:
-        word: The one, and the token that was used for it.
-        other: The other.
+        word: The first word and its token.
+        other: The second.
         cosine: Of the angle between their rows; 1 is the same direction, 0 a right angle.
     """
 
@@ -143,13 +143,7 @@ def neighbors(
 
 
 def similarity(table: Table, tokenizer: Tokenizer, word: Word, other: Word) -> Similarity:
-    """Return the cosine of the angle between two words' rows of the embedding table.
-
-    Args:
-        table: A runner, or what returns rows.
-        tokenizer: Its tokenizer.
-        word: Looked up as `neighbors` does.
-        other: As well.
+    """Return the cosine of the angle between two words' rows; words are looked up as in `neighbors`.
 
     Raises:
         InputError: If one of them is no single token (its pieces are named).
@@ -183,10 +177,10 @@ def _direction(table: Table, query: Sequence[QueryWord]) -> Floats:
 
 
 def _candidates(table: Table, num_rows: int, vector_D: Floats, count: int) -> Ids:
-    """Return ids among which the `count` nearest rows are, (C,): every row, or of a table in place, few.
+    """Return ids that contain the `count` nearest rows, (C,): every row, or of a table in place, few.
 
-    Its product takes a twentieth of the time that unpacking the table does. It is the same but for roundings, which
-    change no cosine by more than `_ROUNDING`.
+    Its product takes a twentieth of the time of unpacking the table. It is equal but for roundings, which change no
+    cosine by more than `_ROUNDING`.
     """
     every_V = np.arange(num_rows)
     if callable(table) or not table.reads_in_place:

@@ -1,7 +1,7 @@
-"""The auto-regressive loop as data: look at the candidates, take the best one, append it, look again.
+"""The auto-regressive loop as data: show the candidates, append the best one, repeat.
 
 This is generation itself, with the real prefill, the real decode step and a KV cache; only the sampler is replaced by
-"the most probable", so that what is shown is the model and no chance.
+"the most probable".
 """
 
 from collections.abc import Collection, Iterator
@@ -50,11 +50,11 @@ def follow_next_tokens(
     Args:
         runner: Executes the model.
         tokenizer: Its tokenizer.
-        text: What to continue; BOS is put first where the tokenizer has one.
+        text: BOS is put first where the tokenizer has one.
         k: Candidates that are kept at each step.
-        steps: How often a token is chosen.
-        stop_ids: Ids that end an answer; the tokenizer's end-of-text ids where left out.
-        kv_cache_dtype: What keys and values are kept in.
+        steps: Number of tokens to choose.
+        stop_ids: Ids that end an answer; None for the tokenizer's end-of-text ids.
+        kv_cache_dtype: Type of cached keys and values.
 
     Raises:
         InputError: If the text has no tokens, or `k` or `steps` are out of range.

@@ -1,4 +1,4 @@
-"""What the views compute with, in numpy and float32: probabilities, the largest of a row, attention written out."""
+"""Numerics of the views, in numpy and float32: probabilities, the largest of a row, attention written out."""
 
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -48,9 +48,9 @@ def split(rows: NDArray[Any], count: int) -> Iterator[NDArray[Any]]:
 
 
 def scores_of(q_TNH: Floats, k_SKH: Floats, visible_TS: NDArray[np.bool_]) -> Floats:
-    """Return q·k / sqrt(H), -inf where a query may not look: (N, T, S); head n reads key-value head n // G.
+    """Return q·k / sqrt(H), -inf where the mask hides a key: (N, T, S); head n reads key-value head n // G.
 
-    It is what `attention.attend_eagerly` computes, and tests hold the two together.
+    Equal to `attention.attend_eagerly`; tests hold the two together.
     """
     num_tokens, num_heads, head_dim = q_TNH.shape
     q_KGTH = q_TNH.transpose(1, 0, 2).reshape(k_SKH.shape[1], -1, num_tokens, head_dim)

@@ -23,9 +23,9 @@ def logits_of(runner: Runner, ids: Sequence[int], num_logits: int | None = None)
     """Run a text and yield the logits of its last tokens, (C, V) float32, a few at a time and in order.
 
     Args:
-        runner: Executes.
+        runner: Executes the model.
         ids: At least one.
-        num_logits: Of how many tokens; of all where left out.
+        num_logits: Of how many tokens; None for all.
     """
     first = len(ids) - (len(ids) if num_logits is None else num_logits)
     memory = Memory(runner, len(ids))
@@ -44,9 +44,9 @@ def rows_logits(runner: Runner, rows: Sequence[Sequence[int]], num_logits: Seque
     """Run texts side by side and return the logits of the last tokens of each, (its number, V) float32.
 
     Args:
-        runner: Executes.
+        runner: Executes the model.
         rows: The texts' ids, each at least one.
-        num_logits: Of how many tokens of each; together no more than `num_rows` says.
+        num_logits: Of how many tokens of each; together at most `num_rows`.
     """
     memory = Memory(runner, sum(blocks_for(len(ids)) for ids in rows) * BLOCK_SIZE)
     spans = [

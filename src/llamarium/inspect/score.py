@@ -1,8 +1,8 @@
-"""How probable a text is, token by token.
+"""The probability of a text, token by token.
 
-A language model gives each token a probability in the light of those before it. By the chain rule their product is
-the probability of the whole text: log P(w_1 ... w_n) = sum over i of log P(w_i | w_<i). Perplexity is the inverse of
-the geometric mean of the factors: among how many equally likely tokens the model felt it was choosing.
+By the chain rule it is the product of the tokens' probabilities: log P(w_1 ... w_n) = sum over i of
+log P(w_i | w_<i). Perplexity is the inverse of their geometric mean: the number of equally likely tokens that would be
+as hard to predict.
 
 The first token has nothing before it and so no probability. A model with a begin-of-sequence token puts that first,
 and then every token of the text has one.
@@ -31,10 +31,10 @@ class TokenScore:
 
     Attributes:
         token_id: The token.
-        logprob: log P(token | those before), natural; None for the first, which nothing comes before. The number is
-            the one that an answer's own tokens are told with, where its bits are (`Runner.is_row_exact`).
-        rank: 1 if the model thought no other token more probable, 2 if one other, ...; None where `logprob` is.
-        text: Its printable piece, or None where no tokenizer was at hand.
+        logprob: log P(token | those before), natural; None for the first. It equals the one reported with an answer's own
+            tokens, where its bits do (`Runner.is_row_exact`).
+        rank: 1 if no other token was more probable, 2 if one was, ...; None where `logprob` is.
+        text: Its printable piece, or None without a tokenizer.
     """
 
     token_id: int
@@ -45,7 +45,7 @@ class TokenScore:
 
 @dataclass(frozen=True, slots=True)
 class Score(View):
-    """How probable a text is.
+    """The probability of a text.
 
     Attributes:
         tokens: Its tokens in order, BOS included.
@@ -118,7 +118,7 @@ def score_text(runner: Runner, tokenizer: Tokenizer, text: str) -> Score:
 
 
 class ScoredTokens(NamedTuple):
-    """What a model thought of tokens that came. C tokens.
+    """A model's predictions of C tokens that followed.
 
     Attributes:
         ids_C: int64; the tokens.

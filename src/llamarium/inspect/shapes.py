@@ -1,4 +1,4 @@
-"""What a trace holds, by name and by shape, and what it weighs: no weights, no pass, no numbers."""
+"""What a trace holds, by name and by shape, and its size; nothing is run."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ _EXACT_CHUNK = 256  # tokens of a batch where cutting a text changes no bit: bou
 
 @dataclass(frozen=True, slots=True)
 class ActivationShape(View):
-    """An activation that a trace would hold.
+    """An activation of a trace.
 
     Attributes:
         key: Its public name, with its layer.
@@ -43,10 +43,10 @@ def trace_shapes(
     layers: Collection[int] | None = None,
     positions: Sequence[int] | None = None,
 ) -> list[ActivationShape]:
-    """Return the shapes of what `trace` would keep of a text of so many tokens.
+    """Return the shapes of a trace of that many tokens; arguments as for `trace`.
 
     Raises:
-        InputError: For names, layers or positions that there are not.
+        InputError: For invalid names, layers or positions.
     """
     sizes = axis_sizes(config, len(indices(positions, num_tokens, "positions")), num_tokens)
     keys = keys_of(check_names(names), sorted(indices(layers, config.num_hidden_layers, "layers")))
@@ -61,7 +61,7 @@ def _shape(key: Key, sizes: dict[str, int]) -> ActivationShape:
 
 @dataclass(frozen=True, slots=True)
 class TracePlan:
-    """What is kept, decided and weighed before the run.
+    """What a trace keeps, decided and weighed before the run.
 
     Attributes:
         keys: The trace's keys, in the order of computation.
@@ -92,18 +92,18 @@ class TracePlan:
 
     @property
     def chunk(self) -> int:
-        """Tokens of a batch; all of them are handed out before those that are not wanted go."""
+        """Tokens of a batch; all their rows are in memory until the unwanted ones are dropped."""
         return _EXACT_CHUNK if self.is_row_exact else PREFILL_CHUNK  # PyTorch's bits hang on it
 
     @property
     def tapped(self) -> set[Key]:
-        """What the runner has to hand out."""
+        """Activations that the runner has to hand out."""
         queries = {("q_rot", layer) for name, layer in self.keys if name in ("scores", "pattern")}
         return {key for key in self.keys if key[0] not in (*FROM_CACHE, "logits")} | queries
 
     @property
     def runs_every_token(self) -> bool:
-        """Whether the pass itself hands out what is wanted, and not some of its tokens that run once more."""
+        """Whether the whole pass hands out the activations; otherwise some tokens run once more."""
         has_all = any(ACTIVATIONS[name].axes[0] == "S" for name, _ in self.tapped)
         return has_all or not self.is_row_exact or self.sizes["T"] == self.sizes["S"]
 
@@ -112,7 +112,7 @@ class TracePlan:
         return _BYTES * math.prod(self.sizes[a] for a in ACTIVATIONS[key[0]].axes)
 
     def working_bytes(self) -> int:
-        """What is there for a while: a batch's rows that are not wanted, and one layer's mask, scores and keys."""
+        """Temporary memory: a batch's unwanted rows, and one layer's mask, scores and keys."""
         s = self.sizes
         others = max(0, min(self.chunk, s["S"]) - s["T"]) if self.runs_every_token else 0
         batch = sum(self._row_bytes(name) for name, _ in self.tapped if ACTIVATIONS[name].axes[0] == "T") * others
@@ -126,10 +126,10 @@ class TracePlan:
         return _BYTES * math.prod(self.sizes[a] for a in ACTIVATIONS[name].axes[1:])
 
     def check_budget(self, budget_mb: float) -> None:
-        """Refuse what is too much.
+        """Refuse a trace over the budget.
 
         Raises:
-            MemoryBudgetError: Says what it would need, and of which names the most.
+            MemoryBudgetError: With its size, and its largest names.
         """
         by_name: dict[str, int] = {}
         for key in self.keys:
@@ -176,7 +176,7 @@ def keys_of(names: Sequence[str], layers: Sequence[int]) -> tuple[Key, ...]:
 
 
 def check_names(names: Collection[str] | None) -> list[str]:
-    """Return the names asked for, in the order of computation."""
+    """Return the names in the order of computation; None is all."""
     if not isinstance(names, Iterable | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"names is {show_value(names)}; expected some of {', '.join(ACTIVATIONS)}")
     wanted = list(ACTIVATIONS) if names is None else [names] if isinstance(names, str) else list(names)
@@ -188,7 +188,7 @@ def check_names(names: Collection[str] | None) -> list[str]:
 
 
 def indices(wanted: Collection[int] | None, size: int, what: str) -> tuple[int, ...]:
-    """Return the indices asked for, each once, in the order given, negative ones counted from the end."""
+    """Return indices, each once, in the order given, negative ones counted from the end; None is all."""
     if wanted is None:
         return tuple(range(size))
     check_whole(wanted, what)
@@ -198,12 +198,12 @@ def indices(wanted: Collection[int] | None, size: int, what: str) -> tuple[int, 
 
 
 def check_finite(name: str, value: object) -> None:
-    """Refuse what is no finite number."""
+    """Refuse anything but a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InputError(f"{name} is {show_value(value)}; expected a finite number")
 
 
 def check_whole(wanted: object, what: str) -> None:
-    """Refuse what is no list of whole numbers."""
+    """Refuse anything but a list of whole numbers."""
     if not isinstance(wanted, Collection) or not all(isinstance(i, Integral) for i in cast("Collection[Any]", wanted)):
         raise InputError(f"{what} is {show_value(wanted)}; expected a list of whole numbers")

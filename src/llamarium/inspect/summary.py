@@ -1,6 +1,6 @@
-"""What a model is and what it costs: `llamarium info` as data.
+"""A model's shape and costs: `llamarium info` as data.
 
-Parameters and operations follow from the config alone (`cost.py`); bytes and origins from what was loaded.
+Parameters and operations follow from the config alone (`cost.py`); bytes and origins from the loaded model.
 """
 
 import re
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SourceGroup:
-    """Weights of one kind that came the same way: the q projections of 16 layers, say.
+    """Weights of one kind and origin: the q projections of 16 layers, say.
 
     Attributes:
         pattern: Their state-dict key, "*" for the layer.
@@ -30,9 +30,9 @@ class SourceGroup:
         name: Their name there, "*" for the layer.
         stored_dtype: Their type there.
         dtype: Their type in memory.
-        permuted: Their rows were in Meta's interleaved order and have been put into the half-split one.
+        permuted: Whether their rows were in Meta's interleaved order and are now in the half-split one.
         tied_to: The key whose storage they share, or None.
-        num_bytes: What they occupy in memory together; 0 when tied.
+        num_bytes: All together in memory; 0 when tied.
     """
 
     pattern: str
@@ -49,19 +49,19 @@ class SourceGroup:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a model is and what it costs.
+    """A model's shape and costs.
 
     Attributes:
         config: Its shape.
         parameters: By part; a tied head is counted once.
-        bytes_by_dtype: What the weights occupy in memory, by their type there; empty if nothing was loaded.
-        products: By type in memory, what multiplies matrices of it (C with its set of kernels, or PyTorch), and which.
-        flops_per_token: Operations for one new token that sees itself only.
-        flops_per_token_at_full_context: The same for the last token that the context holds.
+        bytes_by_dtype: Bytes of the weights in memory, by their type there; empty if nothing was loaded.
+        products: By type in memory, the backend of its products (C with its set of kernels, or PyTorch) and its weights.
+        flops_per_token: Operations for one new token without others before it.
+        flops_per_token_at_full_context: Operations for the last token of a full context.
         kv_dtype: The type of cached keys and values.
-        kv_bytes_per_token: What one cached token occupies.
-        kv_bytes_at_full_context: What a full context occupies, for one sequence.
-        sources: Where the weights came from, in the order of the model.
+        kv_bytes_per_token: Of one cached token.
+        kv_bytes_at_full_context: Of a full context, for one sequence.
+        sources: Origins of the weights, in the order of the model.
     """
 
     config: ModelConfig
@@ -91,13 +91,13 @@ def summarize(
     sources: "Sequence[TensorSource]" = (),
     kv_cache_dtype: CacheDtype = "auto",
 ) -> Summary:
-    """Sum up a model.
+    """Summarize a model.
 
     Args:
         config: Its shape; enough for a preset.
-        loaded: The model itself, where there is one. Without it keys and values are counted as bfloat16.
-        sources: Where its weights came from, as `load_model` returns them.
-        kv_cache_dtype: What keys and values are kept in.
+        loaded: The model itself, or None; keys and values are counted as bfloat16 then.
+        sources: Origins of its weights, as `load_model` returns them.
+        kv_cache_dtype: Type of cached keys and values.
     """
     runner = None if loaded is None else loaded.runner()
     kv_dtype = "int8" if kv_cache_dtype == "int8" else "bfloat16" if runner is None else runner.kv_dtype

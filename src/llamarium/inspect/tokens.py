@@ -1,4 +1,4 @@
-"""What the views of a text share: ids that are checked before a pass, and the most probable tokens after it."""
+"""Shared by views of a text: checks of ids before a pass, and the most probable tokens after it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ class Candidate(View):
         token_id: The token.
         probability: P(token | context), the softmax of the logits.
         logprob: Its natural logarithm.
-        text: The token's printable piece, or None where no tokenizer was at hand.
+        text: The token's printable piece, or None without a tokenizer.
     """
 
     token_id: int
@@ -45,10 +45,10 @@ def check_count(value: object, name: str, limit: int) -> None:
 
 
 def check_ids(config: ModelConfig, ids: "Sequence[int] | Tensor") -> list[int]:
-    """Return the ids of one text as numbers.
+    """Return the ids of one text as a list.
 
     Raises:
-        InputError: If they are no flat, non-empty sequence of whole numbers within the vocabulary.
+        InputError: Unless they are a flat, non-empty sequence of whole numbers within the vocabulary.
         ContextLengthError: If there are more than the context holds.
     """
     try:

@@ -1,13 +1,12 @@
 """The glass box: a pass of the real model, with what it computed on the way.
 
-`trace` runs the runner that answers requests, as it answers them, and takes what it hands out (`runtime/taps.py`): the
-same pass, the same bits, the same logits, be it C or the modules. Scores and patterns, which no fused kernel ever
-holds, are recomputed from the very queries, and from the keys that the cache holds. A single step of decoding can be
-traced like a prompt, from the cache of the answer that is being made (`trace_steps`). All numbers are numpy's; PyTorch
-makes tensors of them where one is asked for by its public name.
+`trace` runs the runner that answers requests and takes what it hands out (`runtime/taps.py`): the same pass, the same
+bits, the same logits, in C or in modules. Scores and patterns, which no fused kernel ever holds, are recomputed from
+the same queries, and from the keys in the cache. A single step of decoding can be traced like a prompt, from the
+answer's own cache (`trace_steps`). Arrays are numpy's; a `Trace` gives tensors by public name.
 
-`ACTIVATIONS` names everything that can be seen. A trace of everything is large (the pattern alone is N·T·T numbers a
-layer), so what was asked for is weighed from the config before anything runs, and refused if it exceeds its budget.
+`ACTIVATIONS` names everything that can be traced. A trace of everything is large (the pattern alone is N·T·T numbers a
+layer), so its size is computed from the config first, and refused if it exceeds the budget.
 """
 
 import math
@@ -40,9 +39,9 @@ class Trace(Mapping[str, "Tensor"]):
     """Activations by public name, in the order of computation: "embed", "layers.0.attn_norm", ..., "logits".
 
     Attributes:
-        token_ids: The ids that were run; their number is S.
+        token_ids: The ids of the text, S of them.
         positions: The tokens that the T axes hold, in this order.
-        arrays: The same numbers as float32 of numpy, by (name, layer); shapes as `ACTIVATIONS` says.
+        arrays: float32 arrays by (name, layer); shapes as `ACTIVATIONS` says.
     """
 
     token_ids: tuple[int, ...]
@@ -133,41 +132,31 @@ def trace(
     Args:
         runner: Executes the model.
         ids: The token ids of one text, BOS included if the model expects one.
-        names: Of `ACTIVATIONS`; all where left out.
-        layers: Whose activations are kept; negative ones count from the last. All where left out.
+        names: Of `ACTIVATIONS`; None for all.
+        layers: Whose activations are kept; negative ones count from the last. None for all.
         positions: The tokens whose activations are kept (as queries, where attention is meant); negative ones count
-            from the last. All where left out. The last one's logits are those of `generate`, to the bit.
-        budget_mb: What the trace may hold, in megabytes of 10^6 bytes.
+            from the last. None for all. The last one's logits are those of `generate`, to the bit.
+        budget_mb: Limit of the trace's size, in megabytes of 10^6 bytes.
         adapter: Which of the runner's adapters is used, -1 for none of them.
-        kv_cache_dtype: What keys and values are kept in: "int8" traces the pass of an engine that keeps them so.
+        kv_cache_dtype: Type of cached keys and values: "int8" traces the pass of an engine that keeps them so.
 
     Raises:
-        InputError: For ids, names, layers or positions that there are not.
+        InputError: For invalid ids, names, layers or positions.
         ContextLengthError: If there are more ids than the context holds.
-        MemoryBudgetError: If more than the budget is needed. Nothing has been run then.
+        MemoryBudgetError: If the trace exceeds the budget. Nothing has been run then.
     """
     one = KeptPass(runner, ids, adapter=adapter, kv_cache_dtype=kv_cache_dtype)
     return one.trace(names=names, layers=layers, positions=positions, budget_mb=budget_mb)
 
 
 class KeptPass:
-    """A pass of which more can be asked later: its keys and values stay, and only the tokens in question run again.
+    """A pass that can be traced repeatedly: its keys and values stay, and only the requested tokens run again.
 
-    What it returns has the bits of a `trace` of its own. So where a token's bits hang on its company
-    (`Runner.is_row_exact`) nothing stays, and each question runs the whole text. For one thread at a time.
+    Its traces have the bits of `trace`. Where a token's bits depend on its batch (`Runner.is_row_exact`) nothing stays,
+    and each trace runs the whole text. For one thread at a time; arguments and errors are those of `trace`.
 
     Attributes:
         keeps_past: Whether keys and values stay.
-
-    Args:
-        runner: As for `trace`.
-        ids: As well.
-        adapter: As well.
-        kv_cache_dtype: As well.
-
-    Raises:
-        InputError: As `trace`.
-        ContextLengthError: As `trace`.
     """
 
     def __init__(
@@ -185,7 +174,7 @@ class KeptPass:
 
     @property
     def num_bytes(self) -> int:
-        """What stays between two questions."""
+        """The kept keys and values."""
         return 0 if self._kept is None else self._kept[0].num_bytes
 
     def trace(
@@ -230,7 +219,7 @@ def trace_steps(
         num_steps: How many tokens are chosen and run after it.
         names: As for `trace`.
         layers: As for `trace`.
-        budget_mb: What one trace may hold.
+        budget_mb: Limit of one trace's size.
 
     Yields:
         A trace whose one position is the token that was just run: "k" and "v" are its own, as nothing else was
@@ -261,7 +250,7 @@ def trace_steps(
 
 
 def _again(sequence: KeptSequence, plan: TracePlan) -> Iterator[Batch]:
-    """Yield batches of those tokens of a sequence that has been run which the plan wants to see once more."""
+    """Yield batches of those tokens of a computed sequence that the plan has to run again."""
     wanted = list(range(len(sequence.ids))) if plan.runs_every_token else sorted(plan.positions)
     if not plan.tapped and ("logits", None) not in plan.keys:
         wanted = []  # the cache holds what is asked for
@@ -275,7 +264,7 @@ def _again(sequence: KeptSequence, plan: TracePlan) -> Iterator[Batch]:
 
 
 def _run(runner: Runner, cache: Cache, sequence: KeptSequence, plan: TracePlan, steps: Iterator[Batch]) -> Trace:
-    """Run batches of a sequence's tokens, as a request would, and keep what the plan wants of them."""
+    """Run batches of a sequence's tokens, as a request would, and keep the plan's part of them."""
     ordered = sorted(plan.positions)
     parts: dict[Key, list[Floats]] = {}
     for batch in steps:
@@ -299,10 +288,10 @@ def _run(runner: Runner, cache: Cache, sequence: KeptSequence, plan: TracePlan, 
 
 
 def _seen(taps: Taps) -> Iterator[tuple[Key, Floats]]:
-    """Yield what a batch has handed out, (M, ...) each.
+    """Yield the activations of a batch, (M, ...) each.
 
     Raises:
-        InputError: If something that was wanted was not computed.
+        InputError: If one was not computed.
     """
     if unseen := sorted({key[0] for key, values in taps.kept.items() if not values}):
         raise InputError(
@@ -320,7 +309,7 @@ def _rows(values: Floats, rows: Sequence[int]) -> Floats:
 def _from_cache(
     cache: Cache, sequence: KeptSequence, plan: TracePlan, layer: int, q_rot_TNH: Floats | None
 ) -> dict[Key, Floats]:
-    """Return a layer's rotated keys, scores and pattern, as far as they are wanted."""
+    """Return the planned ones of a layer's rotated keys, scores and pattern."""
     k_SKH, _ = cache.read(layer, sequence.table.blocks, len(sequence.ids))
     found: dict[Key, Floats] = {("k_rot", layer): k_SKH} if ("k_rot", layer) in plan.keys else {}
     if q_rot_TNH is not None:
@@ -332,7 +321,7 @@ def _from_cache(
 def look(
     q_TNH: Floats, k_SKH: Floats, visible_TS: NDArray[np.bool_], layer: int, wanted: Collection[Key]
 ) -> dict[Key, Floats]:
-    """Return a layer's scores and pattern under a mask, as far as they are wanted."""
+    """Return the wanted ones of a layer's scores and pattern under a mask."""
     keys: list[Key] = [key for key in (("scores", layer), ("pattern", layer)) if key in wanted]
     if not keys:
         return {}

@@ -1,1 +1,1 @@
-"""What changes if something in a pass is another: edits, experiments, activations of a second prompt."""
+"""Interventions: edits, experiments, activations of a second prompt, and their effect."""

@@ -5,7 +5,7 @@
 
 An edit turns what a part computes, x, into `factor * x + add`. Taking a part away is the factor 0; setting it to its
 mean over a text is 0 and that mean; steering adds a vector to the stream. Edits sit on a shell of the model
-(`runtime/shell.py`), so whatever happens within the block, the model and whoever uses it meanwhile do not feel it.
+(`runtime/shell.py`); the model itself, and its other users, are unaffected.
 
 Source: Turner et al. 2023, "Activation Addition", for steering; Wang et al. 2022, "Interpretability in the Wild",
 section 2.2, for ablation to the mean.
@@ -87,16 +87,10 @@ def ablate_to_mean(
 ) -> Edit:
     """Return the edit that sets what a part computes to its mean over the tokens of a reference text.
 
-    Args:
-        model: Runs the reference, unedited.
-        part: As `Edit` has it, as are the others.
-        reference_ids: The text: another one than is looked at, or what its later tokens say reaches the earlier ones.
-        layer: Its layer.
-        head: Its head.
-        positions: At which tokens.
+    The reference should be another text than the edited one: else later tokens reach earlier ones through the mean.
 
     Raises:
-        InputError: For a part that there is not, or ids that there are not.
+        InputError: For an unknown part, layer or head, or invalid ids.
         ContextLengthError: If the reference is longer than the context.
     """
     edit = ablate(part, layer=layer, head=head, positions=positions)
@@ -115,20 +109,7 @@ def steer(
     scale: float = 1.0,
     positions: Iterable[int] | None = None,
 ) -> Edit:
-    """Return the edit that adds the difference of two prompts to the stream after a layer.
-
-    Args:
-        model: Runs both, unedited.
-        toward_ids: The prompt to whose stream, at its last token, is steered.
-        from_ids: The prompt whose stream, at its last token, is taken away.
-        layer: After which layer.
-        scale: How much of the difference is added; a negative one steers away.
-        positions: At which tokens; None is all.
-
-    Raises:
-        InputError: For a layer or ids that there are not.
-        ContextLengthError: If a prompt is longer than the context.
-    """
+    """Return the edit that adds the difference of two prompts to the stream after a layer; see `Inspector.steer`."""
     check_finite("scale", scale)
     _check(model, Edit("residual", layer))
     last = [_values(model, "residual", layer, ids)[-1] for ids in (toward_ids, from_ids)]
@@ -145,18 +126,17 @@ def _as_tuple(positions: Iterable[int] | None) -> tuple[int, ...] | None:
 def edited(
     model: LlamaForCausalLM, edits: Sequence[Edit] = (), experiment: Experiment | None = None
 ) -> Generator[LlamaForCausalLM]:
-    """Let a model compute with edits, within the block; the model itself, and others who use it, feel nothing.
+    """Yield a model over the same weights that computes with edits within the block, for one thread at a time.
+
+    The model itself and its other users are unaffected; after the block the yielded one computes what `model` does.
 
     Args:
         model: The model.
         edits: Applied in order.
         experiment: Another mask or rotation, for the whole pass.
 
-    Yields:
-        A model over the same weights, for one thread at a time; after the block it computes what `model` does.
-
     Raises:
-        InputError: For an edit of something that there is not; all are checked before anything runs.
+        InputError: For an invalid edit; all are checked before anything runs.
     """
     if not isinstance(experiment, Experiment | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"experiment is {show_value(experiment)}; expected an Experiment")
@@ -246,7 +226,7 @@ def _check(model: LlamaForCausalLM, edit: Edit) -> None:
 
 
 def _check_index(name: str, value: object, size: int | None, part: str) -> None:
-    """Refuse what is no index below `size`; where that is None, anything but None."""
+    """Refuse anything but an index below `size`; where that is None, anything but None."""
     if size is None:
         if value is not None:
             raise InputError(f"{name} is {show_value(value)}; expected none, as there is one {part} for all")

@@ -1,4 +1,4 @@
-"""What edits change in the next token: its probabilities without them and with them, side by side."""
+"""The effect of edits on the next token: its probabilities without them and with them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenEffect:
-    """A next token: what is thought of it without the edits, and with them.
+    """A next token's probability without the edits, and with them.
 
     Attributes:
         token_id: The token.
-        text: Its printable piece, or None where no tokenizer was at hand.
+        text: Its printable piece, or None without a tokenizer.
         before: Without.
         after: With them.
     """
@@ -42,10 +42,10 @@ class Effect(View):
     """What edits change after one token of a text.
 
     Attributes:
-        token_ids: The ids that were run.
-        position: After which of them the next one is asked for.
+        token_ids: The text's ids.
+        position: The token before the one that is predicted.
         divergence: KL(without ‖ with) of the next token, in nats; 0 only where nothing has changed.
-        tokens: The most probable ones of either, and the one that was asked about; by their probability without.
+        tokens: The most probable ones of either, and the chosen one; by their probability without.
     """
 
     token_ids: tuple[int, ...]
@@ -64,19 +64,10 @@ def effect_of(
     chosen_id: int | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> Effect:
-    """Run a text without edits and with them, both on the modules, and compare the next token.
-
-    Args:
-        model: Plain, or as `edited` yields it.
-        ids: Of the text.
-        edits: Applied in order.
-        position: The token after which is asked; a negative one counts from the last.
-        k: How many of the most probable next tokens of each are told.
-        chosen_id: A token that is told of as well.
-        tokenizer: Gives the tokens their texts.
+    """Run a text without edits and with them, both on the modules, and compare the next token; see `Inspector.effect`.
 
     Raises:
-        InputError: For what there is not.
+        InputError: For an invalid edit, position, `k` or token.
         AnswerError: If the logits with the edits are not finite.
     """
     from llamarium.inspect.interventions.edits import edited

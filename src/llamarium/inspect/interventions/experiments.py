@@ -25,12 +25,12 @@ from llamarium.runtime.loaded_model import runner_of
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What a pass does otherwise.
+    """How a pass differs from the model's own.
 
     Attributes:
         bidirectional: Every token sees the whole text.
         hidden: Positions that no other token sees.
-        rotation: Whether queries and keys are turned.
+        rotation: Whether queries and keys are rotated.
         rope_scaling: "model" as the model has it, "off", or another one.
     """
 
@@ -40,7 +40,7 @@ class Experiment:
     rope_scaling: RopeScaling | Literal["model", "off"] = "model"
 
     def visible(self, num_tokens: int, device: torch.device | str) -> Tensor:
-        """Return who sees whom: (T, T), True where the query of a row sees the key of a column."""
+        """Return the mask, (T, T): True where the query of a row sees the key of a column."""
         visible_TT = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=device)
         visible_TT = visible_TT if self.bidirectional else visible_TT.tril()
         visible_TT[:, list(self.hidden)] = False
@@ -53,7 +53,7 @@ class Experiment:
 
 
 class _NoRotation(nn.Module):
-    """Turns nothing: each pair's angle is zero."""
+    """A rotation by no angle."""
 
     def forward(self, positions_BT: Tensor, dtype: torch.dtype) -> Rotary:
         zeros_BT11 = torch.zeros(*positions_BT.shape, 1, 1, dtype=dtype, device=positions_BT.device)
@@ -63,7 +63,7 @@ class _NoRotation(nn.Module):
 class _Masked:
     """An `Attend` over the call's own tokens, with an experiment's mask.
 
-    The inner object is called too, for what it keeps and hands out; what it answers is not used.
+    The inner object is called too, for what it keeps and hands out; its output is not used.
     """
 
     def __init__(self, inner: Attend, visible_TT: Tensor) -> None:
@@ -76,10 +76,12 @@ class _Masked:
 
 
 def begin(shell: LlamaForCausalLM, experiment: Experiment) -> list[RemovableHandle]:
-    """Let a shell compute as the experiment says; its `rotary_emb` may be replaced, and who calls puts it back.
+    """Let a shell compute as the experiment says, and return the hooks to remove.
+
+    Its `rotary_emb` may be replaced; the caller restores it.
 
     Raises:
-        InputError: For hidden positions that there are not, or a rotation that is contradictory.
+        InputError: For invalid hidden positions, or a contradictory rotation.
     """
     limit = shell.config.max_position_embeddings
     check_whole(experiment.hidden, "hidden")
@@ -127,19 +129,9 @@ def trace_experiment(
     positions: Sequence[int] | None = None,
     budget_mb: float = 1024,
 ) -> Trace:
-    """Trace a text of which another mask is thought: scores and pattern are those of that mask.
+    """Trace a text with a model from `edited`, under this experiment: scores and pattern are those of its mask.
 
-    Args:
-        model: As `edited` yields it, with this experiment.
-        ids: As for `trace`, as are the others.
-        experiment: The same.
-        names: As for `trace`.
-        layers: As for `trace`.
-        positions: As for `trace`.
-        budget_mb: As for `trace`.
-
-    Raises:
-        LlamariumError: As `trace`.
+    Arguments and errors are those of `trace`.
     """
     if not isinstance(experiment, Experiment):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"experiment is {show_value(experiment)}; expected an Experiment")

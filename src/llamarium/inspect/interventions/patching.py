@@ -1,4 +1,4 @@
-"""Activation patching: what a second prompt knows, put into the pass of the first, at one layer and one token.
+"""Activation patching: put activations of a second prompt into the pass of the first, at one layer and one token.
 
 Two prompts of the same length differ in something ("The capital of France is", "The capital of Italy is"). Into a pass
 of the one goes what a part of the model has computed for the other, at one layer and one position; where the answer
@@ -39,7 +39,7 @@ _TOKENS = 1024  # of rows that are run side by side
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a pass says of the token that is asked about.
+    """What a pass predicts of the target token.
 
     Attributes:
         logit: Its logit, less that of the token it is held against.
@@ -57,8 +57,8 @@ class PatchCell(View):
     Attributes:
         layer: Which layer.
         position: Which token.
-        logit: As `Measured` has it.
-        probability: As well.
+        logit: The target's logit, less that of the token it is held against.
+        probability: P(target | text).
         recovered: Of the way from the base's logit to the source's: 0 is the base's, 1 the source's; None where both
             are equal.
         done: Cells so far, this one among them.
@@ -75,29 +75,16 @@ class PatchCell(View):
 
 
 class PatchGrid:
-    """A grid over layers and positions; both prompts are run when it is made, the cells as they are asked for.
+    """A grid over layers and positions; both prompts are run when it is made, the cells while they are iterated.
 
-    Args:
-        model: Plain, or as `edited` yields it.
-        base_ids: The prompt that is patched.
-        source_ids: The prompt that the activations come from; as many tokens.
-        target_id: The token that is asked about, after the last one of the prompt.
-        against_id: Take this token's logit away.
-        part: What is put in.
-        layers: Rows of the grid; negative ones count from the last. All where left out.
-        positions: Columns; negative ones count from the last. All where left out.
+    Arguments and errors are those of `Inspector.patch_grid`.
 
     Attributes:
-        base: What the base's own pass says.
+        base: What the base's own pass predicts.
         source: What the source's does.
         base_ids: The prompt that is patched.
         layers: The rows.
         positions: The columns.
-
-    Raises:
-        InputError: For prompts of different lengths, or anything that there is not.
-        ContextLengthError: If the prompts are longer than the context.
-        MemoryBudgetError: If their activations take more than a gigabyte.
     """
 
     def __init__(
@@ -130,7 +117,7 @@ class PatchGrid:
         self.base, self.source = map(self._answer, (self._base, self._source))
 
     def cells(self) -> Iterator[PatchCell]:
-        """Yield the cells, layer by layer; who has seen enough closes the generator, and nothing more is run."""
+        """Yield the cells, layer by layer; closing the generator ends the work."""
         total, done = len(self.layers) * len(self.positions), 0
         at_once = max(1, _TOKENS // len(self._base.token_ids))
         for layer in self.layers:
@@ -152,7 +139,7 @@ class PatchGrid:
             return self._measure(self._model.logits(shell.model(ids_BT, positions_1T, CausalAttend())[:, -1]))
 
     def _start(self, shell: LlamaForCausalLM, layer: int, positions: Sequence[int]) -> list[nn.Module]:
-        """Return what stands for the layers up to the patched one: what they compute is known, but for its rest."""
+        """Return stand-ins for the layers up to the patched one, whose output is known but for the rest of the last."""
         if self._part == "residual":
             return [_Given(self._put(("resid", layer), positions))]
         before = self._tensor(self._base, ("embed", None) if layer == 0 else ("resid", layer - 1))
@@ -189,7 +176,7 @@ class PatchGrid:
 
 
 class _Given(nn.Module):
-    """Stands where a module was, and returns what is known."""
+    """A module's known output in its place."""
 
     def __init__(self, output: Tensor) -> None:
         super().__init__()

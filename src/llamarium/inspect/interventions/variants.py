@@ -1,10 +1,8 @@
 """Variants: the same model with its weights stored otherwise, or with another head.
 
-What a type of weights costs is seen by letting both models read the same text (`measures/comparison.py`). A variant is
-made of the weights at hand, in memory. Weights that are quantized already are not what they were before: "float32" of
-them is what they mean now, multiplied without rounding anything further, and "NF4" of them is rounded twice.
-
-A variant computes in float32 on the modules, so that two of them differ in their weights alone.
+The cost of a type of weights shows when both models read the same text (`measures/comparison.py`). A variant is made of
+the weights in memory. Of quantized weights, "float32" is what they mean now, multiplied without further rounding, and
+"NF4" is rounded twice. Variants compute in float32 on the modules, so two of them differ in their weights alone.
 """
 
 from dataclasses import replace
@@ -30,10 +28,10 @@ VariantName = Literal["float32", "NF4", "Q8_0", "Q4_1", "random-head", "tied-hea
 
 @torch.no_grad()
 def variant_of(model: LlamaForCausalLM, name: VariantName, *, seed: int = 0) -> LlamaForCausalLM:
-    """Return a model's modules once more, otherwise; the model itself stays as it is.
+    """Return a copy of a model's modules, otherwise stored; the model stays as it is.
 
     Args:
-        model: Plain, packed, or with an adapter, which is added to the weights.
+        model: Plain, packed, or with an adapter, which is merged.
         name: "float32", or a type for all Linears but the head; "random-head" gives a tied model a head of its own, of
             the rows that training begins with; "tied-head" makes the table the head, as a loader does that ignores
             that the two were stored apart.
@@ -57,13 +55,7 @@ def variant_of(model: LlamaForCausalLM, name: VariantName, *, seed: int = 0) -> 
 
 
 def variant_bytes(config: ModelConfig, name: VariantName, *, itemsize: int = 4) -> int:
-    """Return what a variant occupies beside the model, by its shape alone.
-
-    Args:
-        config: The model's.
-        name: As for `variant_of`.
-        itemsize: Bytes of a number in the dtype that the model computes in; a head is in it.
-    """
+    """Return what a variant occupies beside the model, by its shape alone; `itemsize` is that of the model's dtype."""
     check_choice("name", name, get_args(VariantName))
     if name == "random-head" or name == "tied-head":
         return config.vocab_size * config.hidden_size * itemsize
@@ -76,7 +68,7 @@ def variant_bytes(config: ModelConfig, name: VariantName, *, itemsize: int = 4) 
 
 
 def _filled(path: str, module: nn.Module, model: LlamaForCausalLM, name: VariantName) -> nn.Module:
-    """Return what takes the place of an empty module: its values are those of the model's."""
+    """Return what takes the place of an empty module, with the model's values."""
     values = _values(model.get_submodule(path), path)
     if name in METHODS and isinstance(module, nn.Linear) and path != "lm_head":
         return QUANTIZED_LINEARS[name].from_weight(values)

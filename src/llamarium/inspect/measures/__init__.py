@@ -1,1 +1,1 @@
-"""How well a model predicts texts of any length, and how far from another one."""
+"""Measures: how well a model predicts texts of any length, and its distance from another one."""

@@ -1,9 +1,9 @@
-"""Two passes over one text, side by side: where their streams part, and what becomes of the predictions.
+"""Two models' passes over one text, side by side: streams and predictions.
 
-The text is the same, the model is not: its weights are packed, an adapter is on it, training has gone on. After each
-layer the two streams are held against each other, token by token (`probes/four_bits.py`), and at the end what both say
-of the next token: the divergence of the distributions (`measures/divergence.py`), the most probable tokens of both, and
-how surprised each is by the token that comes.
+The text is the same, the model is not: its weights are packed, it has an adapter, training has gone on. After each
+layer the two streams are compared, token by token (`measures/streams.py`), and at the end the predictions of the next
+token: the divergence of the distributions (`measures/divergence.py`), the most probable tokens of both, and the
+surprise of each at the token that comes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,16 +29,16 @@ NAMES = ("resid", "logits")
 
 @dataclass(frozen=True, slots=True)
 class ComparedToken(View):
-    """What two models make of one token of a text.
+    """Two models' predictions at one token of a text.
 
     Attributes:
-        position: Where it stands.
+        position: Its place.
         token_id: The token.
-        kl: KL(P_against || P) of what comes after it, nats; 0 where both say the same of every token.
-        surprise: -log P of the token itself, in the light of those before it, nats; None for the first.
-        surprise_against: The same by the other model.
+        kl: KL(P_against || P) of the token after it, nats; 0 where both distributions are equal.
+        surprise: -log P of the token itself, given those before it, nats; None for the first.
+        surprise_against: That of the other model.
         candidates: The most probable tokens after it, the best first.
-        candidates_against: The same by the other model.
+        candidates_against: Those of the other model.
     """
 
     computed = ("same_top",)
@@ -53,7 +53,7 @@ class ComparedToken(View):
 
     @property
     def same_top(self) -> bool:
-        """Whether both think the same token most probable."""
+        """Whether both have the same most probable token."""
         return self.candidates[0].token_id == self.candidates_against[0].token_id
 
 
@@ -62,8 +62,8 @@ class Comparison(View):
     """Two passes over one text.
 
     Attributes:
-        layers: How far the streams are from each other after each layer, at each token.
-        tokens: What becomes of the predictions, for each token.
+        layers: The distance of the streams after each layer, at each token.
+        tokens: The predictions at each token.
     """
 
     computed = "kl", "same_top"
@@ -78,16 +78,16 @@ class Comparison(View):
 
     @property
     def same_top(self) -> float:
-        """The share of the tokens after which both think the same one most probable."""
+        """The share of tokens after which both have the same most probable one."""
         return sum(token.same_top for token in self.tokens) / len(self.tokens)
 
 
 def compare_passes(trace: Trace, against: Trace, *, k: int = 5, tokenizer: Tokenizer | None = None) -> Comparison:
-    """Hold two models' passes over one text against each other.
+    """Compare two models' passes over one text.
 
     Args:
         trace: With "resid" and "logits" of all tokens; of the quantized model, say.
-        against: The same of the one that is measured against: the unquantized, in float32.
+        against: That of the reference: the unquantized one, in float32.
         k: Candidates for each token and model.
         tokenizer: Of both; gives the candidates their texts.
 
@@ -106,7 +106,7 @@ def compare_passes(trace: Trace, against: Trace, *, k: int = 5, tokenizer: Token
 
 
 def _tokens(trace: Trace, against: Trace, k: int, tokenizer: Tokenizer | None) -> Iterator[ComparedToken]:
-    """Yield what both say of each token, a few rows of logits in float64 at a time."""
+    """Yield both models' predictions at each token, a few rows of logits in float64 at a time."""
     ids = trace.token_ids
     both = trace.arrays["logits", None], against.arrays["logits", None]
     rows = max(1, passes.CHUNK_BYTES // (8 * both[0].shape[1]))
@@ -124,5 +124,5 @@ def _tokens(trace: Trace, against: Trace, k: int, tokenizer: Tokenizer | None) -
 
 
 def _surprises(logprobs_CV: NDArray[np.floating[Any]], following: Sequence[int]) -> list[float]:
-    """Return -log P of the tokens that came; after the text's last none came."""
+    """Return -log P of the tokens that followed; none follows the text's last."""
     return (-logprobs_CV[np.arange(len(following)), list(following)]).tolist()

@@ -1,15 +1,14 @@
-"""How far one model's predictions are from another's, token by token: what quantizing, say, has changed.
+"""The distance of one model's predictions from another's, token by token: the effect of quantizing, say.
 
-Perplexity asks only for the probability of the token that came. A quantized model may lose on one token what it gains
-on the next, and look unchanged. The Kullback-Leibler divergence compares the whole distributions at every token:
+Perplexity takes only the probability of the token that came. A quantized model may lose on one token what it gains on
+the next, and seem unchanged. The Kullback-Leibler divergence compares the whole distributions at every token:
 
     KL(P || Q) = sum over tokens w of P(w) * (log P(w) - log Q(w))
 
-with P the model that is measured against and Q the other, in nats; 0 only where both say the same of every token.
-Beside its mean stand its standard error, the 99th percentile (rare large errors hide in a mean), and how often both
-would choose the same token.
+with P the reference model and Q the other, in nats; 0 only where both are equal. Beside its mean stand its standard
+error, the 99th percentile (rare large errors hide in a mean), and how often both would choose the same token.
 
-Both models read the same windows (`inspect/measures/perplexity.py`); only a few rows of logits are there at a time.
+Both models read the same windows (`inspect/measures/perplexity.py`); only a few rows of logits are in memory at a time.
 
 Source: Kullback & Leibler 1951; the set of numbers is that of llama.cpp's `llama-perplexity --kl-divergence`.
 """
@@ -33,15 +32,15 @@ PERCENTILE = 99
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """How far a model is from the one it is measured against.
+    """The distance of a model from the reference.
 
     Attributes:
         model: The perplexity of the model.
-        against: That of the other one, on the same windows.
+        against: That of the reference, on the same windows.
         kl: Mean KL(P_against || P_model), nats per token.
         kl_error: Standard error of that mean, as if tokens were independent of each other.
         kl_percentile: The 99th percentile of the KL of a token.
-        same_top: Share of the tokens for which both think the same one most probable.
+        same_top: Share of tokens for which both have the same most probable one.
     """
 
     model: Perplexity
@@ -52,7 +51,7 @@ class Divergence:
     same_top: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values: the model's own perplexity, then what is compared."""
+        """Return JSON values: the model's own perplexity, then the comparison."""
         return {
             **self.model.to_dict(),
             "against_perplexity": self.against.perplexity,
@@ -65,11 +64,11 @@ class Divergence:
 
 
 class Compared(NamedTuple):
-    """What two models say of C tokens.
+    """Two models' predictions of C tokens, compared.
 
     Attributes:
         kl_C: KL(P_against || P_model), nats.
-        same_C: Whether both think the same token most probable.
+        same_C: Whether both have the same most probable token.
     """
 
     kl_C: Floats
@@ -86,13 +85,13 @@ def divergence_of_text(
     stride: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Divergence:
-    """Measure a model against another one that has the same vocabulary (`tokenizer/compare.py`).
+    """Measure a model against a reference of the same vocabulary (`tokenizer/compare.py`).
 
     Args:
         runner: Executes the model.
-        against: Executes the other, unquantized one.
+        against: Executes the reference.
         tokenizer: Of both.
-        text: See `perplexity_of_text`, as for all that follow.
+        text: As for `perplexity_of_text`, as are the others.
         context: Tokens of a window.
         stride: Tokens from one window to the next.
         progress: Called with (tokens done, tokens in all) after each window.
@@ -122,14 +121,10 @@ def divergence_of_text(
 
 
 def compare(logits: Iterable[Floats], logits_against: Iterable[Floats]) -> Iterator[tuple[Compared, Floats, Floats]]:
-    """Compare two models' words, a few positions at a time.
-
-    Args:
-        logits: (C, V) of some positions after the other.
-        logits_against: The other model's of the same positions, in the same parts.
+    """Compare two models' logits, (C, V) of the same positions, a few positions at a time.
 
     Yields:
-        What was compared, and log P of every token (C, V) by the model and by the other one.
+        The comparison, and log P of every token (C, V) by the model and by the reference.
     """
     for logits_CV, logits_against_CV in zip(logits, logits_against, strict=True):
         logprobs_CV, against_CV = log_softmax(logits_CV), log_softmax(logits_against_CV)
@@ -148,7 +143,7 @@ def kl_of_rows(p_CV: Floats, q_CV: Floats) -> Floats:
 
 
 def _window(runner: Runner, against: Runner, ids: Sequence[int], window: Window) -> Iterator[tuple[Compared, Floats]]:
-    """Yield what both models say of what a window scores, and log P of the tokens that came, (2, C)."""
+    """Compare what a window scores; also yield log P of the tokens that came, (2, C)."""
     count, start = window.end - window.first, window.first
     parts = [logits_of(one, ids[window.begin : window.end - 1], count) for one in (runner, against)]
     for compared, *logprobs in compare(*parts):

@@ -1,17 +1,17 @@
-"""How well a model predicts a text of any length: perplexity through a sliding window.
+"""Perplexity of a text of any length, through a sliding window.
 
 A text longer than the context is read in windows of `context` tokens, each beginning `stride` tokens after the one
-before. What a window shares with the one before is there to be looked at; what is new in it is scored. So every token
-is scored exactly once, and, but for the first window's, with at least `context` - `stride` tokens before it:
+before. What a window shares with the one before is context only; what is new in it is scored. So every token is scored
+exactly once, and, but for the first window's, with at least `context` - `stride` tokens before it:
 
     context 6, stride 2        0 1 2 3 4 5 6 7 8
-    first window              [. s s s s s]             s scored, . only looked at
+    first window              [. s s s s s]             s scored, . context
     second                        [. . . . s s]
     third                             [. . . . s]
 
-A smaller stride gives each token more to look at and so a lower perplexity, and costs more windows. Numbers are
-comparable for the same context, stride and tokenizer only; bits per byte are so for any tokenizer, since they count
-what the file holds and not what a vocabulary makes of it.
+A smaller stride gives each token more context and so a lower perplexity, and costs more windows. Numbers are comparable
+for the same context, stride and tokenizer only; bits per byte are so for any tokenizer, since they count the bytes of
+the file.
 
 Source: "Perplexity of fixed-length models" in Hugging Face's documentation of transformers.
 """
@@ -38,16 +38,16 @@ DEFAULT_CONTEXT = 2048
 
 @dataclass(frozen=True, slots=True)
 class Perplexity(View):
-    """How well a model predicts a text.
+    """Perplexity of a text.
 
     Attributes:
         nats: -log P of the scored tokens in sum, natural.
-        num_tokens: Tokens that were scored; with BOS before the text, all of its own.
+        num_tokens: Scored tokens; with BOS before the text, all of its own.
         num_bytes: UTF-8 bytes of the text.
         context: Tokens of a window.
         stride: Tokens from the beginning of one window to that of the next.
-        num_windows: Windows it took.
-        bos: Whether BOS was put before the text; it is looked at and not scored.
+        num_windows: Windows over the text.
+        bos: Whether BOS was put before the text; it is context, and not scored.
     """
 
     computed = "perplexity", "bits_per_byte"
@@ -62,12 +62,12 @@ class Perplexity(View):
 
     @property
     def perplexity(self) -> float:
-        """exp(nats / tokens): among how many equally likely tokens the model felt it was choosing."""
+        """exp(nats / tokens): the number of equally likely tokens that would be as hard to predict."""
         return e_to_the(self.nats / self.num_tokens)
 
     @property
     def bits_per_byte(self) -> float:
-        """What the text costs an ideal coder that asks the model, for each of its bytes; 8 is no gain.
+        """Bits of each byte of the text in an ideal coder that uses the model; 8 is no gain.
 
         Without BOS the text's first token has no probability; its bytes are counted all the same.
         """
@@ -81,7 +81,7 @@ class Window:
     Attributes:
         begin: Its first token.
         end: The token after its last.
-        first: The first that is scored; those before it are only looked at.
+        first: The first scored token; those before it are context.
     """
 
     begin: int
@@ -188,7 +188,7 @@ def check_window(config: ModelConfig, context: int | None, stride: int | None) -
 
 
 def _window_nats(runner: Runner, ids: Sequence[int], window: Window) -> float:
-    """Return -log P of what a window scores."""
+    """Return -log P of a window's scored tokens."""
     logits = logits_of(runner, ids[window.begin : window.end - 1], window.end - window.first)
     found = scored_tokens(logits, ids[window.first : window.end])
     return -math.fsum(chain.from_iterable(chunk.logprobs_C.tolist() for chunk in found))

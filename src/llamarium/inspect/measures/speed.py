@@ -1,11 +1,11 @@
-"""How fast a model runs on this machine, and how near that is to what the machine allows.
+"""Speed of a model on this machine, and how near it is to the machine's limits.
 
 A new token needs every weight once, and the keys and values of every token before it. So decoding cannot be faster than
 memory can be read, and that is measured beside it: `tokens/s * bytes a step <= bytes/s`. A prompt's tokens share each
 weight that is read, and rows that are decoded side by side do too; there the processor's arithmetic is the limit.
 
 What is timed is `generate_tokens`, the loop that every answer comes from, greedy and without stop ids. The keys and
-values of the tokens before are copies of one block's here: only how many there are matters for the time.
+values of the tokens before are copies of one block's here: only their number affects the time.
 """
 
 import statistics
@@ -29,14 +29,14 @@ _READS = 3
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one measurement runs.
+    """The work of one measurement.
 
     Attributes:
         num_rows: Answers side by side.
         num_cached: Tokens of each row that are in the cache already.
         num_prompt: Tokens of each row that are computed at once after them, at least 1.
-        num_new: Tokens of each row that follow one by one; 0 times the prompt, more than 0 only what comes after it.
-        kv_cache_dtype: What keys and values are kept in.
+        num_new: Tokens of each row that follow one by one; at 0 the prompt is timed, above 0 only what comes after it.
+        kv_cache_dtype: Type of cached keys and values.
     """
 
     num_rows: int = 1
@@ -53,12 +53,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round.
+    """Times of one round.
 
     Attributes:
         seconds: Of the whole prompt, or of one step in the mean.
         kernel_seconds: The part of it in the C kernels; 0 where PyTorch is used.
-        memory_bytes_per_s: What reading memory reached just before; None where that is not the question.
+        memory_bytes_per_s: Speed of memory just before; None where it is no limit.
     """
 
     seconds: float
@@ -68,17 +68,17 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What the rounds say together; each number is the median of the rounds' numbers.
+    """Medians over the rounds.
 
     Attributes:
-        work: What was run.
+        work: The work of a round.
         tokens_per_s: Of all rows in sum.
         seconds: Of the whole prompt, or of one step.
         step_bytes: Weights, keys and values that one step reads once; None for a prompt, and where not all weights
             are read as they are kept, since PyTorch unpacks them or the machine is a GPU.
         bytes_per_s: `step_bytes` a step.
         memory_bytes_per_s: What all threads together can read from memory; None where `step_bytes` is.
-        memory_share: The one against the other.
+        memory_share: `bytes_per_s` of `memory_bytes_per_s`.
         python_share: The part of the time outside the C kernels, in Python and PyTorch; None without the kernels.
     """
 
@@ -111,7 +111,7 @@ def measure(runner: Runner, work: Work, *, num_rounds: int) -> Speed:
 
 
 def check_room(config: ModelConfig, work: Work) -> None:
-    """Refuse what the model's context does not hold.
+    """Refuse more tokens than the model's context holds.
 
     Raises:
         ContextLengthError: With both numbers.
@@ -148,7 +148,7 @@ def summarize(work: Work, rounds: list[Round], num_step_bytes: int | None) -> Sp
 
 
 def step_bytes(runner: Runner, work: Work) -> int | None:
-    """Return the bytes that a step of decoding reads in the mean, None where that cannot be said."""
+    """Return the bytes that a step of decoding reads in the mean, None where unknown."""
     if not work.num_new or not runner.reads_in_place:
         return None
     num_slots = work.num_cached + work.num_prompt + work.num_new / 2
@@ -164,13 +164,7 @@ def weight_bytes(runner: Runner) -> int:
 
 
 def run_round(runner: Runner, work: Work, memory_bytes_per_s: float | None = None) -> Round:
-    """Time one round.
-
-    Args:
-        runner: Executes the model.
-        work: What to run.
-        memory_bytes_per_s: What is to be noted with it.
-    """
+    """Time one round; `memory_bytes_per_s` is noted with it."""
     ids = [i % runner.config.vocab_size for i in range(work.num_cached + work.num_prompt)]
     prefix = None
     if work.num_cached:

@@ -1,4 +1,4 @@
-"""How far two passes' residual streams are from each other, layer by layer."""
+"""Distance of two passes' residual streams, layer by layer."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from llamarium.runtime.taps import Key
 
 @dataclass(frozen=True, slots=True)
 class StreamError:
-    """How far the stream after a layer is from another pass's.
+    """The distance of the stream after a layer from another pass's.
 
     Attributes:
         layer: The layer.
@@ -28,16 +28,12 @@ class StreamError:
 
 
 def relative_error(error: float, whole: float) -> float:
-    """Return the length of an error over that of what it is of; 0 where both are 0."""
+    """Return the length of an error over that of its reference; 0 where both are 0."""
     return error / whole if whole else 0.0 if error == 0 else math.inf
 
 
 def stream_errors(trace: Trace, against: Trace) -> list[StreamError]:
-    """Return how far the stream after each layer is from another model's on the same text, layer by layer.
-
-    Args:
-        trace: With "resid"; of the quantized model, say.
-        against: The same of the other one: the unquantized, in float32.
+    """Return the distance of a trace's stream after each layer from that of `against`; both hold "resid".
 
     Raises:
         InputError: If the two are not of the same tokens and layers.

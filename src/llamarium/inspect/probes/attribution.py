@@ -1,12 +1,12 @@
-"""Who wrote what: each addition to the residual stream, and its share of a token's logit.
+"""Attribution: each addition to the residual stream, and its share of a token's logit.
 
 The stream that the head reads is a sum: the embedding row, and what attention and MLP of each layer add. The final norm
 divides it by one number, its root mean square, and multiplies by weights, and a logit is a product with one row of the
-head. With that number taken from the very pass all of it is linear, so a logit is the sum of what each addition gives,
+head. With that number taken from the same pass all of it is linear, so a logit is the sum of what each addition gives,
 and what an attention gives is the sum of what its heads do.
 
-Such a share tells what was written straight towards the token. What one layer writes for a later one to read is not in
-it: for that, take it away and look what changes (`inspect/interventions`).
+A share covers what was written directly towards the token. What one layer writes for a later one to read is not in it:
+for that, remove it and measure the change (`inspect/interventions`).
 
 Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; Nanda 2022, "direct logit attribution".
 """
@@ -40,14 +40,14 @@ _Doubles = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """Something that was added to the stream.
+    """An addition to the stream.
 
     Attributes:
         part: What added it.
-        layer: Of which layer; None for the embedding.
-        head: Which head; None but for heads.
+        layer: None for the embedding.
+        head: None but for heads.
         norm: The length of what was added.
-        logit: What it gives to the logit.
+        logit: Its share of the logit.
     """
 
     part: _Part
@@ -59,18 +59,18 @@ class Addition:
 
 @dataclass(frozen=True, slots=True)
 class Attribution(View):
-    """Where a logit comes from.
+    """A logit as a sum.
 
     Attributes:
-        token_ids: The ids that were run.
-        position: After which of them the token is asked for.
-        target_id: The token.
+        token_ids: The text's ids.
+        position: The token before the one that is predicted.
+        target_id: The predicted token.
         against_id: Where given, all numbers are of the target's logit less this token's.
         logit: What the pass has computed.
-        scale: What the final norm of that pass multiplies the stream with.
+        scale: The factor of the final norm in that pass.
         additions: The embedding, then attention and MLP of each layer: they sum to the logit, but for `rounding`.
         heads: The heads of each layer, which sum to its attention.
-        rounding: The logit less the sum: what the pass has rounded, and this sum.
+        rounding: The logit less the sum: rounding in the pass, and in this sum.
     """
 
     token_ids: tuple[int, ...]
@@ -87,17 +87,12 @@ class Attribution(View):
 def attribute(
     runner: Runner, trace: Trace, target_id: int, *, position: int = -1, against_id: int | None = None
 ) -> Attribution:
-    """Divide a token's logit among everything that was added to the stream.
+    """Divide a token's logit among the additions to the stream; `trace` holds `NAMES` of all layers.
 
-    Args:
-        runner: Executes the model that was traced.
-        trace: With `NAMES` of all layers.
-        target_id: The token whose logit it is.
-        position: The token of the text that it is to follow; negative ones count from the last.
-        against_id: Take this token's logit away: what speaks for the one rather than the other.
+    See `Inspector.attribution`.
 
     Raises:
-        InputError: If the trace lacks something, or for a token or a position that there is not.
+        InputError: If the trace lacks something, or for an invalid token or position.
     """
     row, config = row_of_position(trace, position), runner.config
     _check_trace(trace, config.num_hidden_layers)

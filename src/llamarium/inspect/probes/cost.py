@@ -24,12 +24,12 @@ class TokenCost(View):
 
     Attributes:
         num_tokens: T, the tokens of the text with it.
-        flops: Operations with the cache: of the last token alone, which looks at T keys.
+        flops: Operations with the cache: of the last token alone, over T keys.
         flops_without: Operations without it: of all T tokens. Logits are of the last one in both.
         seconds: Measured with the cache, the median of the rounds.
-        seconds_without: The same without it.
+        seconds_without: Measured without it, the median too.
         num_rounds: How often each was measured, after one run that warms up.
-        cache_bytes_per_token: What the token's keys and values take, in all layers.
+        cache_bytes_per_token: The token's keys and values, in all layers.
         largest_difference: Between the logits of the two ways; 0 where the runner is exact by rows.
     """
 
@@ -55,13 +55,13 @@ def token_cost(
 
     Args:
         runner: Executes the model.
-        ids: The text, the token last.
+        ids: The text.
         num_rounds: How often each way is measured, 1 to 100.
         adapter: Which of the runner's adapters, -1 for none.
-        kv_cache_dtype: What keys and values are kept in.
+        kv_cache_dtype: Type of cached keys and values.
 
     Raises:
-        InputError: For ids that there are not, or rounds out of range.
+        InputError: For invalid ids, or rounds out of range.
         ContextLengthError: If there are more ids than the context holds.
         MemoryBudgetError: If memory does not hold its cache.
     """
@@ -87,7 +87,7 @@ def token_cost(
 
 
 def _timed(runner: Runner, memory: Memory, sequence: KeptSequence, num_kept: int) -> tuple[float, Logits]:
-    """Run what comes after the kept tokens; return the seconds, and the last token's logits."""
+    """Run the tokens after the kept ones; return the seconds, and the last token's logits."""
     sequence.num_computed = num_kept
     begin = time.perf_counter()
     logits_1V = advance(runner, memory.cache, [sequence], _CHUNK)

@@ -1,8 +1,7 @@
-"""Four bits: what a weight is stored as, what it means, and how far that is from what it was.
+"""Four bits: how a weight is stored, what it means, and its distance from the original.
 
 A quantized weight is a code, and a scale that it shares with its neighbours, in some types a minimum too: it means
-levels[code] · scale + minimum. Inputs of packed weights are rounded as well (`quant/packed.py`), and what all of this
-does to a pass is seen in its stream, layer by layer.
+levels[code] · scale + minimum. Inputs of packed weights are rounded as well (`quant/packed.py`).
 """
 
 from collections.abc import Sequence
@@ -31,10 +30,10 @@ class CodedWeights(View):
         rows: Which rows, R of them.
         levels: What each code stands for before the scale.
         codes_RC: int64; the index of each weight's level.
-        scales_RC: float32; what its level is multiplied with.
-        minimums_RC: float32; what is added then; None where the type has none.
+        scales_RC: float32; the factor of its level.
+        minimums_RC: float32; added then; None where the type has none.
         values_RC: float32; what the weights mean: levels[codes] * scales + minimums.
-        original_RC: float32; what they were before, or None where that is not there.
+        original_RC: float32; the weights before, or None where unknown.
     """
 
     type_name: str
@@ -109,10 +108,7 @@ def coded_weights(
 
 
 def rounded_inputs(x: Floats) -> RoundedInputs:
-    """Round inputs as the C kernels do before they multiply them with packed weights.
-
-    Args:
-        x: (M, C); an activation of a trace, say.
+    """Round inputs (M, C) as the C kernels do before they multiply them with packed weights.
 
     Raises:
         InputError: If C is no multiple of 32.

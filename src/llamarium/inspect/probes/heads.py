@@ -32,10 +32,10 @@ class HeadsJoined:
 
     Attributes:
         layer: The layer.
-        token_ids: The ids that were run.
+        token_ids: The text's ids.
         positions: The tokens on the T axes.
         added_TND: float32; what each head adds.
-        rounding_TD: float32; attention's output less their sum: what the pass has rounded, and this sum.
+        rounding_TD: float32; attention's output less their sum: rounding in the pass, and in this sum.
     """
 
     layer: int
@@ -69,12 +69,7 @@ class HeadsJoined:
 
 
 def heads_joined(runner: Runner, trace: Trace, layer: int) -> HeadsJoined:
-    """Return what each head of a layer adds to the stream through its columns of `o_proj`.
-
-    Args:
-        runner: Executes the model that was traced.
-        trace: With "head_out" and "attn_out" of the layer.
-        layer: The layer; a negative one counts from the last.
+    """Return what each head of a layer (negative: from the last) adds to the stream; `trace` holds `NAMES` of it.
 
     Raises:
         InputError: If the trace does not hold them.
@@ -95,17 +90,17 @@ def _through_columns(runner: Runner, layer: int, head_out_TNH: Floats) -> Floats
 
 
 def _alone(head_out_TNH: Floats) -> Floats:
-    """Return each head's result where it lies among the others, and zeros in their places: (T * N, N * H)."""
+    """Return each head's result at its own columns, zeros elsewhere: (T * N, N * H)."""
     num_heads = head_out_TNH.shape[1]
     apart_TNNH = np.eye(num_heads, dtype=np.float32)[:, :, None] * head_out_TNH[:, None]
     return apart_TNNH.reshape(len(head_out_TNH) * num_heads, -1)
 
 
 def layer_in(trace: Trace, layer: object, num_layers: int, names: tuple[str, ...]) -> int:
-    """Return the number of a layer of which a trace holds these activations.
+    """Return a layer's index, counted from 0.
 
     Raises:
-        InputError: If there is no such layer, or the trace lacks one of them.
+        InputError: If there is no such layer, or the trace lacks one of these activations of it.
     """
     if isinstance(layer, bool) or not isinstance(layer, int) or not -num_layers <= layer < num_layers:
         raise InputError(f"layer is {show_value(layer)}; expected one within {-num_layers}..{num_layers - 1}")

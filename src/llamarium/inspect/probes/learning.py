@@ -1,7 +1,7 @@
 """Learning from one sentence: its loss per token, the gradient on its embedding rows, and one step of training on it.
 
-All of it happens on a copy of the modules, in float32; the model stays as it was. Packed weights cannot be changed by a
-step; the copy of a model that has some is unpacked, where that is asked for.
+All of it happens on a float32 copy of the modules; the model is unchanged. Packed weights cannot be changed by a step;
+with `unpack` their copy is unpacked.
 """
 
 import copy
@@ -36,15 +36,15 @@ class Lesson:
     Attributes:
         token_ids: The text.
         losses: -log P of each token but the first, before the step.
-        losses_after: The same after it.
-        row_ids: The text's tokens, each once, in the order in which they come.
+        losses_after: After it.
+        row_ids: The text's tokens, each once, in order of first appearance.
         row_gradients_RD: The gradient of the mean loss on their rows of the embedding table; of a tied model both as
             embedding and as head.
-        row_moves: How far the step has moved each of them: the length of the difference.
+        row_moves: The length of each row's change in the step.
         gradient_norm: The length of the whole gradient.
         before: The most probable tokens to follow the text.
-        after: The same after the step.
-        num_unpacked: How many modules of the copy had packed weights, which were unpacked for the step.
+        after: Those after the step.
+        num_unpacked: Modules whose packed weights were unpacked for the step.
     """
 
     token_ids: tuple[int, ...]
@@ -90,22 +90,14 @@ def learn(
     unpack: bool = False,
     budget_mb: float = math.inf,
 ) -> Lesson:
-    """Take one step of training on a text, on a copy of the model.
+    """Take one step of training on a text, on a copy of the model; see `Inspector.learn`.
 
-    Args:
-        model: Modules; they stay as they are.
-        ids: The text, at least two tokens.
-        optimizer: torch's, with its defaults but for the rate and no weight decay.
-        learning_rate: Above 0.
-        k: How many of the most probable next tokens are told.
-        tokenizer: Gives them their texts.
-        unpack: Take packed weights for what they mean: plain float32, which can learn. Adapters are added to them.
-        budget_mb: What the step may hold, in megabytes of 10^6 bytes; see `lesson_bytes`.
+    `budget_mb` limits the step's memory, in megabytes of 10^6 bytes (`lesson_bytes`).
 
     Raises:
-        InputError: For a text of one token, a rate that is none, or a model with packed weights and no `unpack`.
+        InputError: For a text of one token, an invalid rate, or a model with packed weights and no `unpack`.
         ContextLengthError: If there are more ids than the context holds.
-        MemoryBudgetError: If more than the budget is needed. Nothing has been copied then.
+        MemoryBudgetError: If the step needs more than the budget; nothing has been copied then.
     """
     check_count(k, "k", model.config.vocab_size)
     known = _checked_ids(model.config, ids, optimizer, learning_rate, budget_mb)

@@ -23,12 +23,12 @@ class Neuron:
     """What one neuron computes for a token.
 
     Attributes:
-        index: Its number, below F.
+        index: Below F.
         gate: Of the gate projection.
         act: silu(gate).
         up: Of the up projection.
-        gated: act · up, what its column of the down projection is multiplied with.
-        by_token: The same for each of the trace's positions.
+        gated: act · up, the factor of its column of the down projection.
+        by_token: `gated` at each of the trace's positions.
     """
 
     index: int
@@ -46,7 +46,7 @@ class Neurons(View):
     Attributes:
         layer: The layer.
         position: The token.
-        token_ids: The ids that were run.
+        token_ids: The text's ids.
         positions: The tokens of each neuron's `by_token`.
         neurons: By the size of `gated`, the largest first.
     """
@@ -59,14 +59,9 @@ class Neurons(View):
 
 
 def top_neurons(config: ModelConfig, trace: Trace, layer: int, *, position: int = -1, k: int = 10) -> Neurons:
-    """Return the neurons of a layer whose product is largest, of either sign, for one token.
+    """Return the k neurons of a layer whose product is largest, of either sign; `trace` holds `NAMES` of the layer.
 
-    Args:
-        config: Of the model that was traced.
-        trace: With `NAMES` of the layer.
-        layer: The layer; a negative one counts from the last.
-        position: The token; a negative one counts from the last.
-        k: How many.
+    See `Inspector.neurons`.
 
     Raises:
         InputError: If the trace does not hold them, or `k` is out of range.

@@ -1,7 +1,7 @@
-"""A pass with the same weights in fewer bits, to look at: one matrix is unpacked or coded at a time, and none is kept.
+"""A pass with the weights in fewer bits: one matrix at a time is unpacked or coded, and none is kept.
 
-It is the model's arithmetic in float32 and numpy, as `model/` defines it. So it takes time and hardly any memory,
-whatever the model's size, and nothing of the model changes.
+It is the model's arithmetic in float32 and numpy, as `model/` defines it: slow, but with little memory for models of
+any size, and the model is unchanged.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,13 +33,13 @@ def streams_as(
 ) -> Trace:
     """Run a text in float32 with the layers' matrices as they are, or as a type would have them.
 
-    For `stream_errors`: without a type it is what the model's weights give in float32, be they packed or not.
+    For `stream_errors`: without a type it is the float32 pass of the model's weights, packed or not.
 
     Args:
-        runner: Holds the weights; they stay as they are.
+        runner: Holds the weights.
         ids: The text.
         quantize: "NF4", "Q8_0" or "Q4_1"; None leaves the weights as they are.
-        rounds_inputs: Round inputs too, as the C kernels do with what they multiply: Q8_0 and Q4_1, or packed weights.
+        rounds_inputs: Round inputs too, as the C kernels do for Q8_0 and Q4_1, or packed weights.
 
     Returns:
         A trace of "resid", in all layers and at all positions.
@@ -94,12 +94,12 @@ def _normalized(runner: Runner, key: str, x_TD: Floats) -> Floats:
 
 
 def can_round_inputs(config: ModelConfig) -> bool:
-    """Whether all that the layers' matrices are multiplied with can be rounded as the C kernels do."""
+    """Whether all inputs of the layers' matrices can be rounded as the C kernels do."""
     widths = config.hidden_size, config.num_attention_heads * config.head_dim, config.intermediate_size
     return not any(width % GROUP for width in widths)
 
 
 def input_bits_of(runner: Runner, key: str) -> InputBits | None:
-    """Return what a matrix' inputs are rounded to, by the C kernels; None where they are not rounded."""
+    """Return the bits that the C kernels round a matrix's inputs to; None where they are not rounded."""
     in_c = type_of(runner, key) in PACKED_FORMATS and runner.backend_of(key) != "PyTorch"
     return runner.input_bits if in_c else None

@@ -1,4 +1,4 @@
-"""RoPE in plain numbers: each pair's angle, what it does to a query and a key, and how a score hangs on the distance.
+"""RoPE in plain numbers: each pair's angle, its rotation of a query and a key, and scores by distance.
 
 The frequencies are the model's own (`runtime/rope.py`), the rotation is that of `model/rope.py`.
 """
@@ -28,9 +28,9 @@ class RopePair(View):
     Attributes:
         index: i.
         frequency: Radians per position, with the model's scaling.
-        unscaled: The same without.
+        unscaled: Radians per position without it.
         wavelength: Positions of one whole turn.
-        angle: At the position asked about, in radians, as many turns as it may be.
+        angle: At the requested position, in radians, not reduced to one turn.
         turns: Whole turns over the model's context.
     """
 
@@ -47,12 +47,12 @@ class Turned(View):
     """A head's query or key, as pairs, before and after its rotation.
 
     Attributes:
-        side: Which of the two.
+        side: Query or key.
         layer: The layer.
         head: Of the query heads, or of the key-value heads.
         position: The token.
         before_P2: float32; pair i is (feature i, feature i + H/2).
-        after_P2: The same, turned.
+        after_P2: float32; the rotated pairs.
         pairs: The angles.
     """
 
@@ -93,10 +93,10 @@ def turned(
     Args:
         config: Of the model that was traced.
         trace: With "q" and "q_rot", or "k" and "k_rot", of the layer.
-        side: Which of the two.
-        layer: The layer; a negative one counts from the last.
+        side: Query or key.
+        layer: A negative one counts from the last.
         head: Of the query heads, or of the key-value heads.
-        position: The token; a negative one counts from the last.
+        position: A negative one counts from the last.
 
     Raises:
         InputError: If the trace does not hold them, or there is no such head.
@@ -115,13 +115,7 @@ def turned(
 
 
 def score_by_distance(config: ModelConfig, q_H: Floats, k_H: Floats, distances: Sequence[int]) -> list[float]:
-    """Return q·k / sqrt(H) for a query that stands so many positions after the key.
-
-    Args:
-        config: Of the model, for frequencies and H.
-        q_H: A query before its rotation.
-        k_H: A key before its rotation.
-        distances: 0 is the same place.
+    """Return q·k / sqrt(H) for a query that many positions after the key, of a query and a key before rotation, (H,).
 
     Raises:
         InputError: For vectors of another length, or a distance outside the context.

@@ -26,13 +26,13 @@ from llamarium.tokenizer.base import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class SamplerCandidate:
-    """A token that a step has left.
+    """A token that a step has kept.
 
     Attributes:
         token_id: The token.
         logit: After the step; from "temperature" on less the largest, and divided by the temperature.
-        probability: Among those that are left.
-        text: Its printable piece, or None where no tokenizer was at hand.
+        probability: Among the kept ones.
+        text: Its printable piece, or None without a tokenizer.
     """
 
     token_id: int
@@ -43,13 +43,13 @@ class SamplerCandidate:
 
 @dataclass(frozen=True, slots=True)
 class SamplerStep:
-    """What one step leaves.
+    """The logits after one step.
 
     Attributes:
         name: "logits" (the model's own), "logit_bias", "penalties", "grammar", "temperature", then the filters as
             parameters are called, in the order of `sampling/steps.py`; at temperature 0 nothing follows "grammar".
-        is_on: Whether the parameters ask for it.
-        num_left: How many tokens it leaves.
+        is_on: Whether the parameters enable it.
+        num_left: Number of tokens it keeps.
         candidates: The most probable of them, the best first; the chosen token stands last if it is not among them.
     """
 
@@ -67,7 +67,7 @@ class Drawn:
         token_id: The token.
         noise: -log(-log(u)) of its own u, which follows from seed, place and id.
         total: The last step's logit and the noise.
-        text: Its printable piece, or None where no tokenizer was at hand.
+        text: Its printable piece, or None without a tokenizer.
     """
 
     token_id: int
@@ -82,10 +82,10 @@ class SamplerSteps(View):
 
     Attributes:
         token_id: The token.
-        text: Its printable piece, or None where no tokenizer was at hand.
-        seed: What the noise follows from.
-        place: How many tokens the answer had before.
-        steps: One for each step, in order.
+        text: Its printable piece, or None without a tokenizer.
+        seed: Of the noise.
+        place: Tokens of the answer before it.
+        steps: In order.
         draw: The candidates of the last step with their noise; None at temperature 0, where the largest logit wins.
     """
 
@@ -107,21 +107,21 @@ def sampler_steps(
     k: int = 10,
     tokenizer: Tokenizer | None = None,
 ) -> SamplerSteps:
-    """Run a prompt, and follow how the next token of its answer is chosen.
+    """Run a prompt, and follow how the next token of its answer is chosen; see `Inspector.sampler_steps`.
 
     Args:
         runner: Executes the model.
         prompt_ids: The prompt's tokens.
         params: With n 1, as for an answer.
-        answer_ids: The tokens that the answer has so far: penalties count them apart from the prompt's.
-        constraint: The form of the answer at its beginning, where `params` have a grammar.
+        answer_ids: The tokens of the answer so far: penalties count them apart from the prompt's.
+        constraint: The answer's grammar at its beginning, where `params` have one.
         k: Candidates that are kept after each step.
         tokenizer: Gives tokens their texts.
 
     Raises:
-        InputError: For ids that there are not, or a `k` outside the vocabulary.
+        InputError: For invalid ids, or a `k` outside the vocabulary.
         ContextLengthError: If there are more ids than the context holds.
-        SamplingError: If the parameters ask for more than one answer, or name ids outside the vocabulary.
+        SamplingError: If the parameters request more than one answer, or name ids outside the vocabulary.
         AnswerError: If no token can be chosen.
     """
     check_count(k, "k", runner.config.vocab_size)
@@ -135,14 +135,7 @@ def sampler_steps(
 def explain_choice(
     row: SamplingRow, logits_V: Logits, device: str, k: int = 10, tokenizer: Tokenizer | None = None
 ) -> SamplerSteps:
-    """Follow how the sampler chooses a row's next token from logits, and note it in the row.
-
-    Args:
-        row: What is asked, and which tokens there are so far.
-        logits_V: The model's, as the runner returned them.
-        device: Where they are.
-        k: Candidates that are kept after each step.
-        tokenizer: Gives tokens their texts.
+    """Follow how the sampler chooses a row's next token from the runner's logits on `device`, and append it to the row.
 
     Raises:
         AnswerError: If no token can be chosen.
@@ -185,13 +178,6 @@ def next_logits(
     """Return the logits after the last token, as an answer has them: (V,).
 
     The modules round a batch of tokens differently from single ones; there the answer is run as it was made.
-
-    Args:
-        runner: Executes the model.
-        prompt_ids: The prompt's tokens.
-        answer_ids: The tokens that the answer has so far.
-        adapter: Which of the runner's adapters, -1 for none.
-        kv_cache_dtype: What keys and values are kept in.
     """
     num_tokens = len(prompt_ids) + len(answer_ids)
     memory = Memory(runner, num_tokens, kv_cache_dtype)

@@ -18,7 +18,7 @@ def type_of(runner: Runner, key: str) -> str:
     """Return the type that a matrix is stored as.
 
     Raises:
-        InputError: If it is not known: its module has been replaced.
+        InputError: If it is unknown: its module has been replaced.
     """
     found = runner.weights.get(EMBEDDING if key == HEAD and runner.config.tie_word_embeddings else key)
     if found is None:
