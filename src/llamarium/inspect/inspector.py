@@ -61,7 +61,8 @@ LlamaT = TypeVar("LlamaT", bound=Inspected)
 class Inspector(Generic[LlamaT]):
     """Inspections of a pass.
 
-    A prompt is text, or token ids. A word is a token's id, or text that is a single token.
+    A prompt is text, or token ids. A word is a token's id, or text that is a single token. An invalid argument is an
+    `InputError` in every method; a prompt longer than the context is a `ContextLengthError`.
 
     Args:
         llama: The inspected model.
@@ -89,9 +90,6 @@ class Inspector(Generic[LlamaT]):
             layers: The layers that are read; None for all.
             positions: The tokens whose successors are predicted; None for all.
             after: One half of each layer; None for both.
-
-        Raises:
-            InputError: For an invalid argument.
         """
         check_choice("after", after, (None, *get_args(Half)))
         llama, chosen_id = self._llama, None if word is None else self._token(word)
@@ -106,9 +104,6 @@ class Inspector(Generic[LlamaT]):
             text: The prompt.
             layer: Whose heads; a negative one counts from the last.
             positions: The tokens to whose streams is added; None for all.
-
-        Raises:
-            InputError: For an invalid argument.
         """
         llama = self._llama
         seen = trace(llama.runner, llama.encode(text), names=heads.NAMES, layers=[layer], positions=positions)
@@ -124,9 +119,6 @@ class Inspector(Generic[LlamaT]):
             word: The token whose logit it is.
             against: Subtract this token's logit: what favours the one over the other.
             position: The token of the text before it; a negative one counts from the last.
-
-        Raises:
-            InputError: For an invalid argument.
         """
         llama, target_id = self._llama, self._token(word)
         against_id = None if against is None else self._token(against)
@@ -141,9 +133,6 @@ class Inspector(Generic[LlamaT]):
             layer: Whose neurons; a negative one counts from the last.
             position: The token; a negative one counts from the last.
             k: How many.
-
-        Raises:
-            InputError: For an invalid argument.
         """
         llama = self._llama
         seen = trace(llama.runner, llama.encode(text), names=neurons.NAMES, layers=[layer])
@@ -264,9 +253,6 @@ class Inspector(Generic[LlamaT]):
         Args:
             *edits: Of `llamarium.inspect.interventions.edits`: `ablate`, `scale`, `ablate_to_mean`, `steer`.
             experiment: Another mask or rotation.
-
-        Raises:
-            InputError: For an invalid edit.
         """
         need_torch("an edit")
         from llamarium.inspect.interventions.edits import edited
@@ -287,9 +273,6 @@ class Inspector(Generic[LlamaT]):
             word: A token that is reported whatever its rank.
             position: The token whose successor is predicted; a negative one counts from the last.
             k: How many of the most probable next tokens of each are reported.
-
-        Raises:
-            InputError: For an invalid argument.
             AnswerError: If the logits with the edits are not finite.
         """
         need_torch("an edit")
@@ -308,11 +291,7 @@ class Inspector(Generic[LlamaT]):
         layers: Collection[int] | None = None,
         positions: Sequence[int] | None = None,
     ) -> Trace:
-        """Trace a text with another mask or rotation; arguments as for `trace`.
-
-        Raises:
-            LlamariumError: As `trace`.
-        """
+        """Trace a text with another mask or rotation; arguments as for `trace`."""
         need_torch("an experiment")
         from llamarium.inspect.interventions.edits import edited
         from llamarium.inspect.interventions.experiments import trace_experiment
@@ -332,10 +311,6 @@ class Inspector(Generic[LlamaT]):
             layer: After which layer.
             scale: Factor of the difference; a negative one steers away.
             positions: At which tokens; None is all.
-
-        Raises:
-            InputError: For an invalid argument.
-            ContextLengthError: If a prompt is longer than the context.
         """
         need_torch("steering")
         from llamarium.inspect.interventions.edits import steer
@@ -370,7 +345,7 @@ class Inspector(Generic[LlamaT]):
             The grid; `cells()` runs it, and yields each cell when it is done.
 
         Raises:
-            InputError: For prompts of different lengths, or another invalid argument.
+            InputError: For prompts of different lengths.
             ContextLengthError: If the prompts are longer than the context.
             MemoryBudgetError: If their activations take more than a gigabyte.
         """

@@ -31,8 +31,8 @@ class TokenScore:
 
     Attributes:
         token_id: The token.
-        logprob: log P(token | those before), natural; None for the first. It equals the one reported with an answer's own
-            tokens, where its bits do (`Runner.is_row_exact`).
+        logprob: log P(token | those before), natural; None for the first. Equal to the one reported with an answer's
+            own tokens, where its bits do (`Runner.is_row_exact`).
         rank: 1 if no other token was more probable, 2 if one was, ...; None where `logprob` is.
         text: Its printable piece, or None without a tokenizer.
     """

@@ -55,7 +55,7 @@ class Summary:
         config: Its shape.
         parameters: By part; a tied head is counted once.
         bytes_by_dtype: Bytes of the weights in memory, by their type there; empty if nothing was loaded.
-        products: By type in memory, the backend of its products (C with its set of kernels, or PyTorch) and its weights.
+        products: By type in memory, the backend of its products (C with its set of kernels, or PyTorch), and which.
         flops_per_token: Operations for one new token without others before it.
         flops_per_token_at_full_context: Operations for the last token of a full context.
         kv_dtype: The type of cached keys and values.
