@@ -111,11 +111,11 @@ def check_base(base: Base, saved: SavedAdapter) -> None:
         return
     found = base.fingerprint()
     if found is None:
-        _warn("in float16 a base has no fingerprint: whether the adapter is its own is not checked")
+        warn_caller("in float16 a base has no fingerprint: whether the adapter is its own is not checked")
     elif found != expected:
         raise _another(folder, name, expected, found)
     if (linears := written.get(LINEARS)) is None:
-        _warn(
+        warn_caller(
             f"{escape(folder)}: was saved by a version that did not note the base's Linears; whether the base contains "
             "this adapter already (it was merged into it) is not checked"
         )
@@ -132,7 +132,7 @@ def check_base(base: Base, saved: SavedAdapter) -> None:
     if same is False:
         raise _another(folder, name, linears.rpartition(":")[2], here.rpartition(":")[2])
     if contained is None:
-        _warn(
+        warn_caller(
             f"{escape(folder)}: the base is stored otherwise than in training; whether it contains this adapter "
             "already is not checked"
         )
@@ -155,7 +155,3 @@ def _another(folder: Path, name: object, expected: str, found: str) -> Checkpoin
         f"{escape(folder)}: the adapter was trained on another base ({show_value(name)}, fingerprint "
         f"{escape(expected, 12)}; this one has {escape(found, 12)}); load that base"
     )
-
-
-def _warn(text: str) -> None:
-    warn_caller(text)

@@ -14,8 +14,12 @@ from typing import Any, Literal, Protocol
 from numpy.typing import NDArray
 
 from llamarium.checkpoints.storage import Bytes
-from llamarium.config import EMBEDDING, HEAD, ModelConfig
+from llamarium.config import EMBEDDING, HEAD, ModelConfig, read_json_object
 from llamarium.errors import CheckpointError, escape, show_value
+
+CONFIG_LIMIT_BYTES = 2 * 2**20
+"""Of a JSON file beside weights, or a safetensors file's header: a table of 405B's 6,000 tensors in 4 bits takes half
+of it; parsed JSON takes up to 30 times its text."""
 
 FormatName = Literal["huggingface", "meta", "gguf", "packed"]
 
@@ -126,6 +130,29 @@ _OTHER_SHAPES: dict[str, tuple[str, ...]] = {
     HEAD: ("vocab_size", "hidden_size"),
 }
 _LAYER_KEY = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.(.+)")
+
+
+def state_dict_key(name: str, layers: str, of_layer: Mapping[str, str], others: Mapping[str, str]) -> str:
+    """Return the key of a tensor by its name in a file; one not known is quoted, so that it cannot pass for a key."""
+    first, idx, rest = (*name.split(".", 2), "", "")[:3]
+    if first == layers and rest in of_layer:
+        return f"model.layers.{idx}.{of_layer[rest]}"
+    return others.get(name, repr(name))
+
+
+def permuted_heads(key: str, config: ModelConfig) -> int | None:
+    """Return the heads whose rows Meta and GGUF have in the interleaved order of RoPE pairs; None for other weights."""
+    if key.endswith("q_proj.weight"):
+        return config.num_attention_heads
+    return config.num_key_value_heads if key.endswith("k_proj.weight") else None
+
+
+def read_hf_config(folder: Path) -> tuple[dict[str, Any], ModelConfig, Mapping[str, Any]]:
+    """Return a Hugging Face folder's `config.json`, as it is and read, and `generation_config.json`, or nothing."""
+    path, generation = folder / "config.json", folder / "generation_config.json"
+    raw = read_json_object(path, CONFIG_LIMIT_BYTES)
+    config = ModelConfig.from_hf(raw, str(path))
+    return raw, config, read_json_object(generation, CONFIG_LIMIT_BYTES) if generation.exists() else {}
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -137,20 +137,12 @@ def _module_weight(key: str, shape: tuple[int, ...], module: nn.Module, dtype: t
     if isinstance(module, (QuantizedLinear, QuantizedEmbedding)):
         if dtype is None:
             raise needs_dtype(key, module._get_name())  # pyright: ignore[reportPrivateUsage] - torch has no public one
-        target, read = dtype, lambda: module.dequantize(torch.float32)
-    else:
-        weight = module.get_parameter("weight")
-        target, read = dtype or weight.dtype, lambda: weight
-        if tuple(weight.shape) != shape:
-            raise CheckpointError(f"{key} has shape {tuple(weight.shape)}; by the model's config it is {shape}")
-    return _casting(key, shape, target, read)
-
-
-def _casting(key: str, shape: tuple[int, ...], dtype: torch.dtype, read: Callable[[], Tensor]) -> Weight:
+        name = _NAME_OF_DTYPE[dtype]
+        return Weight(key, shape, name, lambda: cast_array(array_of(module.dequantize(torch.float32)), name, key))
+    weight = module.get_parameter("weight")
+    if tuple(weight.shape) != shape:
+        raise CheckpointError(f"{key} has shape {tuple(weight.shape)}; by the model's config it is {shape}")
+    if dtype in (None, weight.dtype):
+        return tensor_weight(key, weight)
     name = _NAME_OF_DTYPE[dtype]
-
-    def values() -> NDArray[Any]:
-        found = read()
-        return array_of(found) if found.dtype == dtype else cast_array(array_of(found), name, key)
-
-    return Weight(key, shape, name, values)
+    return Weight(key, shape, name, lambda: cast_array(array_of(weight), name, key))

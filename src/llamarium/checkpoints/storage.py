@@ -73,6 +73,12 @@ class TensorFile:
         raw = self.view(offset, num_bytes) if in_place else self.load(offset, num_bytes)
         return raw.view(dtype).reshape(shape)
 
+    def rows(self, offset: int, num_bytes: int, shape: tuple[int, ...], type_name: str, *, copy: bool = False) -> Bytes:
+        """Return a weight's bytes, (rows, bytes of a row); a vector is one row. Floats badly aligned are copied."""
+        num_rows = shape[0] if len(shape) == 2 else 1
+        copy = copy or offset % np.dtype(FLOATS.get(type_name, np.uint8)).itemsize != 0
+        return self.array(offset, (num_rows, num_bytes // num_rows), np.uint8, copy=copy)
+
     def check_unchanged(self) -> None:
         """Check that what is mapped is still what was opened, as far as size, time and inode tell.
 

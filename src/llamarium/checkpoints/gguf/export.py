@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamarium.checkpoints.checkpoint import permuted_heads
 from llamarium.checkpoints.gguf.config import ROPE_FREQS
 from llamarium.checkpoints.gguf.file import GGUFData, write_gguf
 from llamarium.checkpoints.gguf.mixtures import FLOATS, MIXTURES, Mixture, type_of, wanted_type
@@ -104,9 +105,8 @@ def tokenizer_metadata(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, A
     pre = _pre_tokenizer(raw, tokenizer)
     if not tokenizer.eos_token_ids:
         raise _refusal(tokenizer, "it has no end-of-text token, and llama.cpp would take token 11 for it")
-    tokens = [
-        f"[PAD{i}]" for i in range(config.vocab_size)
-    ]  # rows without a token, as llama.cpp's converter names them
+    # Rows without a token are named as llama.cpp's converter names them.
+    tokens = [f"[PAD{i}]" for i in range(config.vocab_size)]
     kinds = [_UNUSED] * len(tokens)
     special = set(tokenizer.special_tokens.values())
     for token, i in model["vocab"].items():
@@ -172,10 +172,8 @@ def _tensor(weight: Weight, config: ModelConfig, mixture: Mixture) -> tuple[str,
 
 def _encode(weight: Weight, config: ModelConfig, kind: str) -> memoryview:
     values = weight.read()
-    if weight.key.endswith("q_proj.weight"):
-        values = permute(values, config.num_attention_heads)
-    elif weight.key.endswith("k_proj.weight"):
-        values = permute(values, config.num_key_value_heads)
+    heads = permuted_heads(weight.key, config)
+    values = values if heads is None else permute(values, heads)
     if kind in FLOATS:
         return array_bytes(cast_array(values, kind, weight.key))
     check_fits_float16(values, weight.key)

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.checkpoints.checkpoint import FormatName, StoredTensor, TensorEntry, check_weights
+from llamarium.checkpoints.checkpoint import (
+    FormatName,
+    StoredTensor,
+    TensorEntry,
+    check_weights,
+    permuted_heads,
+    state_dict_key,
+)
 from llamarium.checkpoints.gguf.config import ROPE_FREQS, gguf_config
 from llamarium.checkpoints.gguf.file import GGUFFile, GGUFTensor, read_gguf
 from llamarium.checkpoints.storage import TensorFile, unpermute
@@ -63,12 +70,11 @@ class GGUFCheckpoint:
         """Return a weight's bytes by row; see `Checkpoint.stored`."""
         entry = self.entries[key]
         tensor = self._tensors[entry.name]
-        num_rows = entry.shape[0] if len(entry.shape) == 2 else 1
-        shape = (num_rows, tensor.num_bytes // num_rows)
-        rows = self._file.array(tensor.offset, shape, np.uint8, copy=copy or entry.permuted)
-        if entry.permuted:
-            is_query = entry.key.endswith("q_proj.weight")
-            rows = unpermute(rows, self.config.num_attention_heads if is_query else self.config.num_key_value_heads)
+        heads = permuted_heads(key, self.config)
+        rows = self._file.rows(
+            tensor.offset, tensor.num_bytes, entry.shape, entry.dtype, copy=copy or heads is not None
+        )
+        rows = rows if heads is None else unpermute(rows, heads)
         return StoredTensor(entry.dtype, entry.shape, rows)
 
     def check_unchanged(self) -> None:
@@ -84,14 +90,6 @@ class GGUFCheckpoint:
         return self._file.array(tensor.offset, tensor.shape, np.float32, copy=True)
 
     def _entry(self, tensor: GGUFTensor) -> TensorEntry:
-        key = _key(tensor.name)
-        permuted = key.endswith(("q_proj.weight", "k_proj.weight"))
+        key = state_dict_key(tensor.name, "blk", LAYER_NAMES, NAMES)
+        permuted = permuted_heads(key, self.config) is not None
         return TensorEntry(key, tensor.shape, tensor.type_name, tensor.num_bytes, self.path, tensor.name, permuted)
-
-
-def _key(name: str) -> str:
-    """Return Hugging Face's key for a GGUF name; one that is not known is quoted, so that it cannot pass for a key."""
-    layer, idx, rest = (*name.split(".", 2), "", "")[:3]
-    if layer == "blk" and rest in LAYER_NAMES:
-        return f"model.layers.{idx}.{LAYER_NAMES[rest]}"
-    return NAMES.get(name, repr(name))

@@ -9,13 +9,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
-from llamarium.checkpoints.checkpoint import FormatName, StoredTensor, TensorEntry, check_names, check_weights
+from llamarium.checkpoints.checkpoint import (
+    CONFIG_LIMIT_BYTES,
+    FormatName,
+    StoredTensor,
+    TensorEntry,
+    check_names,
+    check_weights,
+    read_hf_config,
+)
 from llamarium.checkpoints.huggingface.bnb import NF4Group, check_method, group_components
-from llamarium.checkpoints.huggingface.safetensors_file import HEADER_LIMIT_BYTES, SafetensorsTensor, read_safetensors
+from llamarium.checkpoints.huggingface.safetensors_file import SafetensorsTensor, read_safetensors
 from llamarium.checkpoints.storage import FLOATS, TensorFile, equal_by_pieces
-from llamarium.config import EMBEDDING, HEAD, ModelConfig, read_json_object
+from llamarium.config import EMBEDDING, HEAD, read_json_object
 from llamarium.errors import CheckpointError, ModelNotFoundError, UnsupportedFormatError, escape
 
 SINGLE = "model.safetensors"
@@ -41,13 +47,8 @@ class HuggingFaceCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        raw = read_json_object(path / "config.json", HEADER_LIMIT_BYTES)
-        self.config = ModelConfig.from_hf(raw, str(path / "config.json"))
+        raw, self.config, self.generation_config = read_hf_config(path)
         quantized = check_method(raw.get("quantization_config"), path / "config.json")
-        generation = path / "generation_config.json"
-        self.generation_config: Mapping[str, Any] = (
-            read_json_object(generation, HEADER_LIMIT_BYTES) if generation.exists() else {}
-        )
         self._files: dict[str, TensorFile] = {}
         self._tensors: dict[str, tuple[TensorFile, SafetensorsTensor]] = {}
         self._open(_shards(path))
@@ -61,12 +62,8 @@ class HuggingFaceCheckpoint:
         if key in self._groups:
             return self._groups[key].stored()
         file, tensor = self._tensors[key]
-        num_rows = tensor.shape[0] if len(tensor.shape) == 2 else 1
-        shape = (num_rows, tensor.num_bytes // num_rows)
-        aligned = tensor.offset % np.dtype(FLOATS[tensor.dtype]).itemsize == 0
-        return StoredTensor(
-            tensor.dtype, tensor.shape, file.array(tensor.offset, shape, np.uint8, copy=copy or not aligned)
-        )
+        rows = file.rows(tensor.offset, tensor.num_bytes, tensor.shape, tensor.dtype, copy=copy)
+        return StoredTensor(tensor.dtype, tensor.shape, rows)
 
     def check_unchanged(self) -> None:
         """Check that all files are still what was opened; see `Checkpoint.check_unchanged`."""
@@ -138,7 +135,7 @@ def _shards(path: Path) -> dict[str, frozenset[str] | None]:
 
 
 def _read_index(path: Path) -> dict[str, frozenset[str] | None]:
-    weight_map = read_json_object(path, HEADER_LIMIT_BYTES).get("weight_map")
+    weight_map = read_json_object(path, CONFIG_LIMIT_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{escape(path)}: weight_map is missing or empty; expected tensor names with their files")
     names: dict[str, set[str]] = {}

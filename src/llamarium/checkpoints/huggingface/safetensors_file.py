@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from llamarium.checkpoints.checkpoint import CONFIG_LIMIT_BYTES
 from llamarium.errors import CheckpointError, UnsupportedFormatError, escape
 from llamarium.io import regular_size
-
-HEADER_LIMIT_BYTES = 2 * 2**20
-"""A table of 405B's 6,000 tensors in 4 bits takes half of it; parsed JSON takes up to 30 times its text."""
 
 _DTYPE_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8,
@@ -66,8 +64,8 @@ def read_safetensors_header(path: Path) -> tuple[dict[str, SafetensorsTensor], M
         length = int.from_bytes(head, "little")
         if len(head) < 8 or length > size - 8:
             raise _fault(path, f"{size} bytes cannot hold the header of {length} bytes that is announced")
-        if length > HEADER_LIMIT_BYTES:
-            raise _fault(path, f"the header has {length} bytes; expected at most {HEADER_LIMIT_BYTES}")
+        if length > CONFIG_LIMIT_BYTES:
+            raise _fault(path, f"the header has {length} bytes; expected at most {CONFIG_LIMIT_BYTES}")
         table = _parse(path, file.read(length))
     metadata = table.pop("__metadata__", None)
     if metadata is not None and not _are_texts(metadata):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llamarium.checkpoints.huggingface.safetensors_file import HEADER_LIMIT_BYTES
+from llamarium.checkpoints.checkpoint import CONFIG_LIMIT_BYTES
 from llamarium.config import ModelConfig, RopeScaling, read_json_object
 from llamarium.errors import CheckpointError, ConfigError, escape
 
@@ -43,7 +43,7 @@ def meta_config(folder: Path, vocab_size: int, tied: bool) -> ModelConfig:
         CheckpointError: If params.json and config.json, or params.json and the weights, disagree.
     """
     path = folder / "params.json"
-    raw = read_json_object(path, HEADER_LIMIT_BYTES)
+    raw = read_json_object(path, CONFIG_LIMIT_BYTES)
     source = escape(path)
     unknown = sorted(set(raw) - _FIELDS - _NOT_THE_MODEL)  # such as quantization_args and lora_args of 3.2's QLoRA
     if unknown:
@@ -124,7 +124,7 @@ def _left_out(said: Mapping[str, Any], scaled: bool, source: str) -> dict[str, A
 
 def _merge(path: Path, said: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json, which must agree with all that params.json says."""
-    config = ModelConfig.from_hf(read_json_object(path, HEADER_LIMIT_BYTES), str(path))
+    config = ModelConfig.from_hf(read_json_object(path, CONFIG_LIMIT_BYTES), str(path))
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     for name, value in said.items():
         if fields[name] != value:

@@ -22,6 +22,8 @@ from llamarium.checkpoints.checkpoint import (
     check_names,
     check_weights,
     list_some,
+    permuted_heads,
+    state_dict_key,
 )
 from llamarium.checkpoints.meta.config import meta_config
 from llamarium.checkpoints.meta.file import read_meta_shard
@@ -66,8 +68,9 @@ class MetaCheckpoint:
         shards = [read_meta_shard(file) for file in files]
         for file, shard in zip(files, shards, strict=True):
             check_names(file, shards[0], shard, f"the tensors of {files[0].name}")
+        names = {name: state_dict_key(name, "layers", _LAYER_NAMES, _NAMES) for name in shards[0]}
         self._slices = {
-            _key(name): (name, [shard[name] for shard in shards]) for name in shards[0] if name != _ROPE_TABLE
+            key: (name, [shard[name] for shard in shards]) for name, key in names.items() if name != _ROPE_TABLE
         }
         self._check_num_shards(len(files))
         self._vocab_on_rows = self._width(EMBEDDING) == self._width("model.norm.weight")  # Llama 2 cuts by features
@@ -89,13 +92,12 @@ class MetaCheckpoint:
         entry = self.entries[key]
         slices, dim = self._slices[key][1], self._dim(key)
         values = slices[0] if len(slices) == 1 or dim is None else np.concatenate(slices, dim)
-        if entry.permuted:
-            is_query = key.endswith("q_proj.weight")
-            heads = self.config.num_attention_heads if is_query else self.config.num_key_value_heads
+        if (heads := permuted_heads(key, self.config)) is not None:
             values = unpermute(values, heads)
         elif copy and values is slices[0]:
             values = values.copy()
-        return StoredTensor(entry.dtype, entry.shape, values.view(np.uint8).reshape(_num_rows(entry.shape), -1))
+        num_rows = entry.shape[0] if len(entry.shape) == 2 else 1
+        return StoredTensor(entry.dtype, entry.shape, values.view(np.uint8).reshape(num_rows, -1))
 
     def check_unchanged(self) -> None:
         """Check that all shards are still what was opened; see `Checkpoint.check_unchanged`."""
@@ -149,16 +151,12 @@ class MetaCheckpoint:
         name, slices = self._slices[key]
         dtype = next(label for label, dtype in FLOATS.items() if dtype == slices[0].dtype)
         num_bytes = sum(s.nbytes for s in slices)
-        permuted = key.endswith(("q_proj.weight", "k_proj.weight"))
+        permuted = permuted_heads(key, self.config) is not None
         return TensorEntry(key, self._shape(key), dtype, num_bytes, file, name, permuted)
 
 
 def _bytes(values: NDArray[Any]) -> Bytes:
     return values.reshape(-1).view(np.uint8)
-
-
-def _num_rows(shape: tuple[int, ...]) -> int:
-    return shape[0] if len(shape) == 2 else 1
 
 
 def _find_shards(path: Path) -> list[Path]:
@@ -171,11 +169,3 @@ def _find_shards(path: Path) -> list[Path]:
         missing = [name for name in expected if name not in names]
         raise CheckpointError(f"{escape(path)}: shards are {list_some(names)}; {list_some(missing)} is missing")
     return [path / name for name in names]
-
-
-def _key(name: str) -> str:
-    """Return Hugging Face's key for Meta's name; one that is not known is quoted, so that it cannot pass for a key."""
-    layers, idx, rest = (*name.split(".", 2), "", "")[:3]
-    if layers == "layers" and rest in _LAYER_NAMES:
-        return f"model.layers.{idx}.{_LAYER_NAMES[rest]}"
-    return _NAMES.get(name, repr(name))

@@ -26,14 +26,21 @@ from typing import Any, cast
 
 import numpy as np
 
-from llamarium.checkpoints.checkpoint import FormatName, StoredTensor, TensorEntry, check_names, check_weights
+from llamarium.checkpoints.checkpoint import (
+    CONFIG_LIMIT_BYTES,
+    FormatName,
+    StoredTensor,
+    TensorEntry,
+    check_names,
+    check_weights,
+    read_hf_config,
+)
 from llamarium.checkpoints.huggingface.safetensors_file import (
-    HEADER_LIMIT_BYTES,
     SafetensorsTensor,
     read_safetensors_header,
 )
 from llamarium.checkpoints.storage import FLOATS, TensorFile
-from llamarium.config import ModelConfig, read_json_object
+from llamarium.config import read_json_object
 from llamarium.errors import CheckpointError, UnsupportedFormatError, escape, show_value
 from llamarium.quant.formats import GROUP, OLD_NAMES, PACKED_FORMATS, TILE_ROWS, PackedFormat
 
@@ -55,7 +62,7 @@ def is_packed_folder(path: Path) -> bool:
     Raises:
         ConfigError: If the config cannot be read.
     """
-    raw = read_json_object(path / "config.json", HEADER_LIMIT_BYTES).get("quantization_config")
+    raw = read_json_object(path / "config.json", CONFIG_LIMIT_BYTES).get("quantization_config")
     return isinstance(raw, dict) and cast(Mapping[str, Any], raw).get("quant_method") == METHOD
 
 
@@ -78,12 +85,7 @@ class PackedCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        raw = read_json_object(path / "config.json", HEADER_LIMIT_BYTES)
-        self.config = ModelConfig.from_hf(raw, str(path / "config.json"))
-        generation = path / "generation_config.json"
-        self.generation_config: Mapping[str, Any] = (
-            read_json_object(generation, HEADER_LIMIT_BYTES) if generation.exists() else {}
-        )
+        _, self.config, self.generation_config = read_hf_config(path)
         file = path / FILE
         check_machine(file)
         self._tensors, metadata = read_safetensors_header(file)
@@ -101,12 +103,10 @@ class PackedCheckpoint:
     def stored(self, key: str, *, copy: bool = False) -> StoredTensor:
         """Return a weight's tiles or rows; see `Checkpoint.stored`."""
         entry, tensor = self.entries[key], self._tensors[key]
-        shape = tensor.shape
-        if entry.dtype in FLOATS:
-            num_rows = shape[0] if len(shape) == 2 else 1
-            shape = (num_rows, tensor.num_bytes // num_rows)
-            copy = copy or tensor.offset % np.dtype(FLOATS[entry.dtype]).itemsize != 0
-        data = self._file.array(tensor.offset, shape, np.uint8, copy=copy)
+        if entry.is_packed:
+            data = self._file.array(tensor.offset, tensor.shape, np.uint8, copy=copy)
+        else:
+            data = self._file.rows(tensor.offset, tensor.num_bytes, entry.shape, entry.dtype, copy=copy)
         return StoredTensor(entry.dtype, entry.shape, data)
 
     def check_unchanged(self) -> None:
