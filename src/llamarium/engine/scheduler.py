@@ -116,11 +116,8 @@ class Scheduler:
             sequence.leader, sequence.num_cached, sequence.scores = None, leader.num_cached, leader.scores
             if len(self.running) < self._max_num_seqs and self._pool.num_free > len(self.running):
                 sequence.table = leader.table.fork(leader.num_computed, self._copy_block)
-                sequence.ids, sequence.num_computed, sequence.keys = (
-                    list(leader.ids),
-                    leader.num_computed,
-                    list(leader.keys),
-                )
+                sequence.ids, sequence.keys = list(leader.ids), list(leader.keys)
+                sequence.num_computed = leader.num_computed
                 insort(self.running, sequence, key=_order)
                 joined.append(sequence)
             else:

@@ -20,12 +20,9 @@ from llamarium.sampling.sampler import Sampler
 
 @dataclass(slots=True)
 class Draft:
-    """Proposed next tokens of one sequence (`engine/proposers/`).
+    """Proposed next tokens of one sequence, after an n-gram of some size if a lookup found them.
 
-    Attributes:
-        ids: The tokens.
-        num_scheduled: How many of them run in the step; the first is compared with the chosen token in any case.
-        ngram: Size of the n-gram that they followed before; 0 if they do not come from a lookup.
+    `num_scheduled` of them run in the step; the first is compared with the chosen token in any case.
     """
 
     ids: list[int] = field(default_factory=list[int])

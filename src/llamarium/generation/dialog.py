@@ -1,7 +1,7 @@
 """Dialogs: the messages, and the tools that a model may call. Never torch."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from llamarium.errors import SamplingError
 from llamarium.generation.options import AnswerOptions, StreamOptions
@@ -65,11 +65,7 @@ def read_dialog(
 
 def split_tools(options: ToolOptions) -> ToolOptions:
     """Take the tools out of some options, and leave the others."""
-    tools = ToolOptions()
-    for name in ToolOptions.__annotations__:
-        if name in options:
-            tools[name] = options.pop(name)
-    return tools
+    return cast(ToolOptions, {name: options.pop(name) for name in ToolOptions.__annotations__ if name in options})
 
 
 def own_tool_form(tokenizer: Tokenizer) -> ToolForm | None:

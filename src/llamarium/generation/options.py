@@ -136,11 +136,7 @@ def drafting(model: TextModel, draft: TextModel) -> DraftModel:
 
 def split_request(options: StreamOptions) -> RequestOptions:
     """Remove the options of a request from some options, and return them."""
-    how = RequestOptions()
-    for name in RequestOptions.__annotations__:
-        if name in options:
-            how[name] = options.pop(name)
-    return how
+    return cast(RequestOptions, {name: options.pop(name) for name in RequestOptions.__annotations__ if name in options})
 
 
 def check_timeout(timeout_s: object) -> None:

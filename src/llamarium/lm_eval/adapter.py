@@ -84,8 +84,6 @@ class LlamariumLM(LM):
         check_count(max_gen_toks, "max_gen_toks", sys.maxsize)
         self._device = torch.device(self.llama.runner.device)
 
-    # --- the three tasks ----------------------------------------------------------------------------------------------
-
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[Answer]:
         """Return log P(continuation | context) of each request, and whether the continuation is the greedy one."""
         pairs = [self._encode_pair(*request.args) for request in requests]
@@ -146,8 +144,6 @@ class LlamariumLM(LM):
                     bar.update()
         return [answers[i] for i in range(len(requests))]
 
-    # --- tokens -------------------------------------------------------------------------------------------------------
-
     @property
     def prefix_token_id(self) -> int:
         """The token before a text that is scored as a whole: BOS, or else the end-of-text token.
@@ -175,8 +171,6 @@ class LlamariumLM(LM):
         before = self.tok_encode(stem)
         return before, self.tok_encode(context + continuation)[len(before) :]
 
-    # --- chat templates -----------------------------------------------------------------------------------------------
-
     @property
     def tokenizer_name(self) -> str:
         """The model's name, as part of a file's."""
@@ -201,8 +195,6 @@ class LlamariumLM(LM):
             (chat_history, "") if add_generation_prompt else (chat_history[:-1], chat_history[-1]["content"])
         )
         return tokenizer.decode(tokenizer.chat(messages), skip_special_tokens=False) + begun
-
-    # --- computing ----------------------------------------------------------------------------------------------------
 
     def _score(
         self, pairs: Sequence[tuple[list[int], list[int]]], what: str, disable_tqdm: bool

@@ -70,17 +70,7 @@ def prepare(
         save, restore = _train_all(model, tokenizer, recommended, process_group)
     else:
         save, restore = _train_adapters(model, tokenizer, config, process_group)
-    return Setup(
-        config=config,
-        model=model,
-        tokenizer=tokenizer,
-        train=rows,
-        validation=validation,
-        save=save,
-        restore=restore,
-        chat=chat,
-        process_group=process_group,
-    )
+    return Setup(config, model, tokenizer, rows, validation, save, restore, chat, process_group=process_group)
 
 
 def _open(config: FinetuneConfig) -> tuple[Checkpoint, Tokenizer]:

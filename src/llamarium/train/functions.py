@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from llamarium.train.setup import Event, Setup
 
 
-# --- the settings of `train/config.py` by name and type, which a test holds equal -------------------------------------
-
-
 class RunSettings(TypedDict, total=False):
-    """Settings of `RunConfig`, which has their defaults and ranges."""
+    """Settings of `RunConfig`, which has their defaults and ranges; a test holds names and types equal."""
 
     steps: int
     batch_rows: int
@@ -102,9 +99,6 @@ class DPOSettings(FinetuneSettings, total=False):
     """Settings of `DPOConfig`, which has their defaults and ranges."""
 
     beta: float
-
-
-# --- the functions ----------------------------------------------------------------------------------------------------
 
 
 def pretrain(

@@ -92,12 +92,8 @@ def train_step(
     Each optimizer is stepped once, unless a gradient is not finite. `max_grad_norm` is the largest norm of all
     gradients together (0 is off), `precision` that of matrix products; `batches` are this process's shard of the rows.
     """
-    num_tokens, count = map(
-        int,
-        process_group.all_reduce_sum(
-            sum(batch.ids_BT.numel() for batch in batches), sum(objective.count(batch) for batch in batches)
-        ),
-    )
+    tokens, terms = sum(batch.ids_BT.numel() for batch in batches), sum(map(objective.count, batches))
+    num_tokens, count = map(int, process_group.all_reduce_sum(tokens, terms))
     sums = _Sums(model.device)
     for batch in batches:
         here = batch.to(model.device)

@@ -62,11 +62,9 @@ def join(batches: Sequence[TrainingBatch]) -> TrainingBatch:
 
 
 class Rows(Protocol):
-    """The data of a run: rows of one length with random access.
+    """The data of a run: rows of `context` tokens with random access.
 
-    Attributes:
-        fingerprint: SHA-256, hex, of the content and everything that shapes the rows, the tokenizer included.
-        context: T.
+    `fingerprint` is the SHA-256, hex, of the content and everything that shapes the rows, the tokenizer included.
     """
 
     fingerprint: str

@@ -34,13 +34,9 @@ _OPEN_ROWS = 32
 
 
 class DialogRows:
-    """Examples packed into rows, in another order every epoch.
+    """Examples packed into rows of `context` tokens, in another order every epoch; `together` of them share a row.
 
-    Attributes:
-        together: How many consecutive examples share a row.
-        examples: The examples.
-        context: T, the tokens of a row.
-        fingerprint: SHA-256, hex, of the examples and everything else that shapes the rows.
+    `fingerprint` is the SHA-256, hex, of the examples and everything else that shapes the rows.
     """
 
     together = 1

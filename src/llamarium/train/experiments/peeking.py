@@ -1,7 +1,7 @@
 """Measure how looking ahead cheats: a model that sees the next token copies it instead of predicting it."""
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -44,22 +44,15 @@ class _NextTokenShares:
 @torch.no_grad()
 def measure_peeking(model: LlamaForCausalLM, rows: Rows, trunk: Trunk, config: PretrainConfig) -> Peeking:
     """Measure a model with and without access to the next token, and find the head that reads it."""
-    how: dict[str, Any] = {
-        "batch_rows": config.batch_rows, "max_rows": config.eval_rows, "precision": config.precision,
-    }  # fmt: skip
+    how = {"batch_rows": config.batch_rows, "max_rows": config.eval_rows}
+    loss = partial(measure, model, rows, **how, precision=config.precision)
     batch = rows.batch(0, range(min(4, rows.num_rows(0)))).to(model.device)
     ahead = trunk is bidirectional_trunk
     attend = _NextTokenShares(CausalAttend(segments_BT=batch.segments_BT, bidirectional=ahead))
     model.model(batch.ids_BT, batch.positions_BT, attend)
     shares_LN = torch.stack(attend.shares)
     layer_idx, head_idx = divmod(int(shares_LN.argmax()), shares_LN.shape[1])
-    return Peeking(
-        measure(model, rows, trunk=trunk, **how).loss,
-        measure(model, rows, trunk=causal_trunk, **how).loss,
-        float(shares_LN.max()),
-        layer_idx,
-        head_idx,
-    )
+    return Peeking(loss(trunk=trunk).loss, loss(trunk=causal_trunk).loss, float(shares_LN.max()), layer_idx, head_idx)
 
 
 def about_peeking(label: str, found: Peeking) -> str:

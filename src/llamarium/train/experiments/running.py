@@ -66,40 +66,28 @@ def run_experiment(
     if config.embedding_std is not None and name != "tied":
         raise TrainingError(f"embedding_std: of no effect in the experiment {name}; leave it out, or ask for tied")
     variants = EXPERIMENTS[name].variants(config)
-    with RunLock(out):
-        return _run_all(name, config, variants, out, resume, allow_changes, watch)
-
-
-def _run_all(
-    name: str,
-    config: ExperimentConfig,
-    variants: Mapping[str, Variant],
-    out: Path,
-    resume: bool,
-    allow_changes: bool,
-    watch: Watch,
-) -> Outcome:
     measured: dict[str, Peeking] = {}
     threads: int | None = None  # the first run's for all, as their speeds are compared
     losses: dict[str, list[float]] = {label: [] for label in variants}
-    for (label, variant), seed in product(variants.items(), range(config.seed, config.seed + config.seeds)):
-        run_name = label if seed == config.seed else f"{label}-seed-{seed}"
-        make = cache(partial(_setup, label, variant, replace(config, seed=seed), out, threads))
-        watching = _settling(watch(run_name), config, out / "experiment.toml")
-        ending = conduct(make, out / run_name, resume=resume, allow_changes=allow_changes, watch=watching)
-        if ending.signal is not None:
-            return Outcome(None, ending.signal)
-        write_report(out / run_name)
-        history = History.read(out / run_name)
-        threads = threads or history.start.get("threads")
-        if best := history.best():
-            losses[label].append(best[1])
-        if seed != config.seed:
-            continue
-        if name == "causal" and (validation := make().validation) is not None:
-            with computing_with(threads):
-                measured[label] = measure_peeking(make().model, validation, variant.trunk, config)
-    return Outcome(_write_page(EXPERIMENTS[name], config, out, losses, measured), None)
+    with RunLock(out):
+        for (label, variant), seed in product(variants.items(), range(config.seed, config.seed + config.seeds)):
+            run_name = label if seed == config.seed else f"{label}-seed-{seed}"
+            make = cache(partial(_setup, label, variant, replace(config, seed=seed), out, threads))
+            watching = _settling(watch(run_name), config, out / "experiment.toml")
+            ending = conduct(make, out / run_name, resume=resume, allow_changes=allow_changes, watch=watching)
+            if ending.signal is not None:
+                return Outcome(None, ending.signal)
+            write_report(out / run_name)
+            history = History.read(out / run_name)
+            threads = threads or history.start.get("threads")
+            if best := history.best():
+                losses[label].append(best[1])
+            if seed != config.seed:
+                continue
+            if name == "causal" and (validation := make().validation) is not None:
+                with computing_with(threads):
+                    measured[label] = measure_peeking(make().model, validation, variant.trunk, config)
+        return Outcome(_write_page(EXPERIMENTS[name], config, out, losses, measured), None)
 
 
 def _write_page(

@@ -141,8 +141,6 @@ def load_resume(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         }
     except OSError as error:
         raise TrainingError(f"{escape(path)}: cannot be read: {escape(error)}") from None
-    except TrainingError:
-        raise
     except LlamariumError as error:
         raise TrainingError(str(error)) from None
     return tensors, state
