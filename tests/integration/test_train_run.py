@@ -35,7 +35,7 @@ from llamarium.train.report.journal import read_journal
 from llamarium.train.run import TrainingResult, run, stop_signals
 from llamarium.train.setup import Event, Setup
 from llamarium.train.state.checkpoint import checkpoints, latest_checkpoint
-from llamarium.train.state.lock import RunLock
+from llamarium.train.state.lock import run_lock
 from llamarium.train.step import Evaluation
 from tiny_run import tiny_config, write_words
 
@@ -193,7 +193,7 @@ def test_what_changes_a_run_is_refused_with_the_difference(text: Path, tmp_path:
         go(config, out)
     with pytest.raises(TrainingError, match=r"learning_rate: 0.001 -> 0.002; seed: 0 -> 1"):
         go(replace(config, learning_rate=2e-3, seed=1, log_every=2, eval_every=3), out, resume=True)
-    with pytest.raises(TrainingError, match="of a run of another kind"), RunLock(out):
+    with pytest.raises(TrainingError, match="of a run of another kind"), run_lock(out):
         setup = replace(prepare(config, out), config=FinetuneConfig(steps=5))
         run(setup, out, resume=True, emit=lambda event: None)
     with pytest.warns(UserWarning, match="the optimizer is now muon, and begins anew"):
@@ -349,7 +349,7 @@ def test_gradients_that_stay_infinite_end_the_run_and_keep_the_weights(text: Pat
         lambda module, _args, output: output * (float("inf") if module.training else 1.0)
     )
     events: list[Event] = []
-    with RunLock(out), pytest.raises(TrainingError, match="20 steps in a row were not finite"):
+    with run_lock(out), pytest.raises(TrainingError, match="20 steps in a row were not finite"):
         run(setup, out, resume=False, emit=events.append)
     assert all(p.isfinite().all() for p in setup.model.parameters())
     assert sum(e["event"] == "skipped" for e in events) == 20
@@ -362,7 +362,7 @@ def test_steps_without_labels_are_told_and_are_no_failure_unless_there_are_no_ot
     out.mkdir()
     setup = prepare(config, out)
     batch, events = setup.train.batch, list[Event]()
-    with RunLock(out):
+    with run_lock(out):
         setup.train.batch = _learned(batch, 1)  # which a run looks at to see whether there are any
         with pytest.raises(TrainingError, match="none of the 25 steps could move the weights"):
             run(setup, out, resume=False, emit=events.append)
@@ -450,10 +450,10 @@ def test_fine_tuning_resumes_to_the_bit_and_moves_only_what_it_should(
         out = tmp_path / name
         out.mkdir()
         for stop in stops:
-            with RunLock(out), pytest.raises(KilledError):
+            with run_lock(out), pytest.raises(KilledError):
                 run(make(), out, resume=True, emit=killed_at_any(stop))
         setup = make()
-        with RunLock(out):
+        with run_lock(out):
             ends.append(run(setup, out, resume=True, emit=lambda event: None).checkpoint)
     name = "model.safetensors" if changes.get("method") == "full" else "adapter_model.safetensors"
     one, other = (load_file(folder / name) for folder in ends)
@@ -495,7 +495,7 @@ def test_any_optimizer_any_method_and_few_examples(
             make()
         return
     out = tmp_path / "run"
-    with RunLock(out):
+    with run_lock(out):
         assert run(make(), out, resume=False, emit=lambda event: None).position.step == 2
 
 
@@ -512,7 +512,7 @@ def test_adapters_are_not_resumed_as_a_whole_model_nor_a_whole_model_as_adapters
 def test_an_adapter_is_not_resumed_on_another_base(tmp_path: Path, model_files: Callable[..., Any]) -> None:
     make = finetuning(tmp_path, model_files, steps=2)
     out = tmp_path / "run"
-    with RunLock(out):
+    with run_lock(out):
         run(make(), out, resume=False, emit=lambda event: None)
         weights = tmp_path / "base" / "model.safetensors"
         tensors = load_file(weights)

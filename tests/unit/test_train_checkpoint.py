@@ -30,7 +30,7 @@ from llamarium.train.state.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
 )
-from llamarium.train.state.lock import RunLock
+from llamarium.train.state.lock import run_lock
 from llamarium.train.state.resume import load_resume, save_resume
 
 TINY = ModelConfig(
@@ -454,8 +454,8 @@ def current_umask() -> int:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from llamarium.train.state.lock import RunLock
-with RunLock(Path(sys.argv[1])):
+from llamarium.train.state.lock import run_lock
+with run_lock(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(60)
 """
@@ -466,27 +466,27 @@ def test_a_second_run_is_refused_until_the_first_is_dead(tmp_path: Path) -> None
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(run)], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"locked\n"
         with pytest.raises(TrainingError, match=f"run: another run .*process {holder.pid} on {os.uname().nodename}"):
-            RunLock(run).__enter__()
+            run_lock(run).__enter__()
         holder.kill()
         holder.wait()
-    with RunLock(run):
+    with run_lock(run):
         assert (run / ".lock").read_text().startswith(f"{os.getpid()} on ")
-        with pytest.raises(TrainingError, match=f"process {os.getpid()}"), RunLock(run):
+        with pytest.raises(TrainingError, match=f"process {os.getpid()}"), run_lock(run):
             pass
-    with RunLock(run):  # the refused one has left no lock behind
+    with run_lock(run):  # the refused one has left no lock behind
         pass
 
 
 def test_a_folder_that_cannot_be_written_or_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("precious")
-    with pytest.raises(OutputError, match=r"file.*cannot be written"), RunLock(tmp_path / "file"):
+    with pytest.raises(OutputError, match=r"file.*cannot be written"), run_lock(tmp_path / "file"):
         pass
     with pytest.raises(OutputError, match="step-00000001: cannot be written"):
         save_checkpoint(tmp_path / "file", 1, plain)
 
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / ".lock").symlink_to(tmp_path / "file")
-    with pytest.raises(OutputError, match="linked: cannot be written: Too many levels"), RunLock(tmp_path / "linked"):
+    with pytest.raises(OutputError, match="linked: cannot be written: Too many levels"), run_lock(tmp_path / "linked"):
         pass
     assert (tmp_path / "file").read_text() == "precious"
 
@@ -494,7 +494,7 @@ def test_a_folder_that_cannot_be_written_or_locked(tmp_path: Path, monkeypatch: 
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", no_locks)
-    with pytest.raises(TrainingError, match="cannot lock the folder"), RunLock(tmp_path):
+    with pytest.raises(TrainingError, match="cannot lock the folder"), run_lock(tmp_path):
         pass
 
 
@@ -528,17 +528,17 @@ def test_a_name_stands_for_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_run_that_came_to_nothing_leaves_nothing(tmp_path: Path) -> None:
-    with RunLock(tmp_path / "runs" / "x"):
+    with run_lock(tmp_path / "runs" / "x"):
         assert (tmp_path / "runs" / "x" / ".lock").exists()
     assert list(tmp_path.iterdir()) == []
 
-    with RunLock(tmp_path / "runs" / "x"):
+    with run_lock(tmp_path / "runs" / "x"):
         (tmp_path / "runs" / "x" / "train.toml").touch()
-    with RunLock(tmp_path / "runs" / "x"):
+    with run_lock(tmp_path / "runs" / "x"):
         pass
     assert (tmp_path / "runs" / "x" / "train.toml").exists()
     (tmp_path / "mine").mkdir()  # a folder that was there before stays
-    with RunLock(tmp_path / "mine"):
+    with run_lock(tmp_path / "mine"):
         pass
     assert (tmp_path / "mine").is_dir()
 

@@ -20,7 +20,7 @@ from llamarium.train.report.journal import Journal
 from llamarium.train.run import TrainingResult, check_start, run
 from llamarium.train.setup import Emit, Event, Setup, is_passing
 from llamarium.train.state.checkpoint import remove_leftovers
-from llamarium.train.state.lock import RunLock
+from llamarium.train.state.lock import run_lock
 
 
 def conduct(
@@ -39,7 +39,7 @@ def conduct(
     if not process_group.is_rank_zero:
         setup = process_group.rank_zero_first(prepare)
         return run(setup, out, resume=resume, allow_changes=allow_changes, emit=lambda event: None)
-    with RunLock(out):
+    with run_lock(out):
         check_start(out, resume)
         setup, journal = process_group.rank_zero_first(prepare), Journal(out)
         with watch as show:

@@ -59,7 +59,7 @@ class TrainingResult:
 
 
 def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, emit: Emit) -> TrainingResult:
-    """Train until the last step, or until SIGTERM or SIGINT, and save a checkpoint. The caller holds the `RunLock`.
+    """Train until the last step, or until SIGTERM or SIGINT, and save a checkpoint. The caller holds the `run_lock`.
 
     `resume` continues from the newest checkpoint that verifies, if any; `allow_changes` accepts other settings or data;
     `emit` is called with events. TrainingError if there are checkpoints and `resume` is false, or settings or data have

@@ -29,7 +29,7 @@ from llamarium.train.pretrain import prepare
 from llamarium.train.report.history import History
 from llamarium.train.report.write import compare, write_report
 from llamarium.train.setup import Emit, Event, Setup
-from llamarium.train.state.lock import RunLock
+from llamarium.train.state.lock import run_lock
 
 Watch = Callable[[str], AbstractContextManager[Emit]]
 """From a variant's name to what shows its events."""
@@ -69,7 +69,7 @@ def run_experiment(
     measured: dict[str, Peeking] = {}
     threads: int | None = None  # the first run's for all, as their speeds are compared
     losses: dict[str, list[float]] = {label: [] for label in variants}
-    with RunLock(out):
+    with run_lock(out):
         for (label, variant), seed in product(variants.items(), range(config.seed, config.seed + config.seeds)):
             run_name = label if seed == config.seed else f"{label}-seed-{seed}"
             make = cache(partial(_setup, label, variant, replace(config, seed=seed), out, threads))

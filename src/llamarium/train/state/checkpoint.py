@@ -1,6 +1,6 @@
 """Checkpoints that survive a kill at any moment.
 
-    run/.lock                           held by the process that trains (`RunLock`)
+    run/.lock                           held by the process that trains (`run_lock`)
     run/best                            a link to the checkpoint of the lowest validation loss (`point_at`)
     run/step-00000500/                  a Hugging Face folder, and
         resume/optimizer.safetensors    the rest of the state that the next step depends on (`save_resume`)
@@ -53,7 +53,7 @@ def checkpoint_step(folder: Path) -> int:
 def save_checkpoint(
     run: Path, step: int, write: Callable[[Path], None], *, save_total_limit: int = 2, best: int | None = None
 ) -> Path:
-    """Save a checkpoint and return its folder, then delete old ones. The caller holds the `RunLock`.
+    """Save a checkpoint and return its folder, then delete old ones. The caller holds the `run_lock`.
 
     `write` fills the folder, and need not sync; a checkpoint of the same step is replaced. `save_total_limit` are kept
     up to this step, this one included; later ones, after a step back, are kept. `best` is a step that is also kept, and
@@ -136,7 +136,7 @@ def latest_checkpoint(run: Path) -> Path | None:
 
 
 def remove_leftovers(run: Path, step: int) -> None:
-    """Remove a killed process's leftovers from a run's folder. The caller holds the `RunLock`.
+    """Remove a killed process's leftovers from a run's folder. The caller holds the `run_lock`.
 
     An `.old-...` checkpoint of `step`, where the run continues, is kept: it may be the only complete one.
     """
