@@ -11,9 +11,9 @@ request.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ class DialogRows:
     """
 
     together = 1
+    _read: ClassVar[Callable[..., list[Example]]] = staticmethod(read_dialogs)
     _label = "dialog rows 1"  # in the fingerprint: what the rows are, and the version of how they are packed
 
     def __init__(
@@ -79,7 +80,7 @@ class DialogRows:
         chat: bool = True,
     ) -> Self:
         """Read a JSONL file with `read_dialogs`; other arguments are the constructor's."""
-        examples = cls._read(path, tokenizer, chat)
+        examples = cls._read(path, tokenizer, chat=chat)
         pad_id = tokenizer.pad_token_id
         if pad_id is None:
             pad_id = (*tokenizer.eos_token_ids, 0)[0]
@@ -87,10 +88,6 @@ class DialogRows:
             return cls(examples, context, seed=seed, too_long=too_long, pad_id=pad_id)
         except TrainingError as error:
             raise TrainingError(f"{escape(path)}: {error}") from None
-
-    @staticmethod
-    def _read(path: Path, tokenizer: Tokenizer, chat: bool) -> list[Example]:
-        return read_dialogs(path, tokenizer, chat=chat)
 
     def split(self, validation: float) -> tuple[Self, Self]:
         """Return the first examples to train on, and the last share of them, in a fixed order, to validate.

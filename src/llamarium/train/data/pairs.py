@@ -88,12 +88,9 @@ class PairRows(DialogRows):
     """Pairs packed into rows, in another order every epoch; `reference_E` is each answer's reference log P."""
 
     together = 2
+    _read = staticmethod(read_pairs)
     _label = "pair rows 1"
     reference_E: Tensor | None = None
-
-    @staticmethod
-    def _read(path: Path, tokenizer: Tokenizer, chat: bool) -> list[Example]:
-        return read_pairs(path, tokenizer, chat=chat)
 
     def batch(self, epoch: int, indices: Sequence[int]) -> TrainingBatch:
         """Return rows of an epoch; the same arguments give the same tensors."""

@@ -109,16 +109,13 @@ def save_resume(
         raise TrainingError(f"{escape(folder)}: the run's state changes in JSON; expected lists and str keys")
     try:
         (folder / _RESUME).mkdir(parents=True, exist_ok=True)
-        weights = [tensor_weight(k, t, partial(full_tensor or _same, t)) for k, t in tensors.items()]
+        gather = Tensor.detach if full_tensor is None else full_tensor
+        weights = [tensor_weight(k, t, partial(gather, t)) for k, t in tensors.items()]
         write_safetensors(folder / _RESUME / "optimizer.safetensors", weights)
         write_json(folder / _RESUME / "state.json", state)
         sync(folder / _RESUME)
     except OSError as error:
         raise unwritable(folder / _RESUME, error) from error
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def load_resume(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
