@@ -144,6 +144,18 @@ def test_doctor_names_what_is_wrong(
     assert capsys.readouterr().out.endswith("Needs attention: no-such-package, folder\n")
 
 
+@pytest.mark.parametrize("setting", ["", "none"])
+def test_doctor_without_kernels_and_torch_says_what_to_install(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamarium.kernels.native.kernels", lambda: None)
+    monkeypatch.setenv("LLAMARIUM_KERNELS", setting)
+    (check, *_) = doctor._kernels()  # pyright: ignore[reportPrivateUsage]
+    assert "PyTorch does their work" in check.found and check.ok == (setting == "none")
+    monkeypatch.setattr("llamarium.cli.doctor.find_spec", lambda _: None)
+    (check, *_) = doctor._kernels()  # pyright: ignore[reportPrivateUsage]
+    assert not check.ok and "llamarium[torch]" in check.found
+    assert ("unset LLAMARIUM_KERNELS" if setting else "install a C compiler") in check.found
+
+
 def test_doctor_without_a_home(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("LLAMARIUM_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

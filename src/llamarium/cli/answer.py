@@ -23,15 +23,7 @@ def say(
     *,
     may_repeat: bool = False,
 ) -> None:
-    """Say something and write the answer as it grows; interrupted, what there is of it stays in the dialog.
-
-    Args:
-        conversation: The dialog.
-        text: What is said.
-        options: Of `Llama.chat`.
-        stats: As for `Stopwatch`.
-        may_repeat: Let an answer go on that does nothing but repeat itself.
-    """
+    """Say something and write the answer as it grows; interrupted, what there is of it stays in the dialog."""
     check_fits(conversation.llama, text)
     watch, out = Stopwatch(stats), writer()
     pieces = conversation.say(text, **options)

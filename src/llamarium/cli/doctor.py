@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from llamarium import __version__
@@ -188,10 +189,15 @@ def _native() -> Check:
         return Check("C kernels", str(error), ok=False)
     if found is not None:
         return Check("C kernels", f"{found}, inputs of packed weights have {native.INPUT_BITS} bits, outliers 16")
-    if os.environ.get(native.VARIABLE):
-        return Check("C kernels", f"none, as {native.VARIABLE} asks: PyTorch does their work")
-    how = f"PyTorch does their work, slowly: {native.HOW_TO_BUILD}"
-    return Check("C kernels", f"the package was installed without them; {how}", ok=False)
+    is_off = bool(os.environ.get(native.VARIABLE))
+    why = f"none, as {native.VARIABLE} asks" if is_off else "the package was installed without them"
+    mend = f"unset {native.VARIABLE}" if is_off else native.HOW_TO_BUILD
+    if find_spec("torch") is None:
+        instead = f"no model can be run: {mend}; or pip install 'llamarium[torch]', which does their work"
+        return Check("C kernels", f"{why}, and PyTorch is not installed, so {instead}", ok=False)
+    if is_off:
+        return Check("C kernels", f"{why}: PyTorch does their work")
+    return Check("C kernels", f"{why}; PyTorch does their work, slowly: {mend}", ok=False)
 
 
 def _page() -> Iterator[Check]:

@@ -96,11 +96,9 @@ class Command(Protocol):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare its options, importing nothing heavy."""
-        ...
 
     def run(self, args: argparse.Namespace) -> int:
         """Do it and return the exit code."""
-        ...
 
 
 class Parser(argparse.ArgumentParser):

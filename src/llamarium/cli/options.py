@@ -36,12 +36,7 @@ _MODEL_HELP = (
 
 
 def add_model(parser: argparse.ArgumentParser, *, names_adapters: bool = False) -> None:
-    """Add what decides which model is loaded, and how.
-
-    Args:
-        parser: The command's.
-        names_adapters: `--adapter` may also name adapters that requests choose; they are `args.adapters` then.
-    """
+    """Add what decides which model is loaded, and how; `names_adapters`: requests choose among `args.adapters`."""
     group = parser.add_argument_group("model")
     group.add_argument("-m", "--model", metavar="NAME", help=_MODEL_HELP)
     put_on = "put this LoRA adapter on the model, which is the base that it names unless -m names another"
@@ -100,12 +95,7 @@ class _AdapterAction(argparse.Action):
 
 
 def add_name(group: "argparse._ActionsContainer", more: str) -> None:  # pyright: ignore[reportPrivateUsage]
-    """Add a model that may stand by itself or after `-m`; `named` reads it.
-
-    Args:
-        group: A parser or a group of one.
-        more: What the command takes besides; the presets' names follow.
-    """
+    """Add a model that may stand by itself or after `-m`, and may be `more`; `named` reads it."""
     group.add_argument("name", nargs="?", metavar="NAME", help=f"what -m takes, {more}: {', '.join(PRESETS)}")
     group.add_argument("-m", "--model", metavar="NAME", help=_MODEL_HELP)
 

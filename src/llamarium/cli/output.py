@@ -203,11 +203,7 @@ def _finite(value: Any) -> Any:
 
 
 class Stopwatch:
-    """Counts an answer's tokens and says to a person how fast they came.
-
-    Args:
-        wanted: None leaves it to whether stderr is a terminal.
-    """
+    """Counts an answer's tokens and says to a person how fast they came."""
 
     def __init__(self, wanted: bool | None) -> None:
         self.wanted = sys.stderr.isatty() if wanted is None else wanted

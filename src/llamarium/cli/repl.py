@@ -26,15 +26,7 @@ _SPELLINGS = (
 
 
 class Repl:
-    """The dialog at the terminal.
-
-    Args:
-        llama: The model.
-        system: The system prompt, if there is one.
-        options: Of `Llama.chat`.
-        stats: As for `Stopwatch`.
-        may_repeat: As for `say`.
-    """
+    """The dialog at the terminal; `options` are `Llama.chat`'s."""
 
     def __init__(
         self,

@@ -8,12 +8,7 @@ from llamarium.sampling.params import parameters_of
 
 
 def add_sampling(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None:
-    """Add what decides how tokens are chosen and when an answer ends.
-
-    Args:
-        parser: Gets the options.
-        max_tokens: What help calls the default of `--max-tokens`.
-    """
+    """Add what decides how tokens are chosen and when an answer ends; help names the default of `--max-tokens`."""
     group = parser.add_argument_group(
         "sampling (what is left out is what the model's generation_config.json says, else the default named here)"
     )
@@ -26,12 +21,7 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None
 
 
 def add_choosing(group: "argparse._ActionsContainer", temperature: str = "1") -> None:  # pyright: ignore[reportPrivateUsage]
-    """Add what decides which token is chosen.
-
-    Args:
-        group: A parser or a group of one.
-        temperature: What help calls the default.
-    """
+    """Add what decides which token is chosen; help names the default `temperature`."""
     for one in parameters_of("cli"):
         flag, text = f"--{one.name.replace('_', '-')}", one.help.format(temperature=temperature)
         group.add_argument(flag, type=one.kind, metavar=one.metavar, help=text)

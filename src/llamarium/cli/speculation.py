@@ -58,12 +58,7 @@ def speculation_details(options: dict[str, Any]) -> list[str]:
 
 
 def load_draft(args: argparse.Namespace, report: Callable[[int, int], None] | None = None) -> "Llama":
-    """Load the model that `--draft-model` names, on the model's device and in its dtype.
-
-    Args:
-        args: Of the command line.
-        report: As for `load_llama`.
-    """
+    """Load the model that `--draft-model` names, as the model is computed; for `report` see `load_llama`."""
     from llamarium.api import load
     from llamarium.hub.resolve import resolve
 

@@ -28,12 +28,7 @@ def table(*columns: str, right: Iterable[str] = ()) -> "Table":
 
 
 def fit(shown: object, width: int) -> int:
-    """Make tables fit into so many columns: bars go first, words stay whole; return how many are needed.
-
-    Args:
-        shown: A table, a group of such, or anything else, which needs nothing.
-        width: Of the terminal.
-    """
+    """Make tables, grouped or not, fit into so many columns; return how many they need. Bars go, words stay whole."""
     from rich.console import Group
     from rich.table import Table
 

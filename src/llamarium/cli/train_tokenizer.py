@@ -87,13 +87,7 @@ def prepare_target(folder: Path, *, force: bool) -> None:
 
 
 def save_alone(tokenizer: "Tokenizer", folder: Path, written: Iterable[str]) -> None:
-    """Write a tokenizer's files, and remove those of another that were there: they would be read in its place.
-
-    Args:
-        tokenizer: What is saved.
-        folder: Where to.
-        written: The names of the files that saving it writes.
-    """
+    """Write a tokenizer's files (`written`), and remove another's that were there: they would be read in its place."""
     from llamarium.errors import OutputError, escape
 
     tokenizer.save(folder)

@@ -25,12 +25,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 @contextmanager
 def view(num_steps: int, *, quiet: bool) -> "Generator[Emit]":
-    """Yield what shows events on stderr.
-
-    Args:
-        num_steps: Of the whole run.
-        quiet: Show nothing.
-    """
+    """Yield what shows events on stderr, or shows nothing if `quiet`."""
     if quiet:
         yield lambda event: None
     elif not draws(sys.stderr):
@@ -55,11 +50,7 @@ def view(num_steps: int, *, quiet: bool) -> "Generator[Emit]":
 
 
 class Board:
-    """The lines that stay in place: the newest numbers, the curve of the loss, the newest sample.
-
-    Args:
-        num_steps: Of the whole run.
-    """
+    """The lines that stay in place: the newest numbers, the curve of the loss, the newest sample."""
 
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps

@@ -33,14 +33,7 @@ def add_tuning(parser: argparse.ArgumentParser, kind: type[FinetuneConfig], fold
 def tune(
     args: argparse.Namespace, kind: type[_Config], data_name: str, import_run: Callable[[], Tuning[_Config]]
 ) -> int:
-    """Train, or preview, and return the exit code.
-
-    Args:
-        args: The command line.
-        kind: Of settings.
-        data_name: What the data is called.
-        import_run: Imports what makes the run.
-    """
+    """Train, or preview, and return the exit code; `import_run` imports what makes the run."""
     if args.preview and args.json:
         raise UsageError("argument --json: not allowed with --preview, which is for people")
     config = kind.resolve(settings_file(args), given_settings(args, kind))

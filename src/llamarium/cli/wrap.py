@@ -17,11 +17,9 @@ class Writer(Protocol):
 
     def write(self, text: str) -> None:
         """Write a piece of it."""
-        ...
 
     def finish(self) -> None:
         """Write what was held back."""
-        ...
 
 
 class Plain:
@@ -40,10 +38,6 @@ class Wrapped:
 
     A line of code (between lines that begin with ```) stays as it is: a break would be copied with it. Words of wide
     characters (Chinese, Japanese), which have no blanks between them, may end anywhere.
-
-    Args:
-        columns: Of the terminal.
-        write: Takes what is ready.
     """
 
     def __init__(self, columns: int, write: Callable[[str], None] = write_text) -> None:

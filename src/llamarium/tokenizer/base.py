@@ -36,19 +36,15 @@ class Backend(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Encode valid Unicode text, every control token's spelling as ordinary characters."""
-        ...
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """Return the bytes that an id stands for, or None where there is no such token."""
-        ...
 
     def byte_level_bpe(self) -> "ByteLevelBPE":
         """Return the readable twin that shows its merges, or raise `TokenizerError` where there is none."""
-        ...
 
     def save(self, folder: Path, tokenizer: "Tokenizer") -> None:
         """Write the files from which `load_tokenizer_file` reads an equal tokenizer."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

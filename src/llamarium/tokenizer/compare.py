@@ -21,21 +21,10 @@ class Speaker(Protocol):
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's."""
-        ...
 
 
 def check_same_vocabulary(first: Speaker, second: Speaker, why: str) -> None:
-    """Check that two models speak of the same tokens.
-
-    Args:
-        first: One.
-        second: The other.
-        why: What cannot be done otherwise, as in "cannot be compared".
-
-    Raises:
-        InputError: Naming the first difference.
-        TokenizerError: If one came without a tokenizer.
-    """
+    """Check that two models speak of the same tokens, or raise `InputError` naming the first difference."""
     what = f"{escape(first.name)} and {escape(second.name)} have different vocabularies and {why}"
     sizes = first.config.vocab_size, second.config.vocab_size
     if sizes[0] != sizes[1]:

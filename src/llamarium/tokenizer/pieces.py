@@ -23,9 +23,6 @@ def encode_pieces(tokenizer: Tokenizer, text: str) -> Iterator[list[int]]:
     far beyond it. That it is so is tried for each cut on the text around it, and one that would change an id is not
     made; where none can be, as in Llama 2's vocabulary, which puts a space before every text, the text is encoded
     whole.
-
-    Raises:
-        TokenizerError: If the tokenizer cannot encode the text.
     """
     start = 0
     while cut := _next_cut(tokenizer, text, start + _PIECE_CHARACTERS):

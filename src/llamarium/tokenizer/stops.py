@@ -20,11 +20,7 @@ class StopStringFilter:
     """
 
     def __init__(self, stops: Iterable[object]) -> None:
-        """Watch for `stops`; none passes everything on.
-
-        Raises:
-            SamplingError: For a stop string that is empty or no str.
-        """
+        """Watch for `stops`; none passes everything on."""
         self._stops: list[str] = []
         for stop in [stops] if isinstance(stops, str) else stops:
             if not isinstance(stop, str) or not stop:

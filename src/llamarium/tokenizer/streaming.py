@@ -13,12 +13,7 @@ class StreamDecoder:
     """Turns ids into text as they come: all pushes and `finish()` joined equal `decode` of all ids."""
 
     def __init__(self, visible_bytes: Callable[[int], bytes], *, strip_first_space: bool = False) -> None:
-        """Start a stream; `Tokenizer.stream` calls this.
-
-        Args:
-            visible_bytes: The bytes that an id shows.
-            strip_first_space: Take one space from the text's beginning.
-        """
+        """Start a stream; `Tokenizer.stream` calls this."""
         self._visible_bytes = visible_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip_first_space = strip_first_space

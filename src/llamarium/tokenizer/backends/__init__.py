@@ -8,4 +8,7 @@
 | `characters` | `characters.json`, the characters of a text |
 | `pipeline` | for `meta` and `gguf`: what their files do not say of how a text is cut |
 | `files` | for all of them: the files themselves, with limits |
+
+What is malformed, too large or not supported raises `TokenizerError`, which names the file, the place, what was found
+and what is expected. A file that cannot be written raises `OutputError`.
 """

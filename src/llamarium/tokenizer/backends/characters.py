@@ -17,11 +17,7 @@ class CharacterTokenizer:
 
     @staticmethod
     def from_text(text: str) -> Tokenizer:
-        """Give each different character of `text` an id, in the order of code points.
-
-        Raises:
-            TokenizerError: If `text` is empty or no valid Unicode.
-        """
+        """Give each different character of `text` an id, in the order of code points."""
         check_text(text)
         if not text:
             raise TokenizerError("a character tokenizer is built from a text; this one is empty")
@@ -29,11 +25,7 @@ class CharacterTokenizer:
 
     @staticmethod
     def from_file(path: Path) -> Tokenizer:
-        """Read a `characters.json`.
-
-        Raises:
-            TokenizerError: If it is malformed, or holds a character twice.
-        """
+        """Read a `characters.json`."""
         raw = read_json(path, MAX_SMALL_FILE_BYTES)
         characters = raw.get("characters")
         if raw.get("type") != "characters" or raw.get("version") != 1 or not isinstance(characters, list):
@@ -61,11 +53,7 @@ class CharacterBackend:
         self._source = source
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text.
-
-        Raises:
-            TokenizerError: Naming the first character that the alphabet lacks.
-        """
+        """Encode a text."""
         try:
             return [self._ids[character] for character in text]
         except KeyError as error:

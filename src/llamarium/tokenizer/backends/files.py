@@ -25,11 +25,7 @@ _MAX_JSON_VALUES = 2**22
 
 
 def read_bytes(path: Path, limit: int = MAX_FILE_BYTES) -> bytes:
-    """Read a whole file of at most `limit` bytes.
-
-    Raises:
-        TokenizerError: If it cannot be read, is empty, or is larger.
-    """
+    """Read a whole file of at most `limit` bytes."""
     try:
         size = path.stat().st_size
         if not 0 < size <= limit:
@@ -40,11 +36,7 @@ def read_bytes(path: Path, limit: int = MAX_FILE_BYTES) -> bytes:
 
 
 def read_text(path: Path, limit: int = MAX_FILE_BYTES) -> str:
-    """Read a whole UTF-8 file of at most `limit` bytes.
-
-    Raises:
-        TokenizerError: As `read_bytes`, or if it is no UTF-8.
-    """
+    """Read a whole UTF-8 file of at most `limit` bytes."""
     try:
         return read_bytes(path, limit).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -52,12 +44,7 @@ def read_text(path: Path, limit: int = MAX_FILE_BYTES) -> str:
 
 
 def read_json(path: Path, limit: int = MAX_FILE_BYTES) -> dict[str, Any]:
-    """Read one JSON object of at most `limit` bytes.
-
-    Raises:
-        TokenizerError: As `read_text`, or if it is no JSON object, names a key twice, nests too deeply, or holds more
-            values than a vocabulary can need.
-    """
+    """Read one JSON object of at most `limit` bytes."""
     return parse_json(read_text(path, limit), path)
 
 
@@ -84,11 +71,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write JSON, whole or not at all.
-
-    Raises:
-        OutputError: If the folder or file cannot be written.
-    """
+    """Write JSON, whole or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as file:
@@ -98,27 +81,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write one JSON object, whole or not at all.
-
-    Raises:
-        OutputError: If the file cannot be written.
-    """
+    """Write one JSON object, whole or not at all."""
     write_text(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
 
 
 def save_huggingface(folder: Path, tokenizer: "Tokenizer", inner: "tokenizers.Tokenizer") -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`, as transformers reads them.
+    """Write `tokenizer.json` and `tokenizer_config.json`, as transformers reads them; `inner` has no post-processor.
 
     The BOS rule becomes the post-processor. Of several end-of-text ids the first is `eos_token`; the full list belongs
     into the model's `generation_config.json`.
-
-    Args:
-        folder: Where to; made if missing.
-        tokenizer: The control tokens and the chat template.
-        inner: The vocabulary in the package's form, without a post-processor of its own.
-
-    Raises:
-        OutputError: If a file cannot be written.
     """
     spelling = {i: text for text, i in tokenizer.special.ids.items()}
     bos, eos, pad = tokenizer.bos_token_id, tokenizer.eos_token_ids[:1], tokenizer.pad_token_id

@@ -25,15 +25,7 @@ _KEY = "tokenizer.ggml."
 
 
 def from_gguf_metadata(metadata: Mapping[str, Any], source: str) -> Tokenizer:
-    """Build the tokenizer from a GGUF file's metadata.
-
-    Args:
-        metadata: Key to value; arrays are lists.
-        source: The file's name, for messages.
-
-    Raises:
-        TokenizerError: If a key is missing or malformed, or names a model or pre-tokenizer that is not read.
-    """
+    """Build the tokenizer from a GGUF file's metadata, whose arrays are lists here."""
     cutter, whole_pieces, bos_default = _pre_tokenizer(metadata, source)
     tokens = _list(metadata, "tokens", str, source)
     types = _list(metadata, "token_type", int, source) if _KEY + "token_type" in metadata else [1] * len(tokens)

@@ -42,9 +42,6 @@ def load_huggingface(path: Path) -> Tokenizer:
     """Read a `tokenizer.json`, with the `tokenizer_config.json` and `chat_template.jinja` beside it.
 
     Warns (UserWarning, one per rule) if the file's rules change texts, so that decoding does not give them back.
-
-    Raises:
-        TokenizerError: If a file is malformed, contradicts itself, or asks for what is not supported.
     """
     source = str(path)
     raw = read_json(path)
@@ -81,13 +78,7 @@ def load_huggingface(path: Path) -> Tokenizer:
 
 
 def _build(path: Path, raw: dict[str, Any], merges: list[tuple[str, str]]) -> "tokenizers.Tokenizer":
-    """Build the package's tokenizer, the one that it reads from the whole file.
-
-    Args:
-        path: Read by the package only to find the line of what it refuses.
-        raw: The parsed file, with the added tokens as they are to be.
-        merges: Its merges.
-    """
+    """Build the tokenizer that the package would read from the file, which it reads only to explain what it refuses."""
     import tokenizers
 
     try:
@@ -131,12 +122,7 @@ class HuggingFaceBackend:
         self._missing_bytes = bytes(missing) if byte_level else b""
 
     def encode(self, text: str) -> list[int]:
-        """Encode ordinary text.
-
-        Raises:
-            TokenizerError: If the vocabulary lacks a byte of the text. SmolLM2's has none for a few control
-                characters; the package would drop them without a word. If the text has millions of blanks in a row.
-        """
+        """Encode ordinary text, unless the vocabulary lacks a byte of it or millions of blanks stand in a row."""
         if self._missing_bytes:
             self._refuse_missing(text)
         if len(text) > _MAX_BLANKS:
@@ -144,6 +130,7 @@ class HuggingFaceBackend:
         return guard_rust(lambda: self._inner.encode(text, add_special_tokens=False).ids, self._source)
 
     def _refuse_missing(self, text: str) -> None:
+        """Refuse bytes without tokens (SmolLM2 lacks some control characters); the package would drop them silently."""
         utf8 = text.encode("utf-8")
         if len(utf8.translate(None, self._missing_bytes)) == len(utf8):
             return
@@ -173,11 +160,7 @@ class HuggingFaceBackend:
         return unspell(token) if self._byte_level else _sentencepiece_bytes(token)
 
     def byte_level_bpe(self) -> ByteLevelBPE:
-        """Return the readable twin, with this file's merges and pre-tokenizer.
-
-        Raises:
-            TokenizerError: If this is no byte-level BPE, or its normalizer changes texts.
-        """
+        """Return the readable twin, with this file's merges and pre-tokenizer."""
         if not self._byte_level or self._inner.normalizer is not None:
             raise TokenizerError(
                 f"{self._source}: merges can be shown for byte-level BPE without a normalizer (Llama 3, SmolLM2) only"
@@ -222,13 +205,10 @@ class HuggingFaceBackend:
 
 
 def guard_rust(call: Callable[[], _T], source: str) -> _T:
-    """Run a call into a Rust package; its errors, panics included, become ours.
+    """Run a call into a Rust package; its errors, panics included, become `TokenizerError`.
 
     A panic has been printed to stderr by then: the package offers no way to turn that off, and redirecting the
     process's stderr would swallow what other threads write.
-
-    Raises:
-        TokenizerError: With the package's message.
     """
     try:
         return call()

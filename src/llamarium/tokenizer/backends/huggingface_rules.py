@@ -26,11 +26,7 @@ _CONTROL_SPELLING = re.compile(r"<\|[^|]+\|>")
 
 
 def check_tokenizer_json(raw: Mapping[str, Any], source: str) -> set[int]:
-    """Check the types, ids and features of a `tokenizer.json`; return the ids.
-
-    Raises:
-        TokenizerError: Naming the field, what was found and what is expected.
-    """
+    """Check the types, ids and features of a `tokenizer.json`; return the ids."""
     model = _object(raw, "model", source)
     kind = model.get("type", "BPE")
     if kind != "BPE":
@@ -51,11 +47,7 @@ def check_tokenizer_json(raw: Mapping[str, Any], source: str) -> set[int]:
 
 
 def merges(raw: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
-    """Return the merges as pairs, the first learned first; older files hold them as "left right".
-
-    Raises:
-        TokenizerError: Showing one that is no pair.
-    """
+    """Return the merges as pairs, the first learned first; older files hold them as "left right"."""
     found = raw["model"]["merges"]
     if set(map(type, found)) == {str}:
         found = [merge.split(" ") for merge in found if not merge.startswith("#version")]  # the package skips it, too
@@ -89,11 +81,7 @@ def _check_ids(ids: Mapping[str, Any], source: str) -> None:
 
 
 def added_tokens(raw: Mapping[str, Any], source: str) -> list[dict[str, Any]]:
-    """Return the added tokens, those spelled like control tokens flagged as special.
-
-    Raises:
-        TokenizerError: For one without content or of a wrong type.
-    """
+    """Return the added tokens, those spelled like control tokens flagged as special."""
     tokens = raw.get("added_tokens") or []
     if not isinstance(tokens, list):
         raise TokenizerError(f"{source}: added_tokens is {type(tokens).__name__}; expected a list")
@@ -110,11 +98,7 @@ def _added_token(token: Any, position: int, source: str) -> dict[str, Any]:
 
 
 def is_byte_level(raw: Mapping[str, Any], source: str) -> bool:
-    """Tell byte-level BPE (True) from SentencePiece-style BPE with byte fallback (False), by the decoder.
-
-    Raises:
-        TokenizerError: If it is neither.
-    """
+    """Tell byte-level BPE (True) from SentencePiece-style BPE with byte fallback (False), by the decoder."""
     kinds = {step["type"] for _, step in steps(raw, "decoder", source)}
     cutters = [step for _, step in steps(raw, "pre_tokenizer", source)]
     if "ByteLevel" in kinds and any(step["type"] == "ByteLevel" for step in cutters):
@@ -141,11 +125,7 @@ def strips_first_space(raw: Mapping[str, Any], source: str) -> bool:
 
 
 def steps(raw: Mapping[str, Any], name: str, source: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the steps of one pipeline component, `Sequence` unfolded, each with its place for messages.
-
-    Raises:
-        TokenizerError: For a step that is no object with a type, or a `Sequence` without its list.
-    """
+    """Yield the steps of one pipeline component, `Sequence` unfolded, each with its place for messages."""
     members = _MEMBERS[name]
     waiting: list[tuple[str, Any]] = [] if raw.get(name) is None else [(name, raw[name])]
     while waiting:
@@ -162,11 +142,7 @@ def steps(raw: Mapping[str, Any], name: str, source: str) -> Iterator[tuple[str,
 
 
 def check_pieces(raw: Mapping[str, Any], source: str) -> None:
-    """Refuse pre-tokenizers that drop the characters at which they cut.
-
-    Raises:
-        TokenizerError: Naming the step.
-    """
+    """Refuse pre-tokenizers that drop the characters at which they cut."""
     for where, step in steps(raw, "pre_tokenizer", source):
         if step["type"] in _DROPPING_CUTTERS or (step.get("behavior") == "Removed" and not step.get("invert")):
             raise TokenizerError(
@@ -198,10 +174,6 @@ def special_tokens(raw: Mapping[str, Any], config: Mapping[str, Any], source: st
     """Read the control tokens, and whether BOS is put before a text.
 
     An explicit `add_bos_token` in tokenizer_config.json decides, as in transformers; else the post-processor does.
-
-    Raises:
-        TokenizerError: If a named token is not in the vocabulary, the two files name different BOS tokens, or the
-            file puts anything else around a text.
     """
     ids = {t["content"]: t["id"] for t in added_tokens(raw, source) if t["special"]}
     named = {name: _named_id(config, name, ids, raw, source) for name in ("bos_token", "eos_token", "pad_token")}
@@ -266,11 +238,7 @@ def _template_bos(raw: Mapping[str, Any], source: str) -> int | None:
 
 
 def chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Read the chat template: `chat_template.jinja`, or the field of tokenizer_config.json.
-
-    Raises:
-        TokenizerError: If it is no template, or several without one named default.
-    """
+    """Read the chat template: `chat_template.jinja`, or the field of tokenizer_config.json."""
     if (folder / "chat_template.jinja").exists():
         return read_text(folder / "chat_template.jinja", MAX_SMALL_FILE_BYTES)
     value = config.get("chat_template")

@@ -48,11 +48,7 @@ _LONG_BLANK = re.compile(f"(?<!{_BLANK}){_BLANK}{{100000,}}+(?![\r\n])")
 
 
 def load_meta(path: Path) -> Tokenizer:
-    """Read Llama 3's `tokenizer.model`.
-
-    Raises:
-        TokenizerError: If a line is malformed, a token or rank is missing or there twice, or it is another model's.
-    """
+    """Read Llama 3's `tokenizer.model`."""
     source = str(path)
     tokens = _read_ranks(read_bytes(path, _MAX_FILE_BYTES), source)
     names = [*_NAMED_SPECIAL_TOKENS]

@@ -38,9 +38,6 @@ def with_format(tokenizer: VocabularyT, name: str) -> VocabularyT:
         tokenizer: One whose vocabulary has the format's control tokens.
         name: "llama3" or "chatml", whatever template the tokenizer came with. "auto" is its own format: the one of its
             template, else the one that its control tokens name, else none.
-
-    Raises:
-        ChatFormatError: For another name, or a vocabulary that lacks control tokens of the format.
     """
     if name == "auto":
         own = choose_format(tokenizer) if tokenizer.chat_template is None else None

@@ -16,48 +16,38 @@ class Vocabulary(Protocol):
     @property
     def source(self) -> str:
         """The file it was read from, for messages."""
-        ...
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
         """Spelling and id of every control token."""
-        ...
 
     @property
     def bos_token_id(self) -> int | None:
         """The id put before a text, or None."""
-        ...
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The ids that end a text."""
-        ...
 
     @property
     def pad_token_id(self) -> int | None:
         """The id that fills short rows, or None."""
-        ...
 
     @property
     def chat_template(self) -> str | None:
         """The template that came with it, or None."""
-        ...
 
     def with_chat_template(self, template: str) -> Self:
         """Return a tokenizer of the same vocabulary with another template."""
-        ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of ordinary text."""
-        ...
 
     def split_special(self, text: str) -> list[str]:
         """Split into text, control token, text, ..."""
-        ...
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that one id stands for."""
-        ...
 
 
 class ChatFormat(Protocol):
@@ -66,17 +56,14 @@ class ChatFormat(Protocol):
     @property
     def name(self) -> str:
         """The format's name, for `info`."""
-        ...
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """The ids that end an answer."""
-        ...
 
     @property
     def tool_form(self) -> ToolForm | None:
         """The default form of calls, or None if it is not known."""
-        ...
 
     def encode(
         self,
@@ -86,7 +73,7 @@ class ChatFormat(Protocol):
         tools: Sequence[ToolDefinition] = (),
         tool_form: ToolForm | None = None,
     ) -> list[int]:
-        """Return the ids of a dialog.
+        """Return the ids of a dialog; `ChatFormatError` or `ToolError` if it does not fit the format.
 
         Args:
             messages: Each with `role` and `content`; an assistant's may have `tool_calls`, and then no content, and a
@@ -94,26 +81,14 @@ class ChatFormat(Protocol):
             add_generation_prompt: End with the header of the assistant's next message.
             tools: What the model may call.
             tool_form: How tools, calls and results are written; None is the format's own way.
-
-        Raises:
-            ChatFormatError: If the dialog does not fit the format.
         """
-        ...
 
     def parts(self, messages: Sequence[Mapping[str, Any]]) -> list[Part]:
         """Return the ids of a dialog in pieces, so that the assistant's can be learned.
 
-        An answer is encoded as a model writes it: by itself, after its header.
-
-        Raises:
-            ChatFormatError: If the dialog does not fit the format, or the format cannot tell the pieces apart.
+        An answer is encoded as a model writes it: by itself, after its header. `ChatFormatError` if the format cannot
+        tell the pieces apart.
         """
-        ...
 
     def parts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[Part]]:
-        """Yield `parts` of each dialog: the way to read many, of which a template needs few processes then.
-
-        Raises:
-            ChatFormatError: As `parts`, when the turn of that dialog has come.
-        """
-        ...
+        """Yield `parts` of each dialog: the way to read many, of which a template needs few processes then."""

@@ -60,11 +60,7 @@ class TemplateFormat:
     name = "template"
 
     def __init__(self, tokenizer: Vocabulary, template: str) -> None:
-        """Take a template; it is compiled when a dialog is rendered.
-
-        Raises:
-            ChatFormatError: If it is too long.
-        """
+        """Take a template; it is compiled when a dialog is rendered."""
         self._source = _file_of_template(tokenizer.source)
         if len(template) > MAX_TEMPLATE_CHARACTERS:
             raise ChatFormatError(
@@ -94,11 +90,6 @@ class TemplateFormat:
 
         Messages may have any keys that the template knows, with JSON values. The template is given the tools and
         writes them, unless a form is named: then they, calls and results become parts of the messages' texts.
-
-        Raises:
-            ChatFormatError: If the template fails, refuses the dialog, exceeds a limit, or mixes people's words with
-                control tokens in a way that cannot be told apart.
-            ToolError: If there are tools that the template does not write.
         """
         if tool_form is not None:
             turns = read_turns(messages, tools, tool_form)
@@ -124,10 +115,7 @@ class TemplateFormat:
 
         A template does not say what is whose, so it is asked: what it writes up to an answer, and what with it. An
         answer is known if each begins with the one before, and if a token that ends answers stands in what is new.
-
-        Raises:
-            ChatFormatError: As `encode`, or if an answer cannot be known so: the template changes earlier turns when
-                there are later ones, say.
+        Otherwise it is refused: the template changes earlier turns when there are later ones, say.
         """
         for start in range(0, len(dialogs), _DIALOGS_AT_ONCE):
             asked: list[dict[_Prefix, _Rendering]] = []

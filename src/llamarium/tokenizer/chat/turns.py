@@ -19,9 +19,6 @@ def read_turns(messages: object, tools: Sequence[ToolDefinition] = (), form: Too
             tool's `tool_call_id`, the call whose result it is.
         tools: What the model may call.
         form: How tools, calls and results are written. A dialog without any of them is the same in each.
-
-    Raises:
-        ChatFormatError: For no messages, an unknown role or key, a content that is no text, or calls that are none.
     """
     check_form(form)
     read = [_read_message(message, i) for i, message in enumerate(check_list(messages))]
@@ -33,11 +30,7 @@ def read_turns(messages: object, tools: Sequence[ToolDefinition] = (), form: Too
 
 
 def check_list(messages: object) -> Sequence[object]:
-    """Take a dialog's messages.
-
-    Raises:
-        ChatFormatError: If there are none.
-    """
+    """Take a dialog's messages."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ChatFormatError(
             f"a dialog is {show_value(messages)}; expected a list of at least one message, each "
@@ -47,11 +40,7 @@ def check_list(messages: object) -> Sequence[object]:
 
 
 def call_list(message: Mapping[str, Any], i: int) -> tuple[ToolCall, ...]:
-    """Return the calls of a dialog's message.
-
-    Raises:
-        ToolError: If they are none.
-    """
+    """Return the calls of a dialog's message."""
     return read_calls(message.get("tool_calls"), f"messages[{i}].tool_calls")
 
 
@@ -60,10 +49,6 @@ def order_of_results(messages: Sequence[Mapping[str, Any]], calls: Sequence[Sequ
 
     Text has no ids: a model knows by the order alone which result is whose. So where ids are given, either all calls of
     a turn have a result, or none has.
-
-    Raises:
-        ToolError: For a result of a call that was not made in the turn before, or that has one already; for a call
-            without a result beside others that have one.
     """
     places: list[tuple[int, int]] = []  # of the turn that a message belongs to, and within it
     made: list[str] = []

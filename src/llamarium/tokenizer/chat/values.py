@@ -14,16 +14,7 @@ _FIELD_NAME = re.compile(r"[\w .:$@/-]{1,256}")
 
 
 def plain_value(value: Any, where: str, depth: int = 0) -> Any:
-    """Copy a JSON value.
-
-    Args:
-        value: Of a message or a tool.
-        where: Its path, for messages.
-        depth: How deep it lies.
-
-    Raises:
-        ChatFormatError: For what is none, or too deep or too large; by its path.
-    """
+    """Copy a JSON value of a message or a tool; `where` is its path."""
     if depth > _MAX_DEPTH:
         raise ChatFormatError(f"{where} is nested deeper than {_MAX_DEPTH} levels")
     if isinstance(value, int) and value.bit_length() > _MAX_INTEGER_BITS:

@@ -41,11 +41,7 @@ class ToolDefinition:
     strict: bool = False
 
     def __post_init__(self) -> None:
-        """Check every field.
-
-        Raises:
-            ToolError: Naming the field.
-        """
+        """Check every field."""
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ToolError("name", f"is {show_value(self.name)}; expected 1 to 64 letters, digits, _ and -")
         _check_json(self.description, "description", str)
@@ -86,11 +82,7 @@ class ToolCall:
     is_complete: bool = True
 
     def values(self) -> dict[str, Any]:
-        """Return the arguments as values.
-
-        Raises:
-            ToolError: If they are no JSON object.
-        """
+        """Return the arguments as values; `ToolError` if they are no JSON object."""
         try:
             found = json.loads(self.arguments or "{}", parse_constant=_no_json, object_pairs_hook=without_duplicates)
         except (ValueError, RecursionError) as error:
@@ -114,15 +106,7 @@ def new_call_id() -> str:
 
 
 def read_tools(tools: object, where: str = "tools") -> tuple[ToolDefinition, ...]:
-    """Read the tools of a request.
-
-    Args:
-        tools: A list of `ToolDefinition`, or of OpenAI's objects; None is none.
-        where: What they are called in messages.
-
-    Raises:
-        ToolError: For what is no such list, two tools of one name, more than `MAX_TOOLS`, or too long definitions.
-    """
+    """Read the tools of a request: `ToolDefinition`s, or OpenAI's objects; None is none."""
     given = _list(() if tools is None else tools, where)
     if len(given) > MAX_TOOLS:
         raise ToolError(where, f"has {len(given)} tools; at most {MAX_TOOLS} are taken")
@@ -153,15 +137,9 @@ def _read_tool(tool: object, where: str) -> ToolDefinition:
 
 
 def read_calls(calls: object, where: str) -> tuple[ToolCall, ...]:
-    """Read the calls of an assistant's message.
+    """Read the calls of an assistant's message: `ToolCall`s, or OpenAI's objects; None is none.
 
-    Args:
-        calls: A list of `ToolCall`, or of OpenAI's objects, whose arguments may also be an object rather than its
-            text, and whose ids may be missing. None is none.
-        where: What they are called in messages.
-
-    Raises:
-        ToolError: For anything else.
+    In an object the arguments may also be an object rather than its text, and the id may be missing.
     """
     return tuple(_read_call(call, f"{where}[{i}]") for i, call in enumerate(_list(calls or (), where)))
 

@@ -67,11 +67,7 @@ def text_of(deltas: Sequence[Delta]) -> str:
 
 
 def calls_of(deltas: Sequence[Delta]) -> tuple[ToolCall, ...]:
-    """Return the calls, the last perhaps not to its end.
-
-    Args:
-        deltas: Of an answer, from its beginning on.
-    """
+    """Return the calls of an answer, the last perhaps not to its end, from all its deltas."""
     begun = [delta for delta in deltas if isinstance(delta, CallBegin)]
     complete = {delta.index for delta in deltas if isinstance(delta, CallEnd) and delta.is_complete}
     fragments: list[list[str]] = [[] for _ in begun]

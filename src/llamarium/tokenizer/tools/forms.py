@@ -42,11 +42,7 @@ class Turn(NamedTuple):
 
 
 def check_form(form: object) -> None:
-    """Check that a form is one that there is.
-
-    Raises:
-        ToolError: Naming those that there are.
-    """
+    """Check that a form is one that there is."""
     if form is not None and form not in get_args(ToolForm):
         raise ToolError("tool_form", f"is {show_value(form)}; expected {', '.join(get_args(ToolForm))}")
 
@@ -129,11 +125,7 @@ _INTRODUCTIONS: dict[ToolForm, Callable[[str, Sequence[ToolDefinition]], list[Tu
 
 
 def write_calls(calls: Sequence[ToolCall], form: ToolForm) -> str:
-    """Return the text of calls, as a model writes them.
-
-    Raises:
-        ToolError: For arguments that are no JSON object, or whose names the form cannot write.
-    """
+    """Return the text of calls, as a model writes them."""
     if form == "pythonic":
         return f"[{', '.join(map(_write_pythonic, calls))}]" if calls else ""
     if form == "hermes":
@@ -151,11 +143,7 @@ def _write_pythonic(call: ToolCall) -> str:
 
 
 def check_keyword(name: str) -> str:
-    """Return an argument's name, if Python-like calls can have it.
-
-    Raises:
-        ToolError: For a name of other characters than letters, digits, `_` and `-`.
-    """
+    """Return an argument's name, if Python-like calls can have it: letters, digits, `_` and `-`."""
     if not re.fullmatch(r"[\w-]+", name):
         raise ToolError(
             "tool_form", f"is pythonic, which has no way to write an argument {show_value(name)}; use llama3_json"

@@ -16,11 +16,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def described(tools: object) -> object:
-    """Return tools with each Python function replaced by its description; others are unchanged.
-
-    Raises:
-        ToolError: For a function that cannot be described, by its place.
-    """
+    """Return tools with each Python function replaced by its description; others are unchanged."""
     if not isinstance(tools, list | tuple):
         return tools
     found: list[object] = []
@@ -41,9 +37,6 @@ def definition_of(function: Callable[..., Any]) -> ToolDefinition:
     Args:
         function: With arguments of the types that JSON has: str, int, float, bool, None, lists, dicts with str as
             keys, `Literal`, and unions of them. One without a type may be anything.
-
-    Raises:
-        ToolError: For an argument that cannot be given by name, or of another type.
     """
     hints, signature = _read(function)
     schemas, required = dict[str, Any](), list[str]()

@@ -36,9 +36,6 @@ def call_grammar(
         only: The names of those of them that may be called; None is all.
         may_talk: The answer may also be text that does not look like a call; in Hermes' form calls may follow it.
         parallel: There may be several calls.
-
-    Raises:
-        ToolError: In the pythonic form, for a schema with a keyword that it does not hold, with the keyword's path.
     """
     chosen = [(i, tool) for i, tool in enumerate(tools) if only is None or tool.name in only]
     rules = [rule for i, tool in chosen for rule in _call(i, tool, form)]

@@ -39,12 +39,7 @@ class ArgumentRules:
         return [f"{self._name}_{i}: {rule}" for i, rule in enumerate(self._rules)]
 
     def keywords(self, schema: Mapping[str, Any]) -> str:
-        """Return the name of the rule of `a='x', b=1`.
-
-        Raises:
-            ToolError: For a keyword of the schema that is not held, or an argument's name that Python cannot have,
-                with its path.
-        """
+        """Return the name of the rule of `a='x', b=1`."""
         _check_keywords(schema, "parameters")
         return self._members(schema, "parameters", lambda key: f"{check_keyword(key)}=")
 

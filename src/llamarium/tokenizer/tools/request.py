@@ -34,11 +34,7 @@ class ToolRequest:
     def read(
         cls, tools: object = None, tool_choice: object = None, parallel_tool_calls: object = None
     ) -> "ToolRequest":
-        """Read the three fields of OpenAI's API; None is a field that is not there.
-
-        Raises:
-            ToolError: With the field's path, for what is none of what that API has.
-        """
+        """Read the three fields of OpenAI's API; None is a field that is not there."""
         found = read_tools(tools)
         parallel = True if parallel_tool_calls is None else parallel_tool_calls
         if not isinstance(parallel, bool):
@@ -68,13 +64,8 @@ class ToolRequest:
     def grammar(self, form: ToolForm | None) -> str | None:
         """Return the Lark text that has to hold the answer, or None if it is free (`is_held`).
 
-        Held calls follow their schemas, and an answer that begins as a call does is one.
-
-        Args:
-            form: How calls are written: the request's, or the `tool_form` of the tokenizer's `chat_format`.
-
-        Raises:
-            ToolError: If the answer has to be held and the form is not known, or does not hold a tool's schema.
+        Held calls follow their schemas, and an answer that begins as a call does is one. The form is the
+        request's, or the `tool_form` of the tokenizer's `chat_format`.
         """
         if not self.is_held:
             return None

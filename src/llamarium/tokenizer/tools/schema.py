@@ -18,15 +18,7 @@ _SINGLE = ("items", "additionalProperties", "propertyNames", "contains", "not", 
 
 
 def check_schema(schema: object, where: str) -> None:
-    """Check a JSON value.
-
-    Args:
-        schema: The value, nested within limits.
-        where: Its path.
-
-    Raises:
-        ToolError: By the path of what is no schema.
-    """
+    """Check a JSON value that is nested within limits; `where` is its path."""
     if isinstance(schema, bool):
         return
     given = _mapping(schema, where, "a schema: an object, true or false")
