@@ -167,16 +167,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def check_weights(path: Path, config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that the weights found are those that `config` asks for, before any memory is taken for them.
-
-    Args:
-        path: The checkpoint, for messages.
-        config: What was promised.
-        found: Shapes by key.
-
-    Raises:
-        CheckpointError: Listing at most ten missing or extra tensors, or naming a tensor with both shapes.
-    """
+    """Check that the weights found are those that `config` asks for, before any memory is taken for them."""
     layers = {match[1] for key in found if (match := _LAYER_KEY.fullmatch(key))}
     if len(layers) != config.num_hidden_layers:  # first: it bounds everything below by what the file holds
         raise CheckpointError(
@@ -199,11 +190,7 @@ def check_weights(path: Path, config: ModelConfig, found: Mapping[str, tuple[int
 
 
 def check_token_ids(path: Path, config: ModelConfig) -> None:
-    """Check that the tokens which a config names are in its vocabulary.
-
-    Raises:
-        CheckpointError: Naming the field and the id.
-    """
+    """Check that the tokens which a config names are in its vocabulary."""
     ids = {"bos_token_id": (config.bos_token_id,), "eos_token_id": config.eos_token_id}
     for name, values in (*ids.items(), ("pad_token_id", (config.pad_token_id,))):
         for value in values:
@@ -217,17 +204,7 @@ def check_token_ids(path: Path, config: ModelConfig) -> None:
 def check_names(
     path: Path, expected: Iterable[str], found: Iterable[str], why: str = "those of a Llama with this config"
 ) -> None:
-    """Check two sets of names for equality.
-
-    Args:
-        path: The file or folder, for messages.
-        expected: The names there should be.
-        found: The names there are.
-        why: Where the expectation comes from, for messages.
-
-    Raises:
-        CheckpointError: Listing at most ten missing and ten extra names.
-    """
+    """Check two sets of names for equality."""
     expected, found = dict.fromkeys(expected), dict.fromkeys(found)
     missing, extra = [k for k in expected if k not in found], [k for k in found if k not in expected]
     faults = [f"{len(names)} tensors are {kind}: {list_some(names)}" for kind, names in

@@ -23,11 +23,6 @@ def load_weights(
 ) -> tuple[LoadedModel, tuple[TensorSource, ...]]:
     """Load a checkpoint's weights and choose what runs them.
 
-    Args:
-        checkpoint: Opened.
-        options: How.
-        progress: Called with (bytes read, bytes in all).
-
     Raises:
         CheckpointError: If a tensor cannot be read, or with `strict` if one is not finite.
         OptionError: If an option does not fit the checkpoint.

@@ -31,9 +31,6 @@ def read(checkpoint: Checkpoint, key: str, out: Tensor | None = None) -> Tensor:
         key: One of its `entries`.
         out: Takes the values, cast to its dtype, and is returned. Without it the result may be a view of the file's
             private mapping: it can be written to, but costs no memory until then.
-
-    Raises:
-        CheckpointError: If `out` has another shape, or the file ended early.
     """
     entry = checkpoint.entries[key]
     if out is not None and tuple(out.shape) != entry.shape:

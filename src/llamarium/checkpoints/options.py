@@ -88,11 +88,7 @@ def natural_dtype(checkpoint: Checkpoint) -> DtypeName:
 
 
 def check_options(checkpoint: Checkpoint, options: LoadOptions) -> None:
-    """Check that options fit a checkpoint and each other.
-
-    Raises:
-        OptionError: If they do not.
-    """
+    """Check that options fit a checkpoint and each other."""
     if options.dequantize != "auto" and all(entry.dtype in FLOATS for entry in checkpoint.entries.values()):
         raise OptionError(
             f"{escape(checkpoint.path)}: dequantize={options.dequantize!r} was asked for, but no tensor is quantized; "

@@ -49,11 +49,7 @@ class TensorFile:
         return self._mapped[offset : offset + num_bytes]
 
     def load(self, offset: int, num_bytes: int) -> Bytes:
-        """Return (num_bytes,) uint8 in fresh memory.
-
-        Raises:
-            CheckpointError: If the file has become shorter since it was opened.
-        """
+        """Return (num_bytes,) uint8 in fresh memory."""
         out = np.empty(num_bytes, dtype=np.uint8)
         left = out.data
         with self.path.open("rb", buffering=0) as file:
@@ -113,9 +109,6 @@ class FileState(NamedTuple):
         Args:
             path: Where it lies.
             size: Of the file that is mapped, wherever it lies by now.
-
-        Raises:
-            CheckpointError: If it was written to or cut short in place.
         """
         now = FileState.of(path)
         written = now is not None and now.inode == self.inode and now != self
@@ -127,11 +120,7 @@ class FileState(NamedTuple):
 
 
 def open_state(path: Path) -> FileState:
-    """Return the state of a regular file that is about to be read.
-
-    Raises:
-        ModelNotFoundError, CheckpointError: As `regular_size`.
-    """
+    """Return the state of a regular file that is about to be read."""
     regular_size(path)
     state = FileState.of(path)
     if state is None:

@@ -32,12 +32,7 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
 
 
 def find_tokenizer(path: Path, metadata: Mapping[str, Any] | None = None) -> Tokenizer | None:
-    """Return the tokenizer in a folder or file, or None if it holds none.
-
-    Args:
-        path: The folder or file.
-        metadata: Of the GGUF file that is there, from whoever has read it already: reading it takes a while.
-    """
+    """Return the tokenizer in a folder or file, or None if it holds none; `metadata`: a GGUF file's, if read."""
     if (gguf := _gguf_of(path)) is not None:
         path = gguf
         metadata = read_gguf(path).metadata if metadata is None else metadata
@@ -54,11 +49,7 @@ def find_tokenizer(path: Path, metadata: Mapping[str, Any] | None = None) -> Tok
 
 
 def fit_tokenizer(tokenizer: Tokenizer, config: ModelConfig, path: Path) -> None:
-    """Give a model's tokenizer the ids that the model has besides.
-
-    Raises:
-        CheckpointError: If the tokenizer has more ids than the model has rows.
-    """
+    """Give a model's tokenizer the ids that the model has besides."""
     if tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} ids and the model {config.vocab_size} rows; "

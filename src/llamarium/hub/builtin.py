@@ -111,11 +111,7 @@ BUILTINS: Mapping[str, Builtin] = {
 
 
 def cache_folder() -> Path:
-    """Return the folder for fetched files; it may not exist yet.
-
-    Raises:
-        DownloadError: If no environment variable names one and there is no home folder.
-    """
+    """Return the folder for fetched files; it may not exist yet."""
     if chosen := os.environ.get("LLAMARIUM_CACHE"):
         return Path(os.path.expanduser(chosen)).absolute()  # noqa: PTH111 - Path's raises where there is no home
     xdg = os.environ.get("XDG_CACHE_HOME", "")
@@ -128,12 +124,7 @@ def cache_folder() -> Path:
 
 
 def cached_path(name: str) -> Path:
-    """Return where the built-in `name` lies, or would lie, on this machine.
-
-    Raises:
-        ModelNotFoundError: If there is no such built-in.
-        DownloadError: If there is no cache folder.
-    """
+    """Return where the built-in `name` lies, or would lie, on this machine."""
     item = _lookup(name)
     return cache_folder() / item.name / item.file
 

@@ -32,9 +32,6 @@ def download_snapshot(repo: str, allow: Sequence[str], ignore: Sequence[str] = (
     """Return the folder that holds the files of a repository whose names match `allow` and not `ignore`.
 
     Names are matched with fnmatch, where `*` also matches `/`. The folder lacks what the repository does not hold.
-
-    Raises:
-        GatedModelError, ModelNotFoundError, DownloadError: As `download_file`.
     """
     with _explained(repo):
         from huggingface_hub import snapshot_download
@@ -43,11 +40,7 @@ def download_snapshot(repo: str, allow: Sequence[str], ignore: Sequence[str] = (
 
 
 def list_files(repo: str) -> list[str]:
-    """Return the names of a repository's files on the hub.
-
-    Raises:
-        GatedModelError, ModelNotFoundError, DownloadError: As `download_file`.
-    """
+    """Return the names of a repository's files on the hub."""
     with _explained(repo):
         from huggingface_hub import HfApi
 
@@ -55,11 +48,7 @@ def list_files(repo: str) -> list[str]:
 
 
 def data_commit(repo: str) -> str | None:
-    """Return the newest commit of a data set on the hub.
-
-    Raises:
-        GatedModelError, ModelNotFoundError, DownloadError: As `download_file`.
-    """
+    """Return the newest commit of a data set on the hub."""
     with _explained(repo):
         from huggingface_hub import HfApi
 

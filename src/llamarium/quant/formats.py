@@ -56,11 +56,7 @@ class Format:
         return 8 * self.block_bytes / self.block_size
 
     def row_bytes(self, num_columns: int) -> int:
-        """Return the bytes of a row of `num_columns` weights.
-
-        Raises:
-            CheckpointError: If the row is no whole number of blocks.
-        """
+        """Return the bytes of a row of `num_columns` weights."""
         if num_columns % self.block_size:
             raise CheckpointError(
                 f"a row of {num_columns} weights cannot be {self.name}; expected a multiple of {self.block_size}"
@@ -68,11 +64,7 @@ class Format:
         return num_columns // self.block_size * self.block_bytes
 
     def num_columns(self, row_bytes: int) -> int:
-        """Return the weights in a row of `row_bytes` bytes.
-
-        Raises:
-            CheckpointError: If the row is no whole number of blocks.
-        """
+        """Return the weights in a row of `row_bytes` bytes."""
         if row_bytes % self.block_bytes:
             raise CheckpointError(
                 f"a row of {row_bytes} bytes cannot be {self.name}; expected a multiple of {self.block_bytes}"
@@ -171,11 +163,7 @@ METHODS: tuple[Method, ...] = get_args(Method)
 
 
 def block_format(type_name: str) -> Format:
-    """Return the type of GGUF files called `type_name`.
-
-    Raises:
-        UnsupportedFormatError: If it is not read, with those that are.
-    """
+    """Return the type of GGUF files called `type_name`."""
     if type_name not in GGML_TYPES:
         raise UnsupportedFormatError(
             f"block format {escape(type_name, 40)} is not read; supported are {', '.join(GGML_TYPES)}"
@@ -185,11 +173,6 @@ def block_format(type_name: str) -> Format:
 
 def chosen_type(option: str, value: object, choices: Sequence[Choice]) -> Choice:
     """Return the one of `choices` that somebody typed, in capital letters or not.
-
-    Args:
-        option: What it was typed for, for the error.
-        value: What was typed.
-        choices: Names of the table, and words besides, such as "none".
 
     Raises:
         OptionError: If it is none of them. For a name of earlier versions it says the new one.
@@ -205,11 +188,7 @@ def chosen_type(option: str, value: object, choices: Sequence[Choice]) -> Choice
 
 
 def group_size(in_features: int, type_name: str) -> int:
-    """Return the weights that share a scale when a matrix becomes Q8_0 or Q4_1 while it is loaded: 32 if that divides.
-
-    Raises:
-        OptionError: If it is below 16 for Q4_1, whose scales would outweigh its codes.
-    """
+    """Return the weights that share a scale of Q8_0 or Q4_1 that is made while loading: 32 if that divides a row."""
     size = math.gcd(in_features, GROUP)
     if type_name == "Q4_1" and size < 16:
         raise OptionError(f"Q4_1 needs in_features to be a multiple of 16, found {in_features}; use Q8_0 or NF4")

@@ -42,11 +42,7 @@ class LinearIntegers(QuantizedLinear):
     type_name: ClassVar[Literal["Q8_0", "Q4_1"]]
 
     def __init__(self, in_features: int, out_features: int, *, device: torch.device | str | None = None) -> None:
-        """Make room for a weight without filling it; `from_weight` fills.
-
-        Raises:
-            OptionError: For Q4_1, if `in_features` is no multiple of 16.
-        """
+        """Make room for a weight without filling it; `from_weight` fills."""
         super().__init__(in_features, out_features)
         shape = (out_features, in_features // group_size(in_features, self.type_name))
         self.register_buffer("scale", torch.empty(shape, dtype=torch.float16, device=device))
@@ -57,11 +53,7 @@ class LinearIntegers(QuantizedLinear):
 
     @classmethod
     def from_weight(cls, weight: Tensor) -> Self:
-        """Quantize (out_features, in_features). A group that holds NaN or an infinity comes back as NaN, or infinite.
-
-        Raises:
-            OptionError: For Q4_1, if `in_features` is no multiple of 16.
-        """
+        """Quantize (out_features, in_features). A group with NaN or an infinity comes back as NaN, or infinite."""
         linear = cls(weight.shape[1], weight.shape[0], device=weight.device)
         for start, stop in linear.chunks():
             groups = weight[start:stop].detach().float().view(stop - start, linear.scale.shape[1], -1)

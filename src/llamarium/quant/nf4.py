@@ -189,10 +189,6 @@ class Linear4bit(QuantizedLinear):
         Args:
             components: `weight`, `weight.absmax`, ... (see `nf4_state`), without the module's prefix.
             source: File and weight, for messages.
-
-        Raises:
-            UnsupportedFormatError: For fp4 or another storage than bytes.
-            CheckpointError: If components are missing, left over or disagree.
         """
         layout = check_components({name: _component(part) for name, part in components.items()}, source)
         nested = None

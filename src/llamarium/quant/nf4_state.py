@@ -75,16 +75,7 @@ class NF4Layout:
 
     @classmethod
     def from_json(cls, raw: bytes, source: str) -> "NF4Layout":
-        """Read the JSON object.
-
-        Args:
-            raw: The bytes of `STATE_KEY`.
-            source: File and weight, for messages.
-
-        Raises:
-            UnsupportedFormatError: For another 4-bit type.
-            CheckpointError: For anything else that is not as bitsandbytes writes it.
-        """
+        """Read the JSON object."""
         fields = _parse(raw, source)
         quant_type = fields.get("quant_type")
         if quant_type == "fp4":
@@ -124,19 +115,7 @@ class Component:
 
 
 def check_components(components: Mapping[str, Component], source: str) -> NF4Layout:
-    """Check that the components of one weight are all there and agree in type and number.
-
-    Args:
-        components: By the names that the module docstring lists.
-        source: File and weight, for messages.
-
-    Returns:
-        The layout that they agree on.
-
-    Raises:
-        UnsupportedFormatError: For another 4-bit type or another storage than bytes.
-        CheckpointError: Naming the component, what was found and what was expected.
-    """
+    """Check that the components of one weight are there and agree in type and number; return their layout."""
     layout = NF4Layout.from_json(_state_bytes(components, source), source)
     expected = _FLAT_KEYS | _NESTED_KEYS if layout.double_quant else _FLAT_KEYS
     _check(

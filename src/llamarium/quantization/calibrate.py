@@ -42,10 +42,6 @@ def sample_windows(tokenizer: Tokenizer, text: str, *, samples: int, context: in
 
     Returns:
         int64, (windows, context).
-
-    Raises:
-        TokenizerError: If the text cannot be encoded.
-        InputError: If it is shorter than one window.
     """
     bos = [tokenizer.special.bos] if tokenizer.special.add_bos and tokenizer.special.bos is not None else []
     ids = list(chain.from_iterable(encode_pieces(tokenizer, text)))

@@ -56,17 +56,7 @@ class Recipe:
 
 
 class Quantizer:
-    """Quantizes the model of a checkpoint by a method that needs no text.
-
-    Args:
-        checkpoint: Opened.
-        recipe: How.
-        progress: Called with (weights done, weights in all) after each matrix.
-
-    Raises:
-        CheckpointError: If a norm's weights are NaN or infinite.
-        OptionError: If the recipe is invalid, or does not fit the checkpoint.
-    """
+    """Quantizes the model of a checkpoint by a method that needs no text."""
 
     def __init__(
         self, checkpoint: Checkpoint, recipe: Recipe, *, progress: Callable[[int, int], None] | None = None
@@ -103,14 +93,7 @@ class Quantizer:
         return self.quantize(key, self.read(key), type_name)
 
     def quantize(self, key: str, weight: Floats, type_name: str, statistics: Floats | None = None) -> Bytes:
-        """Quantize a weight: tiles; errors name it.
-
-        Args:
-            key: Its name.
-            weight: Its values.
-            type_name: One of `FITTED_FORMATS`.
-            statistics: Of its inputs: mean squares (in,); or the mean of x x^T, (in, in), for GPTQ.
-        """
+        """Quantize a weight to tiles; errors name it. Statistics: the inputs' mean squares, or x x^T (in, in)."""
         format = PACKED_FORMATS[type_name]
         try:
             if statistics is not None and statistics.ndim == 2:

@@ -50,10 +50,6 @@ def gguf_config(file: GGUFFile, rope_factors: NDArray[np.float32] | None) -> Mod
     Args:
         file: The header.
         rope_factors: The values of `rope_freqs.weight`, (H/2,) float32, if there is such a tensor.
-
-    Raises:
-        UnsupportedFormatError: For another architecture, a split file, or a feature that is not read.
-        CheckpointError: For a missing key, a wrong type, or a contradiction.
     """
     source = escape(file.path)
     _reject_unsupported(file.metadata, source)

@@ -41,15 +41,8 @@ LAYER_NAMES = {
 class GGUFCheckpoint:
     """A Llama in a GGUF file.
 
-    Args:
-        path: The file.
-
     Attributes:
         metadata: The file's metadata, whose `tokenizer.*` keys make its tokenizer.
-
-    Raises:
-        CheckpointError: If the file is malformed, or its tensors and metadata disagree.
-        UnsupportedFormatError: If it holds something else than a Llama whose parts are all supported.
     """
 
     format: FormatName = "gguf"

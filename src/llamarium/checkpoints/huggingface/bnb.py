@@ -31,11 +31,7 @@ Located = tuple[TensorFile, SafetensorsTensor]
 
 
 def check_method(raw: Any, source: Path) -> bool:
-    """Return whether a config's `quantization_config` asks for NF4.
-
-    Raises:
-        UnsupportedFormatError: For any other quantization, by name.
-    """
+    """Return whether a config's `quantization_config` asks for NF4; refuse any other quantization by name."""
     if raw is None:
         return False
     fields: Mapping[str, Any] = cast(Mapping[str, Any], raw) if isinstance(raw, dict) else {"quant_method": raw}
@@ -77,12 +73,7 @@ class NF4Group:
 
 
 def group_components(tensors: Mapping[str, Located]) -> dict[str, NF4Group]:
-    """Find the quantized weights among a checkpoint's tensors and check that each has its components.
-
-    Raises:
-        CheckpointError: For a component that is missing, not known, or of the wrong type or size.
-        UnsupportedFormatError: For FP4, bitsandbytes' other 4-bit code.
-    """
+    """Find the quantized weights among a checkpoint's tensors and check that each has its components."""
     parts: dict[str, dict[str, str]] = {}
     for name in tensors:
         prefix, dot, part = name.partition(".weight.")

@@ -32,16 +32,7 @@ _IGNORED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
 class HuggingFaceCheckpoint:
-    """A Llama in a Hugging Face folder.
-
-    Args:
-        path: The folder.
-
-    Raises:
-        ConfigError: For a config that is malformed or not supported.
-        CheckpointError: If a file is malformed or missing, or weights and config disagree.
-        UnsupportedFormatError: For a quantization that is not read, or weights in another format.
-    """
+    """A Llama in a Hugging Face folder."""
 
     format: FormatName = "huggingface"
 

@@ -37,10 +37,6 @@ def meta_config(folder: Path, vocab_size: int, tied: bool) -> ModelConfig:
         folder: Holds `params.json`, and possibly `config.json`, which wins where params.json says nothing.
         vocab_size: Rows of the embedding table.
         tied: The head is missing, or is the embedding table.
-
-    Raises:
-        ConfigError: For a field that is missing, malformed or not supported.
-        CheckpointError: If params.json and config.json, or params.json and the weights, disagree.
     """
     path = folder / "params.json"
     raw = read_json_object(path, CONFIG_LIMIT_BYTES)

@@ -45,14 +45,7 @@ _BITS = {torch.float32: (torch.float32, np.float32), torch.float16: (torch.float
 
 
 def read_meta_shard(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the tensors of one shard by name, as views of a private mapping of the file; bfloat16 as its bits.
-
-    Raises:
-        ModelNotFoundError: If there is no such file.
-        OptionError: If the installed torch is too old to be trusted with it.
-        CheckpointError: If the archive is damaged, is no archive, or its pickle is anything but tensors.
-        UnsupportedFormatError: For tensors that hold no plain floating-point weights.
-    """
+    """Return the tensors of one shard by name, as views of a private mapping of the file; bfloat16 as its bits."""
     _check_torch_version(path)
     size = regular_size(path)
     _check_names(path, _read_pickle(path, size))

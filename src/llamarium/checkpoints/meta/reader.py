@@ -48,15 +48,7 @@ _ROPE_TABLE = "rope.freqs"  # follows from the config; Meta's loader ignores it 
 
 
 class MetaCheckpoint:
-    """A Llama in Meta's original folder.
-
-    Args:
-        path: The folder.
-
-    Raises:
-        ConfigError: For a params.json that is malformed, or leaves out what cannot be known.
-        CheckpointError: If a file is malformed or missing, or weights and params.json disagree.
-    """
+    """A Llama in Meta's original folder."""
 
     format: FormatName = "meta"
 

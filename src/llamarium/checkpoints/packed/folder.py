@@ -57,11 +57,7 @@ _HOW = "make the folder anew from the original model: llamarium quantize"
 
 
 def is_packed_folder(path: Path) -> bool:
-    """Whether a folder's config says that it is a packed one.
-
-    Raises:
-        ConfigError: If the config cannot be read.
-    """
+    """Whether a folder's config says that it is a packed one."""
     raw = read_json_object(path / "config.json", CONFIG_LIMIT_BYTES).get("quantization_config")
     return isinstance(raw, dict) and cast(Mapping[str, Any], raw).get("quant_method") == METHOD
 
@@ -69,16 +65,8 @@ def is_packed_folder(path: Path) -> bool:
 class PackedCheckpoint:
     """A Llama in a packed folder.
 
-    Args:
-        path: The folder.
-
     Attributes:
         recipe: How the weights were made.
-
-    Raises:
-        ConfigError: For a config that is malformed or not supported.
-        CheckpointError: If the file is malformed or missing, or weights, metadata and config disagree.
-        UnsupportedFormatError: For another version or layout, or a format that is not known.
     """
 
     format: FormatName = "packed"
@@ -120,11 +108,7 @@ def tiles_shape(rows: int, tiles: int, format: PackedFormat) -> tuple[int, int, 
 
 
 def check_machine(path: Path) -> None:
-    """Check that this machine keeps numbers as packed weights do.
-
-    Raises:
-        UnsupportedFormatError: On a machine that keeps numbers with the big end first.
-    """
+    """Check that this machine keeps numbers as packed weights do."""
     if sys.byteorder != "little":
         raise UnsupportedFormatError(
             f"{escape(path)}: packed weights are little-endian, and this machine is big-endian; take the model unpacked"

@@ -22,10 +22,6 @@ def dequantize(
 
     Returns:
         (..., columns).
-
-    Raises:
-        UnsupportedFormatError: If the format is not read.
-        CheckpointError: If `packed` is not uint8 or its rows are not a whole number of blocks.
     """
     block = block_format(type_name)
     if packed.dtype != torch.uint8 or packed.ndim == 0:
@@ -39,11 +35,7 @@ def dequantize(
 
 
 def quantize(weight: Tensor, type_name: str) -> Tensor:
-    """Pack weights, (..., columns) floating point, into blocks: uint8 (..., row_bytes) on the same device.
-
-    Raises:
-        LlamariumError: As `encode`.
-    """
+    """Pack weights, (..., columns) floating point, into blocks: uint8 (..., row_bytes) on the same device."""
     values = weight.detach().cpu()
     array = values.view(torch.uint16).numpy() if values.dtype == torch.bfloat16 else values.numpy()
     return torch.from_numpy(encode_reference(array, type_name)).to(weight.device)

@@ -41,10 +41,6 @@ def decode_blocks(type_name: str, data: NDArray[np.uint8], num_columns: int) -> 
 
     Returns:
         (rows, num_columns).
-
-    Raises:
-        UnsupportedFormatError: If the format is not read.
-        CheckpointError: If `data` is not uint8, or not a whole number of rows.
     """
     row_bytes = block_format(type_name).row_bytes(num_columns)
     if data.dtype != np.uint8 or row_bytes == 0 or data.size % row_bytes:

@@ -42,11 +42,6 @@ def encode(values: NDArray[Any], type_name: str) -> Codes:
 
     Returns:
         uint8, (..., row_bytes).
-
-    Raises:
-        UnsupportedFormatError: If there is no such format.
-        OptionError: If the format is read but not written.
-        CheckpointError: If the rows are not a whole number of blocks.
     """
     kind = _KINDS.get(type_name)
     if kind is None or native.library() is None:

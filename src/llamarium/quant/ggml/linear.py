@@ -24,12 +24,7 @@ class LinearGGML(QuantizedLinear):
     """
 
     def __init__(self, weight: Tensor, type_name: str) -> None:
-        """Take the packed rows as they are; nothing is copied.
-
-        Raises:
-            UnsupportedFormatError: If the format is not read.
-            CheckpointError: If `weight` is no table of packed rows.
-        """
+        """Take the packed rows as they are; nothing is copied."""
         super().__init__(_num_columns(weight, type_name), len(weight))
         self.type_name = type_name
         self.register_buffer("weight", weight)
@@ -60,12 +55,7 @@ class EmbeddingGGML(QuantizedEmbedding):
     weight: Tensor
 
     def __init__(self, weight: Tensor, type_name: str, dtype: torch.dtype = torch.float32) -> None:
-        """Take the packed rows as they are; nothing is copied.
-
-        Raises:
-            UnsupportedFormatError: If the format is not read.
-            CheckpointError: If `weight` is no table of packed rows.
-        """
+        """Take the packed rows as they are; nothing is copied."""
         super().__init__()
         self.num_embeddings, self.embedding_dim = len(weight), _num_columns(weight, type_name)
         self.type_name = type_name
