@@ -72,14 +72,15 @@ static inline float *lowered_at(const adapted *s, int row, int i) {
     return s->p->lowered + ((size_t)row * MOST_OF_A_STAGE + i) * s->p->padded_rank;
 }
 
-/* This thread's share of a x, for x (num_rows, cols). Others may still be at theirs when this returns. */
+/* This thread's share of a x, for x (num_rows, cols), whose rows are filled up to whole groups. Others may still be at theirs when this returns. */
 static void lower(lm_team team, adapted *s, const float *x, int cols) {
+    const size_t stride = (size_t)groups_of(cols) * LM_GROUP;
     const int quads = s->p->padded_rank / 4, of_row = quads * s->count;
     for (int64_t piece = team.index; piece < (int64_t)s->num_rows * of_row; piece += team.count) {
         const int row = (int)(piece / of_row), i = (int)(piece / quads % s->count), first = (int)(piece % quads) * 4;
         const lm_lora *lora = correction_of(s, row, i);
         if (lora == NULL || first >= lora->rank) continue;
-        const quad found = some_dots(lora->a + (size_t)first * cols, lora->rank - first, x + (size_t)row * cols, cols);
+        const quad found = some_dots(lora->a + (size_t)first * cols, lora->rank - first, x + row * stride, cols);
         memcpy(lowered_at(s, row, i) + first, &found, sizeof found);
     }
     s->lowered = lm_arrive(team);

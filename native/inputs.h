@@ -119,22 +119,39 @@ static inline void put_bf16_group(const float *group, bf16_input *to) {
 #endif
 }
 
-/* One stage's inputs, as the matrices want them; what no matrix wants is NULL. */
+/* Tokens that a product of floats takes together: as many as there are registers for their totals. */
+#if LANES == 16 || defined __ARM_NEON
+#define TOKENS 6
+#else
+#define TOKENS 3
+#endif
+
+/* One stage's inputs, as the matrices want them; what no matrix wants is NULL. The last group is filled up with zeros. Inputs of
+ * floats lie in panels of TOKENS rows, the last one of the rest: (groups, rows of the panel, 32) each. */
 typedef struct {
-    int groups;          /* cols / 32 */
-    int parts;           /* of a packed matrix's inputs: 1 with 8 bits, 2 with 16 */
-    lm_block *blocks;    /* (num_rows, parts, groups), for packed matrices: codes, and those of what they leave out */
-    bf16_inputs bf16;    /* (num_rows, cols), for BF16 */
-    float *floats;       /* (num_rows, cols), for F32 */
+    int num_rows, groups; /* (cols + 31) / 32 */
+    int parts;            /* of a packed matrix's inputs: 1 with 8 bits, 2 with 16 */
+    lm_block *blocks;     /* (num_rows, parts, groups), for packed matrices: codes, and those of what they leave out */
+    bf16_inputs bf16;     /* in panels, for BF16 */
+    float *floats;        /* in panels, for F32 and F16 */
+    float *plain;         /* (num_rows, 32 * groups), for adapters */
 } inputs;
+
+static inline int groups_of(int cols) { return (cols + LM_GROUP - 1) / LM_GROUP; }
+
+/* Where a row's group lies in panels. */
+static inline size_t place_in_panels(const inputs *in, size_t row, int g) {
+    const size_t first = row / TOKENS * TOKENS, left = in->num_rows - first, width = left < TOKENS ? left : TOKENS;
+    return (first * in->groups + g * width + (row - first)) * LM_GROUP;
+}
 
 /* How many blocks a group of a packed matrix's inputs becomes. */
 static inline int parts_of(int input_bits) { return input_bits == 16 ? 2 : 1; }
 
 static inline void put_group(const float *group, inputs in, size_t row, int g) {
-    const size_t place = row * in.groups + g;
-    if (in.floats != NULL) memcpy(in.floats + place * LM_GROUP, group, LM_GROUP * sizeof(float));
-    if (in.bf16.at != NULL) put_bf16_group(group, in.bf16.at + place * LM_GROUP);
+    if (in.plain != NULL) memcpy(in.plain + (row * in.groups + g) * LM_GROUP, group, LM_GROUP * sizeof(float));
+    if (in.floats != NULL) memcpy(in.floats + place_in_panels(&in, row, g), group, LM_GROUP * sizeof(float));
+    if (in.bf16.at != NULL) put_bf16_group(group, in.bf16.at + place_in_panels(&in, row, g));
     if (in.blocks == NULL) return;
     lm_block *block = &in.blocks[row * in.parts * in.groups + g];
     float residual[LM_GROUP];
@@ -152,7 +169,7 @@ static inline void normalise(const lm_model *model, const void *norm, const floa
  * `model` if there is one. */
 static void prepare_inputs(lm_team team, const float *x, const int32_t *rows, int num_rows, int cols, const lm_model *model,
                            const void *norm, inputs in) {
-    const int groups = cols / LM_GROUP, pieces = num_rows * groups;
+    const int groups = groups_of(cols), pieces = num_rows * groups;
     const int first = (int)((int64_t)pieces * team.index / team.count);
     const int end = (int)((int64_t)pieces * (team.index + 1) / team.count);
     const float *from = x;
@@ -163,11 +180,11 @@ static void prepare_inputs(lm_team team, const float *x, const int32_t *rows, in
             from = x + (size_t)(rows != NULL ? rows[row] : row) * cols;
             if (norm != NULL) factor = norm_factor(model, from);
         }
-        const int place = piece % groups * LM_GROUP;
-        float group[LM_GROUP];
-        memcpy(group, from + place, sizeof group);
+        const int place = piece % groups * LM_GROUP, count = min_int(LM_GROUP, cols - place);
+        float group[LM_GROUP] = {0};
+        memcpy(group, from + place, count * sizeof(float));
         if (norm != NULL)
-            for (int i = 0; i < LM_GROUP; i++) group[i] *= factor * number_at(model->norm_dtype, norm, (size_t)place + i);
+            for (int i = 0; i < count; i++) group[i] *= factor * number_at(model->norm_dtype, norm, (size_t)place + i);
         put_group(group, in, row, piece % groups);
     }
 }

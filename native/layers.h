@@ -173,7 +173,7 @@ static void project_queries(const pass *p, lm_team team, atomic_int *next, int i
     const lm_matrix *const qkv[] = {&layer->q, &layer->k, &layer->v};
     const inputs in = normed(p, team, layer->attention_norm, tap_of(p, index, LM_TAP_ATTN_NORM));
     adapted s = {.p = p, .layer = index, .count = 3, .which = {OF_Q, OF_K, OF_V}, .num_rows = p->num_rows};
-    if (p->max_rank > 0) lower(team, &s, in.floats, model->hidden);
+    if (p->max_rank > 0) lower(team, &s, in.plain, model->hidden);
     products(team, next, qkv, 3, in, p->num_rows, (float *const[]){p->qkv, p->qkv + begins[1], p->qkv + begins[2]},
              (const int[]){all, all, all}, 0, p->max_rank > 0 ? &s : NULL);
     lm_barrier(team);
@@ -186,7 +186,7 @@ static void add_product(const pass *p, lm_team team, atomic_int *next, int index
     const lm_matrix *const w[] = {which == OF_O ? &layer->o : &layer->down};
     const int hidden = p->model->hidden;
     adapted s = {.p = p, .layer = index, .count = 1, .which = {which}, .num_rows = p->num_rows};
-    if (p->max_rank > 0) lower(team, &s, in.floats, w[0]->cols);
+    if (p->max_rank > 0) lower(team, &s, in.plain, w[0]->cols);
     products(team, next, w, 1, in, p->num_rows, (float *const[]){tap != NULL ? tap : p->hidden}, &hidden, tap == NULL,
              p->max_rank > 0 ? &s : NULL);
     lm_barrier(team);
@@ -202,26 +202,27 @@ static void copy_hidden(const pass *p, lm_team team, float *to) {
         memcpy(to + row * hidden, p->hidden + row * hidden, hidden * sizeof(float));
 }
 
-/* A group of 32 of silu(gate) * up, as `put_gated` computes it, and what is handed out of it. */
-static void gate_group(const float *gate, const float *up, float *act, float *gated, inputs in, size_t row, int g) {
-    _Alignas(64) float group[LM_GROUP];
+/* A group of silu(gate) * up, as `put_gated` computes it, of which `count` are there, and what is handed out of it. */
+static void gate_group(const float *gate, const float *up, float *act, float *gated, int count, inputs in, size_t row, int g) {
+    _Alignas(64) float group[LM_GROUP] = {0}, factors[LM_GROUP] = {0};
+    memcpy(group, gate, count * sizeof(float));
+    memcpy(factors, up, count * sizeof(float));
     for (int i = 0; i < LM_GROUP; i += 16) {
-        wide g, u;
-        memcpy(&g, gate + i, sizeof g);
-        memcpy(&u, up + i, sizeof u);
-        g = silu(g);
-        if (act != NULL) memcpy(act + i, &g, sizeof g);
-        g *= u;
-        memcpy(group + i, &g, sizeof g);
+        wide values;
+        memcpy(&values, group + i, sizeof values);
+        values = silu(values);
+        memcpy(group + i, &values, sizeof values);
     }
-    if (gated != NULL) memcpy(gated, group, sizeof group);
+    if (act != NULL) memcpy(act, group, count * sizeof(float));
+    for (int i = 0; i < LM_GROUP; i++) group[i] *= factors[i];
+    if (gated != NULL) memcpy(gated, group, count * sizeof(float));
     put_group(group, in, row, g);
 }
 
 /* `gated_products` in two stages, since something between them is wanted. */
 static void open_mlp(const pass *p, lm_team team, atomic_int *next, int index, inputs in, const adapted *s) {
     const lm_layer *layer = &p->model->layers[index];
-    const int size = p->model->intermediate, groups = size / LM_GROUP;
+    const int size = p->model->intermediate, groups = groups_of(size);
     const lm_matrix *const w[] = {&layer->gate, &layer->up};
     float *gate = tap_of(p, index, LM_TAP_GATE), *up = tap_of(p, index, LM_TAP_UP);
     float *act = tap_of(p, index, LM_TAP_ACT), *gated = tap_of(p, index, LM_TAP_GATED);
@@ -230,7 +231,7 @@ static void open_mlp(const pass *p, lm_team team, atomic_int *next, int index, i
     for (int64_t piece = team.index; piece < (int64_t)p->num_rows * groups; piece += team.count) {
         const int row = (int)(piece / groups), g = (int)(piece % groups), begin = g * LM_GROUP;
         const size_t place = (size_t)row * size, at = place + begin;
-        gate_group(gate + at, up + at, act == NULL ? NULL : act + at, gated == NULL ? NULL : gated + at, p->gated, row, g);
+        gate_group(gate + at, up + at, act == NULL ? NULL : act + at, gated == NULL ? NULL : gated + at, min_int(LM_GROUP, size - begin), p->gated, row, g);
     }
 }
 
@@ -243,7 +244,7 @@ static void run_layer(const pass *p, lm_team team, int index) {
     copy_hidden(p, team, wanted_tap(p, index, LM_TAP_RESID_MID));
     const inputs in = normed(p, team, layer->mlp_norm, tap_of(p, index, LM_TAP_MLP_NORM));
     adapted s = {.p = p, .layer = index, .count = 2, .which = {OF_GATE, OF_UP}, .num_rows = p->num_rows};
-    if (p->max_rank > 0) lower(team, &s, in.floats, p->model->hidden);
+    if (p->max_rank > 0) lower(team, &s, in.plain, p->model->hidden);
     if (opens_mlp(p, index))
         open_mlp(p, team, next++, index, in, p->max_rank > 0 ? &s : NULL);
     else
@@ -263,7 +264,7 @@ static void run_head(const pass *p, lm_team team) {
     adapted s = {.p = p, .count = 1, .which = {OF_HEAD}, .rows = p->logit_rows, .num_rows = p->num_logits};
     prepare_inputs(is_few ? (lm_team){0, 1} : team, p->hidden, p->logit_rows, p->num_logits, hidden, model, model->final_norm, in);
     if (!is_few) lm_barrier(team);
-    if (p->max_rank > 0) lower(team, &s, in.floats, hidden);
+    if (p->max_rank > 0) lower(team, &s, in.plain, hidden);
     products(team, p->counters + (size_t)model->num_layers * MAX_STAGES, head, 1, in, p->num_logits, (float *const[]){p->logits},
              &model->head.rows, 0, p->max_rank > 0 ? &s : NULL);
 }

@@ -104,7 +104,7 @@ static void *take(arena *a, size_t bytes) {
 
 /* Which forms of its inputs a model's matrices want. */
 typedef struct {
-    int blocks, bf16, floats;
+    int blocks, bf16, floats, plain;
     int bits; /* of the blocks */
 } forms;
 
@@ -123,10 +123,12 @@ static forms forms_of(const lm_model *model) {
 }
 
 static inputs take_inputs(arena *a, forms wanted, size_t rows, size_t cols) {
-    inputs in = {.groups = (int)(cols / LM_GROUP), .parts = parts_of(wanted.bits)};
+    inputs in = {.num_rows = (int)rows, .groups = groups_of((int)cols), .parts = parts_of(wanted.bits)};
+    const size_t padded = rows * in.groups * LM_GROUP;
     if (wanted.blocks) in.blocks = take(a, rows * in.parts * in.groups * sizeof(lm_block));
-    if (wanted.bf16) in.bf16.at = take(a, rows * cols * sizeof(bf16_input));
-    if (wanted.floats) in.floats = take(a, rows * cols * sizeof(float));
+    if (wanted.bf16) in.bf16.at = take(a, padded * sizeof(bf16_input));
+    if (wanted.floats) in.floats = take(a, padded * sizeof(float));
+    if (wanted.plain) in.plain = take(a, padded * sizeof(float));
     return in;
 }
 
@@ -145,7 +147,7 @@ static void lay_out(pass *p, arena *a, forms wanted, int num_threads) {
     const lm_model *model = p->model;
     const size_t rows = p->num_rows, head_dim = model->head_dim, q_size = model->num_heads * head_dim;
     size_t num_chunks = 0;
-    forms of_head = {.bits = model->input_bits, .floats = wanted.floats};
+    forms of_head = {.bits = model->input_bits, .plain = wanted.plain};
     add_form(&of_head, &model->head);
     for (int row = 0; row < p->num_rows; row++) num_chunks += chunks_of(p, row);
     p->hidden = take(a, rows * model->hidden * sizeof(float));

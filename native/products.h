@@ -61,7 +61,13 @@ static inline void add_residuals(float *out, int num_rows) {
     }
 }
 
-/* Results of a piece for `num_rows` rows of tokens from `m` on, at most ROWS_IN_CACHE / in.parts. */
+/* How many rows of tokens a product takes at once: of floats whole panels. */
+static inline int rows_at_once(int of_floats, inputs in) {
+    const int rows = ROWS_IN_CACHE / in.parts;
+    return of_floats ? rows / TOKENS * TOKENS : rows;
+}
+
+/* Results of a piece for `num_rows` rows of tokens from `m` on, at most `rows_at_once`. */
 static inline void panels_product(const lm_matrix *w, piece at, const uint8_t *coming, inputs in, int m, int num_rows, float *out) {
     if (is_float(w))
         float_product(w, at.panel, at.count, in, m, num_rows, out);
@@ -96,11 +102,10 @@ static void correct_panels(lm_team team, const adapted *s, int i, const lm_matri
 static void products(lm_team team, atomic_int *next, const lm_matrix *const *w, int count, inputs in, int num_rows,
                      float *const *y, const int *strides, int add, const adapted *s) {
     _Alignas(64) float out[PANELS_AT_ONCE * PANEL_STRIDE];
-    const int at_once = ROWS_IN_CACHE / in.parts;
     piece at = piece_of(w, count, team, lm_next(next));
     for (piece coming; at.count > 0; at = coming) {
         coming = piece_of(w, count, team, lm_next(next));
-        const int i = at.matrix;
+        const int i = at.matrix, at_once = rows_at_once(is_float(w[i]), in);
         const uint8_t *next_tiles = announced(w[i], w[coming.matrix], coming, num_rows * in.parts);
         for (int m = 0; m < num_rows; m += at_once) {
             const int rows = min_int(at_once, num_rows - m);
@@ -131,7 +136,7 @@ static void gated_products(lm_team team, atomic_int *next, const lm_layer *layer
                            const adapted *s) {
     _Alignas(64) float gate[PANELS_AT_ONCE * PANEL_STRIDE], up[PANELS_AT_ONCE * PANEL_STRIDE];
     const lm_matrix *const w[] = {&layer->gate};
-    const int at_once = ROWS_IN_CACHE / in.parts;
+    const int at_once = rows_at_once(is_float(&layer->gate) || is_float(&layer->up), in);
     piece at = piece_of(w, 1, team, lm_next(next));
     for (piece coming; at.count > 0; at = coming) {
         coming = piece_of(w, 1, team, lm_next(next));
@@ -143,6 +148,10 @@ static void gated_products(lm_team team, atomic_int *next, const lm_layer *layer
             panels_product(&layer->up, at, next_tiles, in, m, rows, up);
             correct_panels(team, s, 0, &layer->gate, at, m, rows, gate);
             correct_panels(team, s, 1, &layer->up, at, m, rows, up);
+            if (at.count % 2 != 0) { /* the last group's other half */
+                memset(gate + at.count * PANEL_STRIDE, 0, rows * LM_TILE_ROWS * sizeof(float));
+                memset(up + at.count * PANEL_STRIDE, 0, rows * LM_TILE_ROWS * sizeof(float));
+            }
             for (int k = 0; k < rows; k++)
                 for (int i = 0; i < at.count; i += 2)
                     put_gated(gate + i * PANEL_STRIDE, up + i * PANEL_STRIDE, k, gated, m + k, (at.panel + i) / 2);

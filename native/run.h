@@ -76,7 +76,7 @@ static int run_rows(pass *p) {
     p->apart = are_apart(p);
     p->max_rank = largest_rank(p);
     p->padded_rank = (p->max_rank + 3) / 4 * 4;
-    wanted.floats |= p->max_rank > 0; /* what is lowered is not rounded */
+    wanted.plain = p->max_rank > 0; /* what is lowered is not rounded */
     lay_out(p, &a, wanted, num_threads);
     const size_t bytes = a.used;
     const int failed = posix_memalign((void **)&a.memory, 64, bytes);

@@ -68,6 +68,6 @@ def native_runner(model: LlamaForCausalLM) -> NativeRunner:
     return NativeRunner(model.config, weights_of(model))
 
 
-def product(matrix: native.Matrix, x: Tensor, input_bits: InputBits = INPUT_BITS) -> Tensor:
+def product(matrix: native.CMatrix, x: Tensor, input_bits: InputBits = INPUT_BITS) -> Tensor:
     """`native.product` of tensors."""
     return torch.from_numpy(native.product(matrix, x.numpy(), input_bits))

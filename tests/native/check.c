@@ -27,7 +27,7 @@
 #define LENGTH(array) (int)(sizeof array / sizeof *array)
 
 static const char *const SETS[] = {"portable", "avx2", "avx512_vnni", "avx512_bf16", "amx", "neon_dotprod", "neon_i8mm"};
-static const char *const KINDS[] = {"BF16", "Q8_0", "Q4_0", "Q4_1", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K", "F32", "Q5_0"};
+static const char *const KINDS[] = {"BF16", "Q8_0", "Q4_0", "Q4_1", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K", "F32", "Q5_0", "F16"};
 static const char *const DTYPES[] = {"float32", "bfloat16", "int8"};
 
 static void *allocate(size_t bytes) {
@@ -51,6 +51,9 @@ static int has_twin(const char *set) { return strcmp(set, twin_of(set)) != 0; }
 
 /* Whether a set rounds the inputs of a kind's products to BF16. */
 static int rounds_to_bf16(const char *set, int kind) { return kind == LM_BF16 && strcmp(set, "avx512_bf16") == 0; }
+
+/* Whether a kind's weights are numbers, not packed. */
+static int is_float(int kind) { return kind == LM_BF16 || kind == LM_F16 || kind == LM_F32; }
 
 /* --- random things ---------------------------------------------------------------------------------------------- */
 
@@ -89,9 +92,10 @@ static lm_matrix random_matrix(int kind, int rows, int cols, int codes) {
         w.data = random_floats((size_t)rows * cols);
         return w;
     }
-    if (kind == LM_BF16) {
+    if (is_float(kind)) {
         uint16_t *weights = ARRAY(uint16_t, (size_t)rows * cols);
-        for (size_t i = 0; i < (size_t)rows * cols; i++) weights[i] = to_bf16(random_float() * 0.2f);
+        for (size_t i = 0; i < (size_t)rows * cols; i++)
+            weights[i] = kind == LM_BF16 ? to_bf16(random_float() * 0.2f) : to_half(random_float() * 0.2f);
         w.data = weights;
         return w;
     }
@@ -197,35 +201,43 @@ static void check_product(const char *set, int kind, int rows, int cols, int num
     free(again);
 }
 
-/* BF16 and F32, whose products all sets compile from one source, against sums of doubles. */
+/* Floats, whose products all sets compile from one source, against sums of doubles. */
 static float weight_at(const lm_matrix *w, int place) {
-    return w->kind == LM_F32 ? ((const float *)w->data)[place] : from_bf16(((const uint16_t *)w->data)[place]);
+    if (w->kind == LM_F32) return ((const float *)w->data)[place];
+    const uint16_t bits = ((const uint16_t *)w->data)[place];
+    return w->kind == LM_F16 ? from_half(bits) : from_bf16(bits);
 }
 
-static void check_float_product(const char *set, int kind) {
-    enum { WIDTH = 96, HEIGHT = 50, COUNT = 7 };
-    snprintf(doing, sizeof doing, "%s, %s against doubles", set, KINDS[kind]);
-    const lm_matrix w = random_matrix(kind, HEIGHT, WIDTH, RANDOM_CODES);
-    float *x = random_floats(COUNT * WIDTH), expected[COUNT * HEIGHT], y[COUNT * HEIGHT];
+/* Of one token, of some, and of so many that columns are multiplied in blocks; with columns that are no whole groups, or blocks. */
+static void check_float_product(const char *set, int kind, int cols) {
+    enum { HEIGHT = 50, COUNT = 67 };
+    snprintf(doing, sizeof doing, "%s, %s of %d columns against doubles", set, KINDS[kind], cols);
+    const lm_matrix w = random_matrix(kind, HEIGHT, cols, RANDOM_CODES);
+    float *x = random_floats(COUNT * cols), *expected = ARRAY(float, COUNT * HEIGHT), *y = ARRAY(float, COUNT * HEIGHT);
     for (int m = 0; m < COUNT; m++)
         for (int r = 0; r < HEIGHT; r++) {
             double sum = 0;
-            for (int c = 0; c < WIDTH; c++) sum += (double)weight_at(&w, r * WIDTH + c) * x[m * WIDTH + c];
+            for (int c = 0; c < cols; c++) sum += (double)weight_at(&w, r * cols + c) * x[m * cols + c];
             expected[m * HEIGHT + r] = (float)sum;
         }
     lm_set_threads(1);
     use(set);
-    multiply(&w, x, COUNT, y);
-    expect_close(y, expected, COUNT * HEIGHT, rounds_to_bf16(set, kind) ? 1e-2f : 1e-5f);
+    const int counts[] = {1, 7, COUNT};
+    for (int i = 0; i < LENGTH(counts); i++) {
+        multiply(&w, x, counts[i], y);
+        expect_close(y, expected, counts[i] * HEIGHT, rounds_to_bf16(set, kind) ? 1e-2f : 1e-5f);
+    }
     free((void *)w.data);
     free(x);
+    free(expected);
+    free(y);
 }
 
 /* Whether this many rows of inputs are worth a product of their own. The portable set takes packed weights' rows one after another,
  * so of them only those count that are close to the edges of what is multiplied at once. */
 static int is_a_case(const char *set, int kind, int num_rows) {
     const int edge = ROWS_IN_CACHE / 2;
-    return !is_portable(set) || kind == LM_BF16 || kind == LM_F32 || (num_rows + 3) % edge <= 6;
+    return !is_portable(set) || is_float(kind) || (num_rows + 3) % edge <= 6;
 }
 
 /* Every number of rows, up to two more than what a product takes at once, against one row by the twin. */
@@ -253,7 +265,7 @@ static void check_row_counts(const char *set, int kind) {
     free(expected);
 }
 
-/* NaN and infinity in a row make all of its results NaN (infinite or NaN for BF16 and F32), and leave other rows alone. */
+/* NaN and infinity in a row make all of its results NaN (infinite or NaN for floats), and leave other rows alone. */
 static void check_poison(const char *set, int kind, float poison) {
     snprintf(doing, sizeof doing, "%s, %s, %g in the inputs", set, KINDS[kind], poison);
     const int cols = 2 * tile_cols(kind);
@@ -297,8 +309,9 @@ static int divides_alone(int kind) { return kind == LM_BF16 || kind == LM_Q8_0 |
 static void check_products(const char *set) {
     const int shapes[][2] = {{1, 1}, {16, 1}, {33, 2}, {77, 3}, {209, 1}}; /* rows, tiles of columns; 14 panels: 8, 4 and 2 */
     const int counts[] = {1, 5, 14};
-    if (!only_races) check_float_product(set, LM_BF16);
-    if (!only_races) check_float_product(set, LM_F32);
+    const int odd[] = {1, 31, 33, 96, 131, 2100};
+    for (int kind = 0; kind < LENGTH(KINDS) && !only_races; kind++)
+        for (int i = 0; i < LENGTH(odd) && is_float(kind); i++) check_float_product(set, kind, odd[i]);
     for (int kind = 0; kind < LENGTH(KINDS); kind++) {
         if (only_races && !divides_alone(kind)) continue;
         const int cols = tile_cols(kind);
@@ -307,6 +320,7 @@ static void check_products(const char *set) {
             if (!only_races) check_row_counts(set, kind);
             check_product(set, kind, 17, 2 * cols, 67, RANDOM_CODES, 0);
         }
+        if (is_float(kind)) check_product(set, kind, 21, 2 * cols + 5, 67, RANDOM_CODES, 0);
         if (cols == LM_GROUP) check_product(set, kind, 17, 67 * cols, 9, RANDOM_CODES, 0); /* more than are prepared at once */
         for (int shape = 0; shape < LENGTH(shapes); shape++)
             for (int i = 0; i < LENGTH(counts); i++)
@@ -332,7 +346,7 @@ enum { SEQUENCES = 2, POSITIONS = 600, VECTORS = SEQUENCES * KV_HEADS * POSITION
 static const struct {
     int kind, dtype, head_dim;
 } MODELS[] = {{LM_BF16, LM_BFLOAT16, 64},   {LM_Q8_0, LM_INT8, 72},     {LM_Q4_0, LM_FLOAT32, 80}, {LM_Q4_1, LM_INT8, 64},
-              {LM_IQ4_NL, LM_BFLOAT16, 80}, {LM_F32, LM_FLOAT32, 72}, {LM_Q5_0, LM_FLOAT32, 64}};
+              {LM_IQ4_NL, LM_BFLOAT16, 80}, {LM_F32, LM_FLOAT32, 72}, {LM_Q5_0, LM_FLOAT32, 64}, {LM_F16, LM_FLOAT32, 80}};
 
 /* A token's place. */
 typedef struct {
@@ -554,7 +568,7 @@ static void check_run(const char *set, int kind, int dtype, int head_dim) {
     else
         run_all(&t, filled, dtype, 16, ids, 0, logits);
     /* Where inputs or keys are rounded, a last bit decides at times between neighbours, which lie 1/127 apart. */
-    const int is_rounded = (kind != LM_BF16 && kind != LM_F32) || dtype != LM_FLOAT32 || rounds_to_bf16(set, kind);
+    const int is_rounded = !is_float(kind) || dtype != LM_FLOAT32 || rounds_to_bf16(set, kind);
     expect_close(logits, expected, ROWS * VOCAB, is_rounded ? 5e-2f : 1e-4f);
 
     if (has_twin(set)) {

@@ -96,7 +96,7 @@ def test_a_product_of_bfloat16_equals_torchs(kernels: str, rows: int) -> None:
     weight, x = torch.randn(rows, 96).bfloat16(), torch.randn(70, 96)
     if kernels == "avx512_bf16":
         x = x.bfloat16().float()  # as it rounds them itself
-    matrix = native.Matrix(native.Kind.BF16, rows, 96, weight.data_ptr(), None)
+    matrix = native.CMatrix(native.Kind.BF16, rows, 96, weight.data_ptr(), None)
     for count in (1, 3, 70):
         torch.testing.assert_close(product(matrix, x[:count]), x[:count] @ weight.float().T, rtol=0, atol=1e-4)
 

@@ -54,12 +54,12 @@ class Tiny:
         self.frequencies = (10000.0 ** (-2.0 * np.arange(H // 2) / H)).astype(np.float32)
         self.norms = {f"{name}.{i}": self.floats(D) + 1.5 for i in range(L) for name in ("attn_norm", "mlp_norm")}
         self.norms["final"] = self.floats(D) + 1.5
-        layers = (native.Layer * L)()
+        layers = (native.CLayer * L)()
         for i in range(L):
             matrices = {name: self.matrix(f"{name}.{i}", *shape) for name, shape in SHAPES.items()}
             norms = (self.norms[f"{name}.{i}"].ctypes.data for name in ("attn_norm", "mlp_norm"))
-            layers[i] = native.Layer(*norms, **matrices)
-        self.model = native.Model(
+            layers[i] = native.CLayer(*norms, **matrices)
+        self.model = native.CModel(
             L, D, F, N, K, H, EPS, 0, self.frequencies.ctypes.data, self.norms["final"].ctypes.data, layers,
             self.matrix("table", V, D), self.matrix("head", V, D), 0, None, 16,
         )  # fmt: skip
@@ -67,9 +67,9 @@ class Tiny:
     def floats(self, *shape: int) -> Array:
         return self.random.uniform(-1, 1, shape).astype(np.float32)
 
-    def matrix(self, name: str, rows: int, cols: int) -> native.Matrix:
+    def matrix(self, name: str, rows: int, cols: int) -> native.CMatrix:
         stored = self.values[name] = self.floats(rows, cols) * np.float32(0.3)
-        return native.Matrix(native.Kind.F32, rows, cols, stored.ctypes.data, None)
+        return native.CMatrix(native.Kind.F32, rows, cols, stored.ctypes.data, None)
 
     def correction(self, name: str, rank: int, *, gain: bool) -> Correction:
         rows, cols = self.values[name].shape
@@ -78,10 +78,10 @@ class Tiny:
 
     def add_adapters(self, *adapters: dict[str, Correction]) -> None:
         self.adapters = list(adapters)
-        described = (native.Adapter * len(adapters))()
+        described = (native.CAdapter * len(adapters))()
         for adapter, own in zip(adapters, described, strict=True):
-            own.layers = (native.LoraLayer * L)(
-                *(native.LoraLayer(*(lora(adapter.get(f"{name}.{i}")) for name in SHAPES)) for i in range(L))
+            own.layers = (native.CLoraLayer * L)(
+                *(native.CLoraLayer(*(lora(adapter.get(f"{name}.{i}")) for name in SHAPES)) for i in range(L))
             )
             own.head = lora(adapter.get("head"))
         self.model.num_adapters, self.model.adapters = len(adapters), described
@@ -126,11 +126,11 @@ class Tiny:
         return t
 
 
-def lora(own: Correction | None) -> native.Lora:
+def lora(own: Correction | None) -> native.CLora:
     if own is None:
-        return native.Lora()
+        return native.CLora()
     gain = None if own.gain is None else own.gain.ctypes.data
-    return native.Lora(len(own.a), own.scale, own.a.ctypes.data, own.b.ctypes.data, gain)
+    return native.CLora(len(own.a), own.scale, own.a.ctypes.data, own.b.ctypes.data, gain)
 
 
 def rms_norm(x: Array, weight: Array) -> Array:
@@ -163,14 +163,14 @@ class Cache:
         self.tables = np.random.default_rng(seed).permutation(count).astype(np.int32).reshape(num_sequences, -1)
         self.arrays = [np.full((count, K, block_size, H), np.nan, np.float32) for _ in range(2 * L)]
         k, v = ((c_void_p * L)(*(array.ctypes.data for array in part)) for part in (self.arrays[:L], self.arrays[L:]))
-        self.described = native.PagedCache(0, count, block_size, k, v, None, None)
+        self.described = native.CCache(0, count, block_size, k, v, None, None)
 
 
 Span = tuple[int, list[int], int]  # a sequence, its tokens and the first one's position
 
 
 def run(
-    tiny: Tiny, cache: Cache, spans: list[Span], adapters: list[int] | None = None, taps: native.Taps | None = None
+    tiny: Tiny, cache: Cache, spans: list[Span], adapters: list[int] | None = None, taps: native.CTaps | None = None
 ) -> Array:
     """Return the logits of all tokens of some spans."""
     ids = np.array([token for _, tokens, _ in spans for token in tokens], np.int64)
@@ -178,7 +178,7 @@ def run(
     sequences = np.array([row for row, tokens, _ in spans for _ in tokens], np.int32)
     wanted, tables = np.arange(len(ids), dtype=np.int32), cache.tables
     own = None if adapters is None else np.array(adapters, np.int32)
-    batch = native.Batch(
+    batch = native.CBatch(
         len(ids), len(tables), tables.shape[1], len(wanted), ids.ctypes.data, positions.ctypes.data,
         sequences.ctypes.data, tables.ctypes.data, wanted.ctypes.data, None if own is None else own.ctypes.data,
     )  # fmt: skip
@@ -213,7 +213,7 @@ def test_only_the_logits_that_are_wanted_are_written() -> None:
     zeros, wanted = np.zeros(9, np.int32), np.array([2, 8], np.int32)
     logits = np.full((3, V), 7, np.float32)
     arrays = (ids, positions, zeros, table, wanted)
-    batch = native.Batch(9, 1, 10, 2, *(array.ctypes.data for array in arrays), None)
+    batch = native.CBatch(9, 1, 10, 2, *(array.ctypes.data for array in arrays), None)
     native.run(tiny.model, cache.described, batch, None, logits.ctypes.data)
     expected, _ = tiny.reference(IDS[:9])
     close(logits[:2], expected[[2, 8]])
@@ -239,7 +239,7 @@ def test_what_there_is_not_is_refused() -> None:
 # --- taps -------------------------------------------------------------------------------------------------------------
 
 
-def new_taps(count: int, names: set[str]) -> tuple[native.Taps, Taps]:
+def new_taps(count: int, names: set[str]) -> tuple[native.CTaps, Taps]:
     """Return the taps of these names, as "layer.name", "embed" and "final_norm", and where they write."""
     arrays: Taps = {}
     for name in names:
@@ -248,7 +248,7 @@ def new_taps(count: int, names: set[str]) -> tuple[native.Taps, Taps]:
     layers = [arrays.get(f"{i}.{name}") for i in range(L) for name in native.TAPS_OF_A_LAYER]
     pointers = (c_void_p * len(layers))(*(None if array is None else array.ctypes.data for array in layers))
     ends = (None if name not in arrays else arrays[name].ctypes.data for name in ("embed", "final_norm"))
-    return native.Taps(*ends, cast(pointers, POINTER(c_void_p))), arrays
+    return native.CTaps(*ends, cast(pointers, POINTER(c_void_p))), arrays
 
 
 ALL_TAPS = {"embed", "final_norm", *(f"{i}.{name}" for i in range(L) for name in native.TAPS_OF_A_LAYER)}
@@ -308,9 +308,9 @@ def test_a_sequence_has_its_bits_whatever_adapters_the_others_have(kernels: str)
 
 
 STRUCTS = {
-    "lm_matrix": native.Matrix, "lm_layer": native.Layer, "lm_lora": native.Lora, "lm_lora_layer": native.LoraLayer,
-    "lm_adapter": native.Adapter, "lm_model": native.Model, "lm_cache": native.PagedCache, "lm_batch": native.Batch,
-    "lm_taps": native.Taps, "lm_choice": native.Choice,
+    "lm_matrix": native.CMatrix, "lm_layer": native.CLayer, "lm_lora": native.CLora, "lm_lora_layer": native.CLoraLayer,
+    "lm_adapter": native.CAdapter, "lm_model": native.CModel, "lm_cache": native.CCache, "lm_batch": native.CBatch,
+    "lm_taps": native.CTaps, "lm_choice": native.CChoice,
 }  # fmt: skip
 
 

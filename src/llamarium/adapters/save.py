@@ -13,7 +13,7 @@ from llamarium.adapters.config import LoRAConfig
 from llamarium.adapters.files import BUILTIN, CONFIG, PREFIX, WEIGHTS
 from llamarium.adapters.lora import lora_linears
 from llamarium.adapters.modules import ModuleBase
-from llamarium.checkpoints.huggingface.writer import Weight, write_safetensors
+from llamarium.checkpoints.huggingface.writer import OutputTensor, write_safetensors
 from llamarium.checkpoints.save import tensor_weight
 from llamarium.errors import TrainingError
 from llamarium.hub.builtin import BUILTINS
@@ -72,7 +72,7 @@ def adapter_metadata(model: LlamaForCausalLM, base_model: str | None = None) -> 
     return {"format": "pt"} | known | named
 
 
-def _weight(key: str, tensor: Tensor, full_tensor: Callable[[Tensor], Tensor] | None) -> Weight:
+def _weight(key: str, tensor: Tensor, full_tensor: Callable[[Tensor], Tensor] | None) -> OutputTensor:
     def read() -> Tensor:
         return (tensor if full_tensor is None else full_tensor(tensor)).float()
 

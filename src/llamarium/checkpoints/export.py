@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from llamarium.checkpoints import storage
 from llamarium.checkpoints.checkpoint import Checkpoint, StoredTensor
 from llamarium.checkpoints.gguf.mixtures import BLOCKS, FLOATS
-from llamarium.checkpoints.huggingface.writer import Weight, cast_array, needs_dtype, save_weights
+from llamarium.checkpoints.huggingface.writer import OutputTensor, cast_array, needs_dtype, save_weights
 from llamarium.checkpoints.open import OpenedModel, open_model
 from llamarium.config import EMBEDDING
 from llamarium.errors import OptionError, OutputError, check_choice, escape, warn_caller
@@ -63,7 +63,7 @@ def export(
     return out
 
 
-def checkpoint_weights(checkpoint: Checkpoint, dtype: str | None = None) -> list[Weight]:
+def checkpoint_weights(checkpoint: Checkpoint, dtype: str | None = None) -> list[OutputTensor]:
     """Return the weights of a model on disk, read when they are written; quantized ones need a `dtype`.
 
     Where some are NaN or infinite, reading them warns.
@@ -75,7 +75,7 @@ def checkpoint_weights(checkpoint: Checkpoint, dtype: str | None = None) -> list
     Raises:
         OptionError: If a weight is quantized and there is no dtype, or it needs PyTorch and that is not installed.
     """
-    weights: list[Weight] = []
+    weights: list[OutputTensor] = []
     for key, entry in checkpoint.entries.items():
         target = dtype or (entry.dtype if entry.dtype in FLOATS else None)
         if target is None:
@@ -83,7 +83,7 @@ def checkpoint_weights(checkpoint: Checkpoint, dtype: str | None = None) -> list
         if entry.dtype == "NF4" or (entry.is_packed and native.library() is None):
             optional("torch", "torch", f"reading {entry.dtype} weights")
         values = lambda key=key, target=target: cast_array(_read_finite(checkpoint, key), target, key)  # noqa: E731
-        weights.append(Weight(key, entry.shape, target, values))
+        weights.append(OutputTensor(key, entry.shape, target, values))
     return weights
 
 

@@ -27,7 +27,7 @@ from llamarium.quant.ggml.blocks import dequantize
 from llamarium.quant.ggml.linear import EmbeddingGGML, LinearGGML
 from llamarium.quant.linears import QUANTIZED_LINEARS
 from llamarium.quant.nf4 import Linear4bit
-from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_ggml, pack_integers
+from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_integers
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """What a model computes in, by the name that people type."""
@@ -61,7 +61,7 @@ def load_model(
             model.set_submodule(name, loader.fill(name, module))
     if model.config.tie_word_embeddings:
         loader.tie(model)
-    if loader.packs and dtype is torch.bfloat16 and options.quantize != "NF4":
+    if loader.packs and options.quantize in ("Q8_0", "Q4_1"):
         _warn_of_shapes(checkpoint, model)
     return model.eval().requires_grad_(False), tuple(loader.sources)
 
@@ -71,8 +71,8 @@ def _warn_of_shapes(checkpoint: Checkpoint, model: LlamaForCausalLM) -> None:
     sizes = ((name, int(cast(Any, module).in_features)) for name, module in linears)
     if unfit := [f"{name} ({columns} columns)" for name, columns in sizes if columns % GROUP]:
         warn_caller(
-            f"{escape(checkpoint.path)}: the C kernels take columns in groups of {GROUP}, and {len(unfit)} Linears "
-            f"have others: {list_some(unfit, 4)}; PyTorch runs the model"
+            f"{escape(checkpoint.path)}: the C kernels take quantized columns in groups of {GROUP}, and {len(unfit)} "
+            f"Linears have others: {list_some(unfit, 4)}; PyTorch runs the model"
         )
 
 
@@ -99,11 +99,7 @@ class _Loader:
     def fill(self, name: str, module: nn.Module) -> nn.Module:
         """Return what takes the place of the meta module called `name`."""
         entry = self.checkpoint.entries[f"{name}.weight"]
-        if self._is_to_be_packed(module, entry):
-            filled, held = self._tiled(
-                module, pack_ggml(as_tensor(self.checkpoint.stored(entry.key).data), entry.dtype)
-            )
-        elif self._stays_quantized(module, entry):
+        if self._stays_quantized(module, entry):
             filled, held = self._quantized(module, entry)
         else:
             filled, held = self._from_values(name, module, self._read(entry))
@@ -129,26 +125,15 @@ class _Loader:
         as_it_is = entry.dtype == "NF4" or entry.is_packed
         return self.options.dequantize == "use" or (self.options.dequantize == "auto" and as_it_is)
 
-    def _is_to_be_packed(self, module: nn.Module, entry: TensorEntry) -> bool:
-        if not self.packs or self.options.dequantize != "auto" or self.options.quantize is not None:
-            return False
-        if not isinstance(module, (nn.Linear, nn.Embedding)) or entry.is_packed or entry.dtype not in PACKED_FORMATS:
-            return False
-        return entry.shape[1] % PACKED_FORMATS[entry.dtype].columns == 0
-
-    def _tiled(self, module: nn.Module, linear: LinearPacked) -> tuple[nn.Module, str]:
-        is_embedding = isinstance(module, nn.Embedding)
-        return EmbeddingPacked(linear, self.dtype) if is_embedding else linear, linear.format.name
-
     def _quantized(self, module: nn.Module, entry: TensorEntry) -> tuple[nn.Module, str]:
         stored = self.checkpoint.stored(entry.key)
         if entry.dtype == "NF4":
             return nf4_linear(stored, f"{entry.file}: {entry.name}"), "NF4"
         data = as_tensor(stored.data)
         if entry.is_packed:
-            kernels = self.packs and self.options.dequantize == "auto"
-            format = PACKED_FORMATS[entry.dtype]
-            return self._tiled(module, LinearPacked(data, entry.shape[0], format, uses_kernels=kernels))
+            linear = LinearPacked(data, entry.shape[0], PACKED_FORMATS[entry.dtype], uses_kernels=False)
+            is_embedding = isinstance(module, nn.Embedding)
+            return EmbeddingPacked(linear, self.dtype) if is_embedding else linear, entry.dtype
         if isinstance(module, nn.Embedding):
             return EmbeddingGGML(data, entry.dtype, self.dtype), entry.dtype
         return LinearGGML(data, entry.dtype), entry.dtype

@@ -16,7 +16,7 @@ from llamarium.checkpoints.decode import FLOAT_DTYPES
 from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.model import LlamaForCausalLM
-from llamarium.quant.formats import GROUP, PACKED_FORMATS
+from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked
 from llamarium.runtime.native.weights import Weight
 
@@ -107,7 +107,7 @@ def _weight(key: str, shape: tuple[int, ...], module: nn.Module) -> Weight | Non
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.device.type != "cpu" or not weight.is_contiguous():
         return None
-    if tuple(weight.shape) != shape or (len(shape) == 2 and shape[1] % GROUP):
+    if tuple(weight.shape) != shape:
         return None
     if weight.dtype is torch.bfloat16:
         return Weight(key, "BF16", shape, weight.detach().view(torch.int16).numpy().view(np.uint16))

@@ -26,7 +26,7 @@ from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import CheckpointError, escape, warn_caller
 from llamarium.kernels import native
 from llamarium.kernels.threads import num_threads
-from llamarium.quant.formats import GROUP, PACKED_FORMATS
+from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.packing import count_nonfinite, count_nonfinite_tiles, dequantize, pack_blocks, to_bfloat16
 from llamarium.runtime.native.weights import Weight
 
@@ -89,7 +89,7 @@ def _forms(checkpoint: Checkpoint, options: LoadOptions) -> dict[str, str] | Non
     asks_otherwise = options.quantize is not None or options.dequantize == "use" or not options.join
     if options.device != "cpu" or asks_otherwise or native.library() is None:
         return None
-    if any(entry.dtype == "NF4" or (len(entry.shape) == 2 and entry.shape[1] % GROUP) for entry in entries):
+    if any(entry.dtype == "NF4" for entry in entries):
         return None
     dtype = options.dtype or natural_dtype(checkpoint)
     packs = dtype == "bfloat16" and options.dequantize == "auto"  # another dtype is asked for to have exact products

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from llamarium.checkpoints.checkpoint import expected_shapes, list_some
 from llamarium.checkpoints.decode import FLOAT_DTYPES
-from llamarium.checkpoints.huggingface.writer import Weight, cast_array, needs_dtype, save_weights
+from llamarium.checkpoints.huggingface.writer import OutputTensor, cast_array, needs_dtype, save_weights
 from llamarium.config import HEAD
 from llamarium.errors import CheckpointError, OptionError, show_value
 from llamarium.model import LlamaForCausalLM
@@ -29,7 +29,7 @@ _SAVED_DTYPES = tuple(FLOAT_DTYPES.values())
 
 def tensor_weight(
     key: str, tensor: Tensor, read: Callable[[], Tensor] | None = None, dtype: torch.dtype | None = None
-) -> Weight:
+) -> OutputTensor:
     """Return a tensor as a weight to be written.
 
     Args:
@@ -39,7 +39,7 @@ def tensor_weight(
         dtype: Of what `read` returns; None is the tensor's.
     """
     name = _NAME_OF_DTYPE[dtype or tensor.dtype]
-    return Weight(key, tuple(tensor.shape), name, lambda: array_of(tensor if read is None else read()))
+    return OutputTensor(key, tuple(tensor.shape), name, lambda: array_of(tensor if read is None else read()))
 
 
 def array_of(tensor: Tensor) -> NDArray[Any]:
@@ -84,7 +84,7 @@ def save_model(
     )
 
 
-def model_weights(model: LlamaForCausalLM, dtype: torch.dtype | None = None) -> list[Weight]:
+def model_weights(model: LlamaForCausalLM, dtype: torch.dtype | None = None) -> list[OutputTensor]:
     """Return a model's weights under Hugging Face's keys, without a tied head.
 
     Raises:
@@ -133,16 +133,16 @@ def _storage(module: nn.Module) -> int:
     return weight.data_ptr()
 
 
-def _module_weight(key: str, shape: tuple[int, ...], module: nn.Module, dtype: torch.dtype | None) -> Weight:
+def _module_weight(key: str, shape: tuple[int, ...], module: nn.Module, dtype: torch.dtype | None) -> OutputTensor:
     if isinstance(module, (QuantizedLinear, QuantizedEmbedding)):
         if dtype is None:
             raise needs_dtype(key, module._get_name())  # pyright: ignore[reportPrivateUsage] - torch has no public one
         name = _NAME_OF_DTYPE[dtype]
-        return Weight(key, shape, name, lambda: cast_array(array_of(module.dequantize(torch.float32)), name, key))
+        return OutputTensor(key, shape, name, lambda: cast_array(array_of(module.dequantize(torch.float32)), name, key))
     weight = module.get_parameter("weight")
     if tuple(weight.shape) != shape:
         raise CheckpointError(f"{key} has shape {tuple(weight.shape)}; by the model's config it is {shape}")
     if dtype in (None, weight.dtype):
         return tensor_weight(key, weight)
     name = _NAME_OF_DTYPE[dtype]
-    return Weight(key, shape, name, lambda: cast_array(array_of(weight), name, key))
+    return OutputTensor(key, shape, name, lambda: cast_array(array_of(weight), name, key))

@@ -54,7 +54,7 @@ class Kind(IntEnum):
     F16 = 10
 
 
-class Matrix(Structure):
+class CMatrix(Structure):
     """`lm_matrix`."""
 
     _fields_ = (
@@ -62,16 +62,20 @@ class Matrix(Structure):
     )  # fmt: skip
 
 
-class Layer(Structure):
+LINEARS_OF_A_LAYER = ("q", "k", "v", "o", "gate", "up", "down")
+"""Their order in the header's structs."""
+
+
+class CLayer(Structure):
     """`lm_layer`."""
 
     _fields_ = (
         ("attention_norm", c_void_p), ("mlp_norm", c_void_p),
-        ("q", Matrix), ("k", Matrix), ("v", Matrix), ("o", Matrix), ("gate", Matrix), ("up", Matrix), ("down", Matrix),
+        *((name, CMatrix) for name in LINEARS_OF_A_LAYER),
     )  # fmt: skip
 
 
-class Lora(Structure):
+class CLora(Structure):
     """`lm_lora`."""
 
     _fields_ = (
@@ -79,31 +83,31 @@ class Lora(Structure):
     )  # fmt: skip
 
 
-class LoraLayer(Structure):
+class CLoraLayer(Structure):
     """`lm_lora_layer`."""
 
-    _fields_ = tuple((name, Lora) for name in ("q", "k", "v", "o", "gate", "up", "down"))
+    _fields_ = tuple((name, CLora) for name in LINEARS_OF_A_LAYER)
 
 
-class Adapter(Structure):
+class CAdapter(Structure):
     """`lm_adapter`."""
 
-    _fields_ = (("layers", POINTER(LoraLayer)), ("head", Lora))
+    _fields_ = (("layers", POINTER(CLoraLayer)), ("head", CLora))
 
 
-class Model(Structure):
+class CModel(Structure):
     """`lm_model`."""
 
     _fields_ = (
         ("num_layers", c_int32), ("hidden", c_int32), ("intermediate", c_int32), ("num_heads", c_int32),
         ("num_kv_heads", c_int32), ("head_dim", c_int32), ("norm_eps", c_float), ("norm_dtype", c_int32),
-        ("frequencies", c_void_p), ("final_norm", c_void_p), ("layers", POINTER(Layer)),
-        ("table", Matrix), ("head", Matrix), ("num_adapters", c_int32), ("adapters", POINTER(Adapter)),
+        ("frequencies", c_void_p), ("final_norm", c_void_p), ("layers", POINTER(CLayer)),
+        ("table", CMatrix), ("head", CMatrix), ("num_adapters", c_int32), ("adapters", POINTER(CAdapter)),
         ("input_bits", c_int32),
     )  # fmt: skip
 
 
-class PagedCache(Structure):
+class CCache(Structure):
     """`lm_cache`."""
 
     _fields_ = (
@@ -113,7 +117,7 @@ class PagedCache(Structure):
     )  # fmt: skip
 
 
-class Batch(Structure):
+class CBatch(Structure):
     """`lm_batch`."""
 
     _fields_ = (
@@ -127,16 +131,16 @@ TAPS_OF_A_LAYER = (
     "attn_norm", "q", "k", "v", "q_rot", "head_out", "attn_out", "resid_mid",
     "mlp_norm", "gate", "up", "act", "gated", "mlp_out", "resid",
 )  # fmt: skip
-"""What `Taps.layers` points to, for each layer; `LM_TAP_...` of the header says what they are."""
+"""What `CTaps.layers` points to, for each layer; `LM_TAP_...` of the header says what they are."""
 
 
-class Taps(Structure):
+class CTaps(Structure):
     """`lm_taps`."""
 
     _fields_ = (("embed", c_void_p), ("final_norm", c_void_p), ("layers", POINTER(c_void_p)))
 
 
-class Choice(Structure):
+class CChoice(Structure):
     """`lm_choice`."""
 
     _fields_ = (
@@ -189,10 +193,10 @@ def _open() -> ctypes.CDLL | None:
         return None
     found.lm_kernels.restype = c_char_p
     found.lm_use_kernels.argtypes = [c_char_p]
-    found.lm_run.argtypes = [POINTER(Model), POINTER(PagedCache), POINTER(Batch), POINTER(Taps), c_void_p]
-    found.lm_lookup.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
-    found.lm_product.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_int32, c_void_p]
-    found.lm_choose.argtypes = [c_void_p, c_int32, c_int32, POINTER(Choice), c_void_p]
+    found.lm_run.argtypes = [POINTER(CModel), POINTER(CCache), POINTER(CBatch), POINTER(CTaps), c_void_p]
+    found.lm_lookup.argtypes = [POINTER(CMatrix), c_void_p, c_int32, c_void_p]
+    found.lm_product.argtypes = [POINTER(CMatrix), c_void_p, c_int32, c_int32, c_void_p]
+    found.lm_choose.argtypes = [c_void_p, c_int32, c_int32, POINTER(CChoice), c_void_p]
     found.lm_pack.argtypes = [c_int32, c_int32, c_int32, c_void_p, c_void_p]
     found.lm_pack.restype = None
     found.lm_encode.argtypes = [c_int32, c_int64, c_void_p, c_void_p]
@@ -207,7 +211,7 @@ def kernels() -> str | None:
     return None if found is None else found.lm_kernels().decode()
 
 
-def product(matrix: Matrix, x: NDArray[np.float32], input_bits: InputBits = INPUT_BITS) -> NDArray[np.float32]:
+def product(matrix: CMatrix, x: NDArray[np.float32], input_bits: InputBits = INPUT_BITS) -> NDArray[np.float32]:
     """Multiply: x (M, in), rounded to `input_bits` if the matrix is packed, to (M, out).
 
     Raises:
@@ -218,7 +222,7 @@ def product(matrix: Matrix, x: NDArray[np.float32], input_bits: InputBits = INPU
     return y
 
 
-def run(model: Model, cache: PagedCache, batch: Batch, taps: Taps | None, logits: int) -> None:
+def run(model: CModel, cache: CCache, batch: CBatch, taps: CTaps | None, logits: int) -> None:
     """Run a batch, from tokens to the logits of those that want them.
 
     Args:
@@ -244,7 +248,7 @@ def run(model: Model, cache: PagedCache, batch: Batch, taps: Taps | None, logits
     _check(code)
 
 
-def lookup(matrix: Matrix, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+def lookup(matrix: CMatrix, rows: NDArray[np.int64]) -> NDArray[np.float32]:
     """Return some rows of a matrix, by their numbers (...): (..., in).
 
     Raises:
@@ -256,7 +260,7 @@ def lookup(matrix: Matrix, rows: NDArray[np.int64]) -> NDArray[np.float32]:
     return out
 
 
-def choose(logits_BV: NDArray[np.float32], choices: Sequence[Choice]) -> list[int]:
+def choose(logits_BV: NDArray[np.float32], choices: Sequence[CChoice]) -> list[int]:
     """Choose a token for each row of logits, contiguous: its id, or -1 where they are NaN or have no finite maximum.
 
     Raises:
@@ -264,7 +268,7 @@ def choose(logits_BV: NDArray[np.float32], choices: Sequence[Choice]) -> list[in
     """
     num_rows, vocab_size = logits_BV.shape
     ids = (c_int32 * num_rows)()
-    how = (Choice * num_rows)(*choices)
+    how = (CChoice * num_rows)(*choices)
     _check(_ready().lm_choose(logits_BV.ctypes.data, num_rows, vocab_size, how, ids))
     return ids[:]
 

@@ -44,7 +44,7 @@ class LinearPacked(QuantizedLinear):
         self.register_buffer("weight", weight)
 
     @property
-    def matrix(self) -> native.Matrix:
+    def matrix(self) -> native.CMatrix:
         """This weight for the kernels, as long as it stays where it is."""
         return matrix_of(self.format.name, (self.out_features, self.in_features), self.weight.data_ptr())
 

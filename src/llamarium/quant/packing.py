@@ -55,10 +55,10 @@ def pack_groups(groups: tuple[Bytes, NDArray[np.float16], NDArray[np.float16] | 
     return np.concatenate([*map(in_tiles, parts)], axis=-1)
 
 
-def matrix_of(type_name: str, shape: tuple[int, ...], address: int) -> native.Matrix:
+def matrix_of(type_name: str, shape: tuple[int, ...], address: int) -> native.CMatrix:
     """Return a matrix for the kernels, (out, in), of packed weights or floats as rows, as long as they stay there."""
     levels = _levels(type_name)
-    return native.Matrix(native.Kind[type_name], *shape, address, None if levels is None else levels.ctypes.data)
+    return native.CMatrix(native.Kind[type_name], *shape, address, None if levels is None else levels.ctypes.data)
 
 
 @functools.cache

@@ -107,9 +107,9 @@ class SamplingRow:
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.num_tokens = len(answer_ids)
         self.penalties = Penalties.of(prompt_ids, answer_ids) if params.penalizes else None
-        asked = {name: getattr(params, name) for name in PARAMETERS if hasattr(native.Choice, name)}
+        asked = {name: getattr(params, name) for name in PARAMETERS if hasattr(native.CChoice, name)}
         asked["top_k"] = params.top_k if params.top_k < vocab_size else 0  # 0 where it keeps the whole vocabulary
-        self.choice = native.Choice(step=self.num_tokens, **asked | {"seed": self.seed})
+        self.choice = native.CChoice(step=self.num_tokens, **asked | {"seed": self.seed})
         if constraint is not None:
             for token_id in answer_ids:
                 constraint.accept(token_id)

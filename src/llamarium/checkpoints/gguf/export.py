@@ -25,7 +25,7 @@ from llamarium.checkpoints.gguf.file import GGUFData, write_gguf
 from llamarium.checkpoints.gguf.mixtures import FLOATS, MIXTURES, Mixture, type_of, wanted_type
 from llamarium.checkpoints.gguf.reader import LAYER_NAMES, NAMES
 from llamarium.checkpoints.huggingface.writer import (
-    Weight,
+    OutputTensor,
     array_bytes,
     cast_array,
     check_fits_float16,
@@ -50,7 +50,7 @@ _KEY = "tokenizer.ggml."
 
 def export_gguf(
     path: Path,
-    weights: Sequence[Weight],
+    weights: Sequence[OutputTensor],
     config: ModelConfig,
     *,
     type_name: str,
@@ -165,12 +165,12 @@ _NAME_OF_KEY = {key: name for name, key in NAMES.items()}
 _LAYER_NAME_OF_KEY = {key: name for name, key in LAYER_NAMES.items()}
 
 
-def _tensor(weight: Weight, config: ModelConfig, mixture: Mixture) -> tuple[str, tuple[int, ...], GGUFData]:
+def _tensor(weight: OutputTensor, config: ModelConfig, mixture: Mixture) -> tuple[str, tuple[int, ...], GGUFData]:
     kind = type_of(weight.key, weight.shape, config, mixture)
     return kind, weight.shape, lambda: _encode(weight, config, kind)
 
 
-def _encode(weight: Weight, config: ModelConfig, kind: str) -> memoryview:
+def _encode(weight: OutputTensor, config: ModelConfig, kind: str) -> memoryview:
     values = weight.read()
     heads = permuted_heads(weight.key, config)
     values = values if heads is None else permute(values, heads)
@@ -180,7 +180,7 @@ def _encode(weight: Weight, config: ModelConfig, kind: str) -> memoryview:
     return array_bytes(encode(values, kind))
 
 
-def _warn_of_short_rows(weights: Sequence[Weight], config: ModelConfig, mixture: Mixture) -> None:
+def _warn_of_short_rows(weights: Sequence[OutputTensor], config: ModelConfig, mixture: Mixture) -> None:
     """Say which matrices do not get the type that was asked for; those that get a better one are left unsaid."""
     wanted, short = mixture.type_name, dict[str, list[str]]()
     for weight in weights:

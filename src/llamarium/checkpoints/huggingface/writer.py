@@ -1,8 +1,8 @@
 """Writing a Hugging Face folder from arrays, which everything in the ecosystem reads.
 
-Nothing here holds more than one tensor beside the model: the shape and dtype of a `Weight` are fixed in advance, so the
-header of a safetensors file can be written before the values are cast, unpacked or read from another file. The folder
-becomes a model with its last file, `config.json`: without it no reader takes it for one.
+Nothing here holds more than one tensor beside the model: the shape and dtype of an `OutputTensor` are fixed in advance,
+so the header of a safetensors file can be written before the values are cast, unpacked or read from another file. The
+folder becomes a model with its last file, `config.json`: without it no reader takes it for one.
 
 bfloat16, which numpy lacks, is the uint16 of its bits.
 """
@@ -31,7 +31,7 @@ _PIECE_WEIGHTS = 2**22  # that are checked at once
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class OutputTensor:
     """A tensor that is about to be written.
 
     Attributes:
@@ -108,7 +108,7 @@ def _num_overflows(values: NDArray[Any], narrow: NDArray[Any]) -> int:
 
 
 def save_weights(
-    weights: Sequence[Weight],
+    weights: Sequence[OutputTensor],
     config: ModelConfig,
     folder: Path,
     *,
@@ -160,7 +160,7 @@ def complete_folder(
         raise unwritable(folder, error) from error
 
 
-def write_safetensors(path: Path, weights: Iterable[Weight], metadata: Mapping[str, str] | None = None) -> None:
+def write_safetensors(path: Path, weights: Iterable[OutputTensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file; `path` is complete or untouched.
 
     The package's own writer wants all tensors in memory at once, cast already, and leaves a file that only its owner
@@ -218,8 +218,8 @@ def _check_vacant(folder: Path) -> None:
             raise OutputError(f"{escape(folder)}: holds {escape(path.name)} already; choose an empty folder")
 
 
-def _write_shards(folder: Path, weights: Sequence[Weight], max_bytes: int) -> None:
-    shards: list[list[Weight]] = [[]]
+def _write_shards(folder: Path, weights: Sequence[OutputTensor], max_bytes: int) -> None:
+    shards: list[list[OutputTensor]] = [[]]
     room = max_bytes
     for weight in weights:
         if weight.num_bytes > room and shards[-1]:

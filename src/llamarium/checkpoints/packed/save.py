@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.checkpoints.checkpoint import check_weights
-from llamarium.checkpoints.huggingface.writer import Weight, complete_folder, write_safetensors
+from llamarium.checkpoints.huggingface.writer import OutputTensor, complete_folder, write_safetensors
 from llamarium.checkpoints.packed.folder import FILE, KEYS, LAYOUT, METHOD, VERSION, check_machine, tiles_shape
 from llamarium.config import ModelConfig
 from llamarium.errors import CheckpointError, OptionError, show_value
@@ -80,20 +80,20 @@ def save_packed(
         write_safetensors(folder / FILE, stored, metadata)
 
 
-def _stored(weight: PackedWeight) -> Weight:
+def _stored(weight: PackedWeight) -> OutputTensor:
     """Return a weight as safetensors keeps it."""
     if weight.format is None:
         values = weight.read()
         if values.dtype not in _DTYPES:
             known = ", ".join(_DTYPES.values())
             raise OptionError(f"{weight.key} is {values.dtype}; expected one of {known}, or a format")
-        return Weight(weight.key, values.shape, _DTYPES[values.dtype], lambda: values)
+        return OutputTensor(weight.key, values.shape, _DTYPES[values.dtype], lambda: values)
     if weight.format not in PACKED_FORMATS:
         raise OptionError(f"{weight.key}: format is {show_value(weight.format)}; expected {', '.join(PACKED_FORMATS)}")
     rows, columns = cast(tuple[int, int], weight.shape)
     format = PACKED_FORMATS[weight.format]
     shape = tiles_shape(rows, columns // format.columns, format)
-    return Weight(weight.key, shape, "U8", lambda: _read_tiles(weight, shape, format))
+    return OutputTensor(weight.key, shape, "U8", lambda: _read_tiles(weight, shape, format))
 
 
 def _read_tiles(weight: PackedWeight, shape: tuple[int, ...], format: PackedFormat) -> NDArray[Any]:

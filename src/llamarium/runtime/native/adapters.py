@@ -51,21 +51,21 @@ Adapter = Mapping[str, LowRank]
 """One adapter: the corrections by the Linears' names, such as `model.layers.0.self_attn.q_proj` or `lm_head`."""
 
 
-def describe(adapters: Sequence[Adapter], num_layers: int) -> "ctypes.Array[native.Adapter]":
+def describe(adapters: Sequence[Adapter], num_layers: int) -> "ctypes.Array[native.CAdapter]":
     """Return adapters for C; what it refers to lives as long as the arrays and the result do."""
-    return (native.Adapter * len(adapters))(*(_adapter(adapter, num_layers) for adapter in adapters))
+    return (native.CAdapter * len(adapters))(*(_adapter(adapter, num_layers) for adapter in adapters))
 
 
-def _adapter(adapter: Adapter, num_layers: int) -> native.Adapter:
-    layers = (native.LoraLayer * num_layers)()
+def _adapter(adapter: Adapter, num_layers: int) -> native.CAdapter:
+    layers = (native.CLoraLayer * num_layers)()
     for layer in range(num_layers):
         for name, module in LINEARS.items():
             setattr(layers[layer], name, _lora(adapter.get(f"model.layers.{layer}.{module}")))
-    return native.Adapter(layers, _lora(adapter.get("lm_head")))
+    return native.CAdapter(layers, _lora(adapter.get("lm_head")))
 
 
-def _lora(found: LowRank | None) -> native.Lora:
+def _lora(found: LowRank | None) -> native.CLora:
     if found is None:
-        return native.Lora()
+        return native.CLora()
     gain = None if found.gain is None else found.gain.ctypes.data
-    return native.Lora(len(found.a), found.scale, found.a.ctypes.data, found.b.ctypes.data, gain)
+    return native.CLora(len(found.a), found.scale, found.a.ctypes.data, found.b.ctypes.data, gain)

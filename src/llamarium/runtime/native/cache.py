@@ -62,7 +62,7 @@ class NativeCache:
                 "ask for fewer tokens (max_tokens) or fewer answers at once (n)"
             ) from None
         self.num_blocks = num_blocks
-        self.described = native.PagedCache(
+        self.described = native.CCache(
             C_DTYPES[dtype], num_blocks, block_size,
             *map(_pointers, (self.k, self.v, self.k_scales, self.v_scales)),
         )  # fmt: skip

@@ -63,10 +63,10 @@ class NativeRunner:
         self._bits: InputBits = input_bits
         self._frequencies = rope_frequencies(config)
         self._norms = {key: _norm(weight) for key, weight in weights.items() if len(weight.shape) == 1}
-        self._layers = (native.Layer * config.num_hidden_layers)(*map(self._layer, range(config.num_hidden_layers)))
+        self._layers = (native.CLayer * config.num_hidden_layers)(*map(self._layer, range(config.num_hidden_layers)))
         norm = self._norms["model.norm.weight"]
         self.kv_dtype = "bfloat16" if norm.dtype == np.uint16 else "float32"
-        self._model = native.Model(
+        self._model = native.CModel(
             config.num_hidden_layers, config.hidden_size, config.intermediate_size, config.num_attention_heads,
             config.num_key_value_heads, config.head_dim, config.rms_norm_eps, C_DTYPES[self.kv_dtype],
             self._frequencies.ctypes.data, norm.ctypes.data, self._layers,
@@ -172,13 +172,13 @@ class NativeRunner:
         is_tied_head = key == HEAD and self._config.tie_word_embeddings
         return self.weights[EMBEDDING if is_tied_head else key]
 
-    def _layer(self, layer: int) -> native.Layer:
+    def _layer(self, layer: int) -> native.CLayer:
         norms = ("input_layernorm", "post_attention_layernorm")
         addresses = [self._norms[f"model.layers.{layer}.{name}.weight"].ctypes.data for name in norms]
         matrices = {key: self._matrix(f"model.layers.{layer}.{name}.weight") for key, name in LINEARS.items()}
-        return native.Layer(*addresses, **matrices)
+        return native.CLayer(*addresses, **matrices)
 
-    def _matrix(self, key: str) -> native.Matrix:
+    def _matrix(self, key: str) -> native.CMatrix:
         weight = self._weight(key)
         return matrix_of(weight.type_name, weight.shape, weight.data.ctypes.data)
 
@@ -195,17 +195,17 @@ def _norm(weight: Weight) -> NDArray[Any]:
     return weight.data.astype(np.float32) if weight.type_name == "F16" else weight.data
 
 
-def _describe(batch: Batch) -> native.Batch:
+def _describe(batch: Batch) -> native.CBatch:
     """Return a batch for C; it refers to the arrays of the given one."""
     adapters = None if batch.adapters is None else batch.adapters.ctypes.data
-    return native.Batch(
+    return native.CBatch(
         len(batch.token_ids), *batch.block_tables.shape, len(batch.logit_rows), batch.token_ids.ctypes.data,
         batch.positions.ctypes.data, batch.sequences.ctypes.data, batch.block_tables.ctypes.data,
         batch.logit_rows.ctypes.data, adapters,
     )  # fmt: skip
 
 
-def _describe_taps(kept: Mapping[Key, NDArray[np.float32]], config: ModelConfig) -> native.Taps | None:
+def _describe_taps(kept: Mapping[Key, NDArray[np.float32]], config: ModelConfig) -> native.CTaps | None:
     """Return where C puts what is wanted; None where nothing is."""
     if not kept:
         return None
@@ -214,4 +214,4 @@ def _describe_taps(kept: Mapping[Key, NDArray[np.float32]], config: ModelConfig)
     ]
     addresses = (ctypes.c_void_p * len(places))(*(None if place is None else place.ctypes.data for place in places))
     outer = [kept.get((name, None)) for name in ("embed", "final_norm")]
-    return native.Taps(*(None if place is None else place.ctypes.data for place in outer), addresses)
+    return native.CTaps(*(None if place is None else place.ctypes.data for place in outer), addresses)

@@ -40,7 +40,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from llamarium.adapters.lora import lora_linears
-from llamarium.checkpoints.huggingface.writer import Weight
+from llamarium.checkpoints.huggingface.writer import OutputTensor
 from llamarium.checkpoints.save import tensor_weight
 from llamarium.errors import TrainingError, escape
 from llamarium.model import LlamaForCausalLM
@@ -200,7 +200,7 @@ class DistributedGroup(ProcessGroup):
             self._broadcast(next(i for i, offered in enumerate(self._offered) if offered is tensor))
         return _gather(tensor)
 
-    def weights(self, model: LlamaForCausalLM) -> list[Weight]:
+    def weights(self, model: LlamaForCausalLM) -> list[OutputTensor]:
         return [tensor_weight(key, p, partial(self.full_tensor, p)) for key, p in model.named_parameters()]
 
     def distribute(self, values: Tensor, like: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from llamarium.checkpoints.huggingface.writer import Weight
+from llamarium.checkpoints.huggingface.writer import OutputTensor
 from llamarium.checkpoints.save import model_weights
 from llamarium.model import LlamaForCausalLM
 
@@ -59,7 +59,7 @@ class ProcessGroup:
         """Gather a tensor, within `on_rank_zero`."""
         return tensor
 
-    def weights(self, model: LlamaForCausalLM) -> list[Weight]:
+    def weights(self, model: LlamaForCausalLM) -> list[OutputTensor]:
         """Return the model's weights to save; they are read in `on_rank_zero`."""
         return model_weights(model)
 
