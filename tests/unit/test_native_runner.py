@@ -257,4 +257,4 @@ def test_both_runners_answer_about_the_same_weights(kernels: str, type_name: str
         assert runner.fresh() is not runner and runner.fresh().weights.keys() == runner.weights.keys()
     with pytest.raises(OptionError, match="llamarium doctor"):
         modules.with_adapters([])
-    assert (in_c.input_bits is None) == (type_name is None) and modules.input_bits is None
+    assert in_c.input_bits == modules.input_bits == (None if type_name is None else 8)
