@@ -39,13 +39,7 @@ Word = str | int
 
 
 class Inspected(TextModel, Protocol):
-    """The part of a `Llama` that its inspector uses.
-
-    Attributes:
-        loaded: The runner and the modules.
-        model: Its modules.
-        optional_tokenizer: Its tokenizer, if it has one.
-    """
+    """The part of a `Llama` that its inspector uses."""
 
     loaded: LoadedModel
 

@@ -89,14 +89,10 @@ def lens(
     *,
     chosen_id: int | None = None,
 ) -> Lens:
-    """Read the residual stream of each traced layer with the model's own norm and head.
+    """Read the residual stream of each traced layer with the model's own norm and head; see `Inspector.lens`.
 
-    Args:
-        runner: Executes the model that was traced.
-        trace: With "resid" of the layers that are read after their MLP, "resid_mid" of those after their attention.
-        k: Candidates for each place and position.
-        tokenizer: Gives the candidates their texts.
-        chosen_id: A token whose probability and rank are reported as well.
+    `trace` holds "resid" of the layers that are read after their MLP, "resid_mid" of those after their attention.
+    `tokenizer` gives the candidates their texts.
 
     Raises:
         InputError: If the trace holds no residual stream, or for a `k` or a token outside the vocabulary.
@@ -112,11 +108,12 @@ def lens(
         raise InputError('the trace holds no residual stream; trace with names=["resid"] (or more)')
     layers: list[LensLayer] = []
     num_positions = len(trace.positions)
-    for group in _groups(places, num_positions, vocab_size):
+    step = max(1, passes.num_rows(vocab_size) // num_positions)  # places that share one read of the head
+    for group in (places[start : start + step] for start in range(0, len(places), step)):
         best: list[tuple[Candidate, ...]] = []
         chosen: list[ChosenToken] = []
         streams_MD = np.concatenate([trace.arrays[STREAMS[half], layer] for layer, half in group])
-        for part_CD in split(streams_MD, _rows_at_once(vocab_size)):
+        for part_CD in split(streams_MD, passes.num_rows(vocab_size)):
             logits_CV = runner.read_stream(part_CD)
             best += (name_candidates(row, tokenizer) for row in top_candidates(logits_CV, k))
             chosen += () if chosen_id is None else think_of(logits_CV, chosen_id)
@@ -126,18 +123,8 @@ def lens(
     return Lens(trace.token_ids, trace.positions, tuple(layers), chosen_id)
 
 
-def _groups(places: list[_Place], num_positions: int, vocab_size: int) -> Iterator[list[_Place]]:
-    """Yield places that share one read of the head: as many as a chunk of logits has room for."""
-    step = max(1, _rows_at_once(vocab_size) // num_positions)
-    return (places[start : start + step] for start in range(0, len(places), step))
-
-
-def _rows_at_once(vocab_size: int) -> int:
-    return max(1, passes.CHUNK_BYTES // (4 * vocab_size))
-
-
 def think_of(logits_CV: Floats, token_id: int) -> Iterator[ChosenToken]:
-    """Yield what is thought of a token at each row of logits, (C, V)."""
+    """Yield the prediction of a token at each row of logits, (C, V)."""
     logprobs_C = log_softmax(logits_CV)[:, token_id]
     ranks_C = (logits_CV > logits_CV[:, token_id, None]).sum(-1) + 1
     return map(ChosenToken, np.exp(logprobs_C).tolist(), logprobs_C.tolist(), ranks_C.tolist())

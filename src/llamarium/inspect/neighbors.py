@@ -59,13 +59,7 @@ class QueryWord:
 
 @dataclass(frozen=True, slots=True)
 class Neighbor:
-    """A row of a near direction.
-
-    Attributes:
-        token_id: The row.
-        text: The token's printable piece.
-        cosine: Of the angle to the query's vector; 1 is the same direction, 0 a right angle.
-    """
+    """A row of a near direction: a cosine of 1 is the same direction, 0 a right angle."""
 
     token_id: int
     text: str
@@ -74,12 +68,7 @@ class Neighbor:
 
 @dataclass(frozen=True, slots=True)
 class Neighbors(View):
-    """Result of `neighbors`.
-
-    Attributes:
-        query: The words and their tokens.
-        neighbors: The nearest rows, the nearest first.
-    """
+    """Result of `neighbors`: the words and their tokens, and the nearest rows, the nearest first."""
 
     query: tuple[QueryWord, ...]
     neighbors: tuple[Neighbor, ...]
@@ -87,13 +76,7 @@ class Neighbors(View):
 
 @dataclass(frozen=True, slots=True)
 class Similarity(View):
-    """Result of `similarity`.
-
-    Attributes:
-        word: The first word and its token.
-        other: The second.
-        cosine: Of the angle between their rows; 1 is the same direction, 0 a right angle.
-    """
+    """Result of `similarity`: two words and their tokens, and the cosine of the angle between their rows."""
 
     word: QueryWord
     other: QueryWord

@@ -18,14 +18,9 @@ from llamarium.tokenizer.base import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class NextStep(View):
-    """One turn of the loop.
+    """One turn of the loop, the first of which is step 1.
 
-    Attributes:
-        step: 1 for the first.
-        context: The text so far.
-        context_ids: Its ids, BOS included.
-        candidates: The most probable next tokens, the best first.
-        chosen: The one that the next step's context ends with.
+    `context` is the text so far, and `context_ids` its ids, BOS included; the next step's context ends with `chosen`.
     """
 
     step: int

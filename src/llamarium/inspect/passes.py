@@ -14,26 +14,20 @@ CHUNK_BYTES = 64 * 2**20
 """Of logits that are there at a time."""
 
 
-def num_rows(runner: Runner) -> int:
-    """Return how many rows of logits may be there at a time."""
-    return max(1, CHUNK_BYTES // (4 * runner.config.vocab_size))
+def num_rows(vocab_size: int, itemsize: int = 4) -> int:
+    """Return how many rows of logits may be in memory at a time."""
+    return max(1, CHUNK_BYTES // (itemsize * vocab_size))
 
 
 def logits_of(runner: Runner, ids: Sequence[int], num_logits: int | None = None) -> Iterator[Floats]:
-    """Run a text and yield the logits of its last tokens, (C, V) float32, a few at a time and in order.
-
-    Args:
-        runner: Executes the model.
-        ids: At least one.
-        num_logits: Of how many tokens; None for all.
-    """
+    """Run a text and yield the logits of its last tokens (None: all), (C, V) float32, a few at a time and in order."""
     first = len(ids) - (len(ids) if num_logits is None else num_logits)
     memory = Memory(runner, len(ids))
     blocks = memory.begin(ids, len(ids)).table.blocks
     for start in range(0, first, PREFILL_CHUNK):
         part = ids[start : min(start + PREFILL_CHUNK, first)]
         runner.run(pack([Span(part, start, blocks, num_logits=0)]), memory.cache)
-    step = num_rows(runner)
+    step = num_rows(runner.config.vocab_size)
     for start in range(first, len(ids), step):
         part = ids[start : start + step]
         span = Span(part, start, blocks, num_logits=len(part))
@@ -43,10 +37,7 @@ def logits_of(runner: Runner, ids: Sequence[int], num_logits: int | None = None)
 def rows_logits(runner: Runner, rows: Sequence[Sequence[int]], num_logits: Sequence[int]) -> list[Floats]:
     """Run texts side by side and return the logits of the last tokens of each, (its number, V) float32.
 
-    Args:
-        runner: Executes the model.
-        rows: The texts' ids, each at least one.
-        num_logits: Of how many tokens of each; together at most `num_rows`.
+    Each text has at least one token; `num_logits` is the number of each, together at most `num_rows`.
     """
     memory = Memory(runner, sum(blocks_for(len(ids)) for ids in rows) * BLOCK_SIZE)
     spans = [

@@ -45,11 +45,7 @@ class TokenScore:
 
 @dataclass(frozen=True, slots=True)
 class Score(View):
-    """The probability of a text.
-
-    Attributes:
-        tokens: Its tokens in order, BOS included.
-    """
+    """The probability of a text; `tokens` are in order, BOS included."""
 
     computed = "total_logprob", "perplexity"
 

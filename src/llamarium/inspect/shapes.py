@@ -20,14 +20,7 @@ _EXACT_CHUNK = 256  # tokens of a batch where cutting a text changes no bit: bou
 
 @dataclass(frozen=True, slots=True)
 class ActivationShape(View):
-    """An activation of a trace.
-
-    Attributes:
-        key: Its public name, with its layer.
-        axes: A letter for each axis, as `ACTIVATIONS` has them.
-        shape: The sizes of the axes.
-        num_bytes: In float32.
-    """
+    """An activation by public name: a letter for each axis as in `ACTIVATIONS`, their sizes, and float32 bytes."""
 
     key: str
     axes: str
@@ -48,15 +41,28 @@ def trace_shapes(
     Raises:
         InputError: For invalid names, layers or positions.
     """
-    sizes = axis_sizes(config, len(indices(positions, num_tokens, "positions")), num_tokens)
-    keys = keys_of(check_names(names), sorted(indices(layers, config.num_hidden_layers, "layers")))
-    return [_shape(key, sizes) for key in keys]
+    keys, _, sizes = selected(config, num_tokens, names, layers, positions)
+    axes = [ACTIVATIONS[name].axes for name, _ in keys]
+    shapes = [tuple(sizes[axis] for axis in letters) for letters in axes]
+    num_bytes = [_BYTES * math.prod(shape) for shape in shapes]
+    return list(map(ActivationShape, map(print_key, keys), axes, shapes, num_bytes))
 
 
-def _shape(key: Key, sizes: dict[str, int]) -> ActivationShape:
-    axes = ACTIVATIONS[key[0]].axes
-    shape = tuple(sizes[axis] for axis in axes)
-    return ActivationShape(print_key(key), axes, shape, _BYTES * math.prod(shape))
+def selected(
+    config: ModelConfig,
+    num_tokens: int,
+    names: Collection[str] | None,
+    layers: Collection[int] | None,
+    positions: Sequence[int] | None,
+) -> tuple[tuple[Key, ...], tuple[int, ...], dict[str, int]]:
+    """Return the keys of a trace in the order of computation, its positions, and the length of each axis.
+
+    Raises:
+        InputError: For invalid names, layers or positions.
+    """
+    kept = indices(positions, num_tokens, "positions")
+    keys = _keys_of(check_names(names), sorted(indices(layers, config.num_hidden_layers, "layers")))
+    return keys, kept, axis_sizes(config, len(kept), num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +90,8 @@ class TracePlan:
         layers: Collection[int] | None,
         positions: Sequence[int] | None,
     ) -> "TracePlan":
-        """Return the plan of a trace of so many tokens; raises as `trace` does for what there is not."""
-        c = runner.config
-        kept = indices(positions, num_tokens, "positions")
-        keys = keys_of(check_names(names), sorted(indices(layers, c.num_hidden_layers, "layers")))
-        return cls(keys, kept, axis_sizes(c, len(kept), num_tokens), runner.is_row_exact)
+        """Return the plan of a trace of that many tokens; invalid arguments are those of `trace`."""
+        return cls(*selected(runner.config, num_tokens, names, layers, positions), runner.is_row_exact)
 
     @property
     def chunk(self) -> int:
@@ -108,7 +111,7 @@ class TracePlan:
         return has_all or not self.is_row_exact or self.sizes["T"] == self.sizes["S"]
 
     def num_bytes(self, key: Key) -> int:
-        """What one of the keys occupies."""
+        """Return the size of one activation."""
         return _BYTES * math.prod(self.sizes[a] for a in ACTIVATIONS[key[0]].axes)
 
     def working_bytes(self) -> int:
@@ -167,8 +170,7 @@ def axis_sizes(config: ModelConfig, num_positions: int, num_tokens: int) -> dict
     }  # fmt: skip
 
 
-def keys_of(names: Sequence[str], layers: Sequence[int]) -> tuple[Key, ...]:
-    """Return every key, in the order of computation."""
+def _keys_of(names: Sequence[str], layers: Sequence[int]) -> tuple[Key, ...]:
     outer: list[Key] = [(name, None) for name in names if not ACTIVATIONS[name].in_layer]
     inner: list[Key] = [(name, layer) for layer in layers for name in names if ACTIVATIONS[name].in_layer]
     first = [key for key in outer if key[0] == "embed"]

@@ -91,13 +91,9 @@ def summarize(
     sources: "Sequence[TensorSource]" = (),
     kv_cache_dtype: CacheDtype = "auto",
 ) -> Summary:
-    """Summarize a model.
+    """Summarize a model; without a loaded one, keys and values are counted as bfloat16.
 
-    Args:
-        config: Its shape; enough for a preset.
-        loaded: The model itself, or None; keys and values are counted as bfloat16 then.
-        sources: Origins of its weights, as `load_model` returns them.
-        kv_cache_dtype: Type of cached keys and values.
+    `sources` are the origins of its weights, as `load_model` returns them.
     """
     runner = None if loaded is None else loaded.runner()
     kv_dtype = "int8" if kv_cache_dtype == "int8" else "bfloat16" if runner is None else runner.kv_dtype

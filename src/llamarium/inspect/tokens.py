@@ -79,11 +79,14 @@ def _best(logprobs_V: Floats, k: int) -> tuple[Candidate, ...]:
     return tuple(map(Candidate, ids.tolist(), np.exp(best).tolist(), best.tolist()))
 
 
+def text_of(token_id: int, tokenizer: Tokenizer | None) -> str | None:
+    """Return a token's printable piece, or None without a tokenizer."""
+    return None if tokenizer is None else tokenizer.token_text(token_id)
+
+
 def name_candidates(candidates: Sequence[Candidate], tokenizer: Tokenizer | None) -> tuple[Candidate, ...]:
     """Give candidates their printable pieces."""
-    if tokenizer is None:
-        return tuple(candidates)
-    return tuple(replace(c, text=tokenizer.token_text(c.token_id)) for c in candidates)
+    return tuple(replace(c, text=text_of(c.token_id, tokenizer)) for c in candidates)
 
 
 def tokens_of_word(tokenizer: Tokenizer, word: str | int) -> list[int]:

@@ -228,7 +228,7 @@ class LlamariumLM(LM):
         """Compute rows and score continuations, each the last tokens of its row and one more."""
         runner = self.llama.runner
         wanted = [max(len(ids) for b, ids in asked if b == row) for row in range(len(batch))]
-        if sum(wanted) > num_rows(runner):  # then a batch has no advantage
+        if sum(wanted) > num_rows(runner.config.vocab_size):  # then a batch has no advantage
             return [_answer(logits_of(runner, batch[b], len(ids)), ids) for b, ids in asked]
         logits = rows_logits(runner, batch, wanted)
         return [_answer([logits[b][len(logits[b]) - len(ids) :]], ids) for b, ids in asked]

@@ -6,7 +6,7 @@ The model gives one logit per token of the vocabulary. From there to a token, in
 2. `repetition_penalty` divides the positive and multiplies the negative logits of tokens that the prompt or the answer
    holds (CTRL, https://arxiv.org/abs/1909.05858, section 4.1).
 3. `presence_penalty` and `frequency_penalty` are subtracted for tokens that the answer holds (OpenAI's definition), and
-   tokens that the answer's form does not allow (`sampling/constraint.py`) are left out.
+   tokens that the answer's grammar does not allow (`sampling/constraint.py`) are left out.
 4. At temperature 0 the largest logit wins, the lowest id among equals, and that is all.
 5. `temperature` divides the logits.
 6. `top_k` keeps the k largest.

@@ -55,7 +55,7 @@ class InTorch:
             return Chosen(token_id, logprobs_V[token_id].item(), tuple(top))
 
     def _adjusted(self, rows: Sequence[SamplingRow], logits_BV: Tensor) -> Tensor:
-        """Steps 1 to 3, but for the forms."""
+        """Steps 1 to 3, but for grammars."""
         return self._penalized(rows, self._biased(rows, logits_BV))
 
     def _biased(self, rows: Sequence[SamplingRow], logits_BV: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class InTorch:
         return logits_BV.index_put(places_E, self._float32([e[2] for e in bias]), accumulate=True)
 
     def _penalized(self, rows: Sequence[SamplingRow], logits_BV: Tensor) -> Tensor:
-        """Steps 2 and 3, but for the forms; the same tensor where no row has penalties."""
+        """Steps 2 and 3, but for grammars; the same tensor where no row has penalties."""
         penalized = [(i, row.params, row.penalties) for i, row in enumerate(rows) if row.penalties is not None]
         if not penalized:
             return logits_BV
@@ -87,13 +87,13 @@ class InTorch:
         return logits_BV.index_put((rows_E, ids_E), values_E)
 
     def _masked(self, rows: Sequence[SamplingRow], logits_BV: Tensor) -> Tensor:
-        """Exclude tokens that answers' forms do not allow; the same tensor if no row has a form."""
-        formed = [(i, row.constraint) for i, row in enumerate(rows) if row.constraint is not None]
-        if not formed:
+        """Exclude tokens that grammars do not allow; the same tensor if no row has one."""
+        constrained = [(i, row.constraint) for i, row in enumerate(rows) if row.constraint is not None]
+        if not constrained:
             return logits_BV
-        words_RW = self._int64(np.stack([constraint.mask() for _, constraint in formed]).astype(np.int64))
+        words_RW = self._int64(np.stack([constraint.mask() for _, constraint in constrained]).astype(np.int64))
         bits_RV = (words_RW[:, :, None] >> torch.arange(32, device=self._device) & 1).flatten(1)
-        at_R = self._int64([i for i, _ in formed])
+        at_R = self._int64([i for i, _ in constrained])
         left_RV = logits_BV[at_R].masked_fill(bits_RV[:, : logits_BV.shape[1]] == 0, -math.inf)
         return logits_BV.index_copy(0, at_R, left_RV)
 

@@ -31,9 +31,14 @@ from llamarium.runtime.shell import shell_of
 Part = Literal["embed", "attention", "head", "mlp", "residual"]
 """The embedding's rows; what attention, one head or the MLP of a layer computes; the stream after a layer."""
 
-_SEEN: dict[Part, str] = {
-    "embed": "embed", "attention": "attn_out", "head": "head_out", "mlp": "mlp_out", "residual": "resid"
-}  # fmt: skip
+_SEEN: dict[Part, tuple[str, str]] = {
+    "embed": ("embed", "model.embed_tokens"),
+    "attention": ("attn_out", "model.layers.{layer}.self_attn"),
+    "head": ("head_out", "model.layers.{layer}.self_attn.o_proj"),
+    "mlp": ("mlp_out", "model.layers.{layer}.mlp"),
+    "residual": ("resid", "model.layers.{layer}"),
+}
+"""The activation in a trace, and the module."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,11 +46,11 @@ class Edit:
     """What a part computes, times `factor`, plus `add`.
 
     Attributes:
-        part: What is edited; of a head, what it has gathered, before `o_proj`.
-        layer: Its layer; None for "embed".
-        head: Which head, for "head"; else None.
-        positions: At which tokens; None is all. They count from the beginning of the text, also while an answer grows.
-        factor: 1 leaves it as it is, 0 takes it away.
+        part: Of a head, its result before `o_proj`.
+        layer: None for "embed".
+        head: For "head"; else None.
+        positions: None is all. They count from the beginning of the text, also while an answer grows.
+        factor: 1 leaves it as it is, 0 removes it.
         add: (D,), of a head (H,); None is nothing.
     """
 
@@ -176,19 +181,10 @@ def _hook_one(shell: LlamaForCausalLM, edit: Edit, seen: dict[str, Tensor]) -> R
         heads_BTNH[..., edit.head, :] = _apply(edit, heads_BTNH[..., edit.head, :], seen["positions_BT"])
         return (heads_BTNH.flatten(-2), *args[1:])
 
-    module = shell.get_submodule(_MODULES[edit.part].format(layer=edit.layer))
+    module = shell.get_submodule(_SEEN[edit.part][1].format(layer=edit.layer))
     if edit.part == "head":
         return module.register_forward_pre_hook(change_head)
     return module.register_forward_hook(change)
-
-
-_MODULES: dict[Part, str] = {
-    "embed": "model.embed_tokens",
-    "attention": "model.layers.{layer}.self_attn",
-    "head": "model.layers.{layer}.self_attn.o_proj",
-    "mlp": "model.layers.{layer}.mlp",
-    "residual": "model.layers.{layer}",
-}
 
 
 def _apply(edit: Edit, x: Tensor, positions_BT: Tensor) -> Tensor:
@@ -203,8 +199,9 @@ def _apply(edit: Edit, x: Tensor, positions_BT: Tensor) -> Tensor:
 
 def _values(model: LlamaForCausalLM, part: Part, layer: int | None, ids: Sequence[int]) -> Tensor:
     """Return what a part computes for each token of a text: (T, D), of heads (T, N, H)."""
-    seen = trace(runner_of(model), ids, names=[_SEEN[part]], layers=None if layer is None else [layer])
-    return torch.from_numpy(seen.arrays[_SEEN[part], layer])
+    name, _ = _SEEN[part]
+    seen = trace(runner_of(model), ids, names=[name], layers=None if layer is None else [layer])
+    return torch.from_numpy(seen.arrays[name, layer])
 
 
 def _check(model: LlamaForCausalLM, edit: Edit) -> None:

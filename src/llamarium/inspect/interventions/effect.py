@@ -8,8 +8,9 @@ import numpy as np
 
 from llamarium.errors import AnswerError
 from llamarium.inspect.lens import ChosenToken, think_of
+from llamarium.inspect.measures.divergence import kl_of_rows
 from llamarium.inspect.numbers import Floats, largest, log_softmax
-from llamarium.inspect.tokens import check_count, check_token
+from llamarium.inspect.tokens import check_count, check_token, text_of
 from llamarium.inspect.trace import trace
 from llamarium.inspect.view import View
 from llamarium.runtime.loaded_model import runner_of
@@ -22,14 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenEffect:
-    """A next token's probability without the edits, and with them.
-
-    Attributes:
-        token_id: The token.
-        text: Its printable piece, or None without a tokenizer.
-        before: Without.
-        after: With them.
-    """
+    """A next token's prediction without the edits (`before`), and with them; `text` is None without a tokenizer."""
 
     token_id: int
     text: str | None
@@ -80,19 +74,14 @@ def effect_of(
     before_V, after_V = (run.arrays["logits", None][0] for run in runs)
     if not np.isfinite(after_V).all():
         raise AnswerError("with these edits the logits are not finite; use smaller factors or strengths")
-    told: set[int] = {*largest(before_V, k).tolist(), *largest(after_V, k).tolist()}
-    told |= set() if chosen_id is None else {chosen_id}
-    tokens = [_effect_on(token_id, before_V, after_V, tokenizer) for token_id in told]
+    reported: set[int] = {*largest(before_V, k).tolist(), *largest(after_V, k).tolist()}
+    reported |= set() if chosen_id is None else {chosen_id}
+    tokens = [_effect_on(token_id, before_V, after_V, tokenizer) for token_id in reported]
     tokens.sort(key=lambda one: (-one.before.logprob, one.token_id))
-    return Effect(tuple(ids), runs[0].positions[0], _divergence(before_V, after_V), tuple(tokens))
+    kl = kl_of_rows(*(log_softmax(logits_V.astype(np.float64))[None] for logits_V in (before_V, after_V)))[0]
+    return Effect(tuple(ids), runs[0].positions[0], max(0.0, float(kl)), tuple(tokens))  # rounding may pass below 0
 
 
 def _effect_on(token_id: int, before_V: Floats, after_V: Floats, tokenizer: Tokenizer | None) -> TokenEffect:
     before, after = (next(think_of(logits_V[None], token_id)) for logits_V in (before_V, after_V))
-    return TokenEffect(token_id, None if tokenizer is None else tokenizer.token_text(token_id), before, after)
-
-
-def _divergence(before_V: Floats, after_V: Floats) -> float:
-    """Return KL(before ‖ after) in nats; rounding may have it a little below 0, which it cannot be."""
-    p_V, q_V = (log_softmax(logits_V.astype(np.float64)) for logits_V in (before_V, after_V))
-    return max(0.0, float((np.exp(p_V) * (p_V - q_V)).sum()))
+    return TokenEffect(token_id, text_of(token_id, tokenizer), before, after)

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from llamarium.attention.base import Attend
 from llamarium.config import RopeScaling
 from llamarium.errors import InputError, MemoryBudgetError, show_value
-from llamarium.inspect.shapes import axis_sizes, check_names, check_whole, indices, keys_of
+from llamarium.inspect.shapes import check_names, check_whole, selected
 from llamarium.inspect.trace import Trace, look, trace
 from llamarium.model import LlamaForCausalLM, LlamaRotaryEmbedding, Rotary
 from llamarium.runtime.loaded_model import runner_of
@@ -25,7 +25,7 @@ from llamarium.runtime.loaded_model import runner_of
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """How a pass differs from the model's own.
+    """Differences of a pass from the model's own.
 
     Attributes:
         bidirectional: Every token sees the whole text.
@@ -141,8 +141,7 @@ def trace_experiment(
     if not experiment.has_mask or not looked:
         return trace(runner_of(model), ids, names=names, **options)
     others = {*wanted, "q_rot", "k_rot"} - set(looked)
-    keys = keys_of(wanted, sorted(indices(layers, model.config.num_hidden_layers, "layers")))
-    sizes = axis_sizes(model.config, len(indices(positions, len(ids), "positions")), len(ids))
+    keys, _, sizes = selected(model.config, len(ids), wanted, layers, positions)
     needed = 3 * 4 * sizes["N"] * sizes["T"] * sizes["S"] * sum(name in looked for name, _ in keys)  # with copies
     if needed > budget_mb * 1e6:
         raise MemoryBudgetError(

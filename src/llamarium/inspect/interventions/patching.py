@@ -39,12 +39,7 @@ _TOKENS = 1024  # of rows that are run side by side
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a pass predicts of the target token.
-
-    Attributes:
-        logit: Its logit, less that of the token it is held against.
-        probability: P(token | text).
-    """
+    """The target's logit, less that of the token it is held against, and P(target | text)."""
 
     logit: float
     probability: float
@@ -57,7 +52,7 @@ class PatchCell(View):
     Attributes:
         layer: Which layer.
         position: Which token.
-        logit: The target's logit, less that of the token it is held against.
+        logit: As in `Measured`, as is `probability`.
         probability: P(target | text).
         recovered: Of the way from the base's logit to the source's: 0 is the base's, 1 the source's; None where both
             are equal.

@@ -6,20 +6,21 @@ the weights in memory. Of quantized weights, "float32" is what they mean now, mu
 """
 
 from dataclasses import replace
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from llamarium.checkpoints.modules import empty_model
-from llamarium.config import ModelConfig
+from llamarium.config import EMBEDDING, ModelConfig
 from llamarium.errors import InputError, check_choice
-from llamarium.inspect.interventions.matrices import matrix_of
+from llamarium.inspect.probes.weights import type_of
 from llamarium.inspect.shapes import check_whole
 from llamarium.model import LlamaForCausalLM
-from llamarium.quant.base import QuantizedEmbedding
 from llamarium.quant.formats import METHODS
 from llamarium.quant.linears import QUANTIZED_LINEARS
+from llamarium.runtime.loaded_model import runner_of
+from llamarium.runtime.runner import Runner
 from llamarium.runtime.shell import shell_of
 
 VariantName = Literal["float32", "NF4", "Q8_0", "Q4_1", "random-head", "tied-head"]
@@ -28,14 +29,10 @@ VariantName = Literal["float32", "NF4", "Q8_0", "Q4_1", "random-head", "tied-hea
 
 @torch.no_grad()
 def variant_of(model: LlamaForCausalLM, name: VariantName, *, seed: int = 0) -> LlamaForCausalLM:
-    """Return a copy of a model's modules, otherwise stored; the model stays as it is.
+    """Return a copy of a model's modules, otherwise stored, adapters merged; the model stays as it is.
 
-    Args:
-        model: Plain, packed, or with an adapter, which is merged.
-        name: "float32", or a type for all Linears but the head; "random-head" gives a tied model a head of its own, of
-            the rows that training begins with; "tied-head" makes the table the head, as a loader does that ignores
-            that the two were stored apart.
-        seed: Of the random rows.
+    "random-head" gives a tied model a head of its own, of the rows that training begins with; "tied-head" makes the
+    table the head, as a loader does that ignores that they were stored apart.
 
     Raises:
         InputError: For a head that the model has already, or modules whose weights are not known.
@@ -45,11 +42,16 @@ def variant_of(model: LlamaForCausalLM, name: VariantName, *, seed: int = 0) -> 
     check_whole([seed], "seed")
     if name == "random-head" or name == "tied-head":
         return _with_head(model, tied=name == "tied-head", seed=seed)
-    other = empty_model(model.config)
+    runner, other = runner_of(model), empty_model(model.config)
     for path, module in list(other.named_modules()):
         is_tied = path == "lm_head" and model.config.tie_word_embeddings
-        if "weight" in module._parameters and not is_tied:  # pyright: ignore[reportPrivateUsage]
-            other.set_submodule(path, _filled(path, module, model, name))
+        if "weight" not in module._parameters or is_tied:  # pyright: ignore[reportPrivateUsage]
+            continue
+        values = _values(runner, f"{path}.weight")
+        if name in METHODS and isinstance(module, nn.Linear) and path != "lm_head":
+            other.set_submodule(path, QUANTIZED_LINEARS[name].from_weight(values))
+        else:
+            module.weight = nn.Parameter(values, requires_grad=False)
     other.tie_weights()
     return other.eval().requires_grad_(False)
 
@@ -67,25 +69,10 @@ def variant_bytes(config: ModelConfig, name: VariantName, *, itemsize: int = 4) 
     return sum(t.numel() * t.element_size() for t in (*other.parameters(), *other.buffers()))
 
 
-def _filled(path: str, module: nn.Module, model: LlamaForCausalLM, name: VariantName) -> nn.Module:
-    """Return what takes the place of an empty module, with the model's values."""
-    values = _values(model.get_submodule(path), path)
-    if name in METHODS and isinstance(module, nn.Linear) and path != "lm_head":
-        return QUANTIZED_LINEARS[name].from_weight(values)
-    module.weight = nn.Parameter(values, requires_grad=False)
-    return module
-
-
-def _values(module: nn.Module, path: str) -> Tensor:
-    """Return a weight as numbers, float32."""
-    if isinstance(module, QuantizedEmbedding):
-        return module.dequantize(torch.float32)
-    if hasattr(module, "in_features"):
-        return matrix_of(module, path)
-    weight = module._parameters.get("weight")  # pyright: ignore[reportPrivateUsage]
-    if weight is None:
-        raise InputError(f"{path} is a {type(module).__name__}, whose weight is not known; expected a plain module")
-    return weight.detach().float()
+def _values(runner: Runner, key: str) -> Tensor:
+    """Return a weight as float32, adapters added."""
+    type_of(runner, key)  # refuses a module whose weight is unknown
+    return torch.from_numpy(runner.dequantize(key, adapted=True)).to(runner.device)
 
 
 def _with_head(model: LlamaForCausalLM, *, tied: bool, seed: int) -> LlamaForCausalLM:
@@ -96,7 +83,7 @@ def _with_head(model: LlamaForCausalLM, *, tied: bool, seed: int) -> LlamaForCau
             else "the model has a head of its own already; expected 'tied-head'"
         )  # fmt: skip
     if tied:
-        rows_VD = _values(cast(nn.Module, model.model.embed_tokens), "model.embed_tokens")
+        rows_VD = _values(runner_of(model), EMBEDDING)
     else:
         generator = torch.Generator(model.device).manual_seed(seed)
         rows_VD = torch.empty(config.vocab_size, config.hidden_size, device=model.device)

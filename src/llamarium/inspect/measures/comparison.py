@@ -59,12 +59,7 @@ class ComparedToken(View):
 
 @dataclass(frozen=True, slots=True)
 class Comparison(View):
-    """Two passes over one text.
-
-    Attributes:
-        layers: The distance of the streams after each layer, at each token.
-        tokens: The predictions at each token.
-    """
+    """Two passes over one text: distances of the streams after each layer, and the predictions at each token."""
 
     computed = "kl", "same_top"
 
@@ -83,13 +78,9 @@ class Comparison(View):
 
 
 def compare_passes(trace: Trace, against: Trace, *, k: int = 5, tokenizer: Tokenizer | None = None) -> Comparison:
-    """Compare two models' passes over one text.
+    """Compare two models' passes over one text; see `Inspector.compare`.
 
-    Args:
-        trace: With "resid" and "logits" of all tokens; of the quantized model, say.
-        against: That of the reference: the unquantized one, in float32.
-        k: Candidates for each token and model.
-        tokenizer: Of both; gives the candidates their texts.
+    Both traces hold "resid" and "logits" of all tokens; `tokenizer` gives the candidates their texts.
 
     Raises:
         InputError: If the two are not of the same tokens, layers and vocabulary, or for a `k` outside the vocabulary.
@@ -109,7 +100,7 @@ def _tokens(trace: Trace, against: Trace, k: int, tokenizer: Tokenizer | None) -
     """Yield both models' predictions at each token, a few rows of logits in float64 at a time."""
     ids = trace.token_ids
     both = trace.arrays["logits", None], against.arrays["logits", None]
-    rows = max(1, passes.CHUNK_BYTES // (8 * both[0].shape[1]))
+    rows = passes.num_rows(both[0].shape[1], itemsize=8)
     before: list[tuple[float | None, float | None]] = [(None, None)]
     start = 0
     for pair in zip(*(split(logits_TV, rows) for logits_TV in both), strict=True):

@@ -64,12 +64,7 @@ class Divergence:
 
 
 class Compared(NamedTuple):
-    """Two models' predictions of C tokens, compared.
-
-    Attributes:
-        kl_C: KL(P_against || P_model), nats.
-        same_C: Whether both have the same most probable token.
-    """
+    """KL(P_against || P_model) of C tokens, nats, and whether both models have the same most probable one."""
 
     kl_C: Floats
     same_C: NDArray[np.bool_]
@@ -85,16 +80,7 @@ def divergence_of_text(
     stride: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Divergence:
-    """Measure a model against a reference of the same vocabulary (`tokenizer/compare.py`).
-
-    Args:
-        runner: Executes the model.
-        against: Executes the reference.
-        tokenizer: Of both.
-        text: As for `perplexity_of_text`, as are the others.
-        context: Tokens of a window.
-        stride: Tokens from one window to the next.
-        progress: Called with (tokens done, tokens in all) after each window.
+    """Measure a model against a reference of the same vocabulary; see `Llama.divergence`.
 
     Raises:
         TokenizerError: If the text cannot be encoded.
@@ -106,14 +92,12 @@ def divergence_of_text(
     ids, bos = scored_ids(tokenizer, text)
     found: list[Compared] = []
     nats, nats_against, num_windows = 0.0, 0.0, 0
-    for window in windows(len(ids), context, stride):
+    for window in windows(len(ids), context, stride, progress):
         for compared, logprobs_2C in _window(runner, against, ids, window):
             found.append(compared)
             sums = logprobs_2C.sum(-1, dtype=np.float64).tolist()
             nats, nats_against = nats - sums[0], nats_against - sums[1]
         num_windows += 1
-        if progress is not None:
-            progress(window.end, len(ids))
     check_number(nats, "the model")
     check_number(nats_against, "the model that it is measured against")
     rest = (len(ids) - 1, len(text.encode()), context, stride, num_windows, bos)

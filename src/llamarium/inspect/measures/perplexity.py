@@ -76,25 +76,26 @@ class Perplexity(View):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A part of a text that is read at once.
-
-    Attributes:
-        begin: Its first token.
-        end: The token after its last.
-        first: The first scored token; those before it are context.
-    """
+    """Tokens `begin` to `end` (exclusive) of a text, read at once; those before `first` are context and not scored."""
 
     begin: int
     end: int
     first: int
 
 
-def windows(num_tokens: int, context: int, stride: int) -> Iterator[Window]:
-    """Yield the windows over a text; each token but the very first is scored in exactly one of them."""
+def windows(
+    num_tokens: int, context: int, stride: int, progress: Callable[[int, int], None] | None = None
+) -> Iterator[Window]:
+    """Yield the windows over a text; each token but the very first is scored in exactly one of them.
+
+    `progress` is called with (tokens done, tokens in all) after each.
+    """
     first = 1
     for begin in range(0, num_tokens, stride):
         end = min(begin + context, num_tokens)
         yield Window(begin, end, first)
+        if progress is not None:
+            progress(end, num_tokens)
         first = end
         if end == num_tokens:
             return
@@ -109,15 +110,7 @@ def perplexity_of_text(
     stride: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Perplexity:
-    """Measure a text.
-
-    Args:
-        runner: Executes the model.
-        tokenizer: Its tokenizer; BOS is put before the text once, where the vocabulary wants it.
-        text: A text of any length; a long one is encoded in pieces.
-        context: Tokens of a window, at least 2; None is 2,048, or the model's whole context where that is shorter.
-        stride: 1 to `context` - 1; None is half of `context`.
-        progress: Called with (tokens done, tokens in all) after each window.
+    """Measure a text of any length, encoded in pieces; see `Llama.perplexity`.
 
     Raises:
         TokenizerError: If the text cannot be encoded.
@@ -126,15 +119,9 @@ def perplexity_of_text(
     """
     context, stride = check_window(runner.config, context, stride)
     ids, bos = scored_ids(tokenizer, text)
-    sums: list[float] = []
-    num_windows = 0
-    for window in windows(len(ids), context, stride):
-        sums.append(_window_nats(runner, ids, window))
-        num_windows += 1
-        if progress is not None:
-            progress(window.end, len(ids))
+    sums = [_window_nats(runner, ids, window) for window in windows(len(ids), context, stride, progress)]
     nats = check_number(math.fsum(sums), "the model")
-    return Perplexity(nats, len(ids) - 1, len(text.encode()), context, stride, num_windows, bos)
+    return Perplexity(nats, len(ids) - 1, len(text.encode()), context, stride, len(sums), bos)
 
 
 def check_number(nats: float, what: str) -> float:

@@ -53,12 +53,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Times of one round.
+    """Seconds of the whole prompt, or of one step in the mean.
 
-    Attributes:
-        seconds: Of the whole prompt, or of one step in the mean.
-        kernel_seconds: The part of it in the C kernels; 0 where PyTorch is used.
-        memory_bytes_per_s: Speed of memory just before; None where it is no limit.
+    `kernel_seconds` is the part of it in the C kernels, 0 where PyTorch is used; `memory_bytes_per_s` the speed of
+    memory just before, None where it is no limit.
     """
 
     seconds: float

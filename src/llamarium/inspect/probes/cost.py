@@ -51,14 +51,7 @@ def token_cost(
     adapter: int = -1,
     kv_cache_dtype: CacheDtype = "auto",
 ) -> TokenCost:
-    """Count and measure what the last token of a text costs.
-
-    Args:
-        runner: Executes the model.
-        ids: The text.
-        num_rounds: How often each way is measured, 1 to 100.
-        adapter: Which of the runner's adapters, -1 for none.
-        kv_cache_dtype: Type of cached keys and values.
+    """Count and measure what the last token of a text costs; see `Inspector.token_cost`.
 
     Raises:
         InputError: For invalid ids, or rounds out of range.

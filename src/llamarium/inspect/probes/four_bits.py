@@ -61,11 +61,7 @@ class CodedWeights(View):
 class RoundedInputs:
     """Inputs as the kernels round them: 8 bits in groups of 32, four of each group 16.
 
-    Attributes:
-        codes_MC: int64.
-        scales_MC: float32; the scale of each one's group.
-        values_MC: float32; codes * scales.
-        errors_MC: float32; the values less the inputs.
+    int64 codes, the float32 scale of each one's group, values (codes * scales), and errors (values less inputs).
     """
 
     codes_MC: NDArray[np.int64]
@@ -82,13 +78,13 @@ def coded_weights(
     Args:
         runner: Holds the matrix.
         key: Its state-dict key, such as "model.layers.0.mlp.up_proj.weight".
-        rows: Which; negative ones count from the last.
+        rows: Negative ones count from the last.
         quantize: "NF4", "Q8_0" or "Q4_1": code it anew; of a quantized matrix what its codes mean is quantized again.
-        original: As stored: the matrix that it was made of, (out_features, in_features).
+        original: The matrix before quantization, (out_features, in_features).
 
     Raises:
         OptionError: For an unknown type, or a shape that it cannot take.
-        InputError: For rows or a matrix that there are not, a type whose codes are not known, or another shape.
+        InputError: For invalid rows or matrices, a type whose codes are not known, or another shape.
     """
     type_name, shape = type_of(runner, key), runner.weights[key].shape
     if original is not None and original.shape != shape:

@@ -7,12 +7,13 @@ with `unpack` their copy is unpacked.
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from llamarium.adapters.lora import lora_linears
 from llamarium.adapters.merge import merge_adapters
@@ -21,6 +22,7 @@ from llamarium.cost import count_parameters
 from llamarium.errors import InputError, MemoryBudgetError, check_choice
 from llamarium.inspect.shapes import check_finite
 from llamarium.inspect.tokens import Candidate, check_count, check_ids, name_candidates, top_candidates
+from llamarium.inspect.view import as_json
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedModule
 from llamarium.runtime.shell import on_host
@@ -66,17 +68,11 @@ class Lesson:
     def to_dict(self) -> dict[str, Any]:
         """Return the same as JSON values; of the rows' gradients the lengths."""
         names = list(map(str, self.row_ids))
-        return {
-            "token_ids": list(self.token_ids),
-            "losses": list(self.losses),
-            "losses_after": list(self.losses_after),
+        rows = {
             "rows": dict(zip(names, self.row_gradients_RD.norm(dim=-1).tolist(), strict=True)),
             "row_moves": dict(zip(names, self.row_moves, strict=True)),
-            "gradient_norm": self.gradient_norm,
-            "before": [asdict(c) for c in self.before],
-            "after": [asdict(c) for c in self.after],
-            "num_unpacked": self.num_unpacked,
         }
+        return {name: value for name, value in as_json(self).items() if not name.startswith("row_")} | rows
 
 
 def learn(
@@ -108,8 +104,8 @@ def learn(
     rows, table = list(dict.fromkeys(known)), pupil.model.embed_tokens.weight
     assert table.grad is not None
     gradients_RD, was_RD = table.grad[rows].clone(), table.detach()[rows].clone()
-    norm = _gradient_norm(pupil)
-    _step(pupil, optimizer, learning_rate)
+    norm = get_total_norm(p.grad for p in pupil.parameters() if p.grad is not None).item()  # sync: to show
+    getattr(torch.optim, optimizer)(pupil.parameters(), lr=learning_rate, weight_decay=0.0).step()
     with torch.no_grad():
         after_T, after_V = _read(pupil, known)
         moves_R = (table[rows] - was_RD).norm(dim=-1)
@@ -172,16 +168,3 @@ def _read(model: LlamaForCausalLM, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
     ids_1T = torch.tensor([ids], device=model.device)
     logits_TV = model(ids_1T)[0]
     return F.cross_entropy(logits_TV[:-1], ids_1T[0, 1:], reduction="none"), logits_TV[-1]
-
-
-def _gradient_norm(model: LlamaForCausalLM) -> float:
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    return float(torch.stack([g.norm() for g in gradients]).norm())  # sync: to show
-
-
-def _step(model: LlamaForCausalLM, optimizer: Optimizer, learning_rate: float) -> None:
-    parameters = list(model.parameters())
-    if optimizer == "SGD":
-        torch.optim.SGD(parameters, lr=learning_rate).step()
-    else:
-        torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0).step()

@@ -41,14 +41,9 @@ class Neuron:
 
 @dataclass(frozen=True, slots=True)
 class Neurons(View):
-    """The neurons of one layer that fire most for one token.
+    """The neurons of one layer that fire most for the token at `position`, by the size of `gated`, the largest first.
 
-    Attributes:
-        layer: The layer.
-        position: The token.
-        token_ids: The text's ids.
-        positions: The tokens of each neuron's `by_token`.
-        neurons: By the size of `gated`, the largest first.
+    `positions` are the tokens of each neuron's `by_token`.
     """
 
     layer: int

@@ -90,13 +90,8 @@ def turned(
 ) -> Turned:
     """Return a query or a key of the pass before and after its rotation.
 
-    Args:
-        config: Of the model that was traced.
-        trace: With "q" and "q_rot", or "k" and "k_rot", of the layer.
-        side: Query or key.
-        layer: A negative one counts from the last.
-        head: Of the query heads, or of the key-value heads.
-        position: A negative one counts from the last.
+    `trace` holds "q" and "q_rot", or "k" and "k_rot", of the layer. A negative layer or position counts from the last.
+    The head is one of the query heads, or of the key-value heads.
 
     Raises:
         InputError: If the trace does not hold them, or there is no such head.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from llamarium.generation.kept import Memory, advance
 from llamarium.inspect.numbers import as_array, largest, softmax
 from llamarium.inspect.shapes import check_whole
-from llamarium.inspect.tokens import check_count, check_ids
+from llamarium.inspect.tokens import check_count, check_ids, text_of
 from llamarium.inspect.view import View
 from llamarium.runtime.runner import CacheDtype, Logits, Runner
 from llamarium.sampling.constraint import Constraint
@@ -109,14 +109,8 @@ def sampler_steps(
 ) -> SamplerSteps:
     """Run a prompt, and follow how the next token of its answer is chosen; see `Inspector.sampler_steps`.
 
-    Args:
-        runner: Executes the model.
-        prompt_ids: The prompt's tokens.
-        params: With n 1, as for an answer.
-        answer_ids: The tokens of the answer so far: penalties count them apart from the prompt's.
-        constraint: The answer's grammar at its beginning, where `params` have one.
-        k: Candidates that are kept after each step.
-        tokenizer: Gives tokens their texts.
+    `params` have n 1; penalties count `answer_ids` apart from the prompt's; `constraint` is the answer's grammar at its
+    beginning, where `params` have one.
 
     Raises:
         InputError: For invalid ids, or a `k` outside the vocabulary.
@@ -145,7 +139,7 @@ def explain_choice(
     chosen = Sampler(len(logits_V), device).sample([row], logits_V[None])[0].id_of(0)
     steps = tuple(_step(stage, k, chosen, tokenizer) for stage in left)
     draw = None if noise_V is None else _draw(steps[-1], noise_V)
-    return SamplerSteps(chosen, _text(chosen, tokenizer), row.seed, place, steps, draw)
+    return SamplerSteps(chosen, text_of(chosen, tokenizer), row.seed, place, steps, draw)
 
 
 def _step(stage: Stage, k: int, chosen: int, tokenizer: Tokenizer | None) -> SamplerStep:
@@ -154,17 +148,13 @@ def _step(stage: Stage, k: int, chosen: int, tokenizer: Tokenizer | None) -> Sam
     ids = largest(logits_V, min(k, num_left)).tolist()
     ids = ids if chosen in ids else [*ids, chosen]
     values = zip(ids, logits_V[ids].tolist(), softmax(logits_V)[ids].tolist(), strict=True)
-    found = tuple(SamplerCandidate(i, logit, p, _text(i, tokenizer)) for i, logit, p in values)
+    found = tuple(SamplerCandidate(i, logit, p, text_of(i, tokenizer)) for i, logit, p in values)
     return SamplerStep(stage.name, stage.is_on, num_left, found)
 
 
 def _draw(last: SamplerStep, noise_V: NDArray[np.float64]) -> tuple[Drawn, ...]:
     pairs = zip(last.candidates, noise_V[[c.token_id for c in last.candidates]].tolist(), strict=True)
     return tuple(Drawn(c.token_id, g, c.logit + g, c.text) for c, g in pairs)
-
-
-def _text(token_id: int, tokenizer: Tokenizer | None) -> str | None:
-    return None if tokenizer is None else tokenizer.token_text(token_id)
 
 
 def next_logits(
