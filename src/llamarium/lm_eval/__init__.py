@@ -11,25 +11,12 @@ The harness's own command knows the models of its own package only, so the way i
 Nothing else of Llamarium imports this package.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
-
-from llamarium.errors import OptionError
 
 if TYPE_CHECKING:
     from llamarium.lm_eval.adapter import LlamariumLM
 
 __all__ = ["LlamariumLM"]
-
-
-def harness(module: str) -> Any:
-    """Import a module of the harness; an OptionError, before torch is loaded, names the command that installs it."""
-    try:
-        return importlib.import_module(f"lm_eval.{module}")
-    except ImportError as error:
-        raise OptionError(
-            f"the evaluation harness cannot be imported ({error}): pip install 'llamarium[eval]'"
-        ) from None
 
 
 def __getattr__(name: str) -> Any:

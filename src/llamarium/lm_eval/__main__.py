@@ -4,7 +4,7 @@ import importlib
 import sys
 
 from llamarium.errors import LlamariumError
-from llamarium.lm_eval import harness
+from llamarium.lm_eval.harness import harness
 
 
 def main() -> int:

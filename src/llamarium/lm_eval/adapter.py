@@ -27,7 +27,7 @@ from llamarium.inspect.numbers import Floats
 from llamarium.inspect.passes import logits_of, num_rows, rows_logits
 from llamarium.inspect.score import scored_tokens
 from llamarium.inspect.tokens import check_count
-from llamarium.lm_eval import harness
+from llamarium.lm_eval.harness import harness
 from llamarium.sampling.params import parameters_of
 
 Answer = tuple[float, bool]
