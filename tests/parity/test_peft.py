@@ -19,8 +19,9 @@ from llamarium.adapters.modules import load_adapter
 from llamarium.adapters.save import save_adapter
 from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend
 from llamarium.tokenizer.backends.pipeline import byte_level_tokenizer, llama3_cutter
-from llamarium.tokenizer.base import SpecialTokens, Tokenizer
+from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.bpe import BYTE_TO_CHARACTER
+from llamarium.tokenizer.special import SpecialTokens
 from llamarium.train.config import FinetuneConfig
 from llamarium.train.finetune import prepare
 

@@ -210,7 +210,7 @@ def test_progress_goes_up_to_the_whole(
         (["--rate", "x"], "expected a number, found 'x'"),
         (["--rate", "1", "--think-time", "1"], "--think-time is for --clients"),
         (["--think-time", "-1"], "-1 is not a number of at least 0"),
-        (["--warmup", "-1"], "-1 is not at least 1"),
+        (["--warmup", "-1"], "-1 is not at least 0"),
         (["--prompt-tokens", "many"], "expected N, uniform:LOW:HIGH or lognormal:MEAN:SIGMA"),
         (["--dataset", "x", "--shared-prefix", "3"], "--dataset has its own"),
         (["--dataset", "x", "--prompt-tokens", "3"], "--dataset has its own"),

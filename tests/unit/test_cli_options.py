@@ -260,7 +260,7 @@ def test_lists() -> None:
 
 
 def test_numbers_that_are_none_are_named_without_a_functions_name() -> None:
-    for parse_one in (options.positive, options._threads):
+    for parse_one in (options.positive, options.whole_number(1, 1024)):
         with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number, found 'two'"):
             parse_one("two")
 

@@ -20,11 +20,12 @@ from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.tokenizer.backends.characters import CharacterBackend
 from llamarium.tokenizer.backends.gguf import from_gguf_metadata
-from llamarium.tokenizer.base import SpecialTokens, Tokenizer
+from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat.builtin import ChatMLFormat, Llama3Format
 from llamarium.tokenizer.chat.choose import with_format
 from llamarium.tokenizer.chat.template import TemplateFormat
 from llamarium.tokenizer.load import load_tokenizer_file
+from llamarium.tokenizer.special import SpecialTokens
 from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.data.dialog_rows import DialogRows, preview
 from llamarium.train.data.dialogs import Example, read_dialogs
@@ -84,7 +85,7 @@ def test_parts_are_the_dialog_and_the_answers(llama3: Tokenizer, smollm2: Tokeni
         (smollm2, [" Hello!<|im_end|>", "So.<|im_end|>"]),
     ):
         assert tokenizer.chat_format is not None
-        parts = tokenizer.chat_format.parts(DIALOG)
+        parts = next(tokenizer.chat_format.parts_of([DIALOG]))
         assert [i for ids, _ in parts for i in ids] == tokenizer.chat(DIALOG, add_generation_prompt=False)
         found = [tokenizer.decode(ids, skip_special_tokens=False) for ids, learned in parts if learned]
         assert found == answers
@@ -95,7 +96,7 @@ def test_an_answer_is_learned_as_it_is_asked_for(smollm2: Tokenizer) -> None:
     dialog = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "\n\nYes"}]
     assert smollm2.chat_format is not None
     asked = smollm2.chat(dialog[:1])
-    parts = smollm2.chat_format.parts(dialog)
+    parts = next(smollm2.chat_format.parts_of([dialog]))
     ids = [i for part, _ in parts for i in part]
     assert ids[: len(asked)] == asked != smollm2.chat(dialog)[: len(asked)]
     assert [smollm2.decode(part) for part, learned in parts if learned] == ["\n\nYes"]
@@ -110,7 +111,8 @@ LLAMA_LIKE = (
 
 def test_a_templates_answers_are_found_or_refused(llama3: Tokenizer) -> None:
     dialog = [message for message in DIALOG if message["role"] != "tool"]
-    parts, built_in = (form.parts(dialog) for form in (TemplateFormat(llama3, LLAMA_LIKE), Llama3Format(llama3)))
+    forms = TemplateFormat(llama3, LLAMA_LIKE), Llama3Format(llama3)
+    parts, built_in = (next(form.parts_of([dialog])) for form in forms)
     answers = [i for i, learned in parts if learned]
     assert [llama3.decode(i, skip_special_tokens=False) for i in answers] == ["Hello!<|eot_id|>", "So.<|eot_id|>"]
     assert answers == [i for i, learned in built_in if learned]
@@ -119,9 +121,9 @@ def test_a_templates_answers_are_found_or_refused(llama3: Tokenizer) -> None:
     no_end = LLAMA_LIKE.replace("{{ '<|eot_id|>' }}", "")
     for template in (forgets, no_end, LLAMA_LIKE + " ."):
         with pytest.raises(ChatFormatError, match=r"messages\[2\].*be told from the rest"):
-            TemplateFormat(llama3, template).parts(dialog)
+            next(TemplateFormat(llama3, template).parts_of([dialog]))
     with pytest.raises(ChatFormatError, match=r"messages\[0\]"):
-        TemplateFormat(llama3, LLAMA_LIKE).parts(dialog[2:3])
+        next(TemplateFormat(llama3, LLAMA_LIKE).parts_of([dialog[2:3]]))
 
 
 # In the way of Llama 3.1's and 3.2's: a dated system header, tools as JSON in the first user's message.
@@ -176,7 +178,7 @@ def test_many_dialogs_go_through_one_process(
     assert len(processes) == 1 and time.monotonic() - began < 10  # half a second; one process each would take minutes
     texts = [[dated.decode(ids) for ids, learned in parts if learned] for parts in every]
     assert texts == [["Hello!", "So."], ["a <|eot_id|> b!"], *([f"{i}!"] for i in range(198))]
-    assert every[0] == form.parts(DIALOG[:5])
+    assert every[0] == next(form.parts_of([DIALOG[:5]]))
     processes.clear()
     monkeypatch.setattr("llamarium.tokenizer.chat.template._REQUEST_CHARACTERS", 4_000)
     assert list(form.parts_of(dialogs[:10])) == every[:10]

@@ -24,7 +24,8 @@ from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.native.weights import Weight
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
-from llamarium.tokenizer.base import SpecialTokens, Tokenizer
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.special import SpecialTokens
 from native_models import weights_of
 
 ALPHABET = "abcdefghij klmnop.\n"

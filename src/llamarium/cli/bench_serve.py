@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from llamarium.cli.bench_serve_table import print_summary
-from llamarium.cli.options import UsageError, add_json, add_values, positive
+from llamarium.cli.options import UsageError, add_json, add_values, count, number, positive, seconds
 from llamarium.cli.output import emit, percent
 from llamarium.errors import OptionError, ServerError
 from llamarium.extras import optional
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", "--model", metavar="NAME", help="that requests carry (default: the server's only one)")
     parser.add_argument("--chat", action="store_true", help="send dialogs to /v1/chat/completions")
     parser.add_argument("--api-key", metavar="KEY", help=f"sent as a bearer token (default: ${_KEY})")
-    parser.add_argument("--wait", type=_seconds, metavar="S", help="wait so many seconds for the server to be ready")
+    parser.add_argument("--wait", type=seconds, metavar="S", help="wait so many seconds for the server to be ready")
     _add_load(parser.add_argument_group("load"))
     _add_requests(parser.add_argument_group("requests"))
     parser.add_argument(
@@ -77,10 +77,10 @@ def _add_load(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[r
     in_sum, warmup = f"in sum (default: {_REQUESTS}, or a file's lines)", "requests before, which do not count"
     add_values(
         group,
-        ("--think-time", _seconds, "S", None, "from an answer to the client's next request"),
+        ("--think-time", seconds, "S", None, "from an answer to the client's next request"),
         ("--requests", positive, "N", None, in_sum),
         ("--duration", _positive_number, "S", None, "send none after so many seconds"),
-        ("--warmup", _count, "N", 1, f"{warmup} (default: 1)"),
+        ("--warmup", count, "N", 1, f"{warmup} (default: 1)"),
         ("--timeout", _positive_number, "S", 600.0, "for each request (default: %(default)g)"),
     )
 
@@ -260,29 +260,11 @@ def _lengths(text: str) -> "Lengths":
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _seconds(text: str) -> float:
-    value = _number(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
-    return value
-
-
 def _positive_number(text: str) -> float:
-    value = _number(text)
+    value = number(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number, found {text!r}") from None
-
-
-def _count(text: str) -> int:
-    return 0 if text == "0" else positive(text)
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -22,11 +22,11 @@ from urllib.parse import quote
 from llamarium.cli.options import add_model, check_adapters, loaded_with
 from llamarium.cli.output import note
 from llamarium.cli.serve import (
+    PORT,
     add_checkpoints,
     add_inspect_requests,
     load_engine,
     open_runs,
-    parse_port,
     require_packages,
     served_names,
 )
@@ -47,7 +47,7 @@ _MAX_LINK_TEXT = 4096  # characters of a text in a link: browsers and shells tak
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_text(parser, "TEXT", "what to begin with", required=False)
-    parser.add_argument("--port", type=parse_port, default=0, metavar="N", help="to listen at (default: a free one)")
+    parser.add_argument("--port", type=PORT, default=0, metavar="N", help="to listen at (default: a free one)")
     parser.add_argument("--no-browser", action="store_true", help="print the link, and open nothing")
     add_inspect_requests(parser)
     add_checkpoints(parser)

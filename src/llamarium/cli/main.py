@@ -24,7 +24,8 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, NoReturn
 
 from llamarium import __version__
 from llamarium.cli.options import UsageError
@@ -74,9 +75,7 @@ SUBCOMMANDS = frozenset({"bench serve"})
 TRAINING = frozenset({"pretrain", "experiment", "finetune", "dpo"})
 """The commands for which it was measured how PyTorch's threads should wait for each other."""
 
-OLD_OPTIONS: Mapping[str, str] = {
-    "--n": "--num-answers",
-}
+OLD_OPTIONS: Mapping[str, str] = {"--n": "--num-answers"}
 """Spellings of an earlier version and their new names; they are refused with the new name."""
 
 PEERS_OPTIONS: Mapping[str, str] = {
@@ -89,16 +88,6 @@ PEERS_OPTIONS: Mapping[str, str] = {
 """Options of other programs, and the ones here that do the same."""
 
 _HUB_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"
-
-
-class Command(Protocol):
-    """What each command's module holds."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare its options, importing nothing heavy."""
-
-    def run(self, args: argparse.Namespace) -> int:
-        """Do it and return the exit code."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -215,7 +204,7 @@ def _about_extra(word: str, parser: argparse.ArgumentParser) -> str:
     return f"no option {word}" + (f"; did you mean {meant}?" if meant else "")
 
 
-def _parsers(name: str | None, command: Command | None) -> tuple[Parser, Parser]:
+def _parsers(name: str | None, command: ModuleType | None) -> tuple[Parser, Parser]:
     """Return the parser of the command line, and within it the chosen command's, the only one it needs."""
     listing = "\n".join(f"  {other:<17}{summary}" for other, summary in COMMANDS.items())
     parser = Parser(
@@ -251,8 +240,8 @@ def _add_debug(parser: Parser, default: object) -> None:
     parser.add_argument("--debug", action="store_true", default=default, help="show a traceback when something fails")
 
 
-def _command(name: str) -> Command:
-    return cast(Command, importlib.import_module(f"llamarium.cli.{name.replace('-', '_').replace(' ', '_')}"))
+def _command(name: str) -> ModuleType:
+    return importlib.import_module(f"llamarium.cli.{name.replace('-', '_').replace(' ', '_')}")
 
 
 # --- endings ----------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 FALLBACK_MODEL = "shakespeare-char"
 _MAX_THREADS = 1024  # more than the cores of any machine; far more, and the system could not start them
+_MAX_SECONDS = 1e9  # waiting for more, clocks overflow
 
 
 class UsageError(Exception):
@@ -161,7 +162,9 @@ def add_type(
 
 def add_threads(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage] - parser or group
     """Add `--threads`."""
-    group.add_argument("--threads", type=_threads, metavar="N", help="CPU threads (default: one for each core)")
+    group.add_argument(
+        "--threads", type=whole_number(1, _MAX_THREADS), metavar="N", help="CPU threads (default: one for each core)"
+    )
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -333,26 +336,39 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
 
 
-def positive(text: str) -> int:
-    """Parse a whole number of at least 1, for argparse."""
-    value = _whole_number(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
+    """Return what parses a whole number from `low` to `high`, for argparse."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r}") from None
+        if value < low or (high is not None and value > high):
+            bounds = f"at least {low}" if high is None else f"in {low} to {high}"
+            raise argparse.ArgumentTypeError(f"{text} is not {bounds}")
+        return value
+
+    return parse
+
+
+positive, count = whole_number(1), whole_number(0)
+
+
+def seconds(text: str) -> float:
+    """Parse a time in seconds, which may be 0, for argparse."""
+    value = number(text)
+    if not 0 <= value < _MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0, and below {_MAX_SECONDS:g}")
     return value
 
 
-def _threads(text: str) -> int:
-    value = _whole_number(text)
-    if not 1 <= value <= _MAX_THREADS:
-        raise argparse.ArgumentTypeError(f"{text} is not in 1 to {_MAX_THREADS}")
-    return value
-
-
-def _whole_number(text: str) -> int:
+def number(text: str) -> float:
+    """Parse any number, for argparse."""
     try:
-        return int(text)
+        return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r}") from None
+        raise argparse.ArgumentTypeError(f"expected a number, found {text!r}") from None
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:

@@ -23,9 +23,12 @@ from llamarium.cli.options import (
     add_repeatable,
     add_values,
     check_adapters,
+    count,
     load_llama,
     loaded_with,
     positive,
+    seconds,
+    whole_number,
 )
 from llamarium.cli.speculation import add_speculation, load_draft
 from llamarium.errors import OptionError
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 
 _DEFAULTS = Settings()
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+PORT = whole_number(0, 65535)
+"""What parses a port, for argparse; 0 is any that is free."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB|B)?", re.IGNORECASE)
 
 
@@ -119,7 +124,7 @@ def _add_place(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[rep
     add_values(
         group,
         ("--host", str, "ADDRESS", None, f"0.0.0.0 is all (default: {_DEFAULTS.host})"),
-        ("--port", parse_port, "N", None, f"0 is any free one (default: {_DEFAULTS.port})"),
+        ("--port", PORT, "N", None, f"0 is any free one (default: {_DEFAULTS.port})"),
         ("--uds", _path, "PATH", None, "a Unix socket instead, for its owner alone"),
     )
 
@@ -150,9 +155,9 @@ def _add_bounds(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[re
     after = "seconds that answers have after SIGTERM or Ctrl-C; a second one ends them (default: %(default)g)"
     add_values(
         group,
-        ("--max-queue", _count, "N", _DEFAULTS.max_queue, "answers that may wait (default: %(default)s)"),
-        ("--request-timeout", _seconds, "S", request, limit),
-        ("--drain-timeout", _seconds, "S", drain, after),
+        ("--max-queue", count, "N", _DEFAULTS.max_queue, "answers that may wait (default: %(default)s)"),
+        ("--request-timeout", seconds, "S", request, limit),
+        ("--drain-timeout", seconds, "S", drain, after),
     )
 
 
@@ -278,27 +283,3 @@ def _path(text: str) -> str:
     if not text:  # Linux would make an abstract socket of it, which every user may open
         raise argparse.ArgumentTypeError("expected a path, found ''")
     return text
-
-
-def parse_port(text: str) -> int:
-    """Parse a port, for argparse; 0 is any that is free."""
-    value = _count(text)
-    if value > 65535:
-        raise argparse.ArgumentTypeError(f"{text} is not in 0 to 65535")
-    return value
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, found {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value < 1e9:
-        raise argparse.ArgumentTypeError(f"expected seconds, found {text!r}")
-    return value

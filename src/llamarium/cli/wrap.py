@@ -4,22 +4,11 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Callable
-from typing import Protocol
 
 from llamarium.cli.output import draws, printable, write_text
 
 _FENCE = "```"
 _TAB = 8  # columns
-
-
-class Writer(Protocol):
-    """Takes an answer's text as it grows."""
-
-    def write(self, text: str) -> None:
-        """Write a piece of it."""
-
-    def finish(self) -> None:
-        """Write what was held back."""
 
 
 class Plain:
@@ -88,11 +77,9 @@ class Wrapped:
         return [blanks, word]
 
 
-def writer() -> Writer:
+def writer() -> Plain | Wrapped:
     """Return what writes an answer to stdout."""
-    if not draws(sys.stdout):
-        return Plain()
-    return Wrapped(shutil.get_terminal_size().columns)
+    return Wrapped(shutil.get_terminal_size().columns) if draws(sys.stdout) else Plain()
 
 
 def _width(character: str) -> int:

@@ -12,12 +12,13 @@ Three rules hold for every vocabulary:
 import operator
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from llamarium.errors import ChatFormatError, ContextLengthError, TokenizerError, escape, show_value
+from llamarium.tokenizer.special import SpecialTokens
 from llamarium.tokenizer.streaming import StreamDecoder
 from llamarium.tokenizer.text import check_text
 
@@ -36,12 +37,14 @@ class Backend(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Encode valid Unicode text, every control token's spelling as ordinary characters."""
+        ...
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """Return the bytes that an id stands for, or None where there is no such token."""
 
     def byte_level_bpe(self) -> "ByteLevelBPE":
         """Return the readable twin that shows its merges, or raise `TokenizerError` where there is none."""
+        ...
 
     def save(self, folder: Path, tokenizer: "Tokenizer") -> None:
         """Write the files from which `load_tokenizer_file` reads an equal tokenizer."""
@@ -58,25 +61,6 @@ class EncodedBatch:
 
     ids: list[list[int]]
     attention_mask: list[list[int]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpecialTokens:
-    """What a vocabulary's files say about its control tokens.
-
-    Attributes:
-        ids: Spelling to id, of every control token.
-        bos: The id before a text, or None.
-        eos: The ids that end a text, the file's main one first.
-        pad: The id that fills short rows, or None.
-        add_bos: `encode` puts `bos` before a text.
-    """
-
-    ids: Mapping[str, int] = field(default_factory=dict[str, int])
-    bos: int | None = None
-    eos: tuple[int, ...] = ()
-    pad: int | None = None
-    add_bos: bool = False
 
 
 class Tokenizer:

@@ -21,6 +21,7 @@ class Speaker(Protocol):
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's."""
+        ...
 
 
 def check_same_vocabulary(first: Speaker, second: Speaker, why: str) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from llamarium.errors import TokenizerError, escape, show_value
 from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, read_json, write_json
-from llamarium.tokenizer.base import SpecialTokens, Tokenizer
+from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.bpe import ByteLevelBPE
+from llamarium.tokenizer.special import SpecialTokens
 from llamarium.tokenizer.text import check_text
 
 

@@ -13,7 +13,8 @@ from llamarium.errors import TokenizerError, UnsupportedTokenizerError, escape, 
 from llamarium.tokenizer.backends.files import MAX_TOKENS
 from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend, guard_rust
 from llamarium.tokenizer.backends.pipeline import byte_level_tokenizer, llama3_cutter, smollm_cutter
-from llamarium.tokenizer.base import SpecialTokens, Tokenizer
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.special import SpecialTokens
 
 # Name of the pre-tokenizer: its pipeline, whether a whole piece may be a token at once, whether BOS is the default.
 _PRE_TOKENIZERS = {

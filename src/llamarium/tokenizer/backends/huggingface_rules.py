@@ -10,7 +10,7 @@ from typing import Any
 
 from llamarium.errors import TokenizerError, escape, show_value
 from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, MAX_TOKENS, read_text
-from llamarium.tokenizer.base import SpecialTokens
+from llamarium.tokenizer.special import SpecialTokens
 
 # What a `Sequence` calls its list.
 _MEMBERS = {

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from llamarium.errors import TokenizerError, UnsupportedTokenizerError, escape
 from llamarium.tokenizer.backends.files import read_bytes, save_huggingface
 from llamarium.tokenizer.backends.pipeline import LLAMA3_PATTERN, byte_level_tokenizer, llama3_cutter
-from llamarium.tokenizer.base import SpecialTokens, Tokenizer
+from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.bpe import ByteLevelBPE, spell
+from llamarium.tokenizer.special import SpecialTokens
 
 if TYPE_CHECKING:
     import tiktoken

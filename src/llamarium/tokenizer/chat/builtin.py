@@ -1,7 +1,7 @@
 """The dialog formats that are built in: Llama 3's and ChatML."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from llamarium.tokenizer.chat.format import Part, Vocabulary
@@ -13,7 +13,50 @@ LLAMA3_TOKENS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 
-class Llama3Format:
+class _BuiltIn(ABC):
+    """A format that writes checked turns."""
+
+    tool_form: ToolForm
+
+    def __init__(self, tokenizer: Vocabulary) -> None:
+        """Take a tokenizer that has the format's control tokens."""
+        self._tokenizer = tokenizer
+        self._special = tokenizer.special.ids
+
+    def encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[ToolDefinition] = (),
+        tool_form: ToolForm | None = None,
+    ) -> list[int]:
+        """Return the ids of a dialog; see `ChatFormat.encode`."""
+        form = tool_form or self.tool_form
+        ids = self._write(read_turns(messages, tools, form), form)
+        return ids + self._header("assistant") if add_generation_prompt else ids
+
+    def parts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[Part]]:
+        """Yield the pieces of each dialog; see `ChatFormat.parts_of`."""
+        for messages in dialogs:
+            yield self._parts(read_turns(messages, (), self.tool_form), self.tool_form)
+
+    def _text(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _write(self, turns: list[Turn], form: ToolForm) -> list[int]:
+        return [i for part, _ in self._parts(turns, form) for i in part]
+
+    @abstractmethod
+    def _header(self, role: str) -> list[int]:
+        """Return what begins a message."""
+
+    @abstractmethod
+    def _parts(self, turns: list[Turn], form: ToolForm) -> list[Part]:
+        """Return the pieces of a dialog."""
+
+
+class Llama3Format(_BuiltIn):
     r"""Llama 3's dialogs: `<|start_header_id|>role<|end_header_id|>\n\ncontent<|eot_id|>`, BOS once at the front.
 
     White space around a content is stripped, and a tool's message has the role `ipython`. Calls in Llama 3.1's JSON
@@ -27,33 +70,15 @@ class Llama3Format:
 
     def __init__(self, tokenizer: Vocabulary) -> None:
         """Take a tokenizer that has Llama 3's control tokens."""
-        special = tokenizer.special_tokens
-        self._tokenizer = tokenizer
-        self._special = special
+        super().__init__(tokenizer)
+        special = self._special
         self._start, self._end, self._turn_end = (special[name] for name in LLAMA3_TOKENS)
         self.stop_ids = tuple(
             special[name] for name in ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>") if name in special
         )
 
-    def encode(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[ToolDefinition] = (),
-        tool_form: ToolForm | None = None,
-    ) -> list[int]:
-        """Return the ids of a dialog; see `ChatFormat.encode`."""
-        form = tool_form or self.tool_form
-        ids = [i for part, _ in self._parts(read_turns(messages, tools, form), form) for i in part]
-        return ids + self._header("assistant") if add_generation_prompt else ids
-
-    def parts(self, messages: Sequence[Mapping[str, Any]]) -> list[Part]:
-        """Return the ids of a dialog in pieces; see `ChatFormat.parts`."""
-        return self._parts(read_turns(messages, (), self.tool_form), self.tool_form)
-
-    def _parts(self, turns: Sequence[Turn], form: ToolForm) -> list[Part]:
-        bos = self._tokenizer.bos_token_id
+    def _parts(self, turns: list[Turn], form: ToolForm) -> list[Part]:
+        bos = self._tokenizer.special.bos
         parts: list[Part] = [([] if bos is None else [bos], False)]
         for turn in turns:
             parts.append((self._header("ipython" if turn.role == "tool" else turn.role), False))
@@ -61,24 +86,18 @@ class Llama3Format:
         return parts
 
     def _body(self, turn: Turn, form: ToolForm) -> list[int]:
-        """Return the ids of what one says, with the token that ends it."""
-        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        """Return the ids of a turn's text, with the token that ends it."""
         content, is_json = turn.content.strip(), form == "llama3_json"
         if not turn.calls or PYTHON_TAG not in self._special or not (is_json or content):
-            return [*encode(turn.text.strip()), self._turn_end]
+            return [*self._text(turn.text.strip()), self._turn_end]
         end = self._special.get("<|eom_id|>", self._turn_end) if is_json else self._turn_end
-        return [*encode(content), self._special[PYTHON_TAG], *encode(turn.calls), end]
-
-    def parts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[Part]]:
-        """Yield the pieces of each dialog; see `ChatFormat.parts_of`."""
-        return map(self.parts, dialogs)
+        return [*self._text(content), self._special[PYTHON_TAG], *self._text(turn.calls), end]
 
     def _header(self, role: str) -> list[int]:
-        encode = partial(self._tokenizer.encode, add_special_tokens=False)
-        return [self._start, *encode(role), self._end, *encode("\n\n")]
+        return [self._start, *self._text(role), self._end, *self._text("\n\n")]
 
 
-class ChatMLFormat:
+class ChatMLFormat(_BuiltIn):
     r"""ChatML: `<|im_start|>role\ncontent<|im_end|>\n`, the content as it is. Tools are in Hermes' form.
 
     Source: openai/openai-python at v0.27, `chatml.md`; SmolLM2's chat template for `default_system`.
@@ -88,58 +107,38 @@ class ChatMLFormat:
     tool_form: ToolForm = "hermes"
 
     def __init__(self, tokenizer: Vocabulary, *, default_system: str | None = None) -> None:
-        """Take a tokenizer that has ChatML's control tokens.
-
-        Args:
-            tokenizer: The tokenizer.
-            default_system: What the system says in a dialog that does not begin with a system message.
-        """
-        special = tokenizer.special_tokens
-        self._tokenizer = tokenizer
-        self._start, self._end = (special[name] for name in CHATML_TOKENS)
+        """Take a tokenizer that has ChatML's control tokens, and the system's text in a dialog without one."""
+        super().__init__(tokenizer)
+        self._start, self._end = (self._special[name] for name in CHATML_TOKENS)
         self._default_system = default_system
         self.stop_ids = (self._end,)
 
-    def encode(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[ToolDefinition] = (),
-        tool_form: ToolForm | None = None,
-    ) -> list[int]:
-        """Return the ids of a dialog; see `ChatFormat.encode`."""
-        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+    def _write(self, turns: list[Turn], form: ToolForm) -> list[int]:
         ids: list[int] = []
-        for role, content in self._turns(messages, tools, tool_form or self.tool_form):
-            ids += [self._start, *encode(f"{role}\n{content}"), self._end, *encode("\n")]
-        return [*ids, self._start, *encode("assistant\n")] if add_generation_prompt else ids
+        for turn in self._with_system(turns):
+            ids += [*self._header(turn.role, turn.text), self._end, *self._text("\n")]
+        return ids
 
-    def parts(self, messages: Sequence[Mapping[str, Any]]) -> list[Part]:
-        """Return the ids of a dialog in pieces; see `ChatFormat.parts`.
+    def _parts(self, turns: list[Turn], form: ToolForm) -> list[Part]:
+        """Return the pieces of a dialog.
 
         They are those of `encode` but for an answer that begins with a line end, which `encode` joins with its
         header's, as templates do. A model that is asked finds the header's alone.
         """
-        encode = partial(self._tokenizer.encode, add_special_tokens=False)
         parts: list[Part] = []
-        for role, content in self._turns(messages, (), self.tool_form):
-            if role == "assistant":
-                parts.append(([self._start, *encode("assistant\n")], False))
-                parts.append(([*encode(content), self._end], True))
+        for turn in self._with_system(turns):
+            if turn.role == "assistant":
+                parts.append((self._header("assistant"), False))
+                parts.append(([*self._text(turn.text), self._end], True))
             else:
-                parts.append(([self._start, *encode(f"{role}\n{content}"), self._end], False))
-            parts.append((encode("\n"), False))
+                parts.append(([*self._header(turn.role, turn.text), self._end], False))
+            parts.append((self._text("\n"), False))
         return parts
 
-    def parts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[Part]]:
-        """Yield the pieces of each dialog; see `ChatFormat.parts_of`."""
-        return map(self.parts, dialogs)
+    def _header(self, role: str, content: str = "") -> list[int]:
+        return [self._start, *self._text(f"{role}\n{content}")]
 
-    def _turns(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolDefinition], form: ToolForm
-    ) -> list[tuple[str, str]]:
-        turns = read_turns(messages, tools, form)
-        if self._default_system is not None and turns[0].role != "system":
-            turns.insert(0, Turn("system", self._default_system))
-        return [(turn.role, turn.text) for turn in turns]
+    def _with_system(self, turns: list[Turn]) -> list[Turn]:
+        if self._default_system is None or turns[0].role == "system":
+            return turns
+        return [Turn("system", self._default_system), *turns]

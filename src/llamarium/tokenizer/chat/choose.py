@@ -15,7 +15,7 @@ def choose_format(tokenizer: Vocabulary) -> ChatFormat | None:
     The file's template decides: a known one has its format built in, any other runs in the sandbox. Without a template
     the control tokens that the vocabulary has name the format.
     """
-    special = tokenizer.special_tokens
+    special = tokenizer.special.ids
     is_llama3 = all(name in special for name in LLAMA3_TOKENS)
     is_chatml = all(name in special for name in CHATML_TOKENS)
     template = tokenizer.chat_template
@@ -47,7 +47,7 @@ def with_format(tokenizer: VocabularyT, name: str) -> VocabularyT:
     if name not in _FORMATS:
         raise ChatFormatError(f"the dialog format is {show_value(name)}; there are: {', '.join(_FORMATS)}")
     needed, template = _FORMATS[name]
-    if missing := [token for token in needed if token not in tokenizer.special_tokens]:
+    if missing := [token for token in needed if token not in tokenizer.special.ids]:
         raise ChatFormatError(f"{tokenizer.source}: has no {', '.join(missing)}, which the format {name} is made of")
     return tokenizer.with_chat_template(template)
 

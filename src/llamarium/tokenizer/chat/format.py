@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
+from llamarium.tokenizer.special import SpecialTokens
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm
 
@@ -13,41 +14,25 @@ Part = tuple[list[int], bool]
 class Vocabulary(Protocol):
     """What a format needs of a tokenizer; `Tokenizer` is one."""
 
-    @property
-    def source(self) -> str:
-        """The file it was read from, for messages."""
-
-    @property
-    def special_tokens(self) -> Mapping[str, int]:
-        """Spelling and id of every control token."""
-
-    @property
-    def bos_token_id(self) -> int | None:
-        """The id put before a text, or None."""
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """The ids that end a text."""
-
-    @property
-    def pad_token_id(self) -> int | None:
-        """The id that fills short rows, or None."""
-
-    @property
-    def chat_template(self) -> str | None:
-        """The template that came with it, or None."""
+    source: str
+    special: SpecialTokens
+    chat_template: str | None
 
     def with_chat_template(self, template: str) -> Self:
         """Return a tokenizer of the same vocabulary with another template."""
+        ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of ordinary text."""
+        ...
 
     def split_special(self, text: str) -> list[str]:
         """Split into text, control token, text, ..."""
+        ...
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that one id stands for."""
+        ...
 
 
 class ChatFormat(Protocol):
@@ -56,10 +41,12 @@ class ChatFormat(Protocol):
     @property
     def name(self) -> str:
         """The format's name, for `info`."""
+        ...
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """The ids that end an answer."""
+        ...
 
     @property
     def tool_form(self) -> ToolForm | None:
@@ -82,13 +69,12 @@ class ChatFormat(Protocol):
             tools: What the model may call.
             tool_form: How tools, calls and results are written; None is the format's own way.
         """
-
-    def parts(self, messages: Sequence[Mapping[str, Any]]) -> list[Part]:
-        """Return the ids of a dialog in pieces, so that the assistant's can be learned.
-
-        An answer is encoded as a model writes it: by itself, after its header. `ChatFormatError` if the format cannot
-        tell the pieces apart.
-        """
+        ...
 
     def parts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[Part]]:
-        """Yield `parts` of each dialog: the way to read many, of which a template needs few processes then."""
+        """Yield the ids of each dialog in pieces, so that the assistant's can be learned.
+
+        An answer is encoded as a model writes it: by itself, after its header. `ChatFormatError` if the format cannot
+        tell the pieces apart. Many dialogs at once take few processes of a template.
+        """
+        ...

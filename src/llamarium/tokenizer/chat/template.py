@@ -67,11 +67,11 @@ class TemplateFormat:
                 f"{self._source}: the chat template has {len(template)} characters; at most "
                 f"{MAX_TEMPLATE_CHARACTERS} are read"
             )
-        special = tokenizer.special_tokens
+        special = tokenizer.special.ids
         self._tokenizer = tokenizer
         self._template = template
         ends = (special[name] for name in _TURN_ENDS if name in special)
-        self.stop_ids = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *ends)))
+        self.stop_ids = tuple(dict.fromkeys((*tokenizer.special.eos, *ends)))
 
     @property
     def tool_form(self) -> ToolForm | None:
@@ -105,10 +105,6 @@ class TemplateFormat:
             f"are not written by {self._source}'s chat template, which knows nothing of {what}; name a "
             "tool_form (llama3_json, pythonic, hermes) to have them written into the messages",
         )
-
-    def parts(self, messages: Sequence[Mapping[str, Any]]) -> list[Part]:
-        """Return the ids of a dialog in pieces; see `ChatFormat.parts`, and `parts_of` for how."""
-        return next(self.parts_of([messages]))
 
     def parts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[Part]]:
         """Yield the pieces of each dialog; see `ChatFormat.parts_of`. It is always `TRAINING_DAY`.
@@ -197,21 +193,21 @@ class TemplateFormat:
         ids: list[int] = []
         for position, part in enumerate(parts):
             if position % 2:
-                ids.append(self._tokenizer.special_tokens[part])
+                ids.append(self._tokenizer.special.ids[part])
             elif text := part.replace(mark, ""):
                 ids += self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
     @cached_property
     def _spellings(self) -> Spellings:
-        return Spellings(self._tokenizer.special_tokens)
+        return Spellings(self._tokenizer.special.ids)
 
     @cached_property
     def _fixed(self) -> dict[str, Any]:
         """The variables that every dialog has."""
         tokenizer = self._tokenizer
-        names = {"bos_token": tokenizer.bos_token_id, "pad_token": tokenizer.pad_token_id}
-        names["eos_token"] = (*tokenizer.eos_token_ids, None)[0]
+        special = tokenizer.special
+        names = {"bos_token": special.bos, "pad_token": special.pad, "eos_token": (*special.eos, None)[0]}
         spelled = {name: tokenizer.token_bytes(i).decode("utf-8") for name, i in names.items() if i is not None}
         return {"documents": None, **spelled}
 

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator
 
 from llamarium.errors import TrainingError
 from llamarium.tokenizer.backends.files import MAX_TOKENS
-from llamarium.tokenizer.base import SpecialTokens, Tokenizer
+from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.pieces import LINE_BEGINS
+from llamarium.tokenizer.special import SpecialTokens
 from llamarium.tokenizer.text import check_text
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
