@@ -131,13 +131,11 @@ def test_a_lesson_is_the_librarys(client: httpx.Client, path: str, llama: Llama,
 def test_a_step_that_is_far_too_large_is_told_without_numbers_that_are_none(
     client: httpx.Client, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llamarium.inspect.probes import learning
-
-    def too_far(model: Any, *_: object) -> None:
+    def too_far(optimizer: torch.optim.Optimizer, *_: object) -> None:
         with torch.no_grad():
-            model.model.norm.weight.fill_(float("inf"))
+            optimizer.param_groups[0]["params"][-1].fill_(float("inf"))
 
-    monkeypatch.setattr(learning, "_step", too_far)
+    monkeypatch.setattr(torch.optim.SGD, "step", too_far)
     told = client.post(f"{path}/lesson", json={"learning_rate": 10}).json()
     assert told["after"] == [] and {one["loss_after"] for one in told["tokens"]} == {None}
     assert len(told["before"]) == 50

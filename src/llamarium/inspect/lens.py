@@ -18,7 +18,7 @@ from llamarium.inspect import passes
 from llamarium.inspect.numbers import Floats, log_softmax, split
 from llamarium.inspect.tokens import Candidate, check_count, check_token, name_candidates, top_candidates
 from llamarium.inspect.trace import Trace
-from llamarium.inspect.view import View
+from llamarium.inspect.view import JsonView
 from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 
@@ -47,7 +47,7 @@ class ChosenToken:
 
 
 @dataclass(frozen=True, slots=True)
-class LensLayer(View):
+class LensLayer(JsonView):
     """The predictions at one place in the depth.
 
     Attributes:
@@ -64,11 +64,10 @@ class LensLayer(View):
 
 
 @dataclass(frozen=True, slots=True)
-class Lens(View):
+class Lens(JsonView):
     """The predictions at every traced layer.
 
     Attributes:
-        token_ids: The text's ids.
         positions: The tokens whose successors are predicted.
         layers: One entry for each traced place, in the order of computation; after the MLP of the last layer it is the
             model's own prediction.
@@ -116,14 +115,14 @@ def lens(
         for part_CD in split(streams_MD, passes.num_rows(vocab_size)):
             logits_CV = runner.read_stream(part_CD)
             best += (name_candidates(row, tokenizer) for row in top_candidates(logits_CV, k))
-            chosen += () if chosen_id is None else think_of(logits_CV, chosen_id)
+            chosen += () if chosen_id is None else predictions_of(logits_CV, chosen_id)
         for i, (layer, half) in enumerate(group):
             rows = slice(i * num_positions, (i + 1) * num_positions)
             layers.append(LensLayer(layer, tuple(best[rows]), half, tuple(chosen[rows])))
     return Lens(trace.token_ids, trace.positions, tuple(layers), chosen_id)
 
 
-def think_of(logits_CV: Floats, token_id: int) -> Iterator[ChosenToken]:
+def predictions_of(logits_CV: Floats, token_id: int) -> Iterator[ChosenToken]:
     """Yield the prediction of a token at each row of logits, (C, V)."""
     logprobs_C = log_softmax(logits_CV)[:, token_id]
     ranks_C = (logits_CV > logits_CV[:, token_id, None]).sum(-1) + 1

@@ -20,7 +20,7 @@ from llamarium.config import EMBEDDING
 from llamarium.errors import InputError, show_value
 from llamarium.inspect.numbers import Floats, largest, lengths, split
 from llamarium.inspect.tokens import check_count, tokens_of_word
-from llamarium.inspect.view import View
+from llamarium.inspect.view import JsonView
 from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 
@@ -67,7 +67,7 @@ class Neighbor:
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbors(View):
+class Neighbors(JsonView):
     """Result of `neighbors`: the words and their tokens, and the nearest rows, the nearest first."""
 
     query: tuple[QueryWord, ...]
@@ -75,7 +75,7 @@ class Neighbors(View):
 
 
 @dataclass(frozen=True, slots=True)
-class Similarity(View):
+class Similarity(JsonView):
     """Result of `similarity`: two words and their tokens, and the cosine of the angle between their rows."""
 
     word: QueryWord

@@ -11,13 +11,13 @@ from llamarium.errors import ContextLengthError
 from llamarium.generation.kept import Memory, advance
 from llamarium.inspect.numbers import as_array
 from llamarium.inspect.tokens import Candidate, check_count, check_ids, name_candidates, top_candidates
-from llamarium.inspect.view import View
+from llamarium.inspect.view import JsonView
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.tokenizer.base import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class NextStep(View):
+class NextStep(JsonView):
     """One turn of the loop, the first of which is step 1.
 
     `context` is the text so far, and `context_ids` its ids, BOS included; the next step's context ends with `chosen`.

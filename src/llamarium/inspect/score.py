@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from llamarium.inspect.numbers import Floats
 from llamarium.inspect.passes import logits_of
 from llamarium.inspect.tokens import check_ids
-from llamarium.inspect.view import View
+from llamarium.inspect.view import JsonView
 from llamarium.runtime.runner import Runner
 from llamarium.sampling.sampler import Sampler
 from llamarium.tokenizer.base import Tokenizer
@@ -30,11 +30,9 @@ class TokenScore:
     """One token of the text.
 
     Attributes:
-        token_id: The token.
         logprob: log P(token | those before), natural; None for the first. Equal to the one reported with an answer's
             own tokens, where its bits do (`Runner.is_row_exact`).
         rank: 1 if no other token was more probable, 2 if one was, ...; None where `logprob` is.
-        text: Its printable piece, or None without a tokenizer.
     """
 
     token_id: int
@@ -44,7 +42,7 @@ class TokenScore:
 
 
 @dataclass(frozen=True, slots=True)
-class Score(View):
+class Score(JsonView):
     """The probability of a text; `tokens` are in order, BOS included."""
 
     computed = "total_logprob", "perplexity"

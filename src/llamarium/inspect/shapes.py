@@ -9,7 +9,7 @@ from typing import Any, cast
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, MemoryBudgetError, show_value
 from llamarium.generation.kept import PREFILL_CHUNK
-from llamarium.inspect.view import View
+from llamarium.inspect.view import JsonView
 from llamarium.runtime.runner import Runner
 from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Key
 
@@ -19,7 +19,7 @@ _EXACT_CHUNK = 256  # tokens of a batch where cutting a text changes no bit: bou
 
 
 @dataclass(frozen=True, slots=True)
-class ActivationShape(View):
+class ActivationShape(JsonView):
     """An activation by public name: a letter for each axis as in `ACTIVATIONS`, their sizes, and float32 bytes."""
 
     key: str
@@ -118,15 +118,13 @@ class TracePlan:
         """Temporary memory: a batch's unwanted rows, and one layer's mask, scores and keys."""
         s = self.sizes
         others = max(0, min(self.chunk, s["S"]) - s["T"]) if self.runs_every_token else 0
-        batch = sum(self._row_bytes(name) for name, _ in self.tapped if ACTIVATIONS[name].axes[0] == "T") * others
+        by_token = (axes for name, _ in self.tapped if (axes := ACTIVATIONS[name].axes)[0] == "T")
+        batch = _BYTES * others * sum(math.prod(s[a] for a in axes[1:]) for axes in by_token)
         if not any(name in ("scores", "pattern") for name, _ in self.keys):
             return batch
         matrices = (1 + 2 * _BYTES * s["N"]) * s["T"] * s["S"]
         keys_and_values = 2 * _BYTES * s["S"] * s["K"] * s["H"]
         return batch + matrices + keys_and_values
-
-    def _row_bytes(self, name: str) -> int:
-        return _BYTES * math.prod(self.sizes[a] for a in ACTIVATIONS[name].axes[1:])
 
     def check_budget(self, budget_mb: float) -> None:
         """Refuse a trace over the budget.

@@ -4,6 +4,7 @@ Parameters and operations follow from the config alone (`cost.py`); bytes and or
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -150,10 +151,10 @@ def _bytes_by_dtype(runner: Runner | None, sources: "Sequence[TensorSource]") ->
     held = [(s.dtype, s.num_bytes) for s in sources]
     if not held and runner is not None:
         held = [(weight.type_name, weight.num_bytes) for weight in runner.weights.values() if weight.num_bytes]
-    total: dict[str, int] = {}
+    total = Counter[str]()
     for dtype, num_bytes in held:
-        total[dtype] = total.get(dtype, 0) + num_bytes
-    return dict(sorted(total.items(), key=lambda item: -item[1]))
+        total[dtype] += num_bytes
+    return dict(total.most_common())
 
 
 def _products(runner: Runner, sources: "Sequence[TensorSource]") -> dict[str, dict[str, tuple[str, ...]]]:

@@ -9,7 +9,7 @@ import numpy as np
 from llamarium.config import ModelConfig
 from llamarium.errors import ContextLengthError, InputError, show_value
 from llamarium.inspect.numbers import Floats, largest, log_softmax
-from llamarium.inspect.view import View
+from llamarium.inspect.view import JsonView
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.text import check_text
 
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate(View):
+class Candidate(JsonView):
     """A token that may come next.
 
     Attributes:
-        token_id: The token.
         probability: P(token | context), the softmax of the logits.
         logprob: Its natural logarithm.
         text: The token's printable piece, or None without a tokenizer.
@@ -35,10 +34,10 @@ class Candidate(View):
 
 
 def check_count(value: object, name: str, limit: int) -> None:
-    """Refuse a number that cannot be asked for.
+    """Refuse anything but a whole number within 1..`limit`.
 
     Raises:
-        InputError: Unless it is a whole number within 1..`limit`.
+        InputError: With its name and value.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
         raise InputError(f"{name} is {show_value(value)}; expected a whole number within 1..{limit}")

@@ -236,9 +236,7 @@ def trace_steps(
     TracePlan.of(runner, room, names, layers, [room - 1]).check_budget(budget_mb)
     memory = Memory(runner, room)
     sequence = memory.begin(known, room)
-    logits_1V: Any = None
-    for batch in batches([sequence]):
-        logits_1V = as_array(runner.run(batch, memory.cache))
+    logits_1V = as_array(advance(runner, memory.cache, [sequence]))
     for _ in range(num_steps):
         sequence.ids.append(int(logits_1V[-1].argmax()))
         end = len(sequence.ids)
@@ -253,7 +251,7 @@ def _again(sequence: KeptSequence, plan: TracePlan) -> Iterator[Batch]:
     """Yield batches of those tokens of a computed sequence that the plan has to run again."""
     wanted = list(range(len(sequence.ids))) if plan.runs_every_token else sorted(plan.positions)
     if not plan.tapped and ("logits", None) not in plan.keys:
-        wanted = []  # the cache holds what is asked for
+        wanted = []  # the cache holds everything wanted
     for begin in range(0, len(wanted), plan.chunk):
         spans = list[Span]()
         for _, run in groupby(enumerate(wanted[begin : begin + plan.chunk]), lambda place: place[1] - place[0]):

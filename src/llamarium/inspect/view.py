@@ -10,7 +10,7 @@ import numpy as np
 _AXES = re.compile(r"_[A-Z][A-Z0-9]*$")
 
 
-class View:
+class JsonView:
     """Base of a dataclass with a JSON form: its fields without the axes in their names, and computed properties."""
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""Imports of the harness's modules; if it is not installed, one line says so, before torch is loaded."""
+"""The evaluation harness, where it is installed."""
 
 import importlib
 from typing import Any
@@ -7,11 +7,7 @@ from llamarium.errors import OptionError
 
 
 def harness(module: str) -> Any:
-    """Import a module of the harness.
-
-    Raises:
-        OptionError: With the command that installs it.
-    """
+    """Import a module of the harness; an OptionError, before torch is loaded, names the command that installs it."""
     try:
         return importlib.import_module(f"lm_eval.{module}")
     except ImportError as error:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llamarium.errors import AnswerError
-from llamarium.inspect.lens import ChosenToken, think_of
+from llamarium.inspect.lens import ChosenToken, predictions_of
 from llamarium.inspect.measures.divergence import kl_of_rows
-from llamarium.inspect.numbers import Floats, largest, log_softmax
+from llamarium.inspect.numbers import largest, log_softmax
 from llamarium.inspect.tokens import check_count, check_token, text_of
 from llamarium.inspect.trace import trace
-from llamarium.inspect.view import View
+from llamarium.inspect.view import JsonView
 from llamarium.runtime.loaded_model import runner_of
 from llamarium.tokenizer.base import Tokenizer
 
@@ -32,11 +32,10 @@ class TokenEffect:
 
 
 @dataclass(frozen=True, slots=True)
-class Effect(View):
+class Effect(JsonView):
     """What edits change after one token of a text.
 
     Attributes:
-        token_ids: The text's ids.
         position: The token before the one that is predicted.
         divergence: KL(without ‖ with) of the next token, in nats; 0 only where nothing has changed.
         tokens: The most probable ones of either, and the chosen one; by their probability without.
@@ -76,12 +75,10 @@ def effect_of(
         raise AnswerError("with these edits the logits are not finite; use smaller factors or strengths")
     reported: set[int] = {*largest(before_V, k).tolist(), *largest(after_V, k).tolist()}
     reported |= set() if chosen_id is None else {chosen_id}
-    tokens = [_effect_on(token_id, before_V, after_V, tokenizer) for token_id in reported]
+    tokens = [
+        TokenEffect(i, text_of(i, tokenizer), *(next(predictions_of(x_V[None], i)) for x_V in (before_V, after_V)))
+        for i in reported
+    ]
     tokens.sort(key=lambda one: (-one.before.logprob, one.token_id))
     kl = kl_of_rows(*(log_softmax(logits_V.astype(np.float64))[None] for logits_V in (before_V, after_V)))[0]
     return Effect(tuple(ids), runs[0].positions[0], max(0.0, float(kl)), tuple(tokens))  # rounding may pass below 0
-
-
-def _effect_on(token_id: int, before_V: Floats, after_V: Floats, tokenizer: Tokenizer | None) -> TokenEffect:
-    before, after = (next(think_of(logits_V[None], token_id)) for logits_V in (before_V, after_V))
-    return TokenEffect(token_id, text_of(token_id, tokenizer), before, after)

@@ -21,7 +21,7 @@ from llamarium.errors import InputError, check_choice
 from llamarium.inspect.shapes import indices
 from llamarium.inspect.tokens import check_ids, check_token
 from llamarium.inspect.trace import Trace, trace
-from llamarium.inspect.view import View
+from llamarium.inspect.view import JsonView
 from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.loaded_model import runner_of
 from llamarium.runtime.module_runner import threads_for
@@ -46,7 +46,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class PatchCell(View):
+class PatchCell(JsonView):
     """The pass with one place of it from the other prompt.
 
     Attributes:
@@ -109,18 +109,20 @@ class PatchGrid:
         self.positions = tuple(sorted(indices(positions, num_tokens, "positions")))
         self._base = trace(runner_of(model), base_ids, names=[*_NAMES[part], "logits"])
         self._source = trace(runner_of(model), source_ids, names=[*_NAMES[part], "logits"])
-        self.base, self.source = map(self._answer, (self._base, self._source))
+        logits = (self._tensor(seen, ("logits", None))[-1:] for seen in (self._base, self._source))
+        self.base, self.source = (self._measure(logits_1V)[0] for logits_1V in logits)
 
     def cells(self) -> Iterator[PatchCell]:
         """Yield the cells, layer by layer; closing the generator ends the work."""
         total, done = len(self.layers) * len(self.positions), 0
+        whole = self.source.logit - self.base.logit
         at_once = max(1, _TOKENS // len(self._base.token_ids))
         for layer in self.layers:
             for start in range(0, len(self.positions), at_once):
                 positions = self.positions[start : start + at_once]
                 for position, found in zip(positions, self._run(layer, positions), strict=True):
                     done += 1
-                    recovered = self._recovered(found.logit)
+                    recovered = None if whole == 0 else (found.logit - self.base.logit) / whole
                     yield PatchCell(layer, position, found.logit, found.probability, recovered, done, total)
 
     @torch.inference_mode()
@@ -145,9 +147,6 @@ class PatchGrid:
             module.mlp = _Given(self._put(("mlp_out", layer), positions))
         return [_Given(before.repeat(len(positions), 1, 1)), module]
 
-    def _answer(self, seen: Trace) -> Measured:
-        return self._measure(self._tensor(seen, ("logits", None))[-1:])[0]
-
     def _tensor(self, seen: Trace, key: Key) -> Tensor:
         return torch.from_numpy(seen.arrays[key]).to(self._model.device, self._model.dtype)
 
@@ -164,10 +163,6 @@ class PatchGrid:
             logits_B = logits_B - logits_BV[:, self._against]
         probabilities_B = logits_BV.softmax(dim=-1)[:, self._target]
         return list(map(Measured, logits_B.tolist(), probabilities_B.tolist()))  # sync: to show
-
-    def _recovered(self, logit: float) -> float | None:
-        whole = self.source.logit - self.base.logit
-        return None if whole == 0 else (logit - self.base.logit) / whole
 
 
 class _Given(nn.Module):

@@ -20,7 +20,7 @@ from llamarium.inspect.measures.streams import StreamError, stream_errors
 from llamarium.inspect.numbers import split
 from llamarium.inspect.tokens import Candidate, check_count, name_candidates, top_candidates
 from llamarium.inspect.trace import Trace
-from llamarium.inspect.view import View
+from llamarium.inspect.view import JsonView
 from llamarium.tokenizer.base import Tokenizer
 
 NAMES = ("resid", "logits")
@@ -28,12 +28,11 @@ NAMES = ("resid", "logits")
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedToken(View):
+class ComparedToken(JsonView):
     """Two models' predictions at one token of a text.
 
     Attributes:
         position: Its place.
-        token_id: The token.
         kl: KL(P_against || P) of the token after it, nats; 0 where both distributions are equal.
         surprise: -log P of the token itself, given those before it, nats; None for the first.
         surprise_against: That of the other model.
@@ -58,7 +57,7 @@ class ComparedToken(View):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison(View):
+class Comparison(JsonView):
     """Two passes over one text: distances of the streams after each layer, and the predictions at each token."""
 
     computed = "kl", "same_top"

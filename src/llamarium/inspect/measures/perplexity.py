@@ -26,18 +26,18 @@ from llamarium.errors import InputError, LlamariumError
 from llamarium.inspect.passes import logits_of
 from llamarium.inspect.score import e_to_the, scored_tokens
 from llamarium.inspect.tokens import check_count
-from llamarium.inspect.view import View
+from llamarium.inspect.view import JsonView
 from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.pieces import encode_pieces
 from llamarium.tokenizer.text import check_text
 
 DEFAULT_CONTEXT = 2048
-"""Tokens of a window where nobody says how many; the usual number in papers, and fewer than most contexts."""
+"""Default tokens of a window: the usual number in papers, and fewer than most contexts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Perplexity(View):
+class Perplexity(JsonView):
     """Perplexity of a text.
 
     Attributes:

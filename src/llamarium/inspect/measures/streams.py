@@ -17,7 +17,6 @@ class StreamError:
     """The distance of the stream after a layer from another pass's.
 
     Attributes:
-        layer: The layer.
         relative: For each position the length of the difference over the length of the other's stream.
         cosine: For each position that of the angle between the two.
     """

@@ -1,1 +1,1 @@
-"""What one looks at within a pass: a sampler's steps, heads, neurons, who wrote a logit, rotation, codes, learning."""
+"""Probes of a pass: sampler steps, heads, neurons, attribution of a logit, rotation, codes, learning."""

@@ -27,7 +27,7 @@ from llamarium.inspect.probes.weights import type_of
 from llamarium.inspect.shapes import print_key
 from llamarium.inspect.tokens import check_token
 from llamarium.inspect.trace import Trace
-from llamarium.inspect.view import View
+from llamarium.inspect.view import JsonView
 from llamarium.runtime.runner import Runner
 from llamarium.runtime.taps import Key
 
@@ -58,11 +58,10 @@ class Addition:
 
 
 @dataclass(frozen=True, slots=True)
-class Attribution(View):
+class Attribution(JsonView):
     """A logit as a sum.
 
     Attributes:
-        token_ids: The text's ids.
         position: The token before the one that is predicted.
         target_id: The predicted token.
         against_id: Where given, all numbers are of the target's logit less this token's.

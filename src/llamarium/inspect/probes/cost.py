@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from llamarium.cost import flops
 from llamarium.generation.kept import KeptSequence, Memory, advance
 from llamarium.inspect.tokens import check_count, check_ids
-from llamarium.inspect.view import View
+from llamarium.inspect.view import JsonView
 from llamarium.runtime.runner import CacheDtype, Logits, Runner
 
 _CHUNK = 256  # tokens of a batch, so that others wait for no more than one
@@ -19,7 +19,7 @@ _MAX_ROUNDS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class TokenCost(View):
+class TokenCost(JsonView):
     """What the last token of a text costs.
 
     Attributes:

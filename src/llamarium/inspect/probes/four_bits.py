@@ -15,14 +15,14 @@ from llamarium.errors import InputError
 from llamarium.inspect.numbers import Floats
 from llamarium.inspect.probes.weights import type_of
 from llamarium.inspect.shapes import indices
-from llamarium.inspect.view import View
+from llamarium.inspect.view import JsonView
 from llamarium.quant.codes import coded, round_inputs
 from llamarium.quant.formats import GROUP, METHODS, chosen_type
 from llamarium.runtime.runner import Runner
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CodedWeights(View):
+class CodedWeights(JsonView):
     """Some rows of a matrix, weight by weight.
 
     Attributes:

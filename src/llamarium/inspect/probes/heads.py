@@ -31,8 +31,6 @@ class HeadsJoined:
     """What the heads of one layer add to the stream, at each position of a trace.
 
     Attributes:
-        layer: The layer.
-        token_ids: The text's ids.
         positions: The tokens on the T axes.
         added_TND: float32; what each head adds.
         rounding_TD: float32; attention's output less their sum: rounding in the pass, and in this sum.

@@ -12,7 +12,7 @@ from llamarium.inspect.numbers import largest
 from llamarium.inspect.probes.heads import layer_in
 from llamarium.inspect.tokens import check_count
 from llamarium.inspect.trace import Trace
-from llamarium.inspect.view import View
+from llamarium.inspect.view import JsonView
 
 NAMES = ("gate", "up", "act", "gated")
 """What a trace has to hold."""
@@ -40,7 +40,7 @@ class Neuron:
 
 
 @dataclass(frozen=True, slots=True)
-class Neurons(View):
+class Neurons(JsonView):
     """The neurons of one layer that fire most for the token at `position`, by the size of `gated`, the largest first.
 
     `positions` are the tokens of each neuron's `by_token`.

@@ -17,12 +17,12 @@ from llamarium.inspect.numbers import Floats
 from llamarium.inspect.probes.heads import layer_in
 from llamarium.inspect.probes.neurons import row_of_position
 from llamarium.inspect.trace import Trace
-from llamarium.inspect.view import View
+from llamarium.inspect.view import JsonView
 from llamarium.runtime.rope import rope_frequencies
 
 
 @dataclass(frozen=True, slots=True)
-class RopePair(View):
+class RopePair(JsonView):
     """One pair of features: i and i + H/2.
 
     Attributes:
@@ -43,12 +43,11 @@ class RopePair(View):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turned(View):
+class Turned(JsonView):
     """A head's query or key, as pairs, before and after its rotation.
 
     Attributes:
         side: Query or key.
-        layer: The layer.
         head: Of the query heads, or of the key-value heads.
         position: The token.
         before_P2: float32; pair i is (feature i, feature i + H/2).
@@ -105,8 +104,8 @@ def turned(
     row = row_of_position(trace, position)
     at = trace.positions[row]
     row = at if side == "k" else row  # keys are there of all tokens
-    before_H, after_H = (trace.arrays[name, layer][row, head] for name in (side, f"{side}_rot"))
-    return Turned(side, layer, head, at, _pairs(before_H), _pairs(after_H), rope_pairs(config, at))
+    before_P2, after_P2 = (trace.arrays[name, layer][row, head].reshape(2, -1).T for name in (side, f"{side}_rot"))
+    return Turned(side, layer, head, at, before_P2, after_P2, rope_pairs(config, at))
 
 
 def score_by_distance(config: ModelConfig, q_H: Floats, k_H: Floats, distances: Sequence[int]) -> list[float]:
@@ -129,10 +128,6 @@ def rotate(config: ModelConfig, x_TNH: Floats, positions: NDArray[np.int64]) -> 
     cos_T1P, sin_T1P = np.cos(angles_T1P), np.sin(angles_T1P)
     first, second = np.split(x_TNH, 2, axis=-1)
     return np.concatenate((first * cos_T1P - second * sin_T1P, second * cos_T1P + first * sin_T1P), axis=-1)
-
-
-def _pairs(x_H: Floats) -> Floats:
-    return x_H.reshape(2, -1).T
 
 
 def _check_positions(config: ModelConfig, positions: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ from llamarium.generation.kept import Memory, advance
 from llamarium.inspect.numbers import as_array, largest, softmax
 from llamarium.inspect.shapes import check_whole
 from llamarium.inspect.tokens import check_count, check_ids, text_of
-from llamarium.inspect.view import View
+from llamarium.inspect.view import JsonView
 from llamarium.runtime.runner import CacheDtype, Logits, Runner
 from llamarium.sampling.constraint import Constraint
 from llamarium.sampling.params import SamplingParams
@@ -29,10 +29,8 @@ class SamplerCandidate:
     """A token that a step has kept.
 
     Attributes:
-        token_id: The token.
         logit: After the step; from "temperature" on less the largest, and divided by the temperature.
         probability: Among the kept ones.
-        text: Its printable piece, or None without a tokenizer.
     """
 
     token_id: int
@@ -64,10 +62,8 @@ class Drawn:
     """A token in the draw: the largest total wins.
 
     Attributes:
-        token_id: The token.
         noise: -log(-log(u)) of its own u, which follows from seed, place and id.
         total: The last step's logit and the noise.
-        text: Its printable piece, or None without a tokenizer.
     """
 
     token_id: int
@@ -77,12 +73,10 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplerSteps(View):
+class SamplerSteps(JsonView):
     """How one token of an answer was chosen.
 
     Attributes:
-        token_id: The token.
-        text: Its printable piece, or None without a tokenizer.
         seed: Of the noise.
         place: Tokens of the answer before it.
         steps: In order.

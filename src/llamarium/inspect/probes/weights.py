@@ -5,8 +5,6 @@ from llamarium.errors import InputError
 from llamarium.runtime.runner import Runner
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-LINEARS = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
-"""Those of a layer."""
 
 
 def linear_key(layer: int, linear: str) -> str:
