@@ -51,7 +51,6 @@ class LensLayer(JsonView):
     """The predictions at one place in the depth.
 
     Attributes:
-        layer: The layer's index.
         candidates: For each of the lens's positions the most probable next tokens, the best first.
         after: Which half of the layer has been added.
         chosen: For each position the prediction of the chosen token; empty without one.

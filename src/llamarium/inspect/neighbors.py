@@ -46,7 +46,6 @@ class QueryWord:
 
     Attributes:
         sign: "+" or "-".
-        word: As given.
         token_id: The token whose row was used.
         text: Its printable piece: " king" is the word as it stands within a sentence, "king" as it begins one.
     """
@@ -95,15 +94,8 @@ def neighbors(
     """Rank the rows of the embedding table by their cosine with the sum of rows `word` - `minus` + `plus`.
 
     A word is looked up with a space before it first, as it stands within a sentence, and without one if that is no
-    single token. The tokens of the words themselves, with and without the space, are left out of the ranking.
-
-    Args:
-        table: A runner, or what returns rows.
-        tokenizer: Its tokenizer.
-        word: What to look for; a number is a token's id.
-        minus: Words whose rows are taken away; one word may stand by itself.
-        plus: Words whose rows are added.
-        k: How many neighbours.
+    single token; a number is a token's id. `minus` and `plus` are one word, or several. The tokens of the words
+    themselves, with and without the space, are left out of the ranking, of which the first `k` are returned.
 
     Raises:
         InputError: If a word is no single token (its pieces are named), or `k` is out of range.

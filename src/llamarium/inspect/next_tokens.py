@@ -40,16 +40,10 @@ def follow_next_tokens(
     stop_ids: Collection[int] | None = None,
     kv_cache_dtype: CacheDtype = "auto",
 ) -> Iterator[NextStep]:
-    """Follow the greedy continuation of `text`, yielding each step as it is made; it ends early at a stop id.
+    """Follow the greedy continuation of `text`, yielding each step as it is made, with its `k` best candidates.
 
-    Args:
-        runner: Executes the model.
-        tokenizer: Its tokenizer.
-        text: BOS is put first where the tokenizer has one.
-        k: Candidates that are kept at each step.
-        steps: Number of tokens to choose.
-        stop_ids: Ids that end an answer; None for the tokenizer's end-of-text ids.
-        kv_cache_dtype: Type of cached keys and values.
+    BOS is put first where the tokenizer has one. It ends after `steps` tokens, or early at a stop id: one of
+    `stop_ids`, or if that is None of the tokenizer's end-of-text ids.
 
     Raises:
         InputError: If the text has no tokens, or `k` or `steps` are out of range.

@@ -53,7 +53,6 @@ class Summary:
     """A model's shape and costs.
 
     Attributes:
-        config: Its shape.
         parameters: By part; a tied head is counted once.
         bytes_by_dtype: Bytes of the weights in memory, by their type there; empty if nothing was loaded.
         products: By type in memory, the backend of its products (C with its set of kernels, or PyTorch), and which.

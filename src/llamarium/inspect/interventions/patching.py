@@ -47,13 +47,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class PatchCell(JsonView):
-    """The pass with one place of it from the other prompt.
+    """The pass with one place of it from the other prompt, measured as in `Measured`.
 
     Attributes:
-        layer: Which layer.
-        position: Which token.
-        logit: As in `Measured`, as is `probability`.
-        probability: P(target | text).
         recovered: Of the way from the base's logit to the source's: 0 is the base's, 1 the source's; None where both
             are equal.
         done: Cells so far, this one among them.

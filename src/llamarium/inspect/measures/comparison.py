@@ -32,7 +32,6 @@ class ComparedToken(JsonView):
     """Two models' predictions at one token of a text.
 
     Attributes:
-        position: Its place.
         kl: KL(P_against || P) of the token after it, nats; 0 where both distributions are equal.
         surprise: -log P of the token itself, given those before it, nats; None for the first.
         surprise_against: That of the other model.

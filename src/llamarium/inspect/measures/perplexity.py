@@ -46,7 +46,6 @@ class Perplexity(JsonView):
         num_bytes: UTF-8 bytes of the text.
         context: Tokens of a window.
         stride: Tokens from the beginning of one window to that of the next.
-        num_windows: Windows over the text.
         bos: Whether BOS was put before the text; it is context, and not scored.
     """
 

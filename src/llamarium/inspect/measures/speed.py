@@ -69,12 +69,10 @@ class Speed:
     """Medians over the rounds.
 
     Attributes:
-        work: The work of a round.
         tokens_per_s: Of all rows in sum.
         seconds: Of the whole prompt, or of one step.
         step_bytes: Weights, keys and values that one step reads once; None for a prompt, and where not all weights
             are read as they are kept, since PyTorch unpacks them or the machine is a GPU.
-        bytes_per_s: `step_bytes` a step.
         memory_bytes_per_s: What all threads together can read from memory; None where `step_bytes` is.
         memory_share: `bytes_per_s` of `memory_bytes_per_s`.
         python_share: The part of the time outside the C kernels, in Python and PyTorch; None without the kernels.

@@ -43,7 +43,6 @@ class Addition:
     """An addition to the stream.
 
     Attributes:
-        part: What added it.
         layer: None for the embedding.
         head: None but for heads.
         norm: The length of what was added.
@@ -63,7 +62,6 @@ class Attribution(JsonView):
 
     Attributes:
         position: The token before the one that is predicted.
-        target_id: The predicted token.
         against_id: Where given, all numbers are of the target's logit less this token's.
         logit: What the pass has computed.
         scale: The factor of the final norm in that pass.

@@ -36,7 +36,6 @@ class Lesson:
     """What one step of training on a text does.
 
     Attributes:
-        token_ids: The text.
         losses: -log P of each token but the first, before the step.
         losses_after: After it.
         row_ids: The text's tokens, each once, in order of first appearance.

@@ -23,10 +23,7 @@ class Neuron:
     """What one neuron computes for a token.
 
     Attributes:
-        index: Below F.
-        gate: Of the gate projection.
         act: silu(gate).
-        up: Of the up projection.
         gated: act · up, the factor of its column of the down projection.
         by_token: `gated` at each of the trace's positions.
     """

@@ -26,7 +26,6 @@ class RopePair(JsonView):
     """One pair of features: i and i + H/2.
 
     Attributes:
-        index: i.
         frequency: Radians per position, with the model's scaling.
         unscaled: Radians per position without it.
         wavelength: Positions of one whole turn.
@@ -47,12 +46,10 @@ class Turned(JsonView):
     """A head's query or key, as pairs, before and after its rotation.
 
     Attributes:
-        side: Query or key.
         head: Of the query heads, or of the key-value heads.
         position: The token.
         before_P2: float32; pair i is (feature i, feature i + H/2).
         after_P2: float32; the rotated pairs.
-        pairs: The angles.
     """
 
     side: Literal["q", "k"]

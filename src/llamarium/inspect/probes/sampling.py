@@ -79,7 +79,6 @@ class SamplerSteps(JsonView):
     Attributes:
         seed: Of the noise.
         place: Tokens of the answer before it.
-        steps: In order.
         draw: The candidates of the last step with their noise; None at temperature 0, where the largest logit wins.
     """
 
