@@ -62,7 +62,6 @@ class Base(Protocol):
         Values are rounded to bfloat16, so bfloat16 and float32 copies of a model agree. None in float16, which has lost
         small numbers that bfloat16 keeps.
         """
-        ...
 
     def linears_fingerprint(self) -> str:
         """Return how the layers' Linears are stored, and SHA-256, hex, of some rows of each: "plain:0123..."."""
@@ -70,7 +69,6 @@ class Base(Protocol):
 
     def share(self) -> Share | None:
         """Return how much of the adapter's correction the weights contain; None where W is sharded over processes."""
-        ...
 
 
 def sampled_embedding(num_rows: int) -> range:

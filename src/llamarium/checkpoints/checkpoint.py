@@ -109,7 +109,6 @@ class Checkpoint(Protocol):
         Raises:
             CheckpointError: Naming the file that was written to or cut short.
         """
-        ...
 
 
 # Which fields of the config make each tensor's shape.

@@ -71,9 +71,6 @@ def checkpoint_weights(checkpoint: Checkpoint, dtype: str | None = None) -> list
     Args:
         checkpoint: Opened.
         dtype: "F32", "F16" or "BF16"; None is what each weight is stored in.
-
-    Raises:
-        OptionError: If a weight is quantized and there is no dtype, or it needs PyTorch and that is not installed.
     """
     weights: list[OutputTensor] = []
     for key, entry in checkpoint.entries.items():

@@ -40,15 +40,6 @@ def load_model(
 ) -> tuple[LlamaForCausalLM, tuple[TensorSource, ...]]:
     """Build the model that a checkpoint holds.
 
-    Args:
-        checkpoint: An opened checkpoint.
-        options: How.
-        progress: Called with (bytes read, bytes in all) after each tensor.
-
-    Raises:
-        CheckpointError: If a tensor cannot be read, or with `strict` if one is not finite.
-        OptionError: If an option does not fit the checkpoint.
-
     Warns:
         UserWarning: Of weights that are NaN or infinite.
     """

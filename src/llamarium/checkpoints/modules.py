@@ -24,13 +24,7 @@ from llamarium.runtime.native.weights import Weight
 def build_model(
     config: ModelConfig, weights: Mapping[str, Weight], input_bits: InputBits = INPUT_BITS
 ) -> LlamaForCausalLM:
-    """Build a model's modules over the memory that its weights lie in.
-
-    Args:
-        config: The model's shape.
-        weights: What `native_weights` gave.
-        input_bits: What packed Linears round their inputs to.
-    """
+    """Build a model's modules over the memory that its weights lie in."""
     model = empty_model(config)
     dtype = FLOAT_DTYPES[weights["model.norm.weight"].type_name]
     for key, weight in weights.items():

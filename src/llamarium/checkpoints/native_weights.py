@@ -39,17 +39,8 @@ def native_weights(
 ) -> Mapping[str, Weight] | None:
     """Return a model's weights in the form in which the C kernels multiply them, by key; a tied head is not among them.
 
-    Args:
-        checkpoint: An opened checkpoint.
-        options: How it becomes a model.
-        progress: Called after each tensor.
-
     Returns:
         None where a weight is NF4, or the options ask for modules: then nothing was read.
-
-    Raises:
-        CheckpointError: If a tensor cannot be read, or with `strict` if one is not finite.
-        OptionError: If the options do not fit the checkpoint, or `LLAMARIUM_KERNELS` names kernels that there are not.
 
     Warns:
         UserWarning: Of weights that are NaN or infinite.

@@ -85,12 +85,7 @@ def save_model(
 
 
 def model_weights(model: LlamaForCausalLM, dtype: torch.dtype | None = None) -> list[OutputTensor]:
-    """Return a model's weights under Hugging Face's keys, without a tied head.
-
-    Raises:
-        OptionError: As for `save_model`.
-        CheckpointError: As for `save_model`.
-    """
+    """Return a model's weights under Hugging Face's keys, without a tied head."""
     _check_dtype(dtype)
     _check_tree(model)
     shapes = expected_shapes(model.config).items()

@@ -32,11 +32,8 @@ def what_to_name(path: Path, *, adapter: bool = False) -> str | None:
 
 def _what_to_name(path: Path, adapter: bool) -> str | None:
     if path.is_dir() and is_adapter(path):
-        return (
-            None
-            if adapter
-            else f"{escape(path)}: is a LoRA adapter, not a model; name it with --adapter {escape(path)}"
-        )
+        advice = f"{escape(path)}: is a LoRA adapter, not a model; name it with --adapter {escape(path)}"
+        return None if adapter else advice
     newest = _newest(path)
     if newest is not None:
         best = path / "best"

@@ -52,13 +52,21 @@ class QuantizedEmbedding(QuantizedModule, ABC):
         num_embeddings: Rows.
         embedding_dim: Columns.
         weight: The codes, in the layout of the format; a tied model's head has the same tensor.
+        type_name: Of the codes.
         dtype: Of the vectors that come out.
     """
 
     weight: Tensor
-    num_embeddings: int
-    embedding_dim: int
-    dtype: torch.dtype
+
+    def __init__(self, weight: Tensor, shape: tuple[int, int], type_name: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = shape
+        self.type_name, self.dtype = type_name, dtype
+        self.register_buffer("weight", weight)
+
+    def extra_repr(self) -> str:
+        """Return what `nn.Embedding` shows, and the format."""
+        return f"{self.num_embeddings}, {self.embedding_dim}, type={self.type_name}"
 
     @abstractmethod
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:

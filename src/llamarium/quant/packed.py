@@ -39,7 +39,7 @@ class LinearPacked(QuantizedLinear):
     def __init__(self, weight: Tensor, out_features: int, format: PackedFormat, *, uses_kernels: bool = True) -> None:
         """Take tiles as they are; nothing is copied."""
         super().__init__(weight.shape[1] * format.columns, out_features)
-        self.format = format
+        self.format, self.type_name = format, format.name
         self.uses_kernels = uses_kernels
         self.register_buffer("weight", weight)
 
@@ -83,31 +83,21 @@ class LinearPacked(QuantizedLinear):
         """Whether no scale or minimum is NaN or infinite; codes always are finite."""
         return count_nonfinite_tiles(self.weight.cpu().numpy(), self.format) == 0
 
-    @property
-    def type_name(self) -> str:
-        """The type's name."""
-        return self.format.name
-
     def extra_repr(self) -> str:
         """Return what `nn.Linear` shows, and the format."""
-        return f"{super().extra_repr()}, type={self.format.name}"
+        return f"{super().extra_repr()}, type={self.type_name}"
 
 
 class EmbeddingPacked(QuantizedEmbedding):
     """An embedding over tiles: those of its head, or its own. Only rows that are looked up are unpacked.
 
-    Attributes:
-        weight: As `LinearPacked`'s; a tied model's is the same tensor.
-        dtype: Of the vectors that come out.
+    Its weight is as `LinearPacked`'s; a tied model's is the same tensor.
     """
 
-    weight: Tensor
-
     def __init__(self, linear: LinearPacked, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.num_embeddings, self.embedding_dim = linear.out_features, linear.in_features
-        self.format, self.dtype = linear.format, dtype
-        self.register_buffer("weight", linear.weight)
+        shape = linear.out_features, linear.in_features
+        super().__init__(linear.weight, shape, linear.type_name, dtype)
+        self.format = linear.format
         self._linear = [linear]  # a list, as it is no part of this module
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -131,15 +121,6 @@ class EmbeddingPacked(QuantizedEmbedding):
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the whole table: (num_embeddings, embedding_dim)."""
         return self.linear.dequantize(dtype)
-
-    @property
-    def type_name(self) -> str:
-        """The type's name."""
-        return self.format.name
-
-    def extra_repr(self) -> str:
-        """Return what `nn.Embedding` shows, and the format."""
-        return f"{self.num_embeddings}, {self.embedding_dim}, type={self.format.name}"
 
 
 # --- packing what files hold ------------------------------------------------------------------------------------------

@@ -92,11 +92,7 @@ def cast_array(values: NDArray[Any], dtype: str, key: str) -> NDArray[Any]:
 
 
 def check_fits_float16(values: NDArray[Any], key: str) -> None:
-    """Check that values are in float16's range, in which block scales are stored.
-
-    Raises:
-        CheckpointError: If a finite value is not.
-    """
+    """Check that values are in float16's range, in which block scales are stored."""
     step = max(1, _PIECE_WEIGHTS // values.shape[-1])
     for start in range(0, len(values), step):
         cast_array(values[start : start + step], "F16", key)
@@ -189,11 +185,7 @@ def write_safetensors(path: Path, weights: Iterable[OutputTensor], metadata: Map
 
 
 def check_tokenizer(tokenizer: Tokenizer | None, config: ModelConfig) -> None:
-    """Check that a tokenizer's ids fit a model.
-
-    Raises:
-        CheckpointError: If there are more of them than rows.
-    """
+    """Check that a tokenizer's ids fit a model."""
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
             f"{tokenizer.source}: the tokenizer has {tokenizer.vocab_size} ids and the model {config.vocab_size} rows; "

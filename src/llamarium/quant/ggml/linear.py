@@ -44,23 +44,11 @@ class LinearGGML(QuantizedLinear):
 
 
 class EmbeddingGGML(QuantizedEmbedding):
-    """An embedding over packed blocks: only rows that are looked up are dequantized.
-
-    Attributes:
-        type_name: A key of `GGML_TYPES`.
-        weight: uint8, (num_embeddings, row_bytes).
-        dtype: Of the vectors that come out.
-    """
-
-    weight: Tensor
+    """An embedding over packed blocks, uint8 (num_embeddings, row_bytes): only rows looked up are dequantized."""
 
     def __init__(self, weight: Tensor, type_name: str, dtype: torch.dtype = torch.float32) -> None:
         """Take the packed rows as they are; nothing is copied."""
-        super().__init__()
-        self.num_embeddings, self.embedding_dim = len(weight), _num_columns(weight, type_name)
-        self.type_name = type_name
-        self.dtype = dtype
-        self.register_buffer("weight", weight)
+        super().__init__(weight, (len(weight), _num_columns(weight, type_name)), type_name, dtype)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Look up integer ids (...): vectors (..., embedding_dim)."""
@@ -70,10 +58,6 @@ class EmbeddingGGML(QuantizedEmbedding):
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the whole table: (num_embeddings, embedding_dim)."""
         return dequantize(self.weight, self.type_name, dtype)
-
-    def extra_repr(self) -> str:
-        """Return what `nn.Embedding` shows, and the format."""
-        return f"{self.num_embeddings}, {self.embedding_dim}, type={self.type_name}"
 
 
 def _num_columns(weight: Tensor, type_name: str) -> int:
