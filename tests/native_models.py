@@ -14,9 +14,10 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.quant.ggml.blocks import quantize
-from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_ggml
+from llamarium.quant.packed import EmbeddingPacked, LinearPacked
 from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.native.weights import Weight
+from reference_tiles import pack_ggml
 from swapping import swap_linears
 
 CONFIG = replace(

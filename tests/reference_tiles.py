@@ -9,6 +9,7 @@ from llamarium.quant import codes as definitions
 from llamarium.quant.formats import GROUP, PACKED_FORMATS, TILE_ROWS, PackedFormat, block_format
 from llamarium.quant.ggml.decode import SuperBlocks, five_bit_codes, super_blocks
 from llamarium.quant.packed import LinearPacked
+from llamarium.quant.packing import pack_blocks
 
 
 def parts(linear: LinearPacked, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -26,6 +27,13 @@ def product_reference(x: Tensor, linear: LinearPacked) -> Tensor:
     """Multiply (M, in) as the kernels do: (M, out), float32."""
     weights = definitions.unpack_rows(linear.weight.numpy(), np.arange(linear.out_features), linear.format)
     return torch.from_numpy(definitions.product_reference(x.float().numpy(), weights, linear.input_bits))
+
+
+def pack_ggml(weight: Tensor, type_name: str) -> LinearPacked:
+    """Put GGUF's blocks, uint8 (rows, bytes of a row), of a type in `PACKED_FORMATS` into tiles, without loss."""
+    format = PACKED_FORMATS[type_name]
+    tiles = pack_blocks(weight.numpy(), format.num_columns(weight.shape[1]), format)
+    return LinearPacked(torch.from_numpy(tiles), len(weight), format)
 
 
 def pack_reference(weight: Tensor, type_name: str) -> Tensor:

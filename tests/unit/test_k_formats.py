@@ -23,13 +23,13 @@ from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.quant.formats import PACKED_FORMATS, block_format
 from llamarium.quant.ggml.blocks import dequantize
-from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_ggml
+from llamarium.quant.packed import EmbeddingPacked, LinearPacked
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.runner import Runner
 from native_models import product, weights_of
-from reference_tiles import pack_reference, product_reference, quantize_inputs
+from reference_tiles import pack_ggml, pack_reference, product_reference, quantize_inputs
 from swapping import swap_linears
 
 pytestmark = pytest.mark.alone  # with as many threads as there are cores

@@ -21,9 +21,8 @@ from llamarium.quant.ggml.blocks import quantize
 from llamarium.quant.ggml.linear import LinearGGML
 from llamarium.quant.linears import QUANTIZED_LINEARS
 from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit
-from llamarium.quant.packed import pack_ggml
 from llamarium.runtime.module_runner import ModuleRunner
-from reference_tiles import packed_codes, parts, quantize_inputs
+from reference_tiles import pack_ggml, packed_codes, parts, quantize_inputs
 
 ROWS = [3, -1, 17]
 

@@ -13,9 +13,9 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.quant.ggml.blocks import quantize
-from llamarium.quant.packed import pack_ggml
 from llamarium.runtime.module_runner import ModuleRunner
 from native_models import native_runner
+from reference_tiles import pack_ggml
 from swapping import swap_linears
 
 pytestmark = pytest.mark.alone  # it measures time

@@ -21,7 +21,7 @@ from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
 from llamarium.quant.codes import levels_of, parts_of_rows
 from llamarium.quant.formats import GROUP, PACKED_FORMATS, PackedFormat
 from llamarium.quant.linears import LinearIntegers
-from llamarium.quant.packing import count_nonfinite_tiles, matrix_of, pack_blocks, pack_groups
+from llamarium.quant.packing import count_nonfinite_tiles, matrix_of, pack_groups
 
 
 class LinearPacked(QuantizedLinear):
@@ -124,13 +124,6 @@ class EmbeddingPacked(QuantizedEmbedding):
 
 
 # --- packing what files hold ------------------------------------------------------------------------------------------
-
-
-def pack_ggml(weight: Tensor, type_name: str) -> LinearPacked:
-    """Put GGUF's blocks, uint8 (rows, bytes of a row), of a type in `PACKED_FORMATS` into tiles, without loss."""
-    format = PACKED_FORMATS[type_name]
-    tiles = pack_blocks(weight.numpy(), format.num_columns(weight.shape[1]), format)
-    return LinearPacked(torch.from_numpy(tiles), len(weight), format)
 
 
 def pack_integers(linear: LinearIntegers) -> LinearPacked | None:
