@@ -128,13 +128,9 @@ def _measure(llama: "Llama", work: "Work", args: argparse.Namespace) -> "Speed":
     with status(f"measuring {_name(work)}"):
         speed = measure(llama.runner, work, num_rounds=args.rounds or _ROUNDS)
     if args.json:
-        emit({"model": llama.name, **_setting(llama), "test": _kind(work), **_flat(speed)})
+        fields = asdict(speed)
+        emit({"model": llama.name, **_setting(llama), "test": _kind(work), **fields.pop("work"), **fields})
     return speed
-
-
-def _flat(speed: "Speed") -> dict[str, Any]:
-    fields = asdict(speed)
-    return fields.pop("work") | fields
 
 
 def _setting(llama: "Llama") -> dict[str, Any]:

@@ -25,18 +25,7 @@ _PROMPT = "The history of the city begins with a small river, a bridge and a mar
 
 @dataclass(frozen=True, slots=True)
 class CacheRun:
-    """One length, one way.
-
-    Attributes:
-        num_prompt_tokens: Tokens of the prompt.
-        num_new_tokens: Tokens that were generated.
-        cache: Whether keys and values were kept.
-        seconds: From the prompt to the last token.
-        flops: Operations in sum, prompt included.
-        kv_bytes_computed: Keys and values that were computed in sum, each time anew without the cache.
-        kv_bytes_kept: What the cache holds at the end.
-        token_ids: The generated ids.
-    """
+    """One length, one way. What is counted includes the prompt; without the cache keys are computed anew each time."""
 
     num_prompt_tokens: int
     num_new_tokens: int

@@ -20,11 +20,9 @@ def print_summary(title: str, summary: "LoadSummary") -> None:
         _print_rates(summary)
         print(f"\n{_generator(summary)}")
     if summary.errors:
-        shown = table("failed", "why", "for example", right=("failed",))
-        for kind, number in summary.errors.items():
-            shown.add_row(f"{number:,}", kind, printable(summary.examples[kind]))
+        rows = ((f"{number:,}", kind, printable(summary.examples[kind])) for kind, number in summary.errors.items())
         print()
-        show(shown)
+        show(table("failed", "why", "for example", right=("failed",), rows=rows))
 
 
 def _outcome(summary: "LoadSummary") -> str:
@@ -61,7 +59,9 @@ def _print_rates(summary: "LoadSummary") -> None:
         print(f"goodput      {summary.goodput_per_s:,.2f} requests/s, {share} of all")
     print(f"under way    {summary.mean_concurrency:,.1f} requests on average")
     if summary.server_counts:
-        print(f"prompts      {_tokens(summary.prompt_tokens)}{_cached(summary.cached_tokens)}")
+        cached = summary.cached_tokens
+        share = f", {cached.mean:,.1f} of them cached" if cached is not None and cached.mean >= 0.05 else ""
+        print(f"prompts      {_tokens(summary.prompt_tokens)}{share}")
         print(f"answers      {_tokens(summary.output_tokens)}")
     else:
         print(f"answers      {_tokens(summary.output_tokens)}: pieces, as the server does not count")
@@ -71,10 +71,6 @@ def _tokens(spread: "Spread | None") -> str:
     if spread is None:
         return "-"
     return f"{spread.mean:,.1f} tokens on average, {spread.max:,.0f} at most"
-
-
-def _cached(spread: "Spread | None") -> str:
-    return f", {spread.mean:,.1f} of them cached" if spread is not None and spread.mean >= 0.05 else ""
 
 
 def _generator(summary: "LoadSummary") -> str:

@@ -14,6 +14,7 @@ is stopped, and a line says so; --allow-repetition lets it go on.
 """
 
 import argparse
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.answer import say
@@ -65,8 +66,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _answer_as_json(llama: "Llama", system: str | None, question: str, options: dict[str, Any]) -> None:
-    from dataclasses import asdict
-
     messages = [{"role": "user", "content": check_fits(llama, question)}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})

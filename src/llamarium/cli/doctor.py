@@ -34,13 +34,7 @@ _MUCH_STOLEN = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the report.
-
-    Attributes:
-        name: What was looked at.
-        found: What was found, and what to do where that is not right.
-        ok: False if something has to be done.
-    """
+    """A line of the report: what was looked at, and what was found; if not `ok`, what to do."""
 
     name: str
     found: str

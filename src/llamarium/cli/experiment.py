@@ -69,12 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
     set_threads(config.threads)
     outcome = run_experiment(
-        args.experiment,
-        config,
-        out,
-        resume=args.resume,
-        allow_changes=args.allow_changes,
-        watch=watch,
+        args.experiment, config, out, resume=args.resume, allow_changes=args.allow_changes, watch=watch
     )
     if outcome.signal is not None:
         note("saved; go on with --resume")

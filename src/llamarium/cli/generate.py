@@ -10,6 +10,7 @@ text, or --max-tokens.
 """
 
 import argparse
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.grammar import add_grammar, grammar
@@ -21,7 +22,6 @@ from llamarium.cli.text import add_text, check_fits, require_text
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
-    from llamarium.generation.completion import Completion
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +89,7 @@ def _at_once(llama: "Llama", prompt: str, options: dict[str, Any], args: argpars
     for index, answer in enumerate(generation.completions):
         watch.count(len(answer.token_ids))
         if args.json:
-            emit({"index": index, "num_prompt_tokens": len(generation.prompt_ids)} | _to_dict(answer) | counts)
+            emit({"index": index, "num_prompt_tokens": len(generation.prompt_ids)} | asdict(answer) | counts)
         else:
             write_text(f"{'' if index == 0 else chr(10)}{answer.text}\n")
         if answer.finish_reason == "length":
@@ -108,9 +108,3 @@ def _report(watch: Stopwatch, num_prompt_tokens: int, options: dict[str, Any]) -
     watch.report(
         f"{num_prompt_tokens} prompt token{'s' * (num_prompt_tokens != 1)}", *seed, *speculation_details(options)
     )
-
-
-def _to_dict(answer: "Completion") -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return asdict(answer)

@@ -32,17 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load the model, or take a preset, and print its summary."""
-    args.model = named(args)
-    summary = _of_preset(args) if _is_mere_preset(args.model) else _of_model(args)
     from llamarium.cli.views import summary_view
-
-    return emit_or_show(args, summary, summary_view)
-
-
-def _is_mere_preset(name: str | None) -> bool:
     from llamarium.hub.builtin import BUILTINS
 
-    return name in PRESETS and name not in BUILTINS
+    args.model = named(args)
+    summary = _of_preset(args) if args.model in PRESETS and args.model not in BUILTINS else _of_model(args)
+
+    return emit_or_show(args, summary, summary_view)
 
 
 def _of_preset(args: argparse.Namespace) -> "Summary":

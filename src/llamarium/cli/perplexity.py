@@ -108,7 +108,6 @@ def read_file(name: str) -> str:
 def _view(found: "Perplexity", compared: "Divergence | None" = None) -> "Table":
     """Show the numbers, and what they were measured with."""
     shown = table("", "")
-    shown.show_header = False
     begins = "after BOS, which is not scored" if found.bos else "without BOS, so all but the first"
     shown.add_row("perplexity, e^(nats / token)", f"{found.perplexity:,.4f}")
     if compared is not None:

@@ -73,7 +73,8 @@ def given_settings(args: argparse.Namespace, kind: type[RunConfig]) -> dict[str,
 
 def _add(group: Any, item: dataclasses.Field[Any], hint: Any) -> None:
     kind, _ = kind_of(hint)
-    shown = "" if item.default in (None, "") else f" (default: {escape(_default(item.default))})"
+    default = ("off", "on")[item.default] if isinstance(item.default, bool) else item.default
+    shown = "" if item.default in (None, "") else f" (default: {escape(default)})"
     how: dict[str, Any] = {"default": argparse.SUPPRESS, "help": (item.metadata["help"] + shown).replace("%", "%%")}
     if item.name == "quantize":
         add_type(group, "--quantize", get_args(kind), **how)
@@ -85,7 +86,3 @@ def _add(group: Any, item: dataclasses.Field[Any], hint: Any) -> None:
     else:
         how |= {"type": kind, "metavar": {int: "N", float: "X", str: "TEXT"}[kind]}
     group.add_argument(f"--{item.name.replace('_', '-')}", **how)
-
-
-def _default(value: Any) -> Any:
-    return ("off", "on")[value] if isinstance(value, bool) else value

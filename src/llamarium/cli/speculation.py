@@ -65,11 +65,6 @@ def load_draft(args: argparse.Namespace, report: Callable[[int, int], None] | No
     path = resolve(args.draft_model)
     shown = percent(f"loading {args.draft_model}") if report is None else nullcontext(report)
     with shown as progress:
-        llama = load(
-            path,
-            dtype=args.dtype,
-            device=args.device,
-            progress=progress,
-        )
+        llama = load(path, dtype=args.dtype, device=args.device, progress=progress)
     llama.name = args.draft_model
     return llama

@@ -13,17 +13,19 @@ _LONG_WORD = 24  # columns; a longer one may be broken
 _GAP = 3  # columns between two columns
 
 
-def table(*columns: str, right: Iterable[str] = ()) -> "Table":
-    """Return an empty table in the project's look: no frame, a bold head, numbers to the right."""
+def table(*columns: str, right: Iterable[str] = (), rows: Iterable[Iterable[str]] = ()) -> "Table":
+    """Return a table in the project's look: no frame, a bold head if columns have names, numbers to the right."""
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), show_header=any(columns))
     for column in columns:
         if column in right:
             made.add_column(column, justify="right", no_wrap=True)
         else:
             made.add_column(column, overflow="fold")
+    for row in rows:
+        made.add_row(*row)
     return made
 
 

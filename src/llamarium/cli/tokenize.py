@@ -9,7 +9,6 @@ piece, the lowest rank first, until no merge applies. What is left are tokens.
 """
 
 import argparse
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import DEFAULT_MODEL, UsageError, add_json
@@ -20,7 +19,7 @@ from llamarium.errors import escape
 
 if TYPE_CHECKING:
     from llamarium.tokenizer.base import Tokenizer
-    from llamarium.tokenizer.bpe import Explanation, Token
+    from llamarium.tokenizer.bpe import Explanation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,11 +64,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(explanation: "Explanation", *, with_merges: bool) -> None:
-    shown = table("piece", "token", "id", "at", "bytes", right=("id", "at"))
-    for piece, token in _tokens_of_pieces(explanation):
-        at = f"{token.start}-{token.end}"
-        shown.add_row(piece, _quoted(token.bytes), str(token.id), at, token.bytes.hex(" "))
-    show(shown)
+    names = (("" if i else _quoted(piece.text.encode())) for piece in explanation.pieces for i in range(len(piece.ids)))
+    rows = (
+        (name, _quoted(token.bytes), str(token.id), f"{token.start}-{token.end}", token.bytes.hex(" "))
+        for name, token in zip(names, explanation.tokens, strict=True)
+    )
+    show(table("piece", "token", "id", "at", "bytes", right=("id", "at"), rows=rows))
     if not with_merges:
         return
     merges = table("piece", "rank", "left", "right", "result", right=("rank",))
@@ -79,14 +79,6 @@ def _print(explanation: "Explanation", *, with_merges: bool) -> None:
             merges.add_row(name, str(merge.rank), *map(_quoted, (merge.left, merge.right, merge.result)))
     print()
     show(merges)
-
-
-def _tokens_of_pieces(explanation: "Explanation") -> Iterator[tuple[str, "Token"]]:
-    """Yield every token with its piece, which is named at its first token only."""
-    tokens = iter(explanation.tokens)
-    for piece in explanation.pieces:
-        for i, _ in enumerate(piece.ids):
-            yield ("" if i else _quoted(piece.text.encode())), next(tokens)
 
 
 def _quoted(data: bytes) -> str:

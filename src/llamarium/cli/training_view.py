@@ -90,10 +90,7 @@ class Board:
         from rich.console import Group
         from rich.text import Text
 
-        shown = table("", "")
-        shown.show_header = False
-        for name, value in _numbers(self.step, self.num_steps, self.validation, self.best):
-            shown.add_row(name, value)
+        shown = table("", "", rows=_numbers(self.step, self.num_steps, self.validation, self.best))
         curve = Text(sparkline(list(self.losses)))
         sample = Text(printable(self.sample)[-400:], style="dim")
         notice = Text(printable(self.notice), style="dim")

@@ -56,21 +56,23 @@ def _chain(score: "Score") -> "RenderableType":
     if score.perplexity is None:
         return _line("Nothing comes before a single token, so it has no probability; give a longer text.")
     total = score.total_logprob
-    sums = table("", "", right=())
-    sums.show_header = False
-    sums.add_row("tokens with a probability", f"{score.num_scored:,}")
-    sums.add_row("sum of log P", f"{total:.4f}")
-    sums.add_row("P of the text, the product", f"e^{total:.4f} = 10^{total / math.log(10):.4f}")
-    sums.add_row("perplexity, e^(-mean log P)", f"{score.perplexity:,.4f}")
-    return sums
+    sums = {
+        "tokens with a probability": f"{score.num_scored:,}",
+        "sum of log P": f"{total:.4f}",
+        "P of the text, the product": f"e^{total:.4f} = 10^{total / math.log(10):.4f}",
+        "perplexity, e^(-mean log P)": f"{score.perplexity:,.4f}",
+    }
+    return table("", "", rows=sums.items())
 
 
 def neighbors_view(found: "Neighbors") -> "RenderableType":
     """Show which tokens stood for the words, and the nearest rows."""
     words = [f"{w.sign} {quote(w.text)} ({w.token_id})" for w in found.query]
-    shown = table("#", "token", "id", "cosine", "", right=("#", "id", "cosine"))
-    for rank, n in enumerate(found.neighbors, start=1):
-        shown.add_row(str(rank), quote(n.text), str(n.token_id), f"{n.cosine:.4f}", bar(n.cosine))
+    rows = (
+        (str(rank), quote(n.text), str(n.token_id), f"{n.cosine:.4f}", bar(n.cosine))
+        for rank, n in enumerate(found.neighbors, start=1)
+    )
+    shown = table("#", "token", "id", "cosine", "", right=("#", "id", "cosine"), rows=rows)
     return _stack(_line(" ".join(words).removeprefix("+ "), bold=True), shown)
 
 
@@ -150,9 +152,7 @@ def _sources(groups: "Sequence[SourceGroup]") -> "RenderableType":
         del columns["from"]
     if len(files) == 1:
         del columns["file"]
-    shown = table(*columns)
-    for row in zip(*columns.values(), strict=True):
-        shown.add_row(*row)
+    shown = table(*columns, rows=zip(*columns.values(), strict=True))
     notes = [f"file {i}: {escape(file)}" for i, file in enumerate(files, start=1)]
     if "permuted" in columns[""]:
         notes.append("permuted: the file has the rows in Meta's RoPE order; they were put into half-split order")

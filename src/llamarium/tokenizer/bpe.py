@@ -26,14 +26,7 @@ from llamarium.errors import escape
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """One step: two neighbours became one part.
-
-    Attributes:
-        rank: The merge's place in the order of learning; lower goes first.
-        left: Bytes of the left part.
-        right: Bytes of the right part.
-        start: Where `left` begins, in bytes of the piece.
-    """
+    """One step: two neighbours became one part. The lowest rank goes first; `start` counts bytes of the piece."""
 
     rank: int
     left: bytes
@@ -65,14 +58,7 @@ class PreToken:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token in its text.
-
-    Attributes:
-        id: The token's id.
-        bytes: Its bytes; not always whole characters.
-        start: Where it begins, in bytes of the text.
-        end: Where it ends, exclusive.
-    """
+    """A token in its text: its bytes, perhaps no whole characters, from `start` to before `end`."""
 
     id: int
     bytes: bytes
@@ -82,14 +68,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """How a text became ids.
-
-    Attributes:
-        text: The text.
-        utf8: Its bytes.
-        pieces: What the pre-tokenizer cut it into.
-        tokens: The tokens with their places.
-    """
+    """How a text became ids: the pieces of the pre-tokenizer, and the tokens with their places."""
 
     text: str
     utf8: bytes

@@ -8,12 +8,7 @@ from llamarium.tokenizer.base import Tokenizer
 
 
 class Speaker(Protocol):
-    """What is needed of a model with its tokenizer.
-
-    Attributes:
-        name: For messages.
-        config: The model's shape.
-    """
+    """What is needed of a model with its tokenizer."""
 
     name: str
     config: ModelConfig

@@ -10,13 +10,10 @@ from llamarium.errors import SamplingError, show_value
 
 
 class StopStringFilter:
-    """Passes text on until a stop string begins.
+    """Passes text on until a stop string begins, which is `matched` then.
 
     The match that begins first in the text wins, and of two that begin together the shorter, however the text was
     cut into pieces.
-
-    Attributes:
-        matched: The stop string that was found, or None.
     """
 
     def __init__(self, stops: Iterable[object]) -> None:

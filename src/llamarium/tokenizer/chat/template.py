@@ -269,12 +269,7 @@ class _Rendering(NamedTuple):
 
 
 class _Dialog(NamedTuple):
-    """What a template is given.
-
-    Attributes:
-        messages: The dialog's.
-        tools: What the model may call, as OpenAI's API has it, or None.
-    """
+    """What a template is given; tools are as OpenAI's API has them."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None

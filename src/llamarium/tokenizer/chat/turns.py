@@ -12,14 +12,7 @@ _KEYS = {"assistant": ("role", "content", "tool_calls"), "tool": ("role", "conte
 
 
 def read_turns(messages: object, tools: Sequence[ToolDefinition] = (), form: ToolForm = "llama3_json") -> list[Turn]:
-    """Return the turns of a dialog, tools described in them.
-
-    Args:
-        messages: Each with `role` and `content`; an assistant's may have `tool_calls`, and then no content, and a
-            tool's `tool_call_id`, the call whose result it is.
-        tools: What the model may call.
-        form: How tools, calls and results are written. A dialog without any of them is the same in each.
-    """
+    """Return the turns of a dialog as `ChatFormat.encode` takes it, tools described in them."""
     check_form(form)
     read = [_read_message(message, i) for i, message in enumerate(check_list(messages))]
     calls = [call_list(message, i) for i, message in enumerate(read)]

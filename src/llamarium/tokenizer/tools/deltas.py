@@ -8,24 +8,14 @@ from llamarium.tokenizer.tools.definition import ToolCall
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More of what is said.
-
-    Attributes:
-        text: Never empty.
-    """
+    """More of what is said: text that is never empty."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegin:
-    """A call begins.
-
-    Attributes:
-        index: Which of the answer's calls it is, from 0.
-        id: What its result will name it by.
-        name: The tool's.
-    """
+    """A call begins: its place among the answer's, from 0, the id that its result will name, and the tool."""
 
     index: int
     id: str
@@ -34,12 +24,7 @@ class CallBegin:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of a call's arguments.
-
-    Attributes:
-        index: Which call's.
-        fragment: Text of JSON; those of one call, joined, are its arguments.
-    """
+    """More of the arguments of a call, by its place; the fragments of one call, joined, are JSON."""
 
     index: int
     fragment: str
@@ -47,12 +32,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """A call's arguments are all there.
-
-    Attributes:
-        index: Which call's.
-        is_complete: False if the answer broke off or went wrong within them.
-    """
+    """The arguments of a call, by its place, are all there, unless the answer broke off or went wrong in them."""
 
     index: int
     is_complete: bool = True

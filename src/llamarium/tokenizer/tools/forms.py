@@ -23,13 +23,7 @@ def tag_ids(special_tokens: Mapping[str, int]) -> frozenset[int]:
 
 
 class Turn(NamedTuple):
-    """A message of a dialog.
-
-    Attributes:
-        role: Of the message.
-        content: What is said.
-        calls: The calls that an assistant makes after it, as text.
-    """
+    """A message of a dialog; `calls` are those that an assistant makes after its content, as text."""
 
     role: str
     content: str

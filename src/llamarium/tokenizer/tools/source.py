@@ -16,11 +16,7 @@ _BLANK = re.compile(r"[ \t\r\n]*")
 
 
 class Source:
-    """What has come and is not read yet.
-
-    Attributes:
-        has_ended: No more will come.
-    """
+    """What has come and is not read yet; `has_ended` says that no more will come."""
 
     def __init__(self) -> None:
         self.has_ended = False
