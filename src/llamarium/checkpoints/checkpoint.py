@@ -80,7 +80,7 @@ class Checkpoint(Protocol):
         path: The file or folder.
         format: Which reader it took.
         config: From the checkpoint's own files.
-        entries: Exactly the keys that the config asks for; without the head's where it is tied.
+        entries: Exactly the keys that the config implies; without the head's where it is tied.
         generation_config: What `generation_config.json` says, or nothing.
     """
 
@@ -104,7 +104,7 @@ class Checkpoint(Protocol):
         ...
 
     def check_unchanged(self) -> None:
-        """Check that the files that are looked at in place are still what was opened; to be asked before each request.
+        """Check that the files that are looked at in place are still what was opened; called before each request.
 
         Raises:
             CheckpointError: Naming the file that was written to or cut short.
@@ -155,7 +155,7 @@ def read_hf_config(folder: Path) -> tuple[dict[str, Any], ModelConfig, Mapping[s
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every weight that `config` asks for, by key; a tied head is no weight of its own."""
+    """Return the shape of every weight of a model with `config`, by key; a tied head is no weight of its own."""
     layer = {suffix: _shape(config, fields) for suffix, fields in _LAYER_SHAPES.items()}
     other = {key: _shape(config, fields) for key, fields in _OTHER_SHAPES.items()}
     shapes = {EMBEDDING: other[EMBEDDING]}
@@ -166,7 +166,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def check_weights(path: Path, config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that the weights found are those that `config` asks for, before any memory is taken for them."""
+    """Check that the weights found are those of `config`, before any memory is taken for them."""
     layers = {match[1] for key in found if (match := _LAYER_KEY.fullmatch(key))}
     if len(layers) != config.num_hidden_layers:  # first: it bounds everything below by what the file holds
         raise CheckpointError(

@@ -30,7 +30,7 @@ from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_integers
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-"""What a model computes in, by the name that people type."""
+"""What a model computes in, by its name in options."""
 
 NAME_OF_DTYPE: Final = {dtype: name for name, dtype in FLOAT_DTYPES.items()}
 
@@ -82,7 +82,7 @@ class _Loader:
         self.dtype = dtype
         self.progress = progress
         self.sources: list[TensorSource] = []
-        half = options.dtype in (None, "bfloat16")  # in float32 somebody wants the weights' own products
+        half = options.dtype in (None, "bfloat16")  # float32 means exact products of the weights
         self.packs = options.join and half and options.device == "cpu" and native.library() is not None
         self._total_bytes = sum(entry.num_bytes for entry in checkpoint.entries.values())
         self._read_bytes = 0

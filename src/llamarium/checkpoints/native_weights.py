@@ -83,7 +83,7 @@ def _forms(checkpoint: Checkpoint, options: LoadOptions) -> dict[str, str] | Non
     if any(entry.dtype == "NF4" for entry in entries):
         return None
     dtype = options.dtype or natural_dtype(checkpoint)
-    packs = dtype == "bfloat16" and options.dequantize == "auto"  # another dtype is asked for to have exact products
+    packs = dtype == "bfloat16" and options.dequantize == "auto"  # another dtype means exact products
     return {e.key: e.dtype if packs and e.dtype in PACKED_FORMATS else TYPE_OF_DTYPE[dtype] for e in entries}
 
 

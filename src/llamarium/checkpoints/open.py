@@ -28,7 +28,7 @@ class OpenedModel:
     """A model on disk with all that belongs to it, checked; no weight was read.
 
     Attributes:
-        name: What was asked for.
+        name: As given.
         path: The file or folder that it is.
         checkpoint: Its weights.
         generation_config: The publisher's recommended sampling parameters, or nothing.
@@ -67,7 +67,9 @@ def open_model(name: str | Path, *, with_tokenizer: bool = True) -> OpenedModel:
     """
     path = resolve(name)
     checkpoint = open_checkpoint(path)
-    tokenizer, why_none = _find_tokenizer(name, path, checkpoint) if with_tokenizer else (None, "nobody asked for it")
+    tokenizer, why_none = (
+        _find_tokenizer(name, path, checkpoint) if with_tokenizer else (None, "it was opened without its tokenizer")
+    )
     generation_config = checkpoint.generation_config or recommended(path)
     return OpenedModel(str(name), path, checkpoint, generation_config, tokenizer, why_none)
 

@@ -82,7 +82,7 @@ class TensorSource:
 
 
 def natural_dtype(checkpoint: Checkpoint) -> DtypeName:
-    """What a checkpoint computes in unless told otherwise: as its Linears are stored, else bfloat16."""
+    """Return the default dtype of a checkpoint: as its Linears are stored, else bfloat16."""
     entry = checkpoint.entries["model.layers.0.self_attn.q_proj.weight"]
     return DTYPE_OF_TYPE.get(entry.dtype, "bfloat16")
 

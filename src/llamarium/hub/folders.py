@@ -1,4 +1,4 @@
-"""Folders that people take for a model: a training run's, whose checkpoints are models, and an adapter's.
+"""Folders that are mistaken for a model: a training run's, whose checkpoints are models, and an adapter's.
 
 A run's folder holds `step-00000500/`, ... and `best`, a link to the one with the lowest validation loss. A checkpoint
 is a model's folder, or an adapter's where an adapter was trained; that one is put on a model, not in its place.

@@ -1,4 +1,4 @@
-"""From what a person types to a path on disk.
+"""From the name of a model or tokenizer to a path on disk.
 
 | typed                            | meaning                                                                       |
 |----------------------------------|-------------------------------------------------------------------------------|
@@ -75,8 +75,8 @@ def resolve(source: str | Path, *, kind: Literal["model", "tokenizer"] = "model"
 
     Raises:
         ModelNotFoundError: If nothing fits, with near names.
-        GatedModelError: If the hub wants a licence accepted or a token.
-        DownloadError: If the network or the disk said no.
+        GatedModelError: If the hub requires an accepted licence or a token.
+        DownloadError: If the network or the disk failed.
     """
     text = str(source)
     if isinstance(source, str) and text in BUILTINS:

@@ -41,7 +41,7 @@ class QuantizedModule(nn.Module):
             if buffer.is_meta or moved.is_meta:  # has no storage that could be shared
                 setattr(self, name, moved)
             else:
-                buffer.data = moved  # in place, as torch does with parameters: whoever shares it moves along
+                buffer.data = moved  # in place, as torch does with parameters: tensors that share it move along
         return self
 
 

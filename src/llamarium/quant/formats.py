@@ -172,7 +172,7 @@ def block_format(type_name: str) -> Format:
 
 
 def chosen_type(option: str, value: object, choices: Sequence[Choice]) -> Choice:
-    """Return the one of `choices` that somebody typed, in capital letters or not.
+    """Return the one of `choices` that an option's value names, in capital letters or not.
 
     Raises:
         OptionError: If it is none of them. For a name of earlier versions it says the new one.

@@ -2,7 +2,7 @@
 
 Beside the codes (`weight`) stand up to five components: `weight.absmax`, `weight.quant_map`, `weight.nested_absmax`,
 `weight.nested_quant_map`, and `weight.quant_state.bitsandbytes__nf4`, a JSON object in bytes with the logical shape
-and the sizes of the blocks. Nothing here is believed: each count is compared with what the shape asks for.
+and the sizes of the blocks. Nothing here is trusted: each count is compared with the shape's.
 
 Source: bitsandbytes, `functional.py`, `QuantState.as_dict` and `from_dict`.
 """
@@ -22,7 +22,7 @@ STATE_KEY = "weight.quant_state.bitsandbytes__nf4"
 """The component that holds the JSON object."""
 
 NESTED_BLOCK_SIZE = 256
-"""Scales that share one scale of scales; bitsandbytes knows no other size."""
+"""Scales that share one scale of scales; bitsandbytes has no other size."""
 
 LEVELS = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,

@@ -90,7 +90,7 @@ class InputStatistics:
 def run_layer(
     layer: LlamaDecoderLayer, hidden_BTD: Tensor, rotary: Rotary, statistics: InputStatistics | None = None
 ) -> Tensor:
-    """Run a layer on hidden states (B, T, D), float32, a few windows at a time; measure inputs if asked."""
+    """Run a layer on hidden states (B, T, D), float32, a few windows at a time; collect `statistics` of inputs."""
     batch = max(1, _BATCH_TOKENS // hidden_BTD.shape[1])
     out_BTD = torch.empty_like(hidden_BTD)
     with ExitStack() as hooks:

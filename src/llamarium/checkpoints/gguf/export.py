@@ -61,10 +61,10 @@ def export_gguf(
 
     Args:
         path: Replaced if it exists.
-        weights: Exactly those that `config` asks for (`model_weights`, `checkpoint_weights`).
+        weights: Exactly those of `config` (`model_weights`, `checkpoint_weights`).
         config: The model's.
         type_name: A key of `MIXTURES`: what the matrices become, with exceptions.
-        name: The model's name, for people.
+        name: The model's display name.
         tokenizer: Goes into the file; without one the file has weights only.
 
     Raises:
@@ -181,7 +181,7 @@ def _encode(weight: OutputTensor, config: ModelConfig, kind: str) -> memoryview:
 
 
 def _warn_of_short_rows(weights: Sequence[OutputTensor], config: ModelConfig, mixture: Mixture) -> None:
-    """Say which matrices do not get the type that was asked for; those that get a better one are left unsaid."""
+    """Warn of matrices that do not get the type that was chosen; not of those that get a better one."""
     wanted, short = mixture.type_name, dict[str, list[str]]()
     for weight in weights:
         kind = type_of(weight.key, weight.shape, config, mixture)

@@ -287,7 +287,7 @@ def write_gguf(
     Args:
         path: Replaced if it exists.
         metadata: Python values. An int becomes uint32 where it fits, else int32, uint64 or int64; a float becomes
-            float32; in a list, ints become int32 (as ggml wants its token types), all others as alone.
+            float32; in a list, ints become int32 (ggml's type for token types), all others as alone.
         tensors: By name, the type's name, the row-major shape, and the bytes or a function that makes them when it is
             their turn, so that no two tensors need be in memory.
 

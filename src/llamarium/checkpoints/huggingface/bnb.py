@@ -31,7 +31,7 @@ Located = tuple[TensorFile, SafetensorsTensor]
 
 
 def check_method(raw: Any, source: Path) -> bool:
-    """Return whether a config's `quantization_config` asks for NF4; refuse any other quantization by name."""
+    """Return whether a config's `quantization_config` is NF4's; refuse any other quantization by name."""
     if raw is None:
         return False
     fields: Mapping[str, Any] = cast(Mapping[str, Any], raw) if isinstance(raw, dict) else {"quant_method": raw}

@@ -115,7 +115,7 @@ def save_weights(
     """Write weights as a Hugging Face folder, synced to disk.
 
     Args:
-        weights: Exactly those that `config` asks for (`model_weights`, `checkpoint_weights`).
+        weights: Exactly those of `config` (`model_weights`, `checkpoint_weights`).
         config: The model's.
         folder: Made if missing; must hold no model.
         tokenizer: Written beside the weights.
@@ -159,7 +159,7 @@ def complete_folder(
 def write_safetensors(path: Path, weights: Iterable[OutputTensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file; `path` is complete or untouched.
 
-    The package's own writer wants all tensors in memory at once, cast already, and leaves a file that only its owner
+    The package's own writer needs all tensors in memory at once, cast already, and leaves a file that only its owner
     can read.
 
     Raises:

@@ -3,7 +3,7 @@
 A pickle is a program. Three things stand between it and this process: the archive must be plainly stored and its
 pickle small; every name that the pickle imports must be one of the few that a dictionary of tensors needs, which is
 looked up without running anything; and then `torch.load(weights_only=True)` runs it in torch's own interpreter, which
-knows no other names either. There is no second attempt with less care.
+has no other names either. There is no second attempt with fewer checks.
 
 Source: `torch/serialization.py` (layout of the archive), `torch/_weights_only_unpickler.py`.
 """

@@ -51,12 +51,12 @@ def save_packed(
     """Write a packed folder, synced to disk.
 
     Args:
-        weights: Exactly those that `config` asks for, in the order of writing.
+        weights: Exactly those of `config`, in the order of writing.
         config: The model's.
         folder: Made if missing; must hold no model.
         tokenizer: Written beside the weights.
         generation_config: The content of `generation_config.json`; the config's BOS and EOS are added to it.
-        recipe: How the weights were made, for whoever wonders later: {"matrices": "Q4_0", "scales": "fitted", ...}.
+        recipe: How the weights were made, as a record: {"matrices": "Q4_0", "scales": "fitted", ...}.
 
     Raises:
         CheckpointError: If weights and config disagree, a scale is NaN or infinite, or the tokenizer is too large.
