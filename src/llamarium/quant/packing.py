@@ -1,7 +1,7 @@
 """Packing without torch: from rows as files have them to tiles in the order in which the C kernels read them, and back.
 
 `quant/formats.py` says which types there are and `native/tiles.h` what lies where in a tile. The kernels do the work;
-where there are none, `quant/packed.py` does it with torch.
+where there are none, `parts_of_rows` in `quant/codes.py` takes tiles apart.
 """
 
 import functools

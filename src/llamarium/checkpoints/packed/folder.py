@@ -1,8 +1,8 @@
 """A packed folder: weights on disk in the order in which a CPU uses them, looked at in place.
 
-It is a Hugging Face folder whose matrices are tiles (`quant/tiles.py` draws them). Loading one converts nothing and
-copies nothing: the file is mapped, a Linear's weight is a view of it, and the pages are those of the system's cache, so
-that every process on the machine shares them.
+It is a Hugging Face folder whose matrices are tiles (`parts_of_rows` in `quant/codes.py` has their layout). Loading one
+converts nothing and copies nothing: the file is mapped, a Linear's weight is a view of it, and the pages are those of
+the system's cache, so that every process on the machine shares them.
 
     config.json           Hugging Face's, with "quantization_config": {"quant_method": "llamarium"}
     model.safetensors     each packed matrix as U8 (panels, tiles, tile_bytes), everything else in floating point
