@@ -74,11 +74,7 @@ def harmless(watcher: Emit) -> Emit:
 def watching(num_steps: int, trackers: Iterable[Emit], *, json: bool, **labels: str) -> Generator[Emit]:
     """Yield a function that shows a run's events on the terminal, or as JSON on stdout, and passes them to trackers.
 
-    Args:
-        num_steps: Of the whole run.
-        trackers: Get the events too; one that fails ends no run.
-        json: A line an event on stdout, and no view.
-        labels: Stand before the fields of each line.
+    A tracker that fails ends no run. With `json` there is a line an event, which the labels begin, and no view.
     """
     with view(num_steps, quiet=json) as show:
         first: Emit = (lambda event: emit({**labels, **event})) if json else show

@@ -90,11 +90,32 @@ class Board:
         from rich.console import Group
         from rich.text import Text
 
-        shown = table("", "", rows=_numbers(self.step, self.num_steps, self.validation, self.best))
+        shown = table("", "", rows=self._numbers())
         curve = Text(sparkline(list(self.losses)))
         sample = Text(printable(self.sample)[-400:], style="dim")
         notice = Text(printable(self.notice), style="dim")
         return Group(Text(printable(self.about), style="dim"), shown, curve, notice, sample)
+
+    def _numbers(self) -> list[tuple[str, str]]:
+        step = self.step
+        if not step:
+            return [("step", f"the next one is being computed; {self.num_steps:,} in all")]
+        rows = [
+            ("step", f"{step['step']:,} of {self.num_steps:,}, epoch {step['epoch']:.2f}"),
+            ("loss", f"{step['loss']:.4f}{_preference(step)}"),
+        ]
+        found = [] if self.validation is None else [f"{self.validation:.4f}"]
+        if self.best is not None:
+            found.append(f"best {self.best[1]:.4f} at step {self.best[0]:,}")
+        if found:
+            rows.append(("validation loss", "; ".join(found)))
+        return [
+            *rows,
+            ("gradient norm", f"{step['grad_norm']:.3f}"),
+            ("learning rate", f"{step['learning_rate']:.3g}"),
+            ("tokens/s", f"{step['tokens_per_s']:,.0f}" + (f", MFU {step['mfu']:.1%}" if step.get("mfu") else "")),
+            ("time", f"{duration(step['seconds'])}, {duration(step['seconds_left'])} left"),
+        ]
 
 
 def sparkline(values: list[float]) -> str:
@@ -111,29 +132,6 @@ def sparkline(values: list[float]) -> str:
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     span = (high - low) or 1.0
     return "".join(_BLOCKS[min(7, int(8 * ((mean - low) / span)))] if mean in finite else " " for mean in means)
-
-
-def _numbers(
-    step: dict[str, Any], num_steps: int, validation: float | None, best: tuple[int, float] | None
-) -> list[tuple[str, str]]:
-    if not step:
-        return [("step", f"the next one is being computed; {num_steps:,} in all")]
-    rows = [
-        ("step", f"{step['step']:,} of {num_steps:,}, epoch {step['epoch']:.2f}"),
-        ("loss", f"{step['loss']:.4f}{_preference(step)}"),
-    ]
-    found = [] if validation is None else [f"{validation:.4f}"]
-    if best is not None:
-        found.append(f"best {best[1]:.4f} at step {best[0]:,}")
-    if found:
-        rows.append(("validation loss", "; ".join(found)))
-    rows += [
-        ("gradient norm", f"{step['grad_norm']:.3f}"),
-        ("learning rate", f"{step['learning_rate']:.3g}"),
-        ("tokens/s", f"{step['tokens_per_s']:,.0f}" + (f", MFU {step['mfu']:.1%}" if step.get("mfu") else "")),
-        ("time", f"{duration(step['seconds'])}, {duration(step['seconds_left'])} left"),
-    ]
-    return rows
 
 
 def _tell(event: "Event", num_steps: int) -> None:

@@ -41,6 +41,7 @@ class Backend(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """Return the bytes that an id stands for, or None where there is no such token."""
+        ...
 
     def byte_level_bpe(self) -> "ByteLevelBPE":
         """Return the readable twin that shows its merges, or raise `TokenizerError` where there is none."""
@@ -84,13 +85,7 @@ class Tokenizer:
     ) -> None:
         """Wrap a backend; the readers (`load_tokenizer_file`, `from_gguf_metadata`) call this.
 
-        Args:
-            backend: The vocabulary and its rules.
-            special: Its control tokens.
-            vocab_size: The highest id plus one.
-            source: The file's name, for messages.
-            chat_template: The template that came with it.
-            strip_first_space: Encoding puts a space before the text, which decoding takes away (Llama 2).
+        With `strip_first_space`, encoding puts a space before the text, which decoding takes away (Llama 2).
         """
         self.backend = backend
         self.special = special

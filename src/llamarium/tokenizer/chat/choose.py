@@ -32,12 +32,9 @@ def choose_format(tokenizer: Vocabulary) -> ChatFormat | None:
 
 
 def with_format(tokenizer: VocabularyT, name: str) -> VocabularyT:
-    """Return a tokenizer whose dialogs are in a format, which its saved files name.
+    """Return a tokenizer whose dialogs are in a format, which its saved files name: "llama3" or "chatml".
 
-    Args:
-        tokenizer: One whose vocabulary has the format's control tokens.
-        name: "llama3" or "chatml", whatever template the tokenizer came with. "auto" is its own format: the one of its
-            template, else the one that its control tokens name, else none.
+    "auto" is its own format: the one of its template, else the one that its control tokens name, else none.
     """
     if name == "auto":
         own = choose_format(tokenizer) if tokenizer.chat_template is None else None

@@ -63,14 +63,7 @@ class ToolCallParser:
         only_calls: bool = False,
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
-        """Begin an answer.
-
-        Args:
-            tools: Those that can be called.
-            parallel: There may be several calls.
-            only_calls: The answer is held to calls: what else there is, is the beginning of one that was cut off.
-            new_id: Gives each call its id.
-        """
+        """Begin an answer; `only_calls`: it is held to calls, and what else there is, is the beginning of one."""
         self.is_done = False
         self._only_calls = only_calls
         self._names = {tool.name for tool in tools}

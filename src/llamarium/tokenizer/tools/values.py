@@ -19,16 +19,7 @@ class NotACall(Exception):
 
 
 class Dialect:
-    """What differs between JSON's values and Python's.
-
-    Attributes:
-        quotes: With which a text can begin.
-        constants: Words and what JSON has for them.
-        may_end_with_comma: A list may have a comma after its last value.
-        number: What a number looks like.
-        escapes: What a letter after a backslash stands for.
-        digits: How many hexadecimal digits follow a letter after a backslash.
-    """
+    """What differs between JSON's values and Python's; `digits` is how many a letter after a backslash takes."""
 
     def __init__(self, *, is_python: bool) -> None:
         self.is_python = is_python
