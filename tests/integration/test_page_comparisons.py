@@ -134,7 +134,7 @@ def test_what_cannot_be_compared_is_refused(client: httpx.Client) -> None:
     assert (code, param) == (400, "id") and "129 tokens, and 128 are compared at most" in message
     for body in ({"text": TEXT, "adapter": "one"}, {"text": TEXT, "experiment": {"rotation": False}}):
         code, param, message = refused(client, f"{named(client, **body)}/compare", side="model", against="NF4")
-        assert (code, param) == (400, "id") and "which a side says" in message
+        assert (code, param) == (400, "id") and "which a side names" in message
     assert ask(client, "/inspect/runs") == {"runs": [], "max_tokens": 128}
     code, param, message = refused(client, f"{path}/moment", run="x", step=1, layer=0)
     assert (code, param) == (404, "run") and "--checkpoints RUN" in message

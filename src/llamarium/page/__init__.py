@@ -1,5 +1,5 @@
-"""The page of the glass box: what it asks of the server, and in what form. Never torch at import.
+"""The page of the glass box: its routes and their schema. No torch at import.
 
-What it shows is `llamarium.inspect`'s, and can be had there as objects; here are the routes, their schema, the passes
-that are kept, and the built bundle. The page's source is in `web/`.
+The numbers come from `llamarium.inspect`; here are the routes, the kept passes and the built bundle. The page's source
+is in `web/`.
 """

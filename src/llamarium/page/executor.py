@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What was run.
+    """A run of the model over a text.
 
     Attributes:
         id: Names it: a hash of the rest.
         ids: Of the tokens.
         adapter: The adapter's name, or None.
         adapter_idx: Its place among the runner's, -1 for none.
-        experiment: What is done otherwise, or None.
+        experiment: Deviations from the model, or None.
     """
 
     id: str
@@ -72,7 +72,7 @@ class Executor:
         return cls(engine.runner, lambda: llama.model, engine.kv_cache_dtype)
 
     def begin(self, one: Pass) -> "Tracer":
-        """Return what runs a pass whenever something of it is asked for."""
+        """Return the tracer of a pass."""
         from llamarium.inspect.trace import KeptPass
 
         if one.experiment is None:
@@ -92,21 +92,16 @@ class Executor:
 
 
 class Tracer(Protocol):
-    """A pass of which something can be asked.
-
-    Attributes:
-        keeps_past: Whether a second question runs only the tokens that it is about.
-        num_bytes: What it holds between two questions.
-    """
+    """Runs one pass for some of its activations at a time."""
 
     @property
     def keeps_past(self) -> bool:
-        """Whether keys and values stay."""
+        """Whether keys and values stay, so that a second trace runs only its own tokens."""
         ...
 
     @property
     def num_bytes(self) -> int:
-        """What it holds."""
+        """Memory between two traces."""
         ...
 
     def trace(
@@ -117,7 +112,7 @@ class Tracer(Protocol):
         positions: Sequence[int] | None,
         budget_mb: float,
     ) -> "Trace":
-        """Keep what is wanted of it; as `llamarium.inspect.trace.trace`, with its errors."""
+        """As `llamarium.inspect.trace.trace`, with its errors."""
         ...
 
 
@@ -148,7 +143,7 @@ class _EditedPass:
 
 
 class AdaptedModels:
-    """The model with one of the engine's adapters on it, over the same weights; made when first asked for, and kept."""
+    """The model with one of the engine's adapters on it, over the same weights; made at its first use, and kept."""
 
     def __init__(self) -> None:
         self._made: dict[str, Llama] = {}

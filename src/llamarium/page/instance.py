@@ -10,11 +10,7 @@ HEADER = "x-llamarium-instance"
 
 
 class Instance:
-    """A layer that puts a name, drawn once, on every answer.
-
-    Args:
-        app: What answers.
-    """
+    """Middleware that puts a name, drawn once, on every answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

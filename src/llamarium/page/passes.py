@@ -1,9 +1,9 @@
-"""The passes that the page looks at, and what is known of their numbers. Never torch at import.
+"""The passes that the page shows, and their kept activations. No torch at import.
 
 A pass is its ids, its adapter and its experiment, so it can be run again at any time with the same bits. What it
 computed is kept within a bound of bytes, the least recently used goes first, and what has gone is computed anew: in the
 request's thread, one pass at a time. Of the newest pass the keys and values stay: a long text runs once, and then
-only those of its tokens that are asked for. The engine goes on meanwhile: C takes one batch at a time from all threads,
+only those of its tokens that are requested. The engine goes on meanwhile: C takes one batch at a time from all threads,
 and a trace is cut into batches of 256 tokens, so an answer's next token waits for one such batch at most.
 """
 
@@ -83,17 +83,13 @@ class Passes:
         return one
 
     def find(self, pass_id: str) -> Pass:
-        """Return a pass.
-
-        Raises:
-            UnknownNameError: If it is not known, or not any more.
-        """
+        """Return a pass by its id."""
         with self._lock:
             if pass_id in self._passes:
                 self._passes.move_to_end(pass_id)
                 return self._passes[pass_id]
         raise UnknownNameError(
-            "this pass is not known any more; ask for it again with its ids", code="unknown_pass", param="id"
+            "this pass is not known any more; request it again with its ids", code="unknown_pass", param="id"
         )
 
     def numbers(self, executor: Executor, one: Pass, name: str, layer: int | None, rows: Rows) -> Numbers:
@@ -102,12 +98,9 @@ class Passes:
         Args:
             executor: Runs the pass, if need be.
             one: The pass.
-            name: Of `ACTIVATIONS`.
+            name: A key of `ACTIVATIONS`.
             layer: Its layer; None is all of them, with an axis L, or those outside of the layers.
             rows: The positions on the axes T; the axes S have all tokens.
-
-        Raises:
-            QuestionError: If the numbers are more than a trace may hold.
         """
         activation = ACTIVATIONS[name]
         if not activation.in_layer or layer is not None:
@@ -119,18 +112,7 @@ class Passes:
     def trace(
         self, executor: Executor, one: Pass, names: Collection[str], layers: Collection[int], rows: Rows
     ) -> Trace:
-        """Return activations of a pass as the library's own functions take them.
-
-        Args:
-            executor: Runs the pass, if need be.
-            one: The pass.
-            names: Of `ACTIVATIONS`.
-            layers: Layers, of those that are in layers.
-            rows: The positions on the axes T; the axes S have all tokens.
-
-        Raises:
-            QuestionError: If the numbers are more than a trace may hold.
-        """
+        """Return activations as the library's functions take them; `rows` are the positions on the axes T."""
         keys = [(name, layer) for name in names for layer in (layers if ACTIVATIONS[name].in_layer else (None,))]
         arrays = dict(zip(keys, self._all(executor, one, keys, rows), strict=True))
         return Trace(one.ids, tuple(rows), arrays)
@@ -161,7 +143,7 @@ class Passes:
         return None
 
     def _compute(self, executor: Executor, one: Pass, wanted: Sequence[str], layers: Sequence[int], rows: Rows) -> None:
-        """Trace what was asked for, and as much around it as costs little."""
+        """Trace what was requested, and as much around it as costs little."""
         if self._newest is None or self._newest[0] != one.id:
             self._newest = one.id, executor.begin(one)
         tracer, every = self._newest[1], range(len(one.ids))
@@ -222,7 +204,7 @@ def _plan(
 
 
 def _around(layers: Sequence[int], num_layers: int, most: int) -> list[int] | None:
-    """Return as many layers as may be, those asked for in their middle; None if these are too many."""
+    """Return as many layers as may be, the requested ones in their middle; None if these are too many."""
     first, end = min(layers), max(layers) + 1
     if most < end - first:
         return list(layers) if len(layers) <= most else None

@@ -1,8 +1,8 @@
-"""What the first questions would wait for, done beside the reader's first look: imports, modules, torch's beginnings.
+"""Warm up imports, tokenizers and kernels before the page's first requests need them.
 
 The first lens, neighbours or draw of a process take half a second each, the second ones a tenth of that; Llama 3's
-tokenizer takes as long to read. So as soon as the first pass is named they are asked once, about this very pass, in a
-thread of their own, in the order of the stages that show them. Never torch at import.
+tokenizer takes as long to read. So as soon as the first pass is named, each is computed once for this pass, in a
+thread of its own, in the order of the page's stages. No torch at import.
 """
 
 import threading
@@ -20,23 +20,18 @@ if TYPE_CHECKING:
     from llamarium.api import Llama
 
 MOST_TOKENS = 64
-"""Of a pass that is asked about ahead."""
+"""Of a pass that is used for it."""
 
 
 class Preparation:
-    """Asks the first questions, once.
-
-    Args:
-        kept: Keeps the numbers of passes.
-        is_wanted: Whether there is anybody to prepare for.
-    """
+    """Computes the page's first views once, if it `is_wanted`."""
 
     def __init__(self, kept: Passes, is_wanted: bool) -> None:
         self._kept, self._is_due = kept, is_wanted
         self._lock = threading.Lock()
 
     def begin(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
-        """Ask them about a pass, in a thread; nothing where it has been done, or this pass is none to begin with."""
+        """Compute them for a pass, in a thread; nothing if that has been done, or the pass is not plain and short."""
         is_plain = one.adapter is None and one.experiment is None and len(one.ids) <= MOST_TOKENS
         with self._lock:
             is_due, self._is_due = self._is_due, self._is_due and not is_plain

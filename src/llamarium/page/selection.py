@@ -1,4 +1,4 @@
-"""Which numbers of an activation are asked for: a layer, a head, a token, some tokens, or every so many."""
+"""The part of an activation that a query selects: a layer, a head, a token, some tokens, or every so many."""
 
 from typing import Any
 
@@ -14,23 +14,14 @@ from llamarium.runtime.taps import ACTIVATIONS
 
 
 def select(kept: Passes, executor: Executor, one: Pass, name: str, query: ActivationQuery) -> Numbers:
-    """Return an activation's numbers, computed if need be.
-
-    Raises:
-        QuestionError: For an activation that does not exist, an index that is out of range, an axis that the
-            activation does not have, or numbers that are more than a trace may hold.
-    """
+    """Return an activation's numbers, computed if need be."""
     _check(executor.runner.config, one, name, query)
     found = kept.numbers(executor, one, name, query.layer, _rows(len(one.ids), query))
     return _cut(found, query)
 
 
 def check_index(name: str, value: int | None, size: int) -> None:
-    """Refuse an index that is out of range.
-
-    Raises:
-        QuestionError: With the name of the field.
-    """
+    """Raise a QuestionError with the field's name for an index that is out of range."""
     if value is not None and not 0 <= value < size:
         raise QuestionError(f"{name} is {value}; expected 0 to {size - 1}", code="invalid_parameter", param=name)
 
@@ -79,7 +70,7 @@ def _rows(num_tokens: int, query: ActivationQuery) -> Rows:
 
 
 def _cut(found: Numbers, query: ActivationQuery) -> Numbers:
-    """Take the head and the tokens that are asked for: those of an axis T have been taken already."""
+    """Take the requested head and tokens; those of an axis T have been taken already."""
     values: NDArray[Any] = found.values
     axes = found.axes
     for axis in ("N", "K"):

@@ -35,12 +35,11 @@ SOURCES: Mapping[str, str] = {
     "neighbors": "llamarium.inspect.neighbors:_cosines_of",
     "init": "llamarium.model.init:init_weights",
     "mask": "llamarium.inspect.interventions.experiments:Experiment.visible",
-    "nf4": "llamarium.quant.nf4:_quantize_blocks",
+    "nf4": "llamarium.quant.codes:nf4_blocks",
     "unpack": "llamarium.quant.packed:LinearPacked.dequantize_at",
     "quantize.inputs": "llamarium.quant.codes:round_inputs",
     "product": "llamarium.quant.codes:product_reference",
     "learn": "llamarium.inspect.probes.learning:learn",
-    "learn.step": "llamarium.inspect.probes.learning:_step",
     "edit": "llamarium.inspect.interventions.edits:_apply",
     "steer": "llamarium.inspect.interventions.edits:steer",
     "patch": "llamarium.inspect.interventions.patching:PatchGrid._run",
@@ -49,11 +48,7 @@ SOURCES: Mapping[str, str] = {
 
 
 def source_of(name: str) -> SourceView:
-    """Return the lines of one of `SOURCES`; imports torch.
-
-    Raises:
-        UnknownNameError: If there is none of that name.
-    """
+    """Return the lines of one of `SOURCES`; imports torch."""
     if name not in SOURCES:
         raise UnknownNameError(
             f"no lines are known under this name; there are: {', '.join(SOURCES)}",

@@ -15,14 +15,7 @@ _LIFETIME_S = 300.0
 
 
 class Ticket:
-    """Is worth a key, once.
-
-    Args:
-        key: The server's.
-
-    Attributes:
-        value: What stands in the link.
-    """
+    """Exchanges `value`, which stands in the link, for the server's key, once."""
 
     def __init__(self, key: str) -> None:
         self.value = secrets.token_urlsafe(_NUM_BYTES)

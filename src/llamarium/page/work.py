@@ -37,14 +37,14 @@ def passes_of(request: Request) -> Passes:
 async def work_on(request: Request, field: str, work: "Callable[[Llama, TextEngine], T]", one: Pass | None = None) -> T:
     """Return what `work` makes of the model and its engine.
 
-    It is counted with the answers that are under way, so that a server has as much to do at once as it was told. When
+    It is counted with the answers that are under way, so that the server's limit holds for both. When
     the client leaves, it ends before its next part that takes long (`check_wanted`).
 
     Args:
         request: The client's.
         field: Of the request, that an error of the library is about.
         work: Is called in a thread of its own; it may import torch.
-        one: The pass that is asked about: its adapter is on the model then.
+        one: The pass that the request names: its adapter is on the model then.
 
     Raises:
         ApiError: 503, 429; and what `work` refuses.
@@ -69,9 +69,6 @@ async def stream_on(
         work: Is called in a thread of its own, and so is each step of what it returns. What it refuses before its first
             event is the answer; an error after that is an event, and ends the stream.
         one: As for `work_on`.
-
-    Raises:
-        ApiError: As `work_on`.
     """
     with ExitStack() as held:
         worker = held.enter_context(closing(_Worker(request, field, one)))
@@ -87,16 +84,7 @@ async def stream_on(
 
 
 class _Worker:
-    """Works for one client, in a thread, in a place among the answers that is free again when both have ended.
-
-    Args:
-        request: The client's.
-        field: Of the request, that an error of the library is about.
-        one: The pass that is asked about.
-
-    Raises:
-        ApiError: 503, 429.
-    """
+    """Works for one client, in a thread, in a place among the answers that is free again when both have ended."""
 
     def __init__(self, request: Request, field: str, one: Pass | None) -> None:
         self._request, self._field, self._one = request, field, one
@@ -108,11 +96,7 @@ class _Worker:
         self._llama = cast("Llama", model)
 
     async def do(self, work: "Callable[[Llama, TextEngine], T]") -> T:
-        """Return what `work` makes of the model with the pass's adapter on.
-
-        Raises:
-            ApiError: What it refuses; 503, if the server is stopped meanwhile.
-        """
+        """Return what `work` makes of the model with the pass's adapter on; 503 if the server is stopped meanwhile."""
         adapted: AdaptedModels = self._request.app.state.adapted
         running = asyncio.ensure_future(
             _in_thread(
@@ -130,11 +114,7 @@ class _Worker:
         return running.result()
 
     async def do_while_here(self, work: "Callable[[Llama, TextEngine], T]") -> T:
-        """The same; when the client leaves, nothing waits any more.
-
-        Raises:
-            ApiError: As `do`; 499, when it has left.
-        """
+        """As `do`, but raise an ApiError (499) as soon as the client has left."""
         made = await unless_gone(self._request, _in_list(self.do(work)))
         if made is None:
             raise ApiError(499, "the client has left", code="client_left")
@@ -177,6 +157,6 @@ async def _in_thread(llama: "Llama", field: str, work: Callable[[], T], gone: th
     except LlamariumError as error:
         raise of_library(error, field=field, source=llama.tokenizer.source) from None
     if not has_only_finite(found):
-        message = "the model's numbers are not finite here, so that there is nothing to tell of them"
+        message = "the model's numbers are not finite here, so that there is nothing to show"
         raise ApiError(500, message, code="model_error", param=field)
     return found

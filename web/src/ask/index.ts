@@ -1,4 +1,4 @@
-/** The views of the room Ask, for who asks a pass why. To add one: write its component beside this file, and a line here. */
+/** The views of the room Ask: why a pass predicts what it does. To add one: write its component beside this file, and a line here. */
 import type { ViewEntry } from "../view";
 
 export const asking: readonly ViewEntry[] = [

@@ -1,4 +1,4 @@
-/** What the server's engine is doing, asked for again and again while it is looked at. */
+/** What the server's engine is doing, requested again and again while it is shown. */
 
 import { json, Refusal } from "../lib/api";
 import type { OpenedView, RequestsView, SequenceState } from "../schema";
@@ -20,7 +20,7 @@ export class Live {
   before = $state.raw<RequestsView | undefined>();
   error = $state.raw<unknown>();
 
-  /** Ask until the component that made this goes; a page that nobody sees does not ask. */
+  /** Request until the component that made this goes; a hidden page sends no requests. */
   constructor() {
     $effect(() => {
       let timer: ReturnType<typeof setTimeout> | undefined;

@@ -1,4 +1,4 @@
-/** A conversation as a tree: whoever edits a turn or asks anew adds a version beside the one that is there, and loses none. */
+/** A conversation as a tree: editing a turn or generating again adds a version beside the one that is there, and none is lost. */
 
 import type { Form, Parameters } from "../lib/sampling.svelte";
 

@@ -1,4 +1,4 @@
-/** What the page asks of its server, and of nobody else. */
+/** The page's requests; it sends none to other servers. */
 
 import { Kept, type Sized } from "./kept";
 import { decode, type Numbers } from "./numbers";
@@ -59,7 +59,7 @@ const INSTANCE = "x-llamarium-instance"; // as `llamarium/page/instance.py` writ
 const kept = new Kept(100e6);
 let instance: string | undefined;
 
-/** What the page wants to hear of its server, whoever has asked: that it lets nobody in, or loads; that another one answers now. */
+/** What every response says of the server: that the key is wrong, that it loads, or that another process answers now. */
 export const heard = {
   refused: (_refusal: Refusal): void => undefined,
   replaced: (): void => undefined,
@@ -190,7 +190,7 @@ export const api = {
     bulk(`/inspect/rows${query({ ids: ids.join(","), random_seed })}`),
   tokens: (body: TokensRequest): Promise<TokensView> => post("/inspect/tokens", body),
   pass: (body: PassRequest): Promise<PassView> => post("/inspect/passes", body),
-  /** The same, though it is known: so that whoever asks learns of the server as it is now. */
+  /** As above, but requested again, so that the result is the server's present state. */
   passAnew: (body: PassRequest): Promise<PassView> => json("POST", "/inspect/passes", body),
   neighbors: (body: NeighborsRequest): Promise<Neighbors> => post("/inspect/neighbors", body),
   similarity: (body: SimilarityRequest): Promise<Similarity> => post("/inspect/similarity", body),

@@ -1,4 +1,4 @@
-/** What the room Compare asks of the server. */
+/** The requests of the room Compare. */
 import type { ComparisonView, MomentView, PassView, RunRowsView, RunsView, SidesView } from "../schema";
 import { api, bulk, get, ofPass, query } from "./api";
 import type { Numbers } from "./numbers";

@@ -24,7 +24,7 @@ export class Events {
 /**
  * Ask for a stream: the data of the events that each reading of the network brings, until it ends, is left or breaks.
  *
- * @throws Refusal if it is refused, or the connection is lost; whoever aborts gets the abort's own error.
+ * @throws Refusal if it is refused, or the connection is lost; an abort throws its own error.
  */
 export async function* batches(path: string, body: unknown, signal: AbortSignal): AsyncGenerator<string[]> {
   const answer = await fetched("POST", path, body, signal);

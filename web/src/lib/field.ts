@@ -1,6 +1,6 @@
 import { session } from "./session.svelte";
 
-/** One thing that a view asks besides, as its link names it: `const source = field("source")`, then `bind:value={source.value}`. */
+/** One input of a view, as its link names it: `const source = field("source")`, then `bind:value={source.value}`. */
 export function field(name: string, initial = ""): { value: string } {
   return {
     get value() {

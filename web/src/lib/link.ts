@@ -13,7 +13,7 @@ export interface View {
   ids?: readonly number[] | undefined;
   /** The adapter that is on the model. */
   adapter?: string | undefined;
-  /** What the view itself asks, by names of its own: a second text, a strength. */
+  /** The view's own inputs by name: a second text, a strength. */
   fields: Readonly<Record<string, string>>;
 }
 

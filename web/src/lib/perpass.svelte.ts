@@ -4,8 +4,8 @@ import { session } from "./session.svelte";
 const NAMED = 12; // digits of the pass's name that a link holds
 
 /**
- * Something costly that is asked of one pass, `SGD 0.001@1a2b3c4d5e6f`: another text begins without it. A link that names no pass asks it
- * of the pass that it opens.
+ * A costly request about one pass, `SGD 0.001@1a2b3c4d5e6f`: another text begins without it. A link without a pass means
+ * the pass that it opens.
  */
 export function perPass(name: string): { value: string } {
   const held = field(name);

@@ -10,7 +10,7 @@ import { Selection } from "./selection.svelte";
 const DEFAULT_TEXT = "The cat sat on the mat";
 const HEALTH_MS = 400;
 const REPLACED_MS = 2000; // a server that is replaced more often is several
-const AHEAD = 32; // tokens of a text whose whole pass is run before a stage asks for it
+const AHEAD = 32; // tokens of a text whose whole pass is run before a stage requests it
 
 /** Why nothing can be shown, if nothing can. */
 type Trouble =
@@ -32,7 +32,7 @@ export interface Asked {
 interface Along {
   /** The token; the last where left out. */
   pos?: (pass: PassView) => number;
-  /** What the view asks besides. */
+  /** The view's further inputs. */
   fields?: Readonly<Record<string, string>>;
 }
 
@@ -40,7 +40,7 @@ class Session extends Selection {
   stage = $state("map");
   /** The token that is asked about, by its id; undefined is the most probable one. */
   token = $state<number | undefined>();
-  /** What the view that is open asks besides; another view begins with none. */
+  /** Further inputs of the open view; another view begins with none. */
   fields = $state.raw<Readonly<Record<string, string>>>({});
   /** What stands in the line of text. */
   draft = $state(DEFAULT_TEXT);

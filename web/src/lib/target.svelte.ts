@@ -1,4 +1,4 @@
-/** The token that a stage asks about: the chosen one, or the most probable one after the token that is looked at. */
+/** The next token that a stage is about: the chosen one, or the most probable one after the token that is looked at. */
 import type { CandidateView, TokenView } from "../schema";
 import { api } from "./api";
 import { Resource } from "./resource.svelte";

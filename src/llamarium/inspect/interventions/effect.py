@@ -1,4 +1,4 @@
-"""The effect of edits on the next token: its probabilities without them and with them."""
+"""The effect of edits and patches on the next token: its probabilities without them and with them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +19,34 @@ from llamarium.tokenizer.base import Tokenizer
 if TYPE_CHECKING:
     from llamarium.inspect.interventions.edits import Edit
     from llamarium.model import LlamaForCausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The target's logit, less that of the token it is held against, and P(target | text)."""
+
+    logit: float
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class PatchCell(JsonView):
+    """The pass with one place of it from the other prompt, measured as in `Measured`.
+
+    Attributes:
+        recovered: Of the way from the base's logit to the source's: 0 is the base's, 1 the source's; None where both
+            are equal.
+        done: Cells so far, this one among them.
+        total: Cells in all.
+    """
+
+    layer: int
+    position: int
+    logit: float
+    probability: float
+    recovered: float | None
+    done: int
+    total: int
 
 
 @dataclass(frozen=True, slots=True)

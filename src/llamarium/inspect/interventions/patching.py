@@ -10,7 +10,6 @@ Source: Meng et al. 2022, "Locating and Editing Factual Associations in GPT", se
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -18,10 +17,10 @@ from torch import Tensor, nn
 
 from llamarium.attention import CausalAttend
 from llamarium.errors import InputError, check_choice
+from llamarium.inspect.interventions.effect import Measured, PatchCell
 from llamarium.inspect.shapes import indices
 from llamarium.inspect.tokens import check_ids, check_token
 from llamarium.inspect.trace import Trace, trace
-from llamarium.inspect.view import JsonView
 from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.loaded_model import runner_of
 from llamarium.runtime.module_runner import threads_for
@@ -35,34 +34,6 @@ _NAMES: dict[PatchPart, tuple[str, ...]] = {
     "residual": ("resid",), "attention": ("embed", "resid", "attn_out"), "mlp": ("embed", "resid", "mlp_out")
 }  # fmt: skip
 _TOKENS = 1024  # of rows that are run side by side
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The target's logit, less that of the token it is held against, and P(target | text)."""
-
-    logit: float
-    probability: float
-
-
-@dataclass(frozen=True, slots=True)
-class PatchCell(JsonView):
-    """The pass with one place of it from the other prompt, measured as in `Measured`.
-
-    Attributes:
-        recovered: Of the way from the base's logit to the source's: 0 is the base's, 1 the source's; None where both
-            are equal.
-        done: Cells so far, this one among them.
-        total: Cells in all.
-    """
-
-    layer: int
-    position: int
-    logit: float
-    probability: float
-    recovered: float | None
-    done: int
-    total: int
 
 
 class PatchGrid:

@@ -1,1 +1,1 @@
-"""What the page holds against the pass that answers: the model stored otherwise, its adapters, a run's checkpoints."""
+"""Comparisons with the served model: its weights in other types, its adapters, checkpoints of training runs."""

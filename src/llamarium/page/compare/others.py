@@ -27,17 +27,17 @@ _SHARE = 1 / 2  # of the memory that is free, for one model
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Something that can read a text: the model at hand, or another one.
+    """One side of a comparison: the served model, or another one.
 
     Attributes:
-        id: What a request calls it.
-        title: What it is called.
+        id: Its name in a request.
+        title: Display name.
         words: What it is, and what a comparison with it means.
-        num_bytes: What it takes to build it; 0 for what is there.
-        build: Returns what computes it.
-        adapter_idx: Which of that runner's adapters is used, -1 for none.
-        kv_cache_dtype: What it keeps keys and values in.
-        version: Of what it is built from, where that can change.
+        num_bytes: Memory that building it takes; 0 for the served weights.
+        build: Returns its runner.
+        adapter_idx: Which of the runner's adapters is used, -1 for none.
+        kv_cache_dtype: Type of its cached keys and values.
+        version: Of the files it is built from, where they can change.
     """
 
     id: str
@@ -73,7 +73,7 @@ class Others:
     """Runs sides, from any thread, one at a time.
 
     Args:
-        max_bytes: What one model may occupy; None is half of the memory that is free when it is asked for.
+        max_bytes: What one model may occupy; None is half of the memory that is free at that time.
         max_kept_bytes: What is kept of their passes.
     """
 
@@ -97,17 +97,7 @@ class Others:
         return self._seconds.get(side.id)
 
     def trace(self, side: Side, wanted: Wanted, *, field: str) -> "Trace":
-        """Return what a side computes of a text, built if need be.
-
-        Args:
-            side: Model to run.
-            wanted: What is kept of the pass.
-            field: Of the request, which names the side.
-
-        Raises:
-            QuestionError: If the side is larger than what is allowed.
-            LlamariumError: If it cannot be built, or cannot read the text.
-        """
+        """Return a side's activations; `field` of the request names the side, which is built if need be."""
         from llamarium.inspect.trace import trace
 
         key = side.id, side.version, wanted

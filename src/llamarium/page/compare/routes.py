@@ -29,7 +29,7 @@ MAX_TOKENS = 128
 
 @router.get("/compare")
 async def sides(request: Request) -> SidesView:
-    """Return what can be compared, and what it takes."""
+    """List the sides that can be compared, and the memory each takes."""
 
     def read(llama: "Llama", engine: "TextEngine") -> SidesView:
         kept, (side, against) = others_of(request), first_pair(llama)
@@ -45,25 +45,25 @@ async def sides(request: Request) -> SidesView:
 
 
 @router.get("/passes/{pass_id}/compare")
-async def compare(request: Request, asked: OfPass, query: Annotated[CompareQuery, Query()]) -> ComparisonView:
-    """Let two sides read the text of a pass, and hold them against each other."""
-    one = asked.one
+async def compare(request: Request, requested: OfPass, query: Annotated[CompareQuery, Query()]) -> ComparisonView:
+    """Run two sides over the text of a pass, and compare them."""
+    one = requested.one
     check_comparable(one)
 
     def read(known: OpenPass) -> ComparisonView:
         llama = known.llama
-        kept, found = others_of(request), sides_of(llama, known.engine, runs_of(request))
-        pair = find_side(found, query.side, "side"), find_side(found, query.against, "against")
+        kept, every = others_of(request), sides_of(llama, known.engine, runs_of(request))
+        pair = find_side(every, query.side, "side"), find_side(every, query.against, "against")
         wanted = Wanted(one.ids, NAMES)
         traces = [kept.trace(side, wanted, field=field) for side, field in zip(pair, ("side", "against"), strict=True)]
         _check_finite(pair, [trace.arrays["logits", None] for trace in traces])
-        told = compare_passes(*traces, k=query.k, tokenizer=llama.tokenizer)
+        found = compare_passes(*traces, k=query.k, tokenizer=llama.tokenizer)
         side, against = (_view(kept, side) for side in pair)
         return ComparisonView(
-            side=side, against=against, layers=told.layers, tokens=told.tokens, kl=told.kl, same_top=told.same_top
+            side=side, against=against, layers=found.layers, tokens=found.tokens, kl=found.kl, same_top=found.same_top
         )
 
-    return await asked.read("side", read)
+    return await requested.read("side", read)
 
 
 def others_of(request: Request) -> Others:
@@ -77,16 +77,12 @@ def runs_of(request: Request) -> Runs:
 
 
 def check_comparable(one: Pass) -> None:
-    """Refuse a pass that is more than its text, or too long a text.
-
-    Raises:
-        ApiError: 400.
-    """
+    """Refuse a pass with an adapter or an experiment, and one whose text is too long."""
     if one.adapter is not None or one.experiment is not None:
-        message = "the pass has an adapter or is an experiment, which a side says; ask for a pass of the ids alone"
+        message = "the pass has an adapter or is an experiment, which a side names; use a pass of the ids alone"
         raise ApiError(400, message, code="invalid_parameter", param="id")
     if len(one.ids) > MAX_TOKENS:
-        message = f"the text has {len(one.ids)} tokens, and {MAX_TOKENS} are compared at most; ask for a shorter text"
+        message = f"the text has {len(one.ids)} tokens, and {MAX_TOKENS} are compared at most; use a shorter text"
         raise ApiError(400, message, code="text_too_long", param="id")
 
 

@@ -1,4 +1,4 @@
-"""The checkpoints of training runs: rows that move, patterns that form, a loss that falls."""
+"""Checkpoints of training runs: rows of the table, patterns and losses over time."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,44 +55,43 @@ async def runs(request: Request) -> RunsView:
 
 @router.get("/runs/{run}/rows")
 async def rows(request: Request, run: str, query: Annotated[RunRowsQuery, Query()]) -> RunRowsView:
-    """Return where rows of the embedding table stood at each checkpoint, all seen from one side."""
+    """Return rows of the embedding table at each checkpoint, all in one projection."""
     ids = list(dict.fromkeys(int(part) for part in query.ids.split(",")))
     if len(ids) > MAX_ROWS:
-        message = f"{len(ids)} rows are asked for, and {MAX_ROWS} are followed at most; ask for fewer"
+        message = f"{len(ids)} rows are requested, and {MAX_ROWS} are followed at most; ask for fewer"
         raise ApiError(400, message, code="too_many_numbers", param="ids")
 
     def read(llama: object, engine: object) -> RunRowsView:
         found = runs_of(request).row_paths(run, ids)
-        told = {"steps": found.steps, "ids": found.ids, "places": found.places_SR2.tolist(), "share": found.share}
-        return RunRowsView.model_validate(told)
+        return RunRowsView(steps=found.steps, ids=found.ids, places=found.places_SR2.tolist(), share=found.share)
 
     return await work_on(request, "ids", read)
 
 
 @router.get("/passes/{pass_id}/moment")
-async def moment(request: Request, asked: OfPass, query: Annotated[MomentQuery, Query()]) -> MomentView:
-    """Return how surprised a checkpoint is by the text of a pass."""
-    check_comparable(asked.one)
+async def moment(request: Request, requested: OfPass, query: Annotated[MomentQuery, Query()]) -> MomentView:
+    """Return the surprises of a checkpoint at a pass's text."""
+    check_comparable(requested.one)
 
     def read(known: OpenPass) -> MomentView:
         side, seen = _read(request, known, query)
         return _moment(known.llama, query, seen, others_of(request).seconds(side))
 
-    return await asked.read("layer", read)
+    return await requested.read("layer", read)
 
 
 @router.get("/passes/{pass_id}/moment/pattern", response_class=Response)
-async def pattern(request: Request, asked: OfPass, query: Annotated[MomentPatternQuery, Query()]) -> Response:
+async def pattern(request: Request, requested: OfPass, query: Annotated[MomentPatternQuery, Query()]) -> Response:
     """Send a head's pattern by a checkpoint; axes T S."""
-    check_comparable(asked.one)
+    check_comparable(requested.one)
 
     def read(known: OpenPass) -> Response:
         _, seen = _read(request, known, query)
-        pattern_NTS = seen[f"layers.{query.layer}.pattern"]
+        pattern_NTS = seen.arrays["pattern", query.layer]
         check_index("head", query.head, len(pattern_NTS))
-        return respond(Numbers(pattern_NTS[query.head].cpu().numpy(), "TS"), "float32")
+        return respond(Numbers(pattern_NTS[query.head], "TS"), "float32")
 
-    return await asked.read("layer", read)
+    return await requested.read("layer", read)
 
 
 def _read(request: Request, known: OpenPass, query: MomentQuery) -> "tuple[Side, Trace]":

@@ -1,4 +1,4 @@
-"""The training runs that the server was started with: no other folder is ever read. Never torch at import."""
+"""The training runs that the server was started with; no other folder is read. No torch at import."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -62,11 +62,7 @@ class Runs:
         return tuple(self._folders)
 
     def folder(self, name: str) -> Path:
-        """Return a run's folder.
-
-        Raises:
-            UnknownNameError: If the server was not started with it.
-        """
+        """Return the folder of a run that the server was started with."""
         if name not in self._folders:
             known = ", ".join(self._folders) or "none (`llamarium inspect --checkpoints RUN` names one)"
             raise UnknownNameError(f"there is no run of this name; there is: {known}", code="unknown_run", param="run")
@@ -81,17 +77,13 @@ class Runs:
         return sum(size for size, _ in _weights(checkpoint_folder(self.folder(name), step)))
 
     def sides(self, llama: "Llama") -> Iterator[Side]:
-        """Yield every checkpoint as something to compare with; one that is removed meanwhile is left out."""
+        """Yield every checkpoint as a side; one that is removed meanwhile is left out."""
         for name in self._folders:
             found = (self._side(llama, name, step) for step in self.steps(name))
             yield from (side for side in found if side is not None)
 
     def side(self, llama: "Llama", name: str, step: int) -> Side:
-        """Return a checkpoint as something that reads a text.
-
-        Raises:
-            UnknownNameError: If there is none of that step.
-        """
+        """Return a checkpoint as a side of a comparison."""
         side = self._side(llama, name, step)
         if side is None:
             message = f"the run {name} has no checkpoint of step {step}; it may have been removed meanwhile"
@@ -112,12 +104,7 @@ class Runs:
         return Side(f"checkpoint:{name}:{step}", f"{name}, step {step:,}", words, num_bytes, build, version=version)
 
     def row_paths(self, name: str, ids: Sequence[int]) -> "RowPaths":
-        """Follow rows of the embedding table through a run's checkpoints.
-
-        Raises:
-            InputError: For ids that there are not, or too few.
-            UnknownNameError: If a checkpoint cannot be read.
-        """
+        """Follow rows of the embedding table through a run's checkpoints."""
         from llamarium.train.report.embeddings import row_paths
 
         try:
@@ -129,11 +116,7 @@ class Runs:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint of a run's last step; None where there is none.
-
-    Raises:
-        TrainingError: If the folder cannot be read.
-    """
+    """Return the checkpoint of a run's last step; None where there is none."""
     steps = checkpoint_steps(folder)
     return checkpoint_folder(folder, steps[-1]) if steps else None
 
@@ -147,13 +130,13 @@ def _weights(folder: Path) -> list[tuple[int, int]]:
 
 
 def _load(llama: "Llama", name: str, folder: Path) -> Runner:
-    """Load a checkpoint that speaks of the same tokens as the model at hand."""
+    """Load a checkpoint with the same vocabulary as the served model."""
     from llamarium.api import load
     from llamarium.tokenizer.compare import check_same_vocabulary
 
     try:
         other = load(folder, device=llama.runner.device)
-    except LlamariumError:  # whose path is none of the client's business
+    except LlamariumError:  # whose message has a path that clients must not see
         raise _unreadable(name) from None
     try:
         check_same_vocabulary(llama, other, "cannot be compared")

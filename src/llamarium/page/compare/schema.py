@@ -9,15 +9,7 @@ from llamarium.page.schema.base import Query, View
 
 
 class SideView(View):
-    """Something that can be compared.
-
-    Attributes:
-        id: What a request calls it.
-        title: What it is called.
-        words: What it is, and what a comparison with it means.
-        num_bytes: What it takes beside the model while it is there; 0 for what is over the same weights.
-        seconds: What building it took; None where that has not been done.
-    """
+    """A `Side`, with the `seconds` that building it took; None where it has not been built."""
 
     id: str
     title: str
@@ -33,8 +25,8 @@ class SidesView(View):
         sides: The first is the model as it answers.
         max_bytes: What one of them may take now: half of the memory that is free, one is there at a time.
         max_tokens: Of a text that is compared.
-        side: What is looked at where nothing is chosen.
-        against: What that is measured against.
+        side: The default.
+        against: The default that it is measured against.
     """
 
     sides: tuple[SideView, ...]
@@ -45,13 +37,7 @@ class SidesView(View):
 
 
 class CompareQuery(Query):
-    """`GET /inspect/passes/{id}/compare`: two sides over the text of a pass.
-
-    Attributes:
-        side: What is looked at.
-        against: What it is measured against.
-        k: Candidates for each token and side.
-    """
+    """`GET /inspect/passes/{id}/compare`: two sides over the text of a pass, `k` candidates for each token and side."""
 
     side: str = Field(max_length=300)
     against: str = Field(max_length=300)
@@ -62,12 +48,8 @@ class ComparisonView(View):
     """Two sides over one text.
 
     Attributes:
-        side: What is looked at.
-        against: What it is measured against.
-        layers: By layer and token.
-        tokens: By token.
         kl: The mean of the tokens'.
-        same_top: The share of the tokens after which both think the same one most probable.
+        same_top: The share of the tokens after which both have the same most probable one.
     """
 
     side: SideView
@@ -106,7 +88,7 @@ class RunRowsQuery(Query):
 
 
 class RunRowsView(View):
-    """Rows of the embedding table over a run, all seen from one side.
+    """Rows of the embedding table over a run, all in one projection.
 
     Attributes:
         steps: The checkpoints.
@@ -122,12 +104,10 @@ class RunRowsView(View):
 
 
 class MomentQuery(Query):
-    """`GET /inspect/passes/{id}/moment`: what a checkpoint makes of the text of a pass.
+    """`GET /inspect/passes/{id}/moment`: a checkpoint's predictions of a pass's text.
 
     Attributes:
-        run: The training run.
-        step: The checkpoint's.
-        layer: Layer whose patterns are returned too.
+        layer: Its patterns are returned too.
     """
 
     run: str = Field(max_length=300)
@@ -142,15 +122,13 @@ class MomentPatternQuery(MomentQuery):
 
 
 class MomentView(View):
-    """What a checkpoint makes of a text.
+    """A checkpoint's predictions of a text.
 
     Attributes:
-        run: The training run.
-        step: The checkpoint's.
         surprises: -log P of each token, nats; None for the first.
         loss: The mean of those; None for a text of one token.
         best: The most probable token after the text's last.
-        seconds: What loading the checkpoint took.
+        seconds: To load the checkpoint.
     """
 
     run: str

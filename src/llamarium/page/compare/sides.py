@@ -1,4 +1,4 @@
-"""The sides that a model can be compared with: what the server can make by itself. Never torch at import."""
+"""The sides that the server can build of its own model. No torch at import."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, get_args
@@ -40,11 +40,7 @@ def sides_of(llama: "Llama", engine: TextEngine, runs: Runs) -> list[Side]:
 
 
 def find_side(sides: list[Side], side_id: str, field: str) -> Side:
-    """Return a side by its id.
-
-    Raises:
-        UnknownNameError: If there is none.
-    """
+    """Return a side by its id; `field` of the request has named it."""
     for side in sides:
         if side.id == side_id:
             return side
@@ -58,7 +54,7 @@ def first_pair(llama: "Llama") -> tuple[str, str]:
 
 
 def _at_hand(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
-    """Yield what takes no memory worth telling: over the same weights."""
+    """Yield the sides over the same weights, which take almost no memory."""
     runner = engine.runner
     words, kept_in = f"The pass that answers requests: {runner.name}.", engine.kv_cache_dtype
     yield Side("model", "as it answers", words, 0, lambda: runner, kv_cache_dtype=kept_in)
@@ -80,7 +76,7 @@ def _at_hand(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
 
 
 def _variants(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
-    """Yield what is made of the weights in memory."""
+    """Yield the sides that are built from the weights in memory."""
     from llamarium.inspect.interventions.variants import VariantName, variant_bytes
 
     unfit = "random-head" if not llama.config.tie_word_embeddings else "tied-head"

@@ -1,4 +1,4 @@
-"""What if something in a pass were another: edits, steering, activations of a second prompt; all on the modules."""
+"""Interventions in a pass: edits, steering, activations of a second prompt; all on the modules."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -9,6 +9,7 @@ from llamarium.engine.request import check_prompt, too_long
 from llamarium.errors import AnswerError, LlamariumError
 from llamarium.extras import need_torch
 from llamarium.generation.text_engine import TextEngine
+from llamarium.inspect.interventions.effect import PatchCell
 from llamarium.page.executor import Pass
 from llamarium.page.routes.open_pass import OfPass, OpenPass
 from llamarium.page.routes.tokens import token_view
@@ -16,10 +17,8 @@ from llamarium.page.schema.interventions import (
     EditedRequest,
     EditedView,
     EditFields,
-    MeasuredView,
     PatchBeginView,
     PatchCellsView,
-    PatchCellView,
     PatchRequest,
     SteeringFields,
 )
@@ -35,7 +34,7 @@ from llamarium.server.lifecycle.threads import check_wanted
 if TYPE_CHECKING:
     from llamarium.api import Llama
     from llamarium.inspect.interventions.edits import Edit
-    from llamarium.inspect.interventions.patching import PatchCell, PatchGrid
+    from llamarium.inspect.interventions.patching import PatchGrid
 
 router = APIRouter(prefix="/inspect/passes/{pass_id}", route_class=StrictRoute)
 
@@ -47,9 +46,9 @@ MAX_PATCHED = 256
 
 
 @router.post("/edited")
-async def edited(request: Request, asked: OfPass, body: EditedRequest) -> EditedView:
+async def edited(request: Request, requested: OfPass, body: EditedRequest) -> EditedView:
     """Return the next token without the edits and with them, and how the text goes on."""
-    one, position = _plain(asked.one), asked.position(body.position)
+    one, position = _plain(requested.one), requested.position(body.position)
     service: Service = request.app.state.service
 
     def read(known: OpenPass) -> EditedView:
@@ -64,7 +63,7 @@ async def edited(request: Request, asked: OfPass, body: EditedRequest) -> Edited
         except AnswerError as error:
             raise ApiError(400, str(error), code="not_finite", param="edits") from None
 
-    return await asked.read("edits", read)
+    return await requested.read("edits", read)
 
 
 def _view(llama: "Llama", one: Pass, edits: "Sequence[Edit]", body: EditedRequest, position: int) -> EditedView:
@@ -92,9 +91,9 @@ def _goes_on(llama: "Llama", ids: Sequence[int], max_tokens: int) -> tuple[Token
 
 
 @router.post("/patches", responses=STREAMED, response_class=Response)
-async def patches(request: Request, asked: OfPass, body: PatchRequest) -> Response:
+async def patches(request: Request, requested: OfPass, body: PatchRequest) -> Response:
     """Stream the pass with one place after the other from a second prompt, layer by layer."""
-    one = _plain(asked.one)
+    one = _plain(requested.one)
     _check_patches(one, body)
 
     def begin(llama: "Llama", _: TextEngine) -> Iterator[PatchBeginView | PatchCellsView]:
@@ -194,13 +193,11 @@ def _check_cells(count: int) -> None:
 def _events(grid: "PatchGrid") -> Iterator[PatchBeginView | PatchCellsView]:
     """Yield the grid's events: its beginning, and the cells that were run side by side."""
     total = len(grid.layers) * len(grid.positions)
-    base, source = (MeasuredView.model_validate(one, from_attributes=True) for one in (grid.base, grid.source))
-    yield PatchBeginView(base=base, source=source, layers=grid.layers, positions=grid.positions, total=total)
+    yield PatchBeginView(base=grid.base, source=grid.source, layers=grid.layers, positions=grid.positions, total=total)
     row: list[PatchCell] = []
     for cell in grid.cells():
         check_wanted()
         row.append(cell)
         if len(row) == len(grid.positions):
-            cells = tuple(PatchCellView.model_validate(one, from_attributes=True) for one in row)
-            yield PatchCellsView(cells=cells, done=cell.done)
+            yield PatchCellsView(cells=tuple(row), done=cell.done)
             row = []

@@ -29,9 +29,7 @@ class OpenPass:
 
     Attributes:
         llama: The model, with the pass's adapter on it.
-        engine: Runs it.
         kept: Keeps the numbers of passes.
-        one: The pass.
     """
 
     llama: "Llama"
@@ -50,19 +48,11 @@ class OpenPass:
         return Executor.of(self.llama, self.engine)
 
     def check_token(self, name: str, token_id: int | None) -> None:
-        """Refuse an id outside the vocabulary.
-
-        Raises:
-            QuestionError: With the name of the field.
-        """
+        """Refuse an id outside the vocabulary."""
         check_index(name, token_id, self.llama.config.vocab_size)
 
     def check_layer(self, layer: int) -> None:
-        """Refuse a layer that the model does not have.
-
-        Raises:
-            QuestionError: With the name of the field.
-        """
+        """Refuse a layer that the model does not have."""
         check_index("layer", layer, len(self.layers))
 
     def numbers(self, name: str, layer: int | None, rows: range) -> NDArray[np.float32]:
@@ -81,33 +71,19 @@ class OpenPass:
 
 @dataclass(frozen=True, slots=True)
 class RequestedPass:
-    """A pass that a request is about.
-
-    Attributes:
-        request: The client's.
-        kept: Keeps the numbers of passes.
-        one: The pass.
-    """
+    """The pass that a request names."""
 
     request: Request
     kept: Passes
     one: Pass
 
     def position(self, position: int | None) -> int:
-        """Return a token of the pass; the last where none is named.
-
-        Raises:
-            QuestionError: If there is no such token.
-        """
+        """Return a token's position in the pass; the last where none is named."""
         check_index("position", position, len(self.one.ids))
         return len(self.one.ids) - 1 if position is None else position
 
     async def read(self, field: str, work: Callable[[OpenPass], T]) -> T:
-        """Return what `work` makes of the pass, in a thread; `field` of the request is at fault in its errors.
-
-        Raises:
-            ApiError: As `work_on`.
-        """
+        """Return what `work` makes of the pass, in a thread; errors of the library name `field` of the request."""
         return await work_on(
             self.request, field, lambda llama, engine: work(OpenPass(llama, engine, self.kept, self.one)), self.one
         )
@@ -119,8 +95,4 @@ async def _requested(request: Request, pass_id: str) -> RequestedPass:
 
 
 OfPass = Annotated[RequestedPass, Depends(_requested)]
-"""The pass whose id the path names.
-
-Raises:
-    UnknownNameError: If it is not known.
-"""
+"""The pass whose id the path names."""

@@ -58,21 +58,21 @@ async def passes(request: Request, body: PassRequest) -> PassView:
 
 
 @router.get("/passes/{pass_id}")
-async def known_pass(asked: OfPass) -> PassView:
+async def known_pass(requested: OfPass) -> PassView:
     """Return a pass's tokens."""
-    return await asked.read("id", pass_view)
+    return await requested.read("id", pass_view)
 
 
 @router.get("/passes/{pass_id}/activations/{name}", response_class=Response)
-async def activations(asked: OfPass, name: str, query: Annotated[ActivationQuery, Query()]) -> Response:
+async def activations(requested: OfPass, name: str, query: Annotated[ActivationQuery, Query()]) -> Response:
     """Send an activation's numbers, as `page/binary.py` says."""
-    return await asked.read("name", lambda known: respond(known.select(name, query), query.dtype))
+    return await requested.read("name", lambda known: respond(known.select(name, query), query.dtype))
 
 
 @router.get("/passes/{pass_id}/next")
-async def following(asked: OfPass, query: Annotated[NextQuery, Query()]) -> NextView:
+async def following(requested: OfPass, query: Annotated[NextQuery, Query()]) -> NextView:
     """Return the most probable tokens after a position."""
-    at = asked.position(query.position)
+    at = requested.position(query.position)
 
     def read(known: OpenPass) -> NextView:
         logits_1V = known.numbers("logits", None, range(at, at + 1))
@@ -80,7 +80,7 @@ async def following(asked: OfPass, query: Annotated[NextQuery, Query()]) -> Next
             raise ApiError(500, f"the model's logits after token {at} are not finite", code="model_error")
         return NextView(position=at, candidates=_candidates(logits_1V, query.k, known.llama.tokenizer))
 
-    return await asked.read("position", read)
+    return await requested.read("position", read)
 
 
 def _given(body: PassRequest) -> str:
@@ -114,15 +114,15 @@ def _experiment(body: PassRequest) -> ExperimentFields | None:
 
 
 def _check_experiment(body: PassRequest, num_tokens: int) -> None:
-    asked = _experiment(body)
-    if asked is None:
+    requested = _experiment(body)
+    if requested is None:
         return
-    if not asked.rotation and asked.rope_scaling != "model":
+    if not requested.rotation and requested.rope_scaling != "model":
         message = "rope_scaling is given beside rotation, which is off, so that nothing is turned; give one"
         raise ApiError(400, message, param="experiment.rope_scaling")
-    for place, position in enumerate(asked.hidden):
+    for place, position in enumerate(requested.hidden):
         check_index(f"experiment.hidden[{place}]", position, num_tokens)
-    if (asked.bidirectional or asked.hidden) and num_tokens > PREFILL_CHUNK:
+    if (requested.bidirectional or requested.hidden) and num_tokens > PREFILL_CHUNK:
         message = f"{num_tokens} tokens; with another mask a text is run as a whole, {PREFILL_CHUNK} at most"
         raise ApiError(400, message, param="experiment")
 

@@ -1,4 +1,4 @@
-"""Questions to a pass, as `llamarium.inspect.probes` and `llamarium.inspect.lens` answer them."""
+"""Probes of a pass, by `llamarium.inspect.probes` and `llamarium.inspect.lens`."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated
@@ -49,9 +49,9 @@ MAX_DISTANCES = 4096
 
 
 @router.get("/passes/{pass_id}/heads")
-async def heads(asked: OfPass, query: Annotated[HeadsQuery, Query()]) -> HeadsView:
+async def heads(requested: OfPass, query: Annotated[HeadsQuery, Query()]) -> HeadsView:
     """Return length and share of what each head of a layer adds to a token's stream."""
-    at = asked.position(query.position)
+    at = requested.position(query.position)
 
     def read(known: OpenPass) -> HeadsView:
         found = _heads(known, query.layer, at).to_dict()
@@ -63,38 +63,38 @@ async def heads(asked: OfPass, query: Annotated[HeadsQuery, Query()]) -> HeadsVi
             rounding=found["rounding"][0],
         )
 
-    return await asked.read("layer", read)
+    return await requested.read("layer", read)
 
 
 @router.get("/passes/{pass_id}/heads/added", response_class=Response)
-async def heads_added(asked: OfPass, query: Annotated[HeadsQuery, Query()]) -> Response:
+async def heads_added(requested: OfPass, query: Annotated[HeadsQuery, Query()]) -> Response:
     """Send what each head of a layer adds to a token's stream; axes N D."""
-    at = asked.position(query.position)
+    at = requested.position(query.position)
 
     def read(known: OpenPass) -> Response:
         added_TND = _heads(known, query.layer, at).added_TND
         return respond(Numbers(added_TND[0], "ND"), "float32")
 
-    return await asked.read("layer", read)
+    return await requested.read("layer", read)
 
 
 @router.get("/passes/{pass_id}/neurons")
-async def neurons(asked: OfPass, query: Annotated[NeuronsQuery, Query()]) -> Neurons:
+async def neurons(requested: OfPass, query: Annotated[NeuronsQuery, Query()]) -> Neurons:
     """Return the neurons of a layer that fire most at a token, and what they do at the others."""
-    at, rows = asked.position(query.position), range(0, len(asked.one.ids), query.stride)
+    at, rows = requested.position(query.position), range(0, len(requested.one.ids), query.stride)
 
     def read(known: OpenPass) -> Neurons:
         known.check_layer(query.layer)
         seen = _with(known, neurons_of.NAMES, query.layer, at, rows)
         return neurons_of.top_neurons(known.llama.config, seen, query.layer, position=at, k=query.k)
 
-    return await asked.read("k", read)
+    return await requested.read("k", read)
 
 
 @router.get("/passes/{pass_id}/attribution")
-async def attribution(asked: OfPass, query: Annotated[AttributionQuery, Query()]) -> Attribution:
+async def attribution(requested: OfPass, query: Annotated[AttributionQuery, Query()]) -> Attribution:
     """Divide a token's logit among everything that was added to the stream."""
-    at = asked.position(query.position)
+    at = requested.position(query.position)
 
     def read(known: OpenPass) -> Attribution:
         known.check_token("token_id", query.token_id)
@@ -104,22 +104,22 @@ async def attribution(asked: OfPass, query: Annotated[AttributionQuery, Query()]
             known.llama.runner, seen, query.token_id, position=at, against_id=query.against_id
         )
 
-    return await asked.read("token_id", read)
+    return await requested.read("token_id", read)
 
 
 @router.get("/passes/{pass_id}/lens")
-async def lens(asked: OfPass, query: Annotated[LensQuery, Query()]) -> Lens:
+async def lens(requested: OfPass, query: Annotated[LensQuery, Query()]) -> Lens:
     """Return what the stream would say after a token, after attention and after the MLP of each layer."""
-    at = asked.position(query.position)
+    at = requested.position(query.position)
     rows, names = range(at, at + 1), STREAMS.values()
-    return await asked.read("k", lambda known: _lens(known, names, rows, query.k, query.token_id))
+    return await requested.read("k", lambda known: _lens(known, names, rows, query.k, query.token_id))
 
 
 @router.get("/passes/{pass_id}/lens/grid")
-async def lens_grid(asked: OfPass, query: Annotated[LensGridQuery, Query()]) -> Lens:
+async def lens_grid(requested: OfPass, query: Annotated[LensGridQuery, Query()]) -> Lens:
     """Return what the stream would say at each layer and token: the most probable one alone."""
-    rows, names = _rows(asked.one, query), (STREAMS[query.after],)
-    return await asked.read("token_id", lambda known: _lens(known, names, rows, 1, query.token_id))
+    rows, names = _rows(requested.one, query), (STREAMS[query.after],)
+    return await requested.read("token_id", lambda known: _lens(known, names, rows, 1, query.token_id))
 
 
 @router.get("/rope")
@@ -139,14 +139,12 @@ async def rope(request: Request, query: Annotated[RopeQuery, Query()]) -> RopeVi
 
 
 @router.get("/passes/{pass_id}/distances")
-async def distances(asked: OfPass, query: Annotated[DistancesQuery, Query()]) -> DistancesView:
+async def distances(requested: OfPass, query: Annotated[DistancesQuery, Query()]) -> DistancesView:
     """Return the score that a token's query and a token's key would have at each distance."""
-    at, wanted = asked.position(query.position), range(0, query.stop, query.stride)
-    check_index("key", query.key, len(asked.one.ids))
+    at, wanted = requested.position(query.position), range(0, query.stop, query.stride)
+    check_index("key", query.key, len(requested.one.ids))
     if len(wanted) > MAX_DISTANCES:
-        message = (
-            f"these are {len(wanted):,} distances, and {MAX_DISTANCES:,} are told at most; ask for a larger stride"
-        )
+        message = f"these are {len(wanted):,} distances; at most {MAX_DISTANCES:,} are returned: use a larger stride"
         raise ApiError(400, message, code="too_many_numbers", param="stride")
 
     def read(known: OpenPass) -> DistancesView:
@@ -160,7 +158,7 @@ async def distances(asked: OfPass, query: Annotated[DistancesQuery, Query()]) ->
         scores = score_by_distance(config, q_H, k_H, wanted)
         return DistancesView(distances=tuple(wanted), scores=tuple(scores))
 
-    return await asked.read("stop", read)
+    return await requested.read("stop", read)
 
 
 def _with(known: OpenPass, names: Collection[str], layer: int, at: int, rows: range) -> Trace:
@@ -185,7 +183,7 @@ def _lens(known: OpenPass, names: Collection[str], rows: range, k: int, token_id
 
 
 def _rows(one: Pass, query: LensGridQuery) -> range:
-    """Return the tokens that are asked about."""
+    """Return the requested tokens."""
     stop = len(one.ids) if query.stop is None else query.stop
     check_index("start", query.start, len(one.ids))
     if not query.start < stop <= len(one.ids):
@@ -193,7 +191,7 @@ def _rows(one: Pass, query: LensGridQuery) -> range:
         raise ApiError(400, message, code="invalid_parameter", param="stop")
     if stop - query.start > MAX_GRID_TOKENS:
         message = (
-            f"{stop - query.start} tokens are asked about, and {MAX_GRID_TOKENS} at most at once; give start and stop"
+            f"{stop - query.start} tokens are requested, and {MAX_GRID_TOKENS} at most at once; give start and stop"
         )
         raise ApiError(400, message, code="invalid_parameter", param="stop")
     return range(query.start, stop)

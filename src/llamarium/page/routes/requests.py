@@ -49,7 +49,7 @@ async def requests(request: Request) -> RequestsView:
 
 @router.get("/requests/{name}")
 async def opened(request: Request, name: str, query: Annotated[OpenQuery, Query()]) -> OpenedView:
-    """Run an answer again as of now, and tell how its next token is chosen; `name` is its number and row, as 7.0."""
+    """Run an answer again as of now, and explain how its next token is chosen; `name` is its number and row, as 7.0."""
     _check_allowed(request)
     number, row = _numbers(name)
     kept = passes_of(request)
@@ -93,8 +93,8 @@ def _check_allowed(request: Request) -> None:
     if not request.app.state.inspects_requests:
         raise ApiError(
             403,
-            "this server does not show its clients' requests; start it with --inspect-requests to have them shown to "
-            "whoever has its key",
+            "this server does not show its clients' requests; start it with --inspect-requests to show them to "
+            "every client with its key",
             code="requests_not_inspected",
         )
 

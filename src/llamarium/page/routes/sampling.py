@@ -44,16 +44,16 @@ _ROUNDS, _LONG = 5, 256  # a long text is measured once
 
 
 @router.post("/passes/{pass_id}/sampler")
-async def sampler(request: Request, asked: OfPass, body: SamplerRequest) -> SamplerSteps:
+async def sampler(request: Request, requested: OfPass, body: SamplerRequest) -> SamplerSteps:
     """Return what each step of the sampler leaves after a position, the draw, and the token."""
-    ids, tool_form = asked.one.ids, request.app.state.service.settings.tool_form
-    position, start = _places(asked, body)
+    ids, tool_form = requested.one.ids, request.app.state.service.settings.tool_form
+    position, start = _places(requested, body)
 
     def read(known: OpenPass) -> SamplerSteps:
         row = _row(body, known.llama, tool_form, ids[:start], ids[start : position + 1])
         return explain_next(known, range(start, position + 1), row, body.k)
 
-    return await asked.read("position", read)
+    return await requested.read("position", read)
 
 
 def explain_next(known: OpenPass, answer: range, row: SamplingRow, k: int) -> SamplerSteps:
@@ -64,9 +64,6 @@ def explain_next(known: OpenPass, answer: range, row: SamplingRow, k: int) -> Sa
         answer: Where in the pass the answer stands so far, after whose end the token comes; the prompt is before it.
         row: What the sampler knows of the answer, up to there.
         k: Candidates that are listed after each step.
-
-    Raises:
-        LlamariumError: As `explain_choice`.
     """
     one, engine, llama = known.one, known.engine, known.llama
     runner, last = engine.runner, answer.stop - 1
@@ -79,9 +76,9 @@ def explain_next(known: OpenPass, answer: range, row: SamplingRow, k: int) -> Sa
 
 
 @router.get("/passes/{pass_id}/score")
-async def score(asked: OfPass, query: Annotated[ScoreQuery, Query()]) -> ScoreView:
+async def score(requested: OfPass, query: Annotated[ScoreQuery, Query()]) -> ScoreView:
     """Return how probable each token from a position on was, and its rank."""
-    ids, start = asked.one.ids, query.start
+    ids, start = requested.one.ids, query.start
     if len(ids) == 1:
         message = "the text has one token, which nothing stands before; ask with a longer one"
         raise ApiError(400, message, code="invalid_parameter", param="id")
@@ -101,13 +98,13 @@ async def score(asked: OfPass, query: Annotated[ScoreQuery, Query()]) -> ScoreVi
             )
         )
 
-    return await asked.read("start", read)
+    return await requested.read("start", read)
 
 
 @router.get("/passes/{pass_id}/cost")
-async def cost(asked: OfPass) -> TokenCost:
+async def cost(requested: OfPass) -> TokenCost:
     """Return what the last token costs with the cache and without it: counted, and measured now."""
-    one = asked.one
+    one = requested.one
     if one.experiment is not None:
         message = "the pass is an experiment, which is not what answers cost; ask for it without experiment"
         raise ApiError(400, message, code="invalid_parameter", param="id")
@@ -118,12 +115,12 @@ async def cost(asked: OfPass) -> TokenCost:
             engine.runner, one.ids, num_rounds=rounds, adapter=one.adapter_idx, kv_cache_dtype=engine.kv_cache_dtype
         )
 
-    return await work_on(asked.request, "id", read)
+    return await work_on(requested.request, "id", read)
 
 
-def _places(asked: RequestedPass, body: SamplerRequest) -> tuple[int, int]:
+def _places(requested: RequestedPass, body: SamplerRequest) -> tuple[int, int]:
     """Return the token after which one is chosen, and where the answer begins."""
-    position = asked.position(body.position)
+    position = requested.position(body.position)
     start = position + 1 if body.start is None else body.start
     check_index("start", start, position + 2)
     return position, start

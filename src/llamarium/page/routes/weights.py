@@ -1,4 +1,4 @@
-"""Weights themselves: as few bits, as inputs meet them, what few bits do to a pass, and one step of learning."""
+"""Quantized weights and inputs, their effect on a pass, and one step of training."""
 
 import math
 import threading
@@ -64,7 +64,7 @@ _INPUTS = {
     "q_proj": "attn_norm", "k_proj": "attn_norm", "v_proj": "attn_norm", "o_proj": "head_out",
     "gate_proj": "mlp_norm", "up_proj": "mlp_norm", "down_proj": "gated",
 }  # fmt: skip
-"""What each Linear is multiplied with, by its name among the activations."""
+"""The activation that is each Linear's input."""
 
 _at_work = threading.Lock()  # one such question at a time: each takes all processors, and memory
 
@@ -88,9 +88,9 @@ async def codes(request: Request, query: Annotated[CodesQuery, Query()]) -> Code
 
 
 @router.get("/passes/{pass_id}/inputs")
-async def inputs(asked: OfPass, query: Annotated[InputsQuery, Query()]) -> InputsView:
-    """Return what a Linear is multiplied with at a token, and what of it is left in 8 bits."""
-    at = asked.position(query.position)
+async def inputs(requested: OfPass, query: Annotated[InputsQuery, Query()]) -> InputsView:
+    """Return a Linear's inputs at a token, and their values in 8 bits."""
+    at = requested.position(query.position)
 
     def read(known: OpenPass) -> InputsView:
         known.check_layer(query.layer)
@@ -115,20 +115,20 @@ async def inputs(asked: OfPass, query: Annotated[InputsQuery, Query()]) -> Input
             input_bits=bits,
         )
 
-    return await asked.read("linear", read)
+    return await requested.read("linear", read)
 
 
 @router.get("/passes/{pass_id}/errors")
-async def errors(asked: OfPass, query: Annotated[ErrorsQuery, Query()]) -> ErrorsView:
-    """Return how far the pass is from the same weights in float32, layer by layer, and what few bits would do."""
-    _check_plain(asked.one)
-    return await asked.read("quantize", lambda known: _errors(known, query.quantize))
+async def errors(requested: OfPass, query: Annotated[ErrorsQuery, Query()]) -> ErrorsView:
+    """Return the pass's distance from the same weights in float32, layer by layer, and that of quantized weights."""
+    _check_plain(requested.one)
+    return await requested.read("quantize", lambda known: _errors(known, query.quantize))
 
 
 @router.post("/passes/{pass_id}/lesson")
-async def lesson(asked: OfPass, body: LessonRequest) -> LessonView:
-    """Take one step of training on the pass's text, on a copy of the model: losses, gradients, what it says then."""
-    _check_plain(asked.one)
+async def lesson(requested: OfPass, body: LessonRequest) -> LessonView:
+    """Take one step of training on the pass's text, on a copy of the model: losses, gradients, predictions."""
+    _check_plain(requested.one)
 
     def read(known: OpenPass) -> LessonView:
         need_torch("a step of training")
@@ -147,7 +147,7 @@ async def lesson(asked: OfPass, body: LessonRequest) -> LessonView:
                 raise ApiError(400, message, code="lesson_too_large", param="optimizer") from None
         return _lesson_view(llama, body, found, lesson_bytes(llama.config, len(ids), body.optimizer))
 
-    return await asked.read("id", read)
+    return await requested.read("id", read)
 
 
 @contextmanager
@@ -165,7 +165,7 @@ def _check_window(start: int, count: int, size: int) -> None:
 
 
 def _check_plain(one: Pass) -> None:
-    """Refuse what this question is not answered for."""
+    """Refuse an experiment, and too long a text."""
     if one.experiment is not None:
         message = "the pass is an experiment, and this question is of the model as it is; ask for a pass without one"
         raise ApiError(400, message, code="invalid_parameter", param="id")

@@ -1,6 +1,6 @@
 """Words as tokens, and their rows of the table: which are near, what arithmetic on them finds, and they themselves.
 
-The same questions can be asked of rows as they are before any training: those that initialisation draws from a seed.
+With a seed, the rows are those that initialisation draws from it, before any training.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""What the page asks, and what it gets: the one schema of both. `python -m llamarium.page.schema` prints it.
+"""The schema of the page's requests and responses. `python -m llamarium.page.schema` prints it.
 
 `npm run schema` in web/ makes types of TypeScript from it in build/schema/, which git does not hold.
 Numbers in bulk are no JSON: they travel as `page/binary.py` says.

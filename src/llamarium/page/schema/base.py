@@ -1,4 +1,4 @@
-"""What all that the page asks and gets has in common."""
+"""Base classes of the page's queries and views."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,14 @@ from typing import Literal, cast
 from pydantic import BaseModel, ConfigDict, field_validator
 
 Dtype = Literal["float32", "float16", "uint8"]
-"""What numbers in bulk travel as."""
-
+"""Of numbers in a binary response."""
 
 MAX_INDEX = 2**31 - 1
 """Of anything that a query counts."""
 
 
 class Query(BaseModel):
-    """What stands after the ? of a path; what is no field of it is refused."""
+    """Base of a path's query parameters; unknown ones are refused."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -29,7 +28,7 @@ class Query(BaseModel):
 
 
 class View(BaseModel):
-    """What is answered, where the library has no dataclass that says the same."""
+    """Base of a response for which the library has no dataclass."""
 
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 

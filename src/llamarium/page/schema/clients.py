@@ -46,7 +46,7 @@ def _as_number(parameter: Parameter) -> tuple[object, object]:
 
 @with_parameters("page", _as_number)
 class ParametersView(View):
-    """What a request asks of the sampler; the seed as text, since it may have more digits than a browser's numbers."""
+    """A request's sampling parameters; the seed as text, since it may have more digits than a browser's numbers."""
 
     max_tokens: int
     has_logit_bias: bool
@@ -57,8 +57,6 @@ class OpenedView(View):
     """One answer as of the moment when it was opened, computed again.
 
     Attributes:
-        request: What it was doing.
-        params: What it asks of the sampler.
         run: The pass over its tokens so far.
         start: Where the answer begins.
         sampler: How its next token is chosen; None where a vector is wanted.

@@ -1,10 +1,10 @@
-"""What if something in a pass were another: edits, steering, activations of a second prompt."""
+"""Interventions in a pass: edits, steering, activations of a second prompt."""
 
 from typing import Literal
 
 from pydantic import Field
 
-from llamarium.inspect.interventions.effect import TokenEffect
+from llamarium.inspect.interventions.effect import Measured, PatchCell, TokenEffect
 from llamarium.page.schema.base import View
 from llamarium.page.schema.text import TokenView
 from llamarium.server.fields import Body
@@ -15,10 +15,10 @@ class EditFields(Body):
 
     Attributes:
         part: The embedding's rows; what attention, one head or the MLP of a layer computes; the stream after a layer.
-        layer: Its layer; none for "embed".
-        head: Which head, for "head".
+        layer: None for "embed".
+        head: For "head" alone.
         positions: At which tokens; all where left out.
-        factor: 0 takes it away, 1 leaves it as it is.
+        factor: 0 removes it, 1 leaves it unchanged.
     """
 
     part: Literal["embed", "attention", "head", "mlp", "residual"]
@@ -32,10 +32,9 @@ class SteeringFields(Body):
     """The difference of two prompts, at their last tokens, added to the stream after a layer.
 
     Attributes:
-        toward: The prompt to whose stream is steered.
-        away: The prompt whose stream is taken away.
-        layer: After which layer.
-        strength: How much of the difference is added.
+        toward: The prompt whose stream is added.
+        away: The prompt whose stream is subtracted.
+        strength: Factor of the difference.
         positions: At which tokens; all where left out.
     """
 
@@ -52,10 +51,10 @@ class EditedRequest(Body):
     Attributes:
         edits: In order.
         steering: One more edit, after them.
-        position: After which token is asked; the last where left out.
+        position: The token before the predicted one; the last where left out.
         token_id: A token that is always listed, whatever its rank.
         k: How many of the most probable next tokens of each are listed.
-        max_tokens: How far both go on greedily after that token.
+        max_tokens: Tokens that both generate greedily after it.
     """
 
     edits: list[EditFields] = Field([], max_length=64)
@@ -70,12 +69,12 @@ class EditedView(View):
     """A text's next token without edits and with them; both on the modules.
 
     Attributes:
-        position: After which token was asked.
-        runner: What computed both: the modules.
+        position: The token before the predicted one.
+        runner: Computed both: the modules.
         divergence: KL(without ‖ with) of the next token, in nats.
-        tokens: The most probable of either, and the one that was asked about; by their probability without.
-        answer_before: How it goes on without.
-        answer_after: How it goes on with them.
+        tokens: The most probable of either, and the requested one; by their probability without.
+        answer_before: The continuation without edits.
+        answer_after: The continuation with them.
     """
 
     position: int
@@ -87,12 +86,12 @@ class EditedView(View):
 
 
 class PatchRequest(Body):
-    """`POST /inspect/passes/{id}/patches`: what a second prompt has computed, put into this pass, place by place.
+    """`POST /inspect/passes/{id}/patches`: put a second prompt's activations into this pass, place by place.
 
     Attributes:
         source_ids: The second prompt; as many tokens.
-        token_id: The token that is asked about, after the last one.
-        against_id: Take this token's logit away.
+        token_id: The next token that is measured.
+        against_id: Its logit is subtracted.
         part: What is put in: the stream after a layer, or what its attention, or its MLP, adds.
         layers: Rows of the grid; all where left out.
         positions: Columns; all where left out.
@@ -106,54 +105,29 @@ class PatchRequest(Body):
     positions: list[int] | None = Field(None, min_length=1)
 
 
-class MeasuredView(View):
-    """What a pass says of the token: its logit, less that of the one it is held against, and its probability."""
-
-    logit: float
-    probability: float
-
-
 class PatchBeginView(View):
     """The first event of a grid.
 
     Attributes:
         type: "begin".
-        base: What the pass says itself.
-        source: What the second prompt's says.
+        base: The pass itself.
+        source: The second prompt's pass.
         layers: The rows, in the order in which they come.
         positions: The columns.
         total: Cells in all.
     """
 
     type: Literal["begin"] = "begin"
-    base: MeasuredView
-    source: MeasuredView
+    base: Measured
+    source: Measured
     layers: tuple[int, ...]
     positions: tuple[int, ...]
     total: int
-
-
-class PatchCellView(View):
-    """The pass with one place of it from the second prompt.
-
-    Attributes:
-        layer: Which layer.
-        position: Which token.
-        logit: As `MeasuredView` has it.
-        probability: As well.
-        recovered: Of the way from the pass's logit to the second prompt's; None where both are equal.
-    """
-
-    layer: int
-    position: int
-    logit: float
-    probability: float
-    recovered: float | None
 
 
 class PatchCellsView(View):
     """Some cells, and how many have come by now."""
 
     type: Literal["cells"] = "cells"
-    cells: tuple[PatchCellView, ...]
+    cells: tuple[PatchCell, ...]
     done: int

@@ -68,17 +68,14 @@ class ModelView(View):
     """A model, or a shape.
 
     Attributes:
-        name: Its name.
-        is_loaded: It is the model at hand, and no shape alone.
-        runner: What computes; None for a shape.
-        dtype: What it computes in; None for a shape.
-        shape: Its sizes.
+        is_loaded: It is the served model, and not a shape alone.
+        runner: Display name of the backend; None for a shape.
+        dtype: Of its numbers; None for a shape.
         context: Tokens that it was made for.
         rms_norm_eps: What RMSNorm adds to the mean square.
         rope_theta: The base of RoPE's frequencies.
         rope_scaling: Llama 3's scaling, or None.
         tied: Whether the head's weight is the embedding table.
-        tree: Its modules.
         flops_per_token: For one token that sees itself only.
         attention_flops_per_position: More for each earlier token that it sees.
         kv_bytes_per_token: What its key and value occupy in the cache.
@@ -118,10 +115,8 @@ class SourceView(View):
     """The lines that are executed, as they are installed.
 
     Attributes:
-        name: What they are.
-        file: Where they stand, within the package.
-        line: The number of the first.
-        text: All of them.
+        file: Path within the package.
+        line: Number of the first.
     """
 
     name: str

@@ -11,7 +11,7 @@ from llamarium.server.openai.fields import Message
 
 
 class ExperimentFields(Body):
-    """What a pass does otherwise than the model was trained to; as `inspect.interventions.experiments.Experiment`.
+    """Deviations of a pass from the model as it was trained; as `inspect.interventions.experiments.Experiment`.
 
     Attributes:
         bidirectional: Every token sees the whole text.
@@ -42,16 +42,11 @@ class PassRequest(Body):
 
 
 class PassView(View):
-    """A pass over one text: known by its ids, adapter and experiment, so that asking twice gives the same.
+    """A pass over one text: its id follows from the token ids, the adapter and the experiment.
 
     Attributes:
-        id: Names it.
-        tokens: What was run.
-        adapter: Which one was on the model.
-        experiment: What was otherwise, if anything was.
-        runner: What computes.
-        dtype: In what.
-        kv_dtype: What it keeps keys and values in.
+        runner: Display name of the backend.
+        kv_dtype: Type of the cached keys and values.
     """
 
     id: str
@@ -73,7 +68,7 @@ class ActivationQuery(Query):
         start: The first token on the axis T; the axis S has all.
         stop: Behind the last on the axis T; all that there are where left out.
         stride: Every so many tokens of the axes T and S.
-        dtype: What they travel as.
+        dtype: Of the response.
     """
 
     layer: int | None = Field(None, ge=0)

@@ -1,4 +1,4 @@
-"""Questions to a pass: what heads, neurons and layers add, what the stream would say, and how positions turn."""
+"""Probes of a pass: heads, neurons, attribution, the logit lens, and RoPE."""
 
 from typing import Literal
 
@@ -20,8 +20,6 @@ class HeadsView(View):
     """What each head of a layer adds to a token's stream through its columns of o_proj.
 
     Attributes:
-        layer: The layer.
-        position: The token.
         norms: The length of what each head adds.
         shares: How much of attention's output lies along it; they sum to one.
         rounding: The length of what attention's output differs by from the sum of these.
@@ -95,7 +93,6 @@ class DistancesQuery(Query):
     """`GET /inspect/passes/{id}/distances`: a token's query against a token's key, were they so far apart.
 
     Attributes:
-        layer: The layer.
         head: The query head; its key is that of its group.
         position: Token of the query; the last one if left out.
         key: Token of the key.

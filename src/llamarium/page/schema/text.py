@@ -65,12 +65,8 @@ class TokensView(View):
     """How a text became ids.
 
     Attributes:
-        tokenizer: Which one was asked for.
-        vocab_size: Its ids.
-        text: The text.
-        utf8: Its bytes.
-        pieces: What it was cut into, and what each became; none where `unexplained` says why.
-        tokens: As the model gets them, BOS included where it was asked for.
+        pieces: The cuts of the text, with their merges and ids; empty where `unexplained` gives the reason.
+        tokens: As the model gets them, BOS included where it was requested.
         unexplained: Why the steps are not known, if they are not.
     """
 

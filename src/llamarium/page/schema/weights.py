@@ -1,4 +1,4 @@
-"""Weights themselves: as few bits, as inputs meet them, what few bits do to a pass, and one step of learning."""
+"""Quantized weights and inputs, their effect on a pass, and one step of training."""
 
 from typing import Literal
 
@@ -20,12 +20,9 @@ class CodesQuery(Query):
     """`GET /inspect/codes`: weights of one row of a Linear, as codes, scales and what they mean.
 
     Attributes:
-        layer: The layer.
-        linear: Which Linear of it.
-        row: Which row, an output.
+        row: An output.
         start: The first weight of the row to return.
-        count: How many to return.
-        quantize: As this type would have them; as they are stored where left out.
+        quantize: Quantized to this type; as they are stored where left out.
     """
 
     layer: int = Field(ge=0)
@@ -40,12 +37,11 @@ class WeightView(View):
     """One weight.
 
     Attributes:
-        code: What is stored of it alone.
-        level: What the code stands for, before the scale.
-        scale: What the level is multiplied with; shared with neighbours.
-        minimum: What is added then; None where the type has none.
-        value: What the weight means.
-        original: What it was before, or None where that is not there.
+        level: The code's value before the scale.
+        scale: Multiplies the level; shared within a block.
+        minimum: Is added then; None where the type has none.
+        value: The dequantized weight.
+        original: The weight before, or None where it is not kept.
     """
 
     code: int
@@ -63,17 +59,15 @@ class CodesView(View):
         module: The Linear, by its name in the model.
         num_rows: Its outputs.
         num_columns: Its inputs, the weights of a row.
-        start: The first weight that is returned.
-        weights: They, one after the other.
-        type_name: The type.
-        meaning: What a weight is: q is its code, d and m are the block's scale and minimum.
+        start: The place of the first of `weights`.
+        meaning: A weight's formula: q is its code, d and m are the block's scale and minimum.
         block_size: Weights in a block of the type.
         bits_per_weight: With the share of the scales.
-        is_stored: The codes are those that the model has; otherwise what it would have.
-        stored_type: What the model has.
-        levels: What each code stands for.
+        is_stored: The codes are the model's own.
+        stored_type: The model's own.
+        levels: The value of each code before the scale.
         level_counts: How many weights of the whole row have each code.
-        row_error: Length of the row's error over the row's length; None where the original is not there.
+        row_error: Length of the row's error over the row's length; None where the original is not kept.
     """
 
     module: str
@@ -93,7 +87,7 @@ class CodesView(View):
 
 
 class InputsQuery(Query):
-    """`GET /inspect/passes/{id}/inputs`: what a Linear is multiplied with at a token, rounded to 8 bits."""
+    """`GET /inspect/passes/{id}/inputs`: a Linear's inputs at a token, rounded to 8 bits."""
 
     layer: int = Field(ge=0)
     linear: LinearName
@@ -115,14 +109,12 @@ class InputsView(View):
     """Inputs as the C kernels round them.
 
     Attributes:
-        position: The token.
-        num_inputs: How many the Linear has.
-        start: The first that is returned.
-        inputs: They.
+        num_inputs: Of the whole Linear.
+        start: The place of the first of `inputs`.
         num_wide: How many of all have a code of more than 8 bits: those beside the largest of their 32.
         error: Length of the error of all over their length.
-        is_rounded: The pass has rounded them so; otherwise its weights are not packed, and nothing is rounded.
-        input_bits: 8, or 16 where what 8 bits leave is rounded once more and multiplied too; None where nothing is.
+        is_rounded: The pass has rounded them so; False where its weights are not packed.
+        input_bits: 8, or 16 where the rest is rounded once more and multiplied too; None where nothing is rounded.
     """
 
     position: int
@@ -136,30 +128,20 @@ class InputsView(View):
 
 
 class ErrorsQuery(Query):
-    """`GET /inspect/passes/{id}/errors`: how far passes are from the one in float32, layer by layer."""
+    """`GET /inspect/passes/{id}/errors`: distances from the pass in float32, layer by layer."""
 
     quantize: QuantizeName | None = None
 
 
 class ErrorsOfView(View):
-    """The errors of one way to run the text.
-
-    Attributes:
-        what: The pass itself; or in float32 with the weights quantized; or with the inputs rounded, too.
-        layers: All layers.
-    """
+    """The errors of the pass itself; in float32 with the weights quantized; or with the inputs rounded, too."""
 
     what: Literal["pass", "weights", "weights and inputs"]
     layers: tuple[StreamError, ...]
 
 
 class ErrorsView(View):
-    """How far passes are from the one of the same weights in float32.
-
-    Attributes:
-        quantize: The type of the weights, where one was asked for.
-        runs: The pass itself, and where a type was asked for what that does.
-    """
+    """Distances from the pass of the same weights in float32: of the pass itself, and of those in a requested type."""
 
     quantize: QuantizeName | None
     runs: tuple[ErrorsOfView, ...]
@@ -170,7 +152,6 @@ class LessonRequest(Body):
 
     Attributes:
         optimizer: torch's, with its defaults but for the rate and no weight decay.
-        learning_rate: Its rate.
         k: How many of the most probable next tokens are returned.
     """
 
@@ -197,18 +178,14 @@ class LearnedRowView(View):
 
 
 class LessonView(View):
-    """What one step of training on a text has done to a copy of the model.
+    """The effect of one step of training on a copy of the model.
 
     Attributes:
-        optimizer: Name of the optimizer.
-        learning_rate: Its rate.
-        tokens: The losses.
         rows: Of the embedding table.
-        gradient_norm: The length of the whole gradient.
-        before: The most probable tokens to follow the text, as the copy was.
-        after: The same after the step; none where the step was so large that nothing is finite any more.
-        num_unpacked: How many modules had packed weights, which were unpacked in the copy: packed ones cannot learn.
-        num_bytes: What the step held, about.
+        before: The most probable next tokens before the step.
+        after: Those after it; empty where the step was so large that numbers are not finite any more.
+        num_unpacked: Modules whose packed weights were unpacked in the copy: packed ones cannot learn.
+        num_bytes: Memory of the step, about.
     """
 
     optimizer: Literal["SGD", "AdamW"]
