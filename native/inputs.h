@@ -165,6 +165,14 @@ static inline void normalise(const lm_model *model, const void *norm, const floa
     for (int i = 0; i < model->hidden; i++) out[i] = x[i] * (factor * number_at(model->norm_dtype, norm, i));
 }
 
+/* A group, of which `count` are there, a constant where it is whole; normalised if there is a norm. */
+INLINE void take_group(const float *from, const int count, const lm_model *model, const void *norm, size_t place, float factor, float *group) {
+    memcpy(group, from, count * sizeof(float));
+    if (norm != NULL)
+        for (int i = 0; i < count; i++) group[i] *= factor * number_at(model->norm_dtype, norm, place + i);
+    for (int i = count; i < LM_GROUP; i++) group[i] = 0;
+}
+
 /* This thread's share of (num_rows, cols) as inputs: the rows of x that `rows` names, all if it is NULL, normalised by `norm` of
  * `model` if there is one. */
 static void prepare_inputs(lm_team team, const float *x, const int32_t *rows, int num_rows, int cols, const lm_model *model,
@@ -180,11 +188,12 @@ static void prepare_inputs(lm_team team, const float *x, const int32_t *rows, in
             from = x + (size_t)(rows != NULL ? rows[row] : row) * cols;
             if (norm != NULL) factor = norm_factor(model, from);
         }
-        const int place = piece % groups * LM_GROUP, count = min_int(LM_GROUP, cols - place);
-        float group[LM_GROUP] = {0};
-        memcpy(group, from + place, count * sizeof(float));
-        if (norm != NULL)
-            for (int i = 0; i < count; i++) group[i] *= factor * number_at(model->norm_dtype, norm, (size_t)place + i);
+        const int place = piece % groups * LM_GROUP;
+        float group[LM_GROUP];
+        if (place + LM_GROUP <= cols)
+            take_group(from + place, LM_GROUP, model, norm, place, factor, group);
+        else
+            take_group(from + place, cols - place, model, norm, place, factor, group);
         put_group(group, in, row, piece % groups);
     }
 }

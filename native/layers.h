@@ -231,7 +231,8 @@ static void open_mlp(const pass *p, lm_team team, atomic_int *next, int index, i
     for (int64_t piece = team.index; piece < (int64_t)p->num_rows * groups; piece += team.count) {
         const int row = (int)(piece / groups), g = (int)(piece % groups), begin = g * LM_GROUP;
         const size_t place = (size_t)row * size, at = place + begin;
-        gate_group(gate + at, up + at, act == NULL ? NULL : act + at, gated == NULL ? NULL : gated + at, min_int(LM_GROUP, size - begin), p->gated, row, g);
+        gate_group(gate + at, up + at, act == NULL ? NULL : act + at, gated == NULL ? NULL : gated + at,
+                   min_int(LM_GROUP, size - begin), p->gated, row, g);
     }
 }
 

@@ -65,9 +65,7 @@ static inline float nearest_code(float wanted) {
 }
 
 static inline float number_at(int dtype, const void *from, size_t place) {
-    if (dtype == LM_FLOAT32) return ((const float *)from)[place];
-    const uint16_t bits = ((const uint16_t *)from)[place];
-    return dtype == LM_FLOAT16 ? from_half(bits) : from_bf16(bits);
+    return dtype == LM_FLOAT32 ? ((const float *)from)[place] : from_bf16(((const uint16_t *)from)[place]);
 }
 
 /* As many numbers as a register holds. */

@@ -58,7 +58,9 @@ static kv_cache paged(const lm_cache *cache, const lm_model *model) {
 static void look_up(const lm_matrix *w, const int64_t *rows, int num_rows, float *out) {
     for (int n = 0; n < num_rows; n++, out += w->cols) {
         const size_t place = (size_t)rows[n] * w->cols;
-        if (is_float(w))
+        if (w->kind == LM_F16)
+            for (int i = 0; i < w->cols; i++) out[i] = from_half(((const uint16_t *)w->data)[place + i]);
+        else if (is_float(w))
             for (int i = 0; i < w->cols; i++) out[i] = number_at(dtype_of(w), w->data, place + i);
         else
             unpack_row(w, rows[n] / LM_TILE_ROWS, (int)(rows[n] % LM_TILE_ROWS), out);
