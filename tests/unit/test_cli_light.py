@@ -118,9 +118,7 @@ def test_what_needs_more_names_the_command_that_brings_it(words: str, extra: str
         "info",
         "export --format hf --out there -m",
         "quantize --out there -m",
-        "finetune --data examples.jsonl -m",
         "generate KING -m",
-        "merge --out there --adapter",
     ],
 )
 def test_a_missing_file_is_reported_before_pytorch_is_imported(words: str) -> None:

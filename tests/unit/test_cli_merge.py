@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -208,3 +210,15 @@ def test_another_base(
     capsys.readouterr()
     assert run("--adapter", adapter, "--out", tmp_path / "out2") == 1
     assert "name it with -m" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["merge --out there --adapter", "finetune --data examples.jsonl -m"])
+def test_a_missing_file_is_reported_before_pytorch_is_imported(words: str) -> None:
+    program = (
+        "import sys; from llamarium.cli.main import main; code = main(sys.argv[1:])\n"
+        "assert 'torch' not in sys.modules, 'PyTorch was imported'; sys.exit(code)"
+    )
+    command = [sys.executable, "-c", program, *words.split(), "./nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "nowhere" in done.stderr and "AssertionError" not in done.stderr

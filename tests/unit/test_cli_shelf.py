@@ -148,6 +148,7 @@ def test_doctor_names_what_is_wrong(
 def test_doctor_without_kernels_and_torch_says_what_to_install(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamarium.kernels.native.kernels", lambda: None)
     monkeypatch.setenv("LLAMARIUM_KERNELS", setting)
+    monkeypatch.setattr("llamarium.cli.doctor.find_spec", lambda _: "found")
     (check, *_) = doctor._kernels()  # pyright: ignore[reportPrivateUsage]
     assert "PyTorch does their work" in check.found and check.ok == (setting == "none")
     monkeypatch.setattr("llamarium.cli.doctor.find_spec", lambda _: None)

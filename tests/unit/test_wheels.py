@@ -37,7 +37,7 @@ def run(*command: str | Path) -> str:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The wheels of Linux, by platform; what they bring is unpacked beside them."""
     said = run(PYTHON, "hatch_wheels.py", *PLATFORMS)
-    assert len(said.splitlines()) == len(PLATFORMS)
+    assert len([line for line in said.splitlines() if line.startswith("dist/")]) == len(PLATFORMS)
     folder = tmp_path_factory.mktemp("wheels")
     found = {}
     for path in (ROOT / "dist").glob("*.whl"):
