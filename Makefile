@@ -18,11 +18,14 @@ demo: .venv/.run
 	$(SAY) "Asking the built-in model; the first time it is fetched (98 MB) ..."
 	$(BIN)/llamarium chat "What is the capital of France, and what is it famous for?"
 
+# What the suite takes on two quiet cores: the one place where that stands.
+MINUTES := 17.5
+
 # Tests that measure time or want every core run by themselves at the end.
 # The tests that need no PyTorch (tests/light.txt) run where there is none.
 SIDE_BY_SIDE := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone"
 test: .venv/.dev .venv-light/.test
-	$(SAY) "Testing in $(WORKERS) processes, first without PyTorch (17.5 minutes on two cores) ..."
+	$(SAY) "Testing in $(WORKERS) processes, first without PyTorch ($(MINUTES) minutes on two cores) ..."
 	OMP_NUM_THREADS=1 .venv-light/bin/python $(SIDE_BY_SIDE)
 	OMP_NUM_THREADS=1 $(BIN)/python $(SIDE_BY_SIDE) --heavy
 	$(SAY) "Testing what needs the machine for itself (about two minutes) ..."

@@ -103,7 +103,7 @@ def main(*chosen: str) -> int:
 
 
 def _compile(target: str, arguments: list[str]) -> int:
-    """Be a C compiler that takes gcc's options and hands them to Zig, which names some otherwise."""
+    """Be a C compiler that takes gcc's options and absolute paths and hands them to Zig, which names some otherwise."""
     if "-dumpmachine" in arguments:
         print(target)
         return 0
@@ -115,7 +115,8 @@ def _compile(target: str, arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         if "-fsyntax-only" in zigs:  # it does not know it
             zigs = [a for a in zigs if a != "-fsyntax-only"] + ["-c", "-o", str(Path(folder) / "made.o")]
-        return subprocess.call([sys.executable, "-m", "ziglang", "cc", "-target", target, *zigs, *quiet])
+        # Zig writes what it makes without being asked into its folder: it works in one that goes.
+        return subprocess.call([sys.executable, "-m", "ziglang", "cc", "-target", target, *zigs, *quiet], cwd=folder)
 
 
 def _output(*command: str) -> str:
