@@ -12,7 +12,7 @@ static inline void rotate(float *head, const float *angles, int half) {
 }
 
 /* Round a key or value to 8 bits; returns its scale. NaN and infinities make that NaN. Each step is one operation that
- * IEEE rounds, so that `to_codes` in attention/cached.py gives the same codes. */
+ * IEEE rounds, so that `to_codes` in attention/paged.py gives the same codes. */
 static inline float to_codes(const float *values, int head_dim, int8_t *codes) {
     float poison;
     const float scale = largest_size(values, head_dim, &poison) / 127 + poison;

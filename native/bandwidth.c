@@ -6,7 +6,7 @@
 #define PAGE 4096
 #define PAGES 8 /* read side by side: a core can wait for more lines than one page's prefetcher asks for */
 #define BLOCK (PAGES * PAGE)
-#define BLOCKS_AT_ONCE 32 /* which a thread takes, so that one that lost its core holds nobody up for long */
+#define BLOCKS_AT_ONCE 32 /* which a thread takes: one that lost its core delays the others but shortly */
 
 typedef struct {
     const char *data;

@@ -1,6 +1,7 @@
 /* Products of many rows of inputs with AVX-512 VNNI: weights are unpacked first, a few groups at a time, with the multiples of their scales.
- * Included by products_avx512_vnni.h.
  */
+#include "few_rows_avx512_vnni.h"
+
 #define BLOCK_PANELS 2
 #define BLOCK_ROWS 4
 
