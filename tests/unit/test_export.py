@@ -303,7 +303,6 @@ def edited(tokenizer: Tokenizer, folder: Path, **changes: Any) -> Tokenizer:
         return load_tokenizer_file(folder)
 
 
-GPT2_CUTTER = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 REFUSED: dict[str, tuple[Callable[[Tokenizer, Path], Tokenizer], str]] = {
     "characters": (lambda t, f: CharacterTokenizer.from_text("abc"), "no byte-level BPE"),
     "no end": (lambda t, f: no_end(t), "no end-of-text token"),

@@ -1,4 +1,4 @@
-"""The house's numbers: how long a function, a file and a folder may be, and that no import goes in a circle.
+"""The house's numbers: how long a function, a file, a folder and the whole may be, and that no import goes in a circle.
 
 Each is a look at the source with `ast`, so an import counts wherever it stands: within a function, or for types alone.
 """
@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from statistics import median
 
-FUNCTION_LINES, MEDIAN_LINES, FILE_LINES, FOLDER_FILES = 50, 7, 400, 12
+FUNCTION_LINES, MEDIAN_LINES, FILE_LINES, FOLDER_FILES, SOURCE_LINES = 50, 7, 400, 12, 54_000
 REPOSITORY = Path(__file__).parents[2]
 SOURCE = REPOSITORY / "src"
 KERNELS = SOURCE / "llamarium/kernels"  # as long as what they do
@@ -70,6 +70,11 @@ def test_most_functions_are_short() -> None:
 def test_no_file_is_long() -> None:
     lengths = {path: len(text.splitlines()) for path, text in sources().items() if KERNELS not in path.parents}
     assert [f"{short(path)}: {lines} lines" for path, lines in lengths.items() if lines > FILE_LINES] == []
+
+
+def test_the_source_stays_small() -> None:
+    lines = sum(len(text.splitlines()) for path, text in sources().items() if SOURCE in path.parents)
+    assert 10_000 < lines <= SOURCE_LINES
 
 
 def test_no_folder_is_a_drawer() -> None:
