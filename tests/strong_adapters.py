@@ -7,7 +7,7 @@ import torch
 from llamarium.adapters.config import LoRAConfig
 from llamarium.adapters.lora import apply_lora, lora_linears
 from llamarium.model import LlamaForCausalLM
-from llamarium.runtime.native.adapters import Adapter, LowRank
+from llamarium.runtime.adapter import Adapter, LowRank
 from native_models import CONFIG, build
 
 UNTIED = replace(CONFIG, tie_word_embeddings=False)

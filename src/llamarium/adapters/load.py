@@ -12,8 +12,8 @@ from llamarium.checkpoints.open import OpenedModel
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
 from llamarium.config import ModelConfig
 from llamarium.errors import OptionError
+from llamarium.runtime.adapter import Adapter
 from llamarium.runtime.loaded_model import LoadedModel
-from llamarium.runtime.native.adapters import Adapter
 from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 

@@ -11,7 +11,7 @@ from llamarium.adapters.files import SavedAdapter
 from llamarium.checkpoints.checkpoint import expected_shapes
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.config import EMBEDDING
-from llamarium.runtime.native.adapters import LINEARS, Adapter, LowRank
+from llamarium.runtime.adapter import LAYER_LINEARS, Adapter, LowRank
 from llamarium.runtime.runner import Runner, WeightInfo
 
 _Floats = NDArray[np.float32]
@@ -38,7 +38,9 @@ class WeightBase:
         """See `Base.linears_fingerprint`."""
         layers = range(self.runner.config.num_hidden_layers)
         weights = [
-            self.runner.weights[f"model.layers.{layer}.{name}.weight"] for layer in layers for name in LINEARS.values()
+            self.runner.weights[f"model.layers.{layer}.{name}.weight"]
+            for layer in layers
+            for name in LAYER_LINEARS.values()
         ]
         types = {"plain" if w.type_name in FLOATS else f"LinearPacked {w.type_name}" for w in weights}
         return f"{'+'.join(sorted(types))}:{sha256(map(self._sampled, weights))}"

@@ -31,7 +31,7 @@ InputBits = Literal[8, 16]
 """What the inputs of packed weights are rounded to, but for outliers, before they are multiplied (decision 0022)."""
 
 INPUT_BITS: InputBits = 8
-"""Unless somebody asks for more."""
+"""Default."""
 
 _OFF = "torch"
 _NO_SUCH_ROW, _BAD_BATCH = 2, 3

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from llamarium.config import ModelConfig
 from llamarium.errors import OptionError, warn_caller
-from llamarium.runtime.native.adapters import Adapter
+from llamarium.runtime.adapter import Adapter
 from llamarium.runtime.runner import Runner
 
 if TYPE_CHECKING:

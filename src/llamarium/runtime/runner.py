@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from llamarium.config import ModelConfig
 from llamarium.kernels.native import InputBits
 from llamarium.quant.codes import Codes
+from llamarium.runtime.adapter import Adapter
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
-from llamarium.runtime.native.adapters import Adapter
 from llamarium.runtime.taps import Taps
 
 CacheDtype = Literal["auto", "int8"]

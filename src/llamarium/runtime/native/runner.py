@@ -22,8 +22,9 @@ from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.quant.codes import Codes, unpack_rows
 from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.packing import matrix_of, to_float32
+from llamarium.runtime.adapter import LAYER_LINEARS, Adapter, LowRank
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
-from llamarium.runtime.native.adapters import LINEARS, Adapter, LowRank, describe
+from llamarium.runtime.native.adapters import describe
 from llamarium.runtime.native.cache import C_DTYPES, NativeCache
 from llamarium.runtime.native.weights import Weight
 from llamarium.runtime.rope import rope_frequencies
@@ -175,7 +176,7 @@ class NativeRunner:
     def _layer(self, layer: int) -> native.CLayer:
         norms = ("input_layernorm", "post_attention_layernorm")
         addresses = [self._norms[f"model.layers.{layer}.{name}.weight"].ctypes.data for name in norms]
-        matrices = {key: self._matrix(f"model.layers.{layer}.{name}.weight") for key, name in LINEARS.items()}
+        matrices = {key: self._matrix(f"model.layers.{layer}.{name}.weight") for key, name in LAYER_LINEARS.items()}
         return native.CLayer(*addresses, **matrices)
 
     def _matrix(self, key: str) -> native.CMatrix:

@@ -109,7 +109,7 @@ def _tied(config: ExperimentConfig) -> dict[str, Variant]:
 
 def _causal(config: ExperimentConfig) -> dict[str, Variant]:
     if config.validation == 0:
-        raise TrainingError("validation is 0; expected a share above it, by which the experiment shows who cheats")
+        raise TrainingError("validation is 0; expected a share above it, which shows the variants that cheat")
     return {"causal": Variant(), "bidirectional": Variant(trunk=bidirectional_trunk)}
 
 
