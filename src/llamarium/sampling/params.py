@@ -1,4 +1,4 @@
-"""The sampling parameters of a request: one table of names, ranges, neutral values and who takes them. Never torch.
+"""The sampling parameters of a request: one table of names, ranges, neutral values and takers. Never torch.
 
 `llamarium.sampling.steps` defines what each one does. The fields of `SamplingParams` are the table: checks, the
 command line, the protocols' request fields, the page and the evaluation harness read `PARAMETERS`, which is made of
