@@ -5,7 +5,6 @@ A module that wants another model behind the page has a fixture `llama` of its o
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -18,17 +17,11 @@ from llamarium.cli.inspect import link_to
 from llamarium.page import assets
 from llamarium.page.extension import page as page_extension
 from page_bundle import built_page, chromium
-from serving import Running, serving, small_llama
+from serving import Running, serving
 
 KEY = "the-key"
 TEXT = "The cat sat on the mat"
 HOSTILE = "<img src=x onerror=alert(1)> </script> &lt;b&gt; \u202eabc\u200b 👩‍👩‍👧 \ufdd0 $x^2$"
-
-
-@pytest.fixture(scope="module")
-def llama(smollm2_path: Path) -> Llama:
-    """A small random model with SmolLM2's vocabulary."""
-    return small_llama(smollm2_path)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +31,7 @@ def inspects_requests() -> bool:
 
 
 @pytest.fixture(scope="module")
-def running(llama: Llama, inspects_requests: bool) -> Iterator[Running]:
+def served(llama: Llama, inspects_requests: bool) -> Iterator[Running]:
     """A server with the page."""
     bundle, before = built_page(), assets.read_assets.__defaults__
     assets.read_assets.__defaults__ = (bundle,)
@@ -51,7 +44,7 @@ def running(llama: Llama, inspects_requests: bool) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="module")
-def browser(running: Running) -> Iterator[Browser]:
+def browser(served: Running) -> Iterator[Browser]:
     """Chromium; for one module, as its event loop would be in the way of others."""
     with chromium() as found:
         yield found
@@ -65,24 +58,24 @@ def window(browser: Browser) -> Iterator[BrowserContext]:
 
 
 @pytest.fixture
-def page(window: BrowserContext, running: Running) -> Iterator[Page]:
+def page(window: BrowserContext, served: Running) -> Iterator[Page]:
     """A page, which finds nothing of those before it, and must neither fail nor ask another host."""
     found, faults = window.new_page(), list[str]()
-    stored = {"origin": running.url, "storageTypes": "local_storage"}
+    stored = {"origin": served.url, "storageTypes": "local_storage"}
     window.new_cdp_session(found).send("Storage.clearDataForOrigin", stored)
     found.on("console", lambda said: faults.append(said.text) if said.type in ("error", "warning") else None)
     found.on("pageerror", lambda error: faults.append(str(error)))
-    found.on("request", lambda asked: faults.append(asked.url) if not asked.url.startswith(running.url) else None)
+    found.on("request", lambda asked: faults.append(asked.url) if not asked.url.startswith(served.url) else None)
     yield found
     found.close()
     expected = re.compile(r"Failed to load resource: the server responded with a status of (4|503)")
     assert [fault for fault in faults if not expected.match(fault)] == []
 
 
-def link(running: Running, text: str = TEXT, **view: Any) -> str:
+def link(served: Running, text: str = TEXT, **view: Any) -> str:
     """The link to a view, with the key; at the first token where no other is named."""
     named = "".join(f"&{name}={quote(str(value))}" for name, value in {"pos": 0, **view}.items())
-    return link_to(running.url, text, key=KEY) + named
+    return link_to(served.url, text, key=KEY) + named
 
 
 def shown(page: Page, name: str) -> float:

@@ -31,19 +31,19 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_every_view_fits_and_is_open_to_everybody(page: Page, running: Running, view: str) -> None:
-    check_fits_and_is_open(page, link(running, stage=view, layer=1, pos=2, **FIELDS.get(view, {})))
+def test_every_view_fits_and_is_open_to_everybody(page: Page, served: Running, view: str) -> None:
+    check_fits_and_is_open(page, link(served, stage=view, layer=1, pos=2, **FIELDS.get(view, {})))
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_text_is_text(page: Page, running: Running, view: str) -> None:
+def test_text_is_text(page: Page, served: Running, view: str) -> None:
     fields = dict.fromkeys(("source", "toward", "away", "edits", "against", "word"), HOSTILE)
-    check_text_is_text(page, link(running, HOSTILE, stage=view, pos=1, **fields))
+    check_text_is_text(page, link(served, HOSTILE, stage=view, pos=1, **fields))
 
 
-def test_the_lens_of_every_layer_and_token(page: Page, running: Running, llama: Llama) -> None:
+def test_the_lens_of_every_layer_and_token(page: Page, served: Running, llama: Llama) -> None:
     """Also after attention, and after a click on another place."""
-    page.goto(link(running, stage="lens-grid", layer=1, pos=4, token=900))
+    page.goto(link(served, stage="lens-grid", layer=1, pos=4, token=900))
     expect(page.locator('[data-number="rank-1"]')).to_be_visible()
     places = llama.inspect.lens(TEXT, 900, k=1).layers
     for half, at in (("mlp", 4), ("attention", 4), ("attention", 2)):
@@ -63,16 +63,16 @@ def test_the_lens_of_every_layer_and_token(page: Page, running: Running, llama: 
     assert "layer=0&head=0&pos=2&token=900" in page.url and "after=attention" in page.url
 
 
-def test_a_long_text_is_read_around_the_chosen_token(page: Page, running: Running, llama: Llama) -> None:
+def test_a_long_text_is_read_around_the_chosen_token(page: Page, served: Running, llama: Llama) -> None:
     text = "one two three four five six seven eight nine ten " * 8
-    page.goto(link(running, text.strip(), stage="lens-grid", pos=70, token=900))
+    page.goto(link(served, text.strip(), stage="lens-grid", pos=70, token=900))
     expect(page.get_by_text("of 80 are shown, around the chosen one")).to_be_visible()
     place = next(one for one in llama.inspect.lens(text.strip(), 900, k=1, positions=[70]).layers if one.after == "mlp")
     assert shown(page, "probability-0") == as_shown(place.chosen[0].probability, 4)
 
 
-def test_heads_look_in_both_directions(page: Page, running: Running, llama: Llama) -> None:
-    page.goto(link(running, stage="heads-looking", layer=1, head=1, pos=2))
+def test_heads_look_in_both_directions(page: Page, served: Running, llama: Llama) -> None:
+    page.goto(link(served, stage="heads-looking", layer=1, head=1, pos=2))
     expect(page.locator('[data-number="from-0"]')).to_be_visible()
     pattern = llama.trace(TEXT)["layers.1.pattern"][1]
     for key in range(3):
@@ -92,12 +92,12 @@ def test_heads_look_in_both_directions(page: Page, running: Running, llama: Llam
 
 
 def test_of_a_long_text_the_queries_around_the_chosen_token_are_asked_for(
-    page: Page, running: Running, llama: Llama
+    page: Page, served: Running, llama: Llama
 ) -> None:
     text = "one two three four five six seven eight nine ten " * 30
     asked = list[str]()
     page.on("request", lambda one: asked.append(one.url) if "pattern?layer" in one.url else None)
-    page.goto(link(running, text.strip(), stage="heads-looking", layer=1, head=1, pos=70, sink_hidden=1))
+    page.goto(link(served, text.strip(), stage="heads-looking", layer=1, head=1, pos=70, sink_hidden=1))
     expect(page.get_by_text("queries up to token 177")).to_be_visible()
     pattern = llama.trace(text.strip(), names=["pattern"], layers=[1])["layers.1.pattern"][1]
     assert [re.search("start=50&stop=178", one) is not None for one in asked] == [True]
@@ -108,14 +108,14 @@ def test_of_a_long_text_the_queries_around_the_chosen_token_are_asked_for(
     expect(page.get_by_label("hide the first token")).to_be_checked()
 
 
-def test_a_late_word_does_not_take_the_place_of_a_newer_choice(page: Page, running: Running) -> None:
-    page.goto(link(running, stage="lens-grid", pos=4))
+def test_a_late_word_does_not_take_the_place_of_a_newer_choice(page: Page, served: Running) -> None:
+    page.goto(link(served, stage="lens-grid", pos=4))
     settled(page)
     held = list[Any]()
     page.route("**/inspect/word", lambda route: held.append(route))
     page.get_by_label("another word").fill("mat")
     page.get_by_role("button", name="Ask").click()
-    running.wait(lambda: page.wait_for_timeout(20) or bool(held))
+    served.wait(lambda: page.wait_for_timeout(20) or bool(held))
     second = page.get_by_role("group", name="probable tokens").get_by_role("button").nth(1)
     second.click()
     expect(second).to_have_attribute("aria-pressed", "true")
@@ -127,10 +127,10 @@ def test_a_late_word_does_not_take_the_place_of_a_newer_choice(page: Page, runni
     expect(second).to_have_attribute("aria-pressed", "true")
 
 
-def test_a_logit_is_divided_among_heads_and_mlps(page: Page, running: Running, llama: Llama) -> None:
+def test_a_logit_is_divided_among_heads_and_mlps(page: Page, served: Running, llama: Llama) -> None:
     for against in (None, 901):
         fields = {} if against is None else {"against": against}
-        page.goto(link(running, stage="attribution", layer=1, pos=4, token=900, **fields))
+        page.goto(link(served, stage="attribution", layer=1, pos=4, token=900, **fields))
         expect(page.locator('[data-number="logit"]')).to_be_visible()
         settled(page)
         told = llama.inspect.attribution(TEXT, 900, against=against, position=4)
@@ -140,8 +140,8 @@ def test_a_logit_is_divided_among_heads_and_mlps(page: Page, running: Running, l
             assert shown(page, f"logit-{named}") == as_shown(one.logit, 4)
 
 
-def test_edits_are_added_compared_and_removed(page: Page, running: Running, llama: Llama) -> None:
-    page.goto(link(running, stage="ablate", layer=1, head=1, pos=4, token=900))
+def test_edits_are_added_compared_and_removed(page: Page, served: Running, llama: Llama) -> None:
+    page.goto(link(served, stage="ablate", layer=1, head=1, pos=4, token=900))
     expect(page.locator('[data-number="divergence"]')).to_have_text("0")
     page.get_by_role("button", name="Add: head 1 of layer 1 taken away at all tokens").click()
     page.get_by_role("button", name="the MLP", exact=True).click()
@@ -168,8 +168,8 @@ def test_edits_are_added_compared_and_removed(page: Page, running: Running, llam
             page.get_by_role("button", name="Remove: head 1").click()
 
 
-def test_a_prompt_is_steered(page: Page, running: Running, llama: Llama) -> None:
-    page.goto(link(running, stage="steer", layer=1, pos=5))
+def test_a_prompt_is_steered(page: Page, served: Running, llama: Llama) -> None:
+    page.goto(link(served, stage="steer", layer=1, pos=5))
     page.get_by_label("toward").fill("It is good")
     page.get_by_label("away from").fill("It is bad")
     page.get_by_role("button", name="Steer", exact=True).click()
@@ -187,8 +187,8 @@ def test_a_prompt_is_steered(page: Page, running: Running, llama: Llama) -> None
     expect(page.locator('[data-answer="with"]')).to_have_text(answer.text.strip(), use_inner_text=True)
 
 
-def test_a_grid_of_patches_is_filled_cell_by_cell(page: Page, running: Running, llama: Llama) -> None:
-    page.goto(link(running, stage="patch"))
+def test_a_grid_of_patches_is_filled_cell_by_cell(page: Page, served: Running, llama: Llama) -> None:
+    page.goto(link(served, stage="patch"))
     page.get_by_role("textbox", name="second prompt").fill(OTHER)
     page.get_by_role("button", name="Patch", exact=True).click()
     expect(page.get_by_text("all 12 cells")).to_be_visible()
@@ -212,9 +212,7 @@ def test_a_grid_of_patches_is_filled_cell_by_cell(page: Page, running: Running, 
         page.get_by_text("As a table").click()
 
 
-def test_a_grid_is_stopped_and_the_server_with_it(
-    page: Page, running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grid_is_stopped_and_the_server_with_it(page: Page, served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the button, and by leaving: what has come stays, and the server's place is free when the row has ended."""
     goes_on, ran = threading.Semaphore(0), list[int]()
     run = PatchGrid._run
@@ -225,29 +223,29 @@ def test_a_grid_is_stopped_and_the_server_with_it(
         return run(self, layer, positions)
 
     monkeypatch.setattr(PatchGrid, "_run", slow)
-    page.goto(link(running, stage="patch", source=OTHER))
+    page.goto(link(served, stage="patch", source=OTHER))
     goes_on.release()
     expect(page.get_by_text("6 of 12 cells")).to_be_visible()
-    running.wait(lambda: ran == [0, 1])
-    assert running.service.in_flight == 1
-    assert running.post(CHAT, **HELLO).status_code == 401  # others are let in, or not, as ever
+    served.wait(lambda: ran == [0, 1])
+    assert served.service.in_flight == 1
+    assert served.post(CHAT, **HELLO).status_code == 401  # others are let in, or not, as ever
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_text("stopped after 6 of 12 cells")).to_be_visible()
-    running.wait(lambda: not running.server.server_state.tasks)
+    served.wait(lambda: not served.server.server_state.tasks)
     goes_on.release()  # the row that was under way ends, and none follows
-    running.wait(lambda: running.service.in_flight == 0)
+    served.wait(lambda: served.service.in_flight == 0)
     assert ran == [0, 1]
     ran.clear()
     page.get_by_role("button", name="Patch", exact=True).click()
-    running.wait(lambda: ran == [0])
+    served.wait(lambda: ran == [0])
     page.close()
-    running.wait(lambda: not running.server.server_state.tasks)
+    served.wait(lambda: not served.server.server_state.tasks)
     goes_on.release(8)
-    running.wait(lambda: running.service.in_flight == 0)
+    served.wait(lambda: served.service.in_flight == 0)
     assert ran == [0]
 
 
-def test_prompts_of_different_lengths_are_said(page: Page, running: Running) -> None:
-    page.goto(link(running, stage="patch", source="The dog"))
+def test_prompts_of_different_lengths_are_said(page: Page, served: Running) -> None:
+    page.goto(link(served, stage="patch", source="The dog"))
     expect(page.get_by_role("alert")).to_contain_text("The second prompt has 2 tokens and the text 6")
     expect(page.get_by_role("textbox", name="second prompt")).to_have_value("The dog")

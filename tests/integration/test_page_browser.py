@@ -39,12 +39,12 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_stage_fits_and_is_open_to_everybody(page: Page, running: Running, stage: str) -> None:
-    check_fits_and_is_open(page, link(running, stage=stage, layer=1, pos=2))
+def test_every_stage_fits_and_is_open_to_everybody(page: Page, served: Running, stage: str) -> None:
+    check_fits_and_is_open(page, link(served, stage=stage, layer=1, pos=2))
 
 
-def test_the_key_leaves_the_address_and_the_link_names_the_view(page: Page, running: Running) -> None:
-    page.goto(link(running, stage="norm", layer=1, pos=3))
+def test_the_key_leaves_the_address_and_the_link_names_the_view(page: Page, served: Running) -> None:
+    page.goto(link(served, stage="norm", layer=1, pos=3))
     settled(page)
     assert KEY not in page.url
     assert f"#stage=norm&layer=1&head=0&pos=3&text={quote(TEXT)}" in page.url
@@ -54,8 +54,8 @@ def test_the_key_leaves_the_address_and_the_link_names_the_view(page: Page, runn
     expect(page.get_by_role("radio", checked=True)).to_contain_text("on")
 
 
-def test_a_token_a_layer_and_a_head_hold_through_the_stages_by_keyboard(page: Page, running: Running) -> None:
-    page.goto(link(running))
+def test_a_token_a_layer_and_a_head_hold_through_the_stages_by_keyboard(page: Page, served: Running) -> None:
+    page.goto(link(served))
     settled(page)
     page.get_by_role("radio", name="token 0").focus()
     page.keyboard.press("ArrowRight")
@@ -71,35 +71,35 @@ def test_a_token_a_layer_and_a_head_hold_through_the_stages_by_keyboard(page: Pa
     assert "stage=qkv&layer=1&head=0&pos=2" in page.url
 
 
-def test_numbers_are_those_of_the_trace(page: Page, running: Running, llama: Llama) -> None:
+def test_numbers_are_those_of_the_trace(page: Page, served: Running, llama: Llama) -> None:
     """As displayed: each is what the library has, rounded to so many digits."""
     trace = llama.trace(TEXT)
-    page.goto(link(running, stage="embedding", layer=1, head=1, pos=4))
+    page.goto(link(served, stage="embedding", layer=1, head=1, pos=4))
     settled(page)
     assert shown(page, "length") == as_shown(trace["embed"][4].norm().item(), 5)
-    page.goto(link(running, stage="norm", layer=1, head=1, pos=4))
+    page.goto(link(served, stage="norm", layer=1, head=1, pos=4))
     before, after = trace["layers.0.resid"][4], trace["layers.1.attn_norm"][4]
     expect(page.locator('[data-number="length-before"]')).to_be_visible()
     assert shown(page, "length-before") == as_shown(before.norm().item(), 5)
     assert shown(page, "length-after") == as_shown(after.norm().item(), 5)
     rms = (before.double().pow(2).mean() + llama.config.rms_norm_eps).sqrt().item()
     assert shown(page, "rms") == as_shown(rms, 5)
-    page.goto(link(running, stage="qkv", layer=1, head=1, pos=4))
+    page.goto(link(served, stage="qkv", layer=1, head=1, pos=4))
     expect(page.locator('[data-number="length-v"]')).to_be_visible()
     for name, head in (("q", 1), ("k", 0), ("v", 0)):
         assert shown(page, f"length-{name}") == as_shown(trace[f"layers.1.{name}"][4, head].norm().item(), 5)
-    page.goto(link(running, stage="attention", layer=1, head=1, pos=4))
+    page.goto(link(served, stage="attention", layer=1, head=1, pos=4))
     expect(page.locator('[data-number="share-4"]')).to_be_visible()
     for position, share in enumerate(trace["layers.1.pattern"][1, 4, :5].tolist()):
         assert shown(page, f"share-{position}") == as_shown(share, 4)
-    page.goto(link(running, stage="map"))
+    page.goto(link(served, stage="map"))
     settled(page)
     assert shown(page, "parameters") == sum(p.numel() for p in llama.model.parameters())
 
 
-def test_positions_turn_queries_as_the_pass_has_it(page: Page, running: Running, llama: Llama) -> None:
+def test_positions_turn_queries_as_the_pass_has_it(page: Page, served: Running, llama: Llama) -> None:
     trace = llama.trace(TEXT)
-    page.goto(link(running, stage="rope", layer=1, head=1, pos=4))
+    page.goto(link(served, stage="rope", layer=1, head=1, pos=4))
     expect(page.locator('[data-number="score"]')).to_be_visible()
     expect(page.locator('[data-number="angle"]')).to_be_visible()
     plain, turned = trace["layers.1.q"][4, 1], trace["layers.1.q_rot"][4, 1]
@@ -123,8 +123,8 @@ def test_positions_turn_queries_as_the_pass_has_it(page: Page, running: Running,
         assert shown(page, f"wavelength-{pair}") == as_shown(wavelength, 5)
 
 
-def test_neurons_are_the_librarys(page: Page, running: Running, llama: Llama) -> None:
-    page.goto(link(running, stage="mlp", layer=1, pos=4))
+def test_neurons_are_the_librarys(page: Page, served: Running, llama: Llama) -> None:
+    page.goto(link(served, stage="mlp", layer=1, pos=4))
     expect(page.locator('[data-number="gate-0"]')).to_be_visible()
     for i, one in enumerate(llama.inspect.neurons(TEXT, 1, position=4, k=12).neurons):
         for name in ("gate", "act", "up", "gated"):
@@ -137,10 +137,10 @@ def test_neurons_are_the_librarys(page: Page, running: Running, llama: Llama) ->
         assert shown(page, "length") == expected
 
 
-def test_what_heads_add_is_the_librarys(page: Page, running: Running, llama: Llama) -> None:
+def test_what_heads_add_is_the_librarys(page: Page, served: Running, llama: Llama) -> None:
     found = llama.inspect.heads(TEXT, 1, positions=[4])
     whole = llama.trace(TEXT)["layers.1.attn_out"][4]
-    page.goto(link(running, stage="heads", layer=1, head=1, pos=4))
+    page.goto(link(served, stage="heads", layer=1, head=1, pos=4))
     expect(page.locator('[data-number="norm-1"]')).to_be_visible()
     for head, added in enumerate(map(torch.from_numpy, found.added_TND[0])):
         assert shown(page, f"norm-{head}") == as_shown(found.norms_TN[0, head].item(), 5)
@@ -150,9 +150,9 @@ def test_what_heads_add_is_the_librarys(page: Page, running: Running, llama: Lla
     assert shown(page, "length-out") == as_shown(whole.double().norm().item(), 5)
 
 
-def test_the_stream_and_who_wrote_a_logit(page: Page, running: Running, llama: Llama) -> None:
+def test_the_stream_and_who_wrote_a_logit(page: Page, served: Running, llama: Llama) -> None:
     trace = llama.trace(TEXT)
-    page.goto(link(running, stage="residual", layer=1, pos=4, token=900))
+    page.goto(link(served, stage="residual", layer=1, pos=4, token=900))
     expect(page.locator('[data-number="logit"]')).to_be_visible()
     lengths = {"added": "layers.1.attn_out", "before": "layers.0.resid", "after": "layers.1.resid_mid"}
     for name, key in lengths.items():
@@ -167,8 +167,8 @@ def test_the_stream_and_who_wrote_a_logit(page: Page, running: Running, llama: L
     assert "layer=0" in page.url and "token=900" in page.url
 
 
-def test_the_lens_over_the_layers(page: Page, running: Running, llama: Llama) -> None:
-    page.goto(link(running, stage="lens", layer=1, pos=4))
+def test_the_lens_over_the_layers(page: Page, served: Running, llama: Llama) -> None:
+    page.goto(link(served, stage="lens", layer=1, pos=4))
     best = llama.trace(TEXT)["logits"][4].argmax().item()
     expect(page.locator('[data-number="rank-1-mlp"]')).to_have_text("1")
     page.get_by_label("another word").fill("mat")
@@ -176,7 +176,7 @@ def test_the_lens_over_the_layers(page: Page, running: Running, llama: Llama) ->
     word = llama.tokenizer.encode(" mat", add_special_tokens=False)[0]
     expect(page.get_by_text(f"id {word}")).to_be_visible()
     settled(page)
-    for target, url in ((word, page.url), (best, link(running, stage="lens", layer=1, pos=4))):
+    for target, url in ((word, page.url), (best, link(served, stage="lens", layer=1, pos=4))):
         page.goto(url)
         expect(page.get_by_text(f"id {target}")).to_be_visible()
         expect(page.locator('[data-number="rank-1-mlp"]')).to_be_visible()
@@ -190,11 +190,11 @@ def test_the_lens_over_the_layers(page: Page, running: Running, llama: Llama) ->
 
 
 def test_the_sampler_shows_its_steps_the_draw_and_the_token_of_the_answer(
-    page: Page, running: Running, llama: Llama
+    page: Page, served: Running, llama: Llama
 ) -> None:
     """Also after a button has changed the parameters, and a slider."""
     ids = llama.encode(TEXT)[:5]
-    page.goto(link(running, stage="sampler", pos=4))
+    page.goto(link(served, stage="sampler", pos=4))
     for clicked, options in (
         (None, {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1, "seed": 0}),
         ("hot, but min-p 0.1", {"temperature": 2.0, "min_p": 0.1, "seed": 0}),
@@ -222,12 +222,12 @@ def test_the_sampler_shows_its_steps_the_draw_and_the_token_of_the_answer(
     expect(page.locator('[data-number="left-top_k"]')).to_have_text("3")
 
 
-def test_an_answer_grows_by_the_drawn_the_greedy_and_a_forced_token(page: Page, running: Running, llama: Llama) -> None:
+def test_an_answer_grows_by_the_drawn_the_greedy_and_a_forced_token(page: Page, served: Running, llama: Llama) -> None:
     """Its tokens are those of `generate`, their probabilities the library's, and the cache keeps what it had."""
     ids = llama.encode(TEXT)
     drawn = {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1, "seed": 0}
     grown = [*ids, *llama.generate(ids, max_tokens=2, **drawn).completions[0].token_ids]
-    page.goto(link(running, stage="growth", layer=1, head=1))
+    page.goto(link(served, stage="growth", layer=1, head=1))
     for number in (1, 2):
         page.get_by_role("button", name="Append the drawn token").click()
         expect(page.locator("mark.drawn")).to_have_count(number)
@@ -254,8 +254,8 @@ def test_an_answer_grows_by_the_drawn_the_greedy_and_a_forced_token(page: Page, 
     expect(page.locator("mark")).to_have_count(0)
 
 
-def test_a_matrix_can_be_read_as_a_table_and_by_keys(page: Page, running: Running, llama: Llama) -> None:
-    page.goto(link(running, stage="attention", layer=0, head=1, pos=2))
+def test_a_matrix_can_be_read_as_a_table_and_by_keys(page: Page, served: Running, llama: Llama) -> None:
+    page.goto(link(served, stage="attention", layer=0, head=1, pos=2))
     settled(page)
     pattern = llama.trace(TEXT)["layers.0.pattern"][1]
     matrix = page.get_by_role("application", name=re.compile("softmax of layer 0, head 1"))
@@ -271,13 +271,13 @@ def test_a_matrix_can_be_read_as_a_table_and_by_keys(page: Page, running: Runnin
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_text_is_text(page: Page, running: Running, stage: str) -> None:
-    check_text_is_text(page, link(running, HOSTILE, stage=stage, pos=1))
+def test_text_is_text(page: Page, served: Running, stage: str) -> None:
+    check_text_is_text(page, link(served, HOSTILE, stage=stage, pos=1))
 
 
-def test_what_is_of_an_earlier_question_is_marked(page: Page, running: Running) -> None:
+def test_what_is_of_an_earlier_question_is_marked(page: Page, served: Running) -> None:
     """Numbers of layer 0 below the heading of layer 1 would be a lie, for as long as they stand there."""
-    page.goto(link(running, stage="attention", layer=0))
+    page.goto(link(served, stage="attention", layer=0))
     settled(page)
     body = page.locator("article .body")
     expect(body).to_have_attribute("aria-busy", "false")
@@ -291,8 +291,8 @@ def test_what_is_of_an_earlier_question_is_marked(page: Page, running: Running) 
     expect(body).to_have_attribute("aria-busy", "false")
 
 
-def test_an_experiment_is_said_and_shown(page: Page, running: Running, llama: Llama) -> None:
-    page.goto(link(running, stage="attention", layer=1, head=1, pos=2))
+def test_an_experiment_is_said_and_shown(page: Page, served: Running, llama: Llama) -> None:
+    page.goto(link(served, stage="attention", layer=1, head=1, pos=2))
     settled(page)
     page.get_by_label("mask off").check()
     expect(page.get_by_text("An experiment in all layers, run by PyTorch")).to_be_visible()
@@ -309,9 +309,9 @@ def test_a_server_that_is_gone_is_said_and_the_text_kept(
     browser: Browser, llama: Llama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assets.read_assets, "__defaults__", (built_page(),))
-    with serving(llama, extensions=[page_extension()], api_keys=(KEY,)) as running:
+    with serving(llama, extensions=[page_extension()], api_keys=(KEY,)) as served:
         page = browser.new_page()
-        page.goto(link(running))
+        page.goto(link(served))
         settled(page)
     page.get_by_label("Text", exact=True).fill("still here")
     page.get_by_role("button", name="Run").click()
@@ -321,8 +321,8 @@ def test_a_server_that_is_gone_is_said_and_the_text_kept(
     page.close()
 
 
-def test_without_the_key_it_is_asked_for_and_nothing_is_lost(page: Page, running: Running) -> None:
-    page.goto(f"{running.url}/#text={quote('I love to drink')}")
+def test_without_the_key_it_is_asked_for_and_nothing_is_lost(page: Page, served: Running) -> None:
+    page.goto(f"{served.url}/#text={quote('I love to drink')}")
     expect(page.get_by_text("This server wants its key")).to_be_visible()
     expect(page.get_by_label("Text", exact=True)).to_have_value("I love to drink")
     page.get_by_label("Key").fill("wrong")
@@ -335,8 +335,8 @@ def test_without_the_key_it_is_asked_for_and_nothing_is_lost(page: Page, running
     expect(page.get_by_role("radio", checked=True)).to_have_accessible_name(re.compile("drink"))  # what comes next
 
 
-def test_what_is_refused_is_said_and_the_text_kept(page: Page, running: Running) -> None:
-    page.goto(link(running))
+def test_what_is_refused_is_said_and_the_text_kept(page: Page, served: Running) -> None:
+    page.goto(link(served))
     settled(page)
     page.get_by_label("Text", exact=True).fill("word " * 600)
     page.get_by_role("button", name="Run").click()
@@ -347,12 +347,12 @@ def test_what_is_refused_is_said_and_the_text_kept(page: Page, running: Running)
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
-def test_a_pass_that_the_server_forgot_is_named_again(page: Page, running: Running) -> None:
-    page.goto(link(running, stage="norm"))
+def test_a_pass_that_the_server_forgot_is_named_again(page: Page, served: Running) -> None:
+    page.goto(link(served, stage="norm"))
     settled(page)
     for number in range(70):  # more than are kept
         page.request.post(
-            f"{running.url}/inspect/passes", data={"ids": [number]}, headers={"authorization": f"Bearer {KEY}"}
+            f"{served.url}/inspect/passes", data={"ids": [number]}, headers={"authorization": f"Bearer {KEY}"}
         )
     page.get_by_role("radio", name="token 3").click()
     expect(page.get_by_role("heading", name=re.compile("Before: the stream at ␣on"))).to_be_visible()

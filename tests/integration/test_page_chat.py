@@ -44,8 +44,8 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "step", slower)
 
 
-def opened(page: Page, running: Running, **view: Any) -> None:
-    page.goto(link(running, **{"stage": "chat", **view}))
+def opened(page: Page, served: Running, **view: Any) -> None:
+    page.goto(link(served, **{"stage": "chat", **view}))
     settled(page)
 
 
@@ -80,23 +80,23 @@ def seen(text: str) -> str:
     return text.strip()
 
 
-def test_both_views_fit_and_are_open_to_everybody(page: Page, running: Running) -> None:
-    opened(page, running)
+def test_both_views_fit_and_are_open_to_everybody(page: Page, served: Running) -> None:
+    opened(page, served)
     say(page, "Hello")
     page.get_by_text("What is asked with every turn").click()
     page.get_by_role("button", name="Tokens", exact=True).click()
     page.get_by_role("toolbar").get_by_role("button").nth(3).click()
     expect(page.locator("[data-same]")).to_be_visible()
     check_fits_and_is_open(page)
-    opened(page, running, stage="requests")
+    opened(page, served, stage="requests")
     expect(page.get_by_text("Nobody is being answered now")).to_be_visible()
     check_fits_and_is_open(page)
 
 
 def test_an_answer_is_the_librarys_and_each_of_its_tokens_is_chosen_again(
-    page: Page, running: Running, llama: Llama
+    page: Page, served: Running, llama: Llama
 ) -> None:
-    opened(page, running)
+    opened(page, served)
     say(page, DIALOG[0]["content"])
     expected = llama.chat(DIALOG, seed=0, max_tokens=8, **SAMPLED)
     prompt, answer = list(expected.prompt_ids), list(expected.completions[0].token_ids)
@@ -133,8 +133,8 @@ def test_an_answer_is_the_librarys_and_each_of_its_tokens_is_chosen_again(
     assert seen(answer_of(page)) == seen(expected.text)
 
 
-def test_edited_and_answered_anew_the_earlier_versions_stay(page: Page, running: Running, llama: Llama) -> None:
-    opened(page, running)
+def test_edited_and_answered_anew_the_earlier_versions_stay(page: Page, served: Running, llama: Llama) -> None:
+    opened(page, served)
     say(page, "One")
     say(page, "Two")
     first, second = ({"role": "user", "content": text} for text in ("One", "Two"))
@@ -173,14 +173,14 @@ def test_edited_and_answered_anew_the_earlier_versions_stay(page: Page, running:
 
 
 @pytest.mark.usefixtures("slow")
-def test_what_came_before_a_stop_stays_and_frees_the_server(page: Page, running: Running) -> None:
-    opened(page, running)
+def test_what_came_before_a_stop_stays_and_frees_the_server(page: Page, served: Running) -> None:
+    opened(page, served)
     say(page, "Go on and on", most=300, waits=False)
     expect(turns(page).last.locator(".said")).to_be_visible()
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("alert")).to_contain_text("Unfinished: stopped. What came is kept.")
     came = answer_of(page)
-    running.wait(running.is_idle)
+    served.wait(served.is_idle)
     page.reload()
     settled(page)
     assert answer_of(page) == came
@@ -188,8 +188,8 @@ def test_what_came_before_a_stop_stays_and_frees_the_server(page: Page, running:
     expect(turns(page).last.get_by_text("2 of 2")).to_be_visible()
     expect(turns(page).last).to_contain_text(came.split("\n")[0][:40])  # the same seed gives the same answer
     page.goto("about:blank")
-    running.wait(running.is_idle)
-    opened(page, running)
+    served.wait(served.is_idle)
+    opened(page, served)
     expect(page.get_by_role("alert")).to_contain_text("the page was left while it came")
 
 
@@ -201,13 +201,13 @@ REFUSALS = (
 )
 
 
-def test_nothing_is_lost_when_the_server_refuses_or_is_gone(page: Page, running: Running) -> None:
+def test_nothing_is_lost_when_the_server_refuses_or_is_gone(page: Page, served: Running) -> None:
     def refuse(status: int, code: str, message: str) -> Any:
         body = json.dumps({"error": {"message": message, "type": "x", "param": None, "code": code}})
         headers = {"retry-after": "7", "content-type": "application/json"}
         return lambda route: route.fulfill(status=status, body=body, headers=headers)
 
-    opened(page, running)
+    opened(page, served)
     say(page, "First")
     kept = answer_of(page)
     for status, code, message in REFUSALS:
@@ -224,7 +224,7 @@ def test_nothing_is_lost_when_the_server_refuses_or_is_gone(page: Page, running:
     expect(turns(page)).to_have_count(10)
 
 
-def test_a_stream_that_breaks_is_marked_and_what_came_is_kept(page: Page, running: Running) -> None:
+def test_a_stream_that_breaks_is_marked_and_what_came_is_kept(page: Page, served: Running) -> None:
     def chunk(text: str, ids: list[int], **more: Any) -> str:
         logprobs = {"content": [{"token": text, "logprob": -1.0, "bytes": list(text.encode())}]}
         choice = {"index": 0, "delta": {"content": text}, "token_ids": ids, "logprobs": logprobs, "finish_reason": None}
@@ -239,7 +239,7 @@ def test_a_stream_that_breaks_is_marked_and_what_came_is_kept(page: Page, runnin
             "code": "overloaded",
         }
     }
-    opened(page, running)
+    opened(page, served)
     ends = (f"data: {json.dumps(error)}\n\n", "there was no memory"), ("", "the stream ended before the answer did")
     for end, why in ends:
         page.route(f"**{CHAT}", broken(said + end))
@@ -259,7 +259,7 @@ def broken(body: str) -> Any:
     return lambda route: route.fulfill(status=200, body=body, headers={"content-type": "text/event-stream"})
 
 
-def test_text_is_text(page: Page, running: Running) -> None:
+def test_text_is_text(page: Page, served: Running) -> None:
     page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
     choice = {"index": 0, "delta": {"content": HOSTILE}, "token_ids": [5], "logprobs": None, "finish_reason": "stop"}
     call = {
@@ -270,7 +270,7 @@ def test_text_is_text(page: Page, running: Running) -> None:
     }
     calls = {"index": 0, "delta": {"tool_calls": [call]}, "logprobs": None, "finish_reason": None}
     body = "".join(f"data: {json.dumps({'choices': [one]})}\n\n" for one in (calls, choice)) + "data: [DONE]\n\n"
-    opened(page, running)
+    opened(page, served)
     page.route(f"**{CHAT}", broken(body))
     say(page, HOSTILE)
     page.get_by_role("button", name="Tokens", exact=True).click()
@@ -278,7 +278,7 @@ def test_text_is_text(page: Page, running: Running) -> None:
     expect(turns(page).first.locator(".said")).to_have_text(HOSTILE)
 
 
-def test_a_call_is_shown_and_its_result_goes_on(page: Page, running: Running) -> None:
+def test_a_call_is_shown_and_its_result_goes_on(page: Page, served: Running) -> None:
     function = {"name": "get_weather", "arguments": ""}
     pieces = [
         {"index": 0, "id": "call_1", "type": "function", "function": function},
@@ -299,7 +299,7 @@ def test_a_call_is_shown_and_its_result_goes_on(page: Page, running: Running) ->
         else:
             route.continue_()
 
-    opened(page, running)
+    opened(page, served)
     page.route(f"**{CHAT}", answer)
     page.get_by_text("What is asked with every turn").click()
     page.get_by_label("System prompt").fill("Be brief")
@@ -323,8 +323,8 @@ def test_a_call_is_shown_and_its_result_goes_on(page: Page, running: Running) ->
     assert second["messages"][-1] == {"role": "tool", "tool_call_id": "call_1", "content": "4 degrees, rain"}
 
 
-def test_a_schema_holds_the_answer(page: Page, running: Running) -> None:
-    opened(page, running)
+def test_a_schema_holds_the_answer(page: Page, served: Running) -> None:
+    opened(page, served)
     page.get_by_text("What is asked with every turn").click()
     page.get_by_label("JSON schema").fill('{"enum": ["yes", "no"]}')
     page.get_by_text("What is asked with every turn").click()
@@ -337,7 +337,7 @@ def test_a_schema_holds_the_answer(page: Page, running: Running) -> None:
 
 
 @pytest.mark.usefixtures("slow")
-def test_requests_of_other_clients_are_shown_live_and_opened(page: Page, running: Running) -> None:
+def test_requests_of_other_clients_are_shown_live_and_opened(page: Page, served: Running) -> None:
     body = {
         "messages": DIALOG,
         "max_tokens": 400,
@@ -347,9 +347,9 @@ def test_requests_of_other_clients_are_shown_live_and_opened(page: Page, running
         "seed": 2**60 + 3,
     }
     headers = {"authorization": f"Bearer {KEY}"}
-    opened(page, running, stage="requests")
+    opened(page, served, stage="requests")
     expect(page.get_by_text("Nobody is being answered now")).to_be_visible()
-    with httpx.stream("POST", running.url + CHAT, json=body, headers=headers, timeout=60) as answer:
+    with httpx.stream("POST", served.url + CHAT, json=body, headers=headers, timeout=60) as answer:
         lines = answer.iter_lines()
         next(lines)
         expect(page.locator('[data-number="running"]')).to_have_text("1")
@@ -410,9 +410,9 @@ def test_a_model_without_dialogs_continues_a_text(browser: Browser, base_model: 
     page.close()
 
 
-def test_a_server_that_is_gone_is_said_and_asked_again(browser: Browser, running: Running) -> None:
+def test_a_server_that_is_gone_is_said_and_asked_again(browser: Browser, served: Running) -> None:
     page = browser.new_page()
-    opened(page, running)
+    opened(page, served)
     page.route(f"**{CHAT}", lambda route: route.abort())
     say(page, "Are you there?")
     expect(turns(page).last.get_by_role("alert")).to_contain_text("the server does not answer")

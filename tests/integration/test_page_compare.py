@@ -37,7 +37,7 @@ def llama(run: Path) -> Llama:
 
 
 @pytest.fixture(scope="module")
-def running(llama: Llama, run: Path) -> Iterator[Running]:
+def served(llama: Llama, run: Path) -> Iterator[Running]:
     """A server that was started with a run."""
     bundle, before = built_page(), assets.read_assets.__defaults__
     assets.read_assets.__defaults__ = (bundle,)
@@ -52,13 +52,13 @@ def at_step(run: Path, step: int) -> Llama:
     return llamarium.load(run / f"step-{step:08d}", device="cpu")
 
 
-def view(running: Running, **named: Any) -> str:
-    return link(running, TEXT, **named)
+def view(served: Running, **named: Any) -> str:
+    return link(served, TEXT, **named)
 
 
 @pytest.mark.parametrize("stage", ["compare", "checkpoints"])
-def test_a_view_fits_and_is_open_to_everybody(page: Page, running: Running, stage: str) -> None:
-    check_fits_and_is_open(page, view(running, stage=stage, layer=1, pos=3))
+def test_a_view_fits_and_is_open_to_everybody(page: Page, served: Running, stage: str) -> None:
+    check_fits_and_is_open(page, view(served, stage=stage, layer=1, pos=3))
 
 
 def check_comparison(page: Page, side: Llama, against: Llama) -> None:
@@ -75,8 +75,8 @@ def check_comparison(page: Page, side: Llama, against: Llama) -> None:
             assert shown(page, f"surprise-against-{one.position}") == as_shown(one.surprise_against, 4)
 
 
-def test_two_models_are_those_that_are_chosen(page: Page, running: Running, run: Path, llama: Llama) -> None:
-    page.goto(view(running, stage="compare", layer=1, pos=3))
+def test_two_models_are_those_that_are_chosen(page: Page, served: Running, run: Path, llama: Llama) -> None:
+    page.goto(view(served, stage="compare", layer=1, pos=3))
     settled(page)
     check_comparison(page, llama.inspect.variant("NF4"), llama)
     page.get_by_role("button", name="Q4_1 (int4) against float32").click()
@@ -97,8 +97,8 @@ def test_two_models_are_those_that_are_chosen(page: Page, running: Running, run:
     check_comparison(page, at_step(run, 5), llama)
 
 
-def test_a_matrix_of_layers_by_tokens_chooses_both(page: Page, running: Running, llama: Llama) -> None:
-    page.goto(view(running, stage="compare", layer=0, pos=0))
+def test_a_matrix_of_layers_by_tokens_chooses_both(page: Page, served: Running, llama: Llama) -> None:
+    page.goto(view(served, stage="compare", layer=0, pos=0))
     settled(page)
     found = llama.inspect.variant("NF4").inspect.compare(TEXT, llama)
     matrix = page.get_by_role("application", name=re.compile("^Relative error of the stream: layers by tokens"))
@@ -126,8 +126,8 @@ def check_moment(page: Page, run: Path, step: int) -> None:
     assert shown(page, "best") == as_shown(best.probability, 3)
 
 
-def test_the_slider_shows_each_checkpoint(page: Page, running: Running, run: Path, llama: Llama) -> None:
-    page.goto(view(running, stage="checkpoints", layer=1, head=2, pos=3))
+def test_the_slider_shows_each_checkpoint(page: Page, served: Running, run: Path, llama: Llama) -> None:
+    page.goto(view(served, stage="checkpoints", layer=1, head=2, pos=3))
     settled(page)
     check_moment(page, run, 24)
     paths = row_paths(run, list(dict.fromkeys(llama.encode(TEXT))))
@@ -149,9 +149,9 @@ def test_the_slider_shows_each_checkpoint(page: Page, running: Running, run: Pat
 
 
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])
-def test_play_walks_to_the_last_checkpoint_and_the_loss_falls(page: Page, running: Running, motion: Any) -> None:
+def test_play_walks_to_the_last_checkpoint_and_the_loss_falls(page: Page, served: Running, motion: Any) -> None:
     page.emulate_media(reduced_motion=motion)
-    page.goto(view(running, stage="checkpoints", step=5))
+    page.goto(view(served, stage="checkpoints", step=5))
     settled(page)
     first = shown(page, "loss")
     page.get_by_role("button", name="Play").click()
@@ -168,8 +168,8 @@ def test_play_walks_to_the_last_checkpoint_and_the_loss_falls(page: Page, runnin
     expect(page.get_by_role("button", name="Play")).to_be_visible()
 
 
-def test_a_checkpoint_that_has_gone_is_said(page: Page, running: Running) -> None:
-    page.goto(view(running, stage="checkpoints", step=7))
+def test_a_checkpoint_that_has_gone_is_said(page: Page, served: Running) -> None:
+    page.goto(view(served, stage="checkpoints", step=7))
     expect(page.get_by_text("The run has no checkpoint of step 7")).to_be_visible()
     expect(page.get_by_role("alert").first).to_contain_text("has no checkpoint of step 7")
     page.get_by_role("button", name="Checkpoint: one on").click()
@@ -177,9 +177,9 @@ def test_a_checkpoint_that_has_gone_is_said(page: Page, running: Running) -> Non
     expect(page.locator('[data-number="loss"]')).to_be_visible()
 
 
-def test_a_text_that_is_too_long_is_said(page: Page, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_is_too_long_is_said(page: Page, served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamarium.page.compare.routes.MAX_TOKENS", 19)
-    page.goto(view(running, stage="compare"))
+    page.goto(view(served, stage="compare"))
     settled(page)
     expect(page.get_by_text("The text has 20 tokens; 19 are compared at most")).to_be_visible()
     expect(page.locator('[data-number="kl"]')).to_have_count(0)
@@ -196,14 +196,14 @@ def check_program(page: Page, monkeypatch: pytest.MonkeyPatch, run: Path, *names
 
 
 def test_the_views_open_as_programs_that_make_their_numbers(
-    page: Page, running: Running, run: Path, monkeypatch: pytest.MonkeyPatch
+    page: Page, served: Running, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared = ("kl", "last", "relative", "cosine", "kl-3", "surprise-3", "surprise-against-3")
     for side, against in (("NF4", "model"), ("Q8_0", "float32"), (f"checkpoint:{run.name}:5", "model")):
-        page.goto(view(running, stage="compare", layer=1, pos=3, side=side, against=against))
+        page.goto(view(served, stage="compare", layer=1, pos=3, side=side, against=against))
         settled(page)
         check_program(page, monkeypatch, run, *compared)
-    page.goto(view(running, stage="checkpoints", step=10))
+    page.goto(view(served, stage="checkpoints", step=10))
     settled(page)
     page.get_by_text("As a table").first.click()
     check_program(page, monkeypatch, run, "loss", "best", "surprise-3", "first-14", "second-14")

@@ -26,12 +26,12 @@ def read_table(page: Page, name: str) -> list[list[str]]:
 
 
 def test_a_matrix_wider_than_its_place_scrolls_and_names_the_cell_under_the_pointer(
-    page: Page, running: Running, llama: Llama
+    page: Page, served: Running, llama: Llama
 ) -> None:
     """Of a long text the last tokens are drawn, two pixels each."""
     ids = range(1000, 1300)
     page.set_viewport_size({"width": 360, "height": 800})
-    page.goto(link(running, stage="growth", ids="-".join(map(str, ids))))
+    page.goto(link(served, stage="growth", ids="-".join(map(str, ids))))
     settled(page)
     expect(page.get_by_text("The last 256 of 300 are drawn")).to_be_visible()
     matrix = page.get_by_role("application", name=re.compile("^Keys in the cache"))
@@ -51,35 +51,35 @@ def test_a_matrix_wider_than_its_place_scrolls_and_names_the_cell_under_the_poin
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
-def test_letters_keep_their_size_in_a_narrow_window(page: Page, running: Running) -> None:
+def test_letters_keep_their_size_in_a_narrow_window(page: Page, served: Running) -> None:
     page.set_viewport_size({"width": 320, "height": 800})
     for stage, label in (("embedding", "^The rows of the text's tokens"), ("bits", "^The levels of NF4")):
-        page.goto(link(running, stage=stage, layer=1))
+        page.goto(link(served, stage=stage, layer=1))
         letters = page.get_by_role("img", name=re.compile(label)).locator("text")
         expect(letters.first).to_be_visible()
         settled(page)
         assert min(one.bounding_box()["height"] for one in letters.all()) > 11  # type: ignore[index]
-    page.goto(link(running, stage="residual", layer=1))
+    page.goto(link(served, stage="residual", layer=1))
     step = page.get_by_text("3 of 4: attention of layer 1")
     expect(step).to_be_visible()
     assert step.evaluate("one => one.getBoundingClientRect().right") <= 320
 
 
-def test_curves_and_patterns_can_be_read_as_tables(page: Page, running: Running, llama: Llama) -> None:
-    page.goto(link(running, stage="rope", layer=1, head=1, pos=4))
+def test_curves_and_patterns_can_be_read_as_tables(page: Page, served: Running, llama: Llama) -> None:
+    page.goto(link(served, stage="rope", layer=1, head=1, pos=4))
     settled(page)
     page.locator(".plot").get_by_text("As a table").click()
     rows = read_table(page, "Score of the query against the key.*as a table")
     assert [row[0] for row in rows[:3]] == ["0", "1", "2"] and len(rows) > 100
     assert as_shown(float(rows[4][1]), 4) == shown(page, "score")
-    page.goto(link(running, stage="residual", layer=0, pos=4))
+    page.goto(link(served, stage="residual", layer=0, pos=4))
     settled(page)
     page.locator(".plot").get_by_text("As a table").click()
     page.get_by_role("region", name=re.compile("Length of the stream.*as a table")).get_by_role(
         "button", name="3"
     ).click()  # what a click on the curve does
     expect(page.get_by_text("3 of 4: attention of layer 1")).to_be_visible()
-    page.goto(link(running, stage="heads-looking", layer=0, head=0, pos=4))
+    page.goto(link(served, stage="heads-looking", layer=0, head=0, pos=4))
     settled(page)
     page.get_by_text("As a table").click()
     patterns = [llama.trace(TEXT)[f"layers.{layer}.pattern"] for layer in (0, 1)]
@@ -96,10 +96,10 @@ def test_curves_and_patterns_can_be_read_as_tables(page: Page, running: Running,
     expect(page.get_by_role("heading", name="Layer 1, head 0")).to_be_visible()
 
 
-def test_what_is_saved_says_what_it_shows(page: Page, running: Running) -> None:
+def test_what_is_saved_says_what_it_shows(page: Page, served: Running) -> None:
     """A picture has its colours' scale, a curve its axes and names."""
     image = pytest.importorskip("PIL.Image")
-    page.goto(link(running, stage="residual", layer=1, pos=4))
+    page.goto(link(served, stage="residual", layer=1, pos=4))
     settled(page)
     with page.expect_download() as coming:
         page.get_by_role("button", name="Save as SVG: Length of the stream").click()
@@ -120,21 +120,21 @@ def test_what_is_saved_says_what_it_shows(page: Page, running: Running) -> None:
     assert max(map(min, apart)) < 20 and apart[0].index(min(apart[0])) < apart[1].index(min(apart[1]))
 
 
-def test_what_is_typed_stays_until_it_is_asked(page: Page, running: Running) -> None:
+def test_what_is_typed_stays_until_it_is_asked(page: Page, served: Running) -> None:
     """While something else is chosen; and a link that names other words brings those."""
-    page.goto(link(running, stage="steer", layer=1))
+    page.goto(link(served, stage="steer", layer=1))
     page.get_by_label("toward").fill("not asked yet")
     page.get_by_role("slider", name="strength").fill("3")
     expect(page).to_have_url(re.compile("strength=3"))
     settled(page)
     expect(page.get_by_label("toward")).to_have_value("not asked yet")
-    page.goto(link(running, stage="context", layer=1))
+    page.goto(link(served, stage="context", layer=1))
     page.get_by_role("textbox", name="The other sentence").fill("not asked either")
     page.get_by_label("mask off, as in an encoder").check()
     settled(page)
     expect(page.get_by_role("textbox", name="The other sentence")).to_have_value("not asked either")
-    page.goto(link(running, stage="embedding"))
+    page.goto(link(served, stage="embedding"))
     expect(page.get_by_label("one", exact=True)).to_have_value("cat")
-    page.goto(link(running, stage="embedding", one="sun", minus=" "))
+    page.goto(link(served, stage="embedding", one="sun", minus=" "))
     expect(page.get_by_label("one", exact=True)).to_have_value("sun")
     expect(page.get_by_label("minus")).to_have_value("")

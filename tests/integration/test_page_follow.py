@@ -34,20 +34,20 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_fits_and_is_open_to_everybody(page: Page, running: Running, stage: str) -> None:
-    check_fits_and_is_open(page, link(running, **{"stage": stage, "layer": 1, "pos": 2, **STAGES[stage]}))
+def test_a_stage_fits_and_is_open_to_everybody(page: Page, served: Running, stage: str) -> None:
+    check_fits_and_is_open(page, link(served, **{"stage": stage, "layer": 1, "pos": 2, **STAGES[stage]}))
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_text_is_text(page: Page, running: Running, stage: str) -> None:
-    check_text_is_text(page, link(running, HOSTILE, **{"stage": stage, "pos": 1, **STAGES[stage], "other": HOSTILE}))
+def test_text_is_text(page: Page, served: Running, stage: str) -> None:
+    check_text_is_text(page, link(served, HOSTILE, **{"stage": stage, "pos": 1, **STAGES[stage], "other": HOSTILE}))
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_of_training_is_the_librarys(page: Page, running: Running, llama: Llama) -> None:
-    page.goto(link(running, stage="learning", pos=2))
+def test_a_step_of_training_is_the_librarys(page: Page, served: Running, llama: Llama) -> None:
+    page.goto(link(served, stage="learning", pos=2))
     expect(page.locator('[data-number="loss"]')).to_be_visible(timeout=LONG)
     scored = [-(one.logprob or 0) for one in score(llama.runner, llama.encode(TEXT)).tokens[1:]]
     for position, loss in enumerate(scored, 1):
@@ -83,16 +83,16 @@ def test_a_step_of_training_is_the_librarys(page: Page, running: Running, llama:
 
 
 def test_of_a_long_text_the_last_losses_are_told_and_another_text_learns_nothing_unasked(
-    page: Page, running: Running, llama: Llama
+    page: Page, served: Running, llama: Llama
 ) -> None:
     text = "one two three four five six seven " * 20
     lessons = list[str]()
     page.on("request", lambda asked: lessons.append(asked.url) if asked.url.endswith("/lesson") else None)
-    page.goto(link(running, text, stage="learning"))
+    page.goto(link(served, text, stage="learning"))
     expect(page.get_by_text("of the last 128 of")).to_be_visible(timeout=LONG)
     losses = [-(one.logprob or 0) for one in score(llama.runner, llama.encode(text)).tokens[-128:]]
     assert shown(page, "loss") == as_shown(sum(losses) / 128, 5)
-    page.goto(link(running, "one two three", stage="learning", step="SGD 0.01"))
+    page.goto(link(served, "one two three", stage="learning", step="SGD 0.01"))
     expect(page.locator('[data-number="after"]')).to_be_visible(timeout=LONG)
     page.get_by_label("Text", exact=True).fill("three two one")
     page.get_by_role("button", name="Run").click()
@@ -102,8 +102,8 @@ def test_of_a_long_text_the_last_losses_are_told_and_another_text_learns_nothing
     assert len(lessons) == 1
 
 
-def test_a_text_of_one_token_says_that_it_has_no_loss(page: Page, running: Running) -> None:
-    page.goto(link(running, "cat", stage="learning", step="SGD 0.01"))
+def test_a_text_of_one_token_says_that_it_has_no_loss(page: Page, served: Running) -> None:
+    page.goto(link(served, "cat", stage="learning", step="SGD 0.01"))
     expect(page.get_by_text("A text of one token has no loss")).to_be_visible(timeout=LONG)
     expect(page.get_by_role("button", name="Take one step")).to_be_disabled()
 
@@ -111,12 +111,12 @@ def test_a_text_of_one_token_says_that_it_has_no_loss(page: Page, running: Runni
 # --- four bits --------------------------------------------------------------------------------------------------------
 
 
-def test_weights_and_inputs_in_few_bits_are_the_librarys(page: Page, running: Running, llama: Llama) -> None:
+def test_weights_and_inputs_in_few_bits_are_the_librarys(page: Page, served: Running, llama: Llama) -> None:
     linear = llama.model.get_submodule("model.layers.1.mlp.down_proj")
     original = linear.get_parameter("weight").detach()[3]
     inputs = rounded_inputs(llama.trace(TEXT).arrays["gated", 1][4:5])
     for type_name in ("NF4", "Q4_1"):
-        page.goto(link(running, stage="bits", layer=1, pos=4, linear="down_proj", row=3, group=1, type=type_name))
+        page.goto(link(served, stage="bits", layer=1, pos=4, linear="down_proj", row=3, group=1, type=type_name))
         expect(page.get_by_role("heading", name=re.compile(f"levels of {type_name}"))).to_be_visible(timeout=LONG)
         settled(page)
         found = coded_weights(llama.runner, "model.layers.1.mlp.down_proj.weight", [3], quantize=type_name)
@@ -140,8 +140,8 @@ def test_weights_and_inputs_in_few_bits_are_the_librarys(page: Page, running: Ru
             assert shown(page, f"count-{code}") == (found.codes_RC == code).sum()
 
 
-def test_where_the_error_grows(page: Page, running: Running, llama: Llama) -> None:
-    page.goto(link(running, stage="bits", layer=1, pos=3, type="Q4_1"))
+def test_where_the_error_grows(page: Page, served: Running, llama: Llama) -> None:
+    page.goto(link(served, stage="bits", layer=1, pos=3, type="Q4_1"))
     settled(page)
     page.get_by_role("button", name="Run it").click()
     ids = llama.encode(TEXT)
@@ -161,9 +161,9 @@ def test_where_the_error_grows(page: Page, running: Running, llama: Llama) -> No
 # --- static against contextual ----------------------------------------------------------------------------------------
 
 
-def test_a_word_in_two_sentences(page: Page, running: Running, llama: Llama) -> None:
+def test_a_word_in_two_sentences(page: Page, served: Running, llama: Llama) -> None:
     here, there = "A cat sat on the mat", "The dog saw that cat again"
-    page.goto(link(running, here, stage="context", layer=1, pos=1, other=there))
+    page.goto(link(served, here, stage="context", layer=1, pos=1, other=there))
     expect(page.locator('[data-number="cosine-1"]')).to_be_visible(timeout=LONG)
     settled(page)
     at = llama.encode(there).index(llama.encode(here)[1])
@@ -187,9 +187,9 @@ def test_a_word_in_two_sentences(page: Page, running: Running, llama: Llama) -> 
     assert shown(page, "row-differ") > 0
 
 
-def test_later_words_change_nothing_but_in_an_encoder(page: Page, running: Running, llama: Llama) -> None:
+def test_later_words_change_nothing_but_in_an_encoder(page: Page, served: Running, llama: Llama) -> None:
     """Equal to the bit in all layers; without the mask all of them differ."""
-    page.goto(link(running, stage="context", keep=4, end=" moon and stars"))
+    page.goto(link(served, stage="context", keep=4, end=" moon and stars"))
     expect(page.locator('[data-number="differ"]')).to_be_visible(timeout=LONG)
     assert shown(page, "differ") == 0
     expect(page.get_by_text("Of the 512 numbers")).to_be_visible(timeout=LONG)  # two layers, four tokens, 64 of each
@@ -208,9 +208,9 @@ def test_later_words_change_nothing_but_in_an_encoder(page: Page, running: Runni
 # --- what was there already: its link, and what stands beside it ------------------------------------------------------
 
 
-def test_an_answer_and_the_sampler_stand_in_the_link(page: Page, running: Running) -> None:
+def test_an_answer_and_the_sampler_stand_in_the_link(page: Page, served: Running) -> None:
     """In another tab it is the same answer, token by token and how each came; for another text it is none."""
-    page.goto(link(running, stage="growth", layer=1, head=1, pos=5))
+    page.goto(link(served, stage="growth", layer=1, head=1, pos=5))
     settled(page)
     page.get_by_role("button", name="Append the drawn token").click()
     expect(page.locator("mark.drawn")).to_have_count(1)
@@ -256,9 +256,9 @@ def test_an_answer_and_the_sampler_stand_in_the_link(page: Page, running: Runnin
     ],
 )
 def test_what_a_stage_is_set_to_is_what_its_link_says(
-    page: Page, running: Running, view: dict[str, Any], pressed: list[str]
+    page: Page, served: Running, view: dict[str, Any], pressed: list[str]
 ) -> None:
-    page.goto(link(running, **view))
+    page.goto(link(served, **view))
     settled(page)
     for name in pressed:
         expect(page.get_by_role("main").get_by_role("button", name=name, exact=True)).to_have_attribute(
@@ -266,8 +266,8 @@ def test_what_a_stage_is_set_to_is_what_its_link_says(
         )
 
 
-def test_rows_at_random_stand_beside_learned_ones(page: Page, running: Running, llama: Llama) -> None:
-    page.goto(link(running, stage="embedding", pos=1))
+def test_rows_at_random_stand_beside_learned_ones(page: Page, served: Running, llama: Llama) -> None:
+    page.goto(link(served, stage="embedding", pos=1))
     page.get_by_role("button", name="Draw a table as it begins").click()
     page.get_by_role("button", name="Another seed").click()
     expect(page.locator('[data-number="random-cosine"]')).to_be_visible(timeout=LONG)
@@ -284,28 +284,28 @@ def test_rows_at_random_stand_beside_learned_ones(page: Page, running: Running, 
     assert "seed=1" in page.url
 
 
-def test_tokens_by_their_ids_are_not_those_of_the_text(page: Page, running: Running, llama: Llama) -> None:
+def test_tokens_by_their_ids_are_not_those_of_the_text(page: Page, served: Running, llama: Llama) -> None:
     """A link of a conversation names ids; the text in its line is another one."""
-    page.goto(link(running, stage="tokens", ids="1-900-1000-1001", pos=1))
+    page.goto(link(served, stage="tokens", ids="1-900-1000-1001", pos=1))
     settled(page)
     assert shown(page, "tokens") == 4
     pieces = page.locator(".pieces .token")
     assert [one.locator(".id").inner_text() for one in pieces.all()] == ["1", "900", "1000", "1001"]
     expect(page.get_by_role("heading", name="4 tokens by their ids")).to_be_visible()
-    page.goto(link(running, "word " * 300, stage="tokens", pos=250))
+    page.goto(link(served, "word " * 300, stage="tokens", pos=250))
     expect(page.get_by_text("around the chosen one")).to_be_visible()
     expect(pieces).to_have_count(200)
 
 
-def test_characters_stand_beside_tokens(page: Page, running: Running) -> None:
-    page.goto(link(running, "naïve 🙂", stage="tokens"))
+def test_characters_stand_beside_tokens(page: Page, served: Running) -> None:
+    page.goto(link(served, "naïve 🙂", stage="tokens"))
     page.get_by_label("characters beside it").check()
     assert (shown(page, "character-tokens"), shown(page, "pairs")) == (7, 28)
     expect(page.get_by_text("U+1F642")).to_be_visible()
 
 
-def test_the_map_leads_to_every_part(page: Page, running: Running) -> None:
+def test_the_map_leads_to_every_part(page: Page, served: Running) -> None:
     for part, title in (("down_proj", "SwiGLU"), ("o_proj", "Heads joined"), ("lm_head", "What it would say now")):
-        page.goto(link(running, stage="map"))
+        page.goto(link(served, stage="map"))
         page.get_by_role("main").get_by_role("button", name=part).click()
         expect(page.get_by_role("heading", level=2)).to_have_text(title)

@@ -26,14 +26,14 @@ def glossary() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("view", [*CHAPTERS, "glossary"])
-def test_the_course_fits_and_is_open_to_everybody(page: Page, running: Running, view: str) -> None:
-    check_fits_and_is_open(page, link(running, stage=view))
+def test_the_course_fits_and_is_open_to_everybody(page: Page, served: Running, view: str) -> None:
+    check_fits_and_is_open(page, link(served, stage=view))
 
 
-def test_a_word_says_what_the_glossary_says(page: Page, running: Running) -> None:
+def test_a_word_says_what_the_glossary_says(page: Page, served: Running) -> None:
     """By mouse, by keyboard, by touch; Escape closes it; it is what the word is described by."""
     said = glossary()
-    page.goto(link(running, stage="norm"))
+    page.goto(link(served, stage="norm"))
     settled(page)
     word, tooltip = page.get_by_role("button", name="gamma", exact=True), page.locator("[role=tooltip]:popover-open")
     expect(word).to_have_accessible_description(said["gamma"])
@@ -53,10 +53,10 @@ def test_a_word_says_what_the_glossary_says(page: Page, running: Running) -> Non
     expect(page.get_by_role("heading", level=2)).to_have_text("RMSNorm")
 
 
-def test_a_word_can_be_touched_where_the_page_is_narrow(browser: Browser, running: Running) -> None:
+def test_a_word_can_be_touched_where_the_page_is_narrow(browser: Browser, served: Running) -> None:
     context = browser.new_context(viewport={"width": 360, "height": 640}, has_touch=True)
     page = context.new_page()
-    page.goto(link(running, stage="qkv"))
+    page.goto(link(served, stage="qkv"))
     settled(page)
     tooltip = page.locator("[role=tooltip]:popover-open")
     page.get_by_role("button", name="grouped-query attention").tap()
@@ -68,20 +68,20 @@ def test_a_word_can_be_touched_where_the_page_is_narrow(browser: Browser, runnin
     context.close()
 
 
-def test_the_page_and_the_glossary_are_equal(page: Page, running: Running) -> None:
-    page.goto(link(running, stage="glossary"))
+def test_the_page_and_the_glossary_are_equal(page: Page, served: Running) -> None:
+    page.goto(link(served, stage="glossary"))
     settled(page)
     words, sentences = page.locator("dt").all_inner_texts(), page.locator("dd").all_inner_texts()
     assert dict(zip(words, sentences, strict=True)) == glossary()
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
-def test_a_chapter_leads_to_stages_and_stages_to_it(page: Page, running: Running, chapter: str) -> None:
+def test_a_chapter_leads_to_stages_and_stages_to_it(page: Page, served: Running, chapter: str) -> None:
     """Each of its links opens the view that it names, and the view has a way back to the section."""
     (path,) = COURSE.glob(f"[0-9]-{chapter}.md")
     text = path.read_text(encoding="utf-8")
     written = re.findall(r"`(#stage=[^`]+)`", text)
-    page.goto(link(running, stage=chapter))
+    page.goto(link(served, stage=chapter))
     settled(page)
     expect(page.get_by_role("heading", level=2)).to_have_text(text.splitlines()[0].removeprefix("# "))
     assert [one.get_attribute("href") for one in page.locator("a.see").all()] == written
@@ -94,8 +94,8 @@ def test_a_chapter_leads_to_stages_and_stages_to_it(page: Page, running: Running
     assert f"stage={chapter}" in page.url
 
 
-def test_a_section_is_read_beside_its_stage(page: Page, running: Running) -> None:
-    page.goto(link(running, stage="rope", layer=1, pos=2))
+def test_a_section_is_read_beside_its_stage(page: Page, served: Running) -> None:
+    page.goto(link(served, stage="rope", layer=1, pos=2))
     settled(page)
     lesson = page.locator("details.lesson").first
     lesson.locator("summary").click()
@@ -111,10 +111,10 @@ def test_a_section_is_read_beside_its_stage(page: Page, running: Running) -> Non
     assert "stage=where-order-comes-from&layer=1" in page.url and "section=" in page.url
 
 
-def test_commands_are_copied_without_what_they_print(browser: Browser, running: Running) -> None:
+def test_commands_are_copied_without_what_they_print(browser: Browser, served: Running) -> None:
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
     page = context.new_page()
-    page.goto(link(running, stage=CHAPTERS[0]))
+    page.goto(link(served, stage=CHAPTERS[0]))
     settled(page)
     block = page.locator(".block", has_text="$ llamarium tokenize").first
     block.get_by_role("button", name="Copy").click()

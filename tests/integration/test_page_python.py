@@ -69,9 +69,9 @@ def check_same(page: Page, numbers: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_opens_as_a_program_that_makes_its_numbers(
-    page: Page, running: Running, llama: Llama, monkeypatch: pytest.MonkeyPatch, view: str
+    page: Page, served: Running, llama: Llama, monkeypatch: pytest.MonkeyPatch, view: str
 ) -> None:
-    page.goto(link(running, stage=view, layer=1, head=1, pos=4, **VIEWS[view]))
+    page.goto(link(served, stage=view, layer=1, head=1, pos=4, **VIEWS[view]))
     settled(page)
     if view == "patch":
         expect(page.get_by_text("all 12 cells")).to_be_visible()
@@ -79,7 +79,7 @@ def test_a_view_opens_as_a_program_that_makes_its_numbers(
 
 
 def test_a_program_follows_what_is_looked_at(
-    page: Page, running: Running, llama: Llama, monkeypatch: pytest.MonkeyPatch
+    page: Page, served: Running, llama: Llama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another step of a stage, an experiment, an answer that has grown, the first layer, the embedding."""
     for view, pos, button, fields in (
@@ -95,7 +95,7 @@ def test_a_program_follows_what_is_looked_at(
         ("lens-grid", 3, "after attention", {"token": 900}),
         ("patch", 3, "what the MLP adds", {"source": OTHER}),
     ):
-        page.goto(link(running, stage=view, head=1, pos=pos, **{"layer": 1, **fields}))
+        page.goto(link(served, stage=view, head=1, pos=pos, **{"layer": 1, **fields}))
         settled(page)
         if button is not None:
             page.get_by_role("button", name=button).click()
@@ -109,11 +109,11 @@ def test_a_program_follows_what_is_looked_at(
 
 
 def test_texts_stand_in_a_program_as_they_are(
-    page: Page, running: Running, llama: Llama, monkeypatch: pytest.MonkeyPatch
+    page: Page, served: Running, llama: Llama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Quotes, backslashes, line ends, controls and directions are no way out of a string, and none is lost."""
     text = HOSTILE + "\"; import os\n\\\" ''' {ids}\t\u2028\u2066 end \\"
-    page.goto(link(running, text, stage="tokens"))
+    page.goto(link(served, text, stage="tokens"))
     settled(page)
     program = program_of(page)
     assert not re.search(r"[^\n -~\u00a1-\u1fff\u3000-\uffff\U0001f000-\U0001ffff]", program)
@@ -124,8 +124,8 @@ def test_texts_stand_in_a_program_as_they_are(
     assert found["ids"] == llama.encode(text)
 
 
-def test_numbers_and_pictures_are_saved(page: Page, running: Running, llama: Llama, tmp_path: Path) -> None:
-    page.goto(link(running, stage="lens-grid", layer=1, pos=4, token=900))
+def test_numbers_and_pictures_are_saved(page: Page, served: Running, llama: Llama, tmp_path: Path) -> None:
+    page.goto(link(served, stage="lens-grid", layer=1, pos=4, token=900))
     settled(page)
     saved = {}
     for kind, what in (("JSON", "Lens over layers"), ("PNG", "What the stream would say"), ("SVG", "Probability of")):
@@ -143,8 +143,8 @@ def test_numbers_and_pictures_are_saved(page: Page, running: Running, llama: Lla
     assert path.get("stroke", "none") != "none" and float(drawing.get("width", 0)) > 100
 
 
-def test_numbers_in_bulk_are_saved_as_they_are(page: Page, running: Running, llama: Llama) -> None:
-    page.goto(link(running, stage="norm", layer=1, pos=4))
+def test_numbers_in_bulk_are_saved_as_they_are(page: Page, served: Running, llama: Llama) -> None:
+    page.goto(link(served, stage="norm", layer=1, pos=4))
     settled(page)
     with page.expect_download() as coming:
         page.get_by_role("button", name="Save as JSON: RMSNorm").click()

@@ -19,9 +19,9 @@ _SEEN = """
 """
 
 
-def test_the_line_the_address_and_what_is_shown_are_of_one_text(page: Page, running: Running) -> None:
+def test_the_line_the_address_and_what_is_shown_are_of_one_text(page: Page, served: Running) -> None:
     line, strip = page.get_by_label("Text", exact=True), page.locator(".strip")
-    page.goto(link(running, stage="lens", pos=1))
+    page.goto(link(served, stage="lens", pos=1))
     settled(page)
     tried = page.get_by_role("button", name="The capital of France is")
     tried.click()
@@ -45,8 +45,8 @@ def test_the_line_the_address_and_what_is_shown_are_of_one_text(page: Page, runn
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
-def test_what_is_on_its_way_is_not_saved(page: Page, running: Running) -> None:
-    page.goto(link(running, stage="norm"))
+def test_what_is_on_its_way_is_not_saved(page: Page, served: Running) -> None:
+    page.goto(link(served, stage="norm"))
     settled(page)
     save = page.get_by_role("button", name="Save as JSON")
     expect(save).to_be_enabled()
@@ -62,9 +62,9 @@ def test_what_is_on_its_way_is_not_saved(page: Page, running: Running) -> None:
     expect(save).to_be_enabled()
 
 
-def test_a_view_that_is_opened_has_the_focus_and_can_be_left_by_the_way_back(page: Page, running: Running) -> None:
+def test_a_view_that_is_opened_has_the_focus_and_can_be_left_by_the_way_back(page: Page, served: Running) -> None:
     title = page.get_by_role("heading", level=2)
-    page.goto(link(running, stage="map"))
+    page.goto(link(served, stage="map"))
     settled(page)
     expect(title).not_to_be_focused()
     page.locator("button.box").first.click()
@@ -81,10 +81,10 @@ def test_a_view_that_is_opened_has_the_focus_and_can_be_left_by_the_way_back(pag
     assert page.title() == "The map · Llamarium"
 
 
-def test_a_narrow_page_shows_where_it_is_among_the_views(page: Page, running: Running) -> None:
+def test_a_narrow_page_shows_where_it_is_among_the_views(page: Page, served: Running) -> None:
     """And tells of the keys that do something there."""
     page.set_viewport_size({"width": 360, "height": 800})
-    page.goto(link(running, stage="growth"))
+    page.goto(link(served, stage="growth"))
     settled(page)
     assert page.evaluate(_SEEN)
     expect(page.get_by_text("Keys:")).to_contain_text("through the layers; ← → among the tokens")
@@ -93,8 +93,8 @@ def test_a_narrow_page_shows_where_it_is_among_the_views(page: Page, running: Ru
     expect(page.get_by_text("Keys:")).to_have_text("Keys: Shift with ← → walks through the views.")
 
 
-def test_an_answer_that_grows_stops_when_it_is_left(page: Page, running: Running) -> None:
-    page.goto(link(running, stage="growth", layer=1))
+def test_an_answer_that_grows_stops_when_it_is_left(page: Page, served: Running) -> None:
+    page.goto(link(served, stage="growth", layer=1))
     settled(page)
     held, asked = list[Any](), list[str]()
     page.route("**/sampler", lambda route: route.continue_() if held else held.append(route))
@@ -111,10 +111,10 @@ def test_an_answer_that_grows_stops_when_it_is_left(page: Page, running: Running
     assert "answer=" not in page.url
 
 
-def test_rooms_without_a_text_need_no_pass(page: Page, running: Running) -> None:
+def test_rooms_without_a_text_need_no_pass(page: Page, served: Running) -> None:
     asked = list[str]()
     page.on("request", lambda one: asked.append(one.url) if one.url.endswith("/passes") else None)
-    page.goto(link(running, "word " * 600, stage="chat"))
+    page.goto(link(served, "word " * 600, stage="chat"))
     settled(page)
     expect(page.get_by_label("Your message").or_(page.get_by_label("A text to continue"))).to_be_visible()
     assert asked == []
