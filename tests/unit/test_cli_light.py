@@ -131,3 +131,24 @@ def test_a_missing_file_is_reported_before_pytorch_is_imported(words: str) -> No
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert "nowhere" in done.stderr and "AssertionError" not in done.stderr
+
+
+def test_rows_of_a_run_say_what_they_need() -> None:
+    """An unknown run is unknown, and a known one names the extra: never an import that fails."""
+    pytest.importorskip("fastapi")
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from pathlib import Path; from llamarium.page.compare.runs import Runs; from llamarium.errors import *\n"
+        "runs = Runs()\n"
+        "try: runs.row_paths('r', [0])\n"
+        "except UnknownNameError as error: print(error)\n"
+        "runs._folders['r'] = Path('nowhere'); runs.steps = lambda name: []\n"
+        "try: runs.row_paths('r', [0])\n"
+        "except MissingPackageError as error: print(error)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(SRC)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    unknown, missing = done.stdout.splitlines()
+    assert "no run of this name" in unknown
+    assert "llamarium[torch]" in missing

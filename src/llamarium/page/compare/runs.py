@@ -13,6 +13,7 @@ from llamarium.errors import (
     UnknownNameError,
     escape,
 )
+from llamarium.extras import need_torch
 from llamarium.hub.folders import is_adapter
 from llamarium.page.compare.others import Side
 from llamarium.runtime.runner import Runner
@@ -105,10 +106,12 @@ class Runs:
 
     def row_paths(self, name: str, ids: Sequence[int]) -> "RowPaths":
         """Follow rows of the embedding table through a run's checkpoints."""
+        folder, steps = self.folder(name), self.steps(name)
+        need_torch("following a run's rows")
         from llamarium.train.report.embeddings import row_paths
 
         try:
-            return row_paths(self.folder(name), ids, steps=self.steps(name))
+            return row_paths(folder, ids, steps=steps)
         except InputError:
             raise
         except LlamariumError:
