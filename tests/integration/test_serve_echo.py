@@ -130,7 +130,7 @@ def test_how_much_is_told_is_bounded(running: Running, monkeypatch: pytest.Monke
     for more in ({"prompt": [7] * 34}, {"prompt": [[7] * 17] * 2}, {"prompt": [7] * 17, "n": 2, "temperature": 1}):
         refused = running.post(PATH, **asked(**more))
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "logprobs"
-        assert "102 log-probabilities of prompts are asked for, and a request is told 100" in refused.text
+        assert "102 log-probabilities of prompts are requested, and an answer reports 100" in refused.text
     running.wait(running.is_idle)
 
 

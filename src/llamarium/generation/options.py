@@ -12,7 +12,7 @@ from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.sampling.params import GenerationOptions
 from llamarium.tokenizer.compare import check_same_vocabulary
 
-AskedProposer = ProposerPolicy | TextModel | None
+ProposerChoice = ProposerPolicy | TextModel | None
 """What proposes tokens, or a model that is to."""
 
 
@@ -78,7 +78,7 @@ class PassOptions:
     """How an answer's passes are run; see `AnswerOptions`."""
 
     use_cache: bool
-    proposer: AskedProposer
+    proposer: ProposerChoice
     kv_cache_dtype: CacheDtype
 
 
@@ -90,11 +90,11 @@ def split_options(options: AnswerOptions) -> PassOptions:
     use_cache, kv_cache_dtype = options.pop("use_cache", True), options.pop("kv_cache_dtype", "auto")
     check_choice("use_cache", use_cache, (True, False))
     check_choice("kv_cache_dtype", kv_cache_dtype, get_args(CacheDtype))
-    proposer = asked_proposer(options.pop("prompt_lookup", False), options.pop("draft_model", None))
+    proposer = proposer_choice(options.pop("prompt_lookup", False), options.pop("draft_model", None))
     return PassOptions(use_cache, proposer, kv_cache_dtype)
 
 
-def asked_proposer(prompt_lookup: object, draft_model: object) -> AskedProposer:
+def proposer_choice(prompt_lookup: object, draft_model: object) -> ProposerChoice:
     """Return the proposer, or the model that is to be one, of two options.
 
     OptionError if a value is none of those that there are, or both are given.
@@ -117,7 +117,7 @@ def _checked_draft(draft: object) -> TextModel | DraftModel | None:
     return cast(TextModel, draft)
 
 
-def proposer_of(model: TextModel, asked: AskedProposer, runner: Runner | None = None) -> ProposerPolicy | None:
+def proposer_of(model: TextModel, asked: ProposerChoice, runner: Runner | None = None) -> ProposerPolicy | None:
     """Return what proposes tokens for a model; with a `runner` for requests with any sampling parameters.
 
     OptionError if drafts could change the tokens of a request to `runner`; errors as `drafting`.

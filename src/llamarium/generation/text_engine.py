@@ -30,7 +30,7 @@ from llamarium.errors import AnswerError, InputError, OptionError, RequestTimeou
 from llamarium.generation.completion import Generation, Piece, RowText, row_texts
 from llamarium.generation.dialog import StreamChatOptions, read_dialog, split_tools
 from llamarium.generation.embedding import Embedding, embed
-from llamarium.generation.options import StreamOptions, asked_proposer, check_timeout, proposer_of, split_request
+from llamarium.generation.options import StreamOptions, check_timeout, proposer_choice, proposer_of, split_request
 from llamarium.generation.text_model import TextModel, begins_text, compiled
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.sampling.constraint import CompiledGrammar
@@ -234,7 +234,7 @@ class TextEngine:
         self.adapters = tuple(self.saved_adapters)
         self.kv_cache_dtype: CacheDtype = kv_cache_dtype
         runner = runner or self._base
-        policy = proposer_of(model, asked_proposer(prompt_lookup, draft_model), runner)
+        policy = proposer_of(model, proposer_choice(prompt_lookup, draft_model), runner)
         small = policy.runner if isinstance(policy, DraftModel) else None
         num_blocks = num_blocks_for(runner, kv_memory, max_num_seqs, kv_cache_dtype, small)
         made = Engine(runner, num_blocks, kv_cache_dtype=kv_cache_dtype, max_num_seqs=max_num_seqs, proposer=policy)

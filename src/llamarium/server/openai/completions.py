@@ -185,11 +185,11 @@ def _check_told(body: CompletionRequest, num_tokens: int) -> None:
     """Refuse more log-probabilities of prompts than a reply may have."""
     if body.logprobs is None:
         return
-    num_told = num_tokens * (body.logprobs + 1) * (body.n or 1)
-    if num_told > MAX_ECHOED_LOGPROBS:
+    num_reported = num_tokens * (body.logprobs + 1) * (body.n or 1)
+    if num_reported > MAX_ECHOED_LOGPROBS:
         raise ApiError(
             400,
-            f"{num_told:,} log-probabilities of prompts are asked for, and a request is told "
+            f"{num_reported:,} log-probabilities of prompts are requested, and an answer reports "
             f"{MAX_ECHOED_LOGPROBS:,} at most: their tokens times n times logprobs + 1; ask for fewer",
             param="logprobs",
         )
