@@ -136,7 +136,7 @@ def test_numbers_and_pictures_are_saved(page: Page, served: Running, llama: Llam
     told = json.loads(saved["JSON"])
     place = next(one for one in llama.inspect.lens(TEXT, 900, k=1, after="mlp").layers if one.layer == 1)
     assert told["ids"] == llama.encode(TEXT) and told["view"] == "lens-grid" and told["text"] == TEXT
-    assert told["numbers"]["rows"][1][4]["chosen"]["probability"] == place.chosen[4].probability
+    assert told["numbers"]["layers"][1]["chosen"][4]["probability"] == place.chosen[4].probability
     assert saved["PNG"].startswith(b"\x89PNG\r\n")
     drawing = ET.fromstring(saved["SVG"])
     path = next(one for one in drawing.iter("{http://www.w3.org/2000/svg}path") if one.get("d"))

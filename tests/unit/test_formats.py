@@ -11,7 +11,7 @@ from llamarium.quant.formats import FORMATS, GROUP, OLD_NAMES, PACKED_FORMATS, T
 
 
 def test_the_kernels_names_and_numbers_are_the_tables():
-    floats = {"BF16": native.Kind.BF16, "F32": native.Kind.F32}
+    floats = {"BF16": native.Kind.BF16, "F16": native.Kind.F16, "F32": native.Kind.F32}
     assert {kind.name: kind for kind in native.Kind} == floats | {n: f.kind for n, f in PACKED_FORMATS.items()}
 
 
