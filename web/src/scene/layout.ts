@@ -1,0 +1,59 @@
+/** Where everything stands in the world, and which part of it a place shows. */
+
+import type { Point, Rect } from "./marks";
+import type { Block, Place } from "./place";
+
+export interface Extent {
+  readonly tokens: number;
+  readonly layers: number;
+}
+
+/** Below the layers stand the text, its ids and their rows; above them the final norm, the head, and the bars of the next token. */
+export const FOOT = 2.4;
+export const TOP = 4;
+
+/** Of a layer's height, from below: where its steps are. What the far view draws at a height, the near view draws there too. */
+export const STEPS = {
+  norm: [0.02, 0.1],
+  qkv: [0.12, 0.22],
+  rope: [0.23, 0.31],
+  attention: [0.32, 0.42],
+  heads: [0.43, 0.51],
+  mlp_norm: [0.54, 0.62],
+  mlp: [0.64, 0.94],
+} as const satisfies Partial<Record<Block, readonly [number, number]>>;
+
+/** Heights of the two sums, where attention and the MLP enter the stream. */
+export const SUM_OF_ATTENTION = 0.52;
+export const SUM_OF_MLP = 0.96;
+
+const COLUMN = 0.46; // half of a block's width, around its token
+
+/** The part of the world that holds a block of one token. */
+export function blockRect(block: Block, pos: number, layer: number, { layers }: Extent): Rect {
+  const columns = { x0: pos - COLUMN, x1: pos + COLUMN };
+  if (block === "text") return { ...columns, y0: -FOOT, y1: -FOOT / 2 };
+  if (block === "row") return { ...columns, y0: -FOOT / 2, y1: 0 };
+  if (block === "logits") return { ...columns, y0: layers, y1: layers + TOP };
+  const [from, to] = STEPS[block];
+  return { ...columns, y0: layer + from, y1: layer + to };
+}
+
+/** The part of the world that a place shows; at depths 3 and 4 it is the block's own, in which products and numbers are laid out. */
+export function frameOf(place: Place, extent: Extent): Rect {
+  const { tokens, layers } = extent;
+  const all = { x0: -0.9, x1: tokens + 0.9 }; // a column is free at the right: the next token
+  if (place.depth === 0) return { ...all, y0: -FOOT, y1: layers + TOP };
+  if (place.depth === 1) return { ...all, y0: place.layer - 0.08, y1: place.layer + 1.08 };
+  return grown(blockRect(place.block ?? "attention", place.pos, place.layer, extent), 0.04);
+}
+
+function grown(rect: Rect, by: number): Rect {
+  const [dx, dy] = [by * (rect.x1 - rect.x0), by * (rect.y1 - rect.y0)];
+  return { x0: rect.x0 - dx, y0: rect.y0 - dy, x1: rect.x1 + dx, y1: rect.y1 + dy };
+}
+
+/** A point within a rectangle, by shares of its width and height, from the lower left. */
+export function within(rect: Rect, [x, y]: Point): Point {
+  return [rect.x0 + x * (rect.x1 - rect.x0), rect.y0 + y * (rect.y1 - rect.y0)];
+}
