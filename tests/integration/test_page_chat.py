@@ -89,7 +89,7 @@ def test_both_views_fit_and_are_open_to_everybody(page: Page, served: Running) -
     expect(page.locator("[data-same]")).to_be_visible()
     check_fits_and_is_open(page)
     opened(page, served, stage="requests")
-    expect(page.get_by_text("Nobody is being answered now")).to_be_visible()
+    expect(page.get_by_text("No request is running now")).to_be_visible()
     check_fits_and_is_open(page)
 
 
@@ -348,7 +348,7 @@ def test_requests_of_other_clients_are_shown_live_and_opened(page: Page, served:
     }
     headers = {"authorization": f"Bearer {KEY}"}
     opened(page, served, stage="requests")
-    expect(page.get_by_text("Nobody is being answered now")).to_be_visible()
+    expect(page.get_by_text("No request is running now")).to_be_visible()
     with httpx.stream("POST", served.url + CHAT, json=body, headers=headers, timeout=60) as answer:
         lines = answer.iter_lines()
         next(lines)
@@ -362,7 +362,7 @@ def test_requests_of_other_clients_are_shown_live_and_opened(page: Page, served:
         told = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     ids = [token_id for chunk in told for token_id in chunk["choices"][0].get("token_ids", [])]
     assert ids[place] == chosen
-    expect(page.get_by_text("Nobody is being answered now")).to_be_visible()
+    expect(page.get_by_text("No request is running now")).to_be_visible()
     page.get_by_role("link", name="The whole pass").click()
     settled(page)
     assert [int(one) for one in page.locator(".strip .id").all_inner_texts()][-place:] == ids[:place]

@@ -3,8 +3,8 @@ import type { ViewEntry } from "../view";
 
 export const asking: readonly ViewEntry[] = [
   { id: "lens-grid", title: "Lens over layers and tokens", component: () => import("./LensGrid.svelte"), uses: ["layer"] },
-  { id: "heads-looking", title: "Where all heads look", component: () => import("./Looking.svelte"), uses: ["layer", "head"] },
-  { id: "attribution", title: "Who wrote a logit", component: () => import("./Attribution.svelte"), uses: ["layer", "head"] },
+  { id: "heads-looking", title: "Attention of all heads", component: () => import("./Looking.svelte"), uses: ["layer", "head"] },
+  { id: "attribution", title: "Direct logit attribution", component: () => import("./Attribution.svelte"), uses: ["layer", "head"] },
   { id: "ablate", title: "Take a part away", component: () => import("./Edits.svelte"), uses: ["layer", "head"] },
   { id: "patch", title: "Patch from a second prompt", component: () => import("./Patching.svelte"), uses: [] },
   { id: "steer", title: "Steer", component: () => import("./Steering.svelte"), uses: ["layer"] },
