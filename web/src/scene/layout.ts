@@ -2,6 +2,7 @@
 
 import type { Point, Rect } from "./marks";
 import type { Block, Place } from "./place";
+import { NUMBER, partOf, productPart } from "./sheet";
 
 export interface Extent {
   readonly tokens: number;
@@ -27,6 +28,9 @@ export const STEPS = {
 export const SUM_OF_ATTENTION = 0.52;
 export const SUM_OF_MLP = 0.96;
 
+/** Around a block that fills the picture, as a share of it on each side. */
+export const MARGIN = 0.04;
+
 const COLUMN = 0.46; // half of a block's width, around its token
 
 /** The part of the world that holds a block of one token. */
@@ -39,13 +43,21 @@ export function blockRect(block: Block, pos: number, layer: number, { layers }: 
   return { ...columns, y0: layer + from, y1: layer + to };
 }
 
-/** The part of the world that a place shows; at depths 3 and 4 it is the block's own, in which products and numbers are laid out. */
-export function frameOf(place: Place, extent: Extent): Rect {
+/** The rectangle of a place from depth 2: a block, the matrix of a product in it, a number in that. */
+export function rectOf({ depth, pos, layer, block = "attention", product }: Place, extent: Extent, turned = false): Rect {
+  const around = blockRect(block, pos, layer, extent);
+  if (depth < 3 || !product) return around;
+  const matrix = partOf(around, turned, productPart(product));
+  return depth < 4 ? matrix : partOf(matrix, turned, NUMBER);
+}
+
+/** The part of the world that a place shows. */
+export function frameOf(place: Place, extent: Extent, turned = false): Rect {
   const { tokens, layers } = extent;
   const all = { x0: -0.9, x1: tokens + 0.9 }; // a column is free at the right: the next token
   if (place.depth === 0) return { ...all, y0: -FOOT, y1: layers + TOP };
   if (place.depth === 1) return { ...all, y0: place.layer - 0.08, y1: place.layer + 1.08 };
-  return grown(blockRect(place.block ?? "attention", place.pos, place.layer, extent), 0.04);
+  return grown(rectOf(place, extent, turned), MARGIN);
 }
 
 function grown(rect: Rect, by: number): Rect {

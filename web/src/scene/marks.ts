@@ -20,6 +20,8 @@ interface Common {
   readonly id: string;
   /** From 0 to 1; 1 where none is given. */
   readonly alpha?: number;
+  /** In degrees: a head's own colour, which its group shares (`hueOf`); drawn in place of the ink's. */
+  readonly hue?: number;
   /** What it shows, in words and as the exact number: the hover, and its row in the table. Marks without it are rules and labels. */
   readonly says?: { readonly name: string; readonly value: number | string; readonly unit?: string };
   /** Where a click on it goes. */
@@ -68,7 +70,7 @@ export interface Hand extends Common {
   readonly ink: Ink;
 }
 
-/** A vector or a matrix, one cell a number, in the colours of `lib/colors.ts`. */
+/** A vector or a matrix, one cell a number, in the colours of `lib/colors.ts`. Its rows lie on the screen from top to bottom, also where the picture is turned. */
 export interface Cells extends Common {
   readonly kind: "cells";
   readonly rect: Rect;
