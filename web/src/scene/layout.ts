@@ -10,8 +10,8 @@ export interface Extent {
 }
 
 /** Below the layers stand the text, its ids and their rows; above them the final norm, the head, and the bars of the next token. */
-export const FOOT = 2.4;
-export const TOP = 4;
+export const footOf = (layers: number): number => Math.max(2.4, 0.1 * layers);
+export const topOf = (layers: number): number => Math.max(4, 0.22 * layers);
 
 /** Of a layer's height, from below: where its steps are. What the far view draws at a height, the near view draws there too. */
 export const STEPS = {
@@ -36,9 +36,10 @@ const COLUMN = 0.46; // half of a block's width, around its token
 /** The part of the world that holds a block of one token. */
 export function blockRect(block: Block, pos: number, layer: number, { layers }: Extent): Rect {
   const columns = { x0: pos - COLUMN, x1: pos + COLUMN };
-  if (block === "text") return { ...columns, y0: -FOOT, y1: -FOOT / 2 };
-  if (block === "row") return { ...columns, y0: -FOOT / 2, y1: 0 };
-  if (block === "logits") return { ...columns, y0: layers, y1: layers + TOP };
+  const foot = footOf(layers);
+  if (block === "text") return { ...columns, y0: -foot, y1: -foot / 2 };
+  if (block === "row") return { ...columns, y0: -foot / 2, y1: 0 };
+  if (block === "logits") return { ...columns, y0: layers, y1: layers + topOf(layers) };
   const [from, to] = STEPS[block];
   return { ...columns, y0: layer + from, y1: layer + to };
 }
@@ -55,7 +56,7 @@ export function rectOf({ depth, pos, layer, block = "attention", product }: Plac
 export function frameOf(place: Place, extent: Extent, turned = false): Rect {
   const { tokens, layers } = extent;
   const all = { x0: -0.9, x1: tokens + 0.9 }; // a column is free at the right: the next token
-  if (place.depth === 0) return { ...all, y0: -FOOT, y1: layers + TOP };
+  if (place.depth === 0) return { ...all, y0: -footOf(layers), y1: layers + topOf(layers) };
   if (place.depth === 1) return { ...all, y0: place.layer - 0.08, y1: place.layer + 1.08 };
   return grown(rectOf(place, extent, turned), MARGIN);
 }

@@ -57,6 +57,8 @@ export interface Dot extends Common {
   /** In pixels. */
   readonly radius: number;
   readonly ink: Ink;
+  /** A ring. */
+  readonly outlined?: boolean;
 }
 
 /** An arrow from a point by an angle: RoPE's hands. */

@@ -1,0 +1,32 @@
+/**
+ * The picture as data: every depth that is near enough to be seen gives its marks. Pure: the same data, camera and moment give the same marks.
+ *
+ * A depth is a file of its own and a line in `DEPTHS`. Depths fade into each other while the camera moves, by the pixels that a unit takes.
+ */
+
+import type { Camera } from "./camera";
+import { REST, type Data, type Moment } from "./data";
+import type { DepthScene } from "./depth";
+import type { Mark } from "./marks";
+import { whole } from "./whole";
+
+/** Marks that are drawn equally strongly. */
+export interface Sheet {
+  readonly name: string;
+  readonly strength: number;
+  readonly marks: readonly Mark[];
+}
+
+/** From far to near; what is near lies above. */
+export const DEPTHS: readonly DepthScene[] = [whole];
+
+export function sheets(data: Data, camera: Camera, moment: Moment = REST, depths: readonly DepthScene[] = DEPTHS): Sheet[] {
+  return depths
+    .map((one) => ({ name: one.name, strength: one.strength(data, camera), of: one }))
+    .filter(({ strength }) => strength > 0.01)
+    .map(({ name, strength, of }) => ({ name, strength, marks: of.marks(data, camera, moment) }));
+}
+
+export function scene(data: Data, camera: Camera, moment: Moment = REST): Mark[] {
+  return sheets(data, camera, moment).flatMap((sheet) => sheet.marks);
+}

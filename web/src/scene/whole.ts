@@ -1,0 +1,262 @@
+/** Depth 0: the whole pass. Streams rise through the layers, curves are what attention brings, dots what the MLPs add, words what the lens reads. */
+
+import { scaleOf, type Camera } from "./camera";
+import { middleOf, pairOf, REST, type Data, type Far, type Moment } from "./data";
+import { fade, type DepthScene } from "./depth";
+import { footOf, SUM_OF_ATTENTION, SUM_OF_MLP, topOf } from "./layout";
+import { widthOf } from "./look";
+import type { Mark, Point } from "./marks";
+import type { Place } from "./place";
+
+/** A thread of attention that is thinner is not drawn; the table of a layer has all of them. */
+const LEAST_SHARE = 0.06;
+const NEAR = [70, 150] as const; // pixels of a layer between which the far view fades out
+const EVERY = 5; // layers with a rule and a number
+
+/** A mark with what it belongs to: marks that lie outside of the camera, or that the pass has not reached, are left out by it. */
+interface Placed {
+  readonly mark: Mark;
+  readonly column: number;
+  /** From which column on it has to be seen, for what spans some. */
+  readonly first: number;
+  readonly y: number;
+}
+
+/** What of the camera marks depend on, in steps: within a step the same marks are painted elsewhere. */
+interface Detail {
+  readonly sx: number;
+  readonly sy: number;
+  readonly turned: boolean;
+}
+
+export const halfWidth = (length: number): number => 0.018 + 0.03 * Math.log10(Math.max(1, length));
+
+const place = (pos: number, layer: number, data: Data, depth: Place["depth"] = 1): Place => ({ depth, pos, layer, head: data.chosen.head });
+
+/** A column's name: its token, or the tokens of its block. */
+export function nameOf(data: Data, far: Far, column: number): string {
+  const from = far.start + column * far.block;
+  if (far.block === 1) return `“${data.tokens[from]?.text ?? ""}”`;
+  return `tokens ${from} to ${Math.min(from + far.block, data.tokens.length) - 1}`;
+}
+
+function* streams(data: Data, far: Far): Generator<Placed> {
+  const { columns, layers, block } = far;
+  for (let c = 0; c < columns; c++) {
+    const x = middleOf(far, c);
+    const edge = (level: number): number => block * halfWidth(far.lengths[level * columns + c] as number);
+    for (let l = 0; l < layers; l++) {
+      const [a, b] = [edge(l), edge(l + 1)];
+      const points: Point[] = [[x - a, l], [x + a, l], [x + b, l + 1], [x - b, l + 1]];
+      const says = { name: `stream of ${nameOf(data, far, c)} after layer ${l}`, value: far.lengths[(l + 1) * columns + c] as number, unit: "length" };
+      const at = { column: c, first: c, y: l + 1 };
+      yield { ...at, mark: { kind: "area", id: `c${c}.l${l}.stream`, points, ink: "stream", says, enter: place(x, l, data) } };
+      const sure = data.said?.probabilities[l * columns + c];
+      if (sure !== undefined && sure > 0.02) yield { ...at, mark: { kind: "area", id: `c${c}.l${l}.sure`, points, ink: "says", alpha: sure } };
+    }
+  }
+}
+
+function* attention(data: Data, far: Far): Generator<Placed> {
+  for (let l = 0; l < far.layers; l++) {
+    for (let q = 1; q < far.columns; q++) {
+      for (let k = far.start === 0 ? 1 : 0; k < q; k++) {
+        const share = far.attention[pairOf(far, l, q, k + Math.round(far.start / far.block))] as number;
+        if (share < LEAST_SHARE) continue;
+        const [from, to] = [middleOf(far, k), middleOf(far, q)];
+        const [y0, y1] = [l + 0.08, l + SUM_OF_ATTENTION];
+        const bend = Math.min(0.45 * (to - from), 0.6 * far.block);
+        yield {
+          column: q, first: k, y: y1,
+          mark: {
+            kind: "curve", id: `l${l}.q${q}.k${k}`, ink: "attention", width: 0.5 + 9 * share, alpha: Math.min(0.9, 0.12 + 1.5 * share),
+            points: [[from, y0], [from + bend, y0 + 0.05], [to - bend, y1 - 0.1], [to, y1]],
+            says: { name: `layer ${l}: ${nameOf(data, far, q)} takes from ${nameOf(data, far, k)}, mean of the heads`, value: share, unit: "share" },
+            enter: place(to, l, data),
+          },
+        };
+      }
+    }
+  }
+}
+
+/** What the later columns leave at the first one: mean over them of the share. */
+export function sinkOf(far: Far, layer: number): number {
+  let sum = 0;
+  for (let q = 1; q < far.columns; q++) sum += far.attention[pairOf(far, layer, q, 0)] as number;
+  return far.columns > 1 ? sum / (far.columns - 1) : 0;
+}
+
+function* sinks(data: Data, far: Far, { sy }: Detail): Generator<Placed> {
+  if (far.start !== 0 || far.block !== 1 || far.columns < 2) return;
+  for (let l = 0; l < far.layers; l++) {
+    const share = sinkOf(far, l);
+    const radius = share * Math.min(9, 0.6 * sy);
+    if (radius < 0.5) continue;
+    const says = { name: `layer ${l}: later tokens leave at the first, mean of all and of the heads`, value: share, unit: "share" };
+    yield { column: 0, first: 0, y: l + 0.3, mark: { kind: "dot", id: `l${l}.sink`, at: [-0.3, l + 0.3], radius, ink: "attention", outlined: true, alpha: 0.8, says, enter: place(0, l, data) } };
+  }
+}
+
+function* mlps(data: Data, far: Far, { sx, sy }: Detail): Generator<Placed> {
+  const most = Math.min(7, 0.22 * sx * far.block, 0.48 * sy);
+  if (most < 0.8) return;
+  for (let l = 0; l < far.layers; l++) {
+    for (let c = 0; c < far.columns; c++) {
+      const share = far.mlpAdded[l * far.columns + c] as number;
+      const x = middleOf(far, c);
+      const says = { name: `layer ${l}: the MLP adds to ${nameOf(data, far, c)}, for the stream's length`, value: share, unit: "share" };
+      yield { column: c, first: c, y: l + SUM_OF_MLP, mark: { kind: "dot", id: `c${c}.l${l}.mlp`, at: [x, l + 0.79], radius: most * Math.sqrt(Math.min(1, share)), ink: "mlp", alpha: 0.85, says, enter: place(x, l, data) } };
+    }
+  }
+}
+
+/** Keys and values that stay beside the column: the cache. */
+function* cells(data: Data, far: Far, { sx }: Detail): Generator<Placed> {
+  if (sx * far.block < 26) return;
+  const size = Math.min(0.045, 5 / sx);
+  for (let l = 0; l < far.layers; l++) {
+    for (let c = 0; c < far.columns; c++) {
+      const x = middleOf(far, c) - 0.2;
+      const at = { column: c, first: c, y: l + 0.3 };
+      for (const [i, what] of (["key", "value"] as const).entries()) {
+        const x0 = x + (i - 1) * size * 1.25;
+        const says = { name: `layer ${l}: ${what} of ${nameOf(data, far, c)} in the cache, mean of the groups`, value: (i ? far.values : far.keys)[l * far.columns + c] as number, unit: "length" };
+        yield { ...at, mark: { kind: "box", id: `c${c}.l${l}.${what}`, rect: { x0, x1: x0 + size, y0: l + 0.14, y1: l + 0.5 }, ink: what, alpha: 0.6, says, enter: place(middleOf(far, c), l, data) } };
+      }
+    }
+  }
+}
+
+/** What the lens reads, where it changes: written from the top down, where there is room. */
+function* words(data: Data, far: Far, { sx, sy }: Detail): Generator<Placed> {
+  const { said } = data;
+  if (!said || far.block !== 1) return;
+  const room = sx * 0.8 - 8;
+  for (let c = 0; c < far.columns; c++) {
+    const isChosen = c + far.start === data.chosen.pos;
+    if (room < 34 && !isChosen) continue;
+    let below = Infinity;
+    for (let l = far.layers - 1; l >= 0; l--) {
+      const [at, under] = [l * far.columns + c, (l - 1) * far.columns + c];
+      const [text, p] = [said.words[at], said.probabilities[at] as number];
+      if (text === undefined || (l > 0 && said.words[under] === text) || p < 0.08 || (below - l) * sy < 13) continue;
+      below = l;
+      const says = { name: `after layer ${l} the lens reads, behind ${nameOf(data, far, c)}: “${text}”`, value: p, unit: "probability" };
+      yield {
+        column: c, first: c, y: l + 1,
+        mark: {
+          kind: "text", id: `c${c}.l${l}.word`, at: [middleOf(far, c) + 0.12, l + 0.9], text: shown(text), size: "small", align: "left", ink: "ink",
+          alpha: 0.4 + 0.6 * p, shift: [4, 0], most: isChosen ? Math.max(90, room) : room, says, enter: { ...place(c + far.start, l, data) },
+        },
+      };
+    }
+  }
+}
+
+export const shown = (text: string): string => text.replace(/^ /, "").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "␣";
+
+/** The text: each token is the foot of its column. */
+function* tokens(data: Data, far: Far, { sx }: Detail): Generator<Placed> {
+  const foot = footOf(far.layers);
+  for (let c = 0; c < far.columns; c++) {
+    const [x, pos] = [middleOf(far, c), far.start + c * far.block];
+    const isChosen = data.chosen.pos >= pos && data.chosen.pos < pos + far.block;
+    const half = 0.45 * far.block;
+    const at = { column: c, first: c, y: -1 };
+    const rect = { x0: x - half, x1: x + half, y0: -0.92 * foot, y1: -0.34 * foot };
+    const says = far.block === 1 ? { name: `token ${pos}, “${data.tokens[pos]?.text ?? ""}”`, value: data.tokens[pos]?.id ?? 0, unit: "id" } : { name: nameOf(data, far, c), value: far.block, unit: "tokens" };
+    yield { ...at, mark: { kind: "line", id: `c${c}.stem`, points: [[x, rect.y1], [x, 0]], ink: isChosen ? "chosen" : "soft", width: 1 } };
+    yield { ...at, mark: { kind: "box", id: `c${c}.token`, rect, ink: isChosen ? "chosen" : "line", outlined: !isChosen, corner: 5, says, enter: { depth: 2, block: "text", pos, layer: 0, head: data.chosen.head } } };
+    if (sx * far.block < 14) continue;
+    const text = far.block === 1 ? (data.tokens[pos]?.text ?? "").replace(/^ /, sx > 46 ? "␣" : "").replaceAll("\n", "⏎") : String(pos);
+    yield { ...at, mark: { kind: "text", id: `c${c}.name`, at: [x, (rect.y0 + rect.y1) / 2], text, size: sx < 46 ? "small" : "normal", mono: sx >= 46, align: "center", ink: isChosen ? "panel" : "ink", most: 0.9 * sx * far.block - 4 } };
+  }
+}
+
+function* rules(data: Data, { sx }: Detail): Generator<Placed> {
+  const { layers, tokens: count } = data.extent;
+  const end = count - 0.4;
+  for (let l = 0; l <= layers; l += EVERY) {
+    const at = { column: -1, first: -1, y: -1 };
+    yield { ...at, mark: { kind: "line", id: `rule${l}`, points: [[-0.5, l], [end, l]], ink: "line", width: 1 } };
+    yield { ...at, mark: { kind: "text", id: `rule${l}.name`, at: [-0.5, l], text: l === 0 ? "layer 0" : String(l), size: "small", align: "right", ink: "soft", shift: [-6, 0], most: Math.max(40, 0.4 * sx) } };
+  }
+}
+
+/** Bars of what may come next, beside the last column's top. */
+function* bars(data: Data, { sx }: Detail): Generator<Placed> {
+  const { candidates } = data.next ?? { candidates: [] };
+  const { tokens: count, layers } = data.extent;
+  const top = topOf(layers);
+  const rows = candidates.slice(0, 6);
+  const [most, wide] = [96 / sx, 210 / sx];
+  const left = Math.min(count - 0.75, count + 0.85 - wide);
+  const step = (0.9 * top) / 6;
+  const at = { column: count - 1, first: 0, y: layers + 0.5 };
+  if (rows.length) yield { ...at, mark: { kind: "line", id: "head", points: [[count - 1, layers], [count - 1, layers + 0.05 * top]], ink: "says", width: 2 } };
+  for (const [i, one] of rows.entries()) {
+    const y1 = layers + top - i * step;
+    const x1 = left + Math.max(2 / sx, one.probability * most);
+    const says = { name: `next: “${one.text}”`, value: one.probability, unit: "probability" };
+    const enter: Place = { depth: 2, block: "logits", pos: count - 1, layer: layers - 1, head: data.chosen.head };
+    yield { ...at, mark: { kind: "box", id: `next${i}`, rect: { x0: left, x1, y0: y1 - 0.78 * step, y1 }, ink: "says", corner: 2, alpha: i ? 0.75 : 1, says, enter } };
+    const text = `${shown(one.text)}  ${(100 * one.probability).toFixed(1)} %`;
+    yield { ...at, mark: { kind: "text", id: `next${i}.name`, at: [x1, y1 - 0.39 * step], text, size: "small", align: "left", ink: i ? "soft" : "ink", shift: [6, 0], most: Math.max(80, widthOf(text, "small") + 20) } };
+  }
+}
+
+function build(data: Data, detail: Detail): Placed[] {
+  const { far } = data;
+  if (!far) return [...rules(data, detail)];
+  return [
+    ...rules(data, detail), ...attention(data, far), ...streams(data, far), ...cells(data, far, detail), ...mlps(data, far, detail),
+    ...sinks(data, far, detail), ...words(data, far, detail), ...tokens(data, far, detail), ...bars(data, detail),
+  ];
+}
+
+/** In steps of a tenth: a zoom makes marks anew some ten times, and not at each frame. */
+const stepOf = (scale: number): number => 1.1 ** Math.round(Math.log(scale) / Math.log(1.1));
+
+interface Built {
+  readonly key: string;
+  readonly all: readonly Placed[];
+  readonly marks: readonly Mark[];
+}
+
+const made = new WeakMap<Data, Built[]>();
+const MOST_BUILT = 4;
+
+function builtOf(data: Data, camera: Camera): Built {
+  const scale = scaleOf(camera);
+  const detail = { sx: stepOf(scale.x), sy: stepOf(scale.y), turned: camera.turned };
+  const key = `${detail.sx} ${detail.sy} ${detail.turned}`;
+  const kept = made.get(data) ?? [];
+  const known = kept.find((one) => one.key === key);
+  if (known) return known;
+  const all = build(data, detail);
+  const built = { key, all, marks: all.map((one) => one.mark) };
+  made.set(data, [built, ...kept].slice(0, MOST_BUILT));
+  return built;
+}
+
+function marks(data: Data, camera: Camera, moment: Moment): readonly Mark[] {
+  const built = builtOf(data, camera);
+  const { rect } = camera;
+  const { far } = data;
+  if (!far) return built.marks;
+  const isWhole = rect.x0 <= -0.5 && rect.x1 >= data.extent.tokens - 0.5 && rect.y0 <= 0 && rect.y1 >= far.layers;
+  if (isWhole && moment === REST) return built.marks;
+  const [first, last] = [Math.floor((rect.x0 - far.start) / far.block) - 1, Math.ceil((rect.x1 - far.start) / far.block) + 1];
+  const from = (moment.from - far.start) / far.block;
+  return built.all
+    .filter((one) => one.column < 0 || (one.first <= last && one.column >= first && (one.y < 0 || (one.y >= rect.y0 - 1 && one.y <= rect.y1 + 1.5 + topOf(far.layers)))))
+    .filter((one) => one.column < from || one.y <= moment.height)
+    .map((one) => one.mark);
+}
+
+export const whole: DepthScene = {
+  name: "whole",
+  strength: (_, camera) => 1 - fade(scaleOf(camera).y, ...NEAR),
+  marks,
+};

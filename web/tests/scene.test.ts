@@ -1,0 +1,107 @@
+/** Scenes as data: a far mark is a number of the reply, and the camera keeps what it shows. */
+import { describe, expect, test } from "vitest";
+import { onTheWay, project, unproject } from "../src/scene/camera";
+import { middleOf, pairOf, REST, type Data, type Far } from "../src/scene/data";
+import { frameOf } from "../src/scene/layout";
+import { scene } from "../src/scene/scene";
+import { sinkOf } from "../src/scene/whole";
+
+const [T, L] = [4, 3];
+
+/** Attention whose shares tell where they stand: rows sum to one, and the second key gets most. */
+function farOf(): Far {
+  const attention: number[] = [];
+  for (let l = 0; l < L; l++)
+    for (let q = 0; q < T; q++) for (let k = 0; k <= q; k++) attention.push(q === 0 ? 1 : k === 0 ? 0.5 : k === 1 ? 0.5 - 0.01 * (q - 1) : 0.01);
+  const of = (rows: number, at: (row: number, c: number) => number): Float32Array =>
+    Float32Array.from({ length: rows * T }, (_, i) => at(Math.floor(i / T), i % T));
+  return {
+    start: 0, block: 1, columns: T, layers: L, attention: Float32Array.from(attention), lengths: of(L + 1, (l, c) => 10 ** l + c),
+    attentionAdded: of(L, () => 0.25), mlpAdded: of(L, (l, c) => 0.1 * (l + 1) + 0.01 * c), keys: of(L, (l) => 5 + l), values: of(L, (l) => 1 + l),
+  };
+}
+
+function dataOf(far = farOf()): Data {
+  const words = Array.from({ length: L * T }, (_, i) => (i < T ? " a" : " b"));
+  return {
+    extent: { tokens: T, layers: L }, shape: { N: 2, K: 1, H: 4, D: 8, F: 16, V: 32 }, chosen: { pos: T - 1, layer: 1, head: 0 },
+    tokens: ["The", " cat", " that", " ran"].map((text, id) => ({ id, text })), far,
+    said: { words, probabilities: new Float32Array(L * T).fill(0.5) },
+    next: { candidates: [{ id: 1, text: " away", probability: 0.4 }, { id: 2, text: ".", probability: 0.2 }] },
+  };
+}
+
+const camera = { rect: frameOf({ depth: 0, pos: 0, layer: 0, head: 0 }, { tokens: T, layers: L }), size: { width: 800, height: 500 }, turned: false };
+
+describe("the whole", () => {
+  const data = dataOf();
+  const marks = scene(data, camera);
+  const find = (id: string) => marks.find((one) => one.id === id);
+
+  test("every mark has a name of its own", () => {
+    expect(new Set(marks.map((one) => one.id)).size).toBe(marks.length);
+  });
+
+  test("marks say the numbers of the reply", () => {
+    expect(find("c2.l1.stream")?.says?.value).toBe(data.far?.lengths[2 * T + 2]);
+    expect(find("c3.l2.mlp")?.says?.value).toBe(data.far?.mlpAdded[2 * T + 3]);
+    expect(find("l1.q3.k1")?.says?.value).toBeCloseTo(0.48, 6);
+    expect(find("c1.l2.key")?.says?.value).toBe(7);
+    expect(find("next1")?.says?.value).toBe(0.2);
+  });
+
+  test("the sink is no curve but a ring of its mean share", () => {
+    expect(marks.some((one) => /^l\d+\.q\d+\.k0$/.test(one.id))).toBe(false);
+    expect(find("l0.sink")?.says?.value).toBe(sinkOf(farOf(), 0));
+    expect(sinkOf(farOf(), 0)).toBeCloseTo(0.5, 6);
+  });
+
+  test("a word of the lens stands where it becomes the first one", () => {
+    expect(marks.filter((one) => one.id.endsWith(".word") && one.id.startsWith("c2")).map((one) => one.id)).toEqual(["c2.l1.word", "c2.l0.word"]);
+  });
+
+  test("what the pass has not reached is not drawn, and nothing else appears", () => {
+    const half = scene(data, camera, { from: 0, height: 1.6, share: 1 });
+    const all = new Set(marks.map((one) => one.id));
+    expect(half.every((one) => all.has(one.id))).toBe(true);
+    expect(half.some((one) => one.id === "c0.l0.stream")).toBe(true);
+    expect(half.some((one) => one.id === "c0.l1.stream")).toBe(false);
+    expect(half.some((one) => one.id === "next0")).toBe(false);
+  });
+
+  test("older columns stand while a new one rises", () => {
+    const step = scene(data, camera, { from: 3, height: 0.7, share: 1 });
+    expect(step.some((one) => one.id === "c2.l2.stream")).toBe(true);
+    expect(step.some((one) => one.id === "c3.l2.stream")).toBe(false);
+  });
+
+  test("at rest the same list comes again, for the painter", () => {
+    expect(scene(data, camera, REST)).toEqual(marks);
+  });
+});
+
+test("a window's rows of attention begin with the columns before it", () => {
+  const far = { ...farOf(), start: 2, columns: 2 };
+  expect(pairOf(far, 0, 0, 0)).toBe(0);
+  expect(pairOf(far, 0, 1, 0)).toBe(3);
+  expect(pairOf(far, 1, 0, 0)).toBe(7);
+  expect(middleOf(far, 1)).toBe(3);
+});
+
+describe("the camera", () => {
+  test("a point goes to a pixel and back, turned and not", () => {
+    for (const turned of [false, true]) {
+      const at = project({ ...camera, turned }, [1.5, 2.25]);
+      const [x, y] = unproject({ ...camera, turned }, at);
+      expect(x).toBeCloseTo(1.5);
+      expect(y).toBeCloseTo(2.25);
+    }
+  });
+
+  test("a flight begins and ends at its ends", () => {
+    const to = { x0: 1, x1: 2, y0: 1, y1: 1.5 };
+    expect(onTheWay(camera.rect, to, 0)).toEqual(camera.rect);
+    const end = onTheWay(camera.rect, to, 1);
+    for (const side of ["x0", "x1", "y0", "y1"] as const) expect(end[side]).toBeCloseTo(to[side]);
+  });
+});
