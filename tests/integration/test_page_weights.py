@@ -53,6 +53,36 @@ def ask(client: httpx.Client, path: str, **query: Any) -> Any:
     return answer.json()
 
 
+@pytest.mark.parametrize("linear", ["q_proj", "o_proj", "up_proj", "down_proj", "lm_head"])
+def test_rows_of_a_matrix_make_the_activations(client: httpx.Client, llama: Llama, path: str, linear: str) -> None:
+    given, made = {
+        "q_proj": ("attn_norm", "q"), "o_proj": ("head_out", "attn_out"), "up_proj": ("mlp_norm", "up"),
+        "down_proj": ("gated", "mlp_out"), "lm_head": ("final_norm", "logits"),
+    }[linear]  # fmt: skip
+    layer = None if linear == "lm_head" else 1
+    seen = llama.trace(TEXT, names=[given, made]).arrays
+    fields = {} if layer is None else {"layer": layer}
+    answer = client.get(f"{path}/matrix", params={"linear": linear, "start": 20, "count": 30, **fields})
+    assert answer.status_code == 200 and answer.headers["x-axes"] == "RI", answer.text
+    weight_RI = np.frombuffer(answer.content, "<f4").reshape([int(one) for one in answer.headers["x-shape"].split(",")])
+    assert len(weight_RI) == 30
+    expected_R = seen[made, layer][3].reshape(-1)[20:50]
+    np.testing.assert_allclose(weight_RI @ seen[given, layer][3].reshape(-1), expected_R, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ("linear=up_proj", "layer"), ("linear=lm_head&layer=1", "layer"), ("linear=up_proj&layer=2", "layer"),
+        ("linear=up_proj&layer=1&start=96", "start"), ("linear=up_proj&layer=1&count=65", "count"),
+        ("linear=norm&layer=1", "linear"),
+    ],
+)  # fmt: skip
+def test_no_rows_of_a_matrix_that_is_not_there(client: httpx.Client, path: str, asked: str, param: str) -> None:
+    answer = client.get(f"{path}/matrix?{asked}")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
 @pytest.mark.parametrize("quantize", ["NF4", "Q8_0", "Q4_1"])
 def test_weights_as_they_would_be(client: httpx.Client, llama: Llama, quantize: str) -> None:
     linear = llama.model.get_submodule("model.layers.1.mlp.up_proj")

@@ -91,7 +91,7 @@ with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", time
             "", "/activations/pattern?layer=3&head=2", "/next", "/heads?layer=3", "/heads/added?layer=3",
             "/neurons?layer=3", "/attribution?token_id=9", "/lens", "/lens/grid?token_id=9", "/score", "/cost",
             "/distances?layer=1&head=0&key=1&stop=9", "/errors?quantize=Q4_1",
-            "/inputs?layer=1&linear=up_proj",
+            "/inputs?layer=1&linear=up_proj", "/matrix?layer=1&linear=up_proj", "/matrix?linear=lm_head",
         )
     }
     found["sampler"] = client.post(f"{root}/sampler", json={"temperature": 0.8, "top_p": 0.9}).status_code
@@ -99,6 +99,7 @@ with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", time
     codes = "/inspect/codes?layer=1&linear=up_proj&row=1"
     found |= {kind: client.get(codes + kind).status_code for kind in ("", "&quantize=NF4", "&quantize=Q8_0")}
     found["rows"] = client.get("/inspect/rows?ids=1,2").status_code
+    found["norm"] = client.get("/inspect/weights?key=model.norm.weight").status_code
     found["model"] = client.get("/inspect/model").status_code
     edits = {"edits": [{"part": "mlp", "layer": 0, "factor": 0}]}
     refused = [

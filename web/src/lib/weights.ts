@@ -1,6 +1,7 @@
 /** Questions about weights: as few bits, and as they learn. */
 import type { CodesView, ErrorsView, InputsView, LessonRequest, LessonView, PassView } from "../schema";
-import { api, get, ofPass, post, query } from "./api";
+import { api, bulk, get, ofPass, post, query } from "./api";
+import type { Numbers } from "./numbers";
 
 export const LINEARS = ["up_proj", "gate_proj", "down_proj", "q_proj", "k_proj", "v_proj", "o_proj"] as const;
 export const TYPES = ["NF4", "Q4_1", "Q8_0"] as const;
@@ -17,6 +18,9 @@ export interface Window {
 }
 
 export const weights = {
+  /** Rows of a matrix, with the pass's adapter: (count, columns). */
+  rows: (pass: PassView, asked: { layer?: number; linear: LinearName | "lm_head"; start: number; count: number }): Promise<Numbers> =>
+    ofPass(pass, () => bulk(`/inspect/passes/${pass.id}/matrix${query(asked)}`)),
   codes: (asked: Window & { row: number; quantize?: TypeName | undefined }): Promise<CodesView> =>
     get(`/inspect/codes${query(asked)}`),
   inputs: (pass: PassView, asked: Window & { position: number }): Promise<InputsView> =>

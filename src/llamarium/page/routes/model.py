@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 
 from llamarium.checkpoints.checkpoint import expected_shapes
@@ -43,8 +42,7 @@ async def weight(request: Request, query: Annotated[WeightQuery, Query()]) -> Re
 
     def read(llama: "Llama", _: object) -> Numbers:
         _check_vector(llama.config, query.key)
-        values = llama.model.get_parameter(query.key).detach().float().cpu().numpy()
-        return Numbers(np.array(values), "D")
+        return Numbers(llama.runner.dequantize(query.key), "D")
 
     return respond(await work_on(request, "key", read), "float32")
 

@@ -7,8 +7,9 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 
+from llamarium.config import EMBEDDING, HEAD
 from llamarium.cost import count_parameters
 from llamarium.engine.memory import free_bytes
 from llamarium.errors import MemoryBudgetError, OptionError
@@ -19,6 +20,7 @@ from llamarium.inspect.numbers import Floats
 from llamarium.inspect.probes.four_bits import CodedWeights, coded_weights, rounded_inputs
 from llamarium.inspect.probes.quantized import IN_C, can_round_inputs, input_bits_of, streams_as
 from llamarium.inspect.probes.weights import linear_key, type_of
+from llamarium.page.binary import Numbers, respond
 from llamarium.page.executor import Pass
 from llamarium.page.routes.open_pass import OfPass, OpenPass
 from llamarium.page.routes.tokens import token_view
@@ -36,6 +38,7 @@ from llamarium.page.schema.weights import (
     LessonRequest,
     LessonView,
     QuantizeName,
+    RowsOfQuery,
     WeightView,
 )
 from llamarium.page.selection import check_index
@@ -85,6 +88,28 @@ async def codes(request: Request, query: Annotated[CodesQuery, Query()]) -> Code
         return _codes_view(llama, key, num_rows, query, found)
 
     return await work_on(request, "quantize", read)
+
+
+@router.get("/passes/{pass_id}/matrix", response_class=Response)
+async def matrix(requested: OfPass, query: Annotated[RowsOfQuery, Query()]) -> Response:
+    """Send rows of a matrix, quantized ones as what their codes mean; axes R I."""
+    if (query.layer is None) != (query.linear == "lm_head"):
+        raise ApiError(
+            400, f"layer is {query.layer}; expected one for a layer's Linear, none for lm_head", param="layer"
+        )
+
+    def read(known: OpenPass) -> Response:
+        runner, key = known.llama.runner, HEAD
+        if query.layer is not None:
+            known.check_layer(query.layer)
+            key = linear_key(query.layer, query.linear)
+        type_of(runner, key)
+        num_rows = runner.weights[EMBEDDING if key not in runner.weights else key].shape[0]
+        check_index("start", query.start, num_rows)
+        rows = range(query.start, min(query.start + query.count, num_rows))
+        return respond(Numbers(runner.dequantize(key, rows, adapted=True), "RI"), "float32")
+
+    return await requested.read("linear", read)
 
 
 @router.get("/passes/{pass_id}/inputs")

@@ -16,6 +16,21 @@ QuantizeName = Literal["NF4", "Q8_0", "Q4_1"]
 """What Linears can become while a model is loaded."""
 
 
+class RowsOfQuery(Query):
+    """`GET /inspect/passes/{id}/matrix`: some rows of a matrix, as float32 and with the pass's adapter.
+
+    Attributes:
+        layer: Of a layer's Linear; left out for the head.
+        start: The first row.
+        count: Fewer where the matrix ends before.
+    """
+
+    linear: LinearName | Literal["lm_head"]
+    layer: int | None = Field(None, ge=0)
+    start: int = Field(0, ge=0)
+    count: int = Field(16, ge=1, le=64)
+
+
 class CodesQuery(Query):
     """`GET /inspect/codes`: weights of one row of a Linear, as codes, scales and what they mean.
 
