@@ -1,6 +1,6 @@
 """Builds web/ into the package when it is built: the page of the glass box, with docs/learn, by Node.js 20 or newer.
 
-Without Node.js, or if it fails, the package is built without the page, and says what to do where somebody asks for it.
+Without Node.js, or if it fails, the package is built without the page, and tells what to do where it is opened.
 To build it in place: `python hatch_page.py`, or `make page`.
 
 What was built is kept in build/page, under a name made from all that it depends on; nothing is built twice.

@@ -217,7 +217,7 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number that JSON knows")
+    raise ValueError(f"{name} is no number of JSON")
 
 
 _SIZES = (

@@ -9,7 +9,7 @@
     │   └── ChatFormatError      a dialog or a chat template that cannot be rendered
     │       └── ToolError        a tool, a call of one or a choice between them that cannot be taken
     ├── SamplingError            a sampling parameter outside its range, or an impossible combination
-    │   └── GrammarError             a grammar or schema that cannot be read, or asks for what cannot be kept
+    │   └── GrammarError             a grammar or schema that cannot be read, or has a rule that cannot be kept
     │       └── GrammarLimitError    larger, or more work, than the limits allow
     ├── ContextLengthError       more tokens than the model's context holds
     ├── InputError               token ids, positions or shapes that the model cannot take
@@ -17,7 +17,7 @@
     │       └── UnknownNameError     a name under which there is nothing
     ├── MemoryBudgetError        a request that would exceed the memory it was given
     ├── ModelNotFoundError       no such built-in model, file, folder or hub repository
-    │   ├── GatedModelError      the hub wants a licence accepted or a token
+    │   ├── GatedModelError      the hub requires an accepted licence or a token
     │   └── DownloadError        the network, the disk or a hash said no
     ├── TrainingError            data, a configuration or a run folder that cannot be trained with
     ├── OutputError              a target that exists, equals its input or cannot be written
@@ -129,7 +129,7 @@ class ModelNotFoundError(LlamariumError):
 
 
 class GatedModelError(ModelNotFoundError):
-    """The hub wants a licence accepted or a token."""
+    """The hub requires an accepted licence or a token."""
 
 
 class DownloadError(ModelNotFoundError):
@@ -192,7 +192,7 @@ def show_value(value: object, limit: int = 80) -> str:
     """
     try:
         spelled = repr(value)
-    except Exception:  # noqa: BLE001 - repr may run anyone's code
+    except Exception:  # noqa: BLE001 - repr may run foreign code
         spelled = f"{type(value).__name__} that cannot be spelled out"
     return escape(spelled, limit)
 

@@ -165,7 +165,7 @@ def check_replaceable(folder: Path, *, replace: bool) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> OutputError:
-    """Say that something cannot be written, and why; a temporary file's name would say nothing to anybody."""
+    """Say that something cannot be written, and why; without the temporary file's name."""
     named = str(error.filename or path)
     is_temporary = f"{os.sep}.{path.name}." in named or named.endswith(".part") or f"{os.sep}.saving-" in named
     where = "" if is_temporary or named == str(path) else f" ({escape(named)})"

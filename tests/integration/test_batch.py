@@ -354,7 +354,7 @@ def test_what_was_answered_before_a_signal_is_kept(
     assert 0 < len(found) < 60 and found == {name: whole[name] for name in found}
     if number == signal.SIGINT:
         assert process.returncode == 130
-        assert f"{len(found)} of 60 lines answered, 0 failed" in told and "--resume asks the rest" in told
+        assert f"{len(found)} of 60 lines answered, 0 failed" in told and "--resume runs the rest" in told
         assert "Traceback" not in told
 
 
@@ -368,7 +368,7 @@ def test_lines_that_failed_are_the_exit_code(tmp_path: Path, capsys: pytest.Capt
     assert told.out == ""
     before = out.read_bytes()
     assert main(words) == 1
-    assert "--resume asks what it does not answer yet, --force replaces it" in capsys.readouterr().err
+    assert "--resume runs what it does not answer yet, --force replaces it" in capsys.readouterr().err
     assert main([*words, "--resume"]) == 1  # nothing is asked, and the error is still there
     assert "3 of 3 lines answered, 1 failed, all of them before" in capsys.readouterr().err
     assert out.read_bytes() == before

@@ -234,5 +234,5 @@ def test_a_batch_shows_how_it_goes_and_keeps_what_there_is(session: type[Session
     number = out.read_bytes().count(b"\n")
     assert 1 < number < 400
     assert f"{number} of 400 lines answered, 1 failed; " in one_line(rest)
-    assert "; --resume asks the rest" in one_line(rest)
+    assert "; --resume runs the rest" in one_line(rest)
     assert "Traceback" not in rest

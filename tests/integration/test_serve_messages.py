@@ -511,7 +511,7 @@ def test_a_refusal_names_the_field(running: Running, fields: dict[str, Any], par
         ),
         (
             {"tools": TOOLS, "tool_choice": {"type": "any"}, "stop_sequences": ["a"]},
-            "stop_sequences is given beside tool_choice, which wants a call: ",
+            "stop_sequences is given beside tool_choice, which requires a call: ",
         ),
         (
             {"tools": [TOOLS[0] | {"strict": True}], "stop_sequences": ["a"]},

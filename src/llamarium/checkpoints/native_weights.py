@@ -118,5 +118,5 @@ def report_nonfinite(entry: TensorEntry, num_bad: int, *, strict: bool) -> None:
     """Warn of, or with `strict` refuse, weights that are NaN or infinite."""
     found = f"{escape(entry.file)}: {escape(entry.name, 80)} has {num_bad} weights that are NaN or infinite"
     if strict:
-        raise CheckpointError(f"{found}; expected none, as strict loading asks")
+        raise CheckpointError(f"{found}; expected none, since loading is strict")
     warn_caller(f"{found}; the model's output will be wrong where they are used")

@@ -6,7 +6,7 @@ answer to one of them, in the order in which they are complete; custom_id says
 which. A request that is refused, or a line that is none, is answered by an
 error, and the others go on. - is standard input, or standard output.
 
-Whatever ends a run, what OUT holds is kept: --resume asks the rest. IN must
+Whatever ends a run, what OUT holds is kept: --resume runs the rest. IN must
 then hold every line that was answered as it was; it may have new ones.
 
 Exit code 1 if a line of OUT is an error, or IN was changed meanwhile. Needs: pip install 'llamarium[serve]'
@@ -129,7 +129,7 @@ def _answer(args: argparse.Namespace, file: BinaryIO, output: "Output") -> int:
         if asked.digest() != checked.digest():
             raise InputError(
                 f"{_shown(args.input)}: was changed while it was being answered; expected its {number} lines to stay "
-                "as they were: --resume asks what is missing, if the answers are to what it holds now"
+                "as they were: --resume runs what is missing, if the answers are to what it holds now"
             )
     else:
         output.begin()  # what was not written to its end is cut off
@@ -200,4 +200,4 @@ def _told(args: argparse.Namespace, engine: "TextEngine", tally: "BatchProgress"
     finally:
         earlier = f" ({before} before)" if before else ""
         is_resumable = tally.num_answered < tally.num_lines and args.output != "-"
-        note(f"{tally}{earlier}; {speed()}" + ("; --resume asks the rest" if is_resumable else ""))
+        note(f"{tally}{earlier}; {speed()}" + ("; --resume runs the rest" if is_resumable else ""))

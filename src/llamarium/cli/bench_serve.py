@@ -1,7 +1,7 @@
 r"""Measure a server under load: any that speaks OpenAI's API, streaming.
 
 Requests are sent by so many clients, each of which waits for its answer
-before it asks again (--clients), or at random times (--rate, Poisson
+before it sends another (--clients), or at random times (--rate, Poisson
 arrivals), whatever has become of those before. A prompt of N tokens is N
 common words, so that any server can read it; the table says how many tokens
 the server counted. The same --seed sends the same requests.
@@ -99,7 +99,7 @@ def _add_requests(group: "argparse._ActionsContainer") -> None:  # pyright: igno
     group.add_argument(
         "--ignore-eos",
         action="store_true",
-        help="answers of exactly --max-tokens, where a server knows the field (llama-server, vLLM, Llamarium)",
+        help="answers of exactly --max-tokens, where a server has the field (llama-server, vLLM, Llamarium)",
     )
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_text(parser, "QUESTION", "ask this one question and leave")
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the dialog")
+    parser.add_argument("--system", metavar="TEXT", help="system prompt, before the dialog")
     parser.add_argument("--allow-repetition", action="store_true", help="let an answer that repeats itself go on")
     add_speculation(parser)
     add_json(parser)
@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("argument --json: needs a QUESTION")
     if args.json and args.allow_repetition:
         raise UsageError("argument --allow-repetition: with --json no answer is stopped; leave it out")
-    llama = load_llama(args, falls_back=False)  # the packaged model knows no dialogs
-    llama.sampling_params(**options)  # raises for a value out of range, before anyone types a question
+    llama = load_llama(args, falls_back=False)  # the packaged model has no dialog format
+    llama.sampling_params(**options)  # raises for a value out of range, before a question is typed
     options |= {"kv_cache_dtype": args.kv_cache_dtype} | speculation(args, llama)
     if llama.tokenizer.chat_format is None:
         llama.tokenizer.chat([])  # raises what there is to say about it

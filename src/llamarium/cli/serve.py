@@ -138,14 +138,14 @@ def _add_access(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[re
         ("--cors-origin", _origin, "ORIGIN", "let pages from there ask, as in https://chat.example; * is all"),
     )
     group.add_argument("--api-key-file", type=Path, metavar="FILE", help="keys, one a line")
-    text = "listen for other machines without a key: everyone who reaches it may ask"
+    text = "listen for other machines without a key: every machine that reaches it may send requests"
     group.add_argument("--allow-anyone", action="store_true", help=text)
     add_inspect_requests(group)
 
 
 def add_inspect_requests(group: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:  # pyright: ignore[reportPrivateUsage]
     """Add `--inspect-requests`."""
-    text = "show the requests of all clients in the page, to everyone who has a key"
+    text = "show the requests of all clients in the page, to every client with a key"
     group.add_argument("--inspect-requests", action="store_true", help=text)
 
 

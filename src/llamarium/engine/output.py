@@ -37,7 +37,7 @@ class OutputProcessor:
         return events
 
     def process(self, items: Sequence[StepItem], logits_WV: Logits, taps: Taps | None) -> None:
-        """Deliver a step's logits, and its hidden states if a sequence wants a vector; items in the batch's order."""
+        """Deliver a step's logits, and its hidden states if a sequence needs a vector; items in the batch's order."""
         hidden_MD = None if taps is None else taps.kept[HIDDEN][0]
         ready, places = list[EngineSequence](), list[int]()
         token = row = 0

@@ -1,6 +1,6 @@
 """One sequence: its tokens, how many of them are computed, where their keys and values lie, and what is wanted of it.
 
-A sequence yields tokens, unless its request wants the prompt's vector (`pooling.py`). The prompt's scores
+A sequence yields tokens, unless its request is for the prompt's vector (`pooling.py`). The prompt's scores
 (`scoring.py`) come with its first token. Never torch.
 """
 

@@ -1,8 +1,8 @@
 """Sequences whose keys and values are kept, and the step that brings them up to date: for looking at passes one by one.
 
-A sequence knows its ids and how many of them have been run. What is missing is run by the next `advance`: a prompt of
-thousands of tokens and the one token that was chosen last are all the same to it. Answers come from the engine
-(`llamarium.engine`), which does this for many requests at once. Never torch.
+A sequence has its ids and the number of those that have been run; the next `advance` runs the others, be it a prompt or
+the token that was chosen last. Answers come from the engine (`llamarium.engine`), which does this for many requests at
+once. Never torch.
 """
 
 from collections.abc import Iterator, Sequence

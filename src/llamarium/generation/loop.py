@@ -1,4 +1,4 @@
-"""Auto-regressive generation, from ids to ids: a client of the engine. Nothing in here knows text.
+"""Auto-regressive generation, from ids to ids: a client of the engine. No text in here.
 
 Every step is the same: run each sequence's uncomputed tokens (its prompt at first, then the token that was chosen
 last), choose a token for each, see which end (`llamarium.engine`). The prompts of one call are requests to an engine of

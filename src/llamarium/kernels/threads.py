@@ -1,7 +1,7 @@
-"""Who may use the processor's cores.
+"""Threads of the C kernels and of PyTorch: which may use the processor's cores.
 
 PyTorch and the C kernels each have a pool of threads, and PyTorch's goes on spinning for a while after its work is
-done. On cores that both want, each then waits for the other. So whatever runs between two passes of the kernels, and is
+done. On cores that both use, each then waits for the other. So whatever runs between two passes of the kernels, and is
 too small to gain from threads anyway, runs on one.
 """
 
@@ -19,7 +19,7 @@ _SPINS = 1000  # docs/decisions/0026-threads-of-training.md has the measurements
 
 
 class _Held(threading.local):
-    wished: int | None = None  # what the user wants, while PyTorch is held to one
+    wished: int | None = None  # the user's choice, while PyTorch is held to one
 
 
 _held = _Held()

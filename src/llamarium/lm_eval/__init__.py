@@ -1,6 +1,6 @@
 """Models in EleutherAI's evaluation harness (`pip install 'llamarium[eval]'`).
 
-The harness's own command knows the models of its own package only, so the way in is one of these:
+The harness's own command finds the models of its own package only, so the way in is one of these:
 
     python -m llamarium.lm_eval --model llamarium --model_args model=smollm2-135m --tasks hellaswag
 

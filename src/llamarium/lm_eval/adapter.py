@@ -159,7 +159,7 @@ class LlamariumLM(LM):
         return found[0]
 
     def tok_encode(self, string: str, add_special_tokens: bool = True) -> list[int]:
-        """Return a text's ids, control tokens read as such; BOS first once, where the vocabulary wants it."""
+        """Return a text's ids, control tokens read as such; BOS first once, where the vocabulary has it so."""
         return self.llama.tokenizer.encode(string, add_special_tokens=add_special_tokens, parse_special=True)
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:

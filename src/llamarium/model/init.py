@@ -62,7 +62,7 @@ class FreshEmbedding(nn.Module):
         self.register_buffer("states", torch.stack(states))
 
     def rows(self, ids: Any) -> Any:
-        """Draw the rows of ids of numpy, as `inspect.neighbors` asks for them."""
+        """Draw the rows of ids of numpy, as `inspect.neighbors` reads them."""
         return self(torch.from_numpy(ids)).numpy()
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 Shape suffixes, the one legend of the project: B batch, T tokens, D hidden_size, N query heads, K key-value heads,
 H head_dim, F intermediate_size, V vocab, L layers, S cached positions.
 
-Names are Hugging Face's, so that `print(model)` and state-dict keys are what the ecosystem knows. There is no cache,
+Names are Hugging Face's, so that `print(model)` and state-dict keys are those of the ecosystem. There is no cache,
 no quantization and no hook in here: the past lives in the `attend` object, 4-bit Linears are swapped in by the loader.
 """
 

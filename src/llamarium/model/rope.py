@@ -37,7 +37,7 @@ class Rotary:
 class LlamaRotaryEmbedding(nn.Module):
     """Makes a `Rotary` from positions.
 
-    The frequencies are a constant of the config, not a weight: they are computed in float32 on the device that asks,
+    The frequencies are a constant of the config, not a weight: they are computed in float32 on the positions' device,
     so neither loading onto the meta device nor casting the model to bfloat16 can touch them.
     """
 

@@ -23,7 +23,7 @@ def choose_device(name: object) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError, ImportError) as error:  # "privateuseone" wants a module that nobody wrote
+    except (RuntimeError, AssertionError, ImportError) as error:  # "privateuseone" needs a module that does not exist
         raise OptionError(f"device {show_value(str(name))} cannot be used: {str(error).splitlines()[0]}") from None
     if device.type == "meta":
         raise OptionError("device 'meta' holds no numbers; expected cpu, cuda or mps")

@@ -1,7 +1,7 @@
 """Taps: the activations that a pass hands out. Never torch.
 
-A recorder names the activations that it wants, and the runner that answers requests hands them out: the same pass, the
-same bits, the same logits. Scores and pattern are not tapped: they follow from the queries and the cached keys.
+A recorder names activations, and the runner that answers requests hands them out: the same pass, the same bits, the
+same logits. Scores and pattern are not tapped: they follow from the queries and the cached keys.
 """
 
 from collections.abc import Iterable, Mapping

@@ -30,7 +30,7 @@ _MESSAGES = {
         "dtype too narrow for this model (try float32)"
     ),
     NoToken.NOTHING_FITS: (
-        "no token continues the answer as its grammar wants; the vocabulary lacks a character that it needs, or a stop "
+        "no token continues the answer by its grammar; the vocabulary lacks a character that it needs, or a stop "
         "token id stands in its way"
     ),
     NoToken.TOO_MUCH_WORK: (

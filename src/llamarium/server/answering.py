@@ -208,7 +208,7 @@ def _check_ends(asked: AnswerRequest) -> None:
     if asked.form is not None:
         beside = asked.form[0]
     elif asked.tools.choice == "required":
-        beside = "tool_choice, which wants a call"
+        beside = "tool_choice, which requires a call"
     else:
         beside = "a strict tool"
     raise SamplingError(f"stop is given beside {beside}: it could end the answer before its form does; give one")

@@ -140,7 +140,7 @@ class Tokenizer:
 
         Args:
             text: Any valid Unicode text.
-            add_special_tokens: Put BOS first where the vocabulary wants it, unless it is there already.
+            add_special_tokens: Put BOS first where the vocabulary has it so, unless it is there already.
             parse_special: Read the spellings of control tokens as control tokens. Only for text that the caller
                 wrote: a user's text could otherwise end its own turn.
 

@@ -149,7 +149,7 @@ class ByteLevelBPE:
         """Join the parts of one piece until no neighbours have a merge.
 
         Searching all neighbours for the lowest rank before every merge would cost the square of the piece's length
-        (a megabyte of spaces is one piece). A heap holds the candidates instead, and each part knows its neighbours.
+        (a megabyte of spaces is one piece). A heap holds the candidates instead, and each part links to its neighbours.
 
         Returns:
             The parts that are left, and the merges in order.

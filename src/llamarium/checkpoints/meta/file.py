@@ -120,7 +120,7 @@ def _check_names(path: Path, program: bytes) -> None:
         for opcode, argument, _ in pickletools.genops(program):
             foreign = opcode.name == "GLOBAL" and argument not in _ALLOWED_NAMES
             if foreign or opcode.name in ("STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4"):
-                raise _fault(path, f"its pickle asks for {escape(argument or opcode.name, 80)!r}, which is no tensor")
+                raise _fault(path, f"its pickle names {escape(argument or opcode.name, 80)!r}, which is no tensor")
     except (ValueError, IndexError, UnicodeDecodeError) as error:
         raise _fault(path, f"its pickle is damaged: {escape(error)}") from None
 

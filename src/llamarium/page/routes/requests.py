@@ -127,6 +127,6 @@ def _params(found: OpenedSequence) -> ParametersView:
 
 
 def _row(llama: "Llama", found: OpenedSequence) -> SamplingRow:
-    """Return what the sampler knows of an answer, its form taken up from the beginning."""
+    """Return the sampler's state of an answer, its form taken up from the beginning."""
     constraint = None if found.grammar is None else found.grammar.begin(found.stops)
     return SamplingRow(found.params, found.prompt_ids, llama.config.vocab_size, found.answer_ids, constraint)

@@ -62,7 +62,7 @@ def explain_next(known: OpenPass, answer: range, row: SamplingRow, k: int) -> Sa
     Args:
         known: The pass.
         answer: Where in the pass the answer stands so far, after whose end the token comes; the prompt is before it.
-        row: What the sampler knows of the answer, up to there.
+        row: The sampler's state of the answer, up to there.
         k: Candidates that are listed after each step.
     """
     one, engine, llama = known.one, known.engine, known.llama
@@ -133,7 +133,7 @@ def _row(
     prompt_ids: Sequence[int],
     answer_ids: Sequence[int],
 ) -> SamplingRow:
-    """Return what the sampler knows of an answer."""
+    """Return the sampler's state of an answer."""
     given = body.model_dump(exclude={"position", "start", "k", *_OF_FORM})
     grammar, compiled = _form(body, llama, tool_form)
     constraint = None
@@ -161,7 +161,7 @@ def _check_fits(constraint: Constraint, answer_ids: Sequence[int]) -> None:
     for place, token_id in enumerate(answer_ids):
         words = constraint.mask()
         if constraint.is_finished or not int(words[token_id // 32]) >> token_id % 32 & 1:
-            message = f"token {place} of the answer, {token_id}, does not go on as its form wants"
+            message = f"token {place} of the answer, {token_id}, does not follow its form"
             raise ApiError(400, message, code="invalid_parameter", param="start")
         constraint.accept(token_id)
     constraint.mask()

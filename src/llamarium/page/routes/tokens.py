@@ -66,7 +66,7 @@ def _steps(tokenizer: Tokenizer, body: TokensRequest) -> TokensView:
 
 @functools.cache
 def llama3_tokenizer() -> Tokenizer:
-    """Return the built-in tokenizer of Llama 3, which is not fetched now: a page that is opened asks no other host."""
+    """Return the built-in tokenizer of Llama 3, which is not fetched now: opening a page contacts no other host."""
     from llamarium.checkpoints.tokenizers import load_tokenizer
     from llamarium.hub.builtin import is_cached
 

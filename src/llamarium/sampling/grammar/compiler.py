@@ -47,7 +47,7 @@ _LIMITS: Mapping[Kind, Mapping[str, int]] = {  # an optional property is four it
 _BLANKS = r"[\x20\x0A\x0D\x09]{1,32}"  # bounded, as some models would write blanks forever
 _END_MARK = b"\xff<end>"  # 0xff begins no text: llguidance's mark of special tokens
 _TOO_LARGE = ("too many", "too large", "too big", "fuel", "limit", "items; max", "too deeply", "recursion", "Unable to")
-_BAD_REGEX = re.compile(  # what is wrong is told after the expression, with carets below the place
+_BAD_REGEX = re.compile(  # what is wrong stands after the expression, with carets below the place
     r"regex parse error:\n    (?P<regex>.*)\n    (?P<blanks> *)(?P<carets>\^+)[ ^]*\nerror: (?P<reason>.*)"
 )
 

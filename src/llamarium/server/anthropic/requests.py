@@ -100,7 +100,7 @@ class Metadata(Body):
 class AnthropicTool(Body):
     """A function that the model may call; its arguments are streamed."""
 
-    refused: ClassVar[Mapping[str, str]] = {"input_examples": "the model is told a tool's schema alone"}
+    refused: ClassVar[Mapping[str, str]] = {"input_examples": "the prompt has a tool's schema alone"}
 
     type: Literal["custom"] | None = None
     name: str

@@ -104,7 +104,7 @@ class OutputFile(Output):
             return 0
         if status.st_size and not (resumes or replaces):
             raise OutputError(
-                f"{escape(self._path)}: is there already; --resume asks what it does not answer yet, --force replaces "
+                f"{escape(self._path)}: is there already; --resume runs what it does not answer yet, --force replaces "
                 "it"
             )
         return status.st_size

@@ -58,7 +58,7 @@ _CHATML_MESSAGE = (
 )
 _CHATML_TEMPLATE = "{% for message in messages %}" + _CHATML_MESSAGE
 _LLAMA3_PROMPT = "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-_LLAMA3_TEMPLATE = (  # unlike the published one below it knows tools, and vocabularies without BOS
+_LLAMA3_TEMPLATE = (  # unlike the published one below it has tools, and vocabularies without BOS
     "{{ bos_token }}{% for message in messages %}"
     "{% set role = 'ipython' if message['role'] == 'tool' else message['role'] %}"
     "{{ '<|start_header_id|>' + role + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}"

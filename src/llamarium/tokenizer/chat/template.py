@@ -88,7 +88,7 @@ class TemplateFormat:
     ) -> list[int]:
         """Return the ids of a dialog; see `ChatFormat.encode`.
 
-        Messages may have any keys that the template knows, with JSON values. The template is given the tools and
+        Messages may have any keys that the template reads, with JSON values. The template is given the tools and
         writes them, unless a form is named: then they, calls and results become parts of the messages' texts.
         """
         if tool_form is not None:
@@ -102,7 +102,7 @@ class TemplateFormat:
     def _unwritten(self, field: str, what: str) -> ToolError:
         return ToolError(
             field,
-            f"are not written by {self._source}'s chat template, which knows nothing of {what}; name a "
+            f"are not written by {self._source}'s chat template, which has nothing for {what}; name a "
             "tool_form (llama3_json, pythonic, hermes) to have them written into the messages",
         )
 

@@ -40,8 +40,8 @@ def call_list(message: Mapping[str, Any], i: int) -> tuple[ToolCall, ...]:
 def order_of_results(messages: Sequence[Mapping[str, Any]], calls: Sequence[Sequence[ToolCall]]) -> list[int]:
     """Return the messages' places with the results of calls in the order of the calls.
 
-    Text has no ids: a model knows by the order alone which result is whose. So where ids are given, either all calls of
-    a turn have a result, or none has.
+    Text has no ids: for a model the order alone says which result is of which call. So where ids are given, either all
+    calls of a turn have a result, or none has.
     """
     places: list[tuple[int, int]] = []  # of the turn that a message belongs to, and within it
     made: list[str] = []

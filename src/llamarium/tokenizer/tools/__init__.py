@@ -7,5 +7,5 @@ Llama 3.1, the list of Python calls of Llama 3.2, and the `<tool_call>` blocks o
 `definition` has the objects, as OpenAI's API has them; `request` is what one request says about tools. `forms` writes
 them into dialogs, `parser` reads calls out of answers while they come, and `grammar` holds an answer to calls.
 
-What does not fit raises `ToolError`, with the path of the field. Nothing here knows of models, files or HTTP.
+What does not fit raises `ToolError`, with the path of the field. It is independent of models, files and HTTP.
 """

@@ -46,7 +46,7 @@ class ToolRequest:
         if choice not in _CHOICES:
             raise ToolError("tool_choice", f"is {show_value(choice)}; expected {', '.join(_CHOICES)} or an object")
         if choice == "required" and not found:
-            raise ToolError("tool_choice", "wants a call, and there are no tools")
+            raise ToolError("tool_choice", "requires a call, and there are no tools")
         return cls(found, choice, allowed, parallel)
 
     @property

@@ -185,7 +185,7 @@ def _look_inside(history: History) -> Iterator[str]:
         f"<p>Of this run {kept} on the disk. This command opens them in a browser: rows of the table moving, a "
         "head's pattern forming, the loss of a text of your own, and two of them side by side.</p>"
         f"<pre tabindex='0'>{page.text(command)}</pre>"
-        f'<p>While it runs, <a href="{page.text(link)}">this link</a> opens the same view; it asks for the key, which '
+        f'<p>While it runs, <a href="{page.text(link)}">this link</a> opens the same view; it needs the key, which '
         "stands in the link that the command prints.</p>"
     )
 

@@ -1,7 +1,7 @@
 """Save and resume a run: its position, the optimizer's state, and a comparison with the current settings and data.
 
-Tensors are safetensors, all else is JSON. A manifest proves that a file is as written, but anyone can write a manifest;
-so every value is checked.
+Tensors are safetensors, all else is JSON. A manifest proves that a file is as written, but any program can write a
+manifest; so every value is checked.
 """
 
 import dataclasses

@@ -20,7 +20,7 @@ class FunctionTool(Body):
 
     refused: ClassVar[Mapping[str, str]] = {
         "async": "the client calls its functions itself",
-        "output_schema": "the model is told the schema of a function's arguments alone",
+        "output_schema": "the prompt has the schema of a function's arguments alone",
     }
 
     type: Literal["function"]
