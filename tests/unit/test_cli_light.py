@@ -85,6 +85,14 @@ def test_models_are_quantized_and_exported_without_pytorch(hiding: Path, tmp_pat
         answer = run(hiding, "generate", "A", "-m", path, "-n", "9", "--temperature", "0")
         assert (answer.returncode, len(answer.stdout)) == (0, 9 + len("\n")), answer.stderr
     assert Path(file).stat().st_size > 1_000_000
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "consolidated.00.pth").write_bytes(b"PK")
+    for cut in (Path(file), Path(folder) / "model.safetensors"):
+        os.truncate(cut, cut.stat().st_size - 1000)
+    for path in (file, folder, str(tmp_path / "meta")):
+        done = run(hiding, "generate", "A", "-m", path)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
+        assert path in done.stderr and ("PyTorch" in done.stderr) == path.endswith("meta")
 
 
 @pytest.mark.parametrize(
@@ -94,6 +102,7 @@ def test_models_are_quantized_and_exported_without_pytorch(hiding: Path, tmp_pat
         ("experiment rope", "train"),
         ("finetune --data missing.jsonl", "train"),
         ("dpo --data missing.jsonl", "train"),
+        ("report missing", "train"),
         ("merge --adapter missing --out there", "torch"),
         ("quantize -m missing --out there --calibration missing.txt", "torch"),
         ("generate KING -m missing --quantize nf4", "torch"),

@@ -294,7 +294,6 @@ def test_an_option_s_old_name_is_refused_with_the_new_one(words: list[str], caps
     [
         (["finetune", "--lora-r", "8"], "--rank"),
         (["generate", "--max-new-tokens=4", "Hello"], "--max-tokens"),
-        (["lens", "--word", "Paris"], "-k"),
         (["chat", "--temprature", "1"], "--temperature"),
     ],
 )
@@ -303,6 +302,11 @@ def test_an_option_of_another_program_is_answered_with_ours(
 ) -> None:
     assert cli.main(words) == 2
     assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_an_option_that_is_like_none_here_gets_no_guess(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["lens", "--word", "Paris"]) == 2
+    assert capsys.readouterr().err.startswith("llamarium lens: error: no option --word (llamarium lens --help")
 
 
 def test_every_new_name_is_an_option_of_some_command(capsys: pytest.CaptureFixture[str]) -> None:

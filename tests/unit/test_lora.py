@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import llamarium
-from llamarium.adapters.base_check import LINEARS, PROJECTION
+from llamarium.adapters.base_check import LINEARS_KEY, PROJECTION_KEY
 from llamarium.adapters.config import ALL_PROJECTIONS, LoRAConfig
 from llamarium.adapters.files import CONFIG, WEIGHTS, base_name, read_metadata
 from llamarium.adapters.lora import LoRALinear, apply_lora, lora_linears
@@ -402,11 +402,11 @@ def test_another_adapters_base_is_refused(tmp_path: Path, adapter: Path) -> None
 
 def test_an_adapter_of_before_says_that_it_is_not_checked(tmp_path: Path, adapter: Path) -> None:
     tensors, metadata = load_file(adapter / WEIGHTS), read_metadata(adapter)
-    old = {key: value for key, value in metadata.items() if key not in (LINEARS, PROJECTION)}
+    old = {key: value for key, value in metadata.items() if key not in (LINEARS_KEY, PROJECTION_KEY)}
     save_file(tensors, adapter / WEIGHTS, old)
     with pytest.warns(UserWarning, match="a version that did not note the base's Linears"):
         load_adapter(make_model(), adapter)
-    save_file(tensors, adapter / WEIGHTS, {**metadata, LINEARS: "Linear4bit:00", PROJECTION: "none"})
+    save_file(tensors, adapter / WEIGHTS, {**metadata, LINEARS_KEY: "Linear4bit:00", PROJECTION_KEY: "none"})
     with pytest.warns(UserWarning, match="stored otherwise than in training"):
         load_adapter(make_model(), adapter)
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from llamarium.checkpoints.choose_runner import load_weights
 from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.modules import build_model, weights_of
 from llamarium.checkpoints.native_weights import native_weights, sources_of
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.checkpoints.options import TYPE_OF_DTYPE, LoadOptions
-from llamarium.errors import CheckpointError
+from llamarium.errors import CheckpointError, MissingPackageError
 from llamarium.kernels import native
 from llamarium.quant.formats import PACKED_FORMATS
 from reference_tiles import pack_reference
@@ -116,6 +117,18 @@ def test_floats_are_held_as_they_are_stored(model_files, dtype):
     assert np.array_equal(weights[Q].data, files.weights[Q].numpy())
 
 
+def test_floats_of_three_dtypes_in_one_folder_become_one(model_files):
+    files = model_files()
+    kinds = (torch.bfloat16, torch.float32, torch.float16)
+    files.weights |= {key: value.to(kinds[i % 3]) for i, (key, value) in enumerate(files.weights.items())}
+    checkpoint = open_checkpoint(files.huggingface())
+    assert {entry.dtype for entry in checkpoint.entries.values()} == {"BF16", "F32", "F16"}
+    for options in (LoadOptions(), LoadOptions(dtype="float32")):
+        weights = native_weights(checkpoint, options)
+        assert weights is not None and len({weight.type_name for weight in weights.values()}) == 1
+        same(build_model(checkpoint.config, weights), load_model(checkpoint, options)[0])
+
+
 @pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q5_1", "Q8_0", "BF16", "F16"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_what_is_dequantized_once_are_the_numbers_of_load_model(model_files, type_name, dtype):
@@ -169,6 +182,25 @@ def test_progress_ends_at_the_whole(model_files):
     native_weights(checkpoint, LoadOptions(), lambda *step: steps.append(step))
     total = sum(entry.num_bytes for entry in checkpoint.entries.values())
     assert [done for done, _ in steps] == sorted(done for done, _ in steps) and steps[-1] == (total, total)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("meta", LoadOptions(), "reading .pth files"),
+        ("nf4", LoadOptions(), "reading NF4 weights"),
+        ("gguf", LoadOptions(dequantize="use"), "dequantizing at each use"),
+        ("gguf", LoadOptions(quantize="Q8_0"), "quantizing while loading"),
+        ("gguf", LoadOptions(device="cuda"), "a model of modules on cuda"),
+    ],
+)
+def test_what_only_modules_do_names_pytorch_where_it_is_missing(model_files, monkeypatch, kind, options, message):
+    files = model_files()
+    path = {"meta": files.meta, "nf4": lambda: files.nf4()[0], "gguf": lambda: files.gguf_file("Q4_0")}[kind]()
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingPackageError) as caught:
+        load_weights(open_checkpoint(path), options)
+    assert str(caught.value) == f"{path}: {message} needs PyTorch: pip install 'llamarium[torch]'"
 
 
 SCRIPT = """

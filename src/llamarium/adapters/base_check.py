@@ -26,7 +26,7 @@ from llamarium.adapters.files import SavedAdapter
 from llamarium.errors import CheckpointError, escape, show_value, warn_caller
 from llamarium.quant.packing import to_bfloat16
 
-BASE, LINEARS, PROJECTION = "llamarium_base", "llamarium_base_linears", "llamarium_base_projection"
+BASE_KEY, LINEARS_KEY, PROJECTION_KEY = "llamarium_base", "llamarium_base_linears", "llamarium_base_projection"
 _EMBEDDING_ROWS = 256
 _LINEAR_ROWS = 8
 # What quantization moves a weight by, as a share of the weights' own size: about 0.1 in 4 bits. Six of them are noise.
@@ -105,14 +105,14 @@ def check_base(base: Base, saved: SavedAdapter) -> None:
     CheckpointError if it is another base, or contains the adapter already.
     """
     folder, written, name = saved.folder, saved.metadata, saved.base_name
-    if (expected := written.get(BASE)) is None:
+    if (expected := written.get(BASE_KEY)) is None:
         return
     found = base.fingerprint()
     if found is None:
         warn_caller("in float16 a base has no fingerprint: whether the adapter is its own is not checked")
     elif found != expected:
         raise _another(folder, name, expected, found)
-    if (linears := written.get(LINEARS)) is None:
+    if (linears := written.get(LINEARS_KEY)) is None:
         warn_caller(
             f"{escape(folder)}: was saved by a version that did not note the base's Linears; whether the base contains "
             "this adapter already (it was merged into it) is not checked"
@@ -121,7 +121,7 @@ def check_base(base: Base, saved: SavedAdapter) -> None:
     here = base.linears_fingerprint()
     if (same := same_linears(linears, here)) is True:
         return
-    contained = _is_contained(base, written.get(PROJECTION))
+    contained = _is_contained(base, written.get(PROJECTION_KEY))
     if contained:
         raise CheckpointError(
             f"{escape(folder)}: the base contains this adapter already, as it was merged into it; once more would move "

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llamarium.adapters.base_check import BASE, LINEARS, PROJECTION
+from llamarium.adapters.base_check import BASE_KEY, LINEARS_KEY, PROJECTION_KEY
 from llamarium.adapters.config import LoRAConfig
 from llamarium.adapters.files import BUILTIN, CONFIG, PREFIX, WEIGHTS
 from llamarium.adapters.lora import lora_linears
@@ -51,7 +51,7 @@ def save_adapter(
         weights = [_weight(PREFIX + key, tensor, full_tensor) for key, tensor in tensors.items()]
         metadata = adapter_metadata(model, base_model) if metadata is None else metadata
         if (found := ModuleBase(model).projection()) is not None:
-            metadata = {**metadata, PROJECTION: f"{found.share.of_correction!r} {found.merged!r}"}
+            metadata = {**metadata, PROJECTION_KEY: f"{found.share.of_correction!r} {found.merged!r}"}
         write_safetensors(folder / WEIGHTS, weights, metadata)
         if tokenizer is not None:
             tokenizer.save(folder)
@@ -67,7 +67,7 @@ def adapter_metadata(model: LlamaForCausalLM, base_model: str | None = None) -> 
     """Return the header of an adapter's file, which identifies its base."""
     base = ModuleBase(model)
     fingerprint = base.fingerprint()
-    known = {} if fingerprint is None else {BASE: fingerprint, LINEARS: base.linears_fingerprint()}
+    known = {} if fingerprint is None else {BASE_KEY: fingerprint, LINEARS_KEY: base.linears_fingerprint()}
     named = {BUILTIN: base_model} if base_model is not None and base_model in BUILTINS else {}
     return {"format": "pt"} | known | named
 

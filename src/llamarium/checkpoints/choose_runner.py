@@ -7,6 +7,7 @@ from llamarium.checkpoints.checkpoint import Checkpoint
 from llamarium.checkpoints.native_weights import native_weights, sources_of
 from llamarium.checkpoints.options import LoadOptions, TensorSource
 from llamarium.errors import OptionError, escape
+from llamarium.extras import need_torch
 from llamarium.kernels import native
 from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.runtime.native.runner import NativeRunner
@@ -37,8 +38,7 @@ def load_weights(
         return build_model(checkpoint.config, weights, options.input_bits or native.INPUT_BITS)
 
     runner = _runner(checkpoint, weights, options)
-    check = getattr(checkpoint, "check_unchanged", None)
-    loaded = LoadedModel(runner, build, deterministic=options.deterministic, check=check)
+    loaded = LoadedModel(runner, build, deterministic=options.deterministic, check=checkpoint.check_unchanged)
     return loaded, sources_of(checkpoint, weights)
 
 
@@ -46,11 +46,12 @@ def _load_modules(
     checkpoint: Checkpoint, options: LoadOptions, progress: Progress | None
 ) -> tuple[LoadedModel, tuple[TensorSource, ...]]:
     """Load modules; where they have become what the kernels multiply (quantized while loading, say), these run them."""
+    need_torch(f"{escape(checkpoint.path)}: {_what_modules_do(checkpoint, options)}")
     from llamarium.checkpoints.load import load_model
     from llamarium.checkpoints.modules import round_inputs, weights_of
 
     model, sources = load_model(checkpoint, options, progress)
-    check = getattr(checkpoint, "check_unchanged", None)
+    check = checkpoint.check_unchanged
     weights = weights_of(model) if options.join and native.library() is not None else None
     if weights is not None:
         runner = _runner(checkpoint, weights, options)
@@ -64,6 +65,17 @@ def _load_modules(
         )
     _refuse_input_bits(checkpoint, options)
     return LoadedModel.of_modules(model, check), sources
+
+
+def _what_modules_do(checkpoint: Checkpoint, options: LoadOptions) -> str:
+    """Name what the C kernels do not, for a message."""
+    if options.device != "cpu" or not options.join:
+        return f"a model of modules on {options.device}"
+    if native.library() is None:
+        return "running it without the C kernels"
+    if any(entry.dtype == "NF4" for entry in checkpoint.entries.values()):
+        return "reading NF4 weights"
+    return "quantizing while loading" if options.quantize else "dequantizing at each use"
 
 
 def _runner(checkpoint: Checkpoint, weights: Mapping[str, Weight], options: LoadOptions) -> NativeRunner:

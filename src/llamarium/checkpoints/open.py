@@ -18,6 +18,7 @@ from llamarium.errors import (
     UnsupportedTokenizerError,
     escape,
 )
+from llamarium.extras import need_torch
 from llamarium.hub.builtin import recommended
 from llamarium.hub.resolve import resolve
 from llamarium.tokenizer.base import Tokenizer
@@ -127,6 +128,7 @@ def _open_folder(path: Path) -> Checkpoint:
     if SINGLE in names or INDEX in names:
         return PackedCheckpoint(path) if is_packed_folder(path) else HuggingFaceCheckpoint(path)
     if any(name.startswith("consolidated.") and name.endswith(".pth") for name in names):
+        need_torch(f"{escape(path)}: reading .pth files")
         from llamarium.checkpoints.meta.reader import MetaCheckpoint  # its pickles are torch's to read
 
         return MetaCheckpoint(path)

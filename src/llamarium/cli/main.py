@@ -83,7 +83,7 @@ PEERS_OPTIONS: Mapping[str, str] = {
     "--lr": "--learning-rate", "--epochs": "--steps", "--batch-size": "--batch-rows", "--max-seq-len": "--context",
     "--max-new-tokens": "--max-tokens", "--n-predict": "--max-tokens", "--temp": "--temperature",
     "--repeat-penalty": "--repetition-penalty", "--ctx-size": "--max-context", "--max-model-len": "--max-context",
-    "--parallel": "--max-num-seqs", "--lora": "--adapter", "--tokens": "--positions", "--word": "-k",
+    "--parallel": "--max-num-seqs", "--lora": "--adapter", "--tokens": "--positions",
 }  # fmt: skip
 """Options of other programs, and the ones here that do the same."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from llamarium.cli.options import UsageError, importing_torch
 from llamarium.cli.output import write_text
+from llamarium.extras import need_torch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("argument --out: several runs need it, and one has its page in its folder")
     if len({path.name for path in runs}) < len(runs):
         raise UsageError("the runs' folders need different names: they name the curves")
+    need_torch("llamarium report", "train")
     with importing_torch():
         from llamarium.train.report.write import compare, write_report
     if len(runs) == 1:

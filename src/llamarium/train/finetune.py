@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors.torch import load_file
 
-from llamarium.adapters.base_check import LINEARS, same_linears
+from llamarium.adapters.base_check import LINEARS_KEY, same_linears
 from llamarium.adapters.config import LoRAConfig
 from llamarium.adapters.files import PREFIX, WEIGHTS, read_metadata
 from llamarium.adapters.load import with_answer_ends
@@ -183,8 +183,9 @@ def restore_adapter(
 
 
 def _same_base(written: Mapping[str, str], here: Mapping[str, str]) -> bool:
-    linears = same_linears(written[LINEARS], here[LINEARS]) if LINEARS in written and LINEARS in here else None
-    others = (written.get(key, value) == value for key, value in here.items() if key != LINEARS)
+    has_both = LINEARS_KEY in written and LINEARS_KEY in here
+    linears = same_linears(written[LINEARS_KEY], here[LINEARS_KEY]) if has_both else None
+    others = (written.get(key, value) == value for key, value in here.items() if key != LINEARS_KEY)
     return linears is not False and all(others)
 
 
