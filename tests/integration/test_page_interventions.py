@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from llamarium.api import Llama
 from llamarium.inspect.interventions.edits import scale
 from llamarium.inspect.interventions.patching import PatchGrid
+from llamarium.inspect.probes import picture
 from llamarium.page.extension import page
 from llamarium.server.lifecycle.threads import are_at_work
 from serving import CHAT, HELLO, Running, serving
@@ -253,6 +255,26 @@ def test_the_lens_over_layers_and_tokens(client: httpx.Client, path: str, llama:
 @pytest.mark.parametrize(("asked", "param"), [("stop=7", "stop"), ("start=6", "start"), ("start=3&stop=3", "stop")])
 def test_the_lens_grid_refuses_by_its_field(client: httpx.Client, path: str, asked: str, param: str) -> None:
     answer = client.get(f"{path}/lens/grid?{asked}")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_the_picture_of_a_pass_is_its_far_view(client: httpx.Client, path: str, llama: Llama) -> None:
+    answer = client.get(f"{path}/picture")
+    kept, parts = llama.trace(TEXT, names=picture.OF_ALL), llama.trace(TEXT, names=picture.OF_A_TOKEN)
+    np.testing.assert_allclose(np.frombuffer(answer.content, "<f4"), picture.far_view([kept], [parts], 0), rtol=1e-6)
+    assert answer.headers["x-axes"] == "P"
+    blocks = np.frombuffer(client.get(f"{path}/picture?block=4&start=4").content, "<f4")
+    assert (
+        len(blocks) == (5 * 2 + 1) * 1 + 2 * 2
+    )  # the last two of six tokens; two layers; a row's pairs with both blocks
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [("stop=7", "stop"), ("start=6", "start"), ("block=4&start=2", "start"), ("block=4&stop=2", "stop")],
+)
+def test_the_picture_refuses_by_its_field(client: httpx.Client, path: str, asked: str, param: str) -> None:
+    answer = client.get(f"{path}/picture?{asked}")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
 
 

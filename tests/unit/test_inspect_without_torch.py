@@ -91,7 +91,7 @@ with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", time
             "", "/activations/pattern?layer=3&head=2", "/next", "/heads?layer=3", "/heads/added?layer=3",
             "/neurons?layer=3", "/attribution?token_id=9", "/lens", "/lens/grid?token_id=9", "/score", "/cost",
             "/distances?layer=1&head=0&key=1&stop=9", "/errors?quantize=Q4_1",
-            "/inputs?layer=1&linear=up_proj", "/matrix?layer=1&linear=up_proj", "/matrix?linear=lm_head",
+            "/inputs?layer=1&linear=up_proj", "/matrix?layer=1&linear=up_proj", "/matrix?linear=lm_head", "/picture",
         )
     }
     found["sampler"] = client.post(f"{root}/sampler", json={"temperature": 0.8, "top_p": 0.9}).status_code

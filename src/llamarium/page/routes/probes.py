@@ -11,6 +11,7 @@ from llamarium.inspect.lens import lens as read_stream
 from llamarium.inspect.probes import attribution as attributions
 from llamarium.inspect.probes import heads as heads_of
 from llamarium.inspect.probes import neurons as neurons_of
+from llamarium.inspect.probes import picture as pictures
 from llamarium.inspect.probes.attribution import Attribution
 from llamarium.inspect.probes.neurons import Neurons
 from llamarium.inspect.probes.rope import rope_pairs, score_by_distance
@@ -27,6 +28,7 @@ from llamarium.page.schema.probes import (
     LensGridQuery,
     LensQuery,
     NeuronsQuery,
+    PictureQuery,
     RopeQuery,
     RopeView,
 )
@@ -46,6 +48,9 @@ MAX_GRID_TOKENS = 64
 
 MAX_DISTANCES = 4096
 """Of one answer."""
+
+_PATTERN_BYTES = 64 * 2**20
+"""Of the patterns of all layers that are held at once."""
 
 
 @router.get("/passes/{pass_id}/heads")
@@ -122,6 +127,29 @@ async def lens_grid(requested: OfPass, query: Annotated[LensGridQuery, Query()])
     return await requested.read("token_id", lambda known: _lens(known, names, rows, 1, query.token_id))
 
 
+@router.get("/passes/{pass_id}/picture", response_class=Response)
+async def picture(requested: OfPass, query: Annotated[PictureQuery, Query()]) -> Response:
+    """Send what a pass is drawn from as a whole, as `inspect/probes/picture.py` says; axis P."""
+    rows, block = _window(requested.one, query.start, query.stop), query.block
+    for param, at in (("start", rows.start), ("stop", rows.stop)):
+        if at % block and at != len(requested.one.ids):
+            message = f"{param} is {at}, where no block of {block} tokens begins; give a multiple of block"
+            raise ApiError(400, message, code="invalid_parameter", param=param)
+
+    def read(known: OpenPass) -> Response:
+        config, num_tokens = known.llama.config, len(known.one.ids)
+        of_a_token = 4 * len(known.layers) * config.num_attention_heads * num_tokens
+        step = max(1, _PATTERN_BYTES // of_a_token // block) * block
+        kept = [known.trace(pictures.OF_ALL, [layer]) for layer in known.layers]
+        parts = (
+            known.trace(pictures.OF_A_TOKEN, known.layers, range(at, min(at + step, rows.stop)))
+            for at in range(rows.start, rows.stop, step)
+        )
+        return respond(Numbers(pictures.far_view(kept, parts, rows.start, block), "P"), "float32")
+
+    return await requested.read("stop", read)
+
+
 @router.get("/rope")
 async def rope(request: Request, query: Annotated[RopeQuery, Query()]) -> RopeView:
     """Return every pair's frequency, with and without scaling, and its angle at a position."""
@@ -184,14 +212,18 @@ def _lens(known: OpenPass, names: Collection[str], rows: range, k: int, token_id
 
 def _rows(one: Pass, query: LensGridQuery) -> range:
     """Return the requested tokens."""
-    stop = len(one.ids) if query.stop is None else query.stop
-    check_index("start", query.start, len(one.ids))
-    if not query.start < stop <= len(one.ids):
-        message = f"stop is {stop}; expected {query.start + 1} to {len(one.ids)}"
+    rows = _window(one, query.start, query.stop)
+    if len(rows) > MAX_GRID_TOKENS:
+        message = f"{len(rows)} tokens are requested, and {MAX_GRID_TOKENS} at most at once; give start and stop"
         raise ApiError(400, message, code="invalid_parameter", param="stop")
-    if stop - query.start > MAX_GRID_TOKENS:
-        message = (
-            f"{stop - query.start} tokens are requested, and {MAX_GRID_TOKENS} at most at once; give start and stop"
-        )
+    return rows
+
+
+def _window(one: Pass, start: int, stop: int | None) -> range:
+    """Return the tokens from `start` to `stop`, the end of the text where there is none."""
+    stop = len(one.ids) if stop is None else stop
+    check_index("start", start, len(one.ids))
+    if not start < stop <= len(one.ids):
+        message = f"stop is {stop}; expected {start + 1} to {len(one.ids)}"
         raise ApiError(400, message, code="invalid_parameter", param="stop")
-    return range(query.start, stop)
+    return range(start, stop)

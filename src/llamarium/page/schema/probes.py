@@ -73,6 +73,20 @@ class LensGridQuery(Query):
     stop: int | None = Field(None, ge=1)
 
 
+class PictureQuery(Query):
+    """`GET /inspect/passes/{id}/picture`: a pass as a whole, in a few numbers for each column and layer.
+
+    Attributes:
+        start: The first token, a multiple of `block`.
+        stop: Up to this one, which is left out; the whole text where left out.
+        block: Tokens of a column, of which the mean is taken.
+    """
+
+    start: int = Field(0, ge=0)
+    stop: int | None = Field(None, ge=1)
+    block: int = Field(1, ge=1)
+
+
 class RopeQuery(Query):
     """`GET /inspect/rope`: the pairs of the model at hand or of a published shape, and their angles at a position."""
 

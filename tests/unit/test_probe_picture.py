@@ -1,0 +1,104 @@
+"""The far view of a pass: each of its numbers is one of the trace's, or a mean of them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llamarium.inspect.probes.picture import OF_A_TOKEN, OF_ALL, far_view
+from llamarium.inspect.trace import Trace, trace
+from llamarium.model import LlamaForCausalLM
+from llamarium.model.init import init_weights
+from llamarium.presets import preset
+from llamarium.runtime.module_runner import ModuleRunner
+
+CONFIG = replace(preset("tiny"), num_hidden_layers=3, vocab_size=200, initializer_range=0.2)
+IDS = [7, 3, 150, 3, 42, 199, 8]
+LAYERS = range(3)
+
+
+def read(numbers: NDArray[Any], num_layers: int, columns: int, first: int = 0) -> Mapping[str, NDArray[Any]]:
+    """The parts of a far view by name; attention as (L, C, columns of all), 0 where there is no pair."""
+    rows = {"lengths": num_layers + 1} | dict.fromkeys(("attention_added", "mlp_added", "keys", "values"), num_layers)
+    found, at = dict[str, NDArray[Any]](), 0
+    for name, count in rows.items():
+        found[name] = numbers[at : at + count * columns].reshape(count, columns)
+        at += count * columns
+    shares = np.zeros((num_layers, columns, first + columns), np.float32)
+    shares[:, np.tri(columns, first + columns, first, np.bool_)] = numbers[at:].reshape(num_layers, -1)
+    return found | {"attention": shares}
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModuleRunner:
+    return ModuleRunner(init_weights(LlamaForCausalLM(CONFIG), seed=0).requires_grad_(False))
+
+
+def seen(runner: ModuleRunner, start: int = 0, chunk: int = 7, **view: Any) -> Mapping[str, NDArray[Any]]:
+    """A far view of `IDS`, from traces of so many tokens each."""
+    kept = [trace(runner, IDS, names=OF_ALL, layers=[layer]) for layer in LAYERS]
+    parts = [
+        trace(runner, IDS, names=OF_A_TOKEN, positions=[*range(at, min(at + chunk, len(IDS)))])
+        for at in range(start, len(IDS), chunk)
+    ]
+    block = view.get("block", 1)
+    return read(far_view(kept, parts, start, **view), len(LAYERS), -(-(len(IDS) - start) // block), start // block)
+
+
+@pytest.fixture(scope="module")
+def whole(runner: ModuleRunner) -> Trace:
+    return trace(runner, IDS)
+
+
+def length(trace: Trace, name: str) -> NDArray[Any]:
+    return trace[name].double().norm(dim=-1).numpy()
+
+
+def test_every_number_is_of_the_trace(runner: ModuleRunner, whole: Trace) -> None:
+    found = seen(runner)
+    np.testing.assert_allclose(found["lengths"][0], length(whole, "embed"), rtol=1e-6)
+    for layer in LAYERS:
+        at = f"layers.{layer}."
+        resid, middle = length(whole, at + "resid"), length(whole, at + "resid_mid")
+        np.testing.assert_allclose(found["lengths"][layer + 1], resid, rtol=1e-6)
+        np.testing.assert_allclose(found["attention_added"][layer], length(whole, at + "attn_out") / middle, rtol=1e-6)
+        np.testing.assert_allclose(found["mlp_added"][layer], length(whole, at + "mlp_out") / resid, rtol=1e-6)
+        np.testing.assert_allclose(found["keys"][layer], length(whole, at + "k").mean(-1), rtol=1e-6)
+        np.testing.assert_allclose(found["values"][layer], length(whole, at + "v").mean(-1), rtol=1e-6)
+        np.testing.assert_allclose(found["attention"][layer], whole[at + "pattern"].mean(0).numpy(), atol=1e-7)
+
+
+def test_pieces_of_a_text_give_the_same(runner: ModuleRunner) -> None:
+    """Where a long text is traced in pieces, and where only its end is asked for."""
+    every, end = seen(runner), seen(runner, start=4, chunk=2)
+    for name, values in seen(runner, chunk=3).items():
+        np.testing.assert_allclose(values, every[name], rtol=1e-5, atol=1e-7)
+    for name, values in end.items():
+        expected = every[name][:, 4:] if name == "attention" else every[name][..., 4:]
+        np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_block_is_a_mean_and_its_keys_a_sum(runner: ModuleRunner) -> None:
+    """Seven tokens in blocks of three: the last block is one token."""
+    every, found = seen(runner), seen(runner, block=3, chunk=3)
+    parts = (slice(0, 3), slice(3, 6), slice(6, 7))
+    for name in ("lengths", "attention_added", "mlp_added", "keys", "values"):
+        expected = np.stack([every[name][:, part].mean(-1) for part in parts], -1)
+        np.testing.assert_allclose(found[name], expected, rtol=1e-5)
+    for q, rows in enumerate(parts):
+        for k, keys in enumerate(parts[: q + 1]):
+            expected = every["attention"][:, rows, keys].sum(-1).mean(-1)
+            np.testing.assert_allclose(found["attention"][:, q, k], expected, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(found["attention"].sum(-1), 1, rtol=1e-5)
+
+
+def test_rows_are_whole_where_tokens_look_ahead(whole: Trace) -> None:
+    """An experiment without the mask."""
+    pattern = np.full((4, 7, 7), 1 / 7, np.float32)
+    edited = dict(whole.arrays) | {("pattern", layer): pattern for layer in LAYERS}
+    kept = [whole.select(names=OF_ALL)]
+    numbers = far_view(kept, [Trace(whole.token_ids, whole.positions, edited)], 0)
+    assert len(numbers) == (5 * len(LAYERS) + 1) * 7 + len(LAYERS) * 49
