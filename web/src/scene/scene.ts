@@ -8,6 +8,10 @@ import type { Camera } from "./camera";
 import { REST, type Data, type Moment } from "./data";
 import type { DepthScene } from "./depth";
 import type { Mark } from "./marks";
+import { block } from "./block";
+import { layer } from "./layer";
+import { number } from "./number";
+import { product } from "./product";
 import { whole } from "./whole";
 
 /** Marks that are drawn equally strongly. */
@@ -18,7 +22,7 @@ export interface Sheet {
 }
 
 /** From far to near; what is near lies above. */
-export const DEPTHS: readonly DepthScene[] = [whole];
+export const DEPTHS: readonly DepthScene[] = [whole, layer, block, product, number];
 
 export function sheets(data: Data, camera: Camera, moment: Moment = REST, depths: readonly DepthScene[] = DEPTHS): Sheet[] {
   return depths

@@ -3,6 +3,7 @@
 import { scaleOf, type Camera } from "./camera";
 import { middleOf, pairOf, REST, type Data, type Far, type Moment } from "./data";
 import { fade, type DepthScene } from "./depth";
+import { blockStrength } from "./entered";
 import { footOf, SUM_OF_ATTENTION, SUM_OF_MLP, topOf } from "./layout";
 import { widthOf } from "./look";
 import type { Mark, Point } from "./marks";
@@ -216,7 +217,7 @@ function build(data: Data, detail: Detail): Placed[] {
 }
 
 /** In steps of a tenth: a zoom makes marks anew some ten times, and not at each frame. */
-const stepOf = (scale: number): number => 1.1 ** Math.round(Math.log(scale) / Math.log(1.1));
+export const stepOf = (scale: number): number => 1.1 ** Math.round(Math.log(scale) / Math.log(1.1));
 
 interface Built {
   readonly key: string;
@@ -257,6 +258,6 @@ function marks(data: Data, camera: Camera, moment: Moment): readonly Mark[] {
 
 export const whole: DepthScene = {
   name: "whole",
-  strength: (_, camera) => 1 - fade(scaleOf(camera).y, ...NEAR),
+  strength: (data, camera) => (1 - fade(scaleOf(camera).y, ...NEAR)) * (1 - blockStrength(data, camera)),
   marks,
 };

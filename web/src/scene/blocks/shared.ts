@@ -1,0 +1,28 @@
+/** What the blocks' scenes share. */
+
+import { length } from "../../lib/algebra";
+import { number } from "../../lib/format";
+import type { Data } from "../data";
+import type { Place, Product } from "../place";
+import { blockOf } from "../sheet";
+
+export interface Here {
+  readonly pos: number;
+  readonly layer: number;
+}
+
+/** The place of a product, or of one number of it. */
+export function productPlace(product: Product, { pos, layer }: Here, data: Data, row?: number): Place {
+  const place = { pos, layer, head: data.chosen.head, block: blockOf(product), product };
+  return row === undefined ? { ...place, depth: 3, row: 0 } : { ...place, depth: 4, row };
+}
+
+export const tokenAt = (data: Data, pos: number): string => `“${data.tokens[pos]?.text ?? ""}”`;
+
+export const lengthText = (values: Float32Array): string => `length ${number(length(values), 3)}`;
+
+/** What a vector's length is, as a mark says it. */
+export const lengthOf = (name: string, values: Float32Array): { name: string; value: number; unit: string } => ({ name, value: length(values), unit: "length" });
+
+/** A part of a matrix (rows, size), row by row. */
+export const rowOf = (values: Float32Array, row: number, size: number): Float32Array => values.subarray(row * size, (row + 1) * size);

@@ -1,0 +1,58 @@
+/** How near the camera is to what has been entered: a block, a matrix in it, a number in that. */
+
+import { project, type Camera } from "./camera";
+import type { Data } from "./data";
+import { fade } from "./depth";
+import { rectOf } from "./layout";
+import type { Rect } from "./marks";
+import type { Place } from "./place";
+import { blockOf } from "./sheet";
+
+const NEAR = [0.3, 0.8] as const; // of the picture's width and height that a sheet fills
+
+/** How much of the picture a rectangle fills, of the side that fills less; beyond one, the camera is within it. */
+function filled(rect: Rect, camera: Camera): number {
+  const [a, b] = [project(camera, [rect.x0, rect.y0]), project(camera, [rect.x1, rect.y1])];
+  return Math.min(Math.abs(b[0] - a[0]) / camera.size.width, Math.abs(b[1] - a[1]) / camera.size.height);
+}
+
+/** Whether any of a rectangle is in the picture. */
+function isSeen(rect: Rect, camera: Camera): boolean {
+  return rect.x1 > camera.rect.x0 && rect.x0 < camera.rect.x1 && rect.y1 > camera.rect.y0 && rect.y0 < camera.rect.y1;
+}
+
+const nearness = (rect: Rect, camera: Camera): number => (isSeen(rect, camera) ? fade(filled(rect, camera), ...NEAR) : 0);
+
+/** Where the sheets are that there are numbers for. */
+export function blockPlace(data: Data): Rect | undefined {
+  const block = data.near?.block;
+  return block && rectOf({ depth: 2, pos: block.pos, layer: block.layer, head: 0, block: block.block }, data.extent);
+}
+
+export function productPlaces(data: Data, turned: boolean): { matrix: Rect; number: Rect } | undefined {
+  const product = data.near?.product;
+  if (!product) return undefined;
+  const place: Place = { depth: 3, pos: product.pos, layer: product.layer, head: 0, block: blockOf(product.product), product: product.product };
+  return { matrix: rectOf(place, data.extent, turned), number: rectOf({ ...place, depth: 4 }, data.extent, turned) };
+}
+
+export function numberStrength(data: Data, camera: Camera): number {
+  const places = productPlaces(data, camera.turned);
+  return places ? nearness(places.number, camera) : 0;
+}
+
+export function productStrength(data: Data, camera: Camera): number {
+  const places = productPlaces(data, camera.turned);
+  return places ? nearness(places.matrix, camera) * (1 - numberStrength(data, camera)) : 0;
+}
+
+export function blockStrength(data: Data, camera: Camera): number {
+  const rect = blockPlace(data);
+  return rect ? nearness(rect, camera) : 0;
+}
+
+/** A block's own strength: what is entered within it lies on top of it. */
+export function sheetStrength(data: Data, camera: Camera): number {
+  const places = productPlaces(data, camera.turned);
+  return blockStrength(data, camera) * (1 - (places ? nearness(places.matrix, camera) : 0));
+}

@@ -1,0 +1,102 @@
+/** A small pass, made by hand: what the scenes' tests are drawn from. Its numbers follow from each other as a model's do. */
+
+import type { Camera, Size } from "../src/scene/camera";
+import type { Data } from "../src/scene/data";
+import { frameOf } from "../src/scene/layout";
+import type { BlockNumbers, LayerNumbers, Near, ProductNumbers } from "../src/scene/near";
+import type { Block, Place } from "../src/scene/place";
+
+export const SHAPE = { N: 4, K: 2, H: 8, D: 32, F: 48, V: 50 };
+export const TOKENS = 7;
+export const LAYERS = 6;
+export const WORDS = ["The", " cat", " that", " the", " dog", " chased", " ran"];
+
+/** Numbers that look random and are the same each time. */
+export function numbers(count: number, seed: number): Float32Array {
+  return Float32Array.from({ length: count }, (_, i) => Math.sin(12.9898 * (i + 1) + 78.233 * seed) * 2);
+}
+
+const positive = (count: number, seed: number): Float32Array => numbers(count, seed).map((value) => 1 + Math.abs(value));
+
+export function softmax(scores: readonly number[]): number[] {
+  const most = Math.max(...scores);
+  const all = scores.map((score) => Math.exp(score - most));
+  const sum = all.reduce((a, b) => a + b, 0);
+  return all.map((one) => one / sum);
+}
+
+export function layerNumbers(layer: number): LayerNumbers {
+  const { N, K } = SHAPE;
+  const pattern = new Float32Array(N * TOKENS * TOKENS);
+  for (let head = 0; head < N; head++) {
+    for (let t = 0; t < TOKENS; t++) pattern.set(softmax([...numbers(t + 1, head + t)]), (head * TOKENS + t) * TOKENS);
+  }
+  return {
+    layer, start: 0, count: TOKENS, sources: TOKENS, pattern, frequency: 1,
+    before: positive(TOKENS, 1), middle: positive(TOKENS, 2), after: positive(TOKENS, 3), rms: positive(TOKENS, 4), middleRms: positive(TOKENS, 5),
+    attention: positive(TOKENS, 6), mlp: positive(TOKENS, 7), queries: positive(TOKENS * N, 8), keys: positive(TOKENS * K, 9), values: positive(TOKENS * K, 10),
+  };
+}
+
+export function blockNumbers(block: Block, pos: number, layer: number, head = 1): BlockNumbers {
+  const { N, K, H, D, F } = SHAPE;
+  const at = { pos, layer };
+  switch (block) {
+    case "norm":
+    case "mlp_norm": return { ...at, block, before: numbers(D, 1), gamma: numbers(D, 2), after: numbers(D, 3), eps: 1e-5 };
+    case "qkv": return { ...at, block, input: numbers(D, 1), q: numbers(N * H, 2), k: numbers(K * H, 3), v: numbers(K * H, 4) };
+    case "rope": return { ...at, block, head, frequencies: [1, 0.1, 0.01, 0.001], q: numbers(H, 1), qTurned: numbers(H, 2), k: numbers(H, 3), kTurned: numbers(H, 4) };
+    case "attention": {
+      const scores = Float32Array.from({ length: TOKENS }, (_, i) => (i > pos ? -Infinity : Math.sin(3 * i) * 4));
+      const pattern = Float32Array.from(softmax([...scores]));
+      const values = numbers(TOKENS * H, 5);
+      const out = Float32Array.from({ length: H }, (_, i) => pattern.reduce((sum, share, key) => sum + share * (values[key * H + i] as number), 0));
+      return { ...at, block, head, scores, pattern, values, out };
+    }
+    case "heads": {
+      const added = numbers(N * D, 2);
+      const out = Float32Array.from({ length: D }, (_, i) => Array.from({ length: N }, (__, n) => added[n * D + i] as number).reduce((a, b) => a + b, 0));
+      return { ...at, block, gathered: numbers(N * H, 1), added, norms: [1, 2, 3, 4], shares: [0.5, -0.2, 0.4, 0.3], out, rounding: 0.01 };
+    }
+    case "mlp": {
+      const neurons = Array.from({ length: 12 }, (_, index) => ({ index, gate: 1.5 - index / 4, act: 1 - index / 9, up: index - 5.5, gated: (1 - index / 9) * (index - 5.5), by_token: [] }));
+      return { ...at, block, input: numbers(D, 1), gate: numbers(F, 2), act: numbers(F, 3), up: numbers(F, 4), gated: numbers(F, 5), out: numbers(D, 6), neurons };
+    }
+    case "text": {
+      const bytes = [...new TextEncoder().encode(" chased")];
+      const piece = (text: string) => ({ text, bytes: [...new TextEncoder().encode(text)] });
+      const merge = (start: number, left: string, right: string, rank: number) => ({ start, left: piece(left), right: piece(right), result: piece(left + right), rank });
+      const merges = [merge(5, "e", "d", 30), merge(1, "c", "h", 90), merge(3, "a", "s", 40), merge(0, " ", "ch", 500), merge(0, " ch", "as", 9000), merge(0, " chas", "ed", 20000)];
+      return { ...at, block, id: 41, text: " chased", bytes, piece: { text: " chased", ids: [41], merges } };
+    }
+    case "row": return { ...at, block, id: 33, text: " ran", row: numbers(D, 1) };
+    case "logits": {
+      const probabilities = [0.3, 0.2, 0.15, 0.1, 0.06, 0.05, 0.04, 0.03, 0.02, 0.01];
+      const candidates = probabilities.map((probability, i) => ({ token_id: i, text: ` word${i}`, logit: Math.log(probability), probability, logprob: Math.log(probability) }));
+      const all = candidates.map(({ token_id, text, logit, probability }) => ({ token_id, text, logit, probability }));
+      const left = all.slice(0, 3).map((one) => ({ ...one, probability: one.probability / 0.65 }));
+      const steps = [{ name: "logits", is_on: true, num_left: 50, candidates: all }, { name: "top_k", is_on: true, num_left: 5, candidates: all.slice(0, 5) }, { name: "top_p", is_on: true, num_left: 3, candidates: left }];
+      return { ...at, block, input: numbers(D, 1), candidates, temperature: 0.8, sampled: { draw: null, place: 0, seed: 0, text: " word1", token_id: 1, steps } };
+    }
+  }
+}
+
+export function productNumbers(product: ProductNumbers["product"], pos: number, layer: number, row = 9, isRounded = false): ProductNumbers {
+  const { D } = SHAPE;
+  const [rows, first] = [16, Math.max(0, row - 8)];
+  const [weights, input] = [numbers(rows * D, 1), numbers(D, 2)];
+  const output = Float32Array.from({ length: rows }, (_, r) => input.reduce((sum, x, i) => sum + x * (weights[r * D + i] as number), 0) + (isRounded ? 0.01 : 0));
+  return { product, pos, layer, head: 1, row, first, weights, columns: D, of: 48, input: product === "embed_tokens" ? undefined : input, output, isRounded };
+}
+
+export function dataOf(near: Near | undefined = undefined, chosen = { pos: 6, layer: 3, head: 1 }): Data {
+  return { extent: { tokens: TOKENS, layers: LAYERS }, shape: SHAPE, tokens: WORDS.map((text, id) => ({ id, text })), chosen, near };
+}
+
+export const WIDE: Size = { width: 860, height: 580 };
+export const PHONE: Size = { width: 340, height: 440 };
+
+export function cameraAt(place: Place, size: Size, extent = { tokens: TOKENS, layers: LAYERS }): Camera {
+  const turned = size.width < 560;
+  return { rect: frameOf(place, extent, turned), size, turned };
+}
