@@ -22,6 +22,7 @@ from llamarium.page.routes import (
     sampling,
     ticket,
     tokens,
+    translation,
     weights,
     words,
 )
@@ -32,6 +33,7 @@ from llamarium.server.errors import ErrorBody, documented
 ROUTERS = (
     model.router, tokens.router, passes.router, probes.router, interventions.router, requests.router,
     sampling.router, weights.router, words.router, compare.router, runs.router,
+    translation.router,
 )  # fmt: skip
 
 

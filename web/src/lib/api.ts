@@ -27,6 +27,8 @@ import type {
   TokensRequest,
   TokensView,
   TokenView,
+  TranslationRequest,
+  TranslationView,
   WordRequest,
 } from "../schema";
 
@@ -193,6 +195,7 @@ export const api = {
   /** As above, but requested again, so that the result is the server's present state. */
   passAnew: (body: PassRequest): Promise<PassView> => json("POST", "/inspect/passes", body),
   neighbors: (body: NeighborsRequest): Promise<Neighbors> => post("/inspect/neighbors", body),
+  translate: (body: TranslationRequest): Promise<TranslationView> => post("/inspect/translations", body),
   similarity: (body: SimilarityRequest): Promise<Similarity> => post("/inspect/similarity", body),
   activation: (pass: PassView, name: string, selection: Selection = {}): Promise<Numbers> =>
     ofPass(pass, () => bulk(`/inspect/passes/${pass.id}/activations/${name}${query(selection)}`)),

@@ -1,0 +1,56 @@
+"""The small encoder-decoder of the package: a translation, with the attention that made it. Never torch."""
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from llamarium.inspect.probes.translation import packaged_translator
+from llamarium.inspect.tokens import Candidate
+from llamarium.page.schema.base import View
+from llamarium.page.work import work_on
+from llamarium.server.fields import Body
+from llamarium.server.http.body import StrictRoute
+
+router = APIRouter(prefix="/inspect", route_class=StrictRoute)
+
+Patterns = tuple[tuple[tuple[tuple[float, ...], ...], ...], ...]
+"""By layer, head, query and key."""
+
+
+class TranslationRequest(Body):
+    """`POST /inspect/translations`: a sentence, words apart."""
+
+    text: str = Field(max_length=1000)
+
+
+class TranslationView(View):
+    """A `Translation`, and what is known of its model.
+
+    Attributes:
+        known: The words that it reads.
+        learned: Sentences that it learned from.
+        asked: Other sentences that it was asked for, and `right` of them are translated word for word.
+    """
+
+    source: tuple[str, ...]
+    written: tuple[str, ...]
+    candidates: tuple[tuple[Candidate, ...], ...]
+    encoder: Patterns
+    decoder: Patterns
+    cross: Patterns
+    known: tuple[str, ...]
+    learned: int
+    asked: int
+    right: int
+
+
+@router.post("/translations")
+async def translations(request: Request, body: TranslationRequest) -> TranslationView:
+    """Translate a sentence from English to French, with the patterns of all three kinds of attention."""
+
+    def read(llama: object, engine: object) -> TranslationView:
+        translator = packaged_translator()
+        about = {name: translator.about[name] for name in ("learned", "asked", "right")}
+        found = translator.translate(body.text).to_dict()
+        return TranslationView.model_validate({**found, "known": translator.about["english"], **about})
+
+    return await work_on(request, "text", read)
