@@ -72,7 +72,7 @@ class Translator:
         known, words = {word: i for i, word in enumerate(self._words)}, text.split()
         strange = [word for word in words if word not in self.about["english"]]
         if strange or not 0 < len(words) <= _LONGEST:
-            found = f"{escape(strange[0], 40)!r} is none of its words" if strange else f"the text has {len(words)} words"
+            found = f"{escape(strange[0], 40)!r} is none of its words" if strange else f"there are {len(words)} words"
             all_words = ", ".join(self.about["english"])
             raise InputError(f"{found}; this model reads 1 to {_LONGEST} words of these: {all_words}")
         return [*(known[word] for word in words), _END]
