@@ -15,7 +15,7 @@ import torch
 
 import common
 import llamarium
-from llamarium.generation.kept import Memory, advance
+from llamarium.inspect.forward import Memory, advance
 
 QUESTIONS = (
     "What is the capital of France?", "Why is the sky blue?", "What is photosynthesis?",

@@ -34,7 +34,7 @@ else:
     model = peers.load_theirs(name)
 ready = time.perf_counter()
 if side == "llamarium":
-    from llamarium.generation.kept import Memory, advance
+    from llamarium.inspect.forward import Memory, advance
     memory = Memory(model, 1)
     advance(model, memory.cache, [memory.begin([1], 1)])
 else:

@@ -13,7 +13,7 @@ import torch
 
 import common
 from llamarium.cost import flops
-from llamarium.generation.kept import Memory, advance
+from llamarium.inspect.forward import Memory, advance
 from llamarium.runtime.runner import Runner
 from peers import load_ours, load_theirs, token_ids
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import common
 import llamarium
-from llamarium.generation.kept import Memory, batches
+from llamarium.inspect.forward import Memory, batches
 from llamarium.runtime.runner import Runner
 from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Key, Taps
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 import llamarium
-from llamarium.generation.kept import KeptSequence, Memory, advance
+from llamarium.inspect.forward import KeptSequence, Memory, advance
 from llamarium.runtime.native.runner import NativeRunner
 
 # Logits: the greedy token is the same where the best two are further apart.

@@ -12,7 +12,7 @@ import torch
 import llamarium
 from llamarium.api import Llama
 from llamarium.errors import InputError, OptionError
-from llamarium.inspect import passes
+from llamarium.inspect import forward
 from llamarium.inspect.interventions.experiments import Experiment
 from llamarium.inspect.interventions.variants import variant_bytes, variant_of
 from llamarium.inspect.measures.comparison import NAMES, compare_passes
@@ -54,7 +54,7 @@ def model() -> LlamaForCausalLM:
 @pytest.mark.parametrize("rows", [1, 4, 100])
 def test_every_number_is_plain_arithmetic(model: LlamaForCausalLM, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few rows of logits are there at a time."""
-    monkeypatch.setattr(passes, "CHUNK_BYTES", 8 * CONFIG.vocab_size * rows)
+    monkeypatch.setattr(forward, "CHUNK_BYTES", 8 * CONFIG.vocab_size * rows)
     here, there = traced(made(1)), traced(model)
     found = compare_passes(here, there, k=2)
     for layer, told in enumerate(found.layers):

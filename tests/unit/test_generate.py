@@ -11,8 +11,8 @@ import llamarium
 from closeness import assert_close_to_reference, model_reference
 from llamarium.attention import CausalAttend
 from llamarium.errors import ContextLengthError, InputError, LlamariumError, OptionError, SamplingError, TokenizerError
-from llamarium.generation.kept import KeptSequence, Memory, advance
 from llamarium.generation.loop import DialogEngine, TokenEvent, generate_tokens
+from llamarium.inspect.forward import KeptSequence, Memory, advance
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset

@@ -10,7 +10,7 @@ import torch
 
 from llamarium.config import EMBEDDING
 from llamarium.errors import ContextLengthError, InputError, TokenizerError
-from llamarium.inspect import passes
+from llamarium.inspect import forward
 from llamarium.inspect.neighbors import neighbors, similarity
 from llamarium.inspect.next_tokens import NextStep, follow_next_tokens
 from llamarium.inspect.score import Score, TokenScore, score, score_text
@@ -100,7 +100,7 @@ def test_the_chain_holds_for_every_next_token(model: LlamaForCausalLM) -> None:
 def test_a_long_text_never_holds_all_logits(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [i % 19 for i in range(32)]
     whole = score(ModuleRunner(model), ids)
-    monkeypatch.setattr(passes, "CHUNK_BYTES", 5 * 4 * CONFIG.vocab_size)
+    monkeypatch.setattr(forward, "CHUNK_BYTES", 5 * 4 * CONFIG.vocab_size)
     rows: list[int] = []
     handle = model.lm_head.register_forward_hook(lambda _, args, out: rows.append(out.shape[0]))
     try:

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from llamarium.attention import Context, attend_eagerly
 from llamarium.config import ModelConfig
 from llamarium.errors import ContextLengthError, InputError, MemoryBudgetError
-from llamarium.generation.kept import Memory, advance
-from llamarium.inspect import passes, shapes
+from llamarium.inspect import forward, shapes
 from llamarium.inspect import trace as trace_module
+from llamarium.inspect.forward import Memory, advance
 from llamarium.inspect.lens import lens
 from llamarium.inspect.numbers import scores_of, softmax
 from llamarium.inspect.shapes import TracePlan, parse_key
@@ -336,7 +336,7 @@ def test_the_lens_on_the_last_layer_says_what_the_model_says(model: LlamaForCaus
 def test_the_lens_tells_of_a_chosen_token_at_every_place(
     model: LlamaForCausalLM, full: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passes, "CHUNK_BYTES", 4 * 4 * CONFIG.vocab_size)  # four positions at a time
+    monkeypatch.setattr(forward, "CHUNK_BYTES", 4 * 4 * CONFIG.vocab_size)  # four positions at a time
     seen = lens(ModuleRunner(model), full, k=1, chosen_id=42)
     assert seen.chosen_id == 42 and len(seen.layers) == 6
     logprobs = full["logits"].log_softmax(-1)

@@ -15,8 +15,8 @@ from llamarium.attention.paged import PagedAttend, PagedCache, Segment, find_slo
 from llamarium.cli.main import main
 from llamarium.config import ModelConfig
 from llamarium.errors import MemoryBudgetError, OptionError
-from llamarium.generation.kept import KeptSequence, Memory, advance
 from llamarium.generation.loop import DialogEngine, generate_tokens
+from llamarium.inspect.forward import KeptSequence, Memory, advance
 from llamarium.inspect.summary import summarize
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM

@@ -15,7 +15,7 @@ import llamarium
 from llamarium.checkpoints.modules import round_inputs
 from llamarium.checkpoints.packed.save import PackedWeight, save_packed
 from llamarium.checkpoints.save import array_of
-from llamarium.generation.kept import Memory, advance
+from llamarium.inspect.forward import Memory, advance
 from llamarium.kernels import native
 from llamarium.kernels.native import InputBits
 from llamarium.model import LlamaForCausalLM

@@ -21,7 +21,7 @@ from llamarium.adapters.weight_base import WeightBase
 from llamarium.api import Llama
 from llamarium.checkpoints.save import save_model
 from llamarium.errors import CheckpointError, OptionError, TokenizerError
-from llamarium.generation.kept import Memory, advance
+from llamarium.inspect.forward import Memory, advance
 from llamarium.kernels import native
 from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.native.runner import NativeRunner

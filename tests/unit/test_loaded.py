@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from llamarium.errors import InputError, OptionError
-from llamarium.generation.kept import Memory, advance, batches
+from llamarium.inspect.forward import Memory, advance, batches
 from llamarium.inspect.trace import trace, trace_steps
 from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.loaded_model import LoadedModel

@@ -6,7 +6,7 @@ import torch
 
 from llamarium.adapters.config import LoRAConfig
 from llamarium.errors import InputError
-from llamarium.generation.kept import Memory, advance
+from llamarium.inspect.forward import Memory, advance
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.native.runner import NativeRunner

@@ -10,7 +10,7 @@ import torch
 
 from llamarium.config import HEAD
 from llamarium.errors import InputError, OptionError
-from llamarium.generation.kept import KeptSequence, Memory, advance, batches
+from llamarium.inspect.forward import KeptSequence, Memory, advance, batches
 from llamarium.kernels import native
 from llamarium.kernels.native import InputBits
 from llamarium.model import LlamaForCausalLM

@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM as TransformersLlama
 import llamarium
 from llamarium.cli.main import main
 from llamarium.errors import InputError, LlamariumError
-from llamarium.inspect import passes
+from llamarium.inspect import forward
 from llamarium.inspect.measures.perplexity import windows
 from llamarium.inspect.numbers import as_array
 from llamarium.tokenizer import pieces as pieces_module
@@ -111,9 +111,9 @@ def test_every_token_is_scored_once_with_enough_before_it(num_tokens: int, conte
 def test_memory_does_not_grow_with_the_text(llama: llamarium.Llama, monkeypatch: pytest.MonkeyPatch):
     whole = llama.perplexity(TEXT)
     rows: list[int] = []
-    monkeypatch.setattr(passes, "CHUNK_BYTES", 5 * 4 * llama.config.vocab_size)
+    monkeypatch.setattr(forward, "CHUNK_BYTES", 5 * 4 * llama.config.vocab_size)
     monkeypatch.setattr(pieces_module, "_PIECE_CHARACTERS", 30)
-    monkeypatch.setattr(passes, "as_array", lambda logits: rows.append(len(logits)) or as_array(logits))
+    monkeypatch.setattr(forward, "as_array", lambda logits: rows.append(len(logits)) or as_array(logits))
     assert llama.perplexity(TEXT).nats == pytest.approx(whole.nats, rel=1e-6)
     assert max(rows) == 5 and sum(rows) == whole.num_tokens
 

@@ -20,7 +20,7 @@ from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.cli.main import main
 from llamarium.errors import CheckpointError, InputError, OptionError, OutputError
-from llamarium.inspect import passes
+from llamarium.inspect import forward
 from llamarium.inspect.measures.divergence import kl_of_rows
 from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.packed import LinearPacked
@@ -255,7 +255,7 @@ def test_divergence_against_a_loop_over_tokens(folder: Path, tmp_path: Path, mon
     assert found.same_top == pytest.approx(float((p_TV.argmax(-1) == q_TV.argmax(-1)).double().mean()))
     assert found.model.perplexity == pytest.approx(model.perplexity(text).perplexity, rel=1e-5)
     assert found.against.perplexity == pytest.approx(against.perplexity(text).perplexity, rel=1e-5)
-    monkeypatch.setattr(passes, "CHUNK_BYTES", 4 * 4 * against.config.vocab_size)
+    monkeypatch.setattr(forward, "CHUNK_BYTES", 4 * 4 * against.config.vocab_size)
     assert model.divergence(text, against=against).kl == pytest.approx(found.kl, rel=1e-5)
     windowed = model.divergence(text, against=against, context=16, stride=8)
     assert windowed.model.num_tokens == len(kl) and windowed.kl != found.kl

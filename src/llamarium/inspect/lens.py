@@ -14,11 +14,11 @@ from typing import Literal
 import numpy as np
 
 from llamarium.errors import InputError
-from llamarium.inspect import passes
+from llamarium.inspect import forward
+from llamarium.inspect.json_values import JsonView
 from llamarium.inspect.numbers import Floats, log_softmax, split
 from llamarium.inspect.tokens import Candidate, check_count, check_token, name_candidates, top_candidates
 from llamarium.inspect.trace import Trace
-from llamarium.inspect.view import JsonView
 from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 
@@ -106,12 +106,12 @@ def lens(
         raise InputError('the trace holds no residual stream; trace with names=["resid"] (or more)')
     layers: list[LensLayer] = []
     num_positions = len(trace.positions)
-    step = max(1, passes.num_rows(vocab_size) // num_positions)  # places that share one read of the head
+    step = max(1, forward.num_rows(vocab_size) // num_positions)  # places that share one read of the head
     for group in (places[start : start + step] for start in range(0, len(places), step)):
         best: list[tuple[Candidate, ...]] = []
         chosen: list[ChosenToken] = []
         streams_MD = np.concatenate([trace.arrays[STREAMS[half], layer] for layer, half in group])
-        for part_CD in split(streams_MD, passes.num_rows(vocab_size)):
+        for part_CD in split(streams_MD, forward.num_rows(vocab_size)):
             logits_CV = runner.read_stream(part_CD)
             best += (name_candidates(row, tokenizer) for row in top_candidates(logits_CV, k))
             chosen += () if chosen_id is None else predictions_of(logits_CV, chosen_id)

@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from llamarium.errors import ContextLengthError
-from llamarium.generation.kept import Memory, advance
+from llamarium.inspect.forward import Memory, advance
+from llamarium.inspect.json_values import JsonView
 from llamarium.inspect.numbers import as_array
 from llamarium.inspect.tokens import Candidate, check_count, check_ids, name_candidates, top_candidates
-from llamarium.inspect.view import JsonView
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.tokenizer.base import Tokenizer
 

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from llamarium.inspect.forward import logits_of
+from llamarium.inspect.json_values import JsonView
 from llamarium.inspect.numbers import Floats
-from llamarium.inspect.passes import logits_of
 from llamarium.inspect.tokens import check_ids
-from llamarium.inspect.view import JsonView
 from llamarium.runtime.runner import Runner
 from llamarium.sampling.sampler import Sampler
 from llamarium.tokenizer.base import Tokenizer

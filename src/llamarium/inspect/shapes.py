@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, MemoryBudgetError, show_value
-from llamarium.generation.kept import PREFILL_CHUNK
-from llamarium.inspect.view import JsonView
+from llamarium.inspect.forward import PREFILL_CHUNK
+from llamarium.inspect.json_values import JsonView
 from llamarium.runtime.runner import Runner
 from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Key
 

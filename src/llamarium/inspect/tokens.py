@@ -8,8 +8,8 @@ import numpy as np
 
 from llamarium.config import ModelConfig
 from llamarium.errors import ContextLengthError, InputError, show_value
+from llamarium.inspect.json_values import JsonView
 from llamarium.inspect.numbers import Floats, largest, log_softmax
-from llamarium.inspect.view import JsonView
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.text import check_text
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from llamarium.errors import InputError, show_value
 from llamarium.extras import need_torch
-from llamarium.generation.kept import KeptSequence, Memory, advance, batches
+from llamarium.inspect.forward import KeptSequence, Memory, advance, batches
 from llamarium.inspect.numbers import Floats, as_array, scores_of, softmax
 from llamarium.inspect.shapes import TracePlan, check_names, check_whole, parse_key, print_key
 from llamarium.inspect.tokens import check_ids

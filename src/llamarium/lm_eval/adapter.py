@@ -23,8 +23,8 @@ import torch
 
 from llamarium.api import Llama, load
 from llamarium.errors import ContextLengthError, OptionError, show_value
+from llamarium.inspect.forward import logits_of, num_rows, rows_logits
 from llamarium.inspect.numbers import Floats
-from llamarium.inspect.passes import logits_of, num_rows, rows_logits
 from llamarium.inspect.score import scored_tokens
 from llamarium.inspect.tokens import check_count
 from llamarium.lm_eval.harness import harness

@@ -29,7 +29,7 @@ SOURCES: Mapping[str, str] = {
     "lens": "llamarium.inspect.lens:lens",
     "sampler": "llamarium.sampling.steps:stages",
     "sampler.noise": "llamarium.sampling.steps:noise",
-    "advance": "llamarium.generation.kept:advance",
+    "advance": "llamarium.inspect.forward:advance",
     "stream_errors": "llamarium.inspect.measures.streams:stream_errors",
     "kl": "llamarium.inspect.measures.divergence:kl_of_rows",
     "neighbors": "llamarium.inspect.neighbors:_cosines_of",

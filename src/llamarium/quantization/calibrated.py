@@ -17,9 +17,9 @@ from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.modules import empty_model
 from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import OptionError
+from llamarium.inspect.forward import CHUNK_BYTES
 from llamarium.inspect.measures.divergence import compare
 from llamarium.inspect.numbers import Floats
-from llamarium.inspect.passes import CHUNK_BYTES
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.llama import LlamaDecoderLayer
 from llamarium.model.rope import Rotary

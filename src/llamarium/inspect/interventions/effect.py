@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llamarium.errors import AnswerError
+from llamarium.inspect.json_values import JsonView
 from llamarium.inspect.lens import ChosenToken, predictions_of
 from llamarium.inspect.measures.divergence import kl_of_rows
 from llamarium.inspect.numbers import largest, log_softmax
 from llamarium.inspect.tokens import check_count, check_token, text_of
 from llamarium.inspect.trace import trace
-from llamarium.inspect.view import JsonView
 from llamarium.runtime.loaded_model import runner_of
 from llamarium.tokenizer.base import Tokenizer
 

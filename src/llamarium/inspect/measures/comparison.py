@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.errors import InputError
-from llamarium.inspect import passes
+from llamarium.inspect import forward
+from llamarium.inspect.json_values import JsonView
 from llamarium.inspect.measures.divergence import compare
 from llamarium.inspect.measures.streams import StreamError, stream_errors
 from llamarium.inspect.numbers import split
 from llamarium.inspect.tokens import Candidate, check_count, name_candidates, top_candidates
 from llamarium.inspect.trace import Trace
-from llamarium.inspect.view import JsonView
 from llamarium.tokenizer.base import Tokenizer
 
 NAMES = ("resid", "logits")
@@ -98,7 +98,7 @@ def _tokens(trace: Trace, against: Trace, k: int, tokenizer: Tokenizer | None) -
     """Yield both models' predictions at each token, a few rows of logits in float64 at a time."""
     ids = trace.token_ids
     both = trace.arrays["logits", None], against.arrays["logits", None]
-    rows = passes.num_rows(both[0].shape[1], itemsize=8)
+    rows = forward.num_rows(both[0].shape[1], itemsize=8)
     before: list[tuple[float | None, float | None]] = [(None, None)]
     start = 0
     for pair in zip(*(split(logits_TV, rows) for logits_TV in both), strict=True):

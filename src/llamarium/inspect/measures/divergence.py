@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from llamarium.inspect.forward import logits_of
 from llamarium.inspect.measures.perplexity import Perplexity, Window, check_number, check_window, scored_ids, windows
 from llamarium.inspect.numbers import Floats, log_softmax
-from llamarium.inspect.passes import logits_of
 from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 

@@ -23,10 +23,10 @@ from itertools import chain
 
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, LlamariumError
-from llamarium.inspect.passes import logits_of
+from llamarium.inspect.forward import logits_of
+from llamarium.inspect.json_values import JsonView
 from llamarium.inspect.score import e_to_the, scored_tokens
 from llamarium.inspect.tokens import check_count
-from llamarium.inspect.view import JsonView
 from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.pieces import encode_pieces

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llamarium.cost import flops
-from llamarium.generation.kept import KeptSequence, Memory, advance
+from llamarium.inspect.forward import KeptSequence, Memory, advance
+from llamarium.inspect.json_values import JsonView
 from llamarium.inspect.tokens import check_count, check_ids
-from llamarium.inspect.view import JsonView
 from llamarium.runtime.runner import CacheDtype, Logits, Runner
 
 _CHUNK = 256  # tokens of a batch, so that others wait for no more than one

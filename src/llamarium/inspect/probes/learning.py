@@ -20,9 +20,9 @@ from llamarium.adapters.merge import merge_adapters
 from llamarium.config import ModelConfig
 from llamarium.cost import count_parameters
 from llamarium.errors import InputError, MemoryBudgetError, check_choice
+from llamarium.inspect.json_values import as_json
 from llamarium.inspect.shapes import check_finite
 from llamarium.inspect.tokens import Candidate, check_count, check_ids, name_candidates, top_candidates
-from llamarium.inspect.view import as_json
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedModule
 from llamarium.runtime.shell import on_host

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, show_value
+from llamarium.inspect.json_values import JsonView
 from llamarium.inspect.numbers import Floats
 from llamarium.inspect.probes.heads import layer_in
 from llamarium.inspect.probes.neurons import row_of_position
 from llamarium.inspect.trace import Trace
-from llamarium.inspect.view import JsonView
 from llamarium.runtime.rope import rope_frequencies
 
 

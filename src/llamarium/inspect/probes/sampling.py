@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.generation.kept import Memory, advance
+from llamarium.inspect.forward import Memory, advance
+from llamarium.inspect.json_values import JsonView
 from llamarium.inspect.numbers import as_array, largest, softmax
 from llamarium.inspect.shapes import check_whole
 from llamarium.inspect.tokens import check_count, check_ids, text_of
-from llamarium.inspect.view import JsonView
 from llamarium.runtime.runner import CacheDtype, Logits, Runner
 from llamarium.sampling.constraint import Constraint
 from llamarium.sampling.params import SamplingParams

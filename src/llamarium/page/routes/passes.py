@@ -6,8 +6,8 @@ import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 
 from llamarium.engine.request import check_prompt, too_long
-from llamarium.generation.kept import PREFILL_CHUNK
 from llamarium.generation.text_engine import TextEngine
+from llamarium.inspect.forward import PREFILL_CHUNK
 from llamarium.page.binary import respond
 from llamarium.page.executor import Pass
 from llamarium.page.prepare import Preparation

@@ -1,8 +1,7 @@
-"""Sequences whose keys and values are kept, and the step that brings them up to date: for looking at passes one by one.
+"""Forward passes over texts, for looking at them one by one; answers come from `llamarium.engine`. Never torch.
 
 A sequence has its ids and the number of those that have been run; the next `advance` runs the others, be it a prompt or
-the token that was chosen last. Answers come from the engine (`llamarium.engine`), which does this for many requests at
-once. Never torch.
+the token that was chosen last. `logits_of` runs a whole text, and yields its logits a few positions at a time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,11 +10,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from llamarium.runtime.batch import Batch, Span, pack
+from llamarium.inspect.numbers import Floats, as_array
+from llamarium.runtime.batch import BLOCK_SIZE, Batch, Span, pack
 from llamarium.runtime.blocks import BlockPool, BlockTable, blocks_for
 from llamarium.runtime.runner import Cache, CacheDtype, Logits, Runner
 
 PREFILL_CHUNK = 2048  # tokens of a batch: bounds the activations of long prompts, not what is computed
+CHUNK_BYTES = 64 * 2**20
+"""Of logits that are there at a time."""
 
 
 @dataclass(slots=True)
@@ -77,6 +79,39 @@ def batches(sequences: Sequence[KeptSequence], chunk: int = PREFILL_CHUNK) -> It
     if spans:
         yield pack(spans)
         _count(ends)
+
+
+def num_rows(vocab_size: int, itemsize: int = 4) -> int:
+    """Return how many rows of logits may be in memory at a time."""
+    return max(1, CHUNK_BYTES // (itemsize * vocab_size))
+
+
+def logits_of(runner: Runner, ids: Sequence[int], num_logits: int | None = None) -> Iterator[Floats]:
+    """Run a text and yield the logits of its last tokens (None: all), (C, V) float32, a few at a time and in order."""
+    first = len(ids) - (len(ids) if num_logits is None else num_logits)
+    memory = Memory(runner, len(ids))
+    blocks = memory.begin(ids, len(ids)).table.blocks
+    for start in range(0, first, PREFILL_CHUNK):
+        part = ids[start : min(start + PREFILL_CHUNK, first)]
+        runner.run(pack([Span(part, start, blocks, num_logits=0)]), memory.cache)
+    step = num_rows(runner.config.vocab_size)
+    for start in range(first, len(ids), step):
+        part = ids[start : start + step]
+        span = Span(part, start, blocks, num_logits=len(part))
+        yield as_array(runner.run(pack([span]), memory.cache))
+
+
+def rows_logits(runner: Runner, rows: Sequence[Sequence[int]], num_logits: Sequence[int]) -> list[Floats]:
+    """Run texts side by side and return the logits of the last tokens of each, (its number, V) float32.
+
+    Each text has at least one token; `num_logits` is the number of each, together at most `num_rows`.
+    """
+    memory = Memory(runner, sum(blocks_for(len(ids)) for ids in rows) * BLOCK_SIZE)
+    spans = [
+        Span(ids, 0, memory.begin(ids, len(ids)).table.blocks, num_logits=count)
+        for ids, count in zip(rows, num_logits, strict=True)
+    ]
+    return np.split(as_array(runner.run(pack(spans), memory.cache)), np.cumsum(num_logits)[:-1])
 
 
 def _count(ends: Sequence[tuple[KeptSequence, int]]) -> None:
