@@ -62,7 +62,7 @@ export function stepsOf(sum: Sum, most: number, isRounded: boolean): Step[] {
     id: `term${index}`, label: `x[${index}] ${written(input, 3)} × w ${written(weight, 3)}`, says: `term ${index}: ${written(input, 5)} × ${written(weight, 5)}`, value,
   }));
   if (rest.length) steps.push({ id: "rest", label: `${count(rest.length)} smaller terms`, says: `the ${rest.length} smaller terms`, value: rest.reduce((all, { value }) => all + value, 0) });
-  const why = isRounded ? "inputs rounded to 8 bits" : "rounding in float32";
+  const why = isRounded ? "inputs rounded to 8 bits" : "rounding";
   if (sum.rounding !== 0) steps.push({ id: "rounding", label: why, says: `what the pass has beyond the terms' sum: ${why}`, value: sum.rounding });
   return steps;
 }
