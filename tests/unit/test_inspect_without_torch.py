@@ -27,6 +27,7 @@ assert trace.arrays["pattern", 3].shape == (9, 5, 5) and "layers.3.pattern" in t
 views = {
     "lens": lambda: look.lens(text, "Paris", layers=[-1], positions=[-1]).layers[-1].chosen[0].rank,
     "heads": lambda: look.heads(text, 3).to_dict()["layer"],
+    "head_kinds": lambda: look.head_kinds().by("induction")[0].layer,
     "attribution": lambda: look.attribution(text, "Paris").target_id,
     "neurons": lambda: look.neurons(text, 3).neurons[0].index,
     "score": lambda: llama.score(text).tokens[4].rank,
@@ -88,7 +89,7 @@ with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", time
     found = {
         path: client.get(root + path).status_code
         for path in (
-            "", "/activations/pattern?layer=3&head=2", "/next", "/heads?layer=3", "/heads/added?layer=3",
+            "", "/activations/pattern?layer=3&head=2", "/next", "/heads?layer=3", "/heads/added?layer=3", "/head_kinds",
             "/neurons?layer=3", "/attribution?token_id=9", "/lens", "/lens/grid?token_id=9", "/score", "/cost",
             "/distances?layer=1&head=0&key=1&stop=9", "/errors?quantize=Q4_1",
             "/inputs?layer=1&linear=up_proj", "/matrix?layer=1&linear=up_proj", "/matrix?linear=lm_head", "/picture",

@@ -22,8 +22,8 @@ ALPHABET = "abcdefghij klmnop.\n"
 CONFIG = replace(preset("tiny"), vocab_size=len(ALPHABET), max_position_embeddings=32)
 
 FIRST: dict[str, tuple[Any, ...]] = {
-    "lens": ("bad",), "heads": ("bad", 0), "attribution": ("bad", 1), "neurons": ("bad", 0), "learn": ("bad",),
-    "sampler_steps": ("bad",), "variant": ("NF4",), "compare": ("bad", None), "token_cost": ("bad",),
+    "lens": ("bad",), "heads": ("bad", 0), "head_kinds": ("bad",), "attribution": ("bad", 1), "neurons": ("bad", 0),
+    "learn": ("bad",), "sampler_steps": ("bad",), "variant": ("NF4",), "compare": ("bad", None), "token_cost": ("bad",),
     "effect": ("bad",), "trace_experiment": ("bad", Experiment()), "steer": ("bad", "cab", 0),
     "patch_grid": ("bad", "cab", 1),
 }  # fmt: skip

@@ -1,5 +1,6 @@
 """Edits, experiments and patch grids on a tiny model: exact where nothing is edited, and nothing left behind."""
 
+import copy
 import json
 from dataclasses import replace
 from typing import Any
@@ -277,3 +278,37 @@ def test_an_effect_without_numbers_is_refused(model: LlamaForCausalLM) -> None:
     for wrong in ({"k": 0}, {"k": 201}, {"chosen_id": 200}, {"position": 6}):
         with pytest.raises(InputError):
             effect_of(model, IDS, [], **wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_experiments_of_half_precision_weights_are_those_of_the_same_weights_in_float32() -> None:
+    """Also of adapters' weights and with hooks of the caller's; the model itself still computes in bfloat16."""
+    half = init_weights(LlamaForCausalLM(CONFIG), seed=0).requires_grad_(False).bfloat16()
+    wide = copy.deepcopy(half).float()
+    calls: list[torch.dtype] = []
+    hook = half.model.layers[0].mlp.down_proj.register_forward_hook(lambda _, args, out: calls.append(out.dtype))
+    with edited(half, [ablate("head", layer=1, head=2)]) as one, edited(wide, [ablate("head", layer=1, head=2)]) as two:
+        assert logits(one).dtype is torch.float32 and torch.equal(logits(one), logits(two))
+    assert set(calls) == {torch.float32} and logits(half).dtype is torch.bfloat16
+    hook.remove()
+    grids = [[cell.logit for cell in PatchGrid(m, IDS, OTHER, 11, against_id=12).cells()] for m in (half, wide)]
+    assert grids[0] == grids[1]
+    toward = [steer(m, IDS, OTHER, 1).add for m in (half, wide)]
+    assert torch.equal(*toward)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def test_the_floor_is_what_rounding_alone_changes() -> None:
+    half = init_weights(LlamaForCausalLM(CONFIG), seed=0).requires_grad_(False).bfloat16()
+    found = effect_of(half, IDS, [ablate("head", layer=1, head=2)], k=5)
+    plain = copy.deepcopy(half).float()
+    exact, rounded = (m(torch.tensor([IDS]))[0, -1].double().log_softmax(-1) for m in (plain, half))
+    reported = [one.token_id for one in found.tokens]
+    assert found.floor.logprob == pytest.approx((exact - rounded)[reported].abs().max().item(), abs=1e-4) != 0
+    assert found.floor.divergence == pytest.approx((exact.exp() * (exact - rounded)).sum().item(), rel=0.02)
+    assert [one.before.logprob for one in found.tokens] == pytest.approx(exact[reported].tolist(), abs=1e-4)
+    answering = ModuleRunner(plain)
+    assert effect_of(half, IDS, [], answering=answering).floor.logprob < 1e-5
+    grid, even = (PatchGrid(half, IDS, OTHER, 11, answering=runner) for runner in (None, answering))
+    far = [(m(torch.tensor([ids]))[0, -1]).double() for m in (plain, half) for ids in (IDS, OTHER)]
+    probable = [set(logits_V.topk(10).indices.tolist()) | {11} for logits_V in far[:2]]
+    expected = max((far[i] - far[i + 2])[list(tokens)].abs().max().item() for i, tokens in enumerate(probable))
+    assert grid.floor == pytest.approx(expected, rel=0.02) and even.floor < 1e-5

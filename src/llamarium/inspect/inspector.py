@@ -15,6 +15,7 @@ from llamarium.generation.text_model import TextModel, compiled
 from llamarium.inspect.lens import STREAMS, Half, Lens, lens
 from llamarium.inspect.measures import comparison
 from llamarium.inspect.probes import attribution, heads, neurons
+from llamarium.inspect.probes import head_kinds as head_kinds_of
 from llamarium.inspect.probes.cost import TokenCost, token_cost
 from llamarium.inspect.probes.sampling import SamplerSteps, sampler_steps
 from llamarium.inspect.tokens import check_token, tokens_of_word
@@ -102,6 +103,26 @@ class Inspector(Generic[LlamaT]):
         llama = self._llama
         seen = trace(llama.runner, llama.encode(text), names=heads.NAMES, layers=[layer], positions=positions)
         return heads.heads_joined(llama.runner, seen, layer)
+
+    def head_kinds(
+        self, prompt: Prompt | None = None, *, num_tokens: int = 32, seed: int = 0
+    ) -> head_kinds_of.HeadKinds:
+        """Return how much of each head's attention goes to the previous token, the first one, and by induction.
+
+        Args:
+            prompt: The text; without one, a text of repeats is run once: random tokens, and the same ones again.
+            num_tokens: Random tokens that are repeated.
+            seed: Which ones.
+
+        Raises:
+            MemoryBudgetError: If the patterns of all heads take more than a gigabyte.
+        """
+        llama = self._llama
+        if prompt is None:
+            ids = [*llama.encode(""), *head_kinds_of.repeats(llama.config.vocab_size, num_tokens, seed)]
+        else:
+            ids = llama.encode(prompt)
+        return head_kinds_of.head_kinds(trace(llama.runner, ids, names=head_kinds_of.NAMES))
 
     def attribution(
         self, text: Prompt, word: Word, *, against: Word | None = None, position: int = -1
@@ -240,7 +261,7 @@ class Inspector(Generic[LlamaT]):
 
     @contextmanager
     def edited(self, *edits: "Edit", experiment: "Experiment | None" = None) -> Generator[LlamaT]:
-        """Yield the same model with edits, for one thread: it generates and is traced like any other, by PyTorch.
+        """Yield the same model with edits, for one thread: it generates and is traced by PyTorch, in float32.
 
         The model itself and its other users are unaffected.
 
@@ -259,7 +280,7 @@ class Inspector(Generic[LlamaT]):
     def effect(
         self, text: Prompt, *edits: "Edit", word: Word | None = None, position: int = -1, k: int = 10
     ) -> "Effect":
-        """Compare the next token without edits and with them, both on the modules.
+        """Compare the next token without edits and with them, both in float32.
 
         Args:
             text: The prompt.
@@ -274,7 +295,10 @@ class Inspector(Generic[LlamaT]):
 
         llama, chosen_id = self._llama, None if word is None else self._token(word)
         ids, tokenizer = llama.encode(text), llama.optional_tokenizer
-        return effect_of(llama.model, ids, edits, position=position, k=k, chosen_id=chosen_id, tokenizer=tokenizer)
+        return effect_of(
+            llama.model, ids, edits, position=position, k=k, chosen_id=chosen_id, tokenizer=tokenizer,
+            answering=llama.runner,
+        )  # fmt: skip
 
     def trace_experiment(
         self,
@@ -356,6 +380,7 @@ class Inspector(Generic[LlamaT]):
             part=part,
             layers=layers,
             positions=positions,
+            answering=llama.runner,
         )
 
     def _token(self, word: Word) -> int:

@@ -83,7 +83,12 @@ class Executor:
         """Return what computes a pass."""
         from llamarium.runtime.loaded_model import runner_of
 
-        return self.runner if one.experiment is None else runner_of(self.modules())
+        if one.experiment is None:
+            return self.runner
+        from llamarium.inspect.interventions.edits import edited
+
+        with edited(self.modules()) as model:
+            return runner_of(model)
 
     def kv_dtype_of(self, one: Pass) -> str:
         """Return what keys and values of a pass are kept in."""

@@ -22,11 +22,11 @@ from torch.utils.hooks import RemovableHandle
 
 from llamarium.errors import InputError, check_choice, show_value
 from llamarium.inspect.interventions.experiments import Experiment, begin
+from llamarium.inspect.interventions.widened import in_float32
 from llamarium.inspect.shapes import check_finite, check_whole
 from llamarium.inspect.trace import trace
 from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.loaded_model import runner_of
-from llamarium.runtime.shell import shell_of
 
 Part = Literal["embed", "attention", "head", "mlp", "residual"]
 """The embedding's rows; what attention, one head or the MLP of a layer computes; the stream after a layer."""
@@ -133,7 +133,8 @@ def edited(
 ) -> Generator[LlamaForCausalLM]:
     """Yield a model over the same weights that computes with edits within the block, for one thread at a time.
 
-    The model itself and its other users are unaffected; after the block the yielded one computes what `model` does.
+    The model itself and its other users are unaffected. The yielded model computes in float32, whatever the weights are
+    stored in, so that small changes are not lost in rounding; after the block it computes without the edits.
 
     Args:
         model: The model.
@@ -147,7 +148,7 @@ def edited(
         raise InputError(f"experiment is {show_value(experiment)}; expected an Experiment")
     for edit in edits:
         _check(model, edit)
-    shell = shell_of(model)
+    shell = in_float32(model)
     rotary_emb = shell.model.rotary_emb
     handles: list[RemovableHandle] = []
     try:
@@ -200,7 +201,7 @@ def _apply(edit: Edit, x: Tensor, positions_BT: Tensor) -> Tensor:
 def _values(model: LlamaForCausalLM, part: Part, layer: int | None, ids: Sequence[int]) -> Tensor:
     """Return what a part computes for each token of a text: (T, D), of heads (T, N, H)."""
     name, _ = _SEEN[part]
-    seen = trace(runner_of(model), ids, names=[name], layers=None if layer is None else [layer])
+    seen = trace(runner_of(in_float32(model)), ids, names=[name], layers=None if layer is None else [layer])
     return torch.from_numpy(seen.arrays[name, layer])
 
 

@@ -12,18 +12,22 @@ Source: Meng et al. 2022, "Locating and Editing Factual Associations in GPT", se
 from collections.abc import Collection, Iterator, Sequence
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from llamarium.attention import CausalAttend
 from llamarium.errors import InputError, check_choice
 from llamarium.inspect.interventions.effect import Measured, PatchCell
+from llamarium.inspect.interventions.widened import in_float32
+from llamarium.inspect.numbers import largest
 from llamarium.inspect.shapes import indices
 from llamarium.inspect.tokens import check_ids, check_token
 from llamarium.inspect.trace import Trace, trace
 from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.loaded_model import runner_of
 from llamarium.runtime.module_runner import threads_for
+from llamarium.runtime.runner import Runner
 from llamarium.runtime.shell import shell_of
 from llamarium.runtime.taps import Key
 
@@ -34,6 +38,7 @@ _NAMES: dict[PatchPart, tuple[str, ...]] = {
     "residual": ("resid",), "attention": ("embed", "resid", "attn_out"), "mlp": ("embed", "resid", "mlp_out")
 }  # fmt: skip
 _TOKENS = 1024  # of rows that are run side by side
+_PROBABLE = 10  # tokens that rounding is measured on
 
 
 class PatchGrid:
@@ -44,6 +49,8 @@ class PatchGrid:
     Attributes:
         base: What the base's own pass predicts.
         source: What the source's does.
+        floor: What rounding alone moves the measured logit by: the largest difference, over the probable tokens of both
+            prompts, between the pass as the model answers and the same pass in float32.
         base_ids: The prompt that is patched.
         layers: The rows.
         positions: The columns.
@@ -60,6 +67,7 @@ class PatchGrid:
         part: PatchPart = "residual",
         layers: Collection[int] | None = None,
         positions: Sequence[int] | None = None,
+        answering: Runner | None = None,
     ) -> None:
         check_choice("part", part, get_args(PatchPart))
         num_tokens = len(check_ids(model.config, base_ids))
@@ -70,14 +78,16 @@ class PatchGrid:
             )
         for token_id in (target_id, target_id if against_id is None else against_id):
             check_token(token_id, model.config.vocab_size)
-        self._model, self._part, self._target, self._against = model, part, target_id, against_id
+        self._model, self._part, self._target, self._against = in_float32(model), part, target_id, against_id
         self.base_ids = tuple(base_ids)
         self.layers = tuple(sorted(indices(layers, model.config.num_hidden_layers, "layers")))
         self.positions = tuple(sorted(indices(positions, num_tokens, "positions")))
-        self._base = trace(runner_of(model), base_ids, names=[*_NAMES[part], "logits"])
-        self._source = trace(runner_of(model), source_ids, names=[*_NAMES[part], "logits"])
-        logits = (self._tensor(seen, ("logits", None))[-1:] for seen in (self._base, self._source))
+        self._base = trace(runner_of(self._model), base_ids, names=[*_NAMES[part], "logits"])
+        self._source = trace(runner_of(self._model), source_ids, names=[*_NAMES[part], "logits"])
+        logits = [self._tensor(seen, ("logits", None))[-1:] for seen in (self._base, self._source)]
         self.base, self.source = (self._measure(logits_1V)[0] for logits_1V in logits)
+        runner = answering or runner_of(model)
+        self.floor = max(self._floor(runner, seen) for seen in (self._base, self._source))
 
     def cells(self) -> Iterator[PatchCell]:
         """Yield the cells, layer by layer; closing the generator ends the work."""
@@ -122,6 +132,14 @@ class PatchGrid:
         rows_BTD = self._tensor(self._base, key).repeat(len(positions), 1, 1)
         rows_BTD[list(range(len(positions))), list(positions)] = self._tensor(self._source, key)[list(positions)]
         return rows_BTD
+
+    def _floor(self, answering: Runner, exact: Trace) -> float:
+        """Return the largest difference of a probable token's logit, or of two such tokens' difference."""
+        exact_V = exact.arrays["logits", None][-1]
+        answering_V = trace(answering, exact.token_ids, names=["logits"], positions=[-1]).arrays["logits", None][0]
+        probable = [*largest(exact_V, min(_PROBABLE, len(exact_V))).tolist(), self._target]
+        off = (answering_V - exact_V)[probable]
+        return float(np.ptp(off) if self._against is not None else np.abs(off).max())
 
     def _measure(self, logits_BV: Tensor) -> list[Measured]:
         logits_BV = logits_BV.float()

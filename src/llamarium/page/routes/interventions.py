@@ -76,6 +76,7 @@ def _view(llama: "Llama", one: Pass, edits: "Sequence[Edit]", body: EditedReques
             position=position,
             runner=other.runner.name,
             divergence=found.divergence,
+            floor=found.floor,
             tokens=found.tokens,
             answer_before=_goes_on(plain, ids, body.max_tokens),
             answer_after=_goes_on(other, ids, body.max_tokens),
@@ -193,7 +194,9 @@ def _check_cells(count: int) -> None:
 def _events(grid: "PatchGrid") -> Iterator[PatchBeginView | PatchCellsView]:
     """Yield the grid's events: its beginning, and the cells that were run side by side."""
     total = len(grid.layers) * len(grid.positions)
-    yield PatchBeginView(base=grid.base, source=grid.source, layers=grid.layers, positions=grid.positions, total=total)
+    yield PatchBeginView(
+        base=grid.base, source=grid.source, floor=grid.floor, layers=grid.layers, positions=grid.positions, total=total
+    )
     row: list[PatchCell] = []
     for cell in grid.cells():
         check_wanted()

@@ -9,10 +9,12 @@ from fastapi import APIRouter, Query, Request, Response
 from llamarium.inspect.lens import STREAMS, Lens
 from llamarium.inspect.lens import lens as read_stream
 from llamarium.inspect.probes import attribution as attributions
+from llamarium.inspect.probes import head_kinds as kinds_of
 from llamarium.inspect.probes import heads as heads_of
 from llamarium.inspect.probes import neurons as neurons_of
 from llamarium.inspect.probes import picture as pictures
 from llamarium.inspect.probes.attribution import Attribution
+from llamarium.inspect.probes.head_kinds import HeadKinds
 from llamarium.inspect.probes.neurons import Neurons
 from llamarium.inspect.probes.rope import rope_pairs, score_by_distance
 from llamarium.inspect.trace import Trace
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
     from llamarium.api import Llama
 
 router = APIRouter(prefix="/inspect", route_class=StrictRoute)
+
+MAX_KINDS_TOKENS = 512
+"""Of all whose pairs each head has a share."""
 
 MAX_GRID_TOKENS = 64
 """At each of which the lens reads every layer at once: the whole vocabulary for each place."""
@@ -81,6 +86,16 @@ async def heads_added(requested: OfPass, query: Annotated[HeadsQuery, Query()]) 
         return respond(Numbers(added_TND[0], "ND"), "float32")
 
     return await requested.read("layer", read)
+
+
+@router.get("/passes/{pass_id}/head_kinds")
+async def head_kinds(requested: OfPass) -> HeadKinds:
+    """Return how much of each head's attention goes to the previous token, the first one, and by induction."""
+    num_tokens = len(requested.one.ids)
+    if num_tokens > MAX_KINDS_TOKENS:
+        message = f"{num_tokens} tokens; heads are sorted on {MAX_KINDS_TOKENS} at most: use a shorter text"
+        raise ApiError(400, message, code="invalid_parameter", param="id")
+    return await requested.read("id", lambda known: kinds_of.head_kinds(known.trace(kinds_of.NAMES, known.layers)))
 
 
 @router.get("/passes/{pass_id}/neurons")

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from llamarium.inspect.interventions.effect import Measured, PatchCell, TokenEffect
+from llamarium.inspect.interventions.effect import Floor, Measured, PatchCell, TokenEffect
 from llamarium.page.schema.base import View
 from llamarium.page.schema.text import TokenView
 from llamarium.server.fields import Body
@@ -66,12 +66,13 @@ class EditedRequest(Body):
 
 
 class EditedView(View):
-    """A text's next token without edits and with them; both on the modules.
+    """A text's next token without edits and with them; both on the modules, in float32.
 
     Attributes:
         position: The token before the predicted one.
         runner: Computed both: the modules.
         divergence: KL(without ‖ with) of the next token, in nats.
+        floor: What rounding alone changes.
         tokens: The most probable of either, and the requested one; by their probability without.
         answer_before: The continuation without edits.
         answer_after: The continuation with them.
@@ -80,6 +81,7 @@ class EditedView(View):
     position: int
     runner: str
     divergence: float
+    floor: Floor
     tokens: tuple[TokenEffect, ...]
     answer_before: tuple[TokenView, ...]
     answer_after: tuple[TokenView, ...]
@@ -112,6 +114,7 @@ class PatchBeginView(View):
         type: "begin".
         base: The pass itself.
         source: The second prompt's pass.
+        floor: What rounding alone moves the measured logit by.
         layers: The rows, in the order in which they come.
         positions: The columns.
         total: Cells in all.
@@ -120,6 +123,7 @@ class PatchBeginView(View):
     type: Literal["begin"] = "begin"
     base: Measured
     source: Measured
+    floor: float
     layers: tuple[int, ...]
     positions: tuple[int, ...]
     total: int
