@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.errors import InputError, check_choice
+from llamarium.inspect.json_values import JsonView
 from llamarium.inspect.numbers import Floats
 from llamarium.inspect.shapes import check_whole
 from llamarium.inspect.trace import Trace
-from llamarium.inspect.view import JsonView
 
 NAMES = ("pattern",)
 """What a trace has to hold, at all tokens."""
