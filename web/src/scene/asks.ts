@@ -17,6 +17,7 @@ const CANDIDATES = 10;
 const SAMPLED = 50; // candidates of each step of the sampler
 const ROWS = 16; // of a matrix
 const CODES = 16;
+const TABLE = "model.embed_tokens";
 const PLAIN = ["F32", "F16", "BF16"];
 
 /** What each matrix is multiplied with and what comes out, by the names of a trace. */
@@ -146,12 +147,12 @@ export async function askProduct(asker: Asker, place: Place, product: Product): 
     const row = pass.tokens[pos]?.id ?? 0; // the row that is taken, and none beside it
     const { start, stop } = around(row, model.shape.V, ROWS);
     const rows = await api.rows(Array.from({ length: stop - start }, (_, i) => start + i));
-    return { ...at, row, first: start, weights: rows.values, columns: model.shape.D, of: model.shape.V, output: new Float32Array(stop - start), isRounded: false };
+    return { ...at, row, first: start, weights: rows.values, columns: model.shape.D, of: model.shape.V, output: new Float32Array(stop - start), isRounded: false, type: find(model.tree, TABLE)?.type ?? undefined };
   }
   const [from, to] = THROUGH[product];
   const isHead = product === "lm_head";
   const of = isHead ? { position: pos } : { layer, position: pos };
-  const leaf = find(model.tree, isHead ? "lm_head" : pathOf(layer, product as LinearName));
+  const leaf = find(model.tree, isHead ? (model.tied ? TABLE : "lm_head") : pathOf(layer, product as LinearName));
   const total = isHead ? model.shape.V : (leaf?.shape[0] ?? 0);
   const row = Math.max(0, Math.min(place.row ?? 0, total - 1));
   const { start, stop } = around(row, total, ROWS);
@@ -160,7 +161,7 @@ export async function askProduct(asker: Asker, place: Place, product: Product): 
     weights.rows(pass, { linear: product, ...(isHead ? {} : { layer }), start, count: stop - start }), api.activation(pass, from, of), api.activation(pass, to, of),
   ]);
   const found: ProductNumbers = {
-    ...at, row, first: start, weights: matrix.values, columns: matrix.shape[1] ?? 0, of: total, input: input.values, output: output.values.subarray(start, stop), isRounded: false,
+    ...at, row, first: start, weights: matrix.values, columns: matrix.shape[1] ?? 0, of: total, input: input.values, output: output.values.subarray(start, stop), isRounded: false, type: leaf?.type ?? undefined,
   };
   return isPacked ? { ...found, ...(await packed(asker, found, product as LinearName)) } : found;
 }

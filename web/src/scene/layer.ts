@@ -19,7 +19,7 @@ import { halfWidth, shown, stepOf } from "./whole";
 const NEAR = [70, 150] as const; // pixels of a layer between which it fades in; the far view fades out there
 const LEAST = { chosen: 0.004, other: 0.03 } as const; // shares that are drawn, of the chosen head and of others
 const MOST_CURVES = 1200; // of the other heads: the strongest
-const [LEFT, MIDDLE, RIGHT] = [0.12, 0.27, 0.42] as const; // beside the stream: where the way through the blocks runs
+const [LEFT, MIDDLE, RIGHT] = [0.11, 0.275, 0.44] as const; // beside the stream: where the way through the blocks runs
 
 /** How a step is called beside the picture; the second where the picture is turned, and there is little room. */
 const NAMES: readonly (readonly [y: number, name: string, short: string])[] = [
@@ -95,8 +95,8 @@ function* pill(drawn: Drawn, x: number, id: string, block: "norm" | "mlp_norm", 
   const rect = { x0: x + LEFT, x1: x + RIGHT, y0, y1 };
   yield { column: x, y: y0, mark: { kind: "box", id: `n.t${x}.${id}.room`, rect, ink: "panel", corner: 4 } };
   yield { column: x, y: y0, mark: { kind: "box", id: `n.t${x}.${id}`, rect, ink: "soft", outlined: true, corner: 4, says: { name, value: root }, enter: enter(drawn, x, block) } };
-  const text = `÷ ${number(root, 2)}`;
-  const room = (drawn.turned ? (y1 - y0) * drawn.sy : (RIGHT - LEFT) * drawn.sx) - 4;
+  const text = `÷${number(root, 2)}`;
+  const room = (drawn.turned ? (y1 - y0) * drawn.sy : (RIGHT - LEFT) * drawn.sx) - 2;
   if (widthOf(text, "small", true) > room || (drawn.turned ? (RIGHT - LEFT) * drawn.sx : (y1 - y0) * drawn.sy) < SIZES.small + 2) return;
   yield { column: x, y: y0, mark: { kind: "text", id: `n.t${x}.${id}.text`, at: [x + MIDDLE, (y0 + y1) / 2], text, size: "small", mono: true, align: "center", ink: "ink" } };
 }
@@ -206,8 +206,8 @@ function* labels(drawn: Drawn): Generator<Placed> {
 function build(drawn: Drawn): Placed[] {
   const tokens = Array.from({ length: drawn.numbers.count }, (_, t) => t);
   return [
-    ...labels(drawn), ...attention(drawn), ...tokens.flatMap((t) => [...way(drawn, t)]), ...tokens.flatMap((t) => [...projected(drawn, t)]),
-    ...tokens.flatMap((t) => [...streams(drawn, t)]),
+    ...labels(drawn), ...tokens.flatMap((t) => [...streams(drawn, t)]), ...attention(drawn), ...tokens.flatMap((t) => [...way(drawn, t)]),
+    ...tokens.flatMap((t) => [...projected(drawn, t)]),
   ];
 }
 

@@ -30,6 +30,7 @@ interface StripLook extends Look {
 interface RowLook extends StripLook {
   /** What it is, beside it, or above it on a narrow page. */
   readonly label: string;
+  readonly labelInk?: Ink;
   /** Written behind it. */
   readonly value?: string | undefined;
 }
@@ -109,21 +110,21 @@ export class Leaf {
   }
 
   /** A strip with its name above it at the left, its value at the right. */
-  captioned(id: string, { u0, v0, u1, v1 }: Part, values: Float32Array, { label, value, ...look }: RowLook): void {
+  captioned(id: string, { u0, v0, u1, v1 }: Part, values: Float32Array, { label, labelInk = "soft", value, ...look }: RowLook): void {
     const wide = (u1 - u0) * this.size.width;
     const named = { alpha: look.alpha ?? 1, shift: [0, LABEL / 2] as Point };
     const room = value ? wide - widthOf(value, "small", true) - 8 : wide;
-    this.text(`${id}.label`, [u0, v1], label, { ...named, most: room });
+    this.text(`${id}.label`, [u0, v1], label, { ...named, ink: labelInk, most: room });
     if (value) this.text(`${id}.value`, [u1, v1], value, { ...named, align: "right", mono: true, ink: "ink" });
     this.strip(id, { u0, u1, v0, v1: Math.max(v1 - this.down(LABEL), v0 + 0.3 * (v1 - v0)) }, values, look);
   }
 
   /** A strip over the sheet's width with its name and its value. */
-  row(id: string, [v0, v1]: readonly [number, number], values: Float32Array, { label, value, ...look }: RowLook): void {
-    if (this.isNarrow) return this.captioned(id, { u0: 0, u1: 1, v0, v1 }, values, { label, value, ...look });
+  row(id: string, [v0, v1]: readonly [number, number], values: Float32Array, { label, labelInk = "soft", value, ...look }: RowLook): void {
+    if (this.isNarrow) return this.captioned(id, { u0: 0, u1: 1, v0, v1 }, values, { label, labelInk, value, ...look });
     const middle = (v0 + v1) / 2;
     const named = { alpha: look.alpha ?? 1, size: "normal" } as const;
-    this.text(`${id}.label`, [COLUMNS.label, middle], label, { ...named, most: (COLUMNS.strip - 0.01) * this.size.width });
+    this.text(`${id}.label`, [COLUMNS.label, middle], label, { ...named, ink: labelInk, most: (COLUMNS.strip - 0.01) * this.size.width });
     this.strip(id, { u0: COLUMNS.strip, u1: value ? COLUMNS.value - 0.015 : 1, v0, v1 }, values, look);
     if (value) this.text(`${id}.value`, [COLUMNS.value, middle], value, { ...named, mono: true, ink: "ink", most: (1 - COLUMNS.value) * this.size.width });
   }

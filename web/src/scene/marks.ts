@@ -70,6 +70,8 @@ export interface Hand extends Common {
   /** In radians, counter-clockwise from the right. */
   readonly angle: number;
   readonly ink: Ink;
+  /** In pixels; a hair where none is given. */
+  readonly width?: number;
 }
 
 /** A vector or a matrix, one cell a number, in the colours of `lib/colors.ts`. Its rows lie on the screen from top to bottom, also where the picture is turned. */

@@ -146,6 +146,8 @@ export interface ProductNumbers extends At {
   readonly output: Float32Array;
   /** Where the matrix is packed: the codes of the row from `codes.start`. */
   readonly codes?: CodesView | undefined;
+  /** What the weights are stored as; they are here as what that means. */
+  readonly type?: string | undefined;
   /** Whether the pass rounded the inputs before it multiplied. */
   readonly isRounded: boolean;
 }

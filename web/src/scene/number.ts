@@ -83,7 +83,7 @@ function fill(leaf: Leaf, numbers: ProductNumbers, data: Data): void {
   for (const [i, one] of steps.entries()) bar(leaf, { ...one, top: 0.99 - i * step, step, from: u(sums[i] as number), to: u(sums[i + 1] as number), zero: u(0) });
   const [top, end] = [0.99 - steps.length * step, u(sum.total)];
   const says = { name: `${product}[${row}] at ${tokenAt(data, pos)}: the sum of ${count(sum.terms.length)} terms, as the pass has it`, value: sum.total };
-  bar(leaf, { id: "total", label: `together: ${product}[${count(row)}]`, says: says.name, value: sum.total, top, step, from: u(0), to: end, zero: u(0), ink: "says" });
+  bar(leaf, { id: "total", label: `together: ${product}[${count(row)}]`, says: says.name, value: sum.total, top, step, from: u(0), to: end, zero: u(0), ink: "ink" });
 }
 
 interface Bar extends Step {

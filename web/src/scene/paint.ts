@@ -67,6 +67,7 @@ const isPathed = (mark: Mark): mark is Pathed => mark.kind === "area" || mark.ki
 
 function widthOfLine(mark: Mark): number {
   if (mark.kind === "line" || mark.kind === "curve") return Math.max(1, Math.round(mark.width * WIDTHS)) / WIDTHS;
+  if (mark.kind === "hand") return mark.width ?? HAIR;
   return (mark.kind === "box" || mark.kind === "dot") && mark.outlined ? HAIR : 0;
 }
 
@@ -134,7 +135,7 @@ function draw(context: CanvasRenderingContext2D, batch: Batch, strength: number,
   else {
     context.beginPath();
     for (const mark of batch.marks) place(context, mark as Dot | Hand | Box, camera);
-    if (width || batch.kind === "hand") context.stroke();
+    if (width) context.stroke();
     else context.fill();
   }
 }

@@ -75,10 +75,10 @@ function result(leaf: Leaf, numbers: ProductNumbers, data: Data): void {
 }
 
 /** The row's first codes where the matrix is packed: code, and what it means. */
-function codes(leaf: Leaf, { codes: told, row }: ProductNumbers): void {
+function codes(leaf: Leaf, { codes: told, row, type }: ProductNumbers): void {
   const [left, right] = [0, NUMBER.u0 - 0.03];
   if (!told) {
-    leaf.text("plain", [left, 0.13], "the weights are not packed", { most: (right - left) * leaf.size.width });
+    leaf.text("plain", [left, 0.13], type ? `stored as ${type}` : "", { most: (right - left) * leaf.size.width });
     return;
   }
   const shown = told.weights.slice(0, leaf.isNarrow ? 8 : CODES);

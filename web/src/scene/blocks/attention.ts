@@ -100,7 +100,7 @@ function scoreBars(leaf: Leaf, { scores, pos, head }: AttentionNumbers, data: Da
 
 function shareBars(leaf: Leaf, { pattern, pos, head }: AttentionNumbers, data: Data, keys: readonly Key[], hue: number): void {
   const [v0, v1] = BANDS.shares;
-  label(leaf, "shares", BANDS.shares, "softmax: shares of 1");
+  label(leaf, "shares", BANDS.shares, leaf.isNarrow ? "softmax: shares of 1" : "softmax");
   label(leaf, "values", BANDS.values, "share × value");
   for (const { key, u0, u1, middle, wide } of keys) {
     if (key > pos) continue;

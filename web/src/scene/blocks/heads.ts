@@ -20,9 +20,10 @@ export function heads(leaf: Leaf, numbers: HeadsNumbers, data: Data): void {
   leaf.matrix("W_o", part, "W_o", `${D} × ${N * H}`, productPlace("o_proj", numbers, data));
   leaf.arrow("each", [0.5, part.v1], [0.5, FOOT], leaf.done(0, 0.2));
   const step = (HEAD - FOOT) / N;
+  const most = Math.max(...numbers.shares.map(Math.abs), 1e-9);
   for (let head = 0; head < N; head++) {
     const v1 = HEAD - head * step;
-    one(leaf, numbers, data, { head, hue: hueOf(Math.floor((head * K) / N), K), v0: v1 - 0.85 * step, v1, alpha: leaf.done((0.7 * head) / N, (0.7 * (head + 1)) / N + 0.1) });
+    one(leaf, numbers, data, { head, most, hue: hueOf(Math.floor((head * K) / N), K), v0: v1 - 0.85 * step, v1, alpha: leaf.done((0.7 * head) / N, (0.7 * (head + 1)) / N + 0.1) });
   }
   const off = rounding > 0.01 * Math.hypot(...numbers.norms) ? `, but for rounding of length ${number(rounding, 2)}` : "";
   leaf.row("out", [0.89, 0.985], out, {
@@ -34,12 +35,14 @@ export function heads(leaf: Leaf, numbers: HeadsNumbers, data: Data): void {
 interface One {
   readonly head: number;
   readonly hue: number;
+  /** The largest share, of either sign. */
+  readonly most: number;
   readonly v0: number;
   readonly v1: number;
   readonly alpha: number;
 }
 
-function one(leaf: Leaf, { added, norms, shares, out, pos }: HeadsNumbers, data: Data, { head, hue, v0, v1, alpha }: One): void {
+function one(leaf: Leaf, { added, norms, shares, out, pos }: HeadsNumbers, data: Data, { head, hue, most, v0, v1, alpha }: One): void {
   const { D } = data.shape;
   const [strip, bar] = leaf.isNarrow ? [[0.16, 0.82], undefined] : [[0.2, 0.72], 0.8];
   const middle = (v0 + v1) / 2;
@@ -51,7 +54,7 @@ function one(leaf: Leaf, { added, norms, shares, out, pos }: HeadsNumbers, data:
     limit: limitOf(out).limit, alpha, rows: 1, says: { name: `head ${head} adds to ${tokenAt(data, pos)}`, value: norms[head] as number, unit: "length" }, cell: (_, i) => ({ name: `head ${head} adds [${i}]` }),
   });
   if (bar !== undefined) {
-    const end = bar + 0.06 * Math.max(-1, Math.min(1, share));
+    const end = bar + (0.065 * share) / most;
     leaf.box(`h${head}.share`, { u0: Math.min(bar, end), u1: Math.max(bar, end), v0, v1 }, share < 0 ? "negative" : "positive", { alpha, says: { name: `share of head ${head} in the sum, along it`, value: share, unit: "share" } });
   }
   if (!isNamed) return;

@@ -1,6 +1,6 @@
 /** Logits to a token: the probabilities of the model, and what the sampler leaves of them. */
 
-import { number, percent, visible } from "../../lib/format";
+import { count, number, percent, visible } from "../../lib/format";
 import type { SamplerSteps } from "../../schema";
 import type { Data } from "../data";
 import type { Leaf } from "../leaf";
@@ -29,9 +29,10 @@ export function logits(leaf: Leaf, numbers: LogitsNumbers, data: Data): void {
   const shown = candidates.slice(0, leaf.isNarrow ? MOST.narrow : MOST.wide);
   const step = (HEAD - FOOT) / shown.length;
   const [middle, end] = leaf.isNarrow ? [0.24, 0.6] : [0.2, 0.58];
-  leaf.text("model", [middle, HEAD], "the model", { shift: [0, -11] });
-  if (sampled) leaf.text("sampler", [end, HEAD], leaf.isNarrow ? "the sampler" : "what the sampler leaves", { shift: [0, -11], most: (1 - end) * leaf.size.width });
   const last = sampled?.steps.at(-1)?.candidates ?? [];
+  const left = sampled?.steps.at(-1)?.num_left ?? 0;
+  leaf.text("model", [middle, HEAD], "the model", { shift: [0, -11] });
+  if (sampled) leaf.text("sampler", [end, HEAD], leaf.isNarrow ? `${count(left)} left` : `what the sampler leaves: ${count(left)} of ${count(V)}`, { shift: [0, -11], most: (1 - end) * leaf.size.width });
   const most = Math.max(...shown.map((one) => one.probability), ...last.map((one) => one.probability), 1e-9);
   for (const [i, one] of shown.entries()) {
     const [v1, v0] = [HEAD - i * step, HEAD - (i + 0.72) * step];
@@ -47,12 +48,12 @@ export function logits(leaf: Leaf, numbers: LogitsNumbers, data: Data): void {
     leaf.box(`c${id}.model`, { u0: middle, u1: full, v0, v1 }, "says", { corner: 2, alpha: sampled ? 0.5 : 1, enter, says: { name: `“${one.text}” next, logit ${number(one.logit)}`, value: one.probability, unit: "probability" } });
     leaf.text(`c${id}.p`, [full, v], percent(one.probability), { ...text, mono: true, shift: [5, 0] });
     if (!sampled) continue;
-    const left = last.find((each) => each.token_id === id);
-    const cut = left ? undefined : cutBy(sampled, id);
-    if (left) {
-      const to = bar(end, left.probability * leaf.done(0.5, 1));
-      leaf.box(`c${id}.left`, { u0: end, u1: to, v0, v1 }, isDrawn ? "chosen" : "says", { corner: 2, says: { name: `“${one.text}” after the sampler's steps${isDrawn ? ", and it was drawn" : ""}`, value: left.probability, unit: "probability" } });
-      leaf.text(`c${id}.left.p`, [to, v], percent(left.probability), { ...text, mono: true, ink: "ink", shift: [5, 0] });
+    const kept = last.find((each) => each.token_id === id);
+    const cut = kept ? undefined : cutBy(sampled, id);
+    if (kept) {
+      const to = bar(end, kept.probability * leaf.done(0.5, 1));
+      leaf.box(`c${id}.left`, { u0: end, u1: to, v0, v1 }, isDrawn ? "chosen" : "says", { corner: 2, says: { name: `“${one.text}” after the sampler's steps${isDrawn ? ", and it was drawn" : ""}`, value: kept.probability, unit: "probability" } });
+      leaf.text(`c${id}.left.p`, [to, v], percent(kept.probability), { ...text, mono: true, ink: "ink", shift: [5, 0] });
     } else if (cut) {
       const says = { name: `“${one.text}” after the sampler's steps: cut by ${nameOf(cut)}`, value: 0, unit: "probability" };
       leaf.text(`c${id}.cut`, [end, v], `cut by ${nameOf(cut)}`, { ...text, alpha: leaf.done(0.5, 0.8), most: (1 - end) * leaf.size.width, says });

@@ -21,11 +21,12 @@ export function mlp(leaf: Leaf, numbers: MlpNumbers, data: Data): void {
     leaf.arrow(`${name}.in`, [u, 0.105], [u, productPart(product).v0]);
     leaf.matrix(name, productPart(product), name, `${F} × ${D}`, productPlace(product, numbers, data));
   }
-  leaf.captioned("gate", { ...HALVES[0], v0: 0.26, v1: 0.37 }, gate, { label: "gate", value: number(length(gate), 3), alpha: leaf.done(0.1, 0.3), says: lengthOf(`gate of ${of}`, gate), cell: cell("gate", "gate_proj") });
-  leaf.captioned("up", { ...HALVES[1], v0: 0.26, v1: 0.37 }, up, { label: "up", value: number(length(up), 3), alpha: leaf.done(0.1, 0.3), says: lengthOf(`up of ${of}`, up), cell: cell("up", "up_proj") });
-  leaf.captioned("act", { ...HALVES[0], v0: 0.39, v1: 0.5 }, act, { label: "SiLU(gate): what passes", value: number(length(act), 3), alpha: leaf.done(0.3, 0.5), says: lengthOf(`SiLU(gate) of ${of}`, act), cell: cell("SiLU(gate)") });
-  leaf.line("by", [[0.755, 0.385], [0.755, 0.52], [0.5, 0.52]], "soft", 1.2, leaf.done(0.3, 0.5));
-  leaf.captioned("gated", { u0: 0.02, u1: 0.98, v0: 0.52, v1: 0.61 }, gated, { label: "SiLU(gate) × up, neuron by neuron", value: number(length(gated), 3), alpha: leaf.done(0.4, 0.6), says: lengthOf(`SiLU(gate) × up of ${of}`, gated), cell: cell("product") });
+  leaf.captioned("gate", { ...HALVES[0], v0: 0.25, v1: 0.36 }, gate, { label: "gate", value: number(length(gate), 3), alpha: leaf.done(0.1, 0.3), says: lengthOf(`gate of ${of}`, gate), cell: cell("gate", "gate_proj") });
+  leaf.captioned("up", { ...HALVES[1], v0: 0.25, v1: 0.36 }, up, { label: "up", value: number(length(up), 3), alpha: leaf.done(0.1, 0.3), says: lengthOf(`up of ${of}`, up), cell: cell("up", "up_proj") });
+  leaf.captioned("act", { ...HALVES[0], v0: 0.375, v1: 0.485 }, act, { label: leaf.isNarrow ? "SiLU(gate)" : "SiLU(gate): what passes", value: number(length(act), 3), alpha: leaf.done(0.3, 0.5), says: lengthOf(`SiLU(gate) of ${of}`, act), cell: cell("SiLU(gate)") });
+  leaf.arrow("by", [0.755, 0.365], [0.755, 0.495], leaf.done(0.3, 0.5));
+  leaf.text("times", [0.755, 0.43], "×", { size: "title", ink: "ink", shift: [10, 0], alpha: leaf.done(0.3, 0.5) });
+  leaf.captioned("gated", { u0: 0.02, u1: 0.98, v0: 0.5, v1: 0.595 }, gated, { label: "SiLU(gate) × up, neuron by neuron", value: number(length(gated), 3), alpha: leaf.done(0.4, 0.6), says: lengthOf(`SiLU(gate) × up of ${of}`, gated), cell: cell("product") });
   neurons(leaf, numbers, data);
   const down = productPart("down_proj");
   leaf.matrix("W_down", down, "W_down", `${D} × ${F}`, productPlace("down_proj", numbers, data), leaf.done(0.6, 0.8));
@@ -37,9 +38,9 @@ function neurons(leaf: Leaf, numbers: MlpNumbers, data: Data): void {
   const most = leaf.isNarrow ? 5 : 10;
   const shown = numbers.neurons.slice(0, most);
   const largest = Math.max(...shown.map((one) => Math.abs(one.gated)), 1e-30);
-  const [v0, v1] = [0.645, 0.765];
+  const [v0, v1] = [0.61, 0.77];
   const [zero, step] = [(v0 + v1) / 2, 0.96 / most];
-  const reach = (v1 - v0) / 2 - leaf.down(8);
+  const reach = (v1 - v0) / 2 - leaf.down(3);
   leaf.line("neurons.zero", [[0.02, zero], [0.98, zero]], "line", 1, leaf.done(0.5, 0.7));
   for (const [i, one] of shown.entries()) {
     const u = 0.02 + i * step;

@@ -70,5 +70,5 @@ function one(leaf: Leaf, numbers: QkvNumbers, data: Data, { what, head, part, li
   };
   const isChosen = what === "q" && head === data.chosen.head;
   if (!isNamed) leaf.strip(`${what}${head}`, part, values, look);
-  else leaf.captioned(`${what}${head}`, part, values, { label: isChosen ? `${name} ${head} ◂` : `${name} ${head}`, value: number(length(values), 3), ...look });
+  else leaf.captioned(`${what}${head}`, part, values, { label: `${name} ${head}`, ...(isChosen && { labelInk: "chosen" as const }), value: number(length(values), 3), ...look });
 }

@@ -8,6 +8,7 @@ import type { Part } from "../sheet";
 import { tokenAt } from "./shared";
 
 const LINE = 20; // pixels of a heading
+const FULL = 0.8; // of the largest size that full rows may cost
 
 interface Side {
   readonly id: string;
@@ -47,25 +48,26 @@ function hands(leaf: Leaf, { frequencies, pos }: RopeNumbers, hue: number, { id,
   for (let i = 0; i < pairs; i++) {
     const [u, v] = [part.u0 + ((i % columns) + 0.5) * ((part.u1 - part.u0) / columns), v1 - (Math.floor(i / columns) + 0.5) * ((v1 - part.v0) / lines)];
     const at = leaf.at(u, v);
-    const alpha = 0.3 + (0.7 * (sizes[i] as number)) / longest;
+    const alpha = 0.45 + (0.55 * (sizes[i] as number)) / longest;
     const start = Math.atan2(before[i + pairs] as number, before[i] as number);
     const turn = pos * (frequencies[i] ?? 0);
     const pair = `pair ${i} of the ${title}`;
     leaf.add({ kind: "dot", id: `${leaf.id}.${id}${i}.face`, at, radius, ink: "line", outlined: true });
-    leaf.add({ kind: "hand", id: `${leaf.id}.${id}${i}.before`, at, length: 0.9 * radius, angle: start, ink: "soft", alpha: 0.5 * alpha });
+    leaf.add({ kind: "hand", id: `${leaf.id}.${id}${i}.before`, at, length: 0.9 * radius, angle: start, ink: "soft", alpha: 0.6 * alpha });
     leaf.add({
-      kind: "hand", id: `${leaf.id}.${id}${i}.after`, at, length: 0.9 * radius, angle: start + leaf.share * turn, ink: "attention", hue, alpha,
+      kind: "hand", id: `${leaf.id}.${id}${i}.after`, at, length: 0.9 * radius, angle: start + leaf.share * turn, ink: "attention", hue, alpha, width: 2,
       says: { name: `${pair}: (${number(before[i] as number)}, ${number(before[i + pairs] as number)}) becomes (${number(after[i] as number)}, ${number(after[i + pairs] as number)}), turned by`, value: turn, unit: "rad" },
     });
   }
 }
 
-/** So many columns that cells are about as wide as high. */
+/** So many columns that cells are about as wide as high; full rows where that costs little. */
 function columnsFor(count: number, wide: number, high: number): number {
-  let best = { columns: 1, size: 0 };
+  let [best, even] = [{ columns: 1, size: 0 }, { columns: 1, size: 0 }];
   for (let columns = 1; columns <= count; columns++) {
     const size = Math.min(wide / columns, high / Math.ceil(count / columns));
     if (size > best.size) best = { columns, size };
+    if (count % columns === 0 && size > even.size) even = { columns, size };
   }
-  return best.columns;
+  return even.size >= FULL * best.size ? even.columns : best.columns;
 }

@@ -1,7 +1,7 @@
 /** What the blocks' scenes share. */
 
 import { length } from "../../lib/algebra";
-import { number } from "../../lib/format";
+import { number, visible } from "../../lib/format";
 import type { Data } from "../data";
 import type { Place, Product } from "../place";
 import { blockOf } from "../sheet";
@@ -17,7 +17,7 @@ export function productPlace(product: Product, { pos, layer }: Here, data: Data,
   return row === undefined ? { ...place, depth: 3, row: 0 } : { ...place, depth: 4, row };
 }
 
-export const tokenAt = (data: Data, pos: number): string => `“${data.tokens[pos]?.text ?? ""}”`;
+export const tokenAt = (data: Data, pos: number): string => `“${visible(data.tokens[pos]?.text ?? "")}”`;
 
 export const lengthText = (values: Float32Array): string => `length ${number(length(values), 3)}`;
 
