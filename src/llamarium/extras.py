@@ -25,13 +25,18 @@ def optional(module: str, extra: str, purpose: str, package: str | None = None) 
         raise _missing(purpose, f"the package {package or module.partition('.')[0]}", extra) from None
 
 
+def has_torch() -> bool:
+    """Return whether PyTorch is installed, without importing it."""
+    return find_spec("torch") is not None
+
+
 def need_torch(purpose: str, extra: str = "torch") -> None:
     """Check that PyTorch is installed, without the seconds that importing it takes.
 
     Raises:
         MissingPackageError: With the command that installs it.
     """
-    if find_spec("torch") is None:
+    if not has_torch():
         raise _missing(purpose, "PyTorch", extra)
 
 

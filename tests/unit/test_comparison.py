@@ -4,25 +4,31 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 
 import llamarium
 from llamarium.api import Llama
+from llamarium.checkpoints.modules import weights_of
+from llamarium.config import HEAD
 from llamarium.errors import InputError, OptionError
 from llamarium.inspect import forward
 from llamarium.inspect.interventions.experiments import Experiment
 from llamarium.inspect.interventions.variants import variant_bytes, variant_of
+from llamarium.inspect.interventions.variants_in_c import VariantName, variant_in_c, without_rope_scaling
 from llamarium.inspect.measures.comparison import NAMES, compare_passes
 from llamarium.inspect.trace import Trace, trace
+from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.quant.formats import METHODS
 from llamarium.quant.linears import QUANTIZED_LINEARS
 from llamarium.runtime.module_runner import ModuleRunner
+from llamarium.runtime.native.runner import NativeRunner
 from serving import small_llama
 
 CONFIG = replace(
@@ -183,6 +189,34 @@ def test_a_head_of_its_own_changes_predictions_alone() -> None:
     rows = variant_of(made(), "random-head", seed=3).lm_head.weight
     assert rows.std().item() == pytest.approx(CONFIG.initializer_range, rel=0.02)
     assert torch.equal(rows, variant_of(made(), "random-head", seed=3).lm_head.weight)
+
+
+@pytest.mark.skipif(native.library() is None, reason="these are variants for the C kernels")
+@pytest.mark.parametrize("name", get_args(VariantName))
+def test_c_runs_the_variants_that_the_modules_run(name: VariantName) -> None:
+    model = made(tie_word_embeddings=name != "tied-head")
+    runner = NativeRunner(model.config, weights_of(model) or {})
+    other = variant_in_c(runner, name)
+    found, expected = trace(other, IDS, names=NAMES), traced(variant_of(model, name))
+    if name == "random-head":  # whose rows are numpy's here
+        plain = trace(runner, IDS, names=NAMES)
+        assert compare_passes(found, plain).layers[-1].relative == (0.0,) * len(IDS)
+        assert not np.allclose(found.arrays["logits", None], plain.arrays["logits", None])
+        assert other.dequantize(HEAD).std() == pytest.approx(CONFIG.initializer_range, rel=0.02)
+    else:
+        np.testing.assert_allclose(found.arrays["logits", None], expected.arrays["logits", None], rtol=0, atol=1e-4)
+    with pytest.raises(InputError, match="already"):
+        variant_in_c(runner, "random-head" if name == "tied-head" else "tied-head")
+
+
+@pytest.mark.skipif(native.library() is None, reason="this is for the C kernels")
+def test_rope_without_scaling_in_c() -> None:
+    model = made(rope_scaling=preset("llama-3.2-1b").rope_scaling, rope_theta=500000.0)
+    weights = weights_of(model) or {}
+    found, scaled = without_rope_scaling(one := NativeRunner(model.config, weights)), trace(one, IDS, names=NAMES)
+    expected = trace(NativeRunner(replace(model.config, rope_scaling=None), weights), IDS, names=NAMES)
+    assert np.array_equal(trace(found, IDS, names=NAMES).arrays["logits", None], expected.arrays["logits", None])
+    assert not np.array_equal(scaled.arrays["logits", None], expected.arrays["logits", None])
 
 
 def test_an_unknown_variant_is_refused(model: LlamaForCausalLM) -> None:

@@ -38,6 +38,7 @@ views = {
     "steps": lambda: next(llama.trace_steps(text, 1, names=["resid"])).positions,
     "compare": lambda: look.compare(text, llama).kl,
     "sampler": lambda: look.sampler_steps(text, temperature=0.0).text,
+    "variant": lambda: look.compare(text, look.variant("float32")).kl,
     "cost": lambda: look.token_cost(text, num_rounds=1).num_tokens,
     "trace": lambda: trace.to_dict()["positions"],
 }
@@ -46,7 +47,6 @@ refused = {
     "learn": lambda: look.learn(text),
     "effect": lambda: look.effect(text),
     "edited": lambda: look.edited().__enter__(),
-    "variant": lambda: look.variant("NF4"),
     "steer": lambda: look.steer(text, text, 3),
     "patch_grid": lambda: look.patch_grid(text, text, "Paris"),
     "trace_experiment": lambda: look.trace_experiment(text, None),
@@ -103,8 +103,15 @@ with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", time
     found["norm"] = client.get("/inspect/weights?key=model.norm.weight").status_code
     found["model"] = client.get("/inspect/model").status_code
     edits = {"edits": [{"part": "mlp", "layer": 0, "factor": 0}]}
+    sides = {one["id"]: one["num_bytes"] for one in client.get("/inspect/compare").json()["sides"]}
+    compared = {
+        f"compare {side}": client.get(f"{root}/compare", params={"side": side, "against": "model", "k": 3})
+        for side in sides
+    }
+    found |= {name: answer.status_code for name, answer in compared.items()}
+    found |= {f"kl {name}": answer.json()["kl"] for name, answer in compared.items()} | {"sides": sides}
     refused = [
-        client.post(f"{root}/lesson", json={}), client.get("/inspect/compare"),
+        client.post(f"{root}/lesson", json={}),
         client.post(f"{root}/edited", json=edits),
     ]
 print(json.dumps([found, [[one.status_code, one.json()["error"]["message"]] for one in refused]]), flush=True)
@@ -127,13 +134,18 @@ def test_views_are_there_and_what_computes_gradients_names_the_command(smollm2_p
     found = json.loads(run(VIEWS, smollm2_path))
     assert found["next"] == " Paris" and found["sampler"] == " Paris" and found["lens"] == 1
     assert found["divergence"] == found["compare"] == 0 and found["neighbors"]
-    for name in ("tensor", "learn", "effect", "edited", "variant", "steer", "patch_grid", "trace_experiment"):
+    for name in ("tensor", "learn", "effect", "edited", "steer", "patch_grid", "trace_experiment"):
         assert found[name].endswith("needs PyTorch: pip install 'llamarium[torch]'"), name
 
 
 def test_the_pages_routes_answer(smollm2_path: Path) -> None:
     pytest.importorskip("fastapi")
     found, refused = json.loads(run(ROUTES, smollm2_path))
+    sides = found.pop("sides")
+    kl = {side: found.pop(f"kl compare {side}") for side in sides}
     assert set(found.values()) == {200}, found
+    assert list(sides) == ["model", "float32", "NF4", "Q8_0", "Q4_1", "random-head"]
+    assert sides["model"] == 0 and sides["float32"] == sides["NF4"] == 4 * 134_515_008
+    assert kl["model"] == 0 < kl["float32"] < kl["NF4"] < kl["random-head"] and kl["Q8_0"] < kl["NF4"]
     for status, message in refused:
         assert status == 501 and message.endswith("needs PyTorch: pip install 'llamarium[torch]'")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.checkpoints.checkpoint import Checkpoint, StoredTensor, TensorEntry
+from llamarium.checkpoints.checkpoint import Checkpoint, StoredTensor, TensorEntry, expected_shapes
 from llamarium.checkpoints.options import (
     TYPE_OF_DTYPE,
     LoadOptions,
@@ -22,13 +22,15 @@ from llamarium.checkpoints.options import (
     natural_dtype,
 )
 from llamarium.checkpoints.storage import FLOATS
-from llamarium.config import EMBEDDING, HEAD
+from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.errors import CheckpointError, escape, warn_caller
 from llamarium.kernels import native
 from llamarium.kernels.threads import num_threads
 from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.packing import count_nonfinite, count_nonfinite_tiles, dequantize, pack_blocks, to_bfloat16
+from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.native.weights import Weight
+from llamarium.runtime.runner import Runner
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all)."""
@@ -72,6 +74,13 @@ def sources_of(checkpoint: Checkpoint, weights: Mapping[str, Weight]) -> tuple[T
         source = next(source for source in sources if source.key == EMBEDDING)
         sources.append(replace(source, key=HEAD, tied_to=EMBEDDING, num_bytes=0))
     return tuple(sources)
+
+
+def replaced_in_c(runner: Runner, config: ModelConfig, values: Mapping[str, NDArray[np.float32]]) -> Runner:
+    """Return a runner like one in C, of another shape, and with these values in the place of some or all weights."""
+    assert isinstance(runner, NativeRunner)
+    others = {key: Weight(key, "F32", array.shape, np.ascontiguousarray(array)) for key, array in values.items()}
+    return runner.replaced(config, {key: others.get(key) or runner.weights[key] for key in expected_shapes(config)})
 
 
 def _forms(checkpoint: Checkpoint, options: LoadOptions) -> dict[str, str] | None:

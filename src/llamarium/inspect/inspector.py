@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack, get_args
 
 from llamarium.errors import InputError, check_choice, show_value
-from llamarium.extras import need_torch
+from llamarium.extras import has_torch, need_torch
 from llamarium.generation.text_model import TextModel, compiled
+from llamarium.inspect.interventions.variants_in_c import VariantName, variant_in_c
 from llamarium.inspect.lens import STREAMS, Half, Lens, lens
 from llamarium.inspect.measures import comparison
 from llamarium.inspect.probes import attribution, heads, neurons
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from llamarium.inspect.interventions.effect import Effect
     from llamarium.inspect.interventions.experiments import Experiment
     from llamarium.inspect.interventions.patching import PatchGrid, PatchPart
-    from llamarium.inspect.interventions.variants import VariantName
     from llamarium.inspect.probes.learning import Lesson, Optimizer
     from llamarium.model import LlamaForCausalLM
 
@@ -209,7 +209,7 @@ class Inspector(Generic[LlamaT]):
             tokenizer=llama.optional_tokenizer,
         )
 
-    def variant(self, name: "VariantName", *, seed: int = 0) -> LlamaT:
+    def variant(self, name: VariantName, *, seed: int = 0) -> LlamaT:
         """Return the same model with its weights stored otherwise, or with another head, made in memory.
 
         Args:
@@ -219,11 +219,15 @@ class Inspector(Generic[LlamaT]):
         Raises:
             LlamariumError: As `interventions.variants.variant_of` does.
         """
-        need_torch("a variant")
-        from llamarium.inspect.interventions.variants import variant_of
+
+        def build() -> "LlamaForCausalLM":
+            from llamarium.inspect.interventions.variants import variant_of
+
+            return variant_of(self._llama.model, name, seed=seed)
 
         other = copy.copy(self._llama)
-        other.loaded = LoadedModel.of_modules(variant_of(self._llama.model, name, seed=seed))
+        in_c = None if has_torch() else variant_in_c(other.runner, name, seed=seed)
+        other.loaded = LoadedModel.of_modules(build()) if in_c is None else LoadedModel(in_c, build)
         other.config = other.loaded.config
         return other
 

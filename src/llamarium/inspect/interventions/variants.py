@@ -6,14 +6,15 @@ the weights in memory. Of quantized weights, "float32" is what they mean now, mu
 """
 
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
 from llamarium.checkpoints.modules import empty_model
 from llamarium.config import EMBEDDING, ModelConfig
-from llamarium.errors import InputError, check_choice
+from llamarium.errors import check_choice
+from llamarium.inspect.interventions.variants_in_c import VariantName, check_head
 from llamarium.inspect.probes.weights import type_of
 from llamarium.inspect.shapes import check_whole
 from llamarium.model import LlamaForCausalLM
@@ -22,9 +23,6 @@ from llamarium.quant.linears import QUANTIZED_LINEARS
 from llamarium.runtime.loaded_model import runner_of
 from llamarium.runtime.runner import Runner
 from llamarium.runtime.shell import shell_of
-
-VariantName = Literal["float32", "NF4", "Q8_0", "Q4_1", "random-head", "tied-head"]
-"""Weights unpacked to float32, or the Linears but the head quantized; a head of random rows, or the table as head."""
 
 
 @torch.no_grad()
@@ -40,6 +38,7 @@ def variant_of(model: LlamaForCausalLM, name: VariantName, *, seed: int = 0) -> 
     """
     check_choice("name", name, get_args(VariantName))
     check_whole([seed], "seed")
+    check_head(model.config, name)
     if name == "random-head" or name == "tied-head":
         return _with_head(model, tied=name == "tied-head", seed=seed)
     runner, other = runner_of(model), empty_model(model.config)
@@ -77,11 +76,6 @@ def _values(runner: Runner, key: str) -> Tensor:
 
 def _with_head(model: LlamaForCausalLM, *, tied: bool, seed: int) -> LlamaForCausalLM:
     config = model.config
-    if config.tie_word_embeddings == tied:
-        raise InputError(
-            "the model's head is the embedding table already; expected 'random-head'" if tied
-            else "the model has a head of its own already; expected 'tied-head'"
-        )  # fmt: skip
     if tied:
         rows_VD = _values(runner_of(model), EMBEDDING)
     else:

@@ -5,15 +5,20 @@ from typing import TYPE_CHECKING, get_args
 
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.errors import OptionError, UnknownNameError
-from llamarium.extras import need_torch
+from llamarium.extras import has_torch
 from llamarium.generation.text_engine import TextEngine
+from llamarium.inspect.interventions.variants_in_c import (
+    VariantName,
+    variant_in_c,
+    variant_in_c_bytes,
+    without_rope_scaling,
+)
 from llamarium.page.compare.others import Side
 from llamarium.page.compare.runs import Runs
 from llamarium.runtime.runner import DTYPE_BYTES, Runner
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
-    from llamarium.inspect.interventions.variants import VariantName
     from llamarium.model import LlamaForCausalLM
 
 _TITLES = {
@@ -35,7 +40,6 @@ _HEADS = {
 
 def sides_of(llama: "Llama", engine: TextEngine, runs: Runs) -> list[Side]:
     """Return what can be compared; the first is the model as it answers."""
-    need_torch("a comparison")
     return [*_at_hand(llama, engine), *_variants(llama, engine), *runs.sides(llama)]
 
 
@@ -64,7 +68,7 @@ def _at_hand(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
     if _has_adapter(llama):
         words = "The model as it was before the adapter was put on."
         yield Side("base", "without the adapter", words, 0, lambda: _without_adapter(llama))
-    if runner.reads_in_place:
+    if runner.reads_in_place and has_torch():
         words = "The same weights, multiplied by PyTorch's modules: what differs is in which order sums are rounded."
         yield Side("modules", "by the modules", words, 0, lambda: _modules(llama.model))
     if llama.config.rope_scaling is not None:
@@ -72,21 +76,27 @@ def _at_hand(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
             "An experiment: queries and keys turn as they did before the context was stretched. The weights have been "
             "trained with scaling; the slow pairs differ, and the more, the later a token stands."
         )
-        yield Side("rope-off", "RoPE scaling off", words, 0, lambda: _unscaled(llama.model))
+        yield Side("rope-off", "RoPE scaling off", words, 0, lambda: _unscaled(llama))
 
 
 def _variants(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
     """Yield the sides that are built from the weights in memory."""
-    from llamarium.inspect.interventions.variants import VariantName, variant_bytes
-
     unfit = "random-head" if not llama.config.tie_word_embeddings else "tied-head"
     for name in get_args(VariantName):
         if name != unfit:
             try:
-                num_bytes = variant_bytes(llama.config, name, itemsize=DTYPE_BYTES[engine.runner.dtype])
+                num_bytes = _variant_bytes(engine.runner, name)
             except OptionError:  # a width that the type cannot take
                 continue
             yield Side(name, _TITLES[name], _words(llama, name), num_bytes, _building(llama, name))
+
+
+def _variant_bytes(runner: Runner, name: VariantName) -> int:
+    if not has_torch():
+        return variant_in_c_bytes(runner, name)
+    from llamarium.inspect.interventions.variants import variant_bytes
+
+    return variant_bytes(runner.config, name, itemsize=DTYPE_BYTES[runner.dtype])
 
 
 def _words(llama: "Llama", name: str) -> str:
@@ -95,7 +105,8 @@ def _words(llama: "Llama", name: str) -> str:
     if name in _HEADS:
         return _HEADS[name]
     if name == "float32":
-        return f"The weights in memory, {stored}, unpacked: PyTorch multiplies them in float32 and rounds nothing else."
+        multiplies = "PyTorch multiplies them" if has_torch() else "C multiplies them"
+        return f"The weights in memory, {stored}, unpacked: {multiplies} in float32 and rounds nothing else."
     twice = " They are rounded a second time." if packed else ""
     return (
         f"The weights in memory, {stored}, quantized to {name}, but for table, norms and head; inputs and sums are "
@@ -103,8 +114,10 @@ def _words(llama: "Llama", name: str) -> str:
     )
 
 
-def _building(llama: "Llama", name: "VariantName") -> Callable[[], Runner]:
+def _building(llama: "Llama", name: VariantName) -> Callable[[], Runner]:
     def build() -> Runner:
+        if not has_torch():
+            return variant_in_c(llama.runner, name)
         from llamarium.inspect.interventions.variants import variant_of
 
         return _modules(variant_of(llama.model, name))
@@ -118,11 +131,13 @@ def _modules(model: "LlamaForCausalLM") -> Runner:
     return runner_of(model)
 
 
-def _unscaled(model: "LlamaForCausalLM") -> Runner:
+def _unscaled(llama: "Llama") -> Runner:
+    if not has_torch():
+        return without_rope_scaling(llama.runner)
     from llamarium.inspect.interventions.experiments import Experiment, begin
     from llamarium.runtime.shell import shell_of
 
-    shell = shell_of(model)
+    shell = shell_of(llama.model)
     begin(shell, Experiment(rope_scaling="off"))
     return _modules(shell)
 

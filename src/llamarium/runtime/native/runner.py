@@ -160,6 +160,10 @@ class NativeRunner:
         """Return a runner over the same weights with these adapters; see `Runner.with_adapters`."""
         return NativeRunner(self._config, self.weights, adapters, default, self._bits)
 
+    def replaced(self, config: ModelConfig, weights: Mapping[str, Weight]) -> "NativeRunner":
+        """Return a runner of another model, with the same adapters and options."""
+        return NativeRunner(config, weights, self.adapters, self._default_adapter, self._bits)
+
     def fresh(self) -> "NativeRunner":
         """Return another runner over the same weights; see `Runner.fresh`."""
         return copy.copy(self)
