@@ -25,6 +25,7 @@ pytest.register_assert_rewrite("page_browser")  # a plugin of the modules that i
 _HAS_TORCH = find_spec("torch") is not None
 if _HAS_TORCH:
     model_files = importlib.import_module("model_files")._model_files
+LONGEST = ("test_native_build.py", "test_wheels.py", "test_docs.py", "test_native_runner.py", "test_python_o.py")
 LIGHT = frozenset(Path(__file__).with_name("light.txt").read_text().split())
 
 
@@ -33,17 +34,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    marks = config.getoption("markexpr")
     if collection_path == Path(__file__).parent / "parity":  # its conftest.py imports the oracles
-        return True if not _HAS_TORCH else None
+        sources = "".join(path.read_text() for path in collection_path.glob("*.py"))
+        return True if not _HAS_TORCH or has_none_of(sources, marks) else None
     if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
         return None
+    if has_none_of(collection_path.read_text(), marks):
+        return True
     is_light = collection_path.relative_to(Path(__file__).parent).as_posix() in LIGHT
     return True if (is_light and config.getoption("--heavy")) or not (is_light or _HAS_TORCH) else None
 
 
+def has_none_of(source: str, marks: str) -> bool:
+    """Whether a file has no test of `-m alone` or `-m "not alone"`: what it would import takes long."""
+    return (marks == "alone" and "pytest.mark.alone" not in source) or (
+        marks == "not alone" and "\npytestmark = pytest.mark.alone" in source
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the file that takes longest, so that no process is left to run it by itself at the end."""
-    items.sort(key=lambda item: item.path.name != "test_native_build.py")
+    """Begin with the files that take longest, so that no process is left to run one by itself at the end."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 @pytest.fixture(scope="session", autouse=True)

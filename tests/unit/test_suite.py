@@ -9,6 +9,7 @@ import torch
 
 import leftovers
 from closeness import assert_close_to_reference, reference_of
+from conftest import has_none_of
 
 X, W = torch.linspace(-1, 2, 300), torch.linspace(3, 1, 600).reshape(2, 300)
 
@@ -57,3 +58,17 @@ def test_what_is_left_behind_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         "PyTorch's threads", "os.environ['LEFT']", "sys.path", "the handler of SIGTERM",
     ]  # fmt: skip
     assert changed[0] == f"PyTorch's threads is {threads + 1}, was {threads}"
+
+
+@pytest.mark.parametrize(
+    ("source", "no_alone", "no_other"),
+    [
+        ("def test_a():\n    assert True\n", True, False),
+        ("@pytest.mark.alone\ndef test_a():\n    assert True\n", False, False),
+        ("import pytest\n\npytestmark = pytest.mark.alone  # it measures time\n", False, True),
+        ("import pytest\n\npytestmark = [pytest.mark.timeout(9), pytest.mark.alone]\n", False, False),
+    ],
+)
+def test_a_file_is_left_out_if_it_has_no_test_of_those_marks(source: str, no_alone: bool, no_other: bool) -> None:
+    assert (has_none_of(source, "alone"), has_none_of(source, "not alone")) == (no_alone, no_other)
+    assert not has_none_of(source, "") and not has_none_of(source, "not slow")
