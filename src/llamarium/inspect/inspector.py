@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack, get_args
 
 from llamarium.errors import InputError, check_choice, show_value
-from llamarium.extras import has_torch, need_torch
+from llamarium.extras import has_torch
 from llamarium.generation.text_model import TextModel, compiled
 from llamarium.inspect.interventions.variants_in_c import VariantName, variant_in_c
 from llamarium.inspect.lens import STREAMS, Half, Lens, lens
@@ -174,8 +174,7 @@ class Inspector(Generic[LlamaT]):
         Raises:
             InputError: For a text of one token, or a model with packed weights and no `unpack`.
         """
-        need_torch("a step of training")
-        from llamarium.inspect.probes.learning import learn
+        from llamarium.inspect.interventions import learn
 
         llama = self._llama
         return learn(
@@ -221,7 +220,7 @@ class Inspector(Generic[LlamaT]):
         """
 
         def build() -> "LlamaForCausalLM":
-            from llamarium.inspect.interventions.variants import variant_of
+            from llamarium.inspect.interventions import variant_of
 
             return variant_of(self._llama.model, name, seed=seed)
 
@@ -273,8 +272,7 @@ class Inspector(Generic[LlamaT]):
             *edits: Of `llamarium.inspect.interventions.edits`: `ablate`, `scale`, `ablate_to_mean`, `steer`.
             experiment: Another mask or rotation.
         """
-        need_torch("an edit")
-        from llamarium.inspect.interventions.edits import edited
+        from llamarium.inspect.interventions import edited
 
         with edited(self._llama.model, edits, experiment) as model:
             other = copy.copy(self._llama)
@@ -294,8 +292,7 @@ class Inspector(Generic[LlamaT]):
             k: How many of the most probable next tokens of each are reported.
             AnswerError: If the logits with the edits are not finite.
         """
-        need_torch("an edit")
-        from llamarium.inspect.interventions.effect import effect_of
+        from llamarium.inspect.interventions import effect_of
 
         llama, chosen_id = self._llama, None if word is None else self._token(word)
         ids, tokenizer = llama.encode(text), llama.optional_tokenizer
@@ -314,9 +311,7 @@ class Inspector(Generic[LlamaT]):
         positions: Sequence[int] | None = None,
     ) -> Trace:
         """Trace a text with another mask or rotation; arguments as for `trace`."""
-        need_torch("an experiment")
-        from llamarium.inspect.interventions.edits import edited
-        from llamarium.inspect.interventions.experiments import trace_experiment
+        from llamarium.inspect.interventions import edited, trace_experiment
 
         ids = self._llama.encode(text)
         with edited(self._llama.model, experiment=experiment) as model:
@@ -334,8 +329,7 @@ class Inspector(Generic[LlamaT]):
             scale: Factor of the difference; a negative one steers away.
             positions: At which tokens; None is all.
         """
-        need_torch("steering")
-        from llamarium.inspect.interventions.edits import steer
+        from llamarium.inspect.interventions import steer
 
         llama = self._llama
         pair = llama.encode(toward), llama.encode(away)
@@ -371,8 +365,7 @@ class Inspector(Generic[LlamaT]):
             ContextLengthError: If the prompts are longer than the context.
             MemoryBudgetError: If their activations take more than a gigabyte.
         """
-        need_torch("a patch")
-        from llamarium.inspect.interventions.patching import PatchGrid
+        from llamarium.inspect.interventions import PatchGrid
 
         llama, target_id = self._llama, self._token(word)
         return PatchGrid(

@@ -113,7 +113,7 @@ def effect_of(
         InputError: For an invalid edit, position, `k` or token.
         AnswerError: If the logits with the edits are not finite.
     """
-    from llamarium.inspect.interventions.edits import edited
+    from llamarium.inspect.interventions import edited
 
     check_count(k, "k", model.config.vocab_size)
     if chosen_id is not None:

@@ -7,7 +7,6 @@ from fastapi import APIRouter, Request, Response
 
 from llamarium.engine.request import check_prompt, too_long
 from llamarium.errors import AnswerError, LlamariumError
-from llamarium.extras import need_torch
 from llamarium.generation.text_engine import TextEngine
 from llamarium.inspect.interventions.effect import PatchCell
 from llamarium.page.executor import Pass
@@ -124,8 +123,7 @@ def _plain(one: Pass) -> Pass:
 
 def _edit(llama: "Llama", one: Pass, fields: EditFields, path: str) -> "Edit":
     """Return an edit, each of whose indices is there."""
-    need_torch("an edit")
-    from llamarium.inspect.interventions.edits import scale
+    from llamarium.inspect.interventions import scale
 
     config = llama.config
     _check_given(f"{path}.layer", fields.layer, None if fields.part == "embed" else config.num_hidden_layers)

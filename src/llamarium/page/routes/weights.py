@@ -13,7 +13,6 @@ from llamarium.config import EMBEDDING, HEAD
 from llamarium.cost import count_parameters
 from llamarium.engine.memory import free_bytes
 from llamarium.errors import MemoryBudgetError, OptionError
-from llamarium.extras import need_torch
 from llamarium.generation.text_engine import TextEngine
 from llamarium.inspect.measures.streams import relative_error, stream_errors
 from llamarium.inspect.numbers import Floats
@@ -156,8 +155,7 @@ async def lesson(requested: OfPass, body: LessonRequest) -> LessonView:
     _check_plain(requested.one)
 
     def read(known: OpenPass) -> LessonView:
-        need_torch("a step of training")
-        from llamarium.inspect.probes.learning import learn, lesson_bytes
+        from llamarium.inspect.interventions import learn, lesson_bytes
 
         llama, ids = known.llama, known.one.ids
         with _alone():
