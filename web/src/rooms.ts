@@ -11,10 +11,12 @@ interface Room {
   views: readonly ViewEntry[];
   /** Whether its views look at the text that stands above: its line and its tokens are shown. */
   hasText: boolean;
+  /** Whether the picture of the pass stands above its views, each of which is a place in it. */
+  hasPicture?: boolean;
 }
 
 export const rooms: readonly Room[] = [
-  { title: "Follow", views: stages, hasText: true },
+  { title: "Follow", views: stages, hasText: true, hasPicture: true },
   { title: "Learn", views: course, hasText: false },
   { title: "Ask", views: asking, hasText: true },
   { title: "Compare", views: comparisons, hasText: true },

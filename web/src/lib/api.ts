@@ -199,6 +199,9 @@ export const api = {
   similarity: (body: SimilarityRequest): Promise<Similarity> => post("/inspect/similarity", body),
   activation: (pass: PassView, name: string, selection: Selection = {}): Promise<Numbers> =>
     ofPass(pass, () => bulk(`/inspect/passes/${pass.id}/activations/${name}${query(selection)}`)),
+  /** A pass as a whole, as `inspect/probes/picture.py` says. */
+  picture: (pass: PassView, asked: { start: number; stop: number; block: number }): Promise<Numbers> =>
+    ofPass(pass, () => bulk(`/inspect/passes/${pass.id}/picture${query(asked)}`)),
   word: (body: WordRequest): Promise<TokenView> => post("/inspect/word", body),
   rope: (position: number, shape?: string): Promise<RopeView> => get(`/inspect/rope${query({ position, shape })}`),
   heads: (pass: PassView, asked: { layer: number; position: number }): Promise<HeadsView> =>

@@ -174,6 +174,16 @@ class Session extends Selection {
     return this.run(along);
   }
 
+  /** Put a token behind what is looked at, which is named by its ids from then on: no text need give just these tokens. */
+  append({ id, text }: { id: number; text: string }): Promise<void> {
+    const { pass, asked } = this;
+    if (!pass) return Promise.resolve();
+    const longer = asked.text + text;
+    if (this.draft === asked.text) this.draft = longer;
+    this.wanted = { ...asked, text: longer, ids: [...pass.tokens.map((token) => token.id), id] };
+    return this.run({ fields: this.fields });
+  }
+
   /** Ask for the same with something otherwise. */
   want(changed: Partial<Pick<Asked, "bos" | "adapter">>): Promise<void> {
     this.wanted = { ...this.wanted, ...changed };

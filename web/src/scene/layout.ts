@@ -11,7 +11,7 @@ export interface Extent {
 
 /** Below the layers stand the text, its ids and their rows; above them the final norm, the head, and the bars of the next token. */
 export const footOf = (layers: number): number => Math.max(2.4, 0.1 * layers);
-export const topOf = (layers: number): number => Math.max(4, 0.22 * layers);
+export const topOf = (layers: number): number => Math.max(3, 0.19 * layers);
 
 /** Of a layer's height, from below: where its steps are. What the far view draws at a height, the near view draws there too. */
 export const STEPS = {
@@ -30,6 +30,10 @@ export const SUM_OF_MLP = 0.96;
 
 /** Around a block that fills the picture, as a share of it on each side. */
 export const MARGIN = 0.04;
+
+/** Columns that are seen at once: of a picture that is turned, and of a layer. */
+const TURNED = 5.6;
+const MOST_IN_LAYER = 34;
 
 const COLUMN = 0.46; // half of a block's width, around its token
 
@@ -55,10 +59,20 @@ export function rectOf({ depth, pos, layer, block = "attention", product }: Plac
 /** The part of the world that a place shows. */
 export function frameOf(place: Place, extent: Extent, turned = false): Rect {
   const { tokens, layers } = extent;
-  const all = { x0: -0.9, x1: tokens + 0.9 }; // a column is free at the right: the next token
-  if (place.depth === 0) return { ...all, y0: -footOf(layers), y1: layers + topOf(layers) };
-  if (place.depth === 1) return { ...all, y0: place.layer - 0.08, y1: place.layer + 1.08 };
+  if (place.depth === 0) {
+    const [low, high] = turned ? [2.6 * footOf(layers), 0.03 * layers] : [footOf(layers), topOf(layers)];
+    return { ...columnsAround(place.pos, tokens, turned ? TURNED : Infinity), y0: -low, y1: layers + high };
+  }
+  if (place.depth === 1) return { ...columnsAround(place.pos, tokens, turned ? TURNED : MOST_IN_LAYER), y0: place.layer - 0.08, y1: place.layer + 1.08 };
   return grown(rectOf(place, extent, turned), MARGIN);
+}
+
+/** So many columns at most, those around a token; at the right one is free: the next token. */
+function columnsAround(pos: number, tokens: number, most: number): { x0: number; x1: number } {
+  const [first, last] = [-0.9, tokens + 0.9];
+  if (last - first <= most) return { x0: first, x1: last };
+  const x0 = Math.min(last - most, Math.max(first, pos - most / 2));
+  return { x0, x1: x0 + most };
 }
 
 function grown(rect: Rect, by: number): Rect {

@@ -30,7 +30,7 @@ interface Detail {
   readonly turned: boolean;
 }
 
-export const halfWidth = (length: number): number => 0.018 + 0.03 * Math.log10(Math.max(1, length));
+export const halfWidth = (length: number): number => 0.014 + 0.024 * Math.log10(Math.max(1, length));
 
 const place = (pos: number, layer: number, data: Data, depth: Place["depth"] = 1): Place => ({ depth, pos, layer, head: data.chosen.head });
 
@@ -92,15 +92,15 @@ function* sinks(data: Data, far: Far, { sy }: Detail): Generator<Placed> {
   if (far.start !== 0 || far.block !== 1 || far.columns < 2) return;
   for (let l = 0; l < far.layers; l++) {
     const share = sinkOf(far, l);
-    const radius = share * Math.min(9, 0.6 * sy);
+    const radius = share * Math.min(6, 0.42 * sy);
     if (radius < 0.5) continue;
     const says = { name: `layer ${l}: later tokens leave at the first, mean of all and of the heads`, value: share, unit: "share" };
-    yield { column: 0, first: 0, y: l + 0.3, mark: { kind: "dot", id: `l${l}.sink`, at: [-0.3, l + 0.3], radius, ink: "attention", outlined: true, alpha: 0.8, says, enter: place(0, l, data) } };
+    yield { column: 0, first: 0, y: l + 0.3, mark: { kind: "dot", id: `l${l}.sink`, at: [-0.3, l + 0.3], radius, ink: "attention", outlined: true, alpha: 0.6, says, enter: place(0, l, data) } };
   }
 }
 
 function* mlps(data: Data, far: Far, { sx, sy }: Detail): Generator<Placed> {
-  const most = Math.min(7, 0.22 * sx * far.block, 0.48 * sy);
+  const most = Math.min(5, 0.2 * sx * far.block, 0.36 * sy);
   if (most < 0.8) return;
   for (let l = 0; l < far.layers; l++) {
     for (let c = 0; c < far.columns; c++) {
@@ -118,7 +118,7 @@ function* cells(data: Data, far: Far, { sx }: Detail): Generator<Placed> {
   const size = Math.min(0.045, 5 / sx);
   for (let l = 0; l < far.layers; l++) {
     for (let c = 0; c < far.columns; c++) {
-      const x = middleOf(far, c) - 0.2;
+      const x = middleOf(far, c) - 0.16;
       const at = { column: c, first: c, y: l + 0.3 };
       for (const [i, what] of (["key", "value"] as const).entries()) {
         const x0 = x + (i - 1) * size * 1.25;
@@ -141,7 +141,7 @@ function* words(data: Data, far: Far, { sx, sy }: Detail): Generator<Placed> {
     for (let l = far.layers - 1; l >= 0; l--) {
       const [at, under] = [l * far.columns + c, (l - 1) * far.columns + c];
       const [text, p] = [said.words[at], said.probabilities[at] as number];
-      if (text === undefined || (l > 0 && said.words[under] === text) || p < 0.08 || (below - l) * sy < 13) continue;
+      if (text === undefined || (l > 0 && said.words[under] === text) || p < 0.1 || (below - l) * sy < 13) continue;
       below = l;
       const says = { name: `after layer ${l} the lens reads, behind ${nameOf(data, far, c)}: “${text}”`, value: p, unit: "probability" };
       yield {
@@ -167,7 +167,6 @@ function* tokens(data: Data, far: Far, { sx }: Detail): Generator<Placed> {
     const at = { column: c, first: c, y: -1 };
     const rect = { x0: x - half, x1: x + half, y0: -0.92 * foot, y1: -0.34 * foot };
     const says = far.block === 1 ? { name: `token ${pos}, “${data.tokens[pos]?.text ?? ""}”`, value: data.tokens[pos]?.id ?? 0, unit: "id" } : { name: nameOf(data, far, c), value: far.block, unit: "tokens" };
-    yield { ...at, mark: { kind: "line", id: `c${c}.stem`, points: [[x, rect.y1], [x, 0]], ink: isChosen ? "chosen" : "soft", width: 1 } };
     yield { ...at, mark: { kind: "box", id: `c${c}.token`, rect, ink: isChosen ? "chosen" : "line", outlined: !isChosen, corner: 5, says, enter: { depth: 2, block: "text", pos, layer: 0, head: data.chosen.head } } };
     if (sx * far.block < 14) continue;
     const text = far.block === 1 ? (data.tokens[pos]?.text ?? "").replace(/^ /, sx > 46 ? "␣" : "").replaceAll("\n", "⏎") : String(pos);
@@ -175,13 +174,13 @@ function* tokens(data: Data, far: Far, { sx }: Detail): Generator<Placed> {
   }
 }
 
-function* rules(data: Data, { sx }: Detail): Generator<Placed> {
+function* rules(data: Data): Generator<Placed> {
   const { layers, tokens: count } = data.extent;
   const end = count - 0.4;
   for (let l = 0; l <= layers; l += EVERY) {
     const at = { column: -1, first: -1, y: -1 };
     yield { ...at, mark: { kind: "line", id: `rule${l}`, points: [[-0.5, l], [end, l]], ink: "line", width: 1 } };
-    yield { ...at, mark: { kind: "text", id: `rule${l}.name`, at: [-0.5, l], text: l === 0 ? "layer 0" : String(l), size: "small", align: "right", ink: "soft", shift: [-6, 0], most: Math.max(40, 0.4 * sx) } };
+    yield { ...at, mark: { kind: "text", id: `rule${l}.name`, at: [-0.5, l], text: String(l), size: "small", align: "right", ink: "soft", shift: [-6, 0] } };
   }
 }
 
@@ -191,14 +190,15 @@ function* bars(data: Data, { sx }: Detail): Generator<Placed> {
   const { tokens: count, layers } = data.extent;
   const top = topOf(layers);
   const rows = candidates.slice(0, 6);
-  const [most, wide] = [96 / sx, 210 / sx];
+  const [most, wide] = [100 / sx, 230 / sx];
+  const largest = rows[0]?.probability ?? 1;
   const left = Math.min(count - 0.75, count + 0.85 - wide);
   const step = (0.9 * top) / 6;
   const at = { column: count - 1, first: 0, y: layers + 0.5 };
   if (rows.length) yield { ...at, mark: { kind: "line", id: "head", points: [[count - 1, layers], [count - 1, layers + 0.05 * top]], ink: "says", width: 2 } };
   for (const [i, one] of rows.entries()) {
     const y1 = layers + top - i * step;
-    const x1 = left + Math.max(2 / sx, one.probability * most);
+    const x1 = left + Math.max(2 / sx, (one.probability / largest) * most);
     const says = { name: `next: “${one.text}”`, value: one.probability, unit: "probability" };
     const enter: Place = { depth: 2, block: "logits", pos: count - 1, layer: layers - 1, head: data.chosen.head };
     yield { ...at, mark: { kind: "box", id: `next${i}`, rect: { x0: left, x1, y0: y1 - 0.78 * step, y1 }, ink: "says", corner: 2, alpha: i ? 0.75 : 1, says, enter } };
@@ -209,9 +209,9 @@ function* bars(data: Data, { sx }: Detail): Generator<Placed> {
 
 function build(data: Data, detail: Detail): Placed[] {
   const { far } = data;
-  if (!far) return [...rules(data, detail)];
+  if (!far) return [...rules(data)];
   return [
-    ...rules(data, detail), ...attention(data, far), ...streams(data, far), ...cells(data, far, detail), ...mlps(data, far, detail),
+    ...rules(data), ...attention(data, far), ...streams(data, far), ...cells(data, far, detail), ...mlps(data, far, detail),
     ...sinks(data, far, detail), ...words(data, far, detail), ...tokens(data, far, detail), ...bars(data, detail),
   ];
 }
@@ -221,23 +221,27 @@ export const stepOf = (scale: number): number => 1.1 ** Math.round(Math.log(scal
 
 interface Built {
   readonly key: string;
+  readonly said: Data["said"];
+  readonly next: Data["next"];
   readonly all: readonly Placed[];
   readonly marks: readonly Mark[];
 }
 
-const made = new WeakMap<Data, Built[]>();
+const made = new WeakMap<object, Built[]>();
 const MOST_BUILT = 4;
 
 function builtOf(data: Data, camera: Camera): Built {
   const scale = scaleOf(camera);
   const detail = { sx: stepOf(scale.x), sy: stepOf(scale.y), turned: camera.turned };
-  const key = `${detail.sx} ${detail.sy} ${detail.turned}`;
-  const kept = made.get(data) ?? [];
-  const known = kept.find((one) => one.key === key);
+  const { pos, head } = data.chosen;
+  const key = `${detail.sx} ${detail.sy} ${detail.turned} ${pos} ${head}`;
+  const of = data.far ?? data;
+  const kept = made.get(of) ?? [];
+  const known = kept.find((one) => one.key === key && one.said === data.said && one.next === data.next);
   if (known) return known;
   const all = build(data, detail);
-  const built = { key, all, marks: all.map((one) => one.mark) };
-  made.set(data, [built, ...kept].slice(0, MOST_BUILT));
+  const built = { key, said: data.said, next: data.next, all, marks: all.map((one) => one.mark) };
+  made.set(of, [built, ...kept].slice(0, MOST_BUILT));
   return built;
 }
 

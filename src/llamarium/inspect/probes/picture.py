@@ -15,6 +15,7 @@ an experiment lets tokens look ahead, every row has all columns.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,9 +40,10 @@ def far_view(kept: Sequence[Trace], traces: Iterable[Trace], start: int, block: 
     parts = [_columns_of(trace, block) for trace in traces]
     rows = [np.concatenate(some, -1) for some in zip(*(part[:3] for part in parts), strict=True)]
     shares_LCS = np.concatenate([part[3] for part in parts], 1)
-    first, stop = start // block, start // block + shares_LCS.shape[1]
+    _, num_columns, num_keys = shares_LCS.shape
+    first, stop = start // block, start // block + num_columns
     looks_ahead = np.triu(shares_LCS[:, :, first:], 1).any()
-    pairs = np.ones(shares_LCS.shape[1:], np.bool_) if looks_ahead else np.tri(*shares_LCS.shape[1:], first, np.bool_)
+    pairs = np.tri(num_columns, num_keys, num_keys if looks_ahead else first, np.bool_)
     cached = [
         np.stack([_means(lengths(one.arrays[name, layer]).mean(-1), block) for one in kept for layer in one.layers])
         for name in OF_ALL
@@ -50,7 +52,7 @@ def far_view(kept: Sequence[Trace], traces: Iterable[Trace], start: int, block: 
     return np.concatenate([part.ravel() for part in every]).astype(np.float32)
 
 
-def _columns_of(trace: Trace, block: int) -> tuple[NDArray[np.float32], ...]:
+def _columns_of(trace: Trace, block: int) -> tuple[Floats, ...]:
     """Return the rows (., C) of some tokens, and their shares (L, C, columns of all tokens)."""
     arrays, layers = trace.arrays, trace.layers
     size = {name: [lengths(arrays[name, layer]) for layer in layers] for name in OF_A_TOKEN[1:5]}
@@ -68,7 +70,7 @@ def _look(pattern_NTS: Floats, block: int) -> Floats:
     return _means(np.add.reduceat(shares_TS, range(0, shares_TS.shape[1], block), axis=1).T, block).T
 
 
-def _means(values: NDArray[np.float32], block: int) -> NDArray[np.float32]:
+def _means(values: NDArray[Any], block: int) -> Floats:
     """Return the means of blocks of the last axis; the last one may be shorter."""
     if block == 1:
         return values

@@ -1,0 +1,107 @@
+/** What the picture asks of the server, by depth: the whole in one reply, then the bars of the next token, then the lens, some tokens at a time. */
+
+import { untrack } from "svelte";
+import { api } from "../lib/api";
+import { ask } from "../lib/ask";
+import { Resource } from "../lib/resource.svelte";
+import { session } from "../lib/session.svelte";
+import type { PassView } from "../schema";
+import type { Data, Far, Said } from "./data";
+import { readFar, widened, withLens, type Window } from "./far";
+
+/** More tokens than these are drawn as blocks, until a window of them is entered. */
+export const MOST_TOKENS = 72;
+const COLUMNS = 64; // of a long text
+export const WINDOW = 48; // tokens of one that are drawn one by one
+const AT_ONCE = 4; // tokens of the lens
+const CANDIDATES = 8;
+
+/** Blocks of a long text: so many tokens that there are at most `COLUMNS`. */
+export const blockOf = (tokens: number): number => (tokens <= MOST_TOKENS ? 1 : Math.ceil(tokens / COLUMNS));
+
+export class PictureData {
+  /** Of a long text the tokens that are looked at one by one. */
+  window = $state.raw<{ start: number; stop: number } | undefined>();
+  readonly #far = new Resource(() => (session.pass && session.model ? this.#askFar(session.pass, session.model.shape.L) : null));
+  readonly #next = new Resource(() => (session.pass ? this.#askNext(session.pass) : null));
+  #said = $state.raw<{ pass: PassView; of: Far; said: Said } | undefined>();
+  /** What was drawn last: it stays until the next pass is there. */
+  #before: Data | undefined;
+
+  constructor() {
+    $effect(() => {
+      const found = this.#far.value;
+      if (found && found.pass === session.pass && found.far.block === 1) return this.#readLens(found.pass, found.far);
+      return undefined;
+    });
+  }
+
+  get error(): Resource<unknown> {
+    return this.#far;
+  }
+
+  /** Whether what is drawn is of an earlier text; of its beginning it may be while a token is on its way. */
+  readonly isStale: boolean = $derived.by(() => {
+    const ids = session.pass?.tokens.map((token) => token.id) ?? [];
+    return !!this.data && !this.data.tokens.every((token, i) => token.id === ids[i]);
+  });
+
+  readonly data: Data | undefined = $derived.by(() => {
+    const { model, pass } = session;
+    const found = this.#far.value;
+    if (!model?.shape || !pass) return this.#before;
+    const shown = found && found.pass.id === pass.id ? found.far : undefined;
+    if (!shown && this.#before?.far) return this.#before;
+    const { N, K, H, D, F, V, L } = model.shape;
+    return (this.#before = {
+      extent: { tokens: pass.tokens.length, layers: L },
+      shape: { N, K, H, D, F, V },
+      tokens: pass.tokens,
+      chosen: { pos: Math.min(session.going.pos, pass.tokens.length - 1), layer: session.going.layer, head: session.going.head },
+      far: shown,
+      said: this.#said?.of === shown ? this.#said?.said : undefined,
+      next: this.#next.value?.pass.id === pass.id ? this.#next.value.next : undefined,
+    });
+  });
+
+  async #askFar(pass: PassView, layers: number): Promise<{ pass: PassView; far: Far }> {
+    const tokens = pass.tokens.length;
+    const window: Window = this.window && this.window.stop <= tokens ? { ...this.window, block: 1 } : { start: 0, stop: tokens, block: blockOf(tokens) };
+    const numbers = await api.picture(pass, window);
+    return { pass, far: readFar(numbers.values, window, layers) };
+  }
+
+  async #askNext(pass: PassView): Promise<{ pass: PassView; next: Data["next"] }> {
+    const { candidates } = await api.next(pass, pass.tokens.length - 1, CANDIDATES);
+    return { pass, next: { candidates: candidates.map(({ token_id: id, text, probability }) => ({ id, text, probability })) } };
+  }
+
+  /** Read the lens some tokens at a time, those at the end first; another pass, or another window, ends it. */
+  #readLens(pass: PassView, far: Far): () => void {
+    let isWanted = true;
+    const known = untrack(() => this.#ofBeginning(pass, far));
+    const read = async (): Promise<void> => {
+      let said = known?.said;
+      for (let stop = far.columns; stop > (known?.columns ?? 0); stop -= AT_ONCE) {
+        const window = { start: far.start + Math.max(known?.columns ?? 0, stop - AT_ONCE), stop: far.start + stop };
+        const lens = await ask.lensGrid(pass, { after: "mlp", ...window });
+        if (!isWanted) return;
+        said = withLens(said, far, lens);
+        this.#said = { pass, of: far, said };
+      }
+    };
+    if (known) this.#said = { pass, of: far, said: known.said };
+    read().catch(() => undefined); // what has not come is not drawn; the stages that need it say why
+    return () => (isWanted = false);
+  }
+
+  /** What the lens has read of a text that this one begins with: later tokens change nothing of it. */
+  #ofBeginning(pass: PassView, far: Far): { said: Said; columns: number } | undefined {
+    const before = this.#said;
+    if (!before || before.of.start !== far.start || far.start !== 0 || before.pass.adapter !== pass.adapter) return undefined;
+    const columns = before.of.columns;
+    const isBeginning = columns <= far.columns && before.pass.tokens.every((token, i) => token.id === pass.tokens[i]?.id);
+    if (!isBeginning || before.said.probabilities.some(Number.isNaN)) return undefined;
+    return { said: widened(before.said, before.of.layers, columns, far.columns), columns };
+  }
+}
