@@ -36,7 +36,8 @@ export class PictureData {
     });
   }
 
-  get error(): Resource<unknown> {
+  /** What is waited for, or was refused. */
+  get asked(): Resource<unknown> {
     return this.#far;
   }
 

@@ -33,6 +33,7 @@ export const MARGIN = 0.04;
 
 /** Columns that are seen at once: of a picture that is turned, and of a layer. */
 const TURNED = 5.6;
+const MOST_TURNED = 9.2;
 const MOST_IN_LAYER = 34;
 
 const COLUMN = 0.46; // half of a block's width, around its token
@@ -63,7 +64,7 @@ export function frameOf(place: Place, extent: Extent, turned = false): Rect {
     const [low, high] = turned ? [2.6 * footOf(layers), 0.03 * layers] : [footOf(layers), topOf(layers)];
     return { ...columnsAround(place.pos, tokens, turned ? TURNED : Infinity), y0: -low, y1: layers + high };
   }
-  if (place.depth === 1) return { ...columnsAround(place.pos, tokens, turned ? TURNED : MOST_IN_LAYER), y0: place.layer - 0.08, y1: place.layer + 1.08 };
+  if (place.depth === 1) return { ...columnsAround(place.pos, tokens, turned ? MOST_TURNED : MOST_IN_LAYER), y0: place.layer - 0.08, y1: place.layer + 1.08 };
   return grown(rectOf(place, extent, turned), MARGIN);
 }
 
