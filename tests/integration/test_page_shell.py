@@ -124,6 +124,7 @@ def test_rooms_without_a_text_need_no_pass(page: Page, served: Running) -> None:
     page.get_by_label("Text", exact=True).fill(TEXT)
     page.get_by_role("button", name="Run").click()
     expect(page.locator(".strip")).to_contain_text("cat")
+    expect(page.locator('.picture[data-far][aria-busy="false"]')).to_be_visible()
     page.route("**/inspect/**", lambda route: route.abort())
     page.get_by_role("link", name="Learn", exact=True).click()
     expect(page.get_by_role("heading", level=2)).to_be_focused()

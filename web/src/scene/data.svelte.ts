@@ -25,6 +25,8 @@ export class PictureData {
   readonly #far = new Resource(() => (session.pass && session.model ? this.#askFar(session.pass, session.model.shape.L) : null));
   readonly #next = new Resource(() => (session.pass ? this.#askNext(session.pass) : null));
   #said = $state.raw<{ pass: PassView; of: Far; said: Said } | undefined>();
+  /** Whether the lens is being read. */
+  isReading = $state(false);
   /** What was drawn last: it stays until the next pass is there. */
   #before: Data | undefined;
 
@@ -92,8 +94,12 @@ export class PictureData {
       }
     };
     if (known) this.#said = { pass, of: far, said: known.said };
-    read().catch(() => undefined); // what has not come is not drawn; the stages that need it say why
-    return () => (isWanted = false);
+    this.isReading = true;
+    const end = (): void => {
+      if (isWanted) this.isReading = false;
+    };
+    read().then(end, end); // what has not come is not drawn; the stages that need it say why
+    return () => (isWanted = this.isReading = false);
   }
 
   /** What the lens has read of a text that this one begins with: later tokens change nothing of it. */

@@ -70,7 +70,8 @@ export function frameOf(place: Place, extent: Extent, turned = false): Rect {
 
 /** So many columns at most, those around a token; at the right one is free: the next token. */
 function columnsAround(pos: number, tokens: number, most: number): { x0: number; x1: number } {
-  const [first, last] = [-0.9, tokens + 0.9];
+  const edge = 0.5 + Math.max(0.4, 0.036 * tokens); // there stand the numbers of the layers
+  const [first, last] = [-edge, tokens + 0.9];
   if (last - first <= most) return { x0: first, x1: last };
   const x0 = Math.min(last - most, Math.max(first, pos - most / 2));
   return { x0, x1: x0 + most };

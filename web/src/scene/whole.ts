@@ -13,6 +13,7 @@ import type { Place } from "./place";
 const LEAST_SHARE = 0.06;
 const NEAR = [70, 150] as const; // pixels of a layer between which the far view fades out
 const EVERY = 5; // layers with a rule and a number
+const BOXED = 52; // pixels of a column in which a token has a box
 
 /** A mark with what it belongs to: marks that lie outside of the camera, or that the pass has not reached, are left out by it. */
 interface Placed {
@@ -58,7 +59,9 @@ function* streams(data: Data, far: Far): Generator<Placed> {
   }
 }
 
-function* attention(data: Data, far: Far): Generator<Placed> {
+function* attention(data: Data, far: Far, { sx }: Detail): Generator<Placed> {
+  const most = Math.min(9, 2.5 + 0.08 * sx * far.block);
+  const chosen = Math.floor((data.chosen.pos - far.start) / far.block);
   for (let l = 0; l < far.layers; l++) {
     for (let q = 1; q < far.columns; q++) {
       for (let k = far.start === 0 ? 1 : 0; k < q; k++) {
@@ -67,10 +70,11 @@ function* attention(data: Data, far: Far): Generator<Placed> {
         const [from, to] = [middleOf(far, k), middleOf(far, q)];
         const [y0, y1] = [l + 0.08, l + SUM_OF_ATTENTION];
         const bend = Math.min(0.45 * (to - from), 0.6 * far.block);
+        const isChosen = q === chosen; // what the chosen token takes stands out
         yield {
           column: q, first: k, y: y1,
           mark: {
-            kind: "curve", id: `l${l}.q${q}.k${k}`, ink: "attention", width: 0.5 + 9 * share, alpha: Math.min(0.9, 0.12 + 1.5 * share),
+            kind: "curve", id: `l${l}.q${q}.k${k}`, ink: "attention", width: 0.5 + most * share, alpha: Math.min(0.95, (isChosen ? 0.3 : 0.1) + (isChosen ? 1.6 : 0.9) * share),
             points: [[from, y0], [from + bend, y0 + 0.05], [to - bend, y1 - 0.1], [to, y1]],
             says: { name: `layer ${l}: ${nameOf(data, far, q)} takes from ${nameOf(data, far, k)}, mean of the heads`, value: share, unit: "share" },
             enter: place(to, l, data),
@@ -100,7 +104,7 @@ function* sinks(data: Data, far: Far, { sy }: Detail): Generator<Placed> {
 }
 
 function* mlps(data: Data, far: Far, { sx, sy }: Detail): Generator<Placed> {
-  const most = Math.min(5, 0.2 * sx * far.block, 0.36 * sy);
+  const most = Math.min(5, 0.13 * sx * far.block, 0.36 * sy);
   if (most < 0.8) return;
   for (let l = 0; l < far.layers; l++) {
     for (let c = 0; c < far.columns; c++) {
@@ -130,10 +134,10 @@ function* cells(data: Data, far: Far, { sx }: Detail): Generator<Placed> {
 }
 
 /** What the lens reads, where it changes: written from the top down, where there is room. */
-function* words(data: Data, far: Far, { sx, sy }: Detail): Generator<Placed> {
+function* words(data: Data, far: Far, { sx, sy, turned }: Detail): Generator<Placed> {
   const { said } = data;
   if (!said || far.block !== 1) return;
-  const room = sx * 0.8 - 8;
+  const room = turned ? (sx < 40 ? 0 : 90) : sx * 0.8 - 8;
   for (let c = 0; c < far.columns; c++) {
     const isChosen = c + far.start === data.chosen.pos;
     if (room < 34 && !isChosen) continue;
@@ -142,12 +146,12 @@ function* words(data: Data, far: Far, { sx, sy }: Detail): Generator<Placed> {
       const [at, under] = [l * far.columns + c, (l - 1) * far.columns + c];
       const [text, p] = [said.words[at], said.probabilities[at] as number];
       if (text === undefined || (l > 0 && said.words[under] === text) || p < 0.1 || (below - l) * sy < 13) continue;
-      below = l;
+      below = l - (turned ? (widthOf(shown(text), "small") - 4) / sy : 0);
       const says = { name: `after layer ${l} the lens reads, behind ${nameOf(data, far, c)}: “${text}”`, value: p, unit: "probability" };
       yield {
         column: c, first: c, y: l + 1,
         mark: {
-          kind: "text", id: `c${c}.l${l}.word`, at: [middleOf(far, c) + 0.12, l + 0.9], text: shown(text), size: "small", align: "left", ink: "ink",
+          kind: "text", id: `c${c}.l${l}.word`, at: [middleOf(far, c) + (turned ? 0.26 : 0.12), l + 0.9], text: shown(text), size: "small", align: turned ? "right" : "left", ink: "ink",
           alpha: 0.4 + 0.6 * p, shift: [4, 0], most: isChosen ? Math.max(90, room) : room, says, enter: { ...place(c + far.start, l, data) },
         },
       };
@@ -158,60 +162,98 @@ function* words(data: Data, far: Far, { sx, sy }: Detail): Generator<Placed> {
 export const shown = (text: string): string => text.replace(/^ /, "").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "␣";
 
 /** The text: each token is the foot of its column. */
-function* tokens(data: Data, far: Far, { sx }: Detail): Generator<Placed> {
+function* tokens(data: Data, far: Far, detail: Detail): Generator<Placed> {
+  const wide = detail.sx * far.block;
+  if (far.block === 1 && wide >= BOXED) yield* boxes(data, far, detail);
+  else if (wide >= 8) yield* staggered(data, far, detail);
+}
+
+const written = (data: Data, pos: number): string => (data.tokens[pos]?.text ?? "").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
+
+function* boxes(data: Data, far: Far, { sx, sy, turned }: Detail): Generator<Placed> {
   const foot = footOf(far.layers);
+  const [below, above, half] = turned ? [2.5 * foot, 0.3 * foot, 0.22] : [0.92 * foot, 0.34 * foot, 0.45];
+  const room = turned ? (below - above) * sy - 8 : 0.9 * sx - 6;
+  for (const pass of ["box", "name"] as const) {
+    for (let c = 0; c < far.columns; c++) {
+      const x = far.start + c;
+      const at = { column: c, first: c, y: -1 };
+      const isChosen = data.chosen.pos === x;
+      const rect = { x0: x - half, x1: x + half, y0: -below, y1: -above };
+      const says = { name: `token ${x}, “${data.tokens[x]?.text ?? ""}”`, value: data.tokens[x]?.id ?? 0, unit: "id" };
+      const enter: Place = { depth: 2, block: "text", pos: x, layer: 0, head: data.chosen.head };
+      if (pass === "box") yield { ...at, mark: { kind: "box", id: `c${c}.token`, rect, ink: isChosen ? "chosen" : "line", outlined: !isChosen, corner: 5, says, enter } };
+      else yield { ...at, mark: { kind: "text", id: `c${c}.name`, at: [x, (rect.y0 + rect.y1) / 2], text: written(data, x).replace(/^ /, "␣"), size: "normal", mono: true, align: "center", ink: isChosen ? "panel" : "ink", most: room } };
+    }
+  }
+}
+
+/** Where columns are narrow, names stand in some lines, one below the other. */
+function* staggered(data: Data, far: Far, { sx, sy, turned }: Detail): Generator<Placed> {
+  const foot = footOf(far.layers);
+  const wide = sx * far.block;
+  const lines = turned ? 1 : Math.min(3, Math.ceil(BOXED / wide));
+  const every = turned ? Math.ceil(14 / wide) : Math.ceil(40 / (wide * lines)); // columns of which one has a name
   for (let c = 0; c < far.columns; c++) {
     const [x, pos] = [middleOf(far, c), far.start + c * far.block];
     const isChosen = data.chosen.pos >= pos && data.chosen.pos < pos + far.block;
-    const half = 0.45 * far.block;
-    const at = { column: c, first: c, y: -1 };
-    const rect = { x0: x - half, x1: x + half, y0: -0.92 * foot, y1: -0.34 * foot };
+    if (c % every && !isChosen) continue;
+    const line = Math.floor(c / every) % lines;
+    const at: Point = turned ? [x, -0.3 * foot] : [x, -foot * (0.24 + 0.29 * line)];
     const says = far.block === 1 ? { name: `token ${pos}, “${data.tokens[pos]?.text ?? ""}”`, value: data.tokens[pos]?.id ?? 0, unit: "id" } : { name: nameOf(data, far, c), value: far.block, unit: "tokens" };
-    yield { ...at, mark: { kind: "box", id: `c${c}.token`, rect, ink: isChosen ? "chosen" : "line", outlined: !isChosen, corner: 5, says, enter: { depth: 2, block: "text", pos, layer: 0, head: data.chosen.head } } };
-    if (sx * far.block < 14) continue;
-    const text = far.block === 1 ? (data.tokens[pos]?.text ?? "").replace(/^ /, sx > 46 ? "␣" : "").replaceAll("\n", "⏎") : String(pos);
-    yield { ...at, mark: { kind: "text", id: `c${c}.name`, at: [x, (rect.y0 + rect.y1) / 2], text, size: sx < 46 ? "small" : "normal", mono: sx >= 46, align: "center", ink: isChosen ? "panel" : "ink", most: 0.9 * sx * far.block - 4 } };
+    const text = far.block === 1 ? written(data, pos).trim() || "␣" : String(pos);
+    const enter: Place = { depth: 2, block: "text", pos, layer: 0, head: data.chosen.head };
+    yield { column: c, first: c, y: -1, mark: { kind: "text", id: `c${c}.token`, at, text, size: "small", align: turned ? "right" : "center", ink: isChosen ? "chosen" : "ink", most: turned ? 2.2 * foot * sy : wide * lines * every - 5, says, enter } };
   }
 }
 
-function* rules(data: Data): Generator<Placed> {
+function* rules(data: Data, { turned }: Detail): Generator<Placed> {
   const { layers, tokens: count } = data.extent;
+  const { layer } = data.chosen;
   const end = count - 0.4;
+  yield { column: -1, first: -1, y: -1, mark: { kind: "box", id: "chosen.layer", rect: { x0: -0.5, x1: end, y0: layer, y1: layer + 1 }, ink: "line", alpha: 0.6 } };
   for (let l = 0; l <= layers; l += EVERY) {
     const at = { column: -1, first: -1, y: -1 };
     yield { ...at, mark: { kind: "line", id: `rule${l}`, points: [[-0.5, l], [end, l]], ink: "line", width: 1 } };
-    yield { ...at, mark: { kind: "text", id: `rule${l}.name`, at: [-0.5, l], text: String(l), size: "small", align: "right", ink: "soft", shift: [-6, 0] } };
+  }
+  for (let l = 0; l <= layers; l += EVERY) {
+    const at = { column: -1, first: -1, y: -1 };
+    yield { ...at, mark: { kind: "text", id: `rule${l}.name`, at: [-0.5, l], text: String(l), size: "small", align: turned ? "center" : "right", ink: "soft", shift: turned ? [0, -8] : [-6, 0] } };
   }
 }
 
-/** Bars of what may come next, beside the last column's top. */
-function* bars(data: Data, { sx }: Detail): Generator<Placed> {
+/** Bars of what may come next: above the last column; where the picture is turned, in the column that is free. */
+function* bars(data: Data, { sx, sy, turned }: Detail): Generator<Placed> {
   const { candidates } = data.next ?? { candidates: [] };
   const { tokens: count, layers } = data.extent;
-  const top = topOf(layers);
   const rows = candidates.slice(0, 6);
-  const [most, wide] = [100 / sx, 230 / sx];
   const largest = rows[0]?.probability ?? 1;
-  const left = Math.min(count - 0.75, count + 0.85 - wide);
-  const step = (0.9 * top) / 6;
+  const top = topOf(layers);
+  const along = turned ? sy : sx; // pixels of a unit in the bars' direction
+  const [from, step] = turned ? [count - 0.55, 1.3 / 6] : [layers + 0.95 * top, (0.88 * top) / 6];
+  const left = turned ? 0 : Math.min(count - 0.75, count + 0.85 - 230 / sx);
   const at = { column: count - 1, first: 0, y: layers + 0.5 };
-  if (rows.length) yield { ...at, mark: { kind: "line", id: "head", points: [[count - 1, layers], [count - 1, layers + 0.05 * top]], ink: "says", width: 2 } };
+  const spot = (x: number, down: number): Point => (turned ? [from + down, x] : [x, from - down]);
   for (const [i, one] of rows.entries()) {
-    const y1 = layers + top - i * step;
-    const x1 = left + Math.max(2 / sx, (one.probability / largest) * most);
+    const right = left + Math.max(2, (100 * one.probability) / largest) / along;
+    const [a, b] = [spot(left, i * step), spot(right, (i + 0.76) * step)];
     const says = { name: `next: “${one.text}”`, value: one.probability, unit: "probability" };
     const enter: Place = { depth: 2, block: "logits", pos: count - 1, layer: layers - 1, head: data.chosen.head };
-    yield { ...at, mark: { kind: "box", id: `next${i}`, rect: { x0: left, x1, y0: y1 - 0.78 * step, y1 }, ink: "says", corner: 2, alpha: i ? 0.75 : 1, says, enter } };
+    const rect = { x0: Math.min(a[0], b[0]), x1: Math.max(a[0], b[0]), y0: Math.min(a[1], b[1]), y1: Math.max(a[1], b[1]) };
+    yield { ...at, mark: { kind: "box", id: `next${i}`, rect, ink: "says", alpha: i ? 0.7 : 1, says, enter } };
+  }
+  for (const [i, one] of rows.entries()) {
+    const right = left + Math.max(2, (100 * one.probability) / largest) / along;
     const text = `${shown(one.text)}  ${(100 * one.probability).toFixed(1)} %`;
-    yield { ...at, mark: { kind: "text", id: `next${i}.name`, at: [x1, y1 - 0.39 * step], text, size: "small", align: "left", ink: i ? "soft" : "ink", shift: [6, 0], most: Math.max(80, widthOf(text, "small") + 20) } };
+    yield { ...at, mark: { kind: "text", id: `next${i}.name`, at: spot(right, (i + 0.38) * step), text, size: "small", align: "left", ink: i ? "soft" : "ink", shift: [6, 0] } };
   }
 }
 
 function build(data: Data, detail: Detail): Placed[] {
   const { far } = data;
-  if (!far) return [...rules(data)];
+  if (!far) return [...rules(data, detail)];
   return [
-    ...rules(data), ...attention(data, far), ...streams(data, far), ...cells(data, far, detail), ...mlps(data, far, detail),
+    ...rules(data, detail), ...attention(data, far, detail), ...streams(data, far), ...cells(data, far, detail), ...mlps(data, far, detail),
     ...sinks(data, far, detail), ...words(data, far, detail), ...tokens(data, far, detail), ...bars(data, detail),
   ];
 }
