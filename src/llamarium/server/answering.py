@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from llamarium.engine.request import too_long
+from llamarium.engine.request import check_prompt, too_long
 from llamarium.errors import GrammarError, LlamariumError, RequestTimeoutError, SamplingError
 from llamarium.generation.completion import Piece
 from llamarium.generation.dialog import own_tool_form
@@ -123,6 +123,7 @@ def _submit(service: Service, asked: AnswerRequest) -> list[Answers]:
         form, grammar = held_form(model, asked.form, asked.tools, service.settings.tool_form)
         for place, ids in enumerate(prompts):
             field = place_of(asked.prompt_field, place, len(prompts))
+            check_prompt(model.config, ids, room=0 if asked.max_tokens == 0 else 1)  # before a token is looked up
             params = _params(model, asked, form, len(ids), service.max_tokens)
             begun.append(
                 engine.submit(
