@@ -1,7 +1,7 @@
 /** A small pass, made by hand: what the scenes' tests are drawn from. Its numbers follow from each other as a model's do. */
 
 import type { Camera, Size } from "../src/scene/camera";
-import type { Data } from "../src/scene/data";
+import type { Data, Far } from "../src/scene/data";
 import { frameOf } from "../src/scene/layout";
 import type { BlockNumbers, LayerNumbers, Near, ProductNumbers } from "../src/scene/near";
 import type { Block, Place } from "../src/scene/place";
@@ -91,6 +91,24 @@ export function productNumbers(product: ProductNumbers["product"], pos: number, 
 
 export function dataOf(near: Near | undefined = undefined, chosen = { pos: 6, layer: 3, head: 1 }): Data {
   return { extent: { tokens: TOKENS, layers: LAYERS }, shape: SHAPE, tokens: WORDS.map((text, id) => ({ id, text })), chosen, near };
+}
+
+/** The far view of the same numbers: each layer has those of `layerNumbers`. */
+export function farOf(): Far {
+  const { N } = SHAPE;
+  const layers = Array.from({ length: LAYERS }, (_, layer) => layerNumbers(layer));
+  const attention = layers.flatMap(({ pattern }) =>
+    Array.from({ length: TOKENS }, (_, query) =>
+      Array.from({ length: query + 1 }, (__, key) => Array.from({ length: N }, (___, head) => pattern[(head * TOKENS + query) * TOKENS + key] as number).reduce((a, b) => a + b, 0) / N),
+    ).flat(),
+  );
+  const each = (of: (one: LayerNumbers, t: number) => number): Float32Array => Float32Array.from(layers.flatMap((one) => Array.from({ length: TOKENS }, (_, t) => of(one, t))));
+  return {
+    start: 0, block: 1, columns: TOKENS, layers: LAYERS, attention: Float32Array.from(attention),
+    lengths: Float32Array.from([...(layers[0] as LayerNumbers).before, ...each((one, t) => one.after[t] as number)]),
+    attentionAdded: each((one, t) => (one.attention[t] as number) / (one.middle[t] as number)), mlpAdded: each((one, t) => (one.mlp[t] as number) / (one.after[t] as number)),
+    keys: each(() => 1), values: each(() => 1),
+  };
 }
 
 export const WIDE: Size = { width: 860, height: 580 };
