@@ -55,8 +55,9 @@ describe("a flight", () => {
       expect(rectAt(legs, 0)).toEqual(rect);
       expect(rectAt(legs, msOf(legs))).toEqual(frameOf(to, EXTENT, turned));
       for (const leg of legs) {
-        const outer = within(leg.from, leg.to) ? leg.to : leg.from;
-        expect(within(leg.from, outer) && within(leg.to, outer)).toBe(true);
+        const [a, b] = [leg.from, leg.to];
+        const outer = { x0: Math.min(a.x0, b.x0), y0: Math.min(a.y0, b.y0), x1: Math.max(a.x1, b.x1), y1: Math.max(a.y1, b.y1) };
+        if (size === WIDE) expect(within(a, b) || within(b, a)).toBe(true); // on a phone a frame shows some of the tokens
         for (let share = 0; share <= 1; share += 0.1) expect(within(rectAt([leg], share * leg.ms), outer)).toBe(true);
       }
     }

@@ -104,7 +104,7 @@ export class Leaf {
     const lines = rows ?? rowsFor(values.length, wide / LEAST);
     const columns = values.length / lines;
     this.add({
-      kind: "cells", id: `${this.id}.${id}`, rect: this.part(part), rows: lines, columns, values, scale, limit: limit ?? limitOf(values).limit,
+      kind: "cells", id: `${this.id}.${id}`, rect: this.part(part), rows: lines, columns, values, scale, limit: limit ?? endOf(values),
       ...plain({ ...look, ...(cell && { cell: (row: number, column: number) => cell(0, row * columns + column) }) }),
     } as Cells);
   }
@@ -153,6 +153,15 @@ export class Leaf {
   room(share: number, size: Text["size"] = "small"): number {
     return Math.floor((share * this.size.width) / (0.58 * SIZES[size]));
   }
+}
+
+const ends = new WeakMap<Float32Array, number>();
+
+/** Where the colours of numbers end; found once. */
+function endOf(values: Float32Array): number {
+  const found = ends.get(values) ?? limitOf(values).limit;
+  ends.set(values, found);
+  return found;
 }
 
 /** Without what is undefined: marks have no such fields. */

@@ -3,7 +3,8 @@
 import { rms } from "../lib/algebra";
 import { count, number, percent, visible } from "../lib/format";
 import { pairOf, type Data, type Far } from "./data";
-import type { Place } from "./place";
+import type { BlockNumbers } from "./near";
+import type { Block, Place } from "./place";
 
 export interface Station {
   readonly id: string;
@@ -62,10 +63,12 @@ function at(data: Data, place: Partial<Place> & Pick<Place, "depth">): Place {
   return { pos: lastOf(data), layer: looksBack(data).layer, head: headThatLooks(data).head, ...place };
 }
 
+type OfBlock<B, T = BlockNumbers> = T extends { block: infer X } ? (B extends X ? T : never) : never;
+
 /** What the block's numbers say, where they are of this station's place. */
-function blockOf<B extends string>(data: Data, block: B): Extract<NonNullable<NonNullable<Data["near"]>["block"]>, { block: B }> | undefined {
+function blockOf<B extends Block>(data: Data, block: B): OfBlock<B> | undefined {
   const found = data.near?.block;
-  return found?.block === block && found.pos === lastOf(data) ? (found as Extract<typeof found, { block: B }>) : undefined;
+  return found?.block === block && found.pos === lastOf(data) ? (found as OfBlock<B>) : undefined;
 }
 
 export const STATIONS: readonly Station[] = [

@@ -5,7 +5,7 @@ import { number, percent, visible } from "../../lib/format";
 import type { Data } from "../data";
 import { hueOf, type Leaf } from "../leaf";
 import type { AttentionNumbers } from "../near";
-import { lengthOf, lengthText, rowOf, tokenAt } from "./shared";
+import { lengthOf, lengthText, once, rowOf, tokenAt } from "./shared";
 
 const LATER = 3; // tokens behind this one that are drawn, as the mask hides them
 const KEY = { wide: 34, narrow: 26 }; // pixels of a key's column, at least
@@ -42,7 +42,7 @@ export function attention(leaf: Leaf, numbers: AttentionNumbers, data: Data): vo
   names(leaf, numbers, data, keys);
   scoreBars(leaf, numbers, data, keys);
   shareBars(leaf, numbers, data, keys, hue);
-  const taken = weighted(numbers, H);
+  const taken = once(numbers.pattern, "taken", () => weighted(numbers, H));
   const limit = limitOf(numbers.out).limit;
   for (const { key, u0, u1 } of keys) {
     if (key > pos) continue;

@@ -5,11 +5,11 @@ import { number } from "../../lib/format";
 import type { Data } from "../data";
 import type { Leaf } from "../leaf";
 import type { NormNumbers } from "../near";
-import { lengthOf, lengthText, tokenAt } from "./shared";
+import { lengthOf, lengthText, once, tokenAt } from "./shared";
 
 export function norm(leaf: Leaf, { before, gamma, after, eps, pos, layer, block }: NormNumbers, data: Data): void {
   const root = rms(before, eps);
-  const divided = before.map((value) => value / root);
+  const divided = once(before, "divided", () => before.map((value) => value / root));
   const of = `${tokenAt(data, pos)}, layer ${layer}`;
   const strip = leaf.isNarrow ? 0.5 : 0.2;
   const cell = (name: string) => (_: number, i: number) => ({ name: `${name}[${i}] of ${of}` });

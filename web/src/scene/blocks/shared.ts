@@ -24,5 +24,16 @@ export const lengthText = (values: Float32Array): string => `length ${number(len
 /** What a vector's length is, as a mark says it. */
 export const lengthOf = (name: string, values: Float32Array): { name: string; value: number; unit: string } => ({ name, value: length(values), unit: "length" });
 
-/** A part of a matrix (rows, size), row by row. */
-export const rowOf = (values: Float32Array, row: number, size: number): Float32Array => values.subarray(row * size, (row + 1) * size);
+const kept = new WeakMap<object, Map<string, Float32Array>>();
+
+/** Numbers that follow from others, made once: while a block is computed, the same ones are painted in each frame. */
+export function once(of: object, name: string, make: () => Float32Array): Float32Array {
+  const all = kept.get(of) ?? new Map<string, Float32Array>();
+  kept.set(of, all);
+  const found = all.get(name) ?? make();
+  all.set(name, found);
+  return found;
+}
+
+/** A row of a matrix (rows, size). */
+export const rowOf = (values: Float32Array, row: number, size: number): Float32Array => once(values, `${row} ${size}`, () => values.subarray(row * size, (row + 1) * size));
