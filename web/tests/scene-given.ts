@@ -16,7 +16,9 @@ export function numbers(count: number, seed: number): Float32Array {
   return Float32Array.from({ length: count }, (_, i) => Math.sin(12.9898 * (i + 1) + 78.233 * seed) * 2);
 }
 
-const positive = (count: number, seed: number): Float32Array => numbers(count, seed).map((value) => 1 + Math.abs(value));
+const cells = (count: number, seed: number): Float32Array => numbers(count, seed).map((value) => 1 + Math.abs(value));
+
+const positive = (count: number, seed: number): Float64Array => Float64Array.from(cells(count, seed));
 
 export function softmax(scores: readonly number[]): number[] {
   const most = Math.max(...scores);
@@ -34,7 +36,7 @@ export function layerNumbers(layer: number): LayerNumbers {
   return {
     layer, start: 0, count: TOKENS, sources: TOKENS, pattern, frequency: 1,
     before: positive(TOKENS, 1), middle: positive(TOKENS, 2), after: positive(TOKENS, 3), rms: positive(TOKENS, 4), middleRms: positive(TOKENS, 5),
-    attention: positive(TOKENS, 6), mlp: positive(TOKENS, 7), queries: positive(TOKENS * N, 8), keys: positive(TOKENS * K, 9), values: positive(TOKENS * K, 10),
+    attention: positive(TOKENS, 6), mlp: positive(TOKENS, 7), queries: cells(TOKENS * N, 8), keys: cells(TOKENS * K, 9), values: cells(TOKENS * K, 10),
   };
 }
 

@@ -33,11 +33,11 @@ export interface Asker {
 }
 
 /** Lengths of vectors that lie one behind the other. */
-function lengths(values: Float32Array, size: number): Float32Array {
-  return Float32Array.from({ length: values.length / size }, (_, i) => length(values.subarray(i * size, (i + 1) * size)));
+function lengths(values: Float32Array, size: number): Float64Array {
+  return Float64Array.from({ length: values.length / size }, (_, i) => length(values.subarray(i * size, (i + 1) * size)));
 }
 
-function roots(of: Float32Array, size: number, eps: number): Float32Array {
+function roots(of: Float64Array, size: number, eps: number): Float64Array {
   return of.map((value) => Math.sqrt((value * value) / size + eps));
 }
 
@@ -53,10 +53,10 @@ export async function askLayer({ pass, model }: Asker, { pos, layer }: Place): P
   const [found, q, k, v, pattern, rope] = await Promise.all([
     Promise.all(streams), ask("q", { layer, ...own }), ask("k", { layer }), ask("v", { layer }), ask("pattern", { layer, ...own }), api.rope(0),
   ]);
-  const [before, middle, after, attention, mlp] = found.map((values) => lengths(values, D)) as [Float32Array, Float32Array, Float32Array, Float32Array, Float32Array];
-  const here = (values: Float32Array): Float32Array => lengths(values, H).subarray(start * model.shape.K, stop * model.shape.K);
+  const [before, middle, after, attention, mlp] = found.map((values) => lengths(values, D)) as [Float64Array, Float64Array, Float64Array, Float64Array, Float64Array];
+  const here = (values: Float32Array): Float32Array => Float32Array.from(lengths(values, H)).subarray(start * model.shape.K, stop * model.shape.K);
   return {
-    layer, start, count: stop - start, before, middle, after, attention, mlp, pattern, sources: pass.tokens.length, queries: lengths(q, H), keys: here(k), values: here(v),
+    layer, start, count: stop - start, before, middle, after, attention, mlp, pattern, sources: pass.tokens.length, queries: Float32Array.from(lengths(q, H)), keys: here(k), values: here(v),
     rms: roots(before, D, model.rms_norm_eps), middleRms: roots(middle, D, model.rms_norm_eps), frequency: rope.pairs[0]?.frequency ?? 0,
   };
 }

@@ -10,15 +10,15 @@ export interface LayerNumbers {
   readonly start: number;
   readonly count: number;
   /** Length of the stream, by token: before the layer, between its halves, after it. */
-  readonly before: Float32Array;
-  readonly middle: Float32Array;
-  readonly after: Float32Array;
+  readonly before: Float64Array;
+  readonly middle: Float64Array;
+  readonly after: Float64Array;
   /** Root mean square of the stream, with epsilon, which the two norms divide by. */
-  readonly rms: Float32Array;
-  readonly middleRms: Float32Array;
+  readonly rms: Float64Array;
+  readonly middleRms: Float64Array;
   /** Length of what is added. */
-  readonly attention: Float32Array;
-  readonly mlp: Float32Array;
+  readonly attention: Float64Array;
+  readonly mlp: Float64Array;
   /** Length of each head's query, (T, N), and of each group's key and value, (T, K). */
   readonly queries: Float32Array;
   readonly keys: Float32Array;

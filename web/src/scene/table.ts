@@ -13,12 +13,10 @@ export interface Row {
   readonly enter: Place | undefined;
 }
 
-/** Every mark that says something, in its order; of cells each one, or the first ones where they are many. */
+/** Every mark that says something, in its order; then of cells each one, or the first ones where they are many. */
 export function rowsOf(marks: readonly Mark[], mostCells = 256): Row[] {
-  return marks.flatMap((mark) => {
-    const own = mark.says ? [{ id: mark.id, name: mark.says.name, value: mark.says.value, unit: mark.says.unit, enter: mark.enter }] : [];
-    return mark.kind === "cells" && mark.cell ? [...own, ...cellsOf(mark, mostCells)] : own;
-  });
+  const own = marks.flatMap((mark) => (mark.says ? [{ id: mark.id, name: mark.says.name, value: mark.says.value, unit: mark.says.unit, enter: mark.enter }] : []));
+  return [...own, ...marks.flatMap((mark) => (mark.kind === "cells" && mark.cell ? cellsOf(mark, mostCells) : []))];
 }
 
 function cellsOf(mark: Cells, most: number): Row[] {
