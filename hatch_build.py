@@ -2,9 +2,10 @@
 
 The page is built beside it (hatch_page.py).
 
-native/ops.c is compiled once for each set of instructions; at run time the library takes the best one that the
-processor has (native/dispatch.c). Without a C compiler, or if it fails, the build fails and says why: pip hides what a
-build that succeeds has to say. LLAMARIUM_NO_NATIVE=1 builds without the library; PyTorch has to do its work then.
+Each set of instructions has kernels in four parts; sets that have one in common share it (PARTS, SHARED). At run time
+the library takes the best set that the processor has (native/dispatch.c). Without a C compiler, or if it fails, the
+build fails and says why: pip hides what a build that succeeds has to say. LLAMARIUM_NO_NATIVE=1 builds without the
+library; PyTorch has to do its work then.
 To build it in place: `python hatch_build.py`, or `make native`.
 
 What was compiled is kept in build/native, under a name made from all that it depends on; nothing is compiled twice.
@@ -43,6 +44,12 @@ SETS = {  # by the processor that is compiled for; beside `portable`, which is f
     },
     "aarch64": {"neon_dotprod": "-march=armv8.2-a+dotprod", "neon_i8mm": "-march=armv8.2-a+dotprod+i8mm"},
 }
+PARTS = ("products", "ops", "attention", "floats")  # each is compiled for each set
+SHARED = {  # whose part a set takes where its own would be the same
+    "avx512_bf16": {"attention": "avx512_vnni", "products": "avx512_vnni"},
+    "amx": {"attention": "avx512_vnni", "floats": "avx512_vnni"},
+    "neon_i8mm": {"attention": "neon_dotprod", "floats": "neon_dotprod"},
+}
 REMEDY = "Install a C compiler (gcc or clang), or set LLAMARIUM_NO_NATIVE=1 and install llamarium[torch]"
 
 
@@ -68,10 +75,13 @@ def compile_objects(cc: Sequence[str], folder: Path, *flags: str) -> list[Path]:
     processor = _run(*cc, "-dumpmachine").split("-")[0].replace("arm64", "aarch64")
     sets = {"portable": [], **{name: own.split() for name, own in SETS.get(processor, {}).items()}}
     sets = {name: own for name, own in sets.items() if _knows(cc, own)}
-    jobs = {name: ["ops.c", f"-DLM_ISA={name}", f'-DLM_PRODUCTS="products_{name}.h"', *sets[name]] for name in sets}
-    jobs |= {name: [f"{name}.c"] for name in ("pool", "bandwidth", "pack")}
-    jobs["encode"] = ["encode.c", "-ffp-contract=off"]  # its bytes are those of every processor
-    jobs["dispatch"] = ["dispatch.c", *(f"-DLM_HAS_{name.upper()}" for name in sets)]
+    parts = [(part, name) for part in PARTS for name in reversed(sets) if part not in SHARED.get(name, {})]
+    jobs = {  # what takes longest begins, so that no core waits at the end
+        "encode": ["encode.c", "-ffp-contract=off"],  # its bytes are those of every processor
+        **{f"{part}_{name}": [*_part(part, name), *sets[name]] for part, name in parts},
+        **{name: [f"{name}.c"] for name in ("pool", "bandwidth", "pack")},
+        "dispatch": ["dispatch.c", *(f"-DLM_HAS_{name.upper()}" for name in sets)],
+    }
 
     def run(name: str) -> Path:
         made, (source, *own) = folder / f"{name}.o", jobs[name]
@@ -79,9 +89,8 @@ def compile_objects(cc: Sequence[str], folder: Path, *flags: str) -> list[Path]:
         made.with_suffix(".warnings").write_text(said)
         return made
 
-    small = [name for name in jobs if name not in sets]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # what takes longest begins, so that no core waits at the end
-        return list(pool.map(run, [*reversed(sets), *small]))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(run, jobs))
 
 
 def kept_objects(cc: Sequence[str]) -> list[Path]:
@@ -120,11 +129,18 @@ def build() -> None:
 
 def _fingerprint(cc: Sequence[str]) -> str:
     """Name all that the objects depend on: sources, flags and compiler."""
-    how = inspect.getsource(compile_objects)
-    found = hashlib.sha256(repr((cc, _run(*cc, "--version"), FLAGS, WARNINGS, SETS, how)).encode())
+    how = inspect.getsource(compile_objects) + inspect.getsource(_part)
+    found = hashlib.sha256(repr((cc, _run(*cc, "--version"), FLAGS, WARNINGS, SETS, SHARED, how)).encode())
     for path in sorted(NATIVE.iterdir()):
         found.update(f"\0{path.name}\0".encode() + path.read_bytes())
     return found.hexdigest()[:16]
+
+
+def _part(part: str, name: str) -> list[str]:
+    """Return how a part of a set is compiled: it knows the set's name, and of which sets it takes the other parts."""
+    takes = {f"LM_{other.upper()}": SHARED.get(name, {}).get(other, name) for other in PARTS if other != "ops"}
+    defined = {"LM_ISA": name, "LM_OF_THE_SET": f'"products_{name}.h"', **takes}
+    return [f"{part}.c", *(f"-D{key}={value}" for key, value in defined.items())]
 
 
 def _knows(cc: Sequence[str], flags: Sequence[str]) -> bool:

@@ -79,6 +79,7 @@ INLINE void encode_q4_1(const float *x, void *out) {
 
 #define LANES 16
 #define LANE 16
+#define ONE_BY_ONE _Pragma("GCC unroll 1") /* before a loop around such lanes, of which compilers would write out all rounds */
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t masks __attribute__((vector_size(4 * LANES)));
@@ -89,11 +90,7 @@ typedef int32_t masks __attribute__((vector_size(4 * LANES)));
 #define OTHER_LANE(v) __builtin_shuffle(v, (masks){1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14})
 #endif
 
-INLINE lanes all(float value) {
-    lanes v;
-    for (int l = 0; l < LANES; l++) v[l] = value;
-    return v;
-}
+INLINE lanes all(float value) { return value - (lanes){0}; } /* less 0, which leaves the sign of a 0 */
 
 INLINE lanes either(masks which, lanes yes, lanes no) { return (lanes)(((masks)yes & which) | ((masks)no & ~which)); }
 INLINE lanes smaller(lanes a, lanes b) { return either(a < b, a, b); }
@@ -126,7 +123,7 @@ typedef struct {
 } search;
 
 INLINE void begin_search(const float *from, int has_offsets, search *b) {
-    for (int i = 0; i < LANE; i++)
+    ONE_BY_ONE for (int i = 0; i < LANE; i++)
         for (int l = 0; l < LANES; l++) b->x[i][l] = from[l * LANE + i];
     lanes power = all(0), root;
     for (int i = 0; i < LANE; i++) power += b->x[i] * b->x[i];
@@ -171,8 +168,10 @@ INLINE void fit_lines(float high, search *b) {
     sum_w = both(sum_w), sum_x = both(sum_x);
     const lanes inverse = ratio(all(1), most - least);
     line best = {(most - least) / high, -least, all(-INFINITY)};
-    for (int k = -8; k < 5; k++) try_line(b, least, inverse * (high + (float)k / 4), high, sum_w, sum_x, &best);
-    for (int k = 0; k < 2; k++) try_line(b, -best.offset, ratio(all(1), best.step), high, sum_w, sum_x, &best);
+    ONE_BY_ONE for (int k = -8; k < 7; k++) { /* and twice what is best so far */
+        const lanes from = k < 5 ? least : -best.offset, by = k < 5 ? inverse * (high + (float)k / 4) : ratio(all(1), best.step);
+        try_line(b, from, by, high, sum_w, sum_x, &best);
+    }
     float step = best.step[0], offset = best.offset[0];
     for (int l = 0; l < LANES; l++) {
         step = best.step[l] > step ? best.step[l] : step;
@@ -189,7 +188,7 @@ INLINE void fit_steps(search *b) {
     for (int i = 1; i < LANE; i++) largest = either(size_of(b->x[i]) > size_of(largest), b->x[i], largest);
     lanes step = largest / -32;
     const lanes inverse = ratio(all(1), largest);
-    for (int k = -2; k < 9; k++) {
+    ONE_BY_ONE for (int k = -2; k < 9; k++) {
         const lanes scale = inverse * ((float)k / 4 - 32);
         lanes sum_qq = all(0), sum_qx = all(0);
         for (int i = 0; i < LANE; i++) {
@@ -233,14 +232,15 @@ INLINE search encode_super(const float *from, int has_offsets, float low, float 
     begin_search(from, has_offsets, &b);
     if (has_offsets) fit_lines(high, &b);
     else fit_steps(&b);
-    for (int k = 0; k < 2; k++) {
+    ONE_BY_ONE for (int k = 0; k < 3; k++) {
+        if (k == 2) {
+            *d = halved(b.d + 0.0f), *m = halved(b.m + 0.0f); /* + 0: no zero has a sign */
+            b.d = half_at(d, 0), b.m = half_at(m, 0);
+        }
         find_codes(&b, low, high, q);
-        refit(q, &b);
+        if (k < 2) refit(q, &b);
     }
-    *d = halved(b.d + 0.0f), *m = halved(b.m + 0.0f); /* + 0: no zero has a sign */
-    b.d = half_at(d, 0), b.m = half_at(m, 0);
-    find_codes(&b, low, high, q);
-    for (int i = 0; i < LANE; i++)
+    ONE_BY_ONE for (int i = 0; i < LANE; i++)
         for (int l = 0; l < LANES; l++) codes[l * LANE + i] = (uint8_t)(q[i][l] - low);
     return b;
 }

@@ -137,6 +137,13 @@ typedef struct {
     float *plain;         /* (num_rows, 32 * groups), for adapters */
 } inputs;
 
+/* What a matrix's numbers are. */
+static inline int dtype_of(const lm_matrix *w) {
+    return w->kind == LM_BF16 ? LM_BFLOAT16 : w->kind == LM_F16 ? LM_FLOAT16 : LM_FLOAT32;
+}
+
+static inline int is_float(const lm_matrix *w) { return w->kind == LM_BF16 || w->kind == LM_F16 || w->kind == LM_F32; }
+
 static inline int groups_of(int cols) { return (cols + LM_GROUP - 1) / LM_GROUP; }
 
 /* Where a row's group lies in panels. */
@@ -175,7 +182,7 @@ INLINE void take_group(const float *from, const int count, const lm_model *model
 
 /* This thread's share of (num_rows, cols) as inputs: the rows of x that `rows` names, all if it is NULL, normalised by `norm` of
  * `model` if there is one. */
-static void prepare_inputs(lm_team team, const float *x, const int32_t *rows, int num_rows, int cols, const lm_model *model,
+static inline void prepare_inputs(lm_team team, const float *x, const int32_t *rows, int num_rows, int cols, const lm_model *model,
                            const void *norm, inputs in) {
     const int groups = groups_of(cols), pieces = num_rows * groups;
     const int first = (int)((int64_t)pieces * team.index / team.count);

@@ -6,9 +6,9 @@
  */
 #include "products.h"
 
-#ifndef LEAVE_JOB /* what a set has to give back on each thread when a job ends */
-#define LEAVE_JOB() ((void)0)
-#endif
+static void leave_job(void) {
+    if (TILES.leave_job != NULL) TILES.leave_job();
+}
 
 static void compute_angles(const pass *p, lm_team team) {
     const int half = p->model->head_dim / 2;
@@ -285,5 +285,5 @@ static void run_pass(void *context, lm_team team) {
     for (int layer = 0; layer < p->model->num_layers; layer++) run_layer(p, team, layer);
     tap_final_norm(p, team);
     run_head(p, team);
-    LEAVE_JOB();
+    leave_job();
 }

@@ -1,6 +1,7 @@
-/* A `tile_product` made of two functions: `many_rows_product` computes as many rows as it can, and `few_rows_product`, another set's
- * `tile_product`, the rest. Included at the end of a file that defines both.
+/* A `tile_product` made of two functions: `many_rows_product` computes as many rows as it can, and another set's, `FEW_ROWS_PRODUCTS`,
+ * the rest. Included at the end of a file that defines both.
  */
+extern const tile_products FEW_ROWS_PRODUCTS;
 
 /* As many rows of one panel's product as there can be; returns how many. */
 static int many_rows(const lm_matrix *w, int panel, const lm_block *x, int num_rows, float *out) {
@@ -19,5 +20,5 @@ static void tile_product(const lm_matrix *w, int panel, int num_panels, const ui
     int done = 0;
     for (int i = 0; i < num_panels; i++) done = many_rows(w, panel + i, x, num_rows, out + (size_t)i * PANEL_STRIDE);
     x += (size_t)done * (w->cols / LM_GROUP);
-    few_rows_product(w, panel, num_panels, coming, x, num_rows - done, out + done * LM_TILE_ROWS);
+    FEW_ROWS_PRODUCTS.product(w, panel, num_panels, coming, x, num_rows - done, out + done * LM_TILE_ROWS);
 }

@@ -102,9 +102,12 @@ static inline lanes load_halves(const void *from) { return (lanes)_mm256_cvtph_p
 static inline lanes load_halves(const void *from) { return (lanes)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from))); }
 #else
 static inline lanes load_halves(const void *from) {
-    uint16_t bits[LANES];
-    memcpy(bits, from, sizeof bits);
-    return (lanes){from_half(bits[0]), from_half(bits[1]), from_half(bits[2]), from_half(bits[3])};
+    uint16_t __attribute__((vector_size(2 * LANES))) halves;
+    memcpy(&halves, from, sizeof halves);
+    const lane_ints bits = __builtin_convertvector(halves, lane_ints), size = (bits & 0x7fff) << 13;
+    const lane_ints endless = (size >= 0x7c00 << 13) & 0x7f800000; /* infinities and NaN */
+    const lanes value = (lanes)size * 0x1p112f;                    /* by the difference of the exponents; exact */
+    return (lanes)((lane_ints)value | endless | (bits & 0x8000) << 16);
 }
 #endif
 

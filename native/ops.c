@@ -2,8 +2,8 @@
 #include "choose.h"
 #include "run.h"
 
-#define JOIN_(a, b) a##b
-#define JOIN(a, b) JOIN_(a, b)
+#define STRING_(name) #name
+#define STRING(name) STRING_(name)
 
 /* --- rows of a table --------------------------------------------------------------------------------------------- */
 
@@ -57,7 +57,7 @@ static void run_single(void *context, lm_team team) {
     prepare_inputs(team, s->x, NULL, s->num_rows, s->w->cols, NULL, NULL, s->in);
     lm_barrier(team);
     products(team, &s->next, &s->w, 1, s->in, s->num_rows, (float *const[]){s->y}, &s->w->rows, 0, NULL);
-    LEAVE_JOB();
+    leave_job();
 }
 
 static int product(const lm_matrix *w, const float *x, int32_t num_rows, int32_t input_bits, float *y) {
@@ -110,4 +110,4 @@ static int choose_rows(const float *logits, int32_t num_rows, int32_t count, con
     return LM_OK;
 }
 
-const lm_ops JOIN(lm_ops_, LM_ISA) = {NAME, run, product, lookup, choose_rows};
+const lm_ops JOIN(lm_ops_, LM_ISA) = {STRING(LM_ISA), run, product, lookup, choose_rows};

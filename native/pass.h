@@ -1,8 +1,7 @@
 /* One pass through all layers: what it is given, its buffers, and how its rows are put together. */
 #include <stdlib.h>
 
-#include "attention.h"
-#include "inputs.h"
+#include "parts.h"
 
 #define FEW_ROWS 4 /* of tokens, which each thread normalises for itself */
 #define MAX_STAGES 8

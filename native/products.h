@@ -1,7 +1,5 @@
-/* The products of one stage: a thread takes some panels of a matrix at a time, and a set's `tile_product` multiplies them. */
+/* The products of one stage: a thread takes some panels of a matrix at a time, and a set's parts multiply them. */
 #include "adapters.h"
-#include "products_float.h"
-#include LM_PRODUCTS /* tile_product of this set */
 
 #define PANELS_OF_THE_REST 4
 
@@ -29,9 +27,8 @@ static piece piece_of(const lm_matrix *const *w, int num_matrices, lm_team team,
     return (piece){0, 0, 0};
 }
 
-#ifndef PREFETCHES_COMING /* whether a set's products of so many rows prefetch where the coming piece begins */
-#define PREFETCHES_COMING(NUM_ROWS) ((void)(NUM_ROWS), 0)
-#endif
+/* Whether products of so many rows prefetch where the coming piece begins. */
+static inline int prefetches_coming(int num_rows) { return TILES.rows_to_prefetch > 0 && num_rows >= TILES.rows_to_prefetch; }
 
 /* Prefetch where a piece begins; products prefetch what follows on the way. */
 static inline void prefetch_beginning(const lm_matrix *w, piece at) {
@@ -45,7 +42,7 @@ static inline void prefetch_beginning(const lm_matrix *w, piece at) {
 /* What is multiplied after a piece of w, for a product that prefetches it: NULL if there is none, or if it is prefetched here. */
 static inline const uint8_t *announced(const lm_matrix *w, const lm_matrix *next, piece coming, int num_rows) {
     if (coming.count == 0) return NULL;
-    if (PREFETCHES_COMING(num_rows) && !is_float(w) && w->kind == next->kind && w->cols == next->cols) return panel_at(next, coming.panel);
+    if (prefetches_coming(num_rows) && !is_float(w) && w->kind == next->kind && w->cols == next->cols) return panel_at(next, coming.panel);
     prefetch_beginning(next, coming);
     return NULL;
 }
@@ -72,7 +69,7 @@ static inline void panels_product(const lm_matrix *w, piece at, const uint8_t *c
     if (is_float(w))
         float_product(w, at.panel, at.count, in, m, num_rows, out);
     else
-        tile_product(w, at.panel, at.count, coming, in.blocks + (size_t)m * in.parts * in.groups, num_rows * in.parts, out);
+        TILES.product(w, at.panel, at.count, coming, in.blocks + (size_t)m * in.parts * in.groups, num_rows * in.parts, out);
     for (int i = 0; i < at.count && in.parts == 2 && !is_float(w); i++) add_residuals(out + i * PANEL_STRIDE, num_rows);
 }
 

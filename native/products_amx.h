@@ -9,12 +9,9 @@
  */
 #include "amx.h"
 
-#define tile_product few_rows_product
-#include "products_avx512_vnni.h"
-#undef tile_product
-#undef NAME
-#define NAME "amx"
-#undef PREFETCHES_COMING
+#include "few_rows_avx512_vnni.h"
+
+#define FEW_ROWS_PRODUCTS lm_products_avx512_vnni
 
 #define GROUPS_AT_ONCE 32 /* whose widened codes take 16 KB, a third of the L1 cache; the inputs of 16 rows take about as much */
 

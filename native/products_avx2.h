@@ -8,7 +8,6 @@
 
 #include "tiles.h"
 
-#define NAME "avx2"
 #define ROWS_AT_ONCE 4
 
 INLINE __m256i four(const int8_t *q) {

@@ -1,12 +1,10 @@
 /* The AVX-512 VNNI set: weights are multiplied as they are stored with a few rows of inputs, and unpacked first with many. */
 #include "many_rows_avx512_vnni.h"
 
-#define NAME "avx512_vnni"
-
 /* From so many on it pays to unpack weights first. */
 INLINE int rows_to_unpack(const int kind) { return needs_copy(kind) ? 20 : 56; }
 
-#define PREFETCHES_COMING(NUM_ROWS) ((NUM_ROWS) >= ROWS_FOR_BLOCKS)
+#define ROWS_TO_PREFETCH ROWS_FOR_BLOCKS
 
 /* As in tile_product.h. */
 INLINE void blocked_product(const lm_matrix *w, int panel, int num_panels, const uint8_t *coming, const lm_block *x, int num_rows,

@@ -4,11 +4,9 @@
  * Whole numbers have no rounding, and what follows them is the dotprod set's own code. So both sets have the same results, to
  * the bit, and the dotprod set computes what is left over of 2 rows.
  */
-#define tile_product few_rows_product
-#include "products_neon_dotprod.h"
-#undef tile_product
-#undef NAME
-#define NAME "neon_i8mm"
+#include "few_rows_neon_dotprod.h"
+
+#define FEW_ROWS_PRODUCTS lm_products_neon_dotprod
 
 /* Rows 4i and 4i + 1 of a tile, columns 8p to 8p + 7, as pairs[2 p]; rows 4i + 2 and 4i + 3 as pairs[2 p + 1]. */
 INLINE void make_pairs(const int8x16_t codes[8], int8x16_t pairs[8]) {

@@ -1,8 +1,6 @@
 /* The tile products in plain C: the definition that the others are held to. */
 #include "tiles.h"
 
-#define NAME "portable"
-
 static int32_t input_code(const lm_block *x, int col) {
     return x->q[col] + (col / 4 == x->outlier ? 256 * x->high[col % 4] : 0);
 }

@@ -53,7 +53,7 @@ INLINE void product_of_kind(const lm_matrix *w, int panel, int num_panels, const
 }
 
 /* Panel i of `num_panels` from `panel` on: out + i * PANEL_STRIDE (num_rows, 16) = its 16 rows times `num_rows` rows of inputs. `coming`,
- * if it is not NULL, is where as many panels begin that are multiplied next: to be prefetched, by sets with PREFETCHES_COMING. */
+ * if it is not NULL, is where as many panels begin that are multiplied next: to be prefetched, from ROWS_TO_PREFETCH rows on. */
 static void tile_product(const lm_matrix *w, int panel, int num_panels, const uint8_t *coming, const lm_block *x, int num_rows, float *out) {
 #define CASE(KIND) \
     case KIND: product_of_kind(w, panel, num_panels, coming, x, num_rows, KIND, out); break;

@@ -1,4 +1,4 @@
-/* Products of weights that are numbers, BF16, F16 or F32, as the file has them: row-major.
+/* A part of a set: products of weights that are numbers, BF16, F16 or F32, as the file has them: row-major.
  *
  * Each sum is added up in one order, whatever it is computed with: LANES totals, each of every LANES-th column, one column after the
  * other, and at the end those totals, by `sums_of`. Four rows of weights and TOKENS of inputs have their totals in registers at a time.
@@ -6,19 +6,12 @@
  * A few tokens' totals stay in registers through all columns. Many tokens take a block of columns at a time, which their inputs and a panel of
  * 16 rows share the nearest caches for; their totals wait in memory for the next block. Weights that are no floats are made so once a block.
  */
-#include "inputs.h"
+#include "parts.h"
 
 #define TOKENS_FOR_BLOCKS 12  /* from so many on, columns are multiplied in blocks */
 #define BYTES_OF_A_BLOCK 4096 /* of a row of weights */
 #define FLOAT_ROWS_IN_CACHE (ROWS_IN_CACHE / TOKENS * TOKENS)
 #define QUADS_OF_A_PANEL (LM_TILE_ROWS / 4)
-
-/* What a matrix's numbers are. */
-static inline int dtype_of(const lm_matrix *w) {
-    return w->kind == LM_BF16 ? LM_BFLOAT16 : w->kind == LM_F16 ? LM_FLOAT16 : LM_FLOAT32;
-}
-
-static inline int is_float(const lm_matrix *w) { return w->kind == LM_BF16 || w->kind == LM_F16 || w->kind == LM_F32; }
 
 /* What weights of a dtype are multiplied as, once they are copied: bfloat16 where the processor multiplies that, else floats. */
 #ifdef __AVX512BF16__
@@ -71,11 +64,11 @@ typedef struct {
     size_t row_step, group_step;
 } quad_of_rows;
 
-/* totals[m][k] += row k of some groups of weights times the inputs x (groups, count, 32) of token m. */
-INLINE void add_groups(const int dtype, quad_of_rows w, size_t place, const char *x, int groups, const int count, const int prefetches,
-                       lanes totals[TOKENS][4]) {
+/* totals[m][k] += row k of some groups of weights times the inputs x (groups, width, 32) of token m, of which there are `count`. */
+INLINE void add_groups(const int dtype, quad_of_rows w, size_t place, const char *x, int groups, const int count, int width,
+                       const int prefetches, lanes totals[TOKENS][4]) {
     enum { KEPT = 4 };
-    for (int g = 0; g < groups; g++, place += w.group_step, x += (size_t)count * LM_GROUP * SIZE_OF(MULTIPLIED_AS(dtype))) {
+    for (int g = 0; g < groups; g++, place += w.group_step, x += (size_t)width * LM_GROUP * SIZE_OF(MULTIPLIED_AS(dtype))) {
         for (int k = 0; k < KEPT && prefetches; k++)
             __builtin_prefetch(w.at + (place + (KEPT + k) * w.row_step) * SIZE_OF(dtype));
         UNROLLED for (int r = 0; r < MOST_REGISTERS; r++) {
@@ -119,29 +112,30 @@ INLINE last_group rest_of(const int dtype, quad_of_rows w, size_t place, int col
     return rest;
 }
 
-/* out[m] = four rows of weights times `count` tokens' inputs. */
-INLINE void multiply_quad(const int dtype, quad_of_rows w, int cols, const char *x, const int count, const int prefetches, quad *out) {
+/* out[m] = four rows of weights times `count` tokens' inputs, which lie in a panel of `width` tokens. */
+INLINE void multiply_quad(const int dtype, quad_of_rows w, int cols, const char *x, const int count, int width, const int prefetches,
+                          quad *out) {
     const int groups = cols / LM_GROUP;
     lanes totals[TOKENS][4] = {{{0}}};
-    add_groups(dtype, w, 0, x, groups, count, prefetches, totals);
+    add_groups(dtype, w, 0, x, groups, count, width, prefetches, totals);
     if (cols % LM_GROUP != 0) {
         const last_group rest = rest_of(dtype, w, groups * LM_GROUP, cols % LM_GROUP);
-        x += (size_t)groups * count * LM_GROUP * SIZE_OF(MULTIPLIED_AS(dtype));
-        add_groups(dtype, (quad_of_rows){rest.at, LM_GROUP, 0}, 0, x, 1, count, 0, totals);
+        x += (size_t)groups * width * LM_GROUP * SIZE_OF(MULTIPLIED_AS(dtype));
+        add_groups(dtype, (quad_of_rows){rest.at, LM_GROUP, 0}, 0, x, 1, count, width, 0, totals);
     }
     for (int m = 0; m < count; m++) out[m] = sums_of(totals[m]);
 }
 
 /* The same of at most four rows from `row` on, the last of their matrix, one by one. */
-static __attribute__((noinline)) void multiply_last(const int dtype, const lm_matrix *w, int row, const char *x, const int count, quad *out) {
+static __attribute__((noinline)) void multiply_last(const int dtype, const lm_matrix *w, int row, const char *x, int count, quad *out) {
     memset(out, 0, count * sizeof *out);
     for (int k = 0; k < 4 && row + k < w->rows; k++) {
         const quad_of_rows one = {(const char *)w->data + (size_t)(row + k) * w->cols * SIZE_OF(dtype), 0, LM_GROUP};
-        quad sums[TOKENS] = {{0}};
-#define DO(COUNT) multiply_quad(dtype, one, w->cols, x, COUNT, 0, sums)
-        FOR_TOKENS(count)
-#undef DO
-        for (int m = 0; m < count; m++) out[m][k] = sums[m][0];
+        for (int m = 0; m < count; m++) {
+            quad sums;
+            multiply_quad(dtype, one, w->cols, x + m * LM_GROUP * SIZE_OF(MULTIPLIED_AS(dtype)), 1, count, 0, &sums);
+            out[m][k] = sums[0];
+        }
     }
 }
 
@@ -156,7 +150,7 @@ INLINE void few_tokens(const int dtype, const lm_matrix *w, int panel, int num_p
         for (int m = 0, count; m < num_tokens; m += count) {
             quad sums[TOKENS];
             count = min_int(TOKENS, num_tokens - m);
-#define DO(COUNT) multiply_quad(dtype, rows, (int)cols, x + m * token_bytes, COUNT, m == 0, sums)
+#define DO(COUNT) multiply_quad(dtype, rows, (int)cols, x + m * token_bytes, COUNT, COUNT, m == 0, sums)
             if (row + 4 > w->rows)
                 multiply_last(dtype, w, row, x + m * token_bytes, count, sums);
             else
@@ -217,7 +211,7 @@ INLINE void add_block(const int as, quad_of_rows rows, const char *x, int groups
     lanes totals[TOKENS][4];
     for (int m = 0; m < count; m++)
         for (int k = 0; k < 4; k++) totals[m][k] = begins ? (lanes){0} : kept[m][k];
-    add_groups(as, rows, 0, x, groups, count, 0, totals);
+    add_groups(as, rows, 0, x, groups, count, count, 0, totals);
     for (int m = 0; m < count; m++)
         for (int k = 0; k < 4; k++) kept[m][k] = totals[m][k];
 }
@@ -279,8 +273,7 @@ INLINE void product_of_dtype(const int dtype, const lm_matrix *w, int panel, int
         many_tokens(dtype, w, panel, num_panels, x, num_tokens, out);
 }
 
-/* As `tile_product`, of rows of tokens from `m` on, a multiple of TOKENS. */
-static void float_product(const lm_matrix *w, int panel, int num_panels, inputs in, int m, int num_tokens, float *out) {
+void float_product(const lm_matrix *w, int panel, int num_panels, inputs in, int m, int num_tokens, float *out) {
     switch (w->kind) {
     case LM_BF16: product_of_dtype(LM_BFLOAT16, w, panel, num_panels, in.bf16.at, m, num_tokens, out); break;
     case LM_F16: product_of_dtype(LM_FLOAT16, w, panel, num_panels, in.floats, m, num_tokens, out); break;

@@ -1,0 +1,33 @@
+/* The parts of a set of kernels that are compiled by themselves, since they are large: attention, products of floats, and products of
+ * tiles. Sets that have one in common share it. hatch_build.py says from which set each set takes them: LM_ATTENTION, LM_FLOATS, LM_PRODUCTS.
+ */
+#ifndef LLAMARIUM_PARTS_H
+#define LLAMARIUM_PARTS_H
+
+#include "attention.h"
+#include "inputs.h"
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+
+/* attention.c: what `heads` query heads of one kv head see in a chunk, for each of some rows. */
+#define attend_chunk JOIN(lm_attend_, LM_ATTENTION)
+void attend_chunk(int dtype, int heads, const kv_chunk *at, const row_run *rows);
+
+/* floats.c: as `product` below, of rows of tokens from `m` on, a multiple of TOKENS. */
+#define float_product JOIN(lm_float_product_, LM_FLOATS)
+void float_product(const lm_matrix *w, int panel, int num_panels, inputs in, int m, int num_tokens, float *out);
+
+typedef struct {
+    /* Panel i of `num_panels` from `panel` on: out + i * PANEL_STRIDE (num_rows, 16) = its 16 rows times `num_rows` rows of inputs. `coming`,
+     * if it is not NULL, is where as many panels begin that are multiplied next. */
+    void (*product)(const lm_matrix *w, int panel, int num_panels, const uint8_t *coming, const lm_block *x, int num_rows, float *out);
+    int rows_to_prefetch;    /* from so many rows of inputs on `coming` is prefetched; 0: never */
+    void (*leave_job)(void); /* gives back what a thread has taken, at the end of a job; NULL: nothing */
+} tile_products;
+
+/* products.c */
+#define TILES JOIN(lm_products_, LM_PRODUCTS)
+extern const tile_products TILES;
+
+#endif
