@@ -41,7 +41,7 @@ def table(page: Page, served: Running, **view: Any) -> dict[str, str]:
     settled(page)
     details = page.locator(".picture details").first
     if details.get_attribute("open") is None:
-        page.get_by_text("The picture as a table").click()
+        page.get_by_text("Numbers of the picture").click()
     expect(details.locator("tr[data-mark]").first).to_be_visible()
     settled(page)
     rows = details.locator("tr[data-mark]").evaluate_all(
@@ -193,3 +193,41 @@ def test_a_product_and_one_number_of_it(
     largest = np.argsort(-np.abs(weight * given))[:6]
     check(found, {f"s.term{i}": weight[i] * given[i] for i in largest.tolist()})
     assert sum(terms.values()) == pytest.approx(made[row], abs=1e-5 * max(abs(one) for one in terms.values()))
+
+
+def test_play_goes_through_eight_stations_and_then_draws_a_token(
+    page: Page, served: Running, llama: Llama, trace: Trace
+) -> None:
+    page.emulate_media(reduced_motion="reduce")
+    page.goto(link(served))
+    settled(page)
+    page.get_by_role("button", name="Play").click()
+    words, here = page.locator(".play p"), page.locator(".picture nav [aria-current=location]")
+    expect(page.get_by_role("button", name="Go on")).to_be_visible()  # with little motion it is stepped
+    last = len(trace.token_ids) - 1
+    embed = length(numbers(trace, "embed", None)[last])
+    places = [
+        ("1 of 8 · Text to tokens", "text", f"number {trace.token_ids[last]:,} of ".replace(",", "\u202f")),
+        ("2 of 8 · A row of the table", "row of the table", f"of length {as_shown(embed, 3)}"),
+        ("3 of 8 · A norm", "norm", "divided by the root of its mean square"),
+        ("4 of 8 · A head looks back", "layer", "of what it gathers from"),
+        ("5 of 8 · Hands turn", "RoPE", f"position, {last}, the first pair by {last}"),
+        ("6 of 8 · The MLP adds", "MLP", "of the stream's length"),
+        ("7 of 8 · The stream has made up its mind", "whole", "at the end"),
+        ("8 of 8 · A token is drawn", "next token", "is drawn, at"),
+    ]
+    for title, place, said in places:
+        expect(words).to_contain_text(title)
+        expect(here).to_contain_text(place)
+        expect(words).to_contain_text(said)
+        settled(page)
+        page.keyboard.press("ArrowRight")
+    params = {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1, "seed": 0}
+    drawn = llama.inspect.sampler_steps(list(trace.token_ids), **params).token_id
+    expect(words).to_contain_text(f"is column {last + 1}")
+    expect(page.get_by_role("radio", name=re.compile(f"^token {last + 1}:"))).to_be_visible()
+    assert str(drawn) in page.get_by_role("radio", name=re.compile(f"^token {last + 1}:")).locator("..").inner_text()
+    page.keyboard.press("ArrowLeft")
+    expect(words).to_contain_text("8 of 8")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Play")).to_be_visible()

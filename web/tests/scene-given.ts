@@ -113,8 +113,10 @@ export function farOf(): Far {
   };
 }
 
-export const WIDE: Size = { width: 860, height: 580 };
-export const PHONE: Size = { width: 340, height: 440 };
+/** The pictures of windows of 1280 by 800 and 360 by 740; the wide one is lower while it plays. */
+export const WIDE: Size = { width: 918, height: 508 };
+export const PLAYING: Size = { width: 918, height: 447 };
+export const PHONE: Size = { width: 334, height: 408 };
 
 export function cameraAt(place: Place, size: Size, extent = { tokens: TOKENS, layers: LAYERS }): Camera {
   const turned = size.width < 560;

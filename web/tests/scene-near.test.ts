@@ -17,12 +17,12 @@ import type { Block, Place, Product } from "../src/scene/place";
 import { product } from "../src/scene/product";
 import { scene, sheets } from "../src/scene/scene";
 import { blockOf } from "../src/scene/sheet";
-import { blockNumbers, cameraAt, dataOf, LAYERS, layerNumbers, PHONE, productNumbers, SHAPE, TOKENS, WIDE } from "./scene-given";
+import { blockNumbers, cameraAt, dataOf, LAYERS, layerNumbers, PHONE, PLAYING, productNumbers, SHAPE, TOKENS, WIDE } from "./scene-given";
 
 const [POS, LAYER, HEAD] = [5, 3, 1];
 const BLOCKS: readonly Block[] = ["text", "row", "norm", "qkv", "rope", "attention", "heads", "mlp_norm", "mlp", "logits"];
 const PRODUCTS: readonly Product[] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head", "embed_tokens"];
-const SIZES_OF_PICTURE = [["wide", WIDE], ["phone", PHONE], ["large", { width: 1240, height: 640 }]] as const;
+const SIZES_OF_PICTURE = [["wide", WIDE], ["playing", PLAYING], ["phone", PHONE], ["large", { width: 1240, height: 640 }]] as const;
 
 const HERE = { pos: POS, layer: LAYER, head: HEAD };
 
@@ -63,7 +63,8 @@ const areOver = (a: Boxed, b: Boxed): boolean => a.left < b.right - 1 && b.left 
 export function collisions(marks: readonly Mark[], camera: Camera): string[] {
   const texts = marks.filter((mark): mark is Text => mark.kind === "text" && (mark.alpha ?? 1) > 0.3 && mark.text !== "+").map((mark) => boxOf(mark, camera));
   const over = texts.flatMap((a, i) => texts.slice(i + 1).filter((b) => areOver(a, b)).map((b) => `${a.id} “${a.text}” over ${b.id} “${b.text}”`));
-  const out = texts.filter((one) => one.left < -2 || one.right > camera.size.width + 2 || one.top < -2 || one.bottom > camera.size.height + 2);
+  const isPart = (one: Boxed): boolean => one.right > 0 && one.left < camera.size.width && one.bottom > 0 && one.top < camera.size.height;
+  const out = texts.filter(isPart).filter((one) => one.left < -2 || one.right > camera.size.width + 2 || one.top < -2 || one.bottom > camera.size.height + 2);
   return [...over, ...out.map((one) => `${one.id} “${one.text}” out: ${[one.left, one.right, one.top, one.bottom].map(Math.round).join()}`)];
 }
 

@@ -9,7 +9,7 @@ import type { Data, Moment } from "./data";
 import { fade, type DepthScene } from "./depth";
 import { blockStrength } from "./entered";
 import { hueOf } from "./leaf";
-import { STEPS, SUM_OF_ATTENTION, SUM_OF_MLP } from "./layout";
+import { frameOf, STEPS, SUM_OF_ATTENTION, SUM_OF_MLP } from "./layout";
 import { SIZES, widthOf } from "./look";
 import type { Mark, Point } from "./marks";
 import type { LayerNumbers } from "./near";
@@ -195,19 +195,22 @@ function* labels(drawn: Drawn): Generator<Placed> {
     if (!turned) yield { column: -1, y: l, mark: { ...mark, at: [x, l - 0.015], align: "center", most: 0.92 * sx - 4, shift: [0, 9] } };
     else yield { column: -1, y: l, mark: { ...mark, at: [x - 0.28, l - 0.07], align: "left", most: 0.15 * sy } };
   }
-  const edge = start - (turned ? 0.62 : 0.2);
+  // Names stand at the picture's edge, also where that is among the columns.
+  const { x0 } = frameOf({ depth: 1, pos: data.chosen.pos, layer: l, head: 0 }, data.extent, turned);
+  const wide = turned ? 30 : 64;
+  if (x0 > start - 0.5) yield { column: -1, y: l, mark: { kind: "box", id: "n.names", rect: { x0, x1: x0 + wide / sx, y0: l - 0.08, y1: l + 1.08 }, ink: "panel", alpha: 0.85 } };
   for (const [i, [y, name, short]] of NAMES.entries()) {
-    const at: Point = [edge, l + y];
-    if (turned) yield { column: -1, y: l, mark: { kind: "text", id: `n.step${i}`, at, text: short, size: "small", align: "center", ink: "soft", shift: [0, i % 2 ? -8 : 6] } };
-    else yield { column: -1, y: l, mark: { kind: "text", id: `n.step${i}`, at, text: name, size: "small", align: "right", ink: "soft" } };
+    const at: Point = [x0, l + y];
+    if (turned) yield { column: -1, y: l, mark: { kind: "text", id: `n.step${i}`, at, text: short, size: "small", align: "center", ink: "soft", shift: [0, i % 2 ? 8 : 21] } };
+    else yield { column: -1, y: l, mark: { kind: "text", id: `n.step${i}`, at, text: name, size: "small", align: "left", ink: "soft", shift: [4, 0] } };
   }
 }
 
 function build(drawn: Drawn): Placed[] {
   const tokens = Array.from({ length: drawn.numbers.count }, (_, t) => t);
   return [
-    ...labels(drawn), ...tokens.flatMap((t) => [...streams(drawn, t)]), ...attention(drawn), ...tokens.flatMap((t) => [...way(drawn, t)]),
-    ...tokens.flatMap((t) => [...projected(drawn, t)]),
+    ...tokens.flatMap((t) => [...streams(drawn, t)]), ...attention(drawn), ...tokens.flatMap((t) => [...way(drawn, t)]),
+    ...tokens.flatMap((t) => [...projected(drawn, t)]), ...labels(drawn),
   ];
 }
 

@@ -62,15 +62,18 @@ export function frameOf(place: Place, extent: Extent, turned = false): Rect {
   const { tokens, layers } = extent;
   if (place.depth === 0) {
     const [low, high] = turned ? [2.6 * footOf(layers), 0.03 * layers] : [footOf(layers), topOf(layers)];
-    return { ...columnsAround(place.pos, tokens, turned ? TURNED : Infinity), y0: -low, y1: layers + high };
+    return { ...columnsAround(place.pos, tokens, turned ? TURNED : Infinity, turned ? NUMBERS : NAMES), y0: -low, y1: layers + high };
   }
-  if (place.depth === 1) return { ...columnsAround(place.pos, tokens, turned ? MOST_TURNED : MOST_IN_LAYER), y0: place.layer - 0.08, y1: place.layer + 1.08 };
+  if (place.depth === 1) return { ...columnsAround(place.pos, tokens, turned ? MOST_TURNED : MOST_IN_LAYER, turned ? NUMBERS : NAMES), y0: place.layer - 0.08, y1: place.layer + 1.08 };
   return grown(rectOf(place, extent, turned), MARGIN);
 }
 
+/** At the left stand the numbers of the layers, or the names of a layer's steps: so much of the width. */
+const [NUMBERS, NAMES] = [0.036, 0.075] as const;
+
 /** So many columns at most, those around a token; at the right one is free: the next token. */
-function columnsAround(pos: number, tokens: number, most: number): { x0: number; x1: number } {
-  const edge = 0.5 + Math.max(0.4, 0.036 * tokens); // there stand the numbers of the layers
+function columnsAround(pos: number, tokens: number, most: number, room: number): { x0: number; x1: number } {
+  const edge = 0.5 + Math.max(0.4, room * Math.min(tokens, most));
   const [first, last] = [-edge, tokens + 0.9];
   if (last - first <= most) return { x0: first, x1: last };
   const x0 = Math.min(last - most, Math.max(first, pos - most / 2));
