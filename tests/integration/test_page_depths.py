@@ -41,7 +41,7 @@ def table(page: Page, served: Running, **view: Any) -> dict[str, str]:
     settled(page)
     details = page.locator(".picture details").first
     if details.get_attribute("open") is None:
-        page.get_by_text("Numbers of the picture").click()
+        page.locator(".picture summary").click()
     expect(details.locator("tr[data-mark]").first).to_be_visible()
     settled(page)
     rows = details.locator("tr[data-mark]").evaluate_all(
