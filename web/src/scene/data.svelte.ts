@@ -4,10 +4,10 @@ import { untrack } from "svelte";
 import { api } from "../lib/api";
 import { ask } from "../lib/ask";
 import { Resource } from "../lib/resource.svelte";
-import { session } from "../lib/session.svelte";
 import type { PassView } from "../schema";
 import type { Data, Far, Said } from "./data";
 import { readFar, widened, withLens, type Window } from "./far";
+import type { Subject } from "./subject";
 
 /** More tokens than these are drawn as blocks, until a window of them is entered. */
 export const MOST_TOKENS = 72;
@@ -20,20 +20,22 @@ const CANDIDATES = 8;
 export const blockOf = (tokens: number): number => (tokens <= MOST_TOKENS ? 1 : Math.ceil(tokens / COLUMNS));
 
 export class PictureData {
+  readonly #subject: Subject;
   /** Of a long text the tokens that are looked at one by one. */
   window = $state.raw<{ start: number; stop: number } | undefined>();
-  readonly #far = new Resource(() => (session.pass && session.model ? this.#askFar(session.pass, session.model.shape.L) : null));
-  readonly #next = new Resource(() => (session.pass ? this.#askNext(session.pass) : null));
+  readonly #far = new Resource(() => (this.#subject.pass && this.#subject.model ? this.#askFar(this.#subject.pass, this.#subject.model.shape.L) : null));
+  readonly #next = new Resource(() => (this.#subject.pass ? this.#askNext(this.#subject.pass) : null));
   #said = $state.raw<{ pass: PassView; of: Far; said: Said } | undefined>();
   /** Whether the lens is being read. */
   isReading = $state(false);
   /** What was drawn last: it stays until the next pass is there. */
   #before: Data | undefined;
 
-  constructor() {
+  constructor(subject: Subject) {
+    this.#subject = subject;
     $effect(() => {
       const found = this.#far.value;
-      if (found && found.pass === session.pass && found.far.block === 1) return this.#readLens(found.pass, found.far);
+      if (found && found.pass === this.#subject.pass && found.far.block === 1) return this.#readLens(found.pass, found.far);
       return undefined;
     });
   }
@@ -45,12 +47,12 @@ export class PictureData {
 
   /** Whether what is drawn is of an earlier text; of its beginning it may be while a token is on its way. */
   readonly isStale: boolean = $derived.by(() => {
-    const ids = session.pass?.tokens.map((token) => token.id) ?? [];
+    const ids = this.#subject.pass?.tokens.map((token) => token.id) ?? [];
     return !!this.data && !this.data.tokens.every((token, i) => token.id === ids[i]);
   });
 
   readonly data: Data | undefined = $derived.by(() => {
-    const { model, pass } = session;
+    const { model, pass, going } = this.#subject;
     const found = this.#far.value;
     if (!model?.shape || !pass) return this.#before;
     const shown = found && found.pass.id === pass.id ? found.far : undefined;
@@ -60,7 +62,7 @@ export class PictureData {
       extent: { tokens: pass.tokens.length, layers: L },
       shape: { N, K, H, D, F, V },
       tokens: pass.tokens,
-      chosen: { pos: Math.min(session.going.pos, pass.tokens.length - 1), layer: session.going.layer, head: session.going.head },
+      chosen: { pos: Math.min(going.pos, pass.tokens.length - 1), layer: going.layer, head: going.head },
       far: shown,
       said: this.#said?.of === shown ? this.#said?.said : undefined,
       next: this.#next.value?.pass.id === pass.id ? this.#next.value.next : undefined,

@@ -3,12 +3,12 @@
 import { untrack } from "svelte";
 import { Resource } from "../lib/resource.svelte";
 import { sampling } from "../lib/sampling.svelte";
-import { session } from "../lib/session.svelte";
 import { around } from "../lib/window";
 import type { PassView } from "../schema";
 import { askBlock, askLayer, askProduct, MOST_TOKENS, type Asker } from "./asks";
 import type { Near } from "./near";
 import type { Place } from "./place";
+import type { Subject } from "./subject";
 
 /** With the pass that it is of: what is of another one is not shown. */
 interface Of<T> {
@@ -20,19 +20,21 @@ const OUTSIDE = ["text", "row", "logits"]; // blocks that are in no layer
 const OF_HEAD = ["rope", "attention"]; // that show one head
 
 export class NearData {
+  readonly #subject: Subject;
   readonly #layer: Resource<Of<Near["layer"]>>;
   readonly #block: Resource<Of<Near["block"]>>;
   readonly #product: Resource<Of<Near["product"]>>;
 
   /** `place` is where the picture is, or goes. */
-  constructor(place: () => Place) {
+  constructor(subject: Subject, place: () => Place) {
+    this.#subject = subject;
     const last = new Last();
-    const tokens = $derived(session.pass?.tokens.length ?? 0);
+    const tokens = $derived(subject.pass?.tokens.length ?? 0);
     const layerKey = $derived(keyOf(last.layer(place()), (at) => [at.layer, around(at.pos, tokens, MOST_TOKENS).start]));
     const blockKey = $derived(keyOf(last.block(place()), (at) => [at.pos, at.layer, at.block, OF_HEAD.includes(at.block ?? "") ? at.head : 0]));
     const productKey = $derived(keyOf(last.product(place()), (at) => [at.pos, at.layer, at.product, at.row ?? 0]));
     const ask = <T>(key: string, at: () => Place | undefined, work: (asker: Asker, at: Place) => Promise<T>): Promise<Of<T>> | null => {
-      const { pass, model } = session;
+      const { pass, model } = subject;
       const where = key ? untrack(at) : undefined; // another place with the same key is no other question
       if (!pass || !model || !where || where.pos >= pass.tokens.length) return null;
       return work({ pass, model }, where).then((numbers) => ({ pass, numbers }));
@@ -40,14 +42,14 @@ export class NearData {
     this.#layer = new Resource(() => ask(layerKey, () => last.layer(place()), askLayer));
     this.#block = new Resource(() => {
       void (blockKey.includes("logits") && sampling.text); // the cut follows the sampler's parameters
-      const { text, bos, ids } = session;
+      const { text, bos, ids } = subject;
       return ask(blockKey, () => last.block(place()), (asker, at) => askBlock(asker, at, at.block ?? "attention", { text, bos, isByIds: ids !== undefined }));
     });
     this.#product = new Resource(() => ask(productKey, () => last.product(place()), (asker, at) => askProduct(asker, at, at.product ?? "q_proj")));
   }
 
   readonly near: Near = $derived.by(() => {
-    const now = <T>(found: Of<T> | undefined): T | undefined => (found && found.pass.id === session.pass?.id ? found.numbers : undefined);
+    const now = <T>(found: Of<T> | undefined): T | undefined => (found && found.pass.id === this.#subject.pass?.id ? found.numbers : undefined);
     return { layer: now(this.#layer.value), block: now(this.#block.value), product: now(this.#product.value) };
   });
 
