@@ -2,10 +2,10 @@
 import type { ViewEntry } from "../view";
 
 export const asking: readonly ViewEntry[] = [
-  { id: "lens-grid", title: "Lens over layers and tokens", component: () => import("./LensGrid.svelte"), uses: ["layer"] },
+  { id: "lens-grid", title: "Logit lens", component: () => import("./LensGrid.svelte"), uses: ["layer"] },
   { id: "heads-looking", title: "Attention of all heads", component: () => import("./Looking.svelte"), uses: ["layer", "head"] },
   { id: "attribution", title: "Direct logit attribution", component: () => import("./Attribution.svelte"), uses: ["layer", "head"] },
-  { id: "ablate", title: "Take a part away", component: () => import("./Edits.svelte"), uses: ["layer", "head"] },
-  { id: "patch", title: "Patch from a second prompt", component: () => import("./Patching.svelte"), uses: [] },
-  { id: "steer", title: "Steer", component: () => import("./Steering.svelte"), uses: ["layer"] },
+  { id: "ablate", title: "Ablation", component: () => import("./Edits.svelte"), uses: ["layer", "head"] },
+  { id: "patch", title: "Activation patching", component: () => import("./Patching.svelte"), uses: [] },
+  { id: "steer", title: "Steering", component: () => import("./Steering.svelte"), uses: ["layer"] },
 ];
