@@ -7,6 +7,7 @@ import { cutBy } from "../src/scene/blocks/logits";
 import { partsAfter } from "../src/scene/blocks/text";
 import { project, type Camera } from "../src/scene/camera";
 import { pairOf, REST, type Far } from "../src/scene/data";
+import { inside } from "../src/scene/entered";
 import { layer, looks } from "../src/scene/layer";
 import { rectOf } from "../src/scene/layout";
 import { SIZES, widthOf } from "../src/scene/look";
@@ -198,6 +199,21 @@ describe("a block", () => {
     expect(partsAfter(bytes, piece.merges, 0).map((part) => part.text)).toEqual(["␣", "c", "h", "a", "s", "e", "d"]);
     expect(partsAfter(bytes, piece.merges, 4).map((part) => part.text)).toEqual(["␣ch", "as", "ed"]);
     expect(partsAfter(bytes, piece.merges, 6).map((part) => [part.text, part.isFresh])).toEqual([["␣chased", true]]);
+  });
+});
+
+describe("keys", () => {
+  it("go in to the end, and each way in lies in what it came from", () => {
+    const data = dataOf({ block: blockNumbers("mlp", POS, LAYER) }, HERE);
+    const way: Place[] = [{ ...HERE, depth: 0 }];
+    for (let to = inside(way[0] as Place, data); to; to = inside(to, data)) way.push(to);
+    expect(way.map((place) => [place.depth, place.block])).toEqual([[0, undefined], [1, undefined], [2, "attention"]]);
+    for (const block of ["qkv", "heads", "mlp", "logits", "row"] as const) {
+      const product = inside({ ...HERE, depth: 2, block }, data);
+      expect(product && blockOf(product.product as Product)).toBe(block);
+      expect(product && inside(product, data)?.depth).toBe(block === "row" ? undefined : 4);
+    }
+    expect(inside({ ...HERE, depth: 2, block: "mlp" }, data)?.row).toBe(0); // the strongest neuron
   });
 });
 

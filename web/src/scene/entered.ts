@@ -5,7 +5,7 @@ import type { Data } from "./data";
 import { fade } from "./depth";
 import { rectOf } from "./layout";
 import type { Rect } from "./marks";
-import type { Place } from "./place";
+import type { Place, Product } from "./place";
 import { blockOf } from "./sheet";
 
 const NEAR = [0.3, 0.8] as const; // of the picture's width and height that a sheet fills
@@ -22,6 +22,23 @@ function isSeen(rect: Rect, camera: Camera): boolean {
 }
 
 const nearness = (rect: Rect, camera: Camera): number => (isSeen(rect, camera) ? fade(filled(rect, camera), ...NEAR) : 0);
+
+/** One deeper than a place, at what is chosen or strongest there; none where nothing is deeper. For who goes by keys. */
+export function inside(place: Place, data: Data): Place | undefined {
+  const { depth, pos, layer, head, block } = place;
+  const here = { pos, layer, head };
+  const numbers = data.near?.block;
+  if (depth === 0) return { ...here, depth: 1 };
+  if (depth === 1) return { ...here, depth: 2, block: "attention" };
+  if (depth === 3) return place.product === "embed_tokens" ? undefined : { ...place, depth: 4, row: place.row ?? 0 };
+  if (depth === 4 || !block) return undefined;
+  const of = (product: Product, row: number): Place => ({ ...here, depth: 3, block, product, row });
+  if (block === "qkv") return of("q_proj", head * data.shape.H);
+  if (block === "heads") return of("o_proj", 0);
+  if (block === "mlp") return of("gate_proj", numbers?.block === "mlp" ? (numbers.neurons[0]?.index ?? 0) : 0);
+  if (block === "logits") return of("lm_head", numbers?.block === "logits" ? (numbers.candidates[0]?.token_id ?? 0) : 0);
+  return block === "row" ? of("embed_tokens", 0) : undefined;
+}
 
 /** Where the sheets are that there are numbers for. */
 export function blockPlace(data: Data): Rect | undefined {

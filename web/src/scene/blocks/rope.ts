@@ -8,7 +8,7 @@ import type { Part } from "../sheet";
 import { tokenAt } from "./shared";
 
 const LINE = 20; // pixels of a heading
-const FULL = 0.8; // of the largest size that full rows may cost
+const FULL = 0.7; // of the largest size that full rows may cost
 
 interface Side {
   readonly id: string;
