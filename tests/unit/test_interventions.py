@@ -13,8 +13,7 @@ from llamarium.attention import EagerAttend
 from llamarium.config import RopeScaling
 from llamarium.errors import AnswerError, InputError, LlamariumError, MemoryBudgetError
 from llamarium.generation.loop import generate_tokens
-from llamarium.inspect.interventions.edits import Edit, ablate, ablate_to_mean, edited, scale, steer
-from llamarium.inspect.interventions.effect import effect_of
+from llamarium.inspect.interventions.edits import Edit, ablate, ablate_to_mean, edited, effect_of, scale, steer
 from llamarium.inspect.interventions.experiments import Experiment, trace_experiment
 from llamarium.inspect.interventions.patching import PatchGrid
 from llamarium.inspect.trace import trace, trace_steps

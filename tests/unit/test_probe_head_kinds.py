@@ -11,7 +11,7 @@ import torch
 import llamarium
 from llamarium.errors import InputError, OptionError
 from llamarium.inspect.interventions.edits import ablate
-from llamarium.inspect.probes.head_kinds import head_kinds, repeats
+from llamarium.inspect.measures.head_kinds import head_kinds, repeats
 from llamarium.inspect.trace import Trace, trace
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights

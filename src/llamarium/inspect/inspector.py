@@ -15,8 +15,8 @@ from llamarium.generation.text_model import TextModel, compiled
 from llamarium.inspect.interventions.variants_in_c import VariantName, variant_in_c
 from llamarium.inspect.lens import STREAMS, Half, Lens, lens
 from llamarium.inspect.measures import comparison
+from llamarium.inspect.measures import head_kinds as head_kinds_of
 from llamarium.inspect.probes import attribution, heads, neurons
-from llamarium.inspect.probes import head_kinds as head_kinds_of
 from llamarium.inspect.probes.cost import TokenCost, token_cost
 from llamarium.inspect.probes.sampling import SamplerSteps, sampler_steps
 from llamarium.inspect.tokens import check_token, tokens_of_word

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llamarium.extras import need_torch
 
 if TYPE_CHECKING:
-    from llamarium.inspect.interventions.edits import edited, scale, steer
-    from llamarium.inspect.interventions.effect import effect_of
+    from llamarium.inspect.interventions.edits import edited, effect_of, scale, steer
     from llamarium.inspect.interventions.experiments import Experiment, begin, trace_experiment
     from llamarium.inspect.interventions.patching import PatchGrid
     from llamarium.inspect.interventions.variants import variant_bytes, variant_of
@@ -20,8 +19,7 @@ __all__ = ["Experiment", "PatchGrid", "begin", "edited", "effect_of", "learn", "
            "trace_experiment", "variant_bytes", "variant_of"]  # fmt: skip
 
 _PLACES = {
-    ("interventions.edits", "an edit"): ("edited", "scale", "steer"),
-    ("interventions.effect", "an edit"): ("effect_of",),
+    ("interventions.edits", "an edit"): ("edited", "effect_of", "scale", "steer"),
     ("interventions.experiments", "an experiment"): ("Experiment", "begin", "trace_experiment"),
     ("interventions.patching", "a patch"): ("PatchGrid",),
     ("interventions.variants", "a variant"): ("variant_bytes", "variant_of"),

@@ -1,25 +1,9 @@
 """The effect of edits and patches on the next token: its probabilities without them and with them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import numpy as np
-
-from llamarium.errors import AnswerError
 from llamarium.inspect.json_values import JsonView
-from llamarium.inspect.lens import ChosenToken, predictions_of
-from llamarium.inspect.measures.divergence import kl_of_rows
-from llamarium.inspect.numbers import Floats, largest, log_softmax
-from llamarium.inspect.tokens import check_count, check_token, text_of
-from llamarium.inspect.trace import trace
-from llamarium.runtime.loaded_model import runner_of
-from llamarium.runtime.runner import Runner
-from llamarium.tokenizer.base import Tokenizer
-
-if TYPE_CHECKING:
-    from llamarium.inspect.interventions.edits import Edit
-    from llamarium.model import LlamaForCausalLM
+from llamarium.inspect.lens import ChosenToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,50 +76,3 @@ class Effect(JsonView):
     divergence: float
     floor: Floor
     tokens: tuple[TokenEffect, ...]
-
-
-def effect_of(
-    model: "LlamaForCausalLM",
-    ids: Sequence[int],
-    edits: "Sequence[Edit]",
-    *,
-    position: int = -1,
-    k: int = 10,
-    chosen_id: int | None = None,
-    tokenizer: Tokenizer | None = None,
-    answering: Runner | None = None,
-) -> Effect:
-    """Run a text without edits and with them, both in float32, and compare the next token; see `Inspector.effect`.
-
-    `answering` runs the model's answers, for the floor of rounding; the modules as they are where left out.
-
-    Raises:
-        InputError: For an invalid edit, position, `k` or token.
-        AnswerError: If the logits with the edits are not finite.
-    """
-    from llamarium.inspect.interventions import edited
-
-    check_count(k, "k", model.config.vocab_size)
-    if chosen_id is not None:
-        check_token(chosen_id, model.config.vocab_size, "chosen_id")
-    with edited(model) as plain, edited(model, edits) as other:
-        runners = runner_of(plain), runner_of(other), answering or runner_of(model)
-        runs = [trace(runner, ids, names=["logits"], positions=[position]) for runner in runners]
-    before_V, after_V, answering_V = (run.arrays["logits", None][0] for run in runs)
-    if not np.isfinite(after_V).all():
-        raise AnswerError("with these edits the logits are not finite; use smaller factors or strengths")
-    reported: set[int] = {*largest(before_V, k).tolist(), *largest(after_V, k).tolist()}
-    reported |= set() if chosen_id is None else {chosen_id}
-    tokens = [
-        TokenEffect(i, text_of(i, tokenizer), *(next(predictions_of(x_V[None], i)) for x_V in (before_V, after_V)))
-        for i in reported
-    ]
-    tokens.sort(key=lambda one: (-one.before.logprob, one.token_id))
-    logprobs = [log_softmax(logits_V.astype(np.float64)) for logits_V in (before_V, after_V, answering_V)]
-    far = max(abs(logprobs[2][i] - logprobs[0][i]) for i in reported)
-    floor = Floor(float(far), _kl(logprobs[0], logprobs[2]))
-    return Effect(tuple(ids), runs[0].positions[0], _kl(logprobs[0], logprobs[1]), floor, tuple(tokens))
-
-
-def _kl(p_V: Floats, q_V: Floats) -> float:
-    return max(0.0, float(kl_of_rows(p_V[None], q_V[None])[0]))  # rounding may pass below 0

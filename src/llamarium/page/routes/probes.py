@@ -8,13 +8,13 @@ from fastapi import APIRouter, Query, Request, Response
 
 from llamarium.inspect.lens import STREAMS, Lens
 from llamarium.inspect.lens import lens as read_stream
+from llamarium.inspect.measures import head_kinds as kinds_of
+from llamarium.inspect.measures.head_kinds import HeadKinds
 from llamarium.inspect.probes import attribution as attributions
-from llamarium.inspect.probes import head_kinds as kinds_of
 from llamarium.inspect.probes import heads as heads_of
 from llamarium.inspect.probes import neurons as neurons_of
 from llamarium.inspect.probes import picture as pictures
 from llamarium.inspect.probes.attribution import Attribution
-from llamarium.inspect.probes.head_kinds import HeadKinds
 from llamarium.inspect.probes.neurons import Neurons
 from llamarium.inspect.probes.rope import rope_pairs, score_by_distance
 from llamarium.inspect.trace import Trace
