@@ -11,6 +11,7 @@ from playwright.sync_api import Page, expect
 import llamarium
 from llamarium.api import Llama
 from llamarium.page import assets
+from llamarium.page.compare.references import References
 from llamarium.page.compare.runs import Runs
 from llamarium.page.extension import page as page_extension
 from llamarium.train.report.embeddings import row_paths
@@ -42,7 +43,9 @@ def served(llama: Llama, run: Path) -> Iterator[Running]:
     bundle, before = built_page(), assets.read_assets.__defaults__
     assets.read_assets.__defaults__ = (bundle,)
     try:
-        with serving(llama, extensions=[page_extension(training_runs=Runs([run]))], api_keys=(KEY,)) as found:
+        with serving(
+            llama, extensions=[page_extension(compared=(Runs([run]), References()))], api_keys=(KEY,)
+        ) as found:
             yield found
     finally:
         assets.read_assets.__defaults__ = before
@@ -56,7 +59,7 @@ def view(served: Running, **named: Any) -> str:
     return link(served, TEXT, **named)
 
 
-@pytest.mark.parametrize("stage", ["compare", "checkpoints"])
+@pytest.mark.parametrize("stage", ["bits-cost", "compare", "checkpoints"])
 def test_a_view_fits_and_is_open_to_everybody(page: Page, served: Running, stage: str) -> None:
     check_fits_and_is_open(page, view(served, stage=stage, layer=1, pos=3))
 
@@ -203,6 +206,9 @@ def test_the_views_open_as_programs_that_make_their_numbers(
         page.goto(view(served, stage="compare", layer=1, pos=3, side=side, against=against))
         settled(page)
         check_program(page, monkeypatch, run, *compared)
+    page.goto(view(served, stage="bits-cost"))
+    settled(page)
+    check_program(page, monkeypatch, run, *(f"{name}-{kind}" for name in ("kl", "last") for kind in ("Q8_0", "Q4_1")))
     page.goto(view(served, stage="checkpoints", step=10))
     settled(page)
     page.get_by_text("As a table").first.click()

@@ -18,6 +18,7 @@ from llamarium.config import RopeScaling
 from llamarium.inspect.interventions.experiments import Experiment
 from llamarium.inspect.measures.comparison import NAMES, Comparison, compare_passes
 from llamarium.inspect.trace import trace
+from llamarium.page.compare.references import References
 from llamarium.page.compare.runs import Runs
 from llamarium.page.extension import page
 from llamarium.train.report.embeddings import row_paths
@@ -154,7 +155,7 @@ def learned(run: Path) -> Llama:
 def student(run: Path, learned: Llama) -> Iterator[httpx.Client]:
     """A client of a server that was started with a run."""
     with (
-        serving(learned, extensions=[page(training_runs=Runs([run]))]) as found,
+        serving(learned, extensions=[page(compared=(Runs([run]), References()))]) as found,
         httpx.Client(base_url=found.url) as client,
     ):
         yield client
@@ -254,13 +255,23 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_left_out(
     assert (told["steps"], told["num_bytes"]) == ([1], 0)
 
 
-def test_a_run_of_another_vocabulary_is_refused(llama: Llama, run: Path) -> None:
+def test_a_run_of_another_vocabulary_reads_the_text_in_its_own_tokens(llama: Llama, run: Path) -> None:
     with (
-        serving(llama, extensions=[page(training_runs=Runs([run]))]) as found,
+        serving(llama, extensions=[page(compared=(Runs([run]), References()))]) as found,
         httpx.Client(base_url=found.url) as client,
     ):
-        code, param, message = refused(client, f"{named(client)}/moment", run="story", step=5, layer=0)
-    assert (code, param) == (400, "run") and "has another vocabulary than the model at hand" in message
+        path = named(client, text=WORDS)
+        told = ask(client, f"{path}/moment", run="story", step=5, layer=0)
+        beyond = refused(client, f"{named(client)}/moment", run="story", step=5, layer=0)
+        mixed = refused(client, f"{path}/compare", side="checkpoint:story:5", against="model")
+        both = ask(client, f"{path}/compare", side="checkpoint:story:5", against="checkpoint:story:24")
+    early, late = (llamarium.load(run / f"step-{step:08d}", device="cpu") for step in (5, 24))
+    assert told["texts"] == list(WORDS) and told["ids"] == early.encode(WORDS)
+    assert told["surprises"][1:] == [pytest.approx(-x, rel=1e-5) for x in early.score(WORDS).logprobs[1:]]
+    assert beyond[0] == 400 and "step 5 cannot read the text: the character 'T' (U+0054)" in beyond[2]
+    assert str(run) not in beyond[2]
+    assert mixed[:2] == (400, "against") and "read other tokens; choose two of one vocabulary" in mixed[2]
+    assert both["kl"] == early.inspect.compare(WORDS, late).kl and both["texts"] == list(WORDS)
 
 
 def test_the_adapter_that_was_put_on_can_be_taken_off(llama: Llama, tmp_path: Path, smollm2_path: Path) -> None:

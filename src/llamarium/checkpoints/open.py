@@ -10,6 +10,7 @@ from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
 from llamarium.checkpoints.huggingface.reader import INDEX, SINGLE, HuggingFaceCheckpoint
 from llamarium.checkpoints.packed.folder import PackedCheckpoint, is_packed_folder
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
+from llamarium.config import ModelConfig
 from llamarium.errors import (
     CheckpointError,
     ModelNotFoundError,
@@ -43,6 +44,11 @@ class OpenedModel:
     generation_config: Mapping[str, Any]
     optional_tokenizer: Tokenizer | None
     why_no_tokenizer: str = ""
+
+    @property
+    def config(self) -> ModelConfig:
+        """Its checkpoint's."""
+        return self.checkpoint.config
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -23,10 +23,11 @@ from llamarium.cli.options import add_model, check_adapters, loaded_with
 from llamarium.cli.output import note
 from llamarium.cli.serve import (
     PORT,
-    add_checkpoints,
+    add_compared,
     add_inspect_requests,
+    check_compared,
+    compared,
     load_engine,
-    open_runs,
     require_packages,
     served_names,
 )
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=PORT, default=0, metavar="N", help="to listen at (default: a free one)")
     parser.add_argument("--no-browser", action="store_true", help="print the link, and open nothing")
     add_inspect_requests(parser)
-    add_checkpoints(parser)
+    add_compared(parser)
     parser.set_defaults(
         prompt_lookup=False, draft_model=None, kv_memory=None, max_num_seqs=Settings().max_num_seqs,
         kv_cache_dtype="auto", max_context=None, served_model_name=[],
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     if text is not None and len(text) > _MAX_LINK_TEXT:
         raise OptionError(f"the text has {len(text):,} characters; expected {_MAX_LINK_TEXT:,} at most: paste it there")
     check_adapters(args)
-    runs = open_runs(args)
+    check_compared(args)
     names = served_names(args)
     settings = Settings(port=args.port, api_keys=(secrets.token_urlsafe(_KEY_BYTES),))
     with listen(settings) as listener:
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
             inspects_requests=args.inspect_requests,
             loaded_with=loaded_with(args),
             prepares=True,
-            training_runs=runs,
+            compared=compared(args),
         )
         return run(Service(loading, settings), names, listener, [extension])
 

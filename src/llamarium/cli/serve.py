@@ -33,12 +33,14 @@ from llamarium.cli.options import (
 from llamarium.cli.speculation import add_speculation, load_draft
 from llamarium.errors import OptionError
 from llamarium.extras import optional
+from llamarium.hub.resolve import PACKAGED, PACKAGED_RUNS, packaged_path
 from llamarium.server.http.access_keys import KEY_VARIABLE, access_keys
 from llamarium.server.settings import Settings
 from llamarium.tokenizer.tools.forms import ToolForm
 
 if TYPE_CHECKING:
     from llamarium.generation.text_engine import TextEngine
+    from llamarium.page.compare.references import References
     from llamarium.page.compare.runs import Runs
     from llamarium.server.lifecycle.loading import Progress
     from llamarium.server.lifecycle.service import ServedModel
@@ -60,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_bounds(bounds)
     add_served_names(parser)
     add_tool_form(parser)
-    add_checkpoints(parser)
+    add_compared(parser)
     text = "of the lines on stderr (default: %(default)s)"
     parser.add_argument("--log-format", choices=("text", "json"), default=_DEFAULTS.log_format, help=text)
     add_kv_cache(parser)
@@ -81,22 +83,35 @@ def served_names(args: argparse.Namespace) -> tuple[str, ...]:
     return names
 
 
-def add_checkpoints(parser: argparse.ArgumentParser) -> None:
-    """Add the training runs that the page may look at; `open_runs` opens them."""
+def add_compared(parser: argparse.ArgumentParser) -> None:
+    """Add the models that the page compares besides the served one; `compared` opens them."""
     what = "a training run whose checkpoints the page shows; without -m its newest one is the model"
     add_repeatable(parser, ("--checkpoints", Path, "RUN", what))
+    what = "weights in 16 or 32 bits, such as -m was quantized from: the page measures fewer bits against them"
+    add_repeatable(parser, ("--reference", str, "MODEL", what))
 
 
-def open_runs(args: argparse.Namespace) -> "Runs | None":
-    """Return the training runs of `--checkpoints`; where no model is named it is the first one's newest checkpoint."""
-    if not args.checkpoints:
-        return None
-    from llamarium.page.compare.runs import Runs, newest_checkpoint  # takes as long as the server's own modules
+def check_compared(args: argparse.Namespace) -> None:
+    """Check those options, before anything is loaded; a run's newest checkpoint is the model where none is named."""
+    if not args.checkpoints and not args.reference:
+        return  # the imports take as long as the server's own modules
+    from llamarium.page.compare.references import References
+    from llamarium.page.compare.runs import Runs, newest_checkpoint
 
-    runs = Runs(args.checkpoints)
-    if args.model is None and args.adapter is None and not args.adapters:
+    References(args.reference)
+    Runs(args.checkpoints)
+    if args.checkpoints and args.model is None and args.adapter is None and not args.adapters:
         args.model = str(newest_checkpoint(args.checkpoints[0]))
-    return runs
+
+
+def compared(args: argparse.Namespace) -> "tuple[Runs, References]":
+    """Return the training runs and references that are named, and the package's own after them."""
+    from llamarium.page.compare.references import References
+    from llamarium.page.compare.runs import Runs
+
+    names = {folder.resolve().name for folder in args.checkpoints}
+    runs = [*args.checkpoints, *(packaged_path(name) for name in PACKAGED_RUNS if name not in names)]
+    return Runs(runs), References([*args.reference, *(name for name in PACKAGED if name != args.model)])
 
 
 def add_tool_form(parser: argparse.ArgumentParser) -> None:
@@ -169,7 +184,7 @@ def run(args: argparse.Namespace) -> int:
     settings = _settings(args)
     require_packages("llamarium serve")
     check_adapters(args)
-    runs = open_runs(args)
+    check_compared(args)
     names = served_names(args)
     with listen(settings) as listener:
         loading = ModelLoader(lambda report: load_engine(args, report))
@@ -178,7 +193,10 @@ def run(args: argparse.Namespace) -> int:
         from llamarium.server.lifecycle.service import Service
 
         extension = page(
-            inspects_requests=args.inspect_requests, loaded_with=loaded_with(args), prepares=True, training_runs=runs
+            inspects_requests=args.inspect_requests,
+            loaded_with=loaded_with(args),
+            prepares=True,
+            compared=compared(args),
         )
         return run(Service(loading, settings), names, listener, [extension])
 

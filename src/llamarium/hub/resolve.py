@@ -32,6 +32,9 @@ PACKAGED: Mapping[str, str] = {
 """Models that lie in the package itself, small enough to ship, and what they are in a line. Each is a Hugging Face
 folder below `llamarium/models/`, with a card (README.md) that says how it was trained."""
 
+PACKAGED_RUNS = ("letters",)
+"""Training runs beside them, whose checkpoints the page shows."""
+
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _REPO_FILE = re.compile(rf"(?P<repo>{_REPO.pattern}):(?P<file>[^:\\]+\.gguf)", re.ASCII)
 _FILE_SUFFIXES = (".gguf", ".safetensors", ".json", ".model", ".pth", ".bin", ".pt")
@@ -62,7 +65,7 @@ class CachedModel:
 
 
 def packaged_path(name: str) -> Path:
-    """Return the folder of a packaged model."""
+    """Return the folder of a packaged model or run."""
     return Path(__file__).parents[1] / "models" / name
 
 

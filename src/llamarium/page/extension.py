@@ -8,6 +8,7 @@ from llamarium.page.assets import asset_routes, read_assets
 from llamarium.page.compare import routes as compare
 from llamarium.page.compare import run_routes as runs
 from llamarium.page.compare.others import Others
+from llamarium.page.compare.references import References
 from llamarium.page.compare.runs import Runs
 from llamarium.page.executor import AdaptedModels
 from llamarium.page.instance import Instance
@@ -43,7 +44,7 @@ def page(
     inspects_requests: bool = False,
     loaded_with: Mapping[str, str | int | bool] | None = None,
     prepares: bool = False,
-    training_runs: Runs | None = None,
+    compared: tuple[Runs, References] | None = None,
 ) -> Extension:
     """Return the page: its files at `/`, open without a key, and the routes below `/inspect`, which need one.
 
@@ -53,7 +54,7 @@ def page(
         loaded_with: How the model was loaded: arguments of `llamarium.load` besides its name, which a reader's own
             program needs for the same numbers.
         prepares: The first pass that is named has its first answers computed ahead.
-        training_runs: Those whose checkpoints may be looked at.
+        compared: The training runs whose checkpoints may be looked at, and the models that are compared in fewer bits.
     """
     assets = read_assets()
 
@@ -62,7 +63,8 @@ def page(
         app.state.adapted = AdaptedModels()
         app.state.loaded_with = dict(loaded_with or {})
         app.state.preparation = Preparation(app.state.passes, prepares)
-        app.state.others, app.state.runs = Others(), training_runs or Runs()
+        app.state.others = Others()
+        app.state.runs, app.state.references = compared or (Runs(), References())
         for router in ROUTERS:
             app.include_router(router, responses=documented(ErrorBody))
         if way_in is not None:

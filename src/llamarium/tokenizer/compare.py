@@ -10,9 +10,10 @@ from llamarium.tokenizer.base import Tokenizer
 class Speaker(Protocol):
     """What is needed of a model with its tokenizer."""
 
-    name: str
-    config: ModelConfig
-
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def config(self) -> ModelConfig: ...  # noqa: D102
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's."""

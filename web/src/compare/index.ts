@@ -2,6 +2,7 @@
 import type { ViewEntry } from "../view";
 
 export const comparisons: readonly ViewEntry[] = [
+  { id: "bits-cost", title: "What bits cost", component: () => import("./Bits.svelte"), uses: [] },
   { id: "compare", title: "Two models", component: () => import("./TwoModels.svelte"), uses: [] },
-  { id: "checkpoints", title: "Checkpoints", component: () => import("./Checkpoints.svelte"), uses: ["layer", "head"] },
+  { id: "checkpoints", title: "Checkpoints", component: () => import("./Checkpoints.svelte"), uses: [] },
 ];

@@ -30,6 +30,10 @@ function expression(id: string): string {
   if (id === "model") return "llama";
   if (id === "base") return "llamarium.load(llama.name)  # without adapter=, and else as above";
   if (kind === "adapter") return `llamarium.load(llama.name, adapter="FOLDER")  # the server's adapter ${quoted(name)}`;
+  if (kind === "reference") {
+    const [reference = "", type = ""] = [rest.slice(0, -1).join(":"), rest.at(-1)];
+    return `llamarium.load(${quoted(reference)}, dtype="float32")${type === "float32" ? "" : `.inspect.variant(${literal(type)})`}`;
+  }
   if (kind !== "checkpoint") return `llama.inspect.variant(${literal(id)})`;
   const end = name.lastIndexOf(":");
   return `llamarium.load(${quoted(checkpoint(name.slice(0, end), Number(name.slice(end + 1))))})  # from where the run's folder lies`;

@@ -1,5 +1,5 @@
 /** The requests of the room Compare. */
-import type { ComparisonView, MomentView, PassView, RunRowsView, RunsView, SidesView } from "../schema";
+import type { BitsView, ComparisonView, MomentView, PassView, RunRowsView, RunsView, SidesView } from "../schema";
 import { api, bulk, get, ofPass, query } from "./api";
 import type { Numbers } from "./numbers";
 
@@ -13,6 +13,7 @@ export const compareApi = {
   sides: (): Promise<SidesView> => get("/inspect/compare"),
   compare: (pass: PassView, asked: { side: string; against: string; k: number }): Promise<ComparisonView> =>
     api.view<ComparisonView>(pass, "compare", asked),
+  bits: (pass: PassView, of: string): Promise<BitsView> => api.view<BitsView>(pass, "bits", { of }),
   runs: (): Promise<RunsView> => get("/inspect/runs"),
   rows: (run: string, ids: readonly number[]): Promise<RunRowsView> =>
     get(`/inspect/runs/${encodeURIComponent(run)}/rows${query({ ids: ids.join(",") })}`),

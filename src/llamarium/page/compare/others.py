@@ -7,17 +7,22 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llamarium.engine.memory import free_bytes
-from llamarium.errors import QuestionError
+from llamarium.errors import QuestionError, TokenizerError
 from llamarium.page.passes import BUDGET_MB
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.server.lifecycle.threads import check_wanted
+from llamarium.tokenizer.base import Tokenizer
 
 if TYPE_CHECKING:
     from llamarium.inspect.trace import Trace
+
+MAX_TOKENS = 128
+"""Of a text that is compared: the logits of all tokens are there at once, of both sides."""
 
 MAX_KEPT_BYTES = 256 * 2**20
 """Of what all of them have computed."""
@@ -38,6 +43,8 @@ class Side:
         adapter_idx: Which of the runner's adapters is used, -1 for none.
         kv_cache_dtype: Type of its cached keys and values.
         version: Of the files it is built from, where they can change.
+        vocabulary: Whose tokens it reads; "" is the served model's.
+        tokenizer: Of another vocabulary than the served model's.
     """
 
     id: str
@@ -48,6 +55,19 @@ class Side:
     adapter_idx: int = -1
     kv_cache_dtype: CacheDtype = "auto"
     version: str = ""
+    vocabulary: str = ""
+    tokenizer: Tokenizer | None = None
+
+    def read(self, ids: tuple[int, ...], served: Tokenizer) -> tuple[int, ...]:
+        """Return the served model's ids as this side's: of another vocabulary, the first ones of the same text."""
+        if self.tokenizer is None:
+            return ids
+        try:
+            return tuple(self.tokenizer.encode(served.decode(ids))[:MAX_TOKENS])
+        except TokenizerError as error:  # whose message begins with a path that clients must not see
+            reason = str(error).removeprefix(f"{self.tokenizer.source}: ")
+            message = f"{self.title} cannot read the text: {reason}"
+            raise QuestionError(message, code="unreadable_text", param="id") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +101,7 @@ class Others:
         self._max_bytes, self._max_kept_bytes = max_bytes, max_kept_bytes
         self._held: tuple[Side, Runner] | None = None
         self._traces: OrderedDict[_Key, Trace] = OrderedDict()
-        self._seconds = dict[str, float]()
+        self._seconds, self._perplexities = dict[str, float](), dict[tuple[str, str], float | None]()
         self._working = threading.Lock()
 
     @property
@@ -114,6 +134,19 @@ class Others:
             )  # fmt: skip
             self._keep(key, found)
         return found
+
+    def perplexity(self, side: Side, tokenizer: Tokenizer, text: str, *, field: str) -> float | None:
+        """Return a side's perplexity of a text, always the same one, None where it cannot read it; as `trace`."""
+        from llamarium.inspect.measures.perplexity import perplexity_of_text
+
+        key = side.id, side.version
+        with self._working:
+            if key not in self._perplexities:
+                self._perplexities[key] = None
+                with suppress(TokenizerError):  # a character that its vocabulary has not
+                    found = perplexity_of_text(self._runner(side, field), tokenizer, text)
+                    self._perplexities[key] = found.perplexity
+            return self._perplexities[key]
 
     def _runner(self, side: Side, field: str) -> Runner:
         if side.num_bytes == 0:

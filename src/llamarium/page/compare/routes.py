@@ -1,15 +1,26 @@
 """Two models over one text."""
 
+import functools
 import math
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query, Request
 
+from llamarium.hub.resolve import packaged_path
 from llamarium.inspect.measures.comparison import NAMES, compare_passes
-from llamarium.page.compare.others import Others, Side, Wanted
+from llamarium.page.compare.others import MAX_TOKENS, Others, Side, Wanted
+from llamarium.page.compare.references import BITS, References
 from llamarium.page.compare.runs import Runs
-from llamarium.page.compare.schema import CompareQuery, ComparisonView, SidesView, SideView
-from llamarium.page.compare.sides import find_side, first_pair, sides_of
+from llamarium.page.compare.schema import (
+    BitsQuery,
+    BitsRow,
+    BitsView,
+    CompareQuery,
+    ComparisonView,
+    SidesView,
+    SideView,
+)
+from llamarium.page.compare.sides import about_bits, find_side, first_pair, ids_in_bits, measured_in_bits, sides_of
 from llamarium.page.executor import Pass
 from llamarium.page.routes.open_pass import OfPass, OpenPass
 from llamarium.page.work import work_on
@@ -23,22 +34,22 @@ if TYPE_CHECKING:
 
 router = APIRouter(prefix="/inspect", route_class=StrictRoute)
 
-MAX_TOKENS = 128
-"""Of a text that is compared: the logits of all tokens are there at once, of both sides."""
-
 
 @router.get("/compare")
 async def sides(request: Request) -> SidesView:
     """List the sides that can be compared, and the memory each takes."""
 
     def read(llama: "Llama", engine: "TextEngine") -> SidesView:
-        kept, (side, against) = others_of(request), first_pair(llama)
+        kept, references = others_of(request), references_of(request)
+        side, against = first_pair(llama, references)
         return SidesView(
-            sides=tuple(_view(kept, one) for one in sides_of(llama, engine, runs_of(request))),
+            sides=tuple(_view(kept, one) for one in _sides(request, llama, engine)),
             max_bytes=kept.max_bytes,
             max_tokens=MAX_TOKENS,
             side=side,
             against=against,
+            note=about_bits(llama),
+            in_bits=measured_in_bits(llama, references),
         )
 
     return await work_on(request, "side", read)
@@ -52,23 +63,70 @@ async def compare(request: Request, requested: OfPass, query: Annotated[CompareQ
 
     def read(known: OpenPass) -> ComparisonView:
         llama = known.llama
-        kept, every = others_of(request), sides_of(llama, known.engine, runs_of(request))
+        kept, every = others_of(request), _sides(request, llama, known.engine)
         pair = find_side(every, query.side, "side"), find_side(every, query.against, "against")
-        wanted = Wanted(one.ids, NAMES)
+        if pair[0].vocabulary != pair[1].vocabulary:
+            message = f"{pair[0].title} and {pair[1].title} read other tokens; choose two of one vocabulary"
+            raise ApiError(400, message, code="other_vocabulary", param="against")
+        tokenizer = pair[0].tokenizer or llama.tokenizer
+        wanted = Wanted(pair[0].read(one.ids, llama.tokenizer), NAMES)
         traces = [kept.trace(side, wanted, field=field) for side, field in zip(pair, ("side", "against"), strict=True)]
         _check_finite(pair, [trace.arrays["logits", None] for trace in traces])
-        found = compare_passes(*traces, k=query.k, tokenizer=llama.tokenizer)
+        found = compare_passes(*traces, k=query.k, tokenizer=tokenizer)
         side, against = (_view(kept, side) for side in pair)
         return ComparisonView(
-            side=side, against=against, layers=found.layers, tokens=found.tokens, kl=found.kl, same_top=found.same_top
-        )
+            side=side, against=against, layers=found.layers, tokens=found.tokens, kl=found.kl, same_top=found.same_top,
+            texts=tuple(map(tokenizer.token_text, wanted.ids)),
+        )  # fmt: skip
 
     return await requested.read("side", read)
+
+
+@router.get("/passes/{pass_id}/bits")
+async def bits(request: Request, requested: OfPass, query: Annotated[BitsQuery, Query()]) -> BitsView:
+    """Run a reference over the text of a pass in each type, and measure each against float32."""
+    check_comparable(requested.one)
+
+    def read(known: OpenPass) -> BitsView:
+        kept, references, served = others_of(request), references_of(request), known.llama.tokenizer
+        name = next(iter(measured_in_bits(known.llama, references)), "") if query.of is None else query.of
+        every = _sides(request, known.llama, known.engine)
+        sides = {kind: find_side(every, found, "of") for kind, found in ids_in_bits(name, references).items()}
+        reference = sides["float32"]
+        tokenizer = reference.tokenizer or served
+        wanted = Wanted(reference.read(requested.one.ids, served), NAMES)
+        rows = list[BitsRow]()
+        for kind in BITS:
+            side = sides[kind]
+            against = kept.trace(reference, wanted, field="of")
+            found = compare_passes(kept.trace(side, wanted, field="of"), against, k=1)
+            rows.append(
+                BitsRow(
+                    type=kind, bits=BITS[kind], kl=found.kl, same_top=found.same_top,
+                    errors=tuple(sum(one.relative) / len(one.relative) for one in found.layers),
+                    perplexity=kept.perplexity(side, tokenizer, held_out(), field="of"),
+                )
+            )  # fmt: skip
+        texts = tuple(map(tokenizer.token_text, wanted.ids))
+        return BitsView(of=name, texts=texts, rows=tuple(rows), num_characters=len(held_out()))
+
+    return await requested.read("of", read)
+
+
+@functools.cache
+def held_out() -> str:
+    """Return the text whose perplexity is measured: shakespeare-char did not learn from it."""
+    return (packaged_path("shakespeare-char") / "held-out.txt").read_text("utf-8")
 
 
 def others_of(request: Request) -> Others:
     """Return the models besides the one that answers."""
     return request.app.state.others
+
+
+def references_of(request: Request) -> References:
+    """Return the models in 16 or 32 bits that are compared in fewer."""
+    return request.app.state.references
 
 
 def runs_of(request: Request) -> Runs:
@@ -92,7 +150,12 @@ def _check_finite(pair: tuple[Side, Side], logits: "list[Floats]") -> None:
             raise ApiError(500, f"the logits of {side.title} are not finite", code="model_error")
 
 
+def _sides(request: Request, llama: "Llama", engine: "TextEngine") -> list[Side]:
+    return sides_of(llama, engine, references_of(request), runs_of(request))
+
+
 def _view(kept: Others, side: Side) -> SideView:
     return SideView(
-        id=side.id, title=side.title, words=side.words, num_bytes=side.num_bytes, seconds=kept.seconds(side)
-    )
+        id=side.id, title=side.title, words=side.words, num_bytes=side.num_bytes, seconds=kept.seconds(side),
+        vocabulary=side.vocabulary,
+    )  # fmt: skip

@@ -8,8 +8,9 @@ from fastapi import APIRouter, Query, Request, Response
 from llamarium.inspect.score import scored_tokens
 from llamarium.inspect.tokens import name_candidates, top_candidates
 from llamarium.page.binary import Numbers, respond
-from llamarium.page.compare.others import Side, Wanted
-from llamarium.page.compare.routes import MAX_TOKENS, check_comparable, others_of, runs_of
+from llamarium.page.compare.others import MAX_TOKENS, Side, Wanted
+from llamarium.page.compare.routes import check_comparable, others_of, runs_of
+from llamarium.page.compare.runs import Runs
 from llamarium.page.compare.schema import (
     MomentPatternQuery,
     MomentQuery,
@@ -24,9 +25,9 @@ from llamarium.page.selection import check_index
 from llamarium.page.work import work_on
 from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute
+from llamarium.tokenizer.base import Tokenizer
 
 if TYPE_CHECKING:
-    from llamarium.api import Llama
     from llamarium.inspect.trace import Trace
 
 router = APIRouter(prefix="/inspect", route_class=StrictRoute)
@@ -43,10 +44,7 @@ async def runs(request: Request) -> RunsView:
         known = runs_of(request)
         steps = {name: known.steps(name) for name in known.names}
         return RunsView(
-            runs=tuple(
-                RunView(name=name, steps=tuple(found), num_bytes=known.num_bytes(name, found[-1]) if found else 0)
-                for name, found in steps.items()
-            ),
+            runs=tuple(_run(known, name, found) for name, found in steps.items()),
             max_tokens=MAX_TOKENS,
         )
 
@@ -75,7 +73,8 @@ async def moment(request: Request, requested: OfPass, query: Annotated[MomentQue
 
     def read(known: OpenPass) -> MomentView:
         side, seen = _read(request, known, query)
-        return _moment(known.llama, query, seen, others_of(request).seconds(side))
+        tokenizer = side.tokenizer or known.llama.tokenizer
+        return _moment(tokenizer, query, seen, others_of(request).seconds(side))
 
     return await requested.read("layer", read)
 
@@ -97,11 +96,20 @@ async def pattern(request: Request, requested: OfPass, query: Annotated[MomentPa
 def _read(request: Request, known: OpenPass, query: MomentQuery) -> "tuple[Side, Trace]":
     """Let a checkpoint read the text: its logits, and a layer's patterns."""
     side = runs_of(request).side(known.llama, query.run, query.step)
-    wanted = Wanted(known.one.ids, ("pattern", "logits"), (query.layer,))
+    ids = side.read(known.one.ids, known.llama.tokenizer)
+    wanted = Wanted(ids, ("pattern", "logits"), (query.layer,))
     return side, others_of(request).trace(side, wanted, field="step")
 
 
-def _moment(llama: "Llama", query: MomentQuery, seen: "Trace", seconds: float | None) -> MomentView:
+def _run(known: Runs, name: str, steps: list[int]) -> RunView:
+    config = known.config(name)
+    return RunView(
+        name=name, steps=tuple(steps), num_bytes=known.num_bytes(name, steps[-1]) if steps else 0,
+        num_layers=config.num_hidden_layers, num_heads=config.num_attention_heads,
+    )  # fmt: skip
+
+
+def _moment(tokenizer: Tokenizer, query: MomentQuery, seen: "Trace", seconds: float | None) -> MomentView:
     logits_TV = seen.arrays["logits", None]
     if not np.isfinite(logits_TV).all():
         message = f"the logits of step {query.step} of {query.run} are not finite"
@@ -110,7 +118,7 @@ def _moment(llama: "Llama", query: MomentQuery, seen: "Trace", seconds: float | 
     if len(seen.token_ids) > 1:
         (found,) = scored_tokens([logits_TV[:-1]], seen.token_ids[1:])
         surprises = (-found.logprobs_C).tolist()
-    best = name_candidates(top_candidates(logits_TV[-1:], 1)[0], llama.tokenizer)[0]
+    best = name_candidates(top_candidates(logits_TV[-1:], 1)[0], tokenizer)[0]
     return MomentView(
         run=query.run,
         step=query.step,
@@ -118,4 +126,6 @@ def _moment(llama: "Llama", query: MomentQuery, seen: "Trace", seconds: float | 
         loss=sum(surprises) / len(surprises) if surprises else None,
         best=best,
         seconds=seconds,
+        ids=seen.token_ids,
+        texts=tuple(map(tokenizer.token_text, seen.token_ids)),
     )

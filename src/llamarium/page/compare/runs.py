@@ -4,19 +4,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.errors import (
-    InputError,
-    LlamariumError,
-    OptionError,
-    QuestionError,
-    TokenizerError,
-    UnknownNameError,
-    escape,
-)
+from llamarium.checkpoints.open import OpenedModel, open_model
+from llamarium.config import ModelConfig
+from llamarium.errors import InputError, LlamariumError, OptionError, UnknownNameError, escape
 from llamarium.extras import need_torch
 from llamarium.hub.folders import is_adapter
 from llamarium.page.compare.others import Side
+from llamarium.page.compare.references import own_tokenizer
 from llamarium.runtime.runner import Runner
+from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.report.page import spread
 from llamarium.train.state.checkpoint import checkpoint_folder, checkpoint_steps
 
@@ -39,7 +35,8 @@ class Runs:
     """
 
     def __init__(self, folders: Sequence[Path] = ()) -> None:
-        self._folders: dict[str, Path] = {}
+        self._folders, self._models = dict[str, Path](), dict[str, OpenedModel]()
+        self._tokenizers = dict[str, Tokenizer | None]()
         for folder in folders:
             name = folder.resolve().name
             if name in self._folders:
@@ -101,8 +98,29 @@ class Runs:
         def build() -> Runner:
             return _load(llama, name, folder)
 
-        num_bytes, version = sum(size for size, _ in weights), str(weights)
-        return Side(f"checkpoint:{name}:{step}", f"{name}, step {step:,}", words, num_bytes, build, version=version)
+        num_bytes, version, tokenizer = sum(size for size, _ in weights), str(weights), self._tokenizer(llama, name)
+        return Side(
+            f"checkpoint:{name}:{step}", f"{name}, step {step:,}", words, num_bytes, build, version=version,
+            vocabulary="" if tokenizer is None else name, tokenizer=tokenizer,
+        )  # fmt: skip
+
+    def config(self, name: str) -> ModelConfig:
+        """Return the shape of a run's model."""
+        return self._opened(name).config
+
+    def _opened(self, name: str) -> OpenedModel:
+        """Return its newest checkpoint, as it was when it was first asked for."""
+        if name not in self._models:
+            try:
+                self._models[name] = open_model(newest_checkpoint(self.folder(name)) or self.folder(name))
+            except LlamariumError:  # whose message has a path that clients must not see
+                raise _unreadable(name) from None
+        return self._models[name]
+
+    def _tokenizer(self, llama: "Llama", name: str) -> Tokenizer | None:
+        if name not in self._tokenizers:
+            self._tokenizers[name] = own_tokenizer(llama, self._opened(name))
+        return self._tokenizers[name]
 
     def row_paths(self, name: str, ids: Sequence[int]) -> "RowPaths":
         """Follow rows of the embedding table through a run's checkpoints."""
@@ -133,24 +151,12 @@ def _weights(folder: Path) -> list[tuple[int, int]]:
 
 
 def _load(llama: "Llama", name: str, folder: Path) -> Runner:
-    """Load a checkpoint with the same vocabulary as the served model."""
     from llamarium.api import load
-    from llamarium.tokenizer.compare import check_same_vocabulary
 
     try:
-        other = load(folder, device=llama.runner.device)
-    except LlamariumError:  # whose message has a path that clients must not see
+        return load(folder, device=llama.runner.device).runner
+    except LlamariumError:
         raise _unreadable(name) from None
-    try:
-        check_same_vocabulary(llama, other, "cannot be compared")
-    except (InputError, TokenizerError):
-        raise QuestionError(
-            f"the run {name} has another vocabulary than the model at hand; start the server with one of its "
-            "checkpoints as the model (-m), or without a model",
-            code="other_vocabulary",
-            param="run",
-        ) from None
-    return other.runner
 
 
 def _unreadable(name: str) -> UnknownNameError:

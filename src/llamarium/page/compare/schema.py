@@ -16,6 +16,7 @@ class SideView(View):
     words: str
     num_bytes: int
     seconds: float | None
+    vocabulary: str
 
 
 class SidesView(View):
@@ -27,6 +28,8 @@ class SidesView(View):
         max_tokens: Of a text that is compared.
         side: The default.
         against: The default that it is measured against.
+        note: What cannot be seen of the served model, as only packed weights are at hand; "" where others are.
+        in_bits: What `/inspect/passes/{id}/bits` can be asked of, by name; "" is the served model.
     """
 
     sides: tuple[SideView, ...]
@@ -34,6 +37,8 @@ class SidesView(View):
     max_tokens: int
     side: str
     against: str
+    note: str
+    in_bits: tuple[str, ...]
 
 
 class CompareQuery(Query):
@@ -50,6 +55,7 @@ class ComparisonView(View):
     Attributes:
         kl: The mean of the tokens'.
         same_top: The share of the tokens after which both have the same most probable one.
+        texts: The tokens' texts.
     """
 
     side: SideView
@@ -58,6 +64,40 @@ class ComparisonView(View):
     tokens: tuple[ComparedToken, ...]
     kl: float
     same_top: float
+    texts: tuple[str, ...]
+
+
+class BitsQuery(Query):
+    """`GET /inspect/passes/{id}/bits`: a reference in each type; the first of `SidesView.in_bits` where left out."""
+
+    of: str | None = Field(None, max_length=300)
+
+
+class BitsRow(View):
+    """A reference in one type, against itself in float32.
+
+    Attributes:
+        bits: Of a weight.
+        errors: Relative error of the stream after each layer, the mean of the tokens'.
+        kl: The mean of the tokens'.
+        perplexity: Of a text that is always the same; None where the model cannot read it.
+    """
+
+    type: str
+    bits: float
+    errors: tuple[float, ...]
+    kl: float
+    same_top: float
+    perplexity: float | None
+
+
+class BitsView(View):
+    """A reference in each type; `num_characters` are those of the text whose perplexity is told."""
+
+    of: str
+    texts: tuple[str, ...]
+    rows: tuple[BitsRow, ...]
+    num_characters: int
 
 
 class RunView(View):
@@ -72,6 +112,8 @@ class RunView(View):
     name: str
     steps: tuple[int, ...]
     num_bytes: int
+    num_layers: int
+    num_heads: int
 
 
 class RunsView(View):
@@ -129,6 +171,8 @@ class MomentView(View):
         loss: The mean of those; None for a text of one token.
         best: The most probable token after the text's last.
         seconds: To load the checkpoint.
+        ids: What it has read: of another vocabulary than the served model's, the first tokens of the same text.
+        texts: Of those.
     """
 
     run: str
@@ -137,3 +181,5 @@ class MomentView(View):
     loss: float | None
     best: Candidate
     seconds: float | None
+    ids: tuple[int, ...]
+    texts: tuple[str, ...]

@@ -1,6 +1,7 @@
 """The sides that the server can build of its own model. No torch at import."""
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, get_args
 
 from llamarium.checkpoints.storage import FLOATS
@@ -14,7 +15,9 @@ from llamarium.inspect.interventions.variants_in_c import (
     without_rope_scaling,
 )
 from llamarium.page.compare.others import Side
+from llamarium.page.compare.references import BITS, References, side_id
 from llamarium.page.compare.runs import Runs
+from llamarium.quant.formats import METHODS
 from llamarium.runtime.runner import DTYPE_BYTES, Runner
 
 if TYPE_CHECKING:
@@ -38,9 +41,10 @@ _HEADS = {
 }
 
 
-def sides_of(llama: "Llama", engine: TextEngine, runs: Runs) -> list[Side]:
+def sides_of(llama: "Llama", engine: TextEngine, references: References, runs: Runs) -> list[Side]:
     """Return what can be compared; the first is the model as it answers."""
-    return [*_at_hand(llama, engine), *_variants(llama, engine), *runs.sides(llama)]
+    found = _at_hand(llama, engine), _variants(llama, engine), references.sides(llama), runs.sides(llama)
+    return [*chain.from_iterable(found)]
 
 
 def find_side(sides: list[Side], side_id: str, field: str) -> Side:
@@ -52,9 +56,37 @@ def find_side(sides: list[Side], side_id: str, field: str) -> Side:
     raise UnknownNameError(message, code="unknown_side", param=field)
 
 
-def first_pair(llama: "Llama") -> tuple[str, str]:
+def first_pair(llama: "Llama", references: References) -> tuple[str, str]:
     """Return the sides that are shown where none are chosen: what is looked at, and what it is measured against."""
-    return ("model", "float32") if _packed_types(llama) else ("NF4", "model")
+    if not _packed_types(llama):
+        return "NF4", "model"
+    if not references.names:
+        return "model", "float32"
+    name = references.names[0]
+    return side_id(name, "Q4_1"), side_id(name, "float32")
+
+
+def measured_in_bits(llama: "Llama", references: References) -> tuple[str, ...]:
+    """Return the names of what is at hand in 16 or 32 bits; "" is the served model."""
+    return references.names if _packed_types(llama) else ("", *references.names)
+
+
+def ids_in_bits(name: str, references: References) -> dict[VariantName, str]:
+    """Return the ids of the sides of one of those, by type."""
+    if name == "":
+        return {kind: kind for kind in BITS}
+    references.check(name)
+    return {kind: side_id(name, kind) for kind in BITS}
+
+
+def about_bits(llama: "Llama") -> str:
+    """Return what a comparison cannot show where only packed weights are at hand; "" where others are."""
+    if not (packed := _packed_types(llama)):
+        return ""
+    return (
+        f"This model's weights are at hand in {' and '.join(packed)} alone, which does not show what that has cost: "
+        "start with --reference and the model that they were quantized from."
+    )
 
 
 def _at_hand(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
@@ -82,13 +114,15 @@ def _at_hand(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
 def _variants(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
     """Yield the sides that are built from the weights in memory."""
     unfit = "random-head" if not llama.config.tie_word_embeddings else "tied-head"
+    packed = _packed_types(llama)
     for name in get_args(VariantName):
-        if name != unfit:
+        if name != unfit and not (packed and name in METHODS):  # which would be rounded a second time
             try:
                 num_bytes = _variant_bytes(engine.runner, name)
             except OptionError:  # a width that the type cannot take
                 continue
-            yield Side(name, _TITLES[name], _words(llama, name), num_bytes, _building(llama, name))
+            title = "unpacked to float32" if packed and name == "float32" else _TITLES[name]
+            yield Side(name, title, _words(llama, name), num_bytes, _building(llama, name))
 
 
 def _variant_bytes(runner: Runner, name: VariantName) -> int:
@@ -107,10 +141,9 @@ def _words(llama: "Llama", name: str) -> str:
     if name == "float32":
         multiplies = "PyTorch multiplies them" if has_torch() else "C multiplies them"
         return f"The weights in memory, {stored}, unpacked: {multiplies} in float32 and rounds nothing else."
-    twice = " They are rounded a second time." if packed else ""
     return (
         f"The weights in memory, {stored}, quantized to {name}, but for table, norms and head; inputs and sums are "
-        f"float32.{twice}"
+        "float32."
     )
 
 
@@ -143,8 +176,9 @@ def _unscaled(llama: "Llama") -> Runner:
 
 
 def _packed_types(llama: "Llama") -> list[str]:
-    """Return the types of the weights in memory that are no floats."""
-    return sorted({weight.type_name for weight in llama.runner.weights.values()} - set(FLOATS))
+    """Return the types of the weights, in memory or in their files, that are no floats."""
+    stored = {source.stored_dtype for source in llama.sources}
+    return sorted((stored | {weight.type_name for weight in llama.runner.weights.values()}) - set(FLOATS))
 
 
 def _has_adapter(llama: "Llama") -> bool:

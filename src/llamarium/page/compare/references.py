@@ -1,0 +1,101 @@
+"""Models whose weights are at hand in 16 or 32 bits: as they are, and in fewer bits. Never torch.
+
+What was quantized is the reference: a quantized model's own weights, unpacked, hide what quantizing has cost.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamarium.checkpoints.open import OpenedModel, open_model
+from llamarium.checkpoints.storage import FLOATS
+from llamarium.errors import InputError, OptionError, UnknownNameError, escape
+from llamarium.inspect.interventions.variants_in_c import VariantName, variant_in_c
+from llamarium.page.compare.others import Side
+from llamarium.runtime.runner import Runner
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.compare import check_same_vocabulary
+
+if TYPE_CHECKING:
+    from llamarium.api import Llama
+
+BITS: dict[VariantName, float] = {"float32": 32, "Q8_0": 8.5, "Q4_1": 5, "NF4": 4.127}
+"""Types that are compared, and the bits that each takes for a weight, scales and minima shared out."""
+
+
+class References:
+    """Models by name.
+
+    Args:
+        sources: Names or paths, as `llamarium.load` takes them.
+
+    Raises:
+        OptionError: If one is quantized itself.
+    """
+
+    def __init__(self, sources: Sequence[str | Path] = ()) -> None:
+        self._opened = {Path(source).resolve().name: open_model(source) for source in sources}
+        for name, one in self._opened.items():
+            if packed := {entry.dtype for entry in one.checkpoint.entries.values()} - set(FLOATS):
+                raise OptionError(
+                    f"{escape(name)}: its weights are {' and '.join(sorted(packed))}; expected 16 or 32 bits: a "
+                    "reference is what was quantized"
+                )
+        self._tokenizers = dict[str, Tokenizer | None]()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What they are called."""
+        return tuple(self._opened)
+
+    def sides(self, llama: "Llama") -> Iterator[Side]:
+        """Yield each of them in each type."""
+        for name, one in self._opened.items():
+            if name not in self._tokenizers:
+                self._tokenizers[name] = own_tokenizer(llama, one)
+            tokenizer = self._tokenizers[name]
+            stored = " and ".join({entry.dtype for entry in one.checkpoint.entries.values()})
+            for kind in BITS:
+                words = f"The weights of {name}, stored as {stored}, in float32."
+                if kind != "float32":
+                    words = f"Those weights quantized once to {kind}, but for table, norms and head; sums are float32."
+                yield Side(
+                    side_id(name, kind), f"{name} in {kind}", words, _num_bytes(one), _building(one, kind),
+                    vocabulary="" if tokenizer is None else name, tokenizer=tokenizer,
+                )  # fmt: skip
+
+    def check(self, name: str) -> None:
+        """Refuse a name that is none of them."""
+        if name not in self._opened:
+            known = ", ".join(self._opened) or "none (`llamarium inspect --reference MODEL` names one)"
+            message = f"there is no reference of this name; there is: {known}"
+            raise UnknownNameError(message, code="unknown_reference", param="reference")
+
+
+def side_id(name: str, kind: VariantName) -> str:
+    """Return the id of a reference in a type."""
+    return f"reference:{name}:{kind}"
+
+
+def own_tokenizer(llama: "Llama", other: OpenedModel) -> Tokenizer | None:
+    """Return a model's tokenizer; None where it reads the served model's tokens."""
+    try:
+        check_same_vocabulary(llama, other, "differ")
+    except InputError:
+        return other.tokenizer
+    return None
+
+
+def _num_bytes(one: OpenedModel) -> int:
+    return 4 * sum(prod(entry.shape) for entry in one.checkpoint.entries.values())
+
+
+def _building(one: OpenedModel, kind: VariantName) -> Callable[[], Runner]:
+    def build() -> Runner:
+        from llamarium.api import load
+
+        runner = load(one.path, dtype="float32", device="cpu").runner
+        return runner if kind == "float32" else variant_in_c(runner, kind)
+
+    return build
