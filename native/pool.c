@@ -23,7 +23,9 @@
 #define PATIENCE_IN_A_JOB_NS 10000000
 #define PATIENCE_BETWEEN_JOBS_NS 3000000
 
-static pthread_mutex_t user = PTHREAD_MUTEX_INITIALIZER; /* one job at a time */
+static pthread_mutex_t user = PTHREAD_MUTEX_INITIALIZER; /* of the queue of callers: one job at a time, in the order of arrival */
+static pthread_cond_t next_turn = PTHREAD_COND_INITIALIZER;
+static unsigned turns_given, turns_over;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the sleepers */
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 
@@ -130,17 +132,26 @@ static void start_workers(void) {
     }
 }
 
+/* A mutex alone would let a thread of thousands of small products come again and again before an answer's step gets its turn. */
 int lm_enter(void) {
     pthread_mutex_lock(&user);
+    const unsigned turn = turns_given++;
+    while (turn != turns_over) pthread_cond_wait(&next_turn, &user);
     if (running != wanted) {
         if (running > wanted) stop_workers();
         start_workers();
         wanted = running;
     }
-    return running;
+    const int count = running;
+    pthread_mutex_unlock(&user);
+    return count;
 }
 
-void lm_leave(void) { pthread_mutex_unlock(&user); }
+void lm_leave(void) {
+    pthread_mutex_lock(&user);
+    if (++turns_over != turns_given) pthread_cond_broadcast(&next_turn);
+    pthread_mutex_unlock(&user);
+}
 
 void lm_parallel(void (*next)(void *, lm_team), void *context) {
     const int64_t begin = lm_now_ns();
@@ -173,6 +184,8 @@ static void forget(void) {
     atomic_store(&sleepers, 0);
     atomic_store(&arrived, 0);
     pthread_mutex_init(&user, NULL);
+    pthread_cond_init(&next_turn, NULL);
+    turns_given = turns_over = 0;
     pthread_mutex_init(&lock, NULL);
     pthread_cond_init(&changed, NULL);
 }

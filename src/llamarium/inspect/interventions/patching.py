@@ -37,7 +37,7 @@ PatchPart = Literal["residual", "attention", "mlp"]
 _NAMES: dict[PatchPart, tuple[str, ...]] = {
     "residual": ("resid",), "attention": ("embed", "resid", "attn_out"), "mlp": ("embed", "resid", "mlp_out")
 }  # fmt: skip
-_TOKENS = 1024  # of rows that are run side by side
+_TOKENS = 256  # of rows that are run side by side; an answer waits for one of their products at most
 _PROBABLE = 10  # tokens that rounding is measured on
 
 
