@@ -3,6 +3,7 @@
 import copy
 import math
 import platform
+import threading
 import time
 from typing import Any
 
@@ -276,3 +277,23 @@ def test_threads_sleep_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPat
     before = time.process_time()
     time.sleep(0.4)
     assert time.process_time() - before < 0.1
+
+
+def test_callers_take_turns() -> None:
+    """A thread that multiplies again and again does not keep another from its products, nor is it kept from its own."""
+    x = torch.randn(64, 512).numpy()
+    linear = pack_integers(LinearInt4.from_weight(torch.randn(2048, 512)))
+    assert linear is not None
+    counts, end = [0, 0], time.monotonic() + 1.0
+
+    def multiply(place: int) -> None:
+        while time.monotonic() < end:
+            native.product(linear.matrix, x)
+            counts[place] += 1
+
+    callers = [threading.Thread(target=multiply, args=(place,)) for place in range(2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert min(counts) > 0.5 * max(counts), counts
