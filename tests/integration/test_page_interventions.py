@@ -247,6 +247,8 @@ def test_the_lens_over_layers_and_tokens(client: httpx.Client, path: str, llama:
     assert [layer["after"] for layer in told["layers"]] == [after, after]
     assert told == found.to_dict()
     assert (told["positions"], told["chosen_id"]) == ([2, 3, 4], TOKEN)
+    some = client.get(f"{path}/lens/grid", params={"after": after, "start": 1, "stride": 2}).json()
+    assert some == llama.inspect.lens(TEXT, k=1, positions=[1, 3, 5], after=after).to_dict()  # pyright: ignore[reportArgumentType]
     whole = client.get(f"{path}/lens/grid").json()
     assert [len(layer["candidates"]) for layer in whole["layers"]] == [6, 6]
     assert whole["layers"][0]["chosen"] == []
@@ -261,18 +263,14 @@ def test_the_lens_grid_refuses_by_its_field(client: httpx.Client, path: str, ask
 def test_the_picture_of_a_pass_is_its_far_view(client: httpx.Client, path: str, llama: Llama) -> None:
     answer = client.get(f"{path}/picture")
     kept, parts = llama.trace(TEXT, names=picture.OF_ALL), llama.trace(TEXT, names=picture.OF_A_TOKEN)
-    np.testing.assert_allclose(np.frombuffer(answer.content, "<f4"), picture.far_view([kept], [parts], 0), rtol=1e-6)
+    expected = picture.far_view([kept], [parts], range(6))
+    np.testing.assert_allclose(np.frombuffer(answer.content, "<f4"), expected, rtol=1e-6)
     assert answer.headers["x-axes"] == "P"
-    blocks = np.frombuffer(client.get(f"{path}/picture?block=4&start=4").content, "<f4")
-    assert (
-        len(blocks) == (5 * 2 + 1) * 1 + 2 * 2
-    )  # the last two of six tokens; two layers; a row's pairs with both blocks
+    some = np.frombuffer(client.get(f"{path}/picture?stride=4&start=1").content, "<f4")
+    assert len(some) == (5 * 2 + 1) * 2 + 2 * 3  # tokens 1 and 5; two layers, three pairs
 
 
-@pytest.mark.parametrize(
-    ("asked", "param"),
-    [("stop=7", "stop"), ("start=6", "start"), ("block=4&start=2", "start"), ("block=4&stop=2", "stop")],
-)
+@pytest.mark.parametrize(("asked", "param"), [("stop=7", "stop"), ("start=6", "start"), ("stride=0", "stride")])
 def test_the_picture_refuses_by_its_field(client: httpx.Client, path: str, asked: str, param: str) -> None:
     answer = client.get(f"{path}/picture?{asked}")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text

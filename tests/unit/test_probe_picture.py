@@ -37,15 +37,14 @@ def runner() -> ModuleRunner:
     return ModuleRunner(init_weights(LlamaForCausalLM(CONFIG), seed=0).requires_grad_(False))
 
 
-def seen(runner: ModuleRunner, start: int = 0, chunk: int = 7, **view: Any) -> Mapping[str, NDArray[Any]]:
-    """A far view of `IDS`, from traces of so many tokens each."""
+def seen(runner: ModuleRunner, columns: range = range(7), chunk: int = 7) -> Mapping[str, NDArray[Any]]:
+    """A far view of `IDS`, from traces of so many columns each."""
     kept = [trace(runner, IDS, names=OF_ALL, layers=[layer]) for layer in LAYERS]
     parts = [
-        trace(runner, IDS, names=OF_A_TOKEN, positions=[*range(at, min(at + chunk, len(IDS)))])
-        for at in range(start, len(IDS), chunk)
+        trace(runner, IDS, names=OF_A_TOKEN, positions=[*columns[at : at + chunk]])
+        for at in range(0, len(columns), chunk)
     ]
-    block = view.get("block", 1)
-    return read(far_view(kept, parts, start, **view), len(LAYERS), -(-(len(IDS) - start) // block), start // block)
+    return read(far_view(kept, parts, columns), len(LAYERS), len(columns), columns.start // columns.step)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +72,7 @@ def test_every_number_is_of_the_trace(runner: ModuleRunner, whole: Trace) -> Non
 
 def test_pieces_of_a_text_give_the_same(runner: ModuleRunner) -> None:
     """Where a long text is traced in pieces, and where only its end is asked for."""
-    every, end = seen(runner), seen(runner, start=4, chunk=2)
+    every, end = seen(runner), seen(runner, range(4, 7), chunk=2)
     for name, values in seen(runner, chunk=3).items():
         np.testing.assert_allclose(values, every[name], rtol=1e-5, atol=1e-7)
     for name, values in end.items():
@@ -81,16 +80,14 @@ def test_pieces_of_a_text_give_the_same(runner: ModuleRunner) -> None:
         np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_a_block_is_a_mean_and_its_keys_a_sum(runner: ModuleRunner) -> None:
-    """Seven tokens in blocks of three: the last block is one token."""
-    every, found = seen(runner), seen(runner, block=3, chunk=3)
-    parts = (slice(0, 3), slice(3, 6), slice(6, 7))
+@pytest.mark.parametrize("start", [0, 2])
+def test_every_third_token_and_what_it_takes_of_those_between(runner: ModuleRunner, start: int) -> None:
+    every, found, columns = seen(runner), seen(runner, range(start, 7, 3), chunk=2), range(start, 7, 3)
     for name in ("lengths", "attention_added", "mlp_added", "keys", "values"):
-        expected = np.stack([every[name][:, part].mean(-1) for part in parts], -1)
-        np.testing.assert_allclose(found[name], expected, rtol=1e-5)
-    for q, rows in enumerate(parts):
-        for k, keys in enumerate(parts[: q + 1]):
-            expected = every["attention"][:, rows, keys].sum(-1).mean(-1)
+        np.testing.assert_allclose(found[name], every[name][:, columns], rtol=1e-5)
+    for q, row in enumerate(columns):
+        for k, key in enumerate(columns[: q + 1]):
+            expected = every["attention"][:, row, max(0, key - 2) : key + 1].sum(-1)
             np.testing.assert_allclose(found["attention"][:, q, k], expected, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(found["attention"].sum(-1), 1, rtol=1e-5)
 
@@ -100,5 +97,5 @@ def test_rows_are_whole_where_tokens_look_ahead(whole: Trace) -> None:
     pattern = np.full((4, 7, 7), 1 / 7, np.float32)
     edited = dict(whole.arrays) | {("pattern", layer): pattern for layer in LAYERS}
     kept = [whole.select(names=OF_ALL)]
-    numbers = far_view(kept, [Trace(whole.token_ids, whole.positions, edited)], 0)
+    numbers = far_view(kept, [Trace(whole.token_ids, whole.positions, edited)], range(7))
     assert len(numbers) == (5 * len(LAYERS) + 1) * 7 + len(LAYERS) * 49

@@ -1,7 +1,7 @@
 /** Scenes as data: a far mark is a number of the reply, and the camera keeps what it shows. */
 import { describe, expect, test } from "vitest";
 import { onTheWay, project, unproject } from "../src/scene/camera";
-import { middleOf, pairOf, REST, type Data, type Far } from "../src/scene/data";
+import { columnOf, middleOf, pairOf, REST, tokenOf, type Data, type Far } from "../src/scene/data";
 import { frameOf } from "../src/scene/layout";
 import { scene } from "../src/scene/scene";
 import { sinkOf } from "../src/scene/whole";
@@ -78,6 +78,14 @@ describe("the whole", () => {
   test("at rest the same list comes again, for the painter", () => {
     expect(scene(data, camera, REST)).toEqual(marks);
   });
+});
+
+test("of a long text the columns are every so many tokens, the last one among them", () => {
+  const far = { ...farOf(), start: 2, block: 3 };
+  expect([0, 1, 3].map((c) => tokenOf(far, c))).toEqual([2, 5, 11]);
+  expect([0, 2, 3, 5, 11].map((pos) => Math.abs(columnOf(far, pos)))).toEqual([0, 0, 1, 1, 3]);
+  expect(middleOf(far, 0)).toBe(1);
+  expect(pairOf(far, 0, 1, 0)).toBe(1); // no column is before
 });
 
 test("a window's rows of attention begin with the columns before it", () => {

@@ -9,7 +9,7 @@ export type PatchEvent = PatchBeginView | PatchCellsView;
 export const ask = {
   headKinds: (pass: PassView): Promise<HeadKinds> => ofPass(pass, () => get(`/inspect/passes/${pass.id}/head_kinds`)),
   lensGrid: (
-    pass: PassView, asked: { after: "attention" | "mlp"; token_id?: number | undefined; start: number; stop: number },
+    pass: PassView, asked: { after: "attention" | "mlp"; token_id?: number | undefined; start: number; stop: number; stride?: number },
   ): Promise<Lens> => ofPass(pass, () => get(`/inspect/passes/${pass.id}/lens/grid${query(asked)}`)),
   edited: (pass: PassView, body: EditedRequest): Promise<EditedView> =>
     ofPass(pass, () => post(`/inspect/passes/${pass.id}/edited`, body)),

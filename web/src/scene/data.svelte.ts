@@ -5,19 +5,25 @@ import { api } from "../lib/api";
 import { ask } from "../lib/ask";
 import { Resource } from "../lib/resource.svelte";
 import type { PassView } from "../schema";
-import type { Data, Far, Said } from "./data";
+import { tokenOf, type Data, type Far, type Said } from "./data";
 import { readFar, widened, withLens, type Window } from "./far";
 import type { Subject } from "./subject";
 
-/** More tokens than these are drawn as blocks, until a window of them is entered. */
+/** Of more tokens than these only some are columns, until a window of them is entered. */
 export const MOST_TOKENS = 72;
 const COLUMNS = 64; // of a long text
 export const WINDOW = 48; // tokens of one that are drawn one by one
 const AT_ONCE = 4; // tokens of the lens
 const CANDIDATES = 8;
 
-/** Blocks of a long text: so many tokens that there are at most `COLUMNS`. */
-export const blockOf = (tokens: number): number => (tokens <= MOST_TOKENS ? 1 : Math.ceil(tokens / COLUMNS));
+/** Every so many tokens of a long text: there are at most `COLUMNS`. */
+const strideOf = (tokens: number): number => (tokens <= MOST_TOKENS ? 1 : Math.ceil(tokens / COLUMNS));
+
+/** All tokens, or some: the last one is a column in any case. */
+function whole(tokens: number): Window {
+  const block = strideOf(tokens);
+  return { start: (tokens - 1) % block, stop: tokens, block };
+}
 
 export class PictureData {
   readonly #subject: Subject;
@@ -35,7 +41,7 @@ export class PictureData {
     this.#subject = subject;
     $effect(() => {
       const found = this.#far.value;
-      if (found && found.pass === this.#subject.pass && found.far.block === 1) return this.#readLens(found.pass, found.far);
+      if (found && found.pass === this.#subject.pass) return this.#readLens(found.pass, found.far);
       return undefined;
     });
   }
@@ -71,8 +77,8 @@ export class PictureData {
 
   async #askFar(pass: PassView, layers: number): Promise<{ pass: PassView; far: Far }> {
     const tokens = pass.tokens.length;
-    const window: Window = this.window && this.window.stop <= tokens ? { ...this.window, block: 1 } : { start: 0, stop: tokens, block: blockOf(tokens) };
-    const numbers = await api.picture(pass, window);
+    const window: Window = this.window && this.window.stop <= tokens ? { ...this.window, block: 1 } : whole(tokens);
+    const numbers = await api.picture(pass, { start: window.start, stop: window.stop, stride: window.block });
     return { pass, far: readFar(numbers.values, window, layers) };
   }
 
@@ -88,8 +94,8 @@ export class PictureData {
     const read = async (): Promise<void> => {
       let said = known?.said;
       for (let stop = far.columns; stop > (known?.columns ?? 0); stop -= AT_ONCE) {
-        const window = { start: far.start + Math.max(known?.columns ?? 0, stop - AT_ONCE), stop: far.start + stop };
-        const lens = await ask.lensGrid(pass, { after: "mlp", ...window });
+        const first = Math.max(known?.columns ?? 0, stop - AT_ONCE);
+        const lens = await ask.lensGrid(pass, { after: "mlp", start: tokenOf(far, first), stop: tokenOf(far, stop - 1) + 1, stride: far.block });
         if (!isWanted) return;
         said = withLens(said, far, lens);
         this.#said = { pass, of: far, said };
@@ -107,7 +113,7 @@ export class PictureData {
   /** What the lens has read of a text that this one begins with: later tokens change nothing of it. */
   #ofBeginning(pass: PassView, far: Far): { said: Said; columns: number } | undefined {
     const before = this.#said;
-    if (!before || before.of.start !== far.start || far.start !== 0 || before.pass.adapter !== pass.adapter) return undefined;
+    if (!before || before.of.start !== far.start || far.start !== 0 || far.block !== 1 || before.pass.adapter !== pass.adapter) return undefined;
     const columns = before.of.columns;
     const isBeginning = columns <= far.columns && before.pass.tokens.every((token, i) => token.id === pass.tokens[i]?.id);
     if (!isBeginning || before.said.probabilities.some(Number.isNaN)) return undefined;

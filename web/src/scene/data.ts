@@ -3,16 +3,16 @@
 import type { Extent } from "./layout";
 import type { Near } from "./near";
 
-/** A pass, far away: numbers for each column and layer. A column is a token, or a block of them where a text is long. */
+/** A pass, far away: numbers for each column and layer. A column is a token; of a long text every so many tokens are one, with those before it that are none. */
 export interface Far {
-  /** The first token, and how many a column holds. */
+  /** The first column's token, and the distance to the next one's. */
   readonly start: number;
   readonly block: number;
   readonly columns: number;
   readonly layers: number;
-  /** Length of the residual stream, (L + 1) by columns: the row of the table, then after each layer. Of a block the mean, as all below. */
+  /** Length of the residual stream, (L + 1) by columns: the row of the table, then after each layer. */
   readonly lengths: Float32Array;
-  /** Mean over a layer's heads of the share that a column takes from each column up to itself: by layer and column, `pairOf` tells the place. */
+  /** Mean over a layer's heads of the share that a column's token takes from each column's tokens up to itself: by layer and column, `pairOf` tells the place. */
   readonly attention: Float32Array;
   /** Length of what attention added, as a share of the stream's after it; (L, columns), as all below. */
   readonly attentionAdded: Float32Array;
@@ -70,10 +70,17 @@ export const REST: Moment = { from: Infinity, height: Infinity, share: 1 };
 
 /** Where the share that a column takes from another stands in `Far.attention`; keys are columns up to the query's own. */
 export function pairOf(far: Far, layer: number, query: number, key: number): number {
-  const first = Math.round(far.start / far.block); // a window's rows begin with the columns before it
+  const first = columnsBefore(far);
   const row = (c: number): number => (c * (c + 1)) / 2 + c * first;
   return layer * row(far.columns) + row(query) + key;
 }
 
+/** A window's rows of attention begin with the columns before it. */
+export const columnsBefore = ({ start, block }: Pick<Far, "start" | "block">): number => Math.floor(start / block);
+
+/** The token whose numbers a column shows, and the column of a token. */
+export const tokenOf = (far: Far, column: number): number => far.start + column * far.block;
+export const columnOf = (far: Far, pos: number): number => Math.ceil((pos - far.start) / far.block);
+
 /** The middle of a column in the world. */
-export const middleOf = (far: Far, column: number): number => far.start + (column + 0.5) * far.block - 0.5;
+export const middleOf = (far: Far, column: number): number => tokenOf(far, column) - (far.block - 1) / 2;

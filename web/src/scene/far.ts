@@ -1,7 +1,7 @@
 /** The server's reply of a pass as a whole, as `inspect/probes/picture.py` puts it together. */
 
 import type { Lens } from "../schema";
-import type { Far, Said } from "./data";
+import { columnsBefore, type Far, type Said } from "./data";
 
 export interface Window {
   readonly start: number;
@@ -17,7 +17,7 @@ export function readFar(values: Float32Array, { start, stop, block }: Window, la
   const lengths = take((layers + 1) * columns);
   const [attentionAdded, mlpAdded, keys, valueLengths] = [take(layers * columns), take(layers * columns), take(layers * columns), take(layers * columns)];
   const attention = values.subarray(at);
-  const pairs = (columns * (columns + 1)) / 2 + columns * Math.round(start / block);
+  const pairs = (columns * (columns + 1)) / 2 + columns * columnsBefore({ start, block });
   if (attention.length !== layers * pairs) throw new Error(`${values.length} numbers came for ${columns} columns of ${layers} layers`);
   return { start, block, columns, layers, lengths, attention, attentionAdded, mlpAdded, keys, values: valueLengths };
 }
@@ -28,7 +28,7 @@ export function withLens(said: Said | undefined, far: Far, lens: Lens): Said {
   const probabilities = said ? said.probabilities.slice() : new Float32Array(far.layers * far.columns).fill(NaN);
   for (const { layer, candidates } of lens.layers) {
     candidates.forEach(([best], i) => {
-      const at = layer * far.columns + (lens.positions[i] as number) - far.start;
+      const at = layer * far.columns + ((lens.positions[i] as number) - far.start) / far.block;
       words[at] = best?.text ?? "";
       probabilities[at] = best?.probability ?? NaN;
     });

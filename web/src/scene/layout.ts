@@ -73,8 +73,8 @@ const [NUMBERS, NAMES] = [0.036, 0.075] as const;
 
 /** So many columns at most, those around a token; at the right one is free: the next token. */
 function columnsAround(pos: number, tokens: number, most: number, room: number): { x0: number; x1: number } {
-  const edge = 0.5 + Math.max(0.4, room * Math.min(tokens, most));
-  const [first, last] = [-edge, tokens + 0.9];
+  const edge = room * Math.min(tokens, most);
+  const [first, last] = [-0.5 - Math.max(0.4, edge), tokens - 0.5 + Math.max(1.4, edge)]; // at the right also the lens's words of the last token
   if (last - first <= most) return { x0: first, x1: last };
   const x0 = Math.min(last - most, Math.max(first, pos - most / 2));
   return { x0, x1: x0 + most };

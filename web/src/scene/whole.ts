@@ -1,7 +1,7 @@
 /** Depth 0: the whole pass. Streams rise through the layers, curves are what attention brings, dots what the MLPs add, words what the lens reads. */
 
 import { scaleOf, type Camera } from "./camera";
-import { middleOf, pairOf, REST, type Data, type Far, type Moment } from "./data";
+import { columnOf, columnsBefore, middleOf, pairOf, REST, tokenOf, type Data, type Far, type Moment } from "./data";
 import { fade, type DepthScene } from "./depth";
 import { blockStrength } from "./entered";
 import { footOf, SUM_OF_ATTENTION, SUM_OF_MLP, topOf } from "./layout";
@@ -35,11 +35,11 @@ export const halfWidth = (length: number): number => 0.014 + 0.024 * Math.log10(
 
 const place = (pos: number, layer: number, data: Data, depth: Place["depth"] = 1): Place => ({ depth, pos, layer, head: data.chosen.head });
 
-/** A column's name: its token, or the tokens of its block. */
+/** A column's name: its token. */
 export function nameOf(data: Data, far: Far, column: number): string {
-  const from = far.start + column * far.block;
-  if (far.block === 1) return `“${data.tokens[from]?.text ?? ""}”`;
-  return `tokens ${from} to ${Math.min(from + far.block, data.tokens.length) - 1}`;
+  const pos = tokenOf(far, column);
+  const text = `“${data.tokens[pos]?.text ?? ""}”`;
+  return far.block === 1 ? text : `token ${pos}, ${text}`;
 }
 
 function* streams(data: Data, far: Far): Generator<Placed> {
@@ -52,7 +52,7 @@ function* streams(data: Data, far: Far): Generator<Placed> {
       const points: Point[] = [[x - a, l], [x + a, l], [x + b, l + 1], [x - b, l + 1]];
       const says = { name: `stream of ${nameOf(data, far, c)} after layer ${l}`, value: far.lengths[(l + 1) * columns + c] as number, unit: "length" };
       const at = { column: c, first: c, y: l + 1 };
-      yield { ...at, mark: { kind: "area", id: `c${c}.l${l}.stream`, points, ink: "stream", says, enter: place(x, l, data) } };
+      yield { ...at, mark: { kind: "area", id: `c${c}.l${l}.stream`, points, ink: "stream", says, enter: place(tokenOf(far, c), l, data) } };
       const sure = data.said?.probabilities[l * columns + c];
       if (sure !== undefined && sure > 0.02) yield { ...at, mark: { kind: "area", id: `c${c}.l${l}.sure`, points, ink: "says", alpha: sure } };
     }
@@ -61,11 +61,11 @@ function* streams(data: Data, far: Far): Generator<Placed> {
 
 function* attention(data: Data, far: Far, { sx }: Detail): Generator<Placed> {
   const most = Math.min(9, 2.5 + 0.08 * sx * far.block);
-  const chosen = Math.floor((data.chosen.pos - far.start) / far.block);
+  const chosen = columnOf(far, data.chosen.pos);
   for (let l = 0; l < far.layers; l++) {
     for (let q = 1; q < far.columns; q++) {
-      for (let k = far.start === 0 ? 1 : 0; k < q; k++) {
-        const share = far.attention[pairOf(far, l, q, k + Math.round(far.start / far.block))] as number;
+      for (let k = columnsBefore(far) === 0 ? 1 : 0; k < q; k++) {
+        const share = far.attention[pairOf(far, l, q, k + columnsBefore(far))] as number;
         if (share < LEAST_SHARE) continue;
         const [from, to] = [middleOf(far, k), middleOf(far, q)];
         const [y0, y1] = [l + 0.08, l + SUM_OF_ATTENTION];
@@ -76,8 +76,8 @@ function* attention(data: Data, far: Far, { sx }: Detail): Generator<Placed> {
           mark: {
             kind: "curve", id: `l${l}.q${q}.k${k}`, ink: "attention", width: 0.5 + most * share, alpha: Math.min(0.95, (isChosen ? 0.3 : 0.1) + (isChosen ? 1.6 : 0.9) * share),
             points: [[from, y0], [from + bend, y0 + 0.05], [to - bend, y1 - 0.1], [to, y1]],
-            says: { name: `layer ${l}: ${nameOf(data, far, q)} takes from ${nameOf(data, far, k)}, mean of the heads`, value: share, unit: "share" },
-            enter: place(to, l, data),
+            says: { name: `layer ${l}: ${nameOf(data, far, q)} takes from ${nameOf(data, far, k)}${far.block > 1 ? ` and the ${far.block - 1} before it` : ""}, mean of the heads`, value: share, unit: "share" },
+            enter: place(tokenOf(far, q), l, data),
           },
         };
       }
@@ -110,8 +110,8 @@ function* mlps(data: Data, far: Far, { sx, sy }: Detail): Generator<Placed> {
     for (let c = 0; c < far.columns; c++) {
       const share = far.mlpAdded[l * far.columns + c] as number;
       const x = middleOf(far, c);
-      const says = { name: `layer ${l}: the MLP adds to ${nameOf(data, far, c)}, for the stream's length`, value: share, unit: "share" };
-      yield { column: c, first: c, y: l + SUM_OF_MLP, mark: { kind: "dot", id: `c${c}.l${l}.mlp`, at: [x, l + 0.79], radius: most * Math.sqrt(Math.min(1, share)), ink: "mlp", alpha: 0.85, says, enter: place(x, l, data) } };
+      const says = { name: `layer ${l}: what the MLP adds to ${nameOf(data, far, c)}, relative to the stream`, value: share };
+      yield { column: c, first: c, y: l + SUM_OF_MLP, mark: { kind: "dot", id: `c${c}.l${l}.mlp`, at: [x, l + 0.79], radius: most * Math.sqrt(Math.min(1, share)), ink: "mlp", alpha: 0.85, says, enter: place(tokenOf(far, c), l, data) } };
     }
   }
 }
@@ -119,15 +119,15 @@ function* mlps(data: Data, far: Far, { sx, sy }: Detail): Generator<Placed> {
 /** Keys and values that stay beside the column: the cache. */
 function* cells(data: Data, far: Far, { sx }: Detail): Generator<Placed> {
   if (sx * far.block < 26) return;
-  const size = Math.min(0.045, 5 / sx);
+  const size = Math.min(0.045 * far.block, 5 / sx);
   for (let l = 0; l < far.layers; l++) {
     for (let c = 0; c < far.columns; c++) {
-      const x = middleOf(far, c) - 0.16;
+      const x = middleOf(far, c) - 0.16 * far.block;
       const at = { column: c, first: c, y: l + 0.3 };
       for (const [i, what] of (["key", "value"] as const).entries()) {
         const x0 = x + (i - 1) * size * 1.25;
         const says = { name: `layer ${l}: ${what} of ${nameOf(data, far, c)} in the cache, mean of the groups`, value: (i ? far.values : far.keys)[l * far.columns + c] as number, unit: "length" };
-        yield { ...at, mark: { kind: "box", id: `c${c}.l${l}.${what}`, rect: { x0, x1: x0 + size, y0: l + 0.14, y1: l + 0.5 }, ink: what, alpha: 0.6, says, enter: place(middleOf(far, c), l, data) } };
+        yield { ...at, mark: { kind: "box", id: `c${c}.l${l}.${what}`, rect: { x0, x1: x0 + size, y0: l + 0.14, y1: l + 0.5 }, ink: what, alpha: 0.6, says, enter: place(tokenOf(far, c), l, data) } };
       }
     }
   }
@@ -136,10 +136,10 @@ function* cells(data: Data, far: Far, { sx }: Detail): Generator<Placed> {
 /** What the lens reads, where it changes: written from the top down, where there is room. */
 function* words(data: Data, far: Far, { sx, sy, turned }: Detail): Generator<Placed> {
   const { said } = data;
-  if (!said || far.block !== 1) return;
-  const room = turned ? (sx < 40 ? 0 : 90) : sx * 0.8 - 8;
+  if (!said) return;
+  const room = turned ? (sx * far.block < 40 ? 0 : 90) : sx * far.block * 0.8 - 8;
   for (let c = 0; c < far.columns; c++) {
-    const isChosen = c + far.start === data.chosen.pos;
+    const isChosen = c === columnOf(far, data.chosen.pos);
     if (room < 34 && !isChosen) continue;
     let below = Infinity;
     for (let l = far.layers - 1; l >= 0; l--) {
@@ -151,8 +151,8 @@ function* words(data: Data, far: Far, { sx, sy, turned }: Detail): Generator<Pla
       yield {
         column: c, first: c, y: l + 1,
         mark: {
-          kind: "text", id: `c${c}.l${l}.word`, at: [middleOf(far, c) + (turned ? 0.26 : 0.12), l + 0.9], text: shown(text), size: "small", align: turned ? "right" : "left", ink: "ink",
-          alpha: 0.4 + 0.6 * p, shift: [4, 0], most: isChosen ? Math.max(90, room) : room, says, enter: { ...place(c + far.start, l, data) },
+          kind: "text", id: `c${c}.l${l}.word`, at: [middleOf(far, c) + far.block * (turned ? 0.26 : 0.12), l + 0.9], text: shown(text), size: "small", align: turned ? "right" : "left", ink: "ink",
+          alpha: 0.4 + 0.6 * p, shift: [4, 0], most: isChosen ? Math.max(90, room) : room, says, enter: place(tokenOf(far, c), l, data),
         },
       };
     }
@@ -195,12 +195,12 @@ function* staggered(data: Data, far: Far, { sx, sy, turned }: Detail): Generator
   const lines = turned ? 1 : Math.min(3, Math.ceil(BOXED / wide));
   const every = turned ? Math.ceil(14 / wide) : Math.ceil(40 / (wide * lines)); // columns of which one has a name
   for (let c = 0; c < far.columns; c++) {
-    const [x, pos] = [middleOf(far, c), far.start + c * far.block];
-    const isChosen = data.chosen.pos >= pos && data.chosen.pos < pos + far.block;
+    const [x, pos] = [middleOf(far, c), tokenOf(far, c)];
+    const isChosen = c === columnOf(far, data.chosen.pos);
     if (c % every && !isChosen) continue;
     const line = Math.floor(c / every) % lines;
     const at: Point = turned ? [x, -0.3 * foot] : [x, -foot * (0.24 + 0.29 * line)];
-    const says = far.block === 1 ? { name: `token ${pos}, “${data.tokens[pos]?.text ?? ""}”`, value: data.tokens[pos]?.id ?? 0, unit: "id" } : { name: nameOf(data, far, c), value: far.block, unit: "tokens" };
+    const says = far.block === 1 ? { name: `token ${pos}, “${data.tokens[pos]?.text ?? ""}”`, value: data.tokens[pos]?.id ?? 0, unit: "id" } : { name: `${nameOf(data, far, c)}, of every ${far.block}`, value: data.tokens[pos]?.id ?? 0, unit: "id" };
     const text = far.block === 1 ? written(data, pos).trim() || "␣" : String(pos);
     const enter: Place = { depth: 2, block: "text", pos, layer: 0, head: data.chosen.head };
     yield { column: c, first: c, y: -1, mark: { kind: "text", id: `c${c}.token`, at, text, size: "small", align: turned ? "right" : "center", ink: isChosen ? "chosen" : "ink", most: turned ? 2.2 * foot * sy : wide * lines * every - 5, says, enter } };
@@ -231,7 +231,7 @@ function* bars(data: Data, { sx, sy, turned }: Detail): Generator<Placed> {
   const top = topOf(layers);
   const along = turned ? sy : sx; // pixels of a unit in the bars' direction
   const [from, step] = turned ? [count - 0.55, 1.3 / 6] : [layers + 0.95 * top, (0.88 * top) / 6];
-  const left = turned ? 0 : Math.min(count - 0.75, count + 0.85 - 230 / sx);
+  const left = turned ? 0 : Math.min(count - 0.75, count + 0.85 - 230 / sx); // some pixels are free at the edge
   const at = { column: count - 1, first: 0, y: layers + 0.5 };
   const spot = (x: number, down: number): Point => (turned ? [from + down, x] : [x, from - down]);
   for (const [i, one] of rows.entries()) {
@@ -295,7 +295,7 @@ function marks(data: Data, camera: Camera, moment: Moment): readonly Mark[] {
   const isWhole = rect.x0 <= -0.5 && rect.x1 >= data.extent.tokens - 0.5 && rect.y0 <= 0 && rect.y1 >= far.layers;
   if (isWhole && moment === REST) return built.marks;
   const [first, last] = [Math.floor((rect.x0 - far.start) / far.block) - 1, Math.ceil((rect.x1 - far.start) / far.block) + 1];
-  const from = (moment.from - far.start) / far.block;
+  const from = columnOf(far, moment.from);
   return built.all
     .filter((one) => one.column < 0 || (one.first <= last && one.column >= first && (one.y < 0 || (one.y >= rect.y0 - 1 && one.y <= rect.y1 + 1.5 + topOf(far.layers)))))
     .filter((one) => one.column < from || one.y <= moment.height)

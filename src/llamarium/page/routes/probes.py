@@ -145,22 +145,17 @@ async def lens_grid(requested: OfPass, query: Annotated[LensGridQuery, Query()])
 @router.get("/passes/{pass_id}/picture", response_class=Response)
 async def picture(requested: OfPass, query: Annotated[PictureQuery, Query()]) -> Response:
     """Send what a pass is drawn from as a whole, as `inspect/probes/picture.py` says; axis P."""
-    rows, block = _window(requested.one, query.start, query.stop), query.block
-    for param, at in (("start", rows.start), ("stop", rows.stop)):
-        if at % block and at != len(requested.one.ids):
-            message = f"{param} is {at}, where no block of {block} tokens begins; give a multiple of block"
-            raise ApiError(400, message, code="invalid_parameter", param=param)
+    columns = _window(requested.one, query.start, query.stop, query.stride)
 
     def read(known: OpenPass) -> Response:
-        config, num_tokens = known.llama.config, len(known.one.ids)
-        of_a_token = 4 * len(known.layers) * config.num_attention_heads * num_tokens
-        step = max(1, _PATTERN_BYTES // of_a_token // block) * block
+        of_a_token = 4 * len(known.layers) * known.llama.config.num_attention_heads * len(known.one.ids)
+        step = max(1, _PATTERN_BYTES // of_a_token)
         kept = [known.trace(pictures.OF_ALL, [layer]) for layer in known.layers]
         parts = (
-            known.trace(pictures.OF_A_TOKEN, known.layers, range(at, min(at + step, rows.stop)))
-            for at in range(rows.start, rows.stop, step)
+            known.trace(pictures.OF_A_TOKEN, known.layers, columns[at : at + step])
+            for at in range(0, len(columns), step)
         )
-        return respond(Numbers(pictures.far_view(kept, parts, rows.start, block), "P"), "float32")
+        return respond(Numbers(pictures.far_view(kept, parts, columns), "P"), "float32")
 
     return await requested.read("stop", read)
 
@@ -227,18 +222,20 @@ def _lens(known: OpenPass, names: Collection[str], rows: range, k: int, token_id
 
 def _rows(one: Pass, query: LensGridQuery) -> range:
     """Return the requested tokens."""
-    rows = _window(one, query.start, query.stop)
+    rows = _window(one, query.start, query.stop, query.stride)
     if len(rows) > MAX_GRID_TOKENS:
-        message = f"{len(rows)} tokens are requested, and {MAX_GRID_TOKENS} at most at once; give start and stop"
+        message = (
+            f"{len(rows)} tokens are requested, and {MAX_GRID_TOKENS} at most at once; give start and stop, or stride"
+        )
         raise ApiError(400, message, code="invalid_parameter", param="stop")
     return rows
 
 
-def _window(one: Pass, start: int, stop: int | None) -> range:
-    """Return the tokens from `start` to `stop`, the end of the text where there is none."""
+def _window(one: Pass, start: int, stop: int | None, stride: int) -> range:
+    """Return every so many tokens from `start` to `stop`, the end of the text where there is none."""
     stop = len(one.ids) if stop is None else stop
     check_index("start", start, len(one.ids))
     if not start < stop <= len(one.ids):
         message = f"stop is {stop}; expected {start + 1} to {len(one.ids)}"
         raise ApiError(400, message, code="invalid_parameter", param="stop")
-    return range(start, stop)
+    return range(start, stop, stride)

@@ -64,27 +64,29 @@ class LensGridQuery(Query):
         after: Which half of a layer has been added.
         token_id: A token whose probability is returned at each place.
         start: The first token.
-        stop: Up to this one, which is left out; 64 tokens at most, the whole text where left out.
+        stop: Up to this one, which is left out; the whole text where left out.
+        stride: Every so many tokens; 64 at most are read at once.
     """
 
     after: Literal["attention", "mlp"] = "mlp"
     token_id: int | None = Field(None, ge=0)
     start: int = Field(0, ge=0)
     stop: int | None = Field(None, ge=1)
+    stride: int = Field(1, ge=1)
 
 
 class PictureQuery(Query):
     """`GET /inspect/passes/{id}/picture`: a pass as a whole, in a few numbers for each column and layer.
 
     Attributes:
-        start: The first token, a multiple of `block`.
+        start: The first token.
         stop: Up to this one, which is left out; the whole text where left out.
-        block: Tokens of a column, of which the mean is taken.
+        stride: Every so many tokens are a column.
     """
 
     start: int = Field(0, ge=0)
     stop: int | None = Field(None, ge=1)
-    block: int = Field(1, ge=1)
+    stride: int = Field(1, ge=1)
 
 
 class RopeQuery(Query):

@@ -1,0 +1,154 @@
+"""The picture: what it says are the numbers of the pass, every stage is a place in it, and a link names the place."""
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from llamarium.api import Llama
+from page_browser import TEXT, as_shown, check_fits_and_is_open, link, settled
+from serving import Running
+
+pytest_plugins = ["page_browser"]
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(autouse=True)
+def calm(page: Page) -> None:
+    """Without flights: what is asked for is there at once."""
+    page.emulate_media(reduced_motion="reduce")
+
+
+def drawn(page: Page) -> None:
+    """Wait until the pass and its lens are drawn."""
+    settled(page)
+    expect(page.locator('.picture[data-far][aria-busy="false"]')).to_be_visible()
+
+
+def said(page: Page, mark: str) -> float:
+    """The number of a mark, as its row in the table has it."""
+    text = page.locator(f'[data-mark="{mark}"] td').inner_text()
+    return float(text.split()[0].replace("\u2212", "-"))
+
+
+def where(page: Page) -> str:
+    return page.get_by_role("navigation", name="Place in the picture").locator("[aria-current]").inner_text()
+
+
+def test_every_number_of_the_whole_is_of_the_pass(page: Page, served: Running, llama: Llama) -> None:
+    page.goto(link(served, stage="map", pos=4))
+    drawn(page)
+    page.get_by_text("Numbers of the picture").click()
+    trace = llama.trace(TEXT)
+    for layer in range(2):
+        at = f"layers.{layer}."
+        length = {name: trace[at + name].double().norm(dim=-1) for name in ("resid", "mlp_out", "k", "v")}
+        assert said(page, f"c4.l{layer}.stream") == as_shown(length["resid"][4].item(), 6)
+        assert said(page, f"c4.l{layer}.mlp") == as_shown((length["mlp_out"] / length["resid"])[4].item(), 6)
+        assert said(page, f"c4.l{layer}.key") == as_shown(length["k"][4].mean().item(), 6)
+        assert said(page, f"c4.l{layer}.value") == as_shown(length["v"][4].mean().item(), 6)
+        shares = trace[at + "pattern"].mean(0)
+        assert said(page, f"l{layer}.q4.k2") == as_shown(shares[4, 2].item(), 6)
+    lens = llama.inspect.lens(TEXT, k=1, positions=[4], after="mlp")
+    words = page.locator('[data-mark$=".word"]').all()
+    assert words and all(word.get_attribute("data-mark") in ("c4.l0.word", "c4.l1.word") for word in words)
+    assert said(page, "c4.l1.word") == as_shown(lens.layers[1].candidates[0][0].probability, 6)
+    best = llama.inspect.next_tokens(TEXT, k=1)[0] if hasattr(llama.inspect, "next_tokens") else None
+    if best is not None:
+        assert said(page, "next0") == as_shown(best.probability, 6)
+
+
+def test_a_place_is_entered_left_and_named_by_its_link(page: Page, served: Running) -> None:
+    page.goto(link(served, stage="map", pos=2))
+    drawn(page)
+    assert where(page) == "whole"
+    page.locator(".picture canvas").first.focus()
+    page.keyboard.press("ArrowUp")  # layer 1
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="The residual stream")).to_be_visible()
+    assert where(page) == "layer 1"
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Attention", exact=True)).to_be_visible()
+    assert where(page) == "attention"
+    page.wait_for_function("location.hash.includes('stage=attention')")
+    page.reload()
+    drawn(page)
+    assert where(page) == "attention" and "layer=1" in page.url and "pos=2" in page.url
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("heading", name="The residual stream")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("heading", name="The map")).to_be_visible()
+    assert where(page) == "whole"
+
+
+def test_a_click_enters_the_layer_under_it_and_a_hover_says_the_number(
+    page: Page, served: Running, llama: Llama
+) -> None:
+    page.goto(link(served, stage="map", pos=5))
+    drawn(page)
+    canvas = page.locator(".picture canvas").first
+    box = canvas.bounding_box()
+    assert box is not None
+    page.mouse.move(*_over(page, "c3.l0.stream"))
+    expect(page.get_by_role("tooltip")).to_contain_text("layer 0")
+    page.mouse.down()
+    page.mouse.up()
+    expect(page.get_by_role("heading", name="The residual stream")).to_be_visible()
+    assert where(page) == "layer 0"
+    expect(page.locator('.strip [aria-checked="true"]')).to_contain_text("on")
+
+
+def _over(page: Page, _: str) -> tuple[float, float]:
+    """A point of the stream of token 3 in layer 0, by where the whole stands: 6 tokens, 2 layers."""
+    box = page.locator(".picture canvas").first.bounding_box()
+    assert box is not None
+    x0, x1, y0, y1 = -0.9, 6.9, -2.4, 2 + 3
+    return box["x"] + box["width"] * (3 - x0) / (x1 - x0), box["y"] + box["height"] * (1 - (0.62 - y0) / (y1 - y0))
+
+
+def test_a_token_more_is_a_column_more(page: Page, served: Running, llama: Llama) -> None:
+    page.goto(link(served, stage="map"))
+    drawn(page)
+    page.get_by_role("button", name="Next token").click()
+    expect(page.locator(".strip [role=radio]")).to_have_count(7)
+    drawn(page)
+    ids = [int(one) for one in page.locator(".strip .id").all_inner_texts()]
+    assert ids[:6] == llama.tokenizer.encode(TEXT)
+    expect(page.get_by_text("tokens by their ids")).to_have_count(0)  # they are the text that stands in the line
+    page.get_by_text("Numbers of the picture").click()
+    length = llama.trace(ids)["layers.1.resid"].double().norm(dim=-1)[6].item()
+    assert said(page, "c6.l1.stream") == as_shown(length, 6)
+    assert re.search(r"ids=[\d-]+", page.url)
+
+
+def test_a_long_text_is_drawn_by_some_of_its_tokens(page: Page, served: Running, llama: Llama) -> None:
+    ids = [1000 + i for i in range(150)]
+    page.goto(link(served, stage="map", pos=149, ids="-".join(map(str, ids))))
+    drawn(page)
+    expect(page.get_by_text("One token in 3; click for all")).to_be_visible()
+    page.get_by_text("Numbers of the picture").click()
+    shares = llama.trace(ids, names=["pattern"], positions=[149])["layers.0.pattern"].mean(0)[0]
+    # the last of 50 columns, and what it takes of three tokens
+    assert (
+        said(page, "l0.q49.k48") == as_shown(shares[144:147].sum().item(), 6) if shares[144:147].sum() >= 0.06 else True
+    )
+    box = page.locator(".picture canvas").first.bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    expect(page.get_by_text(re.compile(r"tokens \d+ to \d+: all 150"))).to_be_visible()
+    drawn(page)
+    page.keyboard.press("Escape")
+    expect(page.get_by_text("One token in 3; click for all")).to_be_visible()
+
+
+def test_the_picture_fits_and_is_open(page: Page, served: Running) -> None:
+    check_fits_and_is_open(page, link(served, stage="map", pos=2))
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (360, 740)])
+def test_the_picture_is_above_the_fold(page: Page, served: Running, width: int, height: int) -> None:
+    page.set_viewport_size({"width": width, "height": height})
+    page.goto(link(served, stage="map", pos=2))
+    drawn(page)
+    box = page.locator(".picture canvas").first.bounding_box()
+    assert box is not None and box["y"] + box["height"] <= height and box["height"] >= 300
