@@ -266,7 +266,8 @@ class Session extends Selection {
   /** A view's title is there: it takes the focus, unless the page begins with it. */
   greet = (title: HTMLElement): void => {
     const { stage } = this;
-    if (this.#greeted !== "" && this.#greeted !== stage) title.focus();
+    const isInPicture = document.activeElement?.closest(".picture"); // who enters a place by keys goes on by keys
+    if (this.#greeted !== "" && this.#greeted !== stage && !isInPicture) title.focus();
     this.#greeted = stage;
   };
 }
