@@ -11,10 +11,10 @@ import { blockStrength } from "./entered";
 import { hueOf } from "./leaf";
 import { frameOf, STEPS, SUM_OF_ATTENTION, SUM_OF_MLP } from "./layout";
 import { SIZES, widthOf } from "./look";
-import type { Mark, Point } from "./marks";
+import type { Mark, Point, Rect } from "./marks";
 import type { LayerNumbers } from "./near";
 import type { Block, Place } from "./place";
-import { halfWidth, shown, stepOf } from "./whole";
+import { halfWidth, shown } from "./whole";
 
 const NEAR = [70, 150] as const; // pixels of a layer between which it fades in; the far view fades out there
 const LEAST = { chosen: 0.004, other: 0.03 } as const; // shares that are drawn, of the chosen head and of others
@@ -37,6 +37,8 @@ interface Drawn {
   /** Pixels of a column and of a layer, where the layer fills the picture. */
   readonly sx: number;
   readonly sy: number;
+  /** What the picture shows of the world then. */
+  readonly frame: Rect;
   readonly turned: boolean;
 }
 
@@ -196,7 +198,7 @@ function* labels(drawn: Drawn): Generator<Placed> {
     else yield { column: -1, y: l, mark: { ...mark, at: [x - 0.28, l - 0.07], align: "left", most: 0.15 * sy } };
   }
   // Names stand at the picture's edge, also where that is among the columns.
-  const { x0 } = frameOf({ depth: 1, pos: data.chosen.pos, layer: l, head: 0 }, data.extent, turned);
+  const { x0 } = drawn.frame;
   const wide = turned ? 30 : 64;
   if (x0 > start - 0.5) yield { column: -1, y: l, mark: { kind: "box", id: "n.names", rect: { x0, x1: x0 + wide / sx, y0: l - 0.08, y1: l + 1.08 }, ink: "panel", alpha: 0.85 } };
   for (const [i, [y, name, short]] of NAMES.entries()) {
@@ -222,14 +224,14 @@ interface Built {
 
 const made = new WeakMap<LayerNumbers, Built>();
 
-/** The marks of a layer: they depend on the picture's size, on the room that a column has, in steps, and on what is chosen. */
+/** The marks of a layer: they depend on the picture's size and on what is chosen, and not on the zoom. */
 function builtOf(data: Data, numbers: LayerNumbers, camera: Camera): Built {
   const { size, turned } = camera;
-  const sx = stepOf(scaleOf(camera).x);
-  const key = [size.width, size.height, turned, sx, data.chosen.pos, data.chosen.head].join();
+  const key = [size.width, size.height, turned, data.chosen.pos, data.chosen.head].join();
   const known = made.get(numbers);
   if (known?.key === key) return known;
-  const all = build({ data, numbers, turned, sx, sy: (turned ? size.width : size.height) / 1.16 });
+  const frame = frameOf({ depth: 1, pos: data.chosen.pos, layer: numbers.layer, head: 0 }, data.extent, turned);
+  const all = build({ data, numbers, turned, frame, sx: (turned ? size.height : size.width) / (frame.x1 - frame.x0), sy: (turned ? size.width : size.height) / 1.16 });
   const built = { key, all, marks: all.map(({ mark }) => mark) };
   made.set(numbers, built);
   return built;

@@ -259,7 +259,7 @@ function build(data: Data, detail: Detail): Placed[] {
 }
 
 /** In steps of a tenth: a zoom makes marks anew some ten times, and not at each frame. */
-export const stepOf = (scale: number): number => 1.1 ** Math.round(Math.log(scale) / Math.log(1.1));
+const stepOf = (scale: number): number => 1.1 ** Math.round(Math.log(scale) / Math.log(1.1));
 
 interface Built {
   readonly key: string;
