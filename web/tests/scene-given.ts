@@ -27,21 +27,35 @@ export function softmax(scores: readonly number[]): number[] {
   return all.map((one) => one / sum);
 }
 
-export function layerNumbers(layer: number): LayerNumbers {
-  const { N, K } = SHAPE;
-  const pattern = new Float32Array(N * TOKENS * TOKENS);
+/** A model's sizes and a text. */
+export interface Given {
+  readonly shape: typeof SHAPE;
+  readonly layers: number;
+  readonly words: readonly string[];
+}
+
+export const SMALL: Given = { shape: SHAPE, layers: LAYERS, words: WORDS };
+
+/** Of many heads and tokens, as large models have them. */
+export const LARGE: Given = {
+  shape: { N: 32, K: 8, H: 16, D: 64, F: 96, V: 128_256 }, layers: 32, words: Array.from({ length: 24 }, (_, i) => [" chased", " the", "\n", " international"][i % 4] as string),
+};
+
+export function layerNumbers(layer: number, of: Given = SMALL): LayerNumbers {
+  const { N, K } = of.shape;
+  const pattern = new Float32Array(N * of.words.length * of.words.length);
   for (let head = 0; head < N; head++) {
-    for (let t = 0; t < TOKENS; t++) pattern.set(softmax([...numbers(t + 1, head + t)]), (head * TOKENS + t) * TOKENS);
+    for (let t = 0; t < of.words.length; t++) pattern.set(softmax([...numbers(t + 1, head + t)]), (head * of.words.length + t) * of.words.length);
   }
   return {
-    layer, start: 0, count: TOKENS, sources: TOKENS, pattern, frequency: 1,
-    before: positive(TOKENS, 1), middle: positive(TOKENS, 2), after: positive(TOKENS, 3), rms: positive(TOKENS, 4), middleRms: positive(TOKENS, 5),
-    attention: positive(TOKENS, 6), mlp: positive(TOKENS, 7), queries: cells(TOKENS * N, 8), keys: cells(TOKENS * K, 9), values: cells(TOKENS * K, 10),
+    layer, start: 0, count: of.words.length, sources: of.words.length, pattern, frequency: 1,
+    before: positive(of.words.length, 1), middle: positive(of.words.length, 2), after: positive(of.words.length, 3), rms: positive(of.words.length, 4), middleRms: positive(of.words.length, 5),
+    attention: positive(of.words.length, 6), mlp: positive(of.words.length, 7), queries: cells(of.words.length * N, 8), keys: cells(of.words.length * K, 9), values: cells(of.words.length * K, 10),
   };
 }
 
-export function blockNumbers(block: Block, pos: number, layer: number, head = 1): BlockNumbers {
-  const { N, K, H, D, F } = SHAPE;
+export function blockNumbers(block: Block, pos: number, layer: number, head = 1, of: Given = SMALL): BlockNumbers {
+  const { N, K, H, D, F } = of.shape;
   const at = { pos, layer };
   switch (block) {
     case "norm":
@@ -49,9 +63,9 @@ export function blockNumbers(block: Block, pos: number, layer: number, head = 1)
     case "qkv": return { ...at, block, input: numbers(D, 1), q: numbers(N * H, 2), k: numbers(K * H, 3), v: numbers(K * H, 4) };
     case "rope": return { ...at, block, head, frequencies: [1, 0.1, 0.01, 0.001], q: numbers(H, 1), qTurned: numbers(H, 2), k: numbers(H, 3), kTurned: numbers(H, 4) };
     case "attention": {
-      const scores = Float32Array.from({ length: TOKENS }, (_, i) => (i > pos ? -Infinity : Math.sin(3 * i) * 4));
+      const scores = Float32Array.from({ length: of.words.length }, (_, i) => (i > pos ? -Infinity : Math.sin(3 * i) * 4));
       const pattern = Float32Array.from(softmax([...scores]));
-      const values = numbers(TOKENS * H, 5);
+      const values = numbers(of.words.length * H, 5);
       const out = Float32Array.from({ length: H }, (_, i) => pattern.reduce((sum, share, key) => sum + share * (values[key * H + i] as number), 0));
       return { ...at, block, head, scores, pattern, values, out };
     }
@@ -91,8 +105,8 @@ export function productNumbers(product: ProductNumbers["product"], pos: number, 
   return { product, pos, layer, head: 1, row, first, weights, columns: D, of: 48, input: product === "embed_tokens" ? undefined : input, output, isRounded };
 }
 
-export function dataOf(near: Near | undefined = undefined, chosen = { pos: 6, layer: 3, head: 1 }): Data {
-  return { extent: { tokens: TOKENS, layers: LAYERS }, shape: SHAPE, tokens: WORDS.map((text, id) => ({ id, text })), chosen, near };
+export function dataOf(near: Near | undefined = undefined, chosen = { pos: 6, layer: 3, head: 1 }, { shape, layers, words }: Given = SMALL): Data {
+  return { extent: { tokens: words.length, layers }, shape, tokens: words.map((text, id) => ({ id, text })), chosen, near };
 }
 
 /** The far view of the same numbers: each layer has those of `layerNumbers`. */

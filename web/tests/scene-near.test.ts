@@ -18,7 +18,7 @@ import type { Block, Place, Product } from "../src/scene/place";
 import { product } from "../src/scene/product";
 import { scene, sheets } from "../src/scene/scene";
 import { blockOf } from "../src/scene/sheet";
-import { blockNumbers, cameraAt, dataOf, LAYERS, layerNumbers, PHONE, PLAYING, productNumbers, SHAPE, TOKENS, WIDE } from "./scene-given";
+import { blockNumbers, cameraAt, dataOf, LARGE, LAYERS, layerNumbers, PHONE, PLAYING, productNumbers, SHAPE, TOKENS, WIDE } from "./scene-given";
 
 const [POS, LAYER, HEAD] = [5, 3, 1];
 const BLOCKS: readonly Block[] = ["text", "row", "norm", "qkv", "rope", "attention", "heads", "mlp_norm", "mlp", "logits"];
@@ -98,6 +98,21 @@ describe.each(PLACES)("%s", (_, place, near) => {
     for (const share of [0, 0.2, 0.5, 0.8]) {
       const marks = scene(data, camera, { ...REST, share });
       expect(marks.filter((mark) => !atRest.has(mark.id)).map((mark) => mark.id)).toEqual([]);
+    }
+  });
+});
+
+describe("of many heads and tokens", () => {
+  const places: readonly (readonly [string, Place, Near])[] = [
+    ["layer", { ...HERE, depth: 1 }, { layer: layerNumbers(LAYER, LARGE) }],
+    ...BLOCKS.map((name) => [name, { ...HERE, depth: 2 as const, block: name }, { block: blockNumbers(name, POS, LAYER, HEAD, LARGE) }] as const),
+  ];
+
+  it.each(places)("%s can be read", (_, place, near) => {
+    const data = dataOf(near, HERE, LARGE);
+    for (const [, size] of SIZES_OF_PICTURE) {
+      const camera = cameraAt(place, size, data.extent);
+      expect(collisions(scene(data, camera), camera)).toEqual([]);
     }
   });
 });

@@ -18,6 +18,7 @@ import { halfWidth, shown } from "./whole";
 
 const NEAR = [70, 150] as const; // pixels of a layer between which it fades in; the far view fades out there
 const LEAST = { chosen: 0.004, other: 0.03 } as const; // shares that are drawn, of the chosen head and of others
+const CROWDED = 12; // tokens
 const MOST_CURVES = 1200; // of the other heads: the strongest
 const [LEFT, MIDDLE, RIGHT] = [0.11, 0.275, 0.44] as const; // beside the stream: where the way through the blocks runs
 
@@ -164,11 +165,14 @@ function* attention(drawn: Drawn): Generator<Placed> {
   const { N, K } = data.shape;
   const { layer: l } = numbers;
   const [y0, y1] = [l + STEPS.qkv[1], l + STEPS.attention[1] - 0.02];
-  for (const { head, query, key, share } of looks(numbers, N, data.chosen.head)) {
+  const isCrowded = numbers.count > CROWDED; // then the chosen token's curves stand out, on top
+  const all = looks(numbers, N, data.chosen.head);
+  const [mine, others] = [all.filter((one) => one.query === data.chosen.pos), all.filter((one) => one.query !== data.chosen.pos)];
+  for (const { head, query, key, share } of [...others, ...mine]) {
     const isChosen = head === data.chosen.head;
     const [from, to] = [key + RIGHT, query + MIDDLE];
     const bend = 0.45 * (to - from);
-    const alpha = isChosen ? Math.min(0.95, 0.25 + share) * (key === 0 ? 0.45 : 1) : 0.06 + 0.2 * share;
+    const alpha = (isChosen ? Math.min(0.95, 0.25 + share) * (key === 0 ? 0.45 : 1) : 0.06 + 0.2 * share) * (isCrowded && query !== data.chosen.pos ? 0.3 : 1);
     yield {
       column: query, y: y1,
       mark: {
@@ -190,11 +194,12 @@ function* attention(drawn: Drawn): Generator<Placed> {
 function* labels(drawn: Drawn): Generator<Placed> {
   const { data, numbers, turned, sx, sy } = drawn;
   const { layer: l, start, count } = numbers;
+  const lines = sx >= 56 ? 1 : sx >= 34 ? 2 : 3; // in which names stand
   for (let t = 0; t < count; t++) {
     const x = start + t;
     const isChosen = x === data.chosen.pos;
     const mark = { kind: "text", id: `n.t${x}.name`, text: shown(data.tokens[x]?.text ?? ""), size: "small", ink: isChosen ? "chosen" : "soft", mono: true } as const;
-    if (!turned) yield { column: -1, y: l, mark: { ...mark, at: [x, l - 0.015], align: "center", most: 0.92 * sx - 4, shift: [0, 9] } };
+    if (!turned) yield { column: -1, y: l, mark: { ...mark, at: [x, l - 0.015], align: "center", most: lines * sx - 4, shift: [0, (lines === 1 ? 8 : 4) + 8.5 * (t % lines)] } };
     else yield { column: -1, y: l, mark: { ...mark, at: [x - 0.28, l - 0.07], align: "left", most: 0.15 * sy } };
   }
   // Names stand at the picture's edge, also where that is among the columns.

@@ -34,7 +34,7 @@ export const MARGIN = 0.04;
 /** Columns that are seen at once: of a picture that is turned, and of a layer. */
 const TURNED = 5.6;
 const MOST_TURNED = 9.2;
-const MOST_IN_LAYER = 34;
+const MOST_IN_LAYER = 40;
 
 const COLUMN = 0.46; // half of a block's width, around its token
 
