@@ -4,7 +4,7 @@
 
 #define LINE 64
 #define PAGE 4096
-#define PAGES 8 /* read side by side: a core can wait for more lines than one page's prefetcher asks for */
+#define PAGES 8 /* read side by side: a core can wait for more lines than one page's prefetcher requests */
 #define BLOCK (PAGES * PAGE)
 #define BLOCKS_AT_ONCE 32 /* which a thread takes: one that lost its core delays the others but shortly */
 

@@ -1,6 +1,6 @@
 /* How AVX-512 VNNI multiplies a few rows of inputs: `vpdpbusd` multiplies 16 rows by 4 columns and adds them up, in one instruction.
  *
- * It wants unsigned weights and signed inputs. So the codes are used as they are stored, and the zero point is folded into
+ * It takes unsigned weights and signed inputs. So the codes are used as they are stored, and the zero point is folded into
  * where the sum starts: sum(x * (q - zero)) = sum(x * q) - zero * sum(x).
  */
 #include <immintrin.h>

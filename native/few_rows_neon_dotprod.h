@@ -1,6 +1,6 @@
 /* The tile products with Arm's dot products: `sdot` multiplies 4 rows by 4 columns and adds them up, in one instruction.
  *
- * It wants signed weights and signed inputs, and takes the 4 inputs from any quarter of a register: two registers hold a
+ * It takes signed weights and signed inputs, and the 4 inputs of any quarter of a register: two registers hold a
  * group's 32 inputs. Codes of 4 to 6 bits are signed as they are, and their zero point is folded into where the sum
  * starts; that of 8 bits and of a codebook is taken off the codes, which costs an exclusive or.
  */

@@ -98,7 +98,7 @@ static inline float norm_factor(const lm_model *model, const float *row) {
     return 1 / sqrtf(squares / model->hidden + model->norm_eps);
 }
 
-/* What BF16 weights are multiplied with, as a type of its own, so that nobody takes it for floats as they lie: rounded to BF16 where
+/* What BF16 weights are multiplied with, as a type of its own, so that it is never read as plain floats: rounded to BF16 where
  * the processor multiplies that, else floats in the order in which `load_pair` has the weights. */
 #ifdef __AVX512BF16__
 typedef uint16_t bf16_input;
@@ -126,7 +126,7 @@ static inline void put_bf16_group(const float *group, bf16_input *to) {
 #define TOKENS 3
 #endif
 
-/* One stage's inputs, as the matrices want them; what no matrix wants is NULL. The last group is filled up with zeros. Inputs of
+/* One stage's inputs, in the matrices' forms; one that no matrix takes is NULL. The last group is filled up with zeros. Inputs of
  * floats lie in panels of TOKENS rows, the last one of the rest: (groups, rows of the panel, 32) each. */
 typedef struct {
     int num_rows, groups; /* (cols + 31) / 32 */

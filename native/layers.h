@@ -1,7 +1,7 @@
 /* The layers, stage by stage.
  *
  * All threads run the same function. A stage's work is cut into pieces that are taken one after the other, so that a
- * thread that lost its core for a while holds nobody up; which thread computes a piece does not change its result. Between
+ * thread that lost its core for a while delays no other; which thread computes a piece does not change its result. Between
  * two stages stands a barrier.
  */
 #include "products.h"

@@ -148,7 +148,7 @@ INLINE lanes load_lanes(const int dtype, const void *from, size_t place) {
     return (lanes)(__builtin_convertvector(halves, lane_bits) << 16);
 }
 
-/* A float in the order of `load_pair`: a type of its own, so that nobody takes it for one that lies where it belongs. */
+/* A float in the order of `load_pair`: a type of its own, so that it is never read as one in its natural order. */
 typedef struct {
     float value;
 } paired;

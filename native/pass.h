@@ -61,7 +61,7 @@ static int width_of(const lm_model *model, int tap) {
     }
 }
 
-/* Where the caller wants what the pass's rows have there; NULL: nowhere. */
+/* Where the pass's rows are copied to; NULL: nowhere. */
 static float *wanted_tap(const pass *p, int layer, int tap) {
     float *all = p->taps == NULL || p->taps->layers == NULL ? NULL : p->taps->layers[layer * LM_TAPS_OF_A_LAYER + tap];
     return all == NULL ? NULL : all + (size_t)p->first * width_of(p->model, tap);

@@ -62,7 +62,7 @@ int64_t lm_now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Wait until `value` is no longer `old`: spinning at first, then giving the core to whoever wants it, and after `patience_ns` asleep. A
+/* Wait until `value` is no longer `old`: spinning at first, then yielding the core, and after `patience_ns` asleep. A
  * virtual machine whose threads sleep loses its cores to other machines for milliseconds, so only idle threads do
  * (docs/decisions/0012). */
 static void wait_while(atomic_uint *value, unsigned old, int64_t patience_ns) {
@@ -177,7 +177,7 @@ void lm_set_threads(int32_t num_threads) {
 
 int32_t lm_threads(void) { return wanted; }
 
-/* A forked child has none of the threads, and perhaps a lock that nobody will open. */
+/* A forked child has none of the threads, and perhaps a lock that no thread will open. */
 static void forget(void) {
     running = 1;
     atomic_store(&stopping, 0);

@@ -22,7 +22,7 @@ int64_t lm_now_ns(void);
 /* Wait until all threads of the job are here. */
 void lm_barrier(lm_team team);
 
-/* The same in two steps, between which a thread does what needs nobody: lm_await(team, lm_arrive(team)) is a barrier. To await the same
+/* The same in two steps, between which a thread works alone: lm_await(team, lm_arrive(team)) is a barrier. To await the same
  * arrival again takes no time; a thread must have done so before it arrives once more. */
 unsigned lm_arrive(lm_team team);
 void lm_await(lm_team team, unsigned arrival);

@@ -1,7 +1,7 @@
 /* The tile products with AMX: `tdpbssd` multiplies 16 rows of inputs with a whole tile, 16 rows by 32 columns, in one
  * instruction.
  *
- * Its second operand wants columns 4j to 4j + 3 of 16 rows one after the other in row j of a register, which is how a tile
+ * Its second operand takes columns 4j to 4j + 3 of 16 rows one after the other in row j of a register, which is how a tile
  * of ours lies. So codes are widened to 8 bits, less what stands for 0, and used as they are; they serve all rows of inputs.
  *
  * Whole numbers have no rounding, and what follows them is the VNNI set's own code. So both sets have the same results, to the

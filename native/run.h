@@ -1,7 +1,7 @@
 /* From a batch to its logits: what is checked, and how a batch is cut into passes that fit into memory. */
 #include "layers.h"
 
-/* Rows of a pass, and bytes of what attention knows of each of their KV chunks: they bound the memory between the layers; the
+/* Rows of a pass, and bytes of attention's state of each of their KV chunks: they bound the memory between the layers; the
  * result does not depend on them. */
 #define MAX_ROWS 256
 #define MAX_PARTIAL_BYTES ((size_t)1 << 28)
