@@ -249,3 +249,96 @@ def test_prompts_of_different_lengths_are_said(page: Page, served: Running) -> N
     page.goto(link(served, stage="patch", source="The dog"))
     expect(page.get_by_role("alert")).to_contain_text("The second prompt has 2 tokens and the text 6")
     expect(page.get_by_role("textbox", name="second prompt")).to_have_value("The dog")
+
+
+REPEATS = "one two three four five one two three four five"
+
+
+def test_heads_are_sorted_by_kind(page: Page, served: Running, llama: Llama) -> None:
+    """The first of a kind is opened, and the table has all of them, as `head_kinds` sorts them."""
+    page.goto(link(served, REPEATS, stage="heads-looking", pos=6))
+    settled(page)
+    found = llama.inspect.head_kinds(REPEATS)
+    for name, kind in (
+        ("at what followed the same token before", "induction"),
+        ("at the first token", "first"),
+        ("at the previous token", "previous"),
+    ):
+        page.get_by_role("button", name=name).click()
+        heads = page.get_by_role("radiogroup", name=f"Heads, by their share {name}").get_by_role("radio")
+        expected = [f"{one.layer}.{one.head}" for one in found.by(kind)]  # pyright: ignore[reportArgumentType]
+        expect(heads).to_have_text([re.compile(rf"^\s*{re.escape(one)} ") for one in expected])
+        expect(heads.first).to_have_attribute("aria-checked", "true")
+        assert f"sort={kind}" in page.url
+    page.get_by_text("All 4 heads as a table").click()
+    for one in found.heads:
+        for kind in ("previous", "first", "itself", "induction"):
+            assert shown(page, f"{kind}-{one.layer}-{one.head}") == as_shown(getattr(one, kind), 3)
+    heads.first.focus()
+    page.keyboard.press("ArrowRight")
+    second = found.by("previous")[1]
+    expect(page.get_by_role("heading", name=f"Layer {second.layer}, head {second.head}")).to_be_visible()
+    page.goto(link(served, stage="heads-looking", sort="induction"))
+    expect(page.get_by_text("No token of this text comes again after another one")).to_be_visible()
+
+
+def test_what_rounding_alone_may_do_is_grey(page: Page, served: Running, llama: Llama) -> None:
+    """A cell before the difference of two prompts is below the floor; one at it is not."""
+    page.goto(link(served, stage="patch", source=OTHER, word=900, against=901))
+    expect(page.get_by_text("all 12 cells")).to_be_visible()
+    grid = llama.inspect.patch_grid(TEXT, OTHER, 900, against=901)
+    way = abs(grid.source.logit - grid.base.logit)
+    expect(page.get_by_text(re.compile(r"grey: below .* which rounding alone may do"))).to_be_visible()
+    matrix = page.get_by_role("application", name=re.compile("^How far the answer turns"))
+    matrix.focus()
+    cells = {(cell.layer, cell.position): cell for cell in grid.cells()}
+    page.keyboard.press("ArrowRight")  # to where the cursor begins
+    for _ in range(6):
+        page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowUp")
+    for position in range(6):
+        cell = cells[0, position]
+        is_below = abs(cell.logit - grid.base.logit) / way < grid.floor / way
+        told = page.locator(".readout").first
+        expect(told).to_contain_text("layer 0")
+        assert ("below the floor of rounding" in told.inner_text()) == is_below, position
+        page.keyboard.press("ArrowRight")
+
+
+def test_a_grid_that_is_stopped_before_its_first_cell_says_of_how_many(
+    page: Page, served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, began = threading.Event(), threading.Event()
+    make = PatchGrid.__init__
+
+    def slow(self: PatchGrid, *args: Any, **options: Any) -> None:
+        began.set()
+        goes_on.wait(20)
+        make(self, *args, **options)
+
+    monkeypatch.setattr(PatchGrid, "__init__", slow)
+    page.goto(link(served, stage="patch", source=OTHER))
+    served.wait(lambda: began.is_set() or page.wait_for_timeout(20))
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_text("stopped after 0 of 12 cells")).to_be_visible()
+    goes_on.set()
+    served.wait(lambda: served.service.in_flight == 0)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_figure_comes_first(page: Page, served: Running, view: str) -> None:
+    """It begins above the fold, wide and narrow, with one sentence over it; a control is near the title by keyboard."""
+    for width, height in ((1280, 800), (360, 740)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.goto(link(served, stage=view, layer=1, pos=5, **FIELDS.get(view, {})))
+        settled(page)
+        box = page.locator("main article").locator("canvas, table").first.bounding_box()
+        assert box is not None and box["y"] < 0.85 * height, (view, width, box)
+        assert len(page.locator("article > p.lead").inner_text().split()) <= 25
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.locator("#main").focus()  # where the link "To the stage" leads
+    stops = list[bool]()
+    while True not in stops and len(stops) < 7:
+        page.keyboard.press("Tab")
+        stops.append(page.evaluate("document.activeElement.closest('article') !== null"))
+    assert len(stops) <= 6, stops
