@@ -57,7 +57,7 @@ describe("the whole", () => {
   });
 
   test("a word of the lens stands where it becomes the first one", () => {
-    expect(marks.filter((one) => one.id.endsWith(".word") && one.id.startsWith("c2")).map((one) => one.id)).toEqual(["c2.l1.word", "c2.l0.word"]);
+    expect(marks.filter((one) => one.id.endsWith(".word") && one.id.startsWith("c2")).map((one) => one.id)).toEqual(["c2.l0.word", "c2.l1.word"]);
   });
 
   test("what the pass has not reached is not drawn, and nothing else appears", () => {

@@ -10,6 +10,8 @@ export interface DepthScene {
   readonly strength: (data: Data, camera: Camera) => number;
   /** Its marks, but for those that lie outside of the camera. The same list where nothing has changed: the painter keeps what it made of it. */
   readonly marks: (data: Data, camera: Camera, moment: Moment) => readonly Mark[];
+  /** The same in some lists, painted in their order, where most of them stay as they were while others change. */
+  readonly parts?: (data: Data, camera: Camera, moment: Moment) => readonly (readonly Mark[])[];
 }
 
 /** From 0 to 1 between two values, without corners. */

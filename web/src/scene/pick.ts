@@ -16,24 +16,21 @@ export interface Found {
   readonly cell?: { readonly row: number; readonly column: number };
 }
 
-/** The topmost mark that says something or can be entered. */
+/** The topmost mark that says something or can be entered; of what is only near, the nearest. */
 export function pick(sheets: readonly Sheet[], camera: Camera, at: Point, slack = SLACK): Found | undefined {
-  for (const sheet of [...sheets].reverse()) {
-    if (sheet.strength < FAINT) continue;
-    let best: { found: Found; apart: number } | undefined;
-    for (let i = sheet.marks.length - 1; i >= 0; i--) {
-      const mark = sheet.marks[i] as Mark;
+  let best: { found: Found; apart: number; name: string } | undefined;
+  for (const { marks, strength, name } of [...sheets].reverse()) {
+    if (best && best.name !== name) return best.found; // what is deeper lies above
+    if (strength < FAINT) continue;
+    for (let i = marks.length - 1; i >= 0; i--) {
+      const mark = marks[i] as Mark;
       if (!mark.says && !mark.enter && mark.kind !== "cells") continue;
       const apart = distance(mark, camera, at);
-      if (apart <= 0) {
-        best = { found: foundOf(mark, camera, at), apart: 0 };
-        break;
-      }
-      if (apart <= slack && apart < (best?.apart ?? Infinity)) best = { found: foundOf(mark, camera, at), apart };
+      if (apart <= 0) return foundOf(mark, camera, at);
+      if (apart <= slack && apart < (best?.apart ?? Infinity)) best = { found: foundOf(mark, camera, at), apart, name };
     }
-    if (best) return best.found;
   }
-  return undefined;
+  return best?.found;
 }
 
 function foundOf(mark: Mark, camera: Camera, at: Point): Found {

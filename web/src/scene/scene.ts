@@ -28,7 +28,7 @@ export function sheets(data: Data, camera: Camera, moment: Moment = REST, depths
   return depths
     .map((one) => ({ name: one.name, strength: one.strength(data, camera), of: one }))
     .filter(({ strength }) => strength > 0.01)
-    .map(({ name, strength, of }) => ({ name, strength, marks: of.marks(data, camera, moment) }));
+    .flatMap(({ name, strength, of }) => (of.parts?.(data, camera, moment) ?? [of.marks(data, camera, moment)]).map((marks) => ({ name, strength, marks })));
 }
 
 export function scene(data: Data, camera: Camera, moment: Moment = REST): Mark[] {

@@ -15,12 +15,10 @@ const NEAR = [70, 150] as const; // pixels of a layer between which the far view
 const EVERY = 5; // layers with a rule and a number
 const BOXED = 52; // pixels of a column in which a token has a box
 
-/** A mark with what it belongs to: marks that lie outside of the camera, or that the pass has not reached, are left out by it. */
+/** A mark with its column, -1 of none, and the height that a pass has to reach before it is there. */
 interface Placed {
   readonly mark: Mark;
   readonly column: number;
-  /** From which column on it has to be seen, for what spans some. */
-  readonly first: number;
   readonly y: number;
 }
 
@@ -42,45 +40,45 @@ export function nameOf(data: Data, far: Far, column: number): string {
   return far.block === 1 ? text : `token ${pos}, ${text}`;
 }
 
-function* streams(data: Data, far: Far): Generator<Placed> {
-  const { columns, layers, block } = far;
+function* streams(data: Data, far: Far, l: number): Generator<Placed> {
+  const { columns, block } = far;
+  const edge = (level: number, c: number): number => block * halfWidth(far.lengths[level * columns + c] as number);
+  const outline = (c: number): Point[] => {
+    const [x, a, b] = [middleOf(far, c), edge(l, c), edge(l + 1, c)];
+    return [[x - a, l], [x + a, l], [x + b, l + 1], [x - b, l + 1]];
+  };
   for (let c = 0; c < columns; c++) {
-    const x = middleOf(far, c);
-    const edge = (level: number): number => block * halfWidth(far.lengths[level * columns + c] as number);
-    for (let l = 0; l < layers; l++) {
-      const [a, b] = [edge(l), edge(l + 1)];
-      const points: Point[] = [[x - a, l], [x + a, l], [x + b, l + 1], [x - b, l + 1]];
-      const says = { name: `stream of ${nameOf(data, far, c)} after layer ${l}`, value: far.lengths[(l + 1) * columns + c] as number, unit: "length" };
-      const at = { column: c, first: c, y: l + 1 };
-      yield { ...at, mark: { kind: "area", id: `c${c}.l${l}.stream`, points, ink: "stream", says, enter: place(tokenOf(far, c), l, data) } };
-      const sure = data.said?.probabilities[l * columns + c];
-      if (sure !== undefined && sure > 0.02) yield { ...at, mark: { kind: "area", id: `c${c}.l${l}.sure`, points, ink: "says", alpha: sure } };
-    }
+    const says = { name: `stream of ${nameOf(data, far, c)} after layer ${l}`, value: far.lengths[(l + 1) * columns + c] as number, unit: "length" };
+    yield { column: c, y: l + 1, mark: { kind: "area", id: `c${c}.l${l}.stream`, points: outline(c), ink: "stream", says, enter: place(tokenOf(far, c), l, data) } };
+  }
+  for (let c = 0; c < columns; c++) {
+    const sure = data.said?.probabilities[l * columns + c];
+    if (sure !== undefined && sure > 0.02) yield { column: c, y: l + 1, mark: { kind: "area", id: `c${c}.l${l}.sure`, points: outline(c), ink: "says", alpha: sure } };
   }
 }
 
-function* attention(data: Data, far: Far, { sx }: Detail): Generator<Placed> {
+function* attention(data: Data, far: Far, { sx }: Detail, l: number): Generator<Placed> {
   const most = Math.min(9, 2.5 + 0.08 * sx * far.block);
   const chosen = columnOf(far, data.chosen.pos);
-  for (let l = 0; l < far.layers; l++) {
-    for (let q = 1; q < far.columns; q++) {
-      for (let k = columnsBefore(far) === 0 ? 1 : 0; k < q; k++) {
-        const share = far.attention[pairOf(far, l, q, k + columnsBefore(far))] as number;
-        if (share < LEAST_SHARE) continue;
-        const [from, to] = [middleOf(far, k), middleOf(far, q)];
-        const [y0, y1] = [l + 0.08, l + SUM_OF_ATTENTION];
-        const bend = Math.min(0.45 * (to - from), 0.6 * far.block);
-        const isChosen = q === chosen; // what the chosen token takes stands out
-        yield {
-          column: q, first: k, y: y1,
-          mark: {
-            kind: "curve", id: `l${l}.q${q}.k${k}`, ink: "attention", width: 0.5 + most * share, alpha: Math.min(0.95, (isChosen ? 0.3 : 0.1) + (isChosen ? 1.6 : 0.9) * share),
-            points: [[from, y0], [from + bend, y0 + 0.05], [to - bend, y1 - 0.1], [to, y1]],
-            says: { name: `layer ${l}: ${nameOf(data, far, q)} takes from ${nameOf(data, far, k)}${far.block > 1 ? ` and the ${far.block - 1} before it` : ""}, mean of the heads`, value: share, unit: "share" },
-            enter: place(tokenOf(far, q), l, data),
-          },
-        };
-      }
+  const before = columnsBefore(far);
+  const [y0, y1] = [l + 0.08, l + SUM_OF_ATTENTION];
+  for (let q = 1; q < far.columns; q++) {
+    for (let k = before === 0 ? 1 : 0; k < q; k++) {
+      const share = far.attention[pairOf(far, l, q, k + before)] as number;
+      if (share < LEAST_SHARE) continue;
+      const [from, to] = [middleOf(far, k), middleOf(far, q)];
+      const bend = Math.min(0.45 * (to - from), 0.6 * far.block);
+      const isChosen = q === chosen; // what the chosen token takes stands out
+      const others = far.block > 1 ? ` and the ${far.block - 1} before it` : "";
+      yield {
+        column: q, y: y1,
+        mark: {
+          kind: "curve", id: `l${l}.q${q}.k${k}`, ink: "attention", width: 0.5 + most * share, alpha: Math.min(0.95, (isChosen ? 0.3 : 0.1) + (isChosen ? 1.6 : 0.9) * share),
+          points: [[from, y0], [from + bend, y0 + 0.05], [to - bend, y1 - 0.1], [to, y1]],
+          says: { name: `layer ${l}: ${nameOf(data, far, q)} takes from ${nameOf(data, far, k)}${others}, mean of the heads`, value: share, unit: "share" },
+          enter: place(tokenOf(far, q), l, data),
+        },
+      };
     }
   }
 }
@@ -92,43 +90,35 @@ export function sinkOf(far: Far, layer: number): number {
   return far.columns > 1 ? sum / (far.columns - 1) : 0;
 }
 
-function* sinks(data: Data, far: Far, { sy }: Detail): Generator<Placed> {
+function* sinks(data: Data, far: Far, { sy }: Detail, l: number): Generator<Placed> {
   if (far.start !== 0 || far.block !== 1 || far.columns < 2) return;
-  for (let l = 0; l < far.layers; l++) {
-    const share = sinkOf(far, l);
-    const radius = share * Math.min(6, 0.42 * sy);
-    if (radius < 0.5) continue;
-    const says = { name: `layer ${l}: later tokens leave at the first, mean of all and of the heads`, value: share, unit: "share" };
-    yield { column: 0, first: 0, y: l + 0.3, mark: { kind: "dot", id: `l${l}.sink`, at: [-0.3, l + 0.3], radius, ink: "attention", outlined: true, alpha: 0.6, says, enter: place(0, l, data) } };
-  }
+  const share = sinkOf(far, l);
+  const radius = share * Math.min(6, 0.42 * sy);
+  if (radius < 0.5) return;
+  const says = { name: `layer ${l}: later tokens leave at the first, mean of all and of the heads`, value: share, unit: "share" };
+  yield { column: 0, y: l + 0.3, mark: { kind: "dot", id: `l${l}.sink`, at: [-0.3, l + 0.3], radius, ink: "attention", outlined: true, alpha: 0.6, says, enter: place(0, l, data) } };
 }
 
-function* mlps(data: Data, far: Far, { sx, sy }: Detail): Generator<Placed> {
+function* mlps(data: Data, far: Far, { sx, sy }: Detail, l: number): Generator<Placed> {
   const most = Math.min(5, 0.13 * sx * far.block, 0.36 * sy);
   if (most < 0.8) return;
-  for (let l = 0; l < far.layers; l++) {
-    for (let c = 0; c < far.columns; c++) {
-      const share = far.mlpAdded[l * far.columns + c] as number;
-      const x = middleOf(far, c);
-      const says = { name: `layer ${l}: what the MLP adds to ${nameOf(data, far, c)}, relative to the stream`, value: share };
-      yield { column: c, first: c, y: l + SUM_OF_MLP, mark: { kind: "dot", id: `c${c}.l${l}.mlp`, at: [x, l + 0.79], radius: most * Math.sqrt(Math.min(1, share)), ink: "mlp", alpha: 0.85, says, enter: place(tokenOf(far, c), l, data) } };
-    }
+  for (let c = 0; c < far.columns; c++) {
+    const share = far.mlpAdded[l * far.columns + c] as number;
+    const says = { name: `layer ${l}: what the MLP adds to ${nameOf(data, far, c)}, relative to the stream`, value: share };
+    yield { column: c, y: l + SUM_OF_MLP, mark: { kind: "dot", id: `c${c}.l${l}.mlp`, at: [middleOf(far, c), l + 0.79], radius: most * Math.sqrt(Math.min(1, share)), ink: "mlp", alpha: 0.85, says, enter: place(tokenOf(far, c), l, data) } };
   }
 }
 
 /** Keys and values that stay beside the column: the cache. */
-function* cells(data: Data, far: Far, { sx }: Detail): Generator<Placed> {
+function* cells(data: Data, far: Far, { sx }: Detail, l: number): Generator<Placed> {
   if (sx * far.block < 26) return;
   const size = Math.min(0.045 * far.block, 5 / sx);
-  for (let l = 0; l < far.layers; l++) {
-    for (let c = 0; c < far.columns; c++) {
-      const x = middleOf(far, c) - 0.16 * far.block;
-      const at = { column: c, first: c, y: l + 0.3 };
-      for (const [i, what] of (["key", "value"] as const).entries()) {
-        const x0 = x + (i - 1) * size * 1.25;
-        const says = { name: `layer ${l}: ${what} of ${nameOf(data, far, c)} in the cache, mean of the groups`, value: (i ? far.values : far.keys)[l * far.columns + c] as number, unit: "length" };
-        yield { ...at, mark: { kind: "box", id: `c${c}.l${l}.${what}`, rect: { x0, x1: x0 + size, y0: l + 0.14, y1: l + 0.5 }, ink: what, alpha: 0.6, says, enter: place(tokenOf(far, c), l, data) } };
-      }
+  for (let c = 0; c < far.columns; c++) {
+    const x = middleOf(far, c) - 0.16 * far.block;
+    for (const [i, what] of (["key", "value"] as const).entries()) {
+      const x0 = x + (i - 1) * size * 1.25;
+      const says = { name: `layer ${l}: ${what} of ${nameOf(data, far, c)} in the cache, mean of the groups`, value: (i ? far.values : far.keys)[l * far.columns + c] as number, unit: "length" };
+      yield { column: c, y: l + 0.3, mark: { kind: "box", id: `c${c}.l${l}.${what}`, rect: { x0, x1: x0 + size, y0: l + 0.14, y1: l + 0.5 }, ink: what, alpha: 0.6, says, enter: place(tokenOf(far, c), l, data) } };
     }
   }
 }
@@ -149,7 +139,7 @@ function* words(data: Data, far: Far, { sx, sy, turned }: Detail): Generator<Pla
       below = l - (turned ? (widthOf(shown(text), "small") - 4) / sy : 0);
       const says = { name: `after layer ${l} the lens reads, behind ${nameOf(data, far, c)}: “${text}”`, value: p, unit: "probability" };
       yield {
-        column: c, first: c, y: l + 1,
+        column: c, y: l + 1,
         mark: {
           kind: "text", id: `c${c}.l${l}.word`, at: [middleOf(far, c) + far.block * (turned ? 0.26 : 0.12), l + 0.9], text: shown(text), size: "small", align: turned ? "right" : "left", ink: "ink",
           alpha: 0.4 + 0.6 * p, shift: [4, 0], most: isChosen ? Math.max(90, room) : room, says, enter: place(tokenOf(far, c), l, data),
@@ -177,7 +167,7 @@ function* boxes(data: Data, far: Far, { sx, sy, turned }: Detail): Generator<Pla
   for (const pass of ["box", "name"] as const) {
     for (let c = 0; c < far.columns; c++) {
       const x = far.start + c;
-      const at = { column: c, first: c, y: -1 };
+      const at = { column: c, y: -1 };
       const isChosen = data.chosen.pos === x;
       const rect = { x0: x - half, x1: x + half, y0: -below, y1: -above };
       const says = { name: `token ${x}, “${data.tokens[x]?.text ?? ""}”`, value: data.tokens[x]?.id ?? 0, unit: "id" };
@@ -203,7 +193,7 @@ function* staggered(data: Data, far: Far, { sx, sy, turned }: Detail): Generator
     const says = far.block === 1 ? { name: `token ${pos}, “${data.tokens[pos]?.text ?? ""}”`, value: data.tokens[pos]?.id ?? 0, unit: "id" } : { name: `${nameOf(data, far, c)}, of every ${far.block}`, value: data.tokens[pos]?.id ?? 0, unit: "id" };
     const text = far.block === 1 ? written(data, pos).trim() || "␣" : String(pos);
     const enter: Place = { depth: 2, block: "text", pos, layer: 0, head: data.chosen.head };
-    yield { column: c, first: c, y: -1, mark: { kind: "text", id: `c${c}.token`, at, text, size: "small", align: turned ? "right" : "center", ink: isChosen ? "chosen" : "ink", most: turned ? 2.2 * foot * sy : wide * lines * every - 5, says, enter } };
+    yield { column: c, y: -1, mark: { kind: "text", id: `c${c}.token`, at, text, size: "small", align: turned ? "right" : "center", ink: isChosen ? "chosen" : "ink", most: turned ? 2.2 * foot * sy : wide * lines * every - 5, says, enter } };
   }
 }
 
@@ -211,13 +201,13 @@ function* rules(data: Data, { turned }: Detail): Generator<Placed> {
   const { layers, tokens: count } = data.extent;
   const { layer } = data.chosen;
   const end = count - 0.4;
-  yield { column: -1, first: -1, y: -1, mark: { kind: "box", id: "chosen.layer", rect: { x0: -0.5, x1: end, y0: layer, y1: layer + 1 }, ink: "line", alpha: 0.6 } };
+  yield { column: -1, y: -1, mark: { kind: "box", id: "chosen.layer", rect: { x0: -0.5, x1: end, y0: layer, y1: layer + 1 }, ink: "line", alpha: 0.6 } };
   for (let l = 0; l <= layers; l += EVERY) {
-    const at = { column: -1, first: -1, y: -1 };
+    const at = { column: -1, y: -1 };
     yield { ...at, mark: { kind: "line", id: `rule${l}`, points: [[-0.5, l], [end, l]], ink: "line", width: 1 } };
   }
   for (let l = 0; l <= layers; l += EVERY) {
-    const at = { column: -1, first: -1, y: -1 };
+    const at = { column: -1, y: -1 };
     yield { ...at, mark: { kind: "text", id: `rule${l}.name`, at: [-0.5, l], text: String(l), size: "small", align: turned ? "center" : "right", ink: "soft", shift: turned ? [0, -8] : [-6, 0] } };
   }
 }
@@ -232,7 +222,7 @@ function* bars(data: Data, { sx, sy, turned }: Detail): Generator<Placed> {
   const along = turned ? sy : sx; // pixels of a unit in the bars' direction
   const [from, step] = turned ? [count - 0.55, 1.3 / 6] : [layers + 0.95 * top, (0.88 * top) / 6];
   const left = turned ? 0 : Math.min(count - 0.75, count + 0.85 - 230 / sx); // some pixels are free at the edge
-  const at = { column: count - 1, first: 0, y: layers + 0.5 };
+  const at = { column: count - 1, y: layers + 0.5 };
   const spot = (x: number, down: number): Point => (turned ? [from + down, x] : [x, from - down]);
   for (const [i, one] of rows.entries()) {
     const right = left + Math.max(2, (100 * one.probability) / largest) / along;
@@ -249,61 +239,97 @@ function* bars(data: Data, { sx, sy, turned }: Detail): Generator<Placed> {
   }
 }
 
-function build(data: Data, detail: Detail): Placed[] {
-  const { far } = data;
-  if (!far) return [...rules(data, detail)];
-  return [
-    ...rules(data, detail), ...attention(data, far, detail), ...streams(data, far), ...cells(data, far, detail), ...mlps(data, far, detail),
-    ...sinks(data, far, detail), ...words(data, far, detail), ...tokens(data, far, detail), ...bars(data, detail),
-  ];
-}
-
 /** In steps of a tenth: a zoom makes marks anew some ten times, and not at each frame. */
 const stepOf = (scale: number): number => 1.1 ** Math.round(Math.log(scale) / Math.log(1.1));
 
-interface Built {
-  readonly key: string;
+/** The height of a layer in larger steps: little depends on it. */
+const heightOf = (scale: number): number => 1.5 ** Math.round(Math.log(scale) / Math.log(1.5));
+
+/** The marks for one detail of the camera: a list for what is below the layers, one for each layer, made when it is seen first, and one for what is above. */
+class Built {
   readonly said: Data["said"];
   readonly next: Data["next"];
-  readonly all: readonly Placed[];
-  readonly marks: readonly Mark[];
+  readonly #bands = new Map<number, { all: readonly Placed[]; marks: readonly Mark[] }>();
+  readonly #parts = new Map<string, readonly Mark[]>();
+  #words: readonly Placed[] | undefined;
+
+  constructor(
+    readonly key: string,
+    private readonly data: Data,
+    private readonly far: Far,
+    private readonly detail: Detail,
+  ) {
+    this.said = data.said;
+    this.next = data.next;
+  }
+
+  readonly below = (data: Data): readonly Mark[] => this.#once(`below ${data.chosen.layer}`, () => [...rules(data, this.detail)]);
+  readonly text = (): readonly Mark[] => this.#once("text", () => [...tokens(this.data, this.far, this.detail)]);
+  readonly above = (): readonly Mark[] => this.#once("above", () => [...bars(this.data, this.detail)]);
+
+  /** A layer's marks: all, or those that a pass has reached whose columns from one on are on their way. */
+  layer(l: number, from: number, height: number): readonly Mark[] {
+    const band = this.#band(l);
+    if (from >= this.far.columns || height >= l + 1) return band.marks;
+    const reached = Math.max(l, Math.floor(height * 10) / 10);
+    return this.#once(`${l} ${from} ${reached}`, () => band.all.filter((one) => one.column < from || one.y <= reached));
+  }
+
+  #band(l: number): { all: readonly Placed[]; marks: readonly Mark[] } {
+    const known = this.#bands.get(l);
+    if (known) return known;
+    const { data, far, detail } = this;
+    this.#words ??= [...words(data, far, detail)];
+    const all = [
+      ...attention(data, far, detail, l), ...streams(data, far, l), ...cells(data, far, detail, l), ...mlps(data, far, detail, l),
+      ...sinks(data, far, detail, l), ...this.#words.filter((one) => one.y === l + 1),
+    ];
+    const band = { all, marks: all.map(({ mark }) => mark) };
+    this.#bands.set(l, band);
+    return band;
+  }
+
+  #once(key: string, make: () => readonly Placed[]): readonly Mark[] {
+    const known = this.#parts.get(key);
+    if (known) return known;
+    const marks = make().map(({ mark }) => mark);
+    this.#parts.set(key, marks);
+    return marks;
+  }
 }
 
-const made = new WeakMap<object, Built[]>();
-const MOST_BUILT = 4;
+const made = new WeakMap<Far, Built[]>();
+const MOST_BUILT = 6;
 
-function builtOf(data: Data, camera: Camera): Built {
-  const scale = scaleOf(camera);
-  const detail = { sx: stepOf(scale.x), sy: stepOf(scale.y), turned: camera.turned };
+function builtOf(data: Data, far: Far, detail: Detail): Built {
   const { pos, head } = data.chosen;
-  const key = `${detail.sx} ${detail.sy} ${detail.turned} ${pos} ${head}`;
-  const of = data.far ?? data;
-  const kept = made.get(of) ?? [];
+  const key = [detail.sx, detail.sy, detail.turned, pos, head].join();
+  const kept = made.get(far) ?? [];
   const known = kept.find((one) => one.key === key && one.said === data.said && one.next === data.next);
   if (known) return known;
-  const all = build(data, detail);
-  const built = { key, said: data.said, next: data.next, all, marks: all.map((one) => one.mark) };
-  made.set(of, [built, ...kept].slice(0, MOST_BUILT));
+  const built = new Built(key, data, far, detail);
+  made.set(far, [built, ...kept].slice(0, MOST_BUILT));
   return built;
 }
 
-function marks(data: Data, camera: Camera, moment: Moment): readonly Mark[] {
-  const built = builtOf(data, camera);
-  const { rect } = camera;
+/** Lists of marks in the order in which they are painted; a layer that is not seen has none. */
+function parts(data: Data, camera: Camera, moment: Moment): readonly (readonly Mark[])[] {
+  const scale = scaleOf(camera);
+  const detail = { sx: stepOf(scale.x), sy: heightOf(scale.y), turned: camera.turned };
   const { far } = data;
-  if (!far) return built.marks;
-  const isWhole = rect.x0 <= -0.5 && rect.x1 >= data.extent.tokens - 0.5 && rect.y0 <= 0 && rect.y1 >= far.layers;
-  if (isWhole && moment === REST) return built.marks;
-  const [first, last] = [Math.floor((rect.x0 - far.start) / far.block) - 1, Math.ceil((rect.x1 - far.start) / far.block) + 1];
-  const from = columnOf(far, moment.from);
-  return built.all
-    .filter((one) => one.column < 0 || (one.first <= last && one.column >= first && (one.y < 0 || (one.y >= rect.y0 - 1 && one.y <= rect.y1 + 1.5 + topOf(far.layers)))))
-    .filter((one) => one.column < from || one.y <= moment.height)
-    .map((one) => one.mark);
+  if (!far) return [[...rules(data, detail)].map(({ mark }) => mark)];
+  const { y0, y1 } = camera.rect;
+  const built = builtOf(data, far, detail);
+  const from = moment === REST ? Infinity : columnOf(far, moment.from);
+  const first = Math.max(0, Math.floor(y0) - 1);
+  const bands = Array.from({ length: Math.max(0, Math.min(far.layers, Math.ceil(y1) + 1) - first) }, (_, i) => built.layer(first + i, from, moment.height));
+  const isThrough = from >= far.columns || moment.height >= far.layers + 0.5;
+  return [built.below(data), ...bands, ...(y0 < 0 ? [built.text()] : []), ...(y1 > far.layers && isThrough ? [built.above()] : [])];
 }
 
 export const whole: DepthScene = {
   name: "whole",
   strength: (data, camera) => (1 - fade(scaleOf(camera).y, ...NEAR)) * (1 - blockStrength(data, camera)),
-  marks,
+  marks: (data, camera, moment) => parts(data, camera, moment).flat(),
+  parts,
 };
