@@ -24,8 +24,8 @@ interface Batch {
   readonly marks: Placed[];
 }
 
-const ALPHAS = 20; // steps that are told apart, so that there are few styles
-const WIDTHS = 4; // a pixel
+const ALPHAS = { line: 10, other: 20 } as const; // steps that are told apart, so that there are few styles
+const WIDTHS = 2; // a pixel
 const HAIR = 1;
 
 const made = new WeakMap<readonly Mark[], readonly Batch[]>();
@@ -82,8 +82,9 @@ function batchesOf(marks: readonly Mark[]): readonly Batch[] {
     if (mark.kind !== kind) open = new Map();
     kind = mark.kind;
     const ink = "ink" in mark ? mark.ink : "ink";
-    const alpha = Math.ceil((mark.alpha ?? 1) * ALPHAS) / ALPHAS;
     const width = widthOfLine(mark);
+    const alphas = width ? ALPHAS.line : ALPHAS.other;
+    const alpha = Math.ceil((mark.alpha ?? 1) * alphas) / alphas;
     const pathed = isPathed(mark);
     const style = `${ink} ${mark.hue} ${alpha} ${width} ${pathed}`;
     let batch = open.get(style);
@@ -123,11 +124,17 @@ function draw(context: CanvasRenderingContext2D, batch: Batch, strength: number,
   context.globalAlpha = batch.alpha * strength;
   context.fillStyle = context.strokeStyle = colorOf(batch, dark);
   context.lineWidth = width || HAIR;
-  if (path) {
-    const moved = new Path2D();
+  if (path && width) {
+    const moved = new Path2D(); // a line's width is in pixels, so it is the path that is moved
     moved.addPath(path, toScreen);
-    if (width) context.stroke(moved);
-    else context.fill(moved);
+    context.stroke(moved);
+    return;
+  }
+  if (path) {
+    const before = context.getTransform();
+    context.transform(toScreen.a, toScreen.b, toScreen.c, toScreen.d, toScreen.e, toScreen.f);
+    context.fill(path);
+    context.setTransform(before);
     return;
   }
   if (batch.kind === "text") texts(context, batch.marks as Text[], camera, dark);
