@@ -8,6 +8,7 @@ import type { Rect } from "./marks";
 import type { Place, Product } from "./place";
 import { blockOf } from "./sheet";
 
+const NEAR_LAYER = [0.25, 0.55] as const; // of the picture's height that a layer takes
 const NEAR = [0.3, 0.8] as const; // of the picture's width and height that a sheet fills
 
 /** How much of the picture a rectangle fills, of the side that fills less; beyond one, the camera is within it. */
@@ -38,6 +39,14 @@ export function inside(place: Place, data: Data): Place | undefined {
   if (block === "mlp") return of("gate_proj", numbers?.block === "mlp" ? (numbers.neurons[0]?.index ?? 0) : 0);
   if (block === "logits") return of("lm_head", numbers?.block === "logits" ? (numbers.candidates[0]?.token_id ?? 0) : 0);
   return block === "row" ? of("embed_tokens", 0) : undefined;
+}
+
+/** How near the camera is to a layer whose numbers are there, by the share of the picture that it takes: so far it is drawn in place of the whole. */
+export function layerNearness({ near }: Data, camera: Camera): number {
+  const { rect } = camera;
+  const at = near?.layer?.layer;
+  if (at === undefined || rect.y1 <= at || rect.y0 >= at + 1) return 0;
+  return fade(1 / (rect.y1 - rect.y0), ...NEAR_LAYER);
 }
 
 /** Where the sheets are that there are numbers for. */

@@ -4,10 +4,10 @@
  */
 
 import { number } from "../lib/format";
-import { scaleOf, type Camera } from "./camera";
+import type { Camera } from "./camera";
 import type { Data, Moment } from "./data";
-import { fade, type DepthScene } from "./depth";
-import { blockStrength } from "./entered";
+import type { DepthScene } from "./depth";
+import { blockStrength, layerNearness } from "./entered";
 import { hueOf } from "./leaf";
 import { frameOf, STEPS, SUM_OF_ATTENTION, SUM_OF_MLP } from "./layout";
 import { SIZES, widthOf } from "./look";
@@ -16,7 +16,6 @@ import type { LayerNumbers } from "./near";
 import type { Block, Place } from "./place";
 import { halfWidth, shown } from "./whole";
 
-const NEAR = [70, 150] as const; // pixels of a layer between which it fades in; the far view fades out there
 const LEAST = { chosen: 0.004, other: 0.03 } as const; // shares that are drawn, of the chosen head and of others
 const CROWDED = 12; // tokens
 const MOST_CURVES = 1200; // of the other heads: the strongest
@@ -252,6 +251,6 @@ function marks(data: Data, camera: Camera, moment: Moment): readonly Mark[] {
 
 export const layer: DepthScene = {
   name: "layer",
-  strength: (data, camera) => (data.near?.layer ? fade(scaleOf(camera).y, ...NEAR) * (1 - blockStrength(data, camera)) : 0),
+  strength: (data, camera) => layerNearness(data, camera) * (1 - blockStrength(data, camera)),
   marks,
 };

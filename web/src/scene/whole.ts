@@ -2,8 +2,8 @@
 
 import { scaleOf, type Camera } from "./camera";
 import { columnOf, columnsBefore, middleOf, pairOf, REST, tokenOf, type Data, type Far, type Moment } from "./data";
-import { fade, type DepthScene } from "./depth";
-import { blockStrength } from "./entered";
+import type { DepthScene } from "./depth";
+import { blockStrength, layerNearness } from "./entered";
 import { footOf, SUM_OF_ATTENTION, SUM_OF_MLP, topOf } from "./layout";
 import { widthOf } from "./look";
 import type { Mark, Point } from "./marks";
@@ -11,7 +11,6 @@ import type { Place } from "./place";
 
 /** A thread of attention that is thinner is not drawn; the table of a layer has all of them. */
 const LEAST_SHARE = 0.06;
-const NEAR = [70, 150] as const; // pixels of a layer between which the far view fades out
 const EVERY = 5; // layers with a rule and a number
 const BOXED = 52; // pixels of a column in which a token has a box
 
@@ -329,7 +328,7 @@ function parts(data: Data, camera: Camera, moment: Moment): readonly (readonly M
 
 export const whole: DepthScene = {
   name: "whole",
-  strength: (data, camera) => (1 - fade(scaleOf(camera).y, ...NEAR)) * (1 - blockStrength(data, camera)),
+  strength: (data, camera) => (1 - layerNearness(data, camera)) * (1 - blockStrength(data, camera)),
   marks: (data, camera, moment) => parts(data, camera, moment).flat(),
   parts,
 };
