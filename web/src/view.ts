@@ -9,6 +9,8 @@ export interface ViewEntry {
   title: string;
   /** Loads it: a view comes when it is opened. */
   component: () => Promise<{ default: Component }>;
+  /** It draws a figure of its own in the place of the picture. */
+  draws?: true;
   /** Which selectors stand above it. */
   uses: readonly ("layer" | "head")[];
 }

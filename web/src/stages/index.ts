@@ -18,5 +18,5 @@ export const stages: readonly ViewEntry[] = [
   { id: "growth", number: 13, title: "The next token", component: () => import("./Growth.svelte"), uses: ["layer", "head"] },
   { id: "bits", number: 14, title: "Four bits", component: () => import("./FourBits.svelte"), uses: ["layer"] },
   { id: "learning", number: 15, title: "Learning", component: () => import("./Learning.svelte"), uses: [] },
-  { id: "encoder", number: 16, title: "Encoder and decoder", component: () => import("./Encoder.svelte"), uses: [] },
+  { id: "encoder", number: 16, title: "Encoder and decoder", component: () => import("./Encoder.svelte"), uses: [], draws: true },
 ];
