@@ -2,6 +2,9 @@
 
     python bench/page.py [--model MODEL] [--chromium PATH]
 
+The picture is there when the numbers of the pass are drawn. Its frames are those of a flight into a layer, on into a
+block and back, and of a pass that rises, with 32 tokens: the time from one to the next, of all of them.
+
 A view is there when everything that it asks for has come and is drawn: the time is the browser's own, from the click to
 the first such frame. "first" is the first visit to each view of a text, by a reader who has looked at the map for five
 seconds, "later" the median of --rounds further ones at other tokens and layers, which the server has to compute or
@@ -10,6 +13,7 @@ matrices are hovered over and its layers are stepped through. Milliseconds, unle
 be built (`make page`).
 """
 
+import json
 import re
 import shutil
 import statistics
@@ -26,6 +30,7 @@ from urllib.parse import quote
 from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
 
 import common
+from llamarium.page.assets import read_assets
 
 SENTENCE = "The quick brown fox jumps over the lazy dog near the river"
 LOOK_MS = 5000
@@ -89,16 +94,63 @@ def inspecting(model: list[str]) -> Generator[str]:
             process.terminate()
 
 
-def opening(browser: Browser, link: str) -> float:
-    """Return the milliseconds from a new tab to the first view with its numbers."""
+def opening(browser: Browser, link: str, there: str = 'article .body[aria-busy="false"]') -> float:
+    """Return the milliseconds from a new tab to the first view with its numbers, or to what a selector names."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     begin = time.perf_counter()
     page.goto(link)
-    page.wait_for_selector('article .body[aria-busy="false"]')
+    page.wait_for_selector(there)
     seconds = time.perf_counter() - begin
     context.close()
     return 1000 * seconds
+
+
+FRAMES = """
+(act) => new Promise((done) => {
+  const times = [], tasks = [], begin = performance.now();
+  const seen = new PerformanceObserver((list) => tasks.push(...list.getEntries().map((one) => one.duration)));
+  seen.observe({ type: "longtask" });
+  const look = (now) => {
+    times.push(now);
+    if (now - begin < 1800) requestAnimationFrame(look);
+    else { seen.disconnect(); done({ frames: times.slice(1).map((one, i) => one - times[i]), tasks }); }
+  };
+  if (act) document.querySelector(act).click();
+  requestAnimationFrame(look);
+})
+"""
+"""JavaScript: clicks at a place, and gives the milliseconds of each frame since and of each long task."""
+
+
+def frames(browser: Browser, link: str, rounds: int) -> dict[str, dict[str, float]]:
+    """Fly through the picture; return its frames' median, 95th percentile and longest task in milliseconds."""
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    rising: list[dict[str, list[float]]] = []
+    flying: list[dict[str, list[float]]] = []
+    for _ in range(rounds):
+        page.goto("about:blank")
+        page.goto(link)
+        page.wait_for_selector(".picture[data-far]")
+        rising.append(page.evaluate(f"({FRAMES})(null)"))
+        page.wait_for_selector('.picture[aria-busy="false"]')
+        for view in ("residual", "attention", "map"):
+            place = f"nav.views a[href*='stage={view}&']"
+            flying.append(page.evaluate(f"({FRAMES})({json.dumps(place)})"))
+    page.close()
+    return {"rising": _of_frames(rising), "flying": _of_frames(flying)}
+
+
+def _of_frames(seen: list[dict[str, list[float]]]) -> dict[str, float]:
+    times = sorted(one for part in seen for one in part["frames"])
+    tasks = [one for part in seen for one in part["tasks"]]
+    return {"median": statistics.median(times), "p95": times[int(0.95 * len(times))], "task": max(tasks, default=0.0)}
+
+
+def bundle_kb() -> float:
+    """Return the size of the page as the server sends it."""
+    assets = read_assets().values()
+    return sum(len(one.body if one.zipped is None else one.zipped) for one in assets) / 1000
 
 
 def walk(page: Page, rounds: int) -> dict[str, dict[str, float]]:
@@ -183,6 +235,7 @@ def with_text(link: str, text: str) -> str:
 
 def measure(browser: Browser, link: str, rounds: int) -> dict[str, Any]:
     """Do everything that the module says."""
+    drawn = [opening(browser, link, ".picture[data-far]") for _ in range(rounds)]
     opened = [opening(browser, link) for _ in range(rounds)]
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     session = page.context.new_cdp_session(page)
@@ -190,6 +243,9 @@ def measure(browser: Browser, link: str, rounds: int) -> dict[str, Any]:
     page.goto(link)
     until_settled(page)
     results: dict[str, Any] = {"opening": {"first": opened[0], "later": statistics.median(opened)}}
+    results["picture"] = {"first": drawn[0], "later": statistics.median(drawn)}
+    results["frames"] = frames(browser, with_text(link, " ".join((WORDS * 3).split()[:32])), rounds)
+    results["bundle kB"] = bundle_kb()
     results["views"] = walk(page, rounds)
     results["growing"] = growing(page, rounds)
     results["256 tokens"] = long_tasks(page, with_text(link, WORDS * 20))
@@ -213,10 +269,12 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
         results = measure(browser, link, options.rounds) | {"chromium": browser.version}
         browser.close()
-    views = results["views"] | {"opening": results["opening"]}
+    views = results["views"] | {"opening": results["opening"], "the picture": results["picture"]}
     rows: list[dict[str, Any]] = [{"view": name, **times} for name, times in views.items()]
     rows += [{"view": name, "later": value} for name, value in (results["growing"] | results["256 tokens"]).items()]
-    rows += [{"view": name, "later": results[name]} for name in ("2,000 tokens, attention", "heap MB")]
+    for name, times in results["frames"].items():
+        rows += [{"view": f"frames, {name}: {what}", "later": value} for what, value in times.items()]
+    rows += [{"view": name, "later": results[name]} for name in ("2,000 tokens, attention", "heap MB", "bundle kB")]
     name = "page" if options.model is None else f"page-{Path(options.model).stem}"
     common.report(name, options, rows, results)
 
