@@ -64,6 +64,22 @@ def test_a_view_fits_and_is_open_to_everybody(page: Page, served: Running, stage
     check_fits_and_is_open(page, view(served, stage=stage, layer=1, pos=3))
 
 
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (360, 740)])
+@pytest.mark.parametrize("stage", ["bits-cost", "compare", "checkpoints"])
+def test_the_figure_stands_above_the_fold(page: Page, served: Running, stage: str, width: int, height: int) -> None:
+    page.set_viewport_size({"width": width, "height": height})
+    page.goto(view(served, stage=stage))
+    settled(page)
+    figure = page.locator("article .body svg, article .body canvas").first.bounding_box()
+    assert figure is not None and figure["y"] + min(figure["height"], 120) < height
+    page.locator("#stage-title").focus()
+    for _ in range(6):
+        page.keyboard.press("Tab")
+        if page.evaluate("!!document.activeElement.closest('article .body')"):
+            return
+    pytest.fail("no control of the view within six tab stops of its title")
+
+
 def check_comparison(page: Page, side: Llama, against: Llama) -> None:
     """Hold the numbers of the view at layer 1 and token 3 to the library's."""
     found = side.inspect.compare(TEXT, against, k=3)
