@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from llamarium.checkpoints.open import OpenedModel, open_model
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, LlamariumError, OptionError, UnknownNameError, escape
-from llamarium.extras import need_torch
 from llamarium.hub.folders import is_adapter
 from llamarium.page.compare.others import Side
 from llamarium.page.compare.references import own_tokenizer
@@ -125,7 +124,6 @@ class Runs:
     def row_paths(self, name: str, ids: Sequence[int]) -> "RowPaths":
         """Follow rows of the embedding table through a run's checkpoints."""
         folder, steps = self.folder(name), self.steps(name)
-        need_torch("following a run's rows")
         from llamarium.train.report.embeddings import row_paths
 
         try:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,11 @@ from llamarium.config import EMBEDDING
 from llamarium.errors import InputError, LlamariumError, TrainingError, escape
 from llamarium.quant.packing import to_float32
 from llamarium.train.report import page
-from llamarium.train.report.history import History
 from llamarium.train.report.page import number
 from llamarium.train.state.checkpoint import checkpoint_folder, checkpoint_steps
-from llamarium.train.state.snapshots import read_snapshot
+
+if TYPE_CHECKING:
+    from llamarium.train.report.history import History
 
 _MAX_MOMENTS = 40  # of the embedding rows' paths
 _PLANE = 440  # width and height of the embeddings' drawing
@@ -87,8 +88,10 @@ def project(moments: Sequence[_Floats]) -> tuple[_Floats, float]:
     return (all_SRD - mean_D) @ plane_2D.T, float(variances[:2].sum() / max(variances.sum(), 1e-30))
 
 
-def embedding_paths(history: History) -> Iterator[str]:
+def embedding_paths(history: "History") -> Iterator[str]:
     """Yield the report's section about the rows, as HTML."""
+    from llamarium.train.state.snapshots import read_snapshot  # torch's
+
     steps = page.spread(sorted({int(event["step"]) for event in history.of("embeddings")}), _MAX_MOMENTS)
     if len(steps) < 2:
         yield '<p class="soft">They were not followed: the table is frozen, or too few snapshots were taken.</p>'
