@@ -202,7 +202,7 @@ def test_play_goes_through_eight_stations_and_then_draws_a_token(
     page.goto(link(served))
     settled(page)
     page.get_by_role("button", name="Play").click()
-    words, here = page.locator(".play p"), page.locator(".picture nav [aria-current=location]")
+    words, here = page.locator(".play"), page.locator(".picture nav [aria-current=location]")
     expect(page.get_by_role("button", name="Go on")).to_be_visible()  # with little motion it is stepped
     last = len(trace.token_ids) - 1
     embed = length(numbers(trace, "embed", None)[last])
