@@ -15,8 +15,10 @@ first column's row ends with its own share; where an experiment lets tokens look
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llamarium.inspect.numbers import Floats, lengths
 from llamarium.inspect.trace import Trace
@@ -47,7 +49,7 @@ def far_view(kept: Sequence[Trace], traces: Iterable[Trace], columns: range) -> 
     return np.concatenate([part.ravel() for part in (*rows, *cached, shares_LCS[:, pairs])]).astype(np.float32)
 
 
-def _columns_of(trace: Trace, columns: range) -> tuple[Floats, ...]:
+def _columns_of(trace: Trace, columns: range) -> tuple[NDArray[Any], ...]:
     """Return the rows (., C) of some tokens, and their shares (L, C, columns from the first token on)."""
     arrays, layers = trace.arrays, trace.layers
     size = {name: [lengths(arrays[name, layer]) for layer in layers] for name in OF_A_TOKEN[1:5]}
