@@ -13,7 +13,8 @@ export interface Entry {
 /** The glossary's entries by their ids, in its order. */
 export type Glossary = Readonly<Record<string, Entry>>;
 
-export type Part = { kind: "prose"; html: string } | { kind: "code"; language: string; text: string };
+/** A figure is a place of the picture, as links name it: the page shows it live, GitHub nothing. */
+export type Part = { kind: "prose"; html: string } | { kind: "code"; language: string; text: string } | { kind: "figure"; link: string };
 
 export interface Section {
   id: string;
@@ -89,12 +90,13 @@ export function readChapter(file: string, markdown: string): Chapter {
 }
 
 const STAGES = /^<!-- stages: ([a-z0-9, -]+) -->\s*$/;
+const FIGURE = /^<!-- figure: (#stage=[^\s<>]+) -->\s*$/;
 const SKIP = /^<!-- test: skip \(.*\) -->\s*$/;
 
 const stagesOf = (tokens: readonly Token[]): string[] =>
   tokens.flatMap((one) => (one.type === "html" ? (STAGES.exec(one.raw)?.[1]?.split(", ") ?? []) : []));
 
-/** Divide what lies between two headings into prose and blocks of code; comments are left out. */
+/** Divide what lies between two headings into prose, blocks of code and figures; other comments are left out. */
 function divide(marked: Marked, tokens: readonly Token[]): Part[] {
   const found: Part[] = [];
   let prose: Token[] = [];
@@ -108,7 +110,10 @@ function divide(marked: Marked, tokens: readonly Token[]): Part[] {
       end();
       found.push({ kind: "code", language: (token as Tokens.Code).lang ?? "", text: (token as Tokens.Code).text });
     } else if (token.type !== "html") prose.push(token);
-    else if (!STAGES.test(token.raw) && !SKIP.test(token.raw)) throw new Error(`a chapter holds no HTML: ${token.raw}`);
+    else if (FIGURE.test(token.raw)) {
+      end();
+      found.push({ kind: "figure", link: FIGURE.exec(token.raw)?.[1] ?? "" });
+    } else if (!STAGES.test(token.raw) && !SKIP.test(token.raw)) throw new Error(`a chapter holds no HTML: ${token.raw}`);
   }
   end();
   return found;
@@ -152,9 +157,11 @@ function linked(chapter: string, refers: string[], href: string, said: string): 
 
 // --- what holds it together ---
 
+export const partsOf = ({ opening, sections }: Pick<Chapter, "opening" | "sections">): Part[] => [...opening, ...sections.flatMap((section) => section.parts)];
+
 /** Every view that chapters link to, by what links call it. */
 export function viewsOf(chapters: readonly Chapter[]): Set<string> {
-  const parts = chapters.flatMap((one) => [...one.opening, ...one.sections.flatMap((section) => section.parts)]);
+  const parts = chapters.flatMap(partsOf);
   const links = parts.flatMap((part) => (part.kind === "prose" ? [...part.html.matchAll(/class="see" href="#stage=([a-z-]+)/g)] : []));
   return new Set(links.map((link) => link[1] as string));
 }

@@ -1,7 +1,10 @@
 import { readdirSync, readFileSync } from "node:fs";
 import { expect, describe, it } from "vitest";
 import { readCourse } from "../plugins/course";
-import { missing, readChapter, readGlossary, slug, viewsOf } from "../plugins/markdown";
+import { missing, partsOf, readChapter, readGlossary, slug, viewsOf, type Part } from "../plugins/markdown";
+import { pieces } from "../src/learn/folds";
+import { readLink } from "../src/lib/link";
+import { placeOf } from "../src/scene/stations";
 
 const { glossary, chapters } = readCourse("../docs/learn");
 const files = (folder: string): string[] =>
@@ -33,6 +36,20 @@ describe("the course", () => {
     const spoken = chapters.flatMap((one) => one.sections.flatMap((section) => section.stages));
     expect(listed("stages").filter((id) => !spoken.includes(id))).toEqual([]);
   });
+  it("has live figures in every chapter, of stages that are there and at places within the course's model", () => {
+    for (const chapter of chapters) {
+      const links = partsOf(chapter).flatMap((part) => (part.kind === "figure" ? [part.link] : []));
+      expect(links.length, chapter.id).toBeGreaterThan(0);
+      for (const link of links) {
+        const { stage = "", layer = 0, head = 0, pos = 0, text = "", fields = {} } = readLink(link).view;
+        expect(listed("stages"), link).toContain(stage);
+        expect(text.split(" ").length, link).toBeGreaterThan(pos);
+        expect(layer < 30 && head < 9, link).toBe(true);
+        const place = placeOf(stage, fields, { layer, head, pos });
+        expect(place.depth === 0 || place.block !== undefined || place.depth === 1, link).toBe(true);
+      }
+    }
+  });
   it("ends every chapter in what is wrong elsewhere and in things to try", () => {
     for (const { title, sections } of chapters) {
       const [wrong, attempt] = sections.slice(-2);
@@ -56,6 +73,15 @@ describe("a chapter", () => {
       kind: "prose",
       html: '<p>See <a class="see" href="#stage=rope&amp;pos=2">#stage=rope&amp;pos=2</a>.</p>',
     });
+  });
+  it("shows a figure in place of what a block of Python prints, and folds the block", () => {
+    const figure: Part = { kind: "figure", link: "#stage=rope&pos=2&text=The%20cat" };
+    const [python, output, prose]: Part[] = [{ kind: "code", language: "python", text: "x" }, { kind: "code", language: "output", text: "1" }, { kind: "prose", html: "<p>y</p>" }];
+    const text = `${page}\n<!-- figure: ${figure.link} -->\n\`\`\`python\nx\n\`\`\`\n\n\`\`\`output\n1\n\`\`\`\n`;
+    expect(readChapter("1-ids.md", text).sections[0]?.parts.slice(1)).toEqual([figure, python, output]);
+    expect(pieces([figure, python, output, prose] as Part[])).toEqual([figure, { kind: "fold", of: [python, output] }, prose]);
+    expect(pieces([prose, python, output, figure] as Part[])).toEqual([prose, { kind: "fold", of: [python] }, output, figure]);
+    expect(() => readChapter("1-ids.md", `${page}\n<!-- figure: https://elsewhere -->\n`)).toThrow("no HTML");
   });
   it("is told where it refers to what is not there", () => {
     const found = readChapter("1-ids.md", `${page}[a](glossary.md#nothing) [b](#second) [c](2-more.md) [d](#first-x) [e](../guides/train.md)\n`);

@@ -44,7 +44,7 @@ export class OwnPass implements Figure {
   readonly #shown: (data: Data) => Data;
 
   /** `ask` is called again where what it reads changes; `shown` says which of the numbers are drawn. */
-  constructor(first: Place, ask: () => Promise<Found>, shown: (data: Data) => Data = (data) => data) {
+  constructor(first: Place, ask: () => Promise<Found> | null, shown: (data: Data) => Data = (data) => data) {
     this.#place = first;
     this.#shown = shown;
     this.asked = new Resource(() => (session.model ? ask() : null));
