@@ -7,6 +7,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
+from llamarium.api import Llama
 from page_browser import check_fits_and_is_open, link, settled
 from serving import Running
 
@@ -98,11 +99,12 @@ def test_a_section_is_read_beside_its_stage(page: Page, served: Running) -> None
     page.goto(link(served, stage="rope", layer=1, pos=2))
     settled(page)
     lesson = page.locator("details.lesson").first
-    lesson.locator("summary").click()
+    summary = lesson.locator("summary").first
+    summary.click()
     expect(lesson.locator("pre").first).to_be_visible()
     expect(lesson.get_by_role("button", name="Copy").first).to_be_visible()
     assert Axe().run(page).violations_count == 0
-    title = lesson.locator("summary").inner_text().removeprefix("In the course: ")
+    title = summary.inner_text().removeprefix("In the course: ")
     lesson.get_by_role("link", name="The whole chapter").click()
     settled(page)
     heading = page.get_by_role("heading", level=3, name=title)
@@ -124,3 +126,24 @@ def test_commands_are_copied_without_what_they_print(browser: Browser, served: R
         row.removeprefix("$ ") for row in shown if row.startswith("$ ")
     ]
     context.close()
+
+
+def test_a_chapter_shows_a_figure_that_is_live(page: Page, served: Running, llama: Llama) -> None:
+    """What its table says is the model's own; its Python is folded, and it leads to its stage."""
+    page.goto(link(served, stage="how-attention-works"))
+    settled(page)
+    section = page.locator("section", has=page.get_by_role("heading", name="One head in four lines"))
+    expect(section.locator("pre").first).to_be_hidden()
+    figure = section.locator("figure")
+    figure.scroll_into_view_if_needed()
+    figure.get_by_text("Numbers of the picture").click()
+    pattern = llama.trace("The cat sat").arrays["pattern", 1][1, 2]  # head 2 is none of this small model's two
+    for key, share in enumerate(pattern):
+        written = figure.locator(f'[data-mark="b.attention.share{key}"] td').inner_text()
+        assert float(written.split()[0]) == pytest.approx(float(share), rel=1e-5)
+    expect(figure.locator("figcaption")).to_contain_text("layer 1, head 1, token 2")
+    section.get_by_text("The code, and what it prints").click()
+    expect(section.locator("pre").first).to_contain_text("scores.softmax")
+    figure.get_by_role("link", name="Open it in Follow").click()
+    settled(page)
+    assert "stage=attention&layer=1&head=1&pos=2&text=The%20cat%20sat" in page.url
