@@ -74,8 +74,8 @@ def page(window: BrowserContext, served: Running) -> Iterator[Page]:
 
 
 def link(served: Running, text: str = TEXT, **view: Any) -> str:
-    """The link to a view, with the key; at the first token where no other is named."""
-    named = "".join(f"&{name}={quote(str(value))}" for name, value in {"pos": 0, **view}.items())
+    """The link to a view, with the key; at the first token where no other is named, its details open where not said."""
+    named = "".join(f"&{name}={quote(str(value))}" for name, value in {"pos": 0, "details": 1, **view}.items())
     return link_to(served.url, text, key=KEY) + named
 
 

@@ -107,7 +107,7 @@ def test_positions_turn_queries_as_the_pass_has_it(page: Page, served: Running, 
     assert shown(page, "length-after") == as_shown(turned.double().norm().item(), 5)
     assert shown(page, "length-v") == as_shown(trace["layers.1.v"][4, 0].double().norm().item(), 5)
     assert shown(page, "score") == pytest.approx(trace["layers.1.scores"][1, 4, 0].item(), rel=1e-3)
-    page.get_by_role("button", name=re.compile("^pair 3,")).click()
+    page.get_by_role("slider", name="Pair").fill("3")
     assert shown(page, "angle") == as_shown(rope_pairs(llama.config, 4)[3].angle, 5)
     half = llama.config.head_dim // 2
     for name, feature in (("first", 3), ("second", 3 + half)):

@@ -47,14 +47,7 @@ def numbers_of(program: str, llama: Llama, monkeypatch: pytest.MonkeyPatch) -> d
     return found["numbers"]
 
 
-def open_about(page: Page) -> None:
-    """Open what stands behind one control, where a view has it there."""
-    if page.locator("details.about:not([open])").count():
-        page.get_by_text("How it is computed").click()
-
-
 def program_of(page: Page) -> str:
-    open_about(page)
     if page.locator("details.python[open]").count() == 0:
         page.get_by_text("Open as Python").click()
     return page.get_by_role("region", name="This view as Python").inner_text()
@@ -134,7 +127,6 @@ def test_texts_stand_in_a_program_as_they_are(
 def test_numbers_and_pictures_are_saved(page: Page, served: Running, llama: Llama, tmp_path: Path) -> None:
     page.goto(link(served, stage="lens-grid", layer=1, pos=4, token=900))
     settled(page)
-    open_about(page)
     saved = {}
     for kind, what in (("JSON", "Logit lens"), ("PNG", "What the stream would say"), ("SVG", "Probability of")):
         with page.expect_download() as coming:

@@ -116,7 +116,12 @@ describe("a page whose server changes", () => {
     const { api } = await import("../src/lib/api");
     served(() => ({ status: 401, body: { error: { message: "no", code: "invalid_api_key", param: null } } }));
     await expect(api.source("x")).rejects.toThrow("no");
-    expect(session.trouble).toEqual({ kind: "key" });
+    expect(session.trouble).toEqual({ kind: "key", isWrong: false });
+    const { key } = await import("../src/lib/api");
+    key.set("another");
+    await expect(api.source("y")).rejects.toThrow("no");
+    expect(session.trouble).toEqual({ kind: "key", isWrong: true });
+    key.set("");
   });
   it("waits in one loop while it loads, however often it is asked", async () => {
     vi.useFakeTimers();

@@ -15,7 +15,7 @@ const AHEAD = 32; // tokens of a text whose whole pass is run before a stage req
 /** Why nothing can be shown, if nothing can. */
 type Trouble =
   | { kind: "loading"; progress: number }
-  | { kind: "key" }
+  | { kind: "key"; isWrong: boolean }
   | { kind: "gone"; message: string }
   | { kind: "refused"; message: string; retry: boolean };
 
@@ -93,10 +93,11 @@ class Session extends Selection {
     return { stage, layer, head, pos, token, text, bos, ids, adapter, fields };
   }
 
-  /** Open a view, by what links call it. */
+  /** Open a view, by what links call it; details that are open stay open. */
   open(stage: string, fields: Readonly<Record<string, string>> = {}): void {
+    const { details } = this.fields;
     this.stage = stage;
-    this.fields = fields;
+    this.fields = details ? { details, ...fields } : fields;
   }
 
   /** A link to what is shown, without the key. */
@@ -239,7 +240,7 @@ class Session extends Selection {
     if (!(error instanceof Refusal)) {
       this.trouble = { kind: "refused", message: `the page failed: ${String(error)}`, retry: true };
     } else if (error.code === "loading") void this.#wait();
-    else if (error.status === 401) this.trouble = { kind: "key" };
+    else if (error.status === 401) this.trouble = { kind: "key", isWrong: key.get() !== "" };
     else if (error.status === 0) this.trouble = { kind: "gone", message: error.message };
     else this.trouble = { kind: "refused", message: error.message, retry: error.status === 429 || error.status >= 500 };
   }

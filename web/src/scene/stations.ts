@@ -18,9 +18,10 @@ const DEPTHS: Readonly<Record<string, Depth>> = { residual: 1, bits: 3, ...Objec
 export function placeOf(stage: string, fields: Named, at: Pick<Place, "pos" | "layer" | "head">): Place {
   const { pos, layer, head } = at;
   const said = Number(fields["depth"]);
-  const depth = (fields["depth"] && said >= 0 && said <= 4 && Number.isInteger(said) ? said : (DEPTHS[stage] ?? 0)) as Depth;
+  const half = stage === "norm" ? fields["half"] : undefined; // the final norm stands at the top of the whole
+  const depth = (fields["depth"] && said >= 0 && said <= 4 && Number.isInteger(said) ? said : half === "final" ? 0 : (DEPTHS[stage] ?? 0)) as Depth;
   const product = PRODUCTS.find((one) => one === fields["product"]) ?? PRODUCTS.find((one) => one === fields["linear"]) ?? (stage === "bits" ? "q_proj" : undefined);
-  const block = [...Object.values(BLOCKS), "mlp_norm" as const].find((one) => one === fields["block"]) ?? BLOCKS[stage] ?? (product && depth > 2 ? blockOf(product) : undefined);
+  const block = [...Object.values(BLOCKS), "mlp_norm" as const].find((one) => one === fields["block"]) ?? (half === "mlp" ? "mlp_norm" : BLOCKS[stage]) ?? (product && depth > 2 ? blockOf(product) : undefined);
   const row = /^\d{1,6}$/.test(fields["row"] ?? "") ? Number(fields["row"]) : undefined;
   if (depth < 2 || !block) return { depth: depth < 2 ? depth : 1, pos, layer, head };
   if (depth === 2) return { depth, pos, layer, head, block };
@@ -33,7 +34,8 @@ export function stageOf(place: Place, open: string): { stage: string; fields: Na
   const stage = stageAt(place, open);
   const fields: Record<string, string> = {};
   if (place.depth !== (DEPTHS[stage] ?? 0)) fields["depth"] = String(place.depth);
-  if (place.depth >= 2 && place.block && place.block !== BLOCKS[stage] && place.depth !== 3) fields["block"] = place.block;
+  if (stage === "norm") fields["half"] = place.block === "mlp_norm" ? "mlp" : "";
+  else if (place.depth >= 2 && place.block && place.block !== BLOCKS[stage] && place.depth !== 3) fields["block"] = place.block;
   if (place.depth >= 3) {
     fields["product"] = place.product ?? "";
     fields["row"] = String(place.row ?? 0);

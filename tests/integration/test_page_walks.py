@@ -1,0 +1,156 @@
+"""The page from its opening picture: five questions, each answered within four clicks; what fits on two screens; keys; forty words."""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from llamarium.api import Llama
+from llamarium.cli.inspect import link_to
+from llamarium.inspect.measures.streams import stream_errors
+from llamarium.inspect.probes.quantized import streams_as
+from page_browser import KEY, as_shown, link, settled, shown
+from serving import Running
+
+TEXT = "The cat that the dog chased ran"
+STAGES = (
+    "map", "tokens", "embedding", "norm", "qkv", "rope", "attention", "heads", "mlp", "residual", "lens", "context",
+    "sampler", "growth", "bits", "learning",
+)  # fmt: skip
+LONG = 60_000
+MOST_CLICKS = 4
+
+pytest_plugins = ["page_browser"]
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def llama(smollm2: Llama) -> Llama:
+    return smollm2
+
+
+@pytest.fixture
+def click(page: Page, served: Running) -> Callable[[Locator], None]:
+    """Clicks on what the opening picture has, and what follows: so many and no more."""
+    page.goto(link_to(served.url, TEXT, key=KEY))
+    settled(page)
+    done = list[Locator]()
+
+    def one(place: Locator) -> None:
+        done.append(place)
+        assert len(done) <= MOST_CLICKS
+        place.click()
+        settled(page)
+
+    return one
+
+
+def stage(page: Page, title: str) -> Locator:
+    return page.get_by_role("navigation", name="Follow: views").get_by_role("link", name=title)
+
+
+def value(text: str) -> float:
+    return float(text.replace("\u2212", "-"))
+
+
+# --- five questions ---------------------------------------------------------------------------------------------------
+
+
+def test_which_head_brings_cat_to_ran(page: Page, llama: Llama, click: Callable[[Locator], None]) -> None:
+    click(stage(page, "Attention"))
+    click(page.get_by_role("region", name="Where this token looks").get_by_role("button", name="cat"))
+    trace = llama.trace(TEXT, names=["pattern"])
+    shares = np.stack([trace.arrays["pattern", layer][:, -1, 1] for layer in range(llama.config.num_hidden_layers)])
+    layer, head = map(int, np.unravel_index(shares.argmax(), shares.shape))
+    first = page.locator(".takers li").first
+    expect(first).to_contain_text(f"layer {layer}, head {head}")
+    assert shown(page, f"takes-{layer}-{head}") == as_shown(float(shares[layer, head]), 3)
+    click(first.get_by_role("button"))
+    expect(page.get_by_role("heading", name=f"Layer {layer}, head {head}")).to_be_visible()
+
+
+def test_what_the_model_would_say_after_layer_20(page: Page, llama: Llama, click: Callable[[Locator], None]) -> None:
+    click(stage(page, "What it would say now"))
+    layer = page.get_by_role("slider", name="Layer")
+    box = layer.bounding_box()
+    assert box is not None
+    thumb = 16
+    layer.click(position={"x": thumb / 2 + (box["width"] - thumb) * 20 / 29, "y": box["height"] / 2})
+    settled(page)
+    expect(page.get_by_role("heading", name="After layer 20")).to_be_visible()
+    last = len(llama.encode(TEXT)) - 1
+    told = llama.inspect.lens(TEXT, 0, k=4, after="mlp", positions=[last]).layers[20].candidates[0]
+    said = page.get_by_role("list", name="Most probable after layer 20").get_by_role("listitem")
+    expect(said).to_have_count(4)
+    for i, one in enumerate(told):
+        assert said.nth(i).inner_text().startswith(one.text.replace(" ", "\u2423", 1))
+        assert shown(page, f"here-{i}") == as_shown(one.probability, 3)
+
+
+def test_how_large_the_cache_is_after_ten_tokens(page: Page, llama: Llama, click: Callable[[Locator], None]) -> None:
+    click(stage(page, "The next token"))
+    ten = page.locator('[data-cache="10"]')
+    expect(ten).to_be_visible(timeout=LONG)
+    config = llama.config
+    itself = llama.inspect.token_cost(TEXT, num_rounds=1).cache_bytes_per_token
+    assert itself % (2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim) == 0
+    expect(ten).to_have_text(f"{10 * itself / 1e3:.3g} kB")
+
+
+def test_why_a_token_was_chosen_at_temperature_08(page: Page, llama: Llama, click: Callable[[Locator], None]) -> None:
+    click(stage(page, "From logits to a token"))
+    expect(page.get_by_role("slider", name="temperature")).to_have_value("0.8")
+    told = llama.inspect.sampler_steps(
+        TEXT, k=10, temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.1, seed=0
+    )
+    expect(page.locator("[data-chosen]")).to_have_attribute("data-chosen", str(told.token_id))
+    totals = {
+        one.get_attribute("data-number"): value(one.inner_text()) for one in page.locator('[data-number^="total-"]').all()
+    }
+    assert max(totals, key=lambda name: totals[name]) == f"total-{told.token_id}"
+    drawn = {f"total-{one.token_id}": as_shown(one.total, 3) for one in told.draw or ()}
+    assert drawn.items() & totals.items() and drawn[f"total-{told.token_id}"] == totals[f"total-{told.token_id}"]
+
+
+def test_what_four_bits_change(page: Page, llama: Llama, click: Callable[[Locator], None]) -> None:
+    click(stage(page, "Four bits"))
+    click(page.get_by_role("button", name=re.compile("as Q4_1$")))
+    click(page.get_by_role("button", name="Run it"))
+    found = page.locator("[data-error]")
+    expect(found).to_be_visible(timeout=LONG)
+    ids = llama.encode(TEXT)
+    exact, last = streams_as(llama.runner, ids), llama.config.num_hidden_layers - 1
+    rounds = found.get_attribute("data-error") == "weights and inputs"
+    seen = streams_as(llama.runner, ids, quantize="Q4_1", rounds_inputs=rounds)
+    assert value(found.inner_text()) == as_shown(list(stream_errors(seen, exact))[last].relative[-1], 3)
+
+
+# --- two screens, forty words ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_is_two_screens_and_forty_words(page: Page, served: Running, name: str) -> None:
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.goto(link(served, TEXT, stage=name, layer=10, pos=6, details=0))
+    settled(page)
+    assert page.evaluate("document.documentElement.scrollHeight") <= 1600
+    words = page.locator(".entered aside .words").evaluate(
+        "(words) => { const own = words.cloneNode(true); own.querySelectorAll('[role=tooltip]').forEach((one) => one.remove()); return own.textContent; }"
+    )
+    assert 5 < len(words.split()) <= 40
+    assert page.get_by_role("main").locator("article details").count() > 0
+
+
+def test_details_stay_open_from_stage_to_stage_and_in_the_link(page: Page, served: Running) -> None:
+    page.goto(link(served, TEXT, stage="norm", details=0))
+    settled(page)
+    expect(page.get_by_label("formula")).to_have_count(0)
+    page.get_by_text("Details", exact=True).click()
+    expect(page.get_by_label("formula").first).to_be_visible()
+    assert "details=1" in page.url
+    page.get_by_role("button", name="Next:").click()
+    settled(page)
+    expect(page.get_by_label("formula").first).to_be_visible()
+    assert "details=1" in page.url
