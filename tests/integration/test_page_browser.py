@@ -327,7 +327,7 @@ def test_without_the_key_it_is_asked_for_and_nothing_is_lost(page: Page, served:
     expect(page.get_by_label("Text", exact=True)).to_have_value("I love to drink")
     page.get_by_label("Key").fill("wrong")
     page.get_by_role("button", name="Open").click()
-    expect(page.get_by_text("This server needs its key")).to_be_visible()
+    expect(page.get_by_text("The server does not take this key")).to_be_visible()
     page.get_by_label("Key").fill(KEY)
     page.get_by_role("button", name="Open").click()
     settled(page)

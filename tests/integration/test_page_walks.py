@@ -1,4 +1,4 @@
-"""The page from its opening picture: five questions, each answered within four clicks; what fits on two screens; keys; forty words."""
+"""The page from its opening picture: questions answered within four clicks, two screens a stage, keys, a phone."""
 
 import re
 from collections.abc import Callable
@@ -102,12 +102,11 @@ def test_how_large_the_cache_is_after_ten_tokens(page: Page, llama: Llama, click
 def test_why_a_token_was_chosen_at_temperature_08(page: Page, llama: Llama, click: Callable[[Locator], None]) -> None:
     click(stage(page, "From logits to a token"))
     expect(page.get_by_role("slider", name="temperature")).to_have_value("0.8")
-    told = llama.inspect.sampler_steps(
-        TEXT, k=10, temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.1, seed=0
-    )
+    told = llama.inspect.sampler_steps(TEXT, k=10, temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.1, seed=0)
     expect(page.locator("[data-chosen]")).to_have_attribute("data-chosen", str(told.token_id))
     totals = {
-        one.get_attribute("data-number"): value(one.inner_text()) for one in page.locator('[data-number^="total-"]').all()
+        one.get_attribute("data-number"): value(one.inner_text())
+        for one in page.locator('[data-number^="total-"]').all()
     }
     assert max(totals, key=lambda name: totals[name]) == f"total-{told.token_id}"
     drawn = {f"total-{one.token_id}": as_shown(one.total, 3) for one in told.draw or ()}
@@ -127,7 +126,7 @@ def test_what_four_bits_change(page: Page, llama: Llama, click: Callable[[Locato
     assert value(found.inner_text()) == as_shown(list(stream_errors(seen, exact))[last].relative[-1], 3)
 
 
-# --- two screens, forty words ------------------------------------------------------------------------------------------
+# --- two screens, forty words -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -136,9 +135,7 @@ def test_a_stage_is_two_screens_and_forty_words(page: Page, served: Running, nam
     page.goto(link(served, TEXT, stage=name, layer=10, pos=6, details=0))
     settled(page)
     assert page.evaluate("document.documentElement.scrollHeight") <= 1600
-    words = page.locator(".entered aside .words").evaluate(
-        "(words) => { const own = words.cloneNode(true); own.querySelectorAll('[role=tooltip]').forEach((one) => one.remove()); return own.textContent; }"
-    )
+    words = page.locator(".entered aside .words").inner_text()
     assert 5 < len(words.split()) <= 40
     assert page.get_by_role("main").locator("article details").count() > 0
 
@@ -154,3 +151,150 @@ def test_details_stay_open_from_stage_to_stage_and_in_the_link(page: Page, serve
     settled(page)
     expect(page.get_by_label("formula").first).to_be_visible()
     assert "details=1" in page.url
+
+
+# --- what is wider than a phone says so -------------------------------------------------------------------------------
+
+_CUT = """
+() => {
+  const found = [];
+  const NOT = ".hidden, [popover], .skip, textarea, input, select";
+  const isSeen = (one) => one.checkVisibility({ visibilityProperty: true }) && !one.closest(NOT);
+  const wide = (one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0;
+  const says = (one) => one.closest("[data-goes-on]:not([data-goes-on=''])");
+  for (const one of document.querySelectorAll("main *, nav.views *")) {
+    if (!isSeen(one)) continue;
+    const { overflowX, clipPath } = getComputedStyle(one);
+    if (clipPath !== "none") continue;
+    const named = `${one.tagName} ${one.className} ${one.getAttribute("aria-label") ?? ""}`;
+    if (overflowX !== "visible") {
+      if (wide(one) && !says(one)) found.push(named);
+    } else if (!one.closest("svg *, [data-goes-on]") && one.getBoundingClientRect().right > innerWidth + 1) {
+      let outer = one.parentElement;
+      while (outer && getComputedStyle(outer).overflowX === "visible") outer = outer.parentElement;
+      if (!outer || outer === document.documentElement || outer === document.body) found.push(named);
+    }
+  }
+  return [...new Set(found)];
+}
+"""
+"""What is cut, or wider than the window, and does not show that it goes on."""
+
+
+@pytest.mark.parametrize("room", ["Follow", "Learn", "Ask", "Compare", "Chat"])
+def test_on_a_phone_nothing_is_cut_without_a_cue(page: Page, served: Running, room: str) -> None:
+    """In all views of a room, their details open."""
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.goto(link(served, TEXT, pos=6, layer=10))
+    page.get_by_role("navigation", name="Rooms").get_by_role("link", name=room).click()
+    settled(page)
+    cut = dict[str, list[str]]()
+    for title in page.locator("nav.views a .title").all_inner_texts():
+        page.get_by_role("navigation", name=f"{room}: views").get_by_role("link", name=title, exact=False).first.click()
+        settled(page)
+        if found := page.evaluate(_CUT):
+            cut[title] = found
+    assert cut == {}
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def tabs_until(page: Page, place: str, most: int = 30) -> int:
+    """How many presses of Tab bring the focus into a place."""
+    for count in range(1, most + 1):
+        page.keyboard.press("Tab")
+        if page.evaluate("(place) => document.activeElement?.closest(place) != null", place):
+            return count
+    raise AssertionError(f"no focus in {place}")
+
+
+def test_a_view_is_six_tab_stops_away(page: Page, served: Running) -> None:
+    for name in ("attention", "qkv", "lens-grid", "compare", "learning"):
+        page.goto("about:blank")
+        page.goto(link(served, TEXT, stage=name, details=0))
+        settled(page)
+        page.keyboard.press("Tab")
+        expect(page.get_by_role("link", name="To the stage")).to_be_focused()
+        page.keyboard.press("Enter")
+        assert 2 + tabs_until(page, "#view article :is(button, input, select, [tabindex='0'])") <= 6
+    page.goto("about:blank")
+    page.goto(link(served, TEXT))
+    settled(page)
+    assert tabs_until(page, "#text") <= 4
+
+
+def test_a_text_has_lines(page: Page, served: Running, llama: Llama) -> None:
+    """Pasted lines are kept; Enter runs, Shift with Enter begins one."""
+    page.goto(link(served, "one\ntwo", stage="tokens"))
+    settled(page)
+    line = page.get_by_label("Text", exact=True)
+    expect(line).to_have_value("one\ntwo")
+    high = (line.bounding_box() or {"height": 0})["height"]
+    line.focus()
+    page.keyboard.press("End")
+    page.keyboard.press("Control+End")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.insert_text("three\nfour")
+    expect(line).to_have_value("one\ntwo\nthree\nfour")
+    assert (line.bounding_box() or {"height": 0})["height"] > high
+    page.keyboard.press("Enter")
+    expect(line).to_have_value("one\ntwo\nthree\nfour")
+    settled(page)
+    assert shown(page, "tokens") == len(llama.encode("one\ntwo\nthree\nfour"))
+
+
+def test_arrow_keys_walk_among_tokens_and_layers(page: Page, served: Running) -> None:
+    """Without the strip's focus; and up is up, in the picture and in the lists of layers."""
+    page.goto(link(served, TEXT, stage="lens", layer=3, pos=2))
+    settled(page)
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("radio", checked=True)).to_have_accessible_name(re.compile("^token 3:"))
+    row = page.locator("tr.mine").last
+    before = (row.bounding_box() or {"y": 0})["y"]
+    page.keyboard.press("Shift+ArrowUp")
+    expect(page.get_by_role("heading", name="After layer 4")).to_be_visible()
+    settled(page)
+    assert (row.bounding_box() or {"y": 0})["y"] < before
+    page.get_by_label("Text", exact=True).focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("radio", checked=True)).to_have_accessible_name(re.compile("^token 3:"))
+
+
+def test_next_compares_one_word_in_two_contexts(page: Page, served: Running) -> None:
+    page.goto(link(served, TEXT, stage="lens", layer=3, pos=6))
+    settled(page)
+    page.get_by_role("button", name="Next:").click()
+    settled(page)
+    expect(page.get_by_role("heading", level=2)).to_have_text("Static against contextual")
+    chosen = page.get_by_role("group", name="Token of the other sentence").get_by_role("button", pressed=True)
+    expect(chosen).to_have_text("\u2423ran")
+    assert shown(page, "row-differ") == 0 and shown(page, "cosine-last") < 1
+
+
+def test_the_final_norm_of_the_map_is_shown(page: Page, served: Running, llama: Llama) -> None:
+    page.goto(link(served, TEXT, stage="map", pos=6))
+    settled(page)
+    page.get_by_role("row", name=re.compile("^norm ")).get_by_role("button").click()
+    settled(page)
+    expect(page.get_by_role("button", name="the final norm")).to_have_attribute("aria-pressed", "true")
+    after = llama.trace(TEXT, names=["final_norm"]).arrays["final_norm", None][6]
+    assert shown(page, "length-after") == as_shown(float(np.linalg.norm(after.astype(float))), 5)
+    page.get_by_role("button", name="before the MLP").click()
+    settled(page)
+    expect(page.get_by_role("navigation", name="Place in the picture")).to_contain_text("norm of the MLP")
+
+
+def test_names_on_the_map_of_rows_do_not_overprint(page: Page, served: Running) -> None:
+    for width in (1280, 360):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.goto(link(served, TEXT, stage="embedding", pos=6))
+        settled(page)
+        boxes = page.locator("svg[aria-label^='The rows'] text").evaluate_all(
+            "all => all.map((one) => one.getBoundingClientRect())"
+            ".map(({ left, right, top, bottom }) => [left, right, top + 3, bottom - 3])"
+        )
+        assert len(boxes) > 5
+        for i, (left, right, top, bottom) in enumerate(boxes):
+            for other_left, other_right, other_top, other_bottom in boxes[:i]:
+                assert right <= other_left or other_right <= left or bottom <= other_top or other_bottom <= top

@@ -20,7 +20,7 @@ export function placeOf(stage: string, fields: Named, at: Pick<Place, "pos" | "l
   const said = Number(fields["depth"]);
   const half = stage === "norm" ? fields["half"] : undefined; // the final norm stands at the top of the whole
   const depth = (fields["depth"] && said >= 0 && said <= 4 && Number.isInteger(said) ? said : half === "final" ? 0 : (DEPTHS[stage] ?? 0)) as Depth;
-  const product = PRODUCTS.find((one) => one === fields["product"]) ?? PRODUCTS.find((one) => one === fields["linear"]) ?? (stage === "bits" ? "q_proj" : undefined);
+  const product = PRODUCTS.find((one) => one === fields["product"]) ?? PRODUCTS.find((one) => one === fields["linear"]) ?? (stage === "bits" ? "up_proj" : undefined);
   const block = [...Object.values(BLOCKS), "mlp_norm" as const].find((one) => one === fields["block"]) ?? (half === "mlp" ? "mlp_norm" : BLOCKS[stage]) ?? (product && depth > 2 ? blockOf(product) : undefined);
   const row = /^\d{1,6}$/.test(fields["row"] ?? "") ? Number(fields["row"]) : undefined;
   if (depth < 2 || !block) return { depth: depth < 2 ? depth : 1, pos, layer, head };
