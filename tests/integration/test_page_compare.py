@@ -207,7 +207,7 @@ def test_a_text_that_is_too_long_is_said(page: Page, served: Running, monkeypatc
 def check_program(page: Page, monkeypatch: pytest.MonkeyPatch, run: Path, *names: str) -> None:
     """Run "Open as Python" beside the run's folder, and hold what it makes to what is displayed."""
     monkeypatch.chdir(run.parent)
-    for kind in ("about", "python"):
+    for kind in ("more", "python"):
         page.locator(f"details.{kind}").evaluate("one => (one.open = true)")
     found: dict[str, Any] = {}
     exec(compile(page.get_by_role("region", name="This view as Python").inner_text(), "view.py", "exec"), found)
