@@ -48,7 +48,7 @@ def test_a_word_says_what_the_glossary_says(page: Page, served: Running) -> None
     word.focus()
     expect(tooltip).to_have_text(said["gamma"])
     page.keyboard.press("Tab")
-    expect(tooltip).to_have_text(said["pre-norm"])
+    expect(tooltip).to_have_text(said["RMSNorm"])
     page.keyboard.press("Escape")
     expect(tooltip).to_have_count(0)
     expect(page.get_by_role("heading", level=2)).to_have_text("RMSNorm")
