@@ -94,7 +94,16 @@ def test_two_vocabularies_are_not_compared(client: httpx.Client, opened: str) ->
     answer = client.get(f"{opened}/compare", params={"side": "model", "against": "reference:shakespeare-char:float32"})
     assert answer.status_code == 400 and "read other tokens" in answer.json()["error"]["message"]
     answer = client.get(f"{opened}/bits", params={"of": "nothing"})
-    assert answer.status_code == 404 and "there is: shakespeare-char" in answer.json()["error"]["message"]
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (404, "of") and "there is: shakespeare-char" in error["message"]
+
+
+@pytest.mark.parametrize("query", ["bits?of=shakespeare-char", "moment?run=letters&step=10&layer=0"])
+def test_a_text_of_control_tokens_alone_is_none_of_another_vocabulary(client: httpx.Client, query: str) -> None:
+    one = client.post("/inspect/passes", json={"ids": [0]}).json()
+    answer = client.get(f"/inspect/passes/{one['id']}/{query}")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "id", "unreadable_text"), answer.text
 
 
 def test_the_bundled_run_plays_at_once(client: httpx.Client, opened: str) -> None:

@@ -276,6 +276,28 @@ def test_the_picture_refuses_by_its_field(client: httpx.Client, path: str, asked
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
 
 
+def test_a_picture_of_too_many_numbers_is_refused_before_it_is_computed(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = client.post("/inspect/passes", json={"ids": [1] * 400}).json()
+    monkeypatch.setattr("llamarium.page.binary.MAX_BYTES", 4 * 2 * 400 * 401 // 2 - 1)
+    monkeypatch.setattr(picture, "far_view", lambda *_: pytest.fail("it was computed"))
+    answer = client.get(f"/inspect/passes/{one['id']}/picture")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stride"), answer.text
+    assert "641,600 bytes" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("columns", [range(9), range(1, 9, 3), range(6, 9), range(7, 40, 4), range(5, 6, 9)])
+def test_the_pairs_of_a_picture_are_counted(columns: range, llama: Llama) -> None:
+    ids = [7 + i for i in range(40)]
+    kept, parts = (
+        llama.trace(ids, names=picture.OF_ALL),
+        llama.trace(ids, names=picture.OF_A_TOKEN, positions=list(columns)),
+    )
+    found = picture.far_view([kept], [parts], columns)
+    assert len(found) == (5 * 2 + 1) * len(columns) + 2 * picture.num_pairs(columns)
+
+
 def test_the_lens_grid_is_bounded(client: httpx.Client) -> None:
     one = client.post("/inspect/passes", json={"ids": [1] * 65}).json()
     answer = client.get(f"/inspect/passes/{one['id']}/lens/grid")

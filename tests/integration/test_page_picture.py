@@ -140,6 +140,12 @@ def test_a_long_text_is_drawn_by_some_of_its_tokens(page: Page, served: Running,
     expect(page.get_by_text("One token in 3; click for all")).to_be_visible()
 
 
+def test_a_row_that_the_matrix_has_not_is_its_last(page: Page, served: Running) -> None:
+    page.goto(link(served, stage="mlp", pos=2, depth=4, product="down_proj", row=9999))
+    drawn(page)
+    assert where(page) == "row 63"
+
+
 def test_the_picture_fits_and_is_open(page: Page, served: Running) -> None:
     check_fits_and_is_open(page, link(served, stage="map", pos=2))
 

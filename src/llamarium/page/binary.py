@@ -48,14 +48,7 @@ def respond(numbers: Numbers, dtype: Dtype) -> Response:
         QuestionError: If they are too many, or a number does not fit into float16.
     """
     values = np.ascontiguousarray(numbers.values, "<f4")
-    size = values.size * np.dtype("u1" if dtype == "uint8" else dtype).itemsize
-    if size > MAX_BYTES:
-        raise QuestionError(
-            f"these are {size:,} bytes, and {MAX_BYTES:,} are sent at most; ask for one layer, head or position, for a "
-            "larger stride, or for a smaller dtype",
-            code="too_many_numbers",
-            param="stride",
-        )
+    check_size(values.size, dtype)
     body, range_ = _encode(values, dtype)
     headers = {
         "x-dtype": dtype,
@@ -66,6 +59,18 @@ def respond(numbers: Numbers, dtype: Dtype) -> Response:
         **range_,
     }
     return Response(body, media_type="application/octet-stream", headers=headers)
+
+
+def check_size(count: int, dtype: Dtype) -> None:
+    """Raise a QuestionError for more numbers than are sent at once."""
+    size = count * np.dtype("u1" if dtype == "uint8" else dtype).itemsize
+    if size > MAX_BYTES:
+        raise QuestionError(
+            f"these are {size:,} bytes, and {MAX_BYTES:,} are sent at most; ask for one layer, head or position, for a "
+            "larger stride, or for a smaller dtype",
+            code="too_many_numbers",
+            param="stride",
+        )
 
 
 def _encode(values: NDArray[np.float32], dtype: Dtype) -> tuple[bytes, Mapping[str, str]]:

@@ -49,6 +49,12 @@ def far_view(kept: Sequence[Trace], traces: Iterable[Trace], columns: range) -> 
     return np.concatenate([part.ravel() for part in (*rows, *cached, shares_LCS[:, pairs])]).astype(np.float32)
 
 
+def num_pairs(columns: range) -> int:
+    """Return E, the fewest that it may be, for these columns."""
+    first = columns.start // columns.step
+    return len(columns) * (2 * first + len(columns) + 1) // 2
+
+
 def _columns_of(trace: Trace, columns: range) -> tuple[NDArray[Any], ...]:
     """Return the rows (., C) of some tokens, and their shares (L, C, columns from the first token on)."""
     arrays, layers = trace.arrays, trace.layers

@@ -63,11 +63,13 @@ class Side:
         if self.tokenizer is None:
             return ids
         try:
-            return tuple(self.tokenizer.encode(served.decode(ids))[:MAX_TOKENS])
+            found = tuple(self.tokenizer.encode(served.decode(ids))[:MAX_TOKENS])
+            reason = "" if found else "it has no tokens of its own; expected a text with a character at least"
         except TokenizerError as error:  # whose message begins with a path that clients must not see
-            reason = str(error).removeprefix(f"{self.tokenizer.source}: ")
-            message = f"{self.title} cannot read the text: {reason}"
-            raise QuestionError(message, code="unreadable_text", param="id") from None
+            found, reason = (), str(error).removeprefix(f"{self.tokenizer.source}: ")
+        if reason:
+            raise QuestionError(f"{self.title} cannot read the text: {reason}", code="unreadable_text", param="id")
+        return found
 
 
 @dataclass(frozen=True, slots=True)

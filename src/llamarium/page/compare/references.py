@@ -70,7 +70,7 @@ class References:
         if name not in self._opened:
             known = ", ".join(self._opened) or "none (`llamarium inspect --reference MODEL` names one)"
             message = f"there is no reference of this name; there is: {known}"
-            raise UnknownNameError(message, code="unknown_reference", param="reference")
+            raise UnknownNameError(message, code="unknown_reference", param="of")
 
 
 def side_id(name: str, kind: VariantName) -> str:

@@ -18,7 +18,7 @@ from llamarium.inspect.probes.attribution import Attribution
 from llamarium.inspect.probes.neurons import Neurons
 from llamarium.inspect.probes.rope import rope_pairs, score_by_distance
 from llamarium.inspect.trace import Trace
-from llamarium.page.binary import Numbers, respond
+from llamarium.page.binary import Numbers, check_size, respond
 from llamarium.page.executor import Pass
 from llamarium.page.routes.open_pass import OfPass, OpenPass
 from llamarium.page.schema.probes import (
@@ -148,6 +148,7 @@ async def picture(requested: OfPass, query: Annotated[PictureQuery, Query()]) ->
     columns = _window(requested.one, query.start, query.stop, query.stride)
 
     def read(known: OpenPass) -> Response:
+        check_size(pictures.num_pairs(columns) * len(known.layers), "float32")
         of_a_token = 4 * len(known.layers) * known.llama.config.num_attention_heads * len(known.one.ids)
         step = max(1, _PATTERN_BYTES // of_a_token)
         kept = [known.trace(pictures.OF_ALL, [layer]) for layer in known.layers]
