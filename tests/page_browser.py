@@ -54,7 +54,7 @@ def browser(served: Running) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def window(browser: Browser) -> Iterator[BrowserContext]:
     """Where a module's pages are opened: the page's files are loaded and compiled once, not for each of them."""
-    with browser.new_context(viewport={"width": 1280, "height": 900}) as found:
+    with browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce") as found:
         yield found
 
 

@@ -109,11 +109,14 @@ describe("the address", () => {
       address.show("norm", "#norm"); // the way back leads to the map
       address.show("norm", "#no");
       expect(written.slice(9)).toEqual(["new #norm", "same #no"]);
+      address.at("map"); // the browser went back: no further entry is made of where it is
+      address.show("map", "#back");
+      expect(written.slice(11)).toEqual(["same #back"]);
       for (let i = 0; i < 3000; i++) {
         address.show("norm", `#${i % 2}`);
         await vi.advanceTimersByTimeAsync(10);
       }
-      expect(written.length - 11).toBeLessThanOrEqual(100); // of 30 s
+      expect(written.length - 12).toBeLessThanOrEqual(100); // of 30 s
     } finally {
       vi.useRealTimers();
     }

@@ -10,6 +10,11 @@ export class Address {
   #written: number[] = [];
   #timer: ReturnType<typeof setTimeout> | undefined;
 
+  /** The browser is at this view by its own history: what is shown of it next is not another one. */
+  at(stage: string): void {
+    this.#stage = stage;
+  }
+
   /** Name what is shown; another view than before can be left by the browser's way back. */
   show(stage: string, link: string): void {
     const isNew = this.#stage !== undefined && this.#stage !== stage;
