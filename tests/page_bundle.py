@@ -42,7 +42,7 @@ def chromium() -> Iterator[Browser]:
     if path is None:
         pytest.skip("there is no Chromium here")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])  # it is root's, in CI
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])  # it is root's, in CI
         try:
             yield browser
         finally:

@@ -143,7 +143,7 @@ def test_a_missing_file_is_reported_before_pytorch_is_imported(words: str) -> No
 
 
 def test_rows_of_a_run_say_what_they_need() -> None:
-    """An unknown run is unknown, and one that cannot be read says so, with PyTorch and without: never an import that fails."""
+    """An unknown run is unknown, one that cannot be read says so: never an import that fails."""
     pytest.importorskip("fastapi")
     code = (
         "import sys; sys.modules['torch'] = None\n"
