@@ -41,11 +41,7 @@ class RopeScaling:
     original_max_position_embeddings: int
 
     def __post_init__(self) -> None:
-        """Check ranges.
-
-        Raises:
-            ConfigError: For a factor below 1, frequency factors not in order, or a length below 1.
-        """
+        """Check ranges; ConfigError for a factor below 1, frequency factors not in order, or a length below 1."""
         for name in ("factor", "low_freq_factor", "high_freq_factor"):
             _check(math.isfinite(getattr(self, name)), f"rope_scaling.{name}", getattr(self, name), "a finite number")
         _check(self.factor >= 1, "rope_scaling.factor", self.factor, "a number of at least 1")
@@ -105,11 +101,7 @@ class ModelConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
-        """Check ranges and agreement between fields.
-
-        Raises:
-            ConfigError: Naming the field, its value and what was expected.
-        """
+        """Check ranges and agreement between fields; ConfigError naming the field, its value and what was expected."""
         for name in _SIZES:
             value = getattr(self, name)
             _check(_is_int(value) and 1 <= value < 2**31, name, value, "a whole number from 1 to 2^31 - 1")
@@ -171,11 +163,7 @@ class ModelConfig:
 
     @classmethod
     def from_file(cls, path: Path) -> "ModelConfig":
-        """Read a `config.json` from disk.
-
-        Raises:
-            ConfigError: If the file is no JSON object, or for what `from_hf` refuses.
-        """
+        """Read a `config.json` from disk; ConfigError if the file is no JSON object, or for what `from_hf` refuses."""
         return cls.from_hf(read_json_object(path), str(path))
 
 

@@ -41,11 +41,7 @@ def regular_size(path: Path) -> int:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, hex.
-
-    Raises:
-        OSError: If it cannot be read.
-    """
+    """Return the SHA-256 of a file, hex; OSError if it cannot be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

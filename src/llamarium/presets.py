@@ -57,11 +57,7 @@ PRESETS: dict[str, ModelConfig] = {
 
 
 def preset(name: str) -> ModelConfig:
-    """Return the preset called `name`.
-
-    Raises:
-        ConfigError: If there is none, with the names that there are.
-    """
+    """Return the preset called `name`; ConfigError if there is none, with the names that there are."""
     if name not in PRESETS:
         raise ConfigError(f"no preset {show_value(name)}; there are: {', '.join(PRESETS)}")
     return PRESETS[name]

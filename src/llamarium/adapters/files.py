@@ -60,9 +60,6 @@ class SavedAdapter:
     """An adapter from disk that fits its base's Linears.
 
     Attributes:
-        folder: Its folder.
-        config: Its settings.
-        base_name: Name of its base, from its config.
         metadata: The header of its tensors' file.
         linears: Full names of the adapted Linears.
         tensors: Finite float32, by the model's keys, such as `lm_head.lora_A.weight`.

@@ -15,8 +15,6 @@ class Context(NamedTuple):
     """What the queries of one call look at.
 
     Attributes:
-        k_BSKH: Keys.
-        v_BSKH: Values.
         visible_BTS: bool; True where a query may see a key. The batch axis may be 1 for all rows alike.
     """
 

@@ -32,7 +32,6 @@ class TensorEntry:
         key: The state-dict key, such as `model.layers.0.self_attn.q_proj.weight`.
         shape: The logical shape, (out, in).
         dtype: As stored, by its name in `quant/formats.py`: `BF16`, `F32`, `Q4_1`, `NF4`, ...
-        num_bytes: What it takes in its file or files.
         file: The file, the first of them if it was split.
         name: The tensor's name there.
         permuted: Rows were in Meta's interleaved order and are moved when they are read.
@@ -77,9 +76,7 @@ class Checkpoint(Protocol):
     """A model on disk, opened and checked.
 
     Attributes:
-        path: The file or folder.
         format: Which reader it took.
-        config: From the checkpoint's own files.
         entries: Exactly the keys that the config implies; without the head's where it is tied.
         generation_config: What `generation_config.json` says, or nothing.
     """

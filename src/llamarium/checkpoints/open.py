@@ -30,12 +30,9 @@ class OpenedModel:
     """A model on disk with all that belongs to it, checked; no weight was read.
 
     Attributes:
-        name: As given.
         path: The file or folder that it is.
-        checkpoint: Its weights.
         generation_config: The publisher's recommended sampling parameters, or nothing.
         optional_tokenizer: Its tokenizer, with ids for all rows of the vocabulary; None if there is none that is read.
-        why_no_tokenizer: Why there is none.
     """
 
     name: str
@@ -52,11 +49,7 @@ class OpenedModel:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer.
-
-        Raises:
-            TokenizerError: If it came without one, or with one of a kind that is not read.
-        """
+        """Its tokenizer; TokenizerError if it came without one, or with one of a kind that is not read."""
         if self.optional_tokenizer is None:
             raise TokenizerError(self.why_no_tokenizer)
         return self.optional_tokenizer

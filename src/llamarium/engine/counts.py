@@ -20,7 +20,6 @@ class Counts:
         cached_tokens: Those of them that were found, and so not computed.
         drafted_tokens: Tokens of drafts that were run.
         accepted_tokens: Those of them that were chosen.
-        preempted: Preemptions.
     """
 
     steps: int = 0

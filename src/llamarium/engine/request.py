@@ -23,7 +23,6 @@ class Request:
     """One prompt, and how to answer it.
 
     Attributes:
-        prompt_ids: Its tokens, at least one.
         params: Sampling parameters; `n` answers share the prompt.
         stop_ids: Ids that end an answer, besides the parameters' own; the stop id itself is in the events.
         adapter: Which of the runner's adapters is used, -1 for none.

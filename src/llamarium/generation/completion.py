@@ -45,7 +45,6 @@ class Piece:
     Attributes:
         text: Complete characters that can be shown now; often empty while a character, a stop string or what may be a
             call goes on. Calls are no part of it.
-        token_ids: The ids it comes from.
         logprobs: One entry for each id if `logprobs` was asked for, else empty.
         finish_reason: "stop", "length", "tool_calls" or "error" with the last piece, else None.
         index: Which of the `n` answers it belongs to.

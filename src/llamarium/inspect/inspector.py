@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack, get_args
 
 from llamarium.errors import InputError, check_choice, show_value
-from llamarium.extras import has_torch
+from llamarium.extras import has_torch, need_torch
 from llamarium.generation.text_model import TextModel, compiled
 from llamarium.inspect.interventions.variants_in_c import VariantName, variant_in_c
 from llamarium.inspect.lens import STREAMS, Half, Lens, lens
@@ -174,7 +174,8 @@ class Inspector(Generic[LlamaT]):
         Raises:
             InputError: For a text of one token, or a model with packed weights and no `unpack`.
         """
-        from llamarium.inspect.interventions import learn
+        need_torch("a step of training")
+        from llamarium.inspect.probes.learning import learn
 
         llama = self._llama
         return learn(
@@ -220,7 +221,8 @@ class Inspector(Generic[LlamaT]):
         """
 
         def build() -> "LlamaForCausalLM":
-            from llamarium.inspect.interventions import variant_of
+            need_torch("the modules of a variant")
+            from llamarium.inspect.interventions.variants import variant_of
 
             return variant_of(self._llama.model, name, seed=seed)
 
@@ -272,7 +274,8 @@ class Inspector(Generic[LlamaT]):
             *edits: Of `llamarium.inspect.interventions.edits`: `ablate`, `scale`, `ablate_to_mean`, `steer`.
             experiment: Another mask or rotation.
         """
-        from llamarium.inspect.interventions import edited
+        need_torch("an edit")
+        from llamarium.inspect.interventions.edits import edited
 
         with edited(self._llama.model, edits, experiment) as model:
             other = copy.copy(self._llama)
@@ -290,9 +293,12 @@ class Inspector(Generic[LlamaT]):
             word: A token that is reported whatever its rank.
             position: The token whose successor is predicted; a negative one counts from the last.
             k: How many of the most probable next tokens of each are reported.
+
+        Raises:
             AnswerError: If the logits with the edits are not finite.
         """
-        from llamarium.inspect.interventions import effect_of
+        need_torch("an edit")
+        from llamarium.inspect.interventions.edits import effect_of
 
         llama, chosen_id = self._llama, None if word is None else self._token(word)
         ids, tokenizer = llama.encode(text), llama.optional_tokenizer
@@ -311,7 +317,9 @@ class Inspector(Generic[LlamaT]):
         positions: Sequence[int] | None = None,
     ) -> Trace:
         """Trace a text with another mask or rotation; arguments as for `trace`."""
-        from llamarium.inspect.interventions import edited, trace_experiment
+        need_torch("an experiment")
+        from llamarium.inspect.interventions.edits import edited
+        from llamarium.inspect.interventions.experiments import trace_experiment
 
         ids = self._llama.encode(text)
         with edited(self._llama.model, experiment=experiment) as model:
@@ -329,7 +337,8 @@ class Inspector(Generic[LlamaT]):
             scale: Factor of the difference; a negative one steers away.
             positions: At which tokens; None is all.
         """
-        from llamarium.inspect.interventions import steer
+        need_torch("an edit")
+        from llamarium.inspect.interventions.edits import steer
 
         llama = self._llama
         pair = llama.encode(toward), llama.encode(away)
@@ -365,7 +374,8 @@ class Inspector(Generic[LlamaT]):
             ContextLengthError: If the prompts are longer than the context.
             MemoryBudgetError: If their activations take more than a gigabyte.
         """
-        from llamarium.inspect.interventions import PatchGrid
+        need_torch("a patch")
+        from llamarium.inspect.interventions.patching import PatchGrid
 
         llama, target_id = self._llama, self._token(word)
         return PatchGrid(
@@ -381,11 +391,7 @@ class Inspector(Generic[LlamaT]):
         )
 
     def _token(self, word: Word) -> int:
-        """Return the id of a word's token.
-
-        Raises:
-            InputError: If it is no single token.
-        """
+        """Return the id of a word's token; InputError if it is no single token."""
         if not isinstance(word, str | int):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(f"the word is {type(word).__name__}; expected text, or a token id")
         if isinstance(word, int):

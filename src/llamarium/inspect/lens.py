@@ -70,7 +70,6 @@ class Lens(JsonView):
         positions: The tokens whose successors are predicted.
         layers: One entry for each traced place, in the order of computation; after the MLP of the last layer it is the
             model's own prediction.
-        chosen_id: The chosen token, or None.
     """
 
     token_ids: tuple[int, ...]

@@ -45,8 +45,6 @@ class QueryWord:
     """A word of the query and its token.
 
     Attributes:
-        sign: "+" or "-".
-        token_id: The token whose row was used.
         text: Its printable piece: " king" is the word as it stands within a sentence, "king" as it begins one.
     """
 

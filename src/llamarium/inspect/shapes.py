@@ -127,11 +127,7 @@ class TracePlan:
         return batch + matrices + keys_and_values
 
     def check_budget(self, budget_mb: float) -> None:
-        """Refuse a trace over the budget.
-
-        Raises:
-            MemoryBudgetError: With its size, and its largest names.
-        """
+        """Refuse a trace over the budget; MemoryBudgetError with its size, and its largest names."""
         by_name: dict[str, int] = {}
         for key in self.keys:
             by_name[key[0]] = by_name.get(key[0], 0) + self.num_bytes(key)

@@ -34,11 +34,7 @@ class Candidate(JsonView):
 
 
 def check_count(value: object, name: str, limit: int) -> None:
-    """Refuse anything but a whole number within 1..`limit`.
-
-    Raises:
-        InputError: With its name and value.
-    """
+    """Refuse anything but a whole number within 1..`limit`; InputError with its name and value."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
         raise InputError(f"{name} is {show_value(value)}; expected a whole number within 1..{limit}")
 
@@ -109,11 +105,7 @@ def tokens_of_word(tokenizer: Tokenizer, word: str | int) -> list[int]:
 
 
 def check_token(token_id: object, vocab_size: int, name: str = "the token") -> int:
-    """Return a token's id.
-
-    Raises:
-        InputError: If it is none.
-    """
+    """Return a token's id; InputError if it is none."""
     if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
         raise InputError(f"{name} is {show_value(token_id)}; expected an id within 0..{vocab_size - 1}")
     return token_id

@@ -286,11 +286,7 @@ def _run(runner: Runner, cache: Cache, sequence: KeptSequence, plan: TracePlan, 
 
 
 def _seen(taps: Taps) -> Iterator[tuple[Key, Floats]]:
-    """Yield the activations of a batch, (M, ...) each.
-
-    Raises:
-        InputError: If one was not computed.
-    """
+    """Yield the activations of a batch, (M, ...) each; InputError if one was not computed."""
     if unseen := sorted({key[0] for key, values in taps.kept.items() if not values}):
         raise InputError(
             f"{', '.join(unseen)}: the modules that compute them were not called (a patched forward?); leave them out"

@@ -249,11 +249,7 @@ def run(model: CModel, cache: CCache, batch: CBatch, taps: CTaps | None, logits:
 
 
 def lookup(matrix: CMatrix, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return some rows of a matrix, by their numbers (...): (..., in).
-
-    Raises:
-        IndexError: If there is no such row.
-    """
+    """Return some rows of a matrix, by their numbers (...): (..., in); IndexError if there is no such row."""
     out = np.empty((*rows.shape, matrix.cols), np.float32)
     if _ready().lm_lookup(matrix, rows.ctypes.data, rows.size, out.ctypes.data):
         raise IndexError(f"ids span {int(rows.min())}..{int(rows.max())}; expected 0..{matrix.rows - 1}")

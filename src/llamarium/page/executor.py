@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llamarium.adapters.load import with_adapter
+from llamarium.extras import need_torch
 from llamarium.generation.text_engine import TextEngine
 from llamarium.page.schema.passes import ExperimentFields
 from llamarium.runtime.runner import CacheDtype, Runner
@@ -84,7 +85,8 @@ class Executor:
 
         if one.experiment is None:
             return self.runner
-        from llamarium.inspect.interventions import edited
+        need_torch("an experiment")
+        from llamarium.inspect.interventions.edits import edited
 
         with edited(self.modules()) as model:
             return runner_of(model)
@@ -137,7 +139,9 @@ class _EditedPass:
         return 0
 
     def trace(self, **what: Any) -> "Trace":
-        from llamarium.inspect.interventions import Experiment, edited, trace_experiment
+        need_torch("an experiment")
+        from llamarium.inspect.interventions.edits import edited
+        from llamarium.inspect.interventions.experiments import Experiment, trace_experiment
 
         experiment = Experiment(**self.experiment.model_dump())
         with edited(self.modules(), (), experiment) as model:

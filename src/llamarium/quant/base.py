@@ -49,8 +49,6 @@ class QuantizedEmbedding(QuantizedModule, ABC):
     """A table of which only the rows that are looked up are unpacked.
 
     Attributes:
-        num_embeddings: Rows.
-        embedding_dim: Columns.
         weight: The codes, in the layout of the format; a tied model's head has the same tensor.
         type_name: Of the codes.
         dtype: Of the vectors that come out.

@@ -39,8 +39,6 @@ class Format:
     Attributes:
         name: GGUF's name for it.
         ggml_type: Its number in GGUF files; None where they have no such type.
-        block_size: Weights in a block.
-        block_bytes: Bytes of a block.
         weight: What a weight is: q is its code, d and m are the block's scale and minimum.
     """
 

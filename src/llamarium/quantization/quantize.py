@@ -38,12 +38,10 @@ class Quantized:
     """Result of `quantize`.
 
     Attributes:
-        path: The folder.
         type: Of the layers' Linears.
         head: Type of the head and the embedding.
         method: How the scales were found.
         num_weights: In all matrices.
-        num_bytes: Of all files.
         bits_per_weight: Of all matrices, scales included.
         head_kl: With "auto": KL from the original, nats per token, by the head's type; None is an unquantized head.
     """

@@ -64,7 +64,6 @@ class WeightInfo(Protocol):
         key: The state-dict key, such as `model.layers.0.self_attn.q_proj.weight`.
         type_name: Of `quant/formats.py`: `F32`, `BF16`, `Q4_1`, `NF4`, ...
         shape: The logical shape: (out, in), or a norm's (hidden,).
-        num_bytes: What it occupies.
     """
 
     @property

@@ -22,7 +22,6 @@ class Activation:
 
     Attributes:
         axes: One letter an axis: T the positions asked for, S all tokens, and the project's D N K H F V.
-        description: What it is.
         module: The module that it is read from; within a layer relative to the layer, "" being the layer itself.
         side: What goes into that module, what comes out, or what its `attend` saw.
         in_layer: There is one for each layer.

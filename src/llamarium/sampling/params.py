@@ -135,11 +135,7 @@ class SamplingParams:
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        """Check every field.
-
-        Raises:
-            SamplingError: Naming the parameter, its value and its range.
-        """
+        """Check every field; SamplingError naming the parameter, its value and its range."""
         for name, parameter in PARAMETERS.items():
             if name != "max_tokens" or self.max_tokens != 0 or self.prompt_logprobs is None:
                 parameter.check(getattr(self, name))

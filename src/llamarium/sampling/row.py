@@ -29,11 +29,7 @@ class Chosen(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
     def id_of(self, row: int) -> int:
-        """Return the token's id; `row` is the row's number, for the message.
-
-        Raises:
-            AnswerError: If there is none.
-        """
+        """Return the token's id; `row` is the row's number, for the message; AnswerError if there is none."""
         if self.token_id < 0:
             raise AnswerError(f"row {row}: {NoToken(self.token_id).message}")
         return self.token_id
@@ -130,11 +126,7 @@ class SamplingRow:
 
 
 def check_stop_ids(ids: Sequence[int], vocab_size: int) -> None:
-    """Refuse a caller's stop ids outside the vocabulary; a publisher's may be.
-
-    Raises:
-        SamplingError: Naming one.
-    """
+    """Refuse a caller's stop ids outside the vocabulary; a publisher's may be; SamplingError naming one."""
     outside = [token_id for token_id in ids if token_id >= vocab_size]
     if outside:
         raise SamplingError(

@@ -33,7 +33,7 @@ class InTorch:
     def choose(self, rows: Sequence[SamplingRow], logits: Logits) -> list[int]:
         """Return an id for each row, or -1."""
         with _threads(logits):
-            adjusted_BV = self._masked(rows, self._adjusted(rows, self._as_tensor(logits)))
+            adjusted_BV = self._masked(rows, self._penalized(rows, self._biased(rows, self._as_tensor(logits))))
             max_B1, greedy_B1 = adjusted_BV.max(-1, keepdim=True)  # the first of equals; NaN stays NaN
             ids_B = greedy_B1[:, 0]
             drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
@@ -53,10 +53,6 @@ class InTorch:
             top_ids = raw_V.sort(descending=True, stable=True).indices[:num_top]
             top = zip(top_ids.tolist(), logprobs_V[top_ids].tolist(), strict=True)  # sync: for rows that ask
             return Chosen(token_id, logprobs_V[token_id].item(), tuple(top))
-
-    def _adjusted(self, rows: Sequence[SamplingRow], logits_BV: Tensor) -> Tensor:
-        """Steps 1 to 3, but for grammars."""
-        return self._penalized(rows, self._biased(rows, logits_BV))
 
     def _biased(self, rows: Sequence[SamplingRow], logits_BV: Tensor) -> Tensor:
         """Step 1; the same tensor where no row has a bias."""

@@ -44,7 +44,6 @@ class AnswerRequest:
     """A request for answers, of any protocol.
 
     Attributes:
-        model: The chosen model or adapter.
         encode: Returns the prompts' ids.
         options: Of the sampler, without `max_tokens`.
         max_tokens: Of each answer; None is the model's generation config's, else the rest of the context.

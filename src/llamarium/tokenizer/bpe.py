@@ -44,7 +44,6 @@ class PreToken:
     """A cut of the text and what became of it.
 
     Attributes:
-        text: The piece.
         start: Where it begins, in bytes of the text.
         merges: The steps in order; none for a single byte, or where the whole piece is one token at once.
         ids: Its tokens.
@@ -162,7 +161,7 @@ class ByteLevelBPE:
         merges: list[Merge] = []
         while heap:
             rank, start, left, right = heapq.heappop(heap)
-            if not parts.are_neighbours(start, left, right):
+            if parts.pair_at(start) != (left, right):
                 continue  # one of the two has been merged with another since
             merges.append(Merge(rank, left, right, start))
             parts.join(start)
@@ -192,9 +191,6 @@ class _Parts:
         left = self._at[start]
         after = start + len(left)
         return (left, self._at[after]) if left and after < len(self._at) else None
-
-    def are_neighbours(self, start: int, left: bytes, right: bytes) -> bool:
-        return self.pair_at(start) == (left, right)
 
     def before(self, start: int) -> int:
         return self._before[start]

@@ -32,7 +32,6 @@ class StepResult:
         loss: Mean of the objective (of -log P over the learned tokens, in nats), before the update; NaN if nothing is
             learned.
         grad_norm: Norm of all gradients, before clipping.
-        num_tokens: Input tokens.
         updated: False if a gradient was not finite or no token had a label, so that the weights stayed.
         metrics: Means of the objective's other metrics, by name.
     """

@@ -35,7 +35,6 @@ class GGUFTensor:
         ggml_type: The type's number in ggml.
         type_name: The type's name, such as `Q4_1`.
         offset: Where the bytes begin, counted from the beginning of the file.
-        num_bytes: How many they are.
     """
 
     name: str
@@ -163,7 +162,7 @@ class _Reader:
         for _ in range(num_entries):
             key = self.read_name("the metadata", "metadata", metadata)
             (kind,) = self.unpack(_U32)
-            metadata[key] = self.read_value(kind)
+            metadata[key] = self.read_array(depth=1) if kind == _ARRAY else self.read_values(kind, 1)[0]
         return metadata
 
     def read_name(self, table: str, what: str, others: Container[str]) -> str:
@@ -174,9 +173,6 @@ class _Reader:
         if name in others:
             raise self.fault("is there twice")
         return name
-
-    def read_value(self, kind: int) -> Any:
-        return self.read_array(depth=1) if kind == _ARRAY else self.read_values(kind, 1)[0]
 
     def read_array(self, depth: int) -> list[Any]:
         kind, count = self.unpack(_ARRAY_HEAD)

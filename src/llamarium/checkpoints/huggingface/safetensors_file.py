@@ -31,11 +31,9 @@ class SafetensorsTensor:
     """One row of the table.
 
     Attributes:
-        name: The name in the file.
         dtype: Such as `BF16`.
         shape: Row-major.
         offset: Where the bytes begin, counted from the beginning of the file.
-        num_bytes: How many they are.
     """
 
     name: str

@@ -35,8 +35,6 @@ class OutputTensor:
     """A tensor that is about to be written.
 
     Attributes:
-        key: Its name in the file.
-        shape: Its shape.
         dtype: Safetensors' name for its dtype, such as "BF16".
         read: Returns the values in that dtype; called once, when they are written.
     """

@@ -26,7 +26,6 @@ class PackedWeight:
     """A weight that is about to be written.
 
     Attributes:
-        key: Its state-dict key.
         shape: Its logical shape, (out, in), or a norm's (hidden,).
         format: Its type's name in `PACKED_FORMATS`; None for a tensor that stays in floating point.
         read: Makes tiles, uint8, or, without a format, values, bfloat16 as uint16. Called once: for tiles when they are

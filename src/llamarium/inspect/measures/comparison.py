@@ -34,9 +34,7 @@ class ComparedToken(JsonView):
     Attributes:
         kl: KL(P_against || P) of the token after it, nats; 0 where both distributions are equal.
         surprise: -log P of the token itself, given those before it, nats; None for the first.
-        surprise_against: That of the other model.
         candidates: The most probable tokens after it, the best first.
-        candidates_against: Those of the other model.
     """
 
     computed = ("same_top",)

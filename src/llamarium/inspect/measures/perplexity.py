@@ -124,11 +124,7 @@ def perplexity_of_text(
 
 
 def check_number(nats: float, what: str) -> float:
-    """Return `nats`.
-
-    Raises:
-        LlamariumError: If it is NaN, as damaged weights make it.
-    """
+    """Return `nats`; LlamariumError if it is NaN, as damaged weights make it."""
     if math.isnan(nats):
         raise LlamariumError(
             f"{what} says NaN of this text, so nothing can be measured; its weights may be damaged (load(strict=True) "
@@ -156,11 +152,7 @@ def scored_ids(tokenizer: Tokenizer, text: str) -> tuple[list[int], bool]:
 
 
 def check_window(config: ModelConfig, context: int | None, stride: int | None) -> tuple[int, int]:
-    """Return context and stride with their defaults filled in.
-
-    Raises:
-        InputError: If one is out of range.
-    """
+    """Return context and stride with their defaults filled in; InputError if one is out of range."""
     limit = config.max_position_embeddings
     if context is None:
         context = min(DEFAULT_CONTEXT, limit)

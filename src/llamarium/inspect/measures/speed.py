@@ -107,11 +107,7 @@ def measure(runner: Runner, work: Work, *, num_rounds: int) -> Speed:
 
 
 def check_room(config: ModelConfig, work: Work) -> None:
-    """Refuse more tokens than the model's context holds.
-
-    Raises:
-        ContextLengthError: With both numbers.
-    """
+    """Refuse more tokens than the model's context holds; ContextLengthError with both numbers."""
     room = config.max_position_embeddings
     if work.num_positions > room:
         raise ContextLengthError(

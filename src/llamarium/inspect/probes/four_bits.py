@@ -47,11 +47,7 @@ class CodedWeights(JsonView):
 
     @property
     def errors_RC(self) -> Floats:
-        """What the weights mean, less what they were.
-
-        Raises:
-            InputError: If that is not there.
-        """
+        """What the weights mean, less what they were; InputError if that is not there."""
         if self.original_RC is None:
             raise InputError("the unquantized weights are not there; give `quantize`, or `original`")
         return self.values_RC - self.original_RC

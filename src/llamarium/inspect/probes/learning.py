@@ -42,9 +42,7 @@ class Lesson:
         row_gradients_RD: The gradient of the mean loss on their rows of the embedding table; of a tied model both as
             embedding and as head.
         row_moves: The length of each row's change in the step.
-        gradient_norm: The length of the whole gradient.
         before: The most probable tokens to follow the text.
-        after: Those after the step.
         num_unpacked: Modules whose packed weights were unpacked for the step.
     """
 

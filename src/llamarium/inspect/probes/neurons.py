@@ -70,11 +70,7 @@ def top_neurons(config: ModelConfig, trace: Trace, layer: int, *, position: int 
 
 
 def row_of_position(trace: Trace, position: object) -> int:
-    """Return where a position stands on a trace's T axes.
-
-    Raises:
-        InputError: If the trace does not hold it.
-    """
+    """Return where a position stands on a trace's T axes; InputError if the trace does not hold it."""
     if isinstance(position, int) and not isinstance(position, bool):
         wanted = position + len(trace.token_ids) if position < 0 else position
         if wanted in trace.positions:

@@ -47,7 +47,6 @@ class Turned(JsonView):
 
     Attributes:
         head: Of the query heads, or of the key-value heads.
-        position: The token.
         before_P2: float32; pair i is (feature i, feature i + H/2).
         after_P2: float32; the rotated pairs.
     """

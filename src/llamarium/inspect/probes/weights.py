@@ -13,11 +13,7 @@ def linear_key(layer: int, linear: str) -> str:
 
 
 def type_of(runner: Runner, key: str) -> str:
-    """Return the type that a matrix is stored as.
-
-    Raises:
-        InputError: If it is unknown: its module has been replaced.
-    """
+    """Return the type that a matrix is stored as; InputError if it is unknown: its module has been replaced."""
     found = runner.weights.get(EMBEDDING if key == HEAD and runner.config.tie_word_embeddings else key)
     if found is None:
         name = key.removesuffix(".weight")

@@ -8,18 +8,10 @@ from fastapi import APIRouter, Query, Request
 
 from llamarium.hub.resolve import packaged_path
 from llamarium.inspect.measures.comparison import NAMES, compare_passes
+from llamarium.page.compare import schema
 from llamarium.page.compare.others import MAX_TOKENS, Others, Side, Wanted
 from llamarium.page.compare.references import BITS, References
 from llamarium.page.compare.runs import Runs
-from llamarium.page.compare.schema import (
-    BitsQuery,
-    BitsRow,
-    BitsView,
-    CompareQuery,
-    ComparisonView,
-    SidesView,
-    SideView,
-)
 from llamarium.page.compare.sides import about_bits, find_side, first_pair, ids_in_bits, measured_in_bits, sides_of
 from llamarium.page.executor import Pass
 from llamarium.page.routes.open_pass import OfPass, OpenPass
@@ -36,13 +28,13 @@ router = APIRouter(prefix="/inspect", route_class=StrictRoute)
 
 
 @router.get("/compare")
-async def sides(request: Request) -> SidesView:
+async def sides(request: Request) -> schema.SidesView:
     """List the sides that can be compared, and the memory each takes."""
 
-    def read(llama: "Llama", engine: "TextEngine") -> SidesView:
+    def read(llama: "Llama", engine: "TextEngine") -> schema.SidesView:
         kept, references = others_of(request), references_of(request)
         side, against = first_pair(llama, references)
-        return SidesView(
+        return schema.SidesView(
             sides=tuple(_view(kept, one) for one in _sides(request, llama, engine)),
             max_bytes=kept.max_bytes,
             max_tokens=MAX_TOKENS,
@@ -56,12 +48,14 @@ async def sides(request: Request) -> SidesView:
 
 
 @router.get("/passes/{pass_id}/compare")
-async def compare(request: Request, requested: OfPass, query: Annotated[CompareQuery, Query()]) -> ComparisonView:
+async def compare(
+    request: Request, requested: OfPass, query: Annotated[schema.CompareQuery, Query()]
+) -> schema.ComparisonView:
     """Run two sides over the text of a pass, and compare them."""
     one = requested.one
     check_comparable(one)
 
-    def read(known: OpenPass) -> ComparisonView:
+    def read(known: OpenPass) -> schema.ComparisonView:
         llama = known.llama
         kept, every = others_of(request), _sides(request, llama, known.engine)
         pair = find_side(every, query.side, "side"), find_side(every, query.against, "against")
@@ -74,7 +68,7 @@ async def compare(request: Request, requested: OfPass, query: Annotated[CompareQ
         _check_finite(pair, [trace.arrays["logits", None] for trace in traces])
         found = compare_passes(*traces, k=query.k, tokenizer=tokenizer)
         side, against = (_view(kept, side) for side in pair)
-        return ComparisonView(
+        return schema.ComparisonView(
             side=side, against=against, layers=found.layers, tokens=found.tokens, kl=found.kl, same_top=found.same_top,
             texts=tuple(map(tokenizer.token_text, wanted.ids)),
         )  # fmt: skip
@@ -83,11 +77,11 @@ async def compare(request: Request, requested: OfPass, query: Annotated[CompareQ
 
 
 @router.get("/passes/{pass_id}/bits")
-async def bits(request: Request, requested: OfPass, query: Annotated[BitsQuery, Query()]) -> BitsView:
+async def bits(request: Request, requested: OfPass, query: Annotated[schema.BitsQuery, Query()]) -> schema.BitsView:
     """Run a reference over the text of a pass in each type, and measure each against float32."""
     check_comparable(requested.one)
 
-    def read(known: OpenPass) -> BitsView:
+    def read(known: OpenPass) -> schema.BitsView:
         kept, references, served = others_of(request), references_of(request), known.llama.tokenizer
         name = next(iter(measured_in_bits(known.llama, references)), "") if query.of is None else query.of
         every = _sides(request, known.llama, known.engine)
@@ -95,20 +89,20 @@ async def bits(request: Request, requested: OfPass, query: Annotated[BitsQuery, 
         reference = sides["float32"]
         tokenizer = reference.tokenizer or served
         wanted = Wanted(reference.read(requested.one.ids, served), NAMES)
-        rows = list[BitsRow]()
+        rows = list[schema.BitsRow]()
         for kind in BITS:
             side = sides[kind]
             against = kept.trace(reference, wanted, field="of")
             found = compare_passes(kept.trace(side, wanted, field="of"), against, k=1)
             rows.append(
-                BitsRow(
+                schema.BitsRow(
                     type=kind, bits=BITS[kind], kl=found.kl, same_top=found.same_top,
                     errors=tuple(sum(one.relative) / len(one.relative) for one in found.layers),
                     perplexity=kept.perplexity(side, tokenizer, held_out(), field="of"),
                 )
             )  # fmt: skip
         texts = tuple(map(tokenizer.token_text, wanted.ids))
-        return BitsView(of=name, texts=texts, rows=tuple(rows), num_characters=len(held_out()))
+        return schema.BitsView(of=name, texts=texts, rows=tuple(rows), num_characters=len(held_out()))
 
     return await requested.read("of", read)
 
@@ -154,8 +148,8 @@ def _sides(request: Request, llama: "Llama", engine: "TextEngine") -> list[Side]
     return sides_of(llama, engine, references_of(request), runs_of(request))
 
 
-def _view(kept: Others, side: Side) -> SideView:
-    return SideView(
+def _view(kept: Others, side: Side) -> schema.SideView:
+    return schema.SideView(
         id=side.id, title=side.title, words=side.words, num_bytes=side.num_bytes, seconds=kept.seconds(side),
         vocabulary=side.vocabulary,
     )  # fmt: skip

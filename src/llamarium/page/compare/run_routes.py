@@ -8,18 +8,10 @@ from fastapi import APIRouter, Query, Request, Response
 from llamarium.inspect.score import scored_tokens
 from llamarium.inspect.tokens import name_candidates, top_candidates
 from llamarium.page.binary import Numbers, respond
+from llamarium.page.compare import schema
 from llamarium.page.compare.others import MAX_TOKENS, Side, Wanted
 from llamarium.page.compare.routes import check_comparable, others_of, runs_of
 from llamarium.page.compare.runs import Runs
-from llamarium.page.compare.schema import (
-    MomentPatternQuery,
-    MomentQuery,
-    MomentView,
-    RunRowsQuery,
-    RunRowsView,
-    RunsView,
-    RunView,
-)
 from llamarium.page.routes.open_pass import OfPass, OpenPass
 from llamarium.page.selection import check_index
 from llamarium.page.work import work_on
@@ -37,13 +29,13 @@ MAX_ROWS = 64
 
 
 @router.get("/runs")
-async def runs(request: Request) -> RunsView:
+async def runs(request: Request) -> schema.RunsView:
     """Return the training runs that the server was started with, and the steps of their checkpoints."""
 
-    def read(llama: object, engine: object) -> RunsView:
+    def read(llama: object, engine: object) -> schema.RunsView:
         known = runs_of(request)
         steps = {name: known.steps(name) for name in known.names}
-        return RunsView(
+        return schema.RunsView(
             runs=tuple(_run(known, name, found) for name, found in steps.items()),
             max_tokens=MAX_TOKENS,
         )
@@ -52,26 +44,28 @@ async def runs(request: Request) -> RunsView:
 
 
 @router.get("/runs/{run}/rows")
-async def rows(request: Request, run: str, query: Annotated[RunRowsQuery, Query()]) -> RunRowsView:
+async def rows(request: Request, run: str, query: Annotated[schema.RunRowsQuery, Query()]) -> schema.RunRowsView:
     """Return rows of the embedding table at each checkpoint, all in one projection."""
     ids = list(dict.fromkeys(int(part) for part in query.ids.split(",")))
     if len(ids) > MAX_ROWS:
         message = f"{len(ids)} rows are requested, and {MAX_ROWS} are followed at most; ask for fewer"
         raise ApiError(400, message, code="too_many_numbers", param="ids")
 
-    def read(llama: object, engine: object) -> RunRowsView:
+    def read(llama: object, engine: object) -> schema.RunRowsView:
         found = runs_of(request).row_paths(run, ids)
-        return RunRowsView(steps=found.steps, ids=found.ids, places=found.places_SR2.tolist(), share=found.share)
+        return schema.RunRowsView(steps=found.steps, ids=found.ids, places=found.places_SR2.tolist(), share=found.share)
 
     return await work_on(request, "ids", read)
 
 
 @router.get("/passes/{pass_id}/moment")
-async def moment(request: Request, requested: OfPass, query: Annotated[MomentQuery, Query()]) -> MomentView:
+async def moment(
+    request: Request, requested: OfPass, query: Annotated[schema.MomentQuery, Query()]
+) -> schema.MomentView:
     """Return the surprises of a checkpoint at a pass's text."""
     check_comparable(requested.one)
 
-    def read(known: OpenPass) -> MomentView:
+    def read(known: OpenPass) -> schema.MomentView:
         side, seen = _read(request, known, query)
         tokenizer = side.tokenizer or known.llama.tokenizer
         return _moment(tokenizer, query, seen, others_of(request).seconds(side))
@@ -80,7 +74,9 @@ async def moment(request: Request, requested: OfPass, query: Annotated[MomentQue
 
 
 @router.get("/passes/{pass_id}/moment/pattern", response_class=Response)
-async def pattern(request: Request, requested: OfPass, query: Annotated[MomentPatternQuery, Query()]) -> Response:
+async def pattern(
+    request: Request, requested: OfPass, query: Annotated[schema.MomentPatternQuery, Query()]
+) -> Response:
     """Send a head's pattern by a checkpoint; axes T S."""
     check_comparable(requested.one)
 
@@ -93,7 +89,7 @@ async def pattern(request: Request, requested: OfPass, query: Annotated[MomentPa
     return await requested.read("layer", read)
 
 
-def _read(request: Request, known: OpenPass, query: MomentQuery) -> "tuple[Side, Trace]":
+def _read(request: Request, known: OpenPass, query: schema.MomentQuery) -> "tuple[Side, Trace]":
     """Let a checkpoint read the text: its logits, and a layer's patterns."""
     side = runs_of(request).side(known.llama, query.run, query.step)
     ids = side.read(known.one.ids, known.llama.tokenizer)
@@ -101,15 +97,15 @@ def _read(request: Request, known: OpenPass, query: MomentQuery) -> "tuple[Side,
     return side, others_of(request).trace(side, wanted, field="step")
 
 
-def _run(known: Runs, name: str, steps: list[int]) -> RunView:
+def _run(known: Runs, name: str, steps: list[int]) -> schema.RunView:
     config = known.config(name)
-    return RunView(
+    return schema.RunView(
         name=name, steps=tuple(steps), num_bytes=known.num_bytes(name, steps[-1]) if steps else 0,
         num_layers=config.num_hidden_layers, num_heads=config.num_attention_heads,
     )  # fmt: skip
 
 
-def _moment(tokenizer: Tokenizer, query: MomentQuery, seen: "Trace", seconds: float | None) -> MomentView:
+def _moment(tokenizer: Tokenizer, query: schema.MomentQuery, seen: "Trace", seconds: float | None) -> schema.MomentView:
     logits_TV = seen.arrays["logits", None]
     if not np.isfinite(logits_TV).all():
         message = f"the logits of step {query.step} of {query.run} are not finite"
@@ -119,7 +115,7 @@ def _moment(tokenizer: Tokenizer, query: MomentQuery, seen: "Trace", seconds: fl
         (found,) = scored_tokens([logits_TV[:-1]], seen.token_ids[1:])
         surprises = (-found.logprobs_C).tolist()
     best = name_candidates(top_candidates(logits_TV[-1:], 1)[0], tokenizer)[0]
-    return MomentView(
+    return schema.MomentView(
         run=query.run,
         step=query.step,
         surprises=(None, *surprises),

@@ -104,7 +104,6 @@ class RunView(View):
     """A training run that the server was started with.
 
     Attributes:
-        name: Its folder's.
         steps: Of its checkpoints; of more than 60, so many spread over them.
         num_bytes: What the last one's weights occupy.
     """
@@ -168,7 +167,6 @@ class MomentView(View):
 
     Attributes:
         surprises: -log P of each token, nats; None for the first.
-        loss: The mean of those; None for a text of one token.
         best: The most probable token after the text's last.
         seconds: To load the checkpoint.
         ids: What it has read: of another vocabulary than the served model's, the first tokens of the same text.

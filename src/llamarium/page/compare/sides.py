@@ -128,7 +128,7 @@ def _variants(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
 def _variant_bytes(runner: Runner, name: VariantName) -> int:
     if not has_torch():
         return variant_in_c_bytes(runner, name)
-    from llamarium.inspect.interventions import variant_bytes
+    from llamarium.inspect.interventions.variants import variant_bytes
 
     return variant_bytes(runner.config, name, itemsize=DTYPE_BYTES[runner.dtype])
 
@@ -151,7 +151,7 @@ def _building(llama: "Llama", name: VariantName) -> Callable[[], Runner]:
     def build() -> Runner:
         if not has_torch():
             return variant_in_c(llama.runner, name)
-        from llamarium.inspect.interventions import variant_of
+        from llamarium.inspect.interventions.variants import variant_of
 
         return _modules(variant_of(llama.model, name))
 
@@ -167,7 +167,7 @@ def _modules(model: "LlamaForCausalLM") -> Runner:
 def _unscaled(llama: "Llama") -> Runner:
     if not has_torch():
         return without_rope_scaling(llama.runner)
-    from llamarium.inspect.interventions import Experiment, begin
+    from llamarium.inspect.interventions.experiments import Experiment, begin
     from llamarium.runtime.shell import shell_of
 
     shell = shell_of(llama.model)

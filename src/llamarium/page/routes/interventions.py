@@ -7,20 +7,13 @@ from fastapi import APIRouter, Request, Response
 
 from llamarium.engine.request import check_prompt, too_long
 from llamarium.errors import AnswerError, LlamariumError
+from llamarium.extras import need_torch
 from llamarium.generation.text_engine import TextEngine
 from llamarium.inspect.interventions.effect import PatchCell
 from llamarium.page.executor import Pass
 from llamarium.page.routes.open_pass import OfPass, OpenPass
 from llamarium.page.routes.tokens import token_view
-from llamarium.page.schema.interventions import (
-    EditedRequest,
-    EditedView,
-    EditFields,
-    PatchBeginView,
-    PatchCellsView,
-    PatchRequest,
-    SteeringFields,
-)
+from llamarium.page.schema import interventions as schema
 from llamarium.page.schema.text import TokenView
 from llamarium.page.selection import check_index
 from llamarium.page.work import stream_on
@@ -45,12 +38,12 @@ MAX_PATCHED = 256
 
 
 @router.post("/edited")
-async def edited(request: Request, requested: OfPass, body: EditedRequest) -> EditedView:
+async def edited(request: Request, requested: OfPass, body: schema.EditedRequest) -> schema.EditedView:
     """Return the next token without the edits and with them, and how the text goes on."""
     one, position = _plain(requested.one), requested.position(body.position)
     service: Service = request.app.state.service
 
-    def read(known: OpenPass) -> EditedView:
+    def read(known: OpenPass) -> schema.EditedView:
         llama = known.llama
         known.check_token("token_id", body.token_id)
         _check_room(llama, position + 1, body.max_tokens)
@@ -65,13 +58,15 @@ async def edited(request: Request, requested: OfPass, body: EditedRequest) -> Ed
     return await requested.read("edits", read)
 
 
-def _view(llama: "Llama", one: Pass, edits: "Sequence[Edit]", body: EditedRequest, position: int) -> EditedView:
+def _view(
+    llama: "Llama", one: Pass, edits: "Sequence[Edit]", body: schema.EditedRequest, position: int
+) -> schema.EditedView:
     k = min(body.k, llama.config.vocab_size)
     found = llama.inspect.effect(one.ids, *edits, word=body.token_id, position=position, k=k)
     ids = one.ids[: position + 1]
     check_wanted()
     with llama.inspect.edited() as plain, llama.inspect.edited(*edits) as other:
-        return EditedView(
+        return schema.EditedView(
             position=position,
             runner=other.runner.name,
             divergence=found.divergence,
@@ -91,12 +86,12 @@ def _goes_on(llama: "Llama", ids: Sequence[int], max_tokens: int) -> tuple[Token
 
 
 @router.post("/patches", responses=STREAMED, response_class=Response)
-async def patches(request: Request, requested: OfPass, body: PatchRequest) -> Response:
+async def patches(request: Request, requested: OfPass, body: schema.PatchRequest) -> Response:
     """Stream the pass with one place after the other from a second prompt, layer by layer."""
     one = _plain(requested.one)
     _check_patches(one, body)
 
-    def begin(llama: "Llama", _: TextEngine) -> Iterator[PatchBeginView | PatchCellsView]:
+    def begin(llama: "Llama", _: TextEngine) -> Iterator[schema.PatchBeginView | schema.PatchCellsView]:
         config = llama.config
         check_prompt(config, body.source_ids, room=0)
         check_index("token_id", body.token_id, config.vocab_size)
@@ -121,9 +116,10 @@ def _plain(one: Pass) -> Pass:
     return one
 
 
-def _edit(llama: "Llama", one: Pass, fields: EditFields, path: str) -> "Edit":
+def _edit(llama: "Llama", one: Pass, fields: schema.EditFields, path: str) -> "Edit":
     """Return an edit, each of whose indices is there."""
-    from llamarium.inspect.interventions import scale
+    need_torch("an edit")
+    from llamarium.inspect.interventions.edits import scale
 
     config = llama.config
     _check_given(f"{path}.layer", fields.layer, None if fields.part == "embed" else config.num_hidden_layers)
@@ -132,7 +128,7 @@ def _edit(llama: "Llama", one: Pass, fields: EditFields, path: str) -> "Edit":
     return scale(fields.part, fields.factor, layer=fields.layer, head=fields.head, positions=fields.positions)
 
 
-def _steering(llama: "Llama", one: Pass, fields: SteeringFields, most: int) -> "Edit":
+def _steering(llama: "Llama", one: Pass, fields: schema.SteeringFields, most: int) -> "Edit":
     check_index("steering.layer", fields.layer, llama.config.num_hidden_layers)
     _check_positions("steering.positions", fields.positions, one)
     toward, away = (_prompt(llama, getattr(fields, name), f"steering.{name}", most) for name in ("toward", "away"))
@@ -170,7 +166,7 @@ def _check_positions(path: str, positions: Sequence[int] | None, one: Pass) -> N
         check_index(f"{path}[{place}]", position, len(one.ids))
 
 
-def _check_patches(one: Pass, body: PatchRequest) -> None:
+def _check_patches(one: Pass, body: schema.PatchRequest) -> None:
     if len(body.source_ids) != len(one.ids):
         message = (
             f"the second prompt has {len(body.source_ids)} tokens and the first {len(one.ids)}; expected as many, so "
@@ -189,10 +185,10 @@ def _check_cells(count: int) -> None:
         raise ApiError(400, message, code="invalid_parameter", param="positions")
 
 
-def _events(grid: "PatchGrid") -> Iterator[PatchBeginView | PatchCellsView]:
+def _events(grid: "PatchGrid") -> Iterator[schema.PatchBeginView | schema.PatchCellsView]:
     """Yield the grid's events: its beginning, and the cells that were run side by side."""
     total = len(grid.layers) * len(grid.positions)
-    yield PatchBeginView(
+    yield schema.PatchBeginView(
         base=grid.base, source=grid.source, floor=grid.floor, layers=grid.layers, positions=grid.positions, total=total
     )
     row: list[PatchCell] = []
@@ -200,5 +196,5 @@ def _events(grid: "PatchGrid") -> Iterator[PatchBeginView | PatchCellsView]:
         check_wanted()
         row.append(cell)
         if len(row) == len(grid.positions):
-            yield PatchCellsView(cells=tuple(row), done=cell.done)
+            yield schema.PatchCellsView(cells=tuple(row), done=cell.done)
             row = []

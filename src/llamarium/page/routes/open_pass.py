@@ -29,7 +29,6 @@ class OpenPass:
 
     Attributes:
         llama: The model, with the pass's adapter on it.
-        kept: Keeps the numbers of passes.
     """
 
     llama: "Llama"

@@ -13,15 +13,7 @@ from llamarium.page.executor import Pass
 from llamarium.page.prepare import Preparation
 from llamarium.page.routes.open_pass import OfPass, OpenPass
 from llamarium.page.routes.tokens import token_view
-from llamarium.page.schema.passes import (
-    ActivationQuery,
-    CandidateView,
-    ExperimentFields,
-    NextQuery,
-    NextView,
-    PassRequest,
-    PassView,
-)
+from llamarium.page.schema import passes as schema
 from llamarium.page.selection import check_index
 from llamarium.page.work import passes_of, work_on
 from llamarium.server.errors import ApiError, of_library
@@ -39,13 +31,13 @@ router = APIRouter(prefix="/inspect", route_class=StrictRoute)
 
 
 @router.post("/passes")
-async def passes(request: Request, body: PassRequest) -> PassView:
+async def passes(request: Request, body: schema.PassRequest) -> schema.PassView:
     """Name the pass over a text, its ids or a dialog, and tell its tokens. Nothing is run yet."""
     service: Service = request.app.state.service
     preparation: Preparation = request.app.state.preparation
     field = _given(body)
 
-    def read(llama: "Llama", engine: TextEngine) -> PassView:
+    def read(llama: "Llama", engine: TextEngine) -> schema.PassView:
         ids = _ids(body, llama.tokenizer, service)
         check_prompt(llama.config, ids, room=0)
         _check_experiment(body, len(ids))
@@ -58,32 +50,32 @@ async def passes(request: Request, body: PassRequest) -> PassView:
 
 
 @router.get("/passes/{pass_id}")
-async def known_pass(requested: OfPass) -> PassView:
+async def known_pass(requested: OfPass) -> schema.PassView:
     """Return a pass's tokens."""
     return await requested.read("id", pass_view)
 
 
 @router.get("/passes/{pass_id}/activations/{name}", response_class=Response)
-async def activations(requested: OfPass, name: str, query: Annotated[ActivationQuery, Query()]) -> Response:
+async def activations(requested: OfPass, name: str, query: Annotated[schema.ActivationQuery, Query()]) -> Response:
     """Send an activation's numbers, as `page/binary.py` says."""
     return await requested.read("name", lambda known: respond(known.select(name, query), query.dtype))
 
 
 @router.get("/passes/{pass_id}/next")
-async def following(requested: OfPass, query: Annotated[NextQuery, Query()]) -> NextView:
+async def following(requested: OfPass, query: Annotated[schema.NextQuery, Query()]) -> schema.NextView:
     """Return the most probable tokens after a position."""
     at = requested.position(query.position)
 
-    def read(known: OpenPass) -> NextView:
+    def read(known: OpenPass) -> schema.NextView:
         logits_1V = known.numbers("logits", None, range(at, at + 1))
         if not np.isfinite(logits_1V).all():
             raise ApiError(500, f"the model's logits after token {at} are not finite", code="model_error")
-        return NextView(position=at, candidates=_candidates(logits_1V, query.k, known.llama.tokenizer))
+        return schema.NextView(position=at, candidates=_candidates(logits_1V, query.k, known.llama.tokenizer))
 
     return await requested.read("position", read)
 
 
-def _given(body: PassRequest) -> str:
+def _given(body: schema.PassRequest) -> str:
     given = [name for name in ("text", "ids", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
         raise ApiError(
@@ -95,7 +87,7 @@ def _given(body: PassRequest) -> str:
     return given[0]
 
 
-def _ids(body: PassRequest, tokenizer: Tokenizer, service: Service) -> list[int]:
+def _ids(body: schema.PassRequest, tokenizer: Tokenizer, service: Service) -> list[int]:
     most = service.max_tokens
     if body.ids is not None:
         if len(body.ids) > most:
@@ -108,12 +100,12 @@ def _ids(body: PassRequest, tokenizer: Tokenizer, service: Service) -> list[int]
     return tokenizer.encode(body.text, add_special_tokens=body.add_special_tokens is not False)
 
 
-def _experiment(body: PassRequest) -> ExperimentFields | None:
+def _experiment(body: schema.PassRequest) -> schema.ExperimentFields | None:
     """Return what is to be otherwise; where nothing is, the pass is the model's own."""
-    return None if body.experiment == ExperimentFields() else body.experiment
+    return None if body.experiment == schema.ExperimentFields() else body.experiment
 
 
-def _check_experiment(body: PassRequest, num_tokens: int) -> None:
+def _check_experiment(body: schema.PassRequest, num_tokens: int) -> None:
     requested = _experiment(body)
     if requested is None:
         return
@@ -138,11 +130,11 @@ def _adapter_idx(engine: TextEngine, adapter: str | None) -> int:
     return engine.adapters.index(adapter)
 
 
-def pass_view(known: OpenPass) -> PassView:
+def pass_view(known: OpenPass) -> schema.PassView:
     """Return the view of a pass."""
     one, executor = known.one, known.executor
     runner = executor.runner_of(one)
-    return PassView(
+    return schema.PassView(
         id=one.id,
         tokens=tuple(token_view(known.llama.tokenizer, token_id) for token_id in one.ids),
         adapter=one.adapter,
@@ -153,12 +145,12 @@ def pass_view(known: OpenPass) -> PassView:
     )
 
 
-def _candidates(logits_1V: "NDArray[np.float32]", k: int, tokenizer: Tokenizer) -> tuple[CandidateView, ...]:
+def _candidates(logits_1V: "NDArray[np.float32]", k: int, tokenizer: Tokenizer) -> tuple[schema.CandidateView, ...]:
     from llamarium.inspect.tokens import name_candidates, top_candidates
 
     best = top_candidates(logits_1V, min(k, logits_1V.shape[1]))[0]
     return tuple(
-        CandidateView(
+        schema.CandidateView(
             token_id=one.token_id,
             text=one.text or "",
             logit=float(logits_1V[0, one.token_id]),

@@ -21,19 +21,7 @@ from llamarium.inspect.trace import Trace
 from llamarium.page.binary import Numbers, check_size, respond
 from llamarium.page.executor import Pass
 from llamarium.page.routes.open_pass import OfPass, OpenPass
-from llamarium.page.schema.probes import (
-    AttributionQuery,
-    DistancesQuery,
-    DistancesView,
-    HeadsQuery,
-    HeadsView,
-    LensGridQuery,
-    LensQuery,
-    NeuronsQuery,
-    PictureQuery,
-    RopeQuery,
-    RopeView,
-)
+from llamarium.page.schema import probes as schema
 from llamarium.page.selection import check_index
 from llamarium.page.work import work_on
 from llamarium.presets import PRESETS
@@ -59,13 +47,13 @@ _PATTERN_BYTES = 64 * 2**20
 
 
 @router.get("/passes/{pass_id}/heads")
-async def heads(requested: OfPass, query: Annotated[HeadsQuery, Query()]) -> HeadsView:
+async def heads(requested: OfPass, query: Annotated[schema.HeadsQuery, Query()]) -> schema.HeadsView:
     """Return length and share of what each head of a layer adds to a token's stream."""
     at = requested.position(query.position)
 
-    def read(known: OpenPass) -> HeadsView:
+    def read(known: OpenPass) -> schema.HeadsView:
         found = _heads(known, query.layer, at).to_dict()
-        return HeadsView(
+        return schema.HeadsView(
             layer=found["layer"],
             position=at,
             norms=found["norms"][0],
@@ -77,7 +65,7 @@ async def heads(requested: OfPass, query: Annotated[HeadsQuery, Query()]) -> Hea
 
 
 @router.get("/passes/{pass_id}/heads/added", response_class=Response)
-async def heads_added(requested: OfPass, query: Annotated[HeadsQuery, Query()]) -> Response:
+async def heads_added(requested: OfPass, query: Annotated[schema.HeadsQuery, Query()]) -> Response:
     """Send what each head of a layer adds to a token's stream; axes N D."""
     at = requested.position(query.position)
 
@@ -99,7 +87,7 @@ async def head_kinds(requested: OfPass) -> HeadKinds:
 
 
 @router.get("/passes/{pass_id}/neurons")
-async def neurons(requested: OfPass, query: Annotated[NeuronsQuery, Query()]) -> Neurons:
+async def neurons(requested: OfPass, query: Annotated[schema.NeuronsQuery, Query()]) -> Neurons:
     """Return the neurons of a layer that fire most at a token, and what they do at the others."""
     at, rows = requested.position(query.position), range(0, len(requested.one.ids), query.stride)
 
@@ -112,7 +100,7 @@ async def neurons(requested: OfPass, query: Annotated[NeuronsQuery, Query()]) ->
 
 
 @router.get("/passes/{pass_id}/attribution")
-async def attribution(requested: OfPass, query: Annotated[AttributionQuery, Query()]) -> Attribution:
+async def attribution(requested: OfPass, query: Annotated[schema.AttributionQuery, Query()]) -> Attribution:
     """Divide a token's logit among everything that was added to the stream."""
     at = requested.position(query.position)
 
@@ -128,7 +116,7 @@ async def attribution(requested: OfPass, query: Annotated[AttributionQuery, Quer
 
 
 @router.get("/passes/{pass_id}/lens")
-async def lens(requested: OfPass, query: Annotated[LensQuery, Query()]) -> Lens:
+async def lens(requested: OfPass, query: Annotated[schema.LensQuery, Query()]) -> Lens:
     """Return what the stream would say after a token, after attention and after the MLP of each layer."""
     at = requested.position(query.position)
     rows, names = range(at, at + 1), STREAMS.values()
@@ -136,14 +124,14 @@ async def lens(requested: OfPass, query: Annotated[LensQuery, Query()]) -> Lens:
 
 
 @router.get("/passes/{pass_id}/lens/grid")
-async def lens_grid(requested: OfPass, query: Annotated[LensGridQuery, Query()]) -> Lens:
+async def lens_grid(requested: OfPass, query: Annotated[schema.LensGridQuery, Query()]) -> Lens:
     """Return what the stream would say at each layer and token: the most probable one alone."""
     rows, names = _rows(requested.one, query), (STREAMS[query.after],)
     return await requested.read("token_id", lambda known: _lens(known, names, rows, 1, query.token_id))
 
 
 @router.get("/passes/{pass_id}/picture", response_class=Response)
-async def picture(requested: OfPass, query: Annotated[PictureQuery, Query()]) -> Response:
+async def picture(requested: OfPass, query: Annotated[schema.PictureQuery, Query()]) -> Response:
     """Send what a pass is drawn from as a whole, as `inspect/probes/picture.py` says; axis P."""
     columns = _window(requested.one, query.start, query.stop, query.stride)
 
@@ -162,12 +150,12 @@ async def picture(requested: OfPass, query: Annotated[PictureQuery, Query()]) ->
 
 
 @router.get("/rope")
-async def rope(request: Request, query: Annotated[RopeQuery, Query()]) -> RopeView:
+async def rope(request: Request, query: Annotated[schema.RopeQuery, Query()]) -> schema.RopeView:
     """Return every pair's frequency, with and without scaling, and its angle at a position."""
 
-    def read(llama: "Llama", _: object) -> RopeView:
+    def read(llama: "Llama", _: object) -> schema.RopeView:
         config = llama.config if query.shape is None else PRESETS[query.shape]
-        return RopeView(
+        return schema.RopeView(
             position=query.position,
             context=config.max_position_embeddings,
             is_scaled=config.rope_scaling is not None,
@@ -178,7 +166,7 @@ async def rope(request: Request, query: Annotated[RopeQuery, Query()]) -> RopeVi
 
 
 @router.get("/passes/{pass_id}/distances")
-async def distances(requested: OfPass, query: Annotated[DistancesQuery, Query()]) -> DistancesView:
+async def distances(requested: OfPass, query: Annotated[schema.DistancesQuery, Query()]) -> schema.DistancesView:
     """Return the score that a token's query and a token's key would have at each distance."""
     at, wanted = requested.position(query.position), range(0, query.stop, query.stride)
     check_index("key", query.key, len(requested.one.ids))
@@ -186,7 +174,7 @@ async def distances(requested: OfPass, query: Annotated[DistancesQuery, Query()]
         message = f"these are {len(wanted):,} distances; at most {MAX_DISTANCES:,} are returned: use a larger stride"
         raise ApiError(400, message, code="too_many_numbers", param="stride")
 
-    def read(known: OpenPass) -> DistancesView:
+    def read(known: OpenPass) -> schema.DistancesView:
         config = known.llama.config
         known.check_layer(query.layer)
         check_index("head", query.head, config.num_attention_heads)
@@ -195,7 +183,7 @@ async def distances(requested: OfPass, query: Annotated[DistancesQuery, Query()]
         group = config.num_attention_heads // config.num_key_value_heads
         k_H = seen.arrays["k", query.layer][query.key, query.head // group]
         scores = score_by_distance(config, q_H, k_H, wanted)
-        return DistancesView(distances=tuple(wanted), scores=tuple(scores))
+        return schema.DistancesView(distances=tuple(wanted), scores=tuple(scores))
 
     return await requested.read("stop", read)
 
@@ -221,7 +209,7 @@ def _lens(known: OpenPass, names: Collection[str], rows: range, k: int, token_id
     return read_stream(known.llama.runner, seen, k, known.llama.tokenizer, chosen_id=token_id)
 
 
-def _rows(one: Pass, query: LensGridQuery) -> range:
+def _rows(one: Pass, query: schema.LensGridQuery) -> range:
     """Return the requested tokens."""
     rows = _window(one, query.start, query.stop, query.stride)
     if len(rows) > MAX_GRID_TOKENS:

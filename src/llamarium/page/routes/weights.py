@@ -13,6 +13,7 @@ from llamarium.config import EMBEDDING, HEAD
 from llamarium.cost import count_parameters
 from llamarium.engine.memory import free_bytes
 from llamarium.errors import MemoryBudgetError, OptionError
+from llamarium.extras import need_torch
 from llamarium.generation.text_engine import TextEngine
 from llamarium.inspect.measures.streams import relative_error, stream_errors
 from llamarium.inspect.numbers import Floats
@@ -23,23 +24,7 @@ from llamarium.page.binary import Numbers, respond
 from llamarium.page.executor import Pass
 from llamarium.page.routes.open_pass import OfPass, OpenPass
 from llamarium.page.routes.tokens import token_view
-from llamarium.page.schema.weights import (
-    CodesQuery,
-    CodesView,
-    ErrorsOfView,
-    ErrorsQuery,
-    ErrorsView,
-    InputsQuery,
-    InputsView,
-    InputView,
-    LearnedRowView,
-    LearnedTokenView,
-    LessonRequest,
-    LessonView,
-    QuantizeName,
-    RowsOfQuery,
-    WeightView,
-)
+from llamarium.page.schema import weights as schema
 from llamarium.page.selection import check_index
 from llamarium.page.work import work_on
 from llamarium.quant.formats import FORMATS
@@ -72,10 +57,10 @@ _at_work = threading.Lock()  # one such question at a time: each takes all proce
 
 
 @router.get("/codes")
-async def codes(request: Request, query: Annotated[CodesQuery, Query()]) -> CodesView:
+async def codes(request: Request, query: Annotated[schema.CodesQuery, Query()]) -> schema.CodesView:
     """Return weights of a Linear as codes, scales and what they mean, as stored or as another type has it."""
 
-    def read(llama: "Llama", _: TextEngine) -> CodesView:
+    def read(llama: "Llama", _: TextEngine) -> schema.CodesView:
         check_index("layer", query.layer, llama.config.num_hidden_layers)
         key, runner = linear_key(query.layer, query.linear), llama.runner
         type_of(runner, key)
@@ -90,7 +75,7 @@ async def codes(request: Request, query: Annotated[CodesQuery, Query()]) -> Code
 
 
 @router.get("/passes/{pass_id}/matrix", response_class=Response)
-async def matrix(requested: OfPass, query: Annotated[RowsOfQuery, Query()]) -> Response:
+async def matrix(requested: OfPass, query: Annotated[schema.RowsOfQuery, Query()]) -> Response:
     """Send rows of a matrix, quantized ones as what their codes mean; axes R I."""
     if (query.layer is None) != (query.linear == "lm_head"):
         raise ApiError(
@@ -112,11 +97,11 @@ async def matrix(requested: OfPass, query: Annotated[RowsOfQuery, Query()]) -> R
 
 
 @router.get("/passes/{pass_id}/inputs")
-async def inputs(requested: OfPass, query: Annotated[InputsQuery, Query()]) -> InputsView:
+async def inputs(requested: OfPass, query: Annotated[schema.InputsQuery, Query()]) -> schema.InputsView:
     """Return a Linear's inputs at a token, and their values in 8 bits."""
     at = requested.position(query.position)
 
-    def read(known: OpenPass) -> InputsView:
+    def read(known: OpenPass) -> schema.InputsView:
         known.check_layer(query.layer)
         bits = input_bits_of(known.llama.runner, linear_key(query.layer, query.linear))
         values = known.numbers(_INPUTS[query.linear], query.layer, range(at, at + 1)).reshape(1, -1)
@@ -125,12 +110,12 @@ async def inputs(requested: OfPass, query: Annotated[InputsQuery, Query()]) -> I
         cut = slice(query.start, query.start + query.count)
         parts = (found.codes_MC, found.scales_MC, found.values_MC)
         columns = [values[0, cut].tolist(), *(part[0, cut].tolist() for part in parts)]
-        return InputsView(
+        return schema.InputsView(
             position=at,
             num_inputs=values.shape[1],
             start=query.start,
             inputs=tuple(
-                InputView(original=original, code=code, scale=scale, value=value)
+                schema.InputView(original=original, code=code, scale=scale, value=value)
                 for original, code, scale, value in zip(*columns, strict=True)
             ),
             num_wide=int((abs(found.codes_MC) > 127).sum()),
@@ -143,19 +128,20 @@ async def inputs(requested: OfPass, query: Annotated[InputsQuery, Query()]) -> I
 
 
 @router.get("/passes/{pass_id}/errors")
-async def errors(requested: OfPass, query: Annotated[ErrorsQuery, Query()]) -> ErrorsView:
+async def errors(requested: OfPass, query: Annotated[schema.ErrorsQuery, Query()]) -> schema.ErrorsView:
     """Return the pass's distance from the same weights in float32, layer by layer, and that of quantized weights."""
     _check_plain(requested.one)
     return await requested.read("quantize", lambda known: _errors(known, query.quantize))
 
 
 @router.post("/passes/{pass_id}/lesson")
-async def lesson(requested: OfPass, body: LessonRequest) -> LessonView:
+async def lesson(requested: OfPass, body: schema.LessonRequest) -> schema.LessonView:
     """Take one step of training on the pass's text, on a copy of the model: losses, gradients, predictions."""
     _check_plain(requested.one)
 
-    def read(known: OpenPass) -> LessonView:
-        from llamarium.inspect.interventions import learn, lesson_bytes
+    def read(known: OpenPass) -> schema.LessonView:
+        need_torch("a step of training")
+        from llamarium.inspect.probes.learning import learn, lesson_bytes
 
         llama, ids = known.llama, known.one.ids
         with _alone():
@@ -206,13 +192,15 @@ def _of_shape(field: str) -> Generator[None]:
         raise ApiError(400, str(error), code="invalid_parameter", param=field) from None
 
 
-def _codes_view(llama: "Llama", key: str, num_rows: int, query: CodesQuery, found: CodedWeights) -> CodesView:
+def _codes_view(
+    llama: "Llama", key: str, num_rows: int, query: schema.CodesQuery, found: CodedWeights
+) -> schema.CodesView:
     codes_C, cut = found.codes_RC[0], slice(query.start, query.start + query.count)
     values, scales = found.values_RC[0], found.scales_RC[0]
     minimums = None if found.minimums_RC is None else found.minimums_RC[0]
     originals = None if found.original_RC is None else found.original_RC[0]
     weights = tuple(
-        WeightView(
+        schema.WeightView(
             code=int(codes_C[i]),
             level=found.levels[int(codes_C[i])],
             scale=float(scales[i]),
@@ -223,7 +211,7 @@ def _codes_view(llama: "Llama", key: str, num_rows: int, query: CodesQuery, foun
         for i in range(cut.start, cut.stop)
     )
     format = FORMATS[found.type_name]
-    return CodesView(
+    return schema.CodesView(
         module=key.removesuffix(".weight"),
         num_rows=num_rows,
         num_columns=len(codes_C),
@@ -251,7 +239,7 @@ def _row_error(values: Floats, originals: Floats) -> float:
     return relative_error(float(np.linalg.norm(values - originals)), float(np.linalg.norm(originals)))
 
 
-def _errors(known: OpenPass, method: QuantizeName | None) -> ErrorsView:
+def _errors(known: OpenPass, method: schema.QuantizeName | None) -> schema.ErrorsView:
     llama, ids = known.llama, known.one.ids
     count = count_parameters(llama.config)
     if count.attention + count.mlp > MAX_WEIGHTS:
@@ -263,32 +251,32 @@ def _errors(known: OpenPass, method: QuantizeName | None) -> ErrorsView:
     trace, runner = known.trace(["resid"], known.layers), llama.runner
     with _alone(), _of_shape("quantize"):
         exact = streams_as(runner, ids)
-        runs = [ErrorsOfView(what="pass", layers=tuple(stream_errors(trace, exact)))]
+        runs = [schema.ErrorsOfView(what="pass", layers=tuple(stream_errors(trace, exact)))]
         if method is not None:
             check_wanted()
             weights = streams_as(runner, ids, quantize=method)
-            runs.append(ErrorsOfView(what="weights", layers=tuple(stream_errors(weights, exact))))
+            runs.append(schema.ErrorsOfView(what="weights", layers=tuple(stream_errors(weights, exact))))
         if method in IN_C and can_round_inputs(llama.config):
             check_wanted()
             both = streams_as(runner, ids, quantize=method, rounds_inputs=True)
-            runs.append(ErrorsOfView(what="weights and inputs", layers=tuple(stream_errors(both, exact))))
-    return ErrorsView(quantize=method, runs=tuple(runs))
+            runs.append(schema.ErrorsOfView(what="weights and inputs", layers=tuple(stream_errors(both, exact))))
+    return schema.ErrorsView(quantize=method, runs=tuple(runs))
 
 
-def _lesson_view(llama: "Llama", body: LessonRequest, found: "Lesson", num_bytes: int) -> LessonView:
+def _lesson_view(llama: "Llama", body: schema.LessonRequest, found: "Lesson", num_bytes: int) -> schema.LessonView:
     is_finite = all(map(math.isfinite, found.losses_after))
     gradients = found.row_gradients_RD.norm(dim=-1).tolist()
     rows = zip(found.row_ids, gradients, found.row_moves, strict=True)
     losses = zip(found.losses, found.losses_after, strict=True)
-    return LessonView(
+    return schema.LessonView(
         optimizer=body.optimizer,
         learning_rate=body.learning_rate,
         tokens=tuple(
-            LearnedTokenView(position=i, loss=loss, loss_after=_finite(after))
+            schema.LearnedTokenView(position=i, loss=loss, loss_after=_finite(after))
             for i, (loss, after) in enumerate(losses, 1)
         ),
         rows=tuple(
-            LearnedRowView(
+            schema.LearnedRowView(
                 token_id=i, text=token_view(llama.tokenizer, i).text, gradient=gradient, moved=_finite(moved)
             )
             for i, gradient, moved in rows

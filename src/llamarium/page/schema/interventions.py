@@ -32,9 +32,6 @@ class SteeringFields(Body):
     """The difference of two prompts, at their last tokens, added to the stream after a layer.
 
     Attributes:
-        toward: The prompt whose stream is added.
-        away: The prompt whose stream is subtracted.
-        strength: Factor of the difference.
         positions: At which tokens; all where left out.
     """
 
@@ -66,17 +63,7 @@ class EditedRequest(Body):
 
 
 class EditedView(View):
-    """A text's next token without edits and with them; both on the modules, in float32.
-
-    Attributes:
-        position: The token before the predicted one.
-        runner: Computed both: the modules.
-        divergence: KL(without ‖ with) of the next token, in nats.
-        floor: What rounding alone changes.
-        tokens: The most probable of either, and the requested one; by their probability without.
-        answer_before: The continuation without edits.
-        answer_after: The continuation with them.
-    """
+    """An `inspect.interventions.effect.Effect`, and how the text goes on without the edits and with them."""
 
     position: int
     runner: str
@@ -108,17 +95,7 @@ class PatchRequest(Body):
 
 
 class PatchBeginView(View):
-    """The first event of a grid.
-
-    Attributes:
-        type: "begin".
-        base: The pass itself.
-        source: The second prompt's pass.
-        floor: What rounding alone moves the measured logit by.
-        layers: The rows, in the order in which they come.
-        positions: The columns.
-        total: Cells in all.
-    """
+    """The first event of an `inspect.interventions.patching.PatchGrid`, with the number of its cells."""
 
     type: Literal["begin"] = "begin"
     base: Measured

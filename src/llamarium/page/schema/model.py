@@ -20,14 +20,12 @@ class ModuleNode(View):
     Attributes:
         name: Its name in its parent, as in `q_proj`.
         path: Its whole name, as in `model.layers.0.self_attn.q_proj`.
-        kind: Its class.
         shape: Of its weight; empty where it has none of its own.
         parameters: Of it and all that it holds; a tied head has none.
         num_bytes: That they occupy; 2 a parameter where nothing was loaded.
         type: What its weight is in memory, as in BF16 or Q4_1; None where it has none.
         tied_to: The weight that is its own too.
         flops: Of its products for one token, of it and all that it holds; a multiply and an add are two.
-        children: The modules in it.
     """
 
     name: str
@@ -43,17 +41,7 @@ class ModuleNode(View):
 
 
 class Sizes(View):
-    """The sizes of a model, under the letters of the project's legend.
-
-    Attributes:
-        D: hidden_size.
-        N: Query heads.
-        K: Key-value heads.
-        H: head_dim.
-        F: intermediate_size.
-        V: vocab_size.
-        L: Layers.
-    """
+    """Sizes of a model: D hidden, N query heads, K key-value heads, H a head, F intermediate, V vocabulary, L layers."""
 
     D: int
     N: int
@@ -72,14 +60,10 @@ class ModelView(View):
         runner: Display name of the backend; None for a shape.
         dtype: Of its numbers; None for a shape.
         context: Tokens that it was made for.
-        rms_norm_eps: What RMSNorm adds to the mean square.
-        rope_theta: The base of RoPE's frequencies.
-        rope_scaling: Llama 3's scaling, or None.
         tied: Whether the head's weight is the embedding table.
         flops_per_token: For one token that sees itself only.
         attention_flops_per_position: More for each earlier token that it sees.
         kv_bytes_per_token: What its key and value occupy in the cache.
-        num_bytes: What the weights occupy.
         adds_bos: Whether its tokenizer puts a token before every text; None for a shape.
         adapters: Names that a pass may choose.
         loaded_with: Arguments of `llamarium.load` besides the name, as the server was started with.

@@ -11,14 +11,7 @@ from llamarium.server.openai.fields import Message
 
 
 class ExperimentFields(Body):
-    """Deviations of a pass from the model as it was trained; as `inspect.interventions.experiments.Experiment`.
-
-    Attributes:
-        bidirectional: Every token sees the whole text.
-        hidden: Positions that no other token sees.
-        rotation: Whether queries and keys are turned.
-        rope_scaling: "off" leaves RoPE's scaling out.
-    """
+    """The fields of an `inspect.interventions.experiments.Experiment`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -42,12 +35,7 @@ class PassRequest(Body):
 
 
 class PassView(View):
-    """A pass over one text: its id follows from the token ids, the adapter and the experiment.
-
-    Attributes:
-        runner: Display name of the backend.
-        kv_dtype: Type of the cached keys and values.
-    """
+    """A pass over one text: its id follows from the token ids, the adapter and the experiment."""
 
     id: str
     tokens: tuple[TokenView, ...]
@@ -68,7 +56,6 @@ class ActivationQuery(Query):
         start: The first token on the axis T; the axis S has all.
         stop: Behind the last on the axis T; all that there are where left out.
         stride: Every so many tokens of the axes T and S.
-        dtype: Of the response.
     """
 
     layer: int | None = Field(None, ge=0)

@@ -32,11 +32,9 @@ class HeadsView(View):
     rounding: float
 
 
-class NeuronsQuery(Query):
+class NeuronsQuery(HeadsQuery):
     """`GET /inspect/passes/{id}/neurons`: the neurons of a layer that fire most at a token."""
 
-    layer: int = Field(ge=0)
-    position: int | None = Field(None, ge=0)
     k: int = Field(12, ge=1, le=100)
     stride: int = Field(1, ge=1)
 
@@ -57,24 +55,6 @@ class LensQuery(Query):
     token_id: int | None = Field(None, ge=0)
 
 
-class LensGridQuery(Query):
-    """`GET /inspect/passes/{id}/lens/grid`: what the stream would say at each layer and token.
-
-    Attributes:
-        after: Which half of a layer has been added.
-        token_id: A token whose probability is returned at each place.
-        start: The first token.
-        stop: Up to this one, which is left out; the whole text where left out.
-        stride: Every so many tokens; 64 at most are read at once.
-    """
-
-    after: Literal["attention", "mlp"] = "mlp"
-    token_id: int | None = Field(None, ge=0)
-    start: int = Field(0, ge=0)
-    stop: int | None = Field(None, ge=1)
-    stride: int = Field(1, ge=1)
-
-
 class PictureQuery(Query):
     """`GET /inspect/passes/{id}/picture`: a pass as a whole, in a few numbers for each column and layer.
 
@@ -87,6 +67,18 @@ class PictureQuery(Query):
     start: int = Field(0, ge=0)
     stop: int | None = Field(None, ge=1)
     stride: int = Field(1, ge=1)
+
+
+class LensGridQuery(PictureQuery):
+    """`GET /inspect/passes/{id}/lens/grid`: what the stream would say at each layer and token, 64 tokens at most.
+
+    Attributes:
+        after: Which half of a layer has been added.
+        token_id: A token whose probability is returned at each place.
+    """
+
+    after: Literal["attention", "mlp"] = "mlp"
+    token_id: int | None = Field(None, ge=0)
 
 
 class RopeQuery(Query):

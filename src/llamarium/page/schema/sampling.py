@@ -22,9 +22,7 @@ class SamplerRequest(Body):
         start: Where the answer begins: what stands before is the prompt. After `position` where left out.
         k: Candidates that are listed after each step.
         response_format: The form of the answer, as chat completions have it.
-        tools: That it may call, and with them the other two; strict calls have a form.
-        tool_choice: See above.
-        parallel_tool_calls: See above.
+        tools: That it may call, as `tool_choice` and `parallel_tool_calls` say; strict calls have a form.
     """
 
     position: int | None = Field(None, ge=0)
@@ -37,11 +35,7 @@ class SamplerRequest(Body):
 
 
 class ScoreQuery(Query):
-    """`GET /inspect/passes/{id}/score`: how probable tokens were, each after those before it.
-
-    Attributes:
-        start: The first of them.
-    """
+    """`GET /inspect/passes/{id}/score`: how probable tokens were from `start` on, each after those before it."""
 
     start: int = Field(1, ge=1)
 

@@ -15,12 +15,7 @@ class TokensRequest(Body):
 
 
 class ByteString(View):
-    """Some bytes.
-
-    Attributes:
-        text: Printable; what is no character is escaped.
-        bytes: They themselves.
-    """
+    """Some bytes, and their printable text: what is no character is escaped."""
 
     text: str
     bytes: tuple[int, ...]
@@ -46,14 +41,7 @@ class PieceView(View):
 
 
 class TokenView(View):
-    """A token.
-
-    Attributes:
-        id: Its row of the embedding table.
-        text: Printable; what is no character is escaped.
-        bytes: What it stands for.
-        is_special: It is a control token, which no text becomes.
-    """
+    """A token: its id and what it stands for; `is_special` of a control token, which no text becomes."""
 
     id: int
     text: str

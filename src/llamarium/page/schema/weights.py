@@ -74,7 +74,6 @@ class CodesView(View):
         module: The Linear, by its name in the model.
         num_rows: Its outputs.
         num_columns: Its inputs, the weights of a row.
-        start: The place of the first of `weights`.
         meaning: A weight's formula: q is its code, d and m are the block's scale and minimum.
         block_size: Weights in a block of the type.
         bits_per_weight: With the share of the scales.
@@ -125,7 +124,6 @@ class InputsView(View):
 
     Attributes:
         num_inputs: Of the whole Linear.
-        start: The place of the first of `inputs`.
         num_wide: How many of all have a code of more than 8 bits: those beside the largest of their 32.
         error: Length of the error of all over their length.
         is_rounded: The pass has rounded them so; False where its weights are not packed.

@@ -36,14 +36,9 @@ class NativeCache:
         MemoryBudgetError: If there is no room for it.
 
     Attributes:
-        config: The same.
-        dtype: The same.
-        block_size: The same.
-        k: L arrays of (num_blocks, K, P, H); bfloat16 as its bits, uint16.
-        v: The same for the values.
-        k_scales: With int8, L arrays of (num_blocks, K, P), float32: keys are k * k_scales. Else nothing.
-        v_scales: The same for the values.
-        described: The same for C.
+        k: L arrays of (num_blocks, K, P, H), as `v` is; bfloat16 as its bits, uint16.
+        k_scales: With int8, L arrays of (num_blocks, K, P), float32, as `v_scales`: keys are k * k_scales; else none.
+        described: ctypes view of this cache.
     """
 
     def __init__(self, config: ModelConfig, num_blocks: int, dtype: str, block_size: int = BLOCK_SIZE) -> None:

@@ -73,7 +73,7 @@ class GrammarCompiler:
 
     def compile(self, grammar: Grammar) -> "Compiled":
         """Compile a grammar; safe on any thread."""
-        source = self._source(grammar)
+        source = '%llguidance {"no_forcing": true}\n' + self._lark(grammar)
         if not self._slots.acquire(timeout=MAX_COMPILE_S):
             raise GrammarLimitError("other grammars are being compiled, and none came to an end; try again later")
         future: Future[Any] = Future()
@@ -100,11 +100,8 @@ class GrammarCompiler:
             raise _refusal(matcher.get_error())
         return matcher
 
-    def _source(self, grammar: Grammar) -> str:
-        """Return a grammar in llguidance's Lark."""
-        return '%llguidance {"no_forcing": true}\n' + self._lark(grammar)
-
     def _lark(self, grammar: Grammar) -> str:
+        """Return a grammar's rules in llguidance's Lark."""
         match grammar.kind:
             case "json_schema":
                 schema = lowered(json.loads(grammar.text))

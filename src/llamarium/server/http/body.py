@@ -158,11 +158,7 @@ class StrictRoute(APIRoute):
 
 
 def check_json_type(content_type: str, content_encoding: str) -> None:
-    """Refuse a body that is not declared as JSON.
-
-    Raises:
-        ApiError: 415.
-    """
+    """Refuse a body that is not declared as JSON; ApiError 415."""
     kind, _, parameters = (part.strip().lower() for part in content_type.partition(";"))
     if kind != "application/json" or parameters.replace('"', "").replace(" ", "") not in ("", "charset=utf-8"):
         raise ApiError(415, "expected the content-type application/json", code="unsupported_media_type")

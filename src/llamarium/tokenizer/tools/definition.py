@@ -71,7 +71,6 @@ class ToolCall:
 
     Attributes:
         id: Names the call, so that a result can say what it answers; "" in dialogs that have none.
-        name: The tool's.
         arguments: The text of a JSON object.
         is_complete: False if the answer broke off, or went wrong, within the arguments, which are then a part of one.
     """

@@ -19,7 +19,6 @@ class ToolRequest:
     """The tools of one request.
 
     Attributes:
-        tools: Those that there are.
         choice: "auto" leaves it to the model, "none" hides the tools, "required" demands a call.
         allowed: The names of those that may be called and are described; None is all.
         parallel: There may be several calls in one answer.

@@ -61,7 +61,6 @@ class Corpus:
         name: The source, for messages.
         ids: (num_tokens,) uint16 or int32; mapped from a file.
         starts: (num_documents,) int64; ascending, the first is 0.
-        tokenizer: It encoded the ids.
         fingerprint: SHA-256, hex, of the documents, the tokenizer and the part of them.
         about: The whole corpus in counts of documents, bytes and tokens, and the SHA-256 of text and tokenizer.
     """
