@@ -46,14 +46,7 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
 
 
 def flops(config: ModelConfig, num_new: int, num_cached: int = 0, *, num_logits: int = 1) -> int:
-    """Operations of one forward pass over one row.
-
-    Args:
-        config: The model's shape.
-        num_new: Tokens that are computed.
-        num_cached: Tokens whose keys and values are already there.
-        num_logits: Positions whose logits are computed.
-    """
+    """Return the operations of a pass over a row: of `num_new` tokens after `num_cached`, with `num_logits` logits."""
     count = count_parameters(config)
     matmuls = 2 * num_new * (count.attention + count.mlp)
     head = 2 * num_logits * config.vocab_size * config.hidden_size

@@ -8,16 +8,10 @@ from llamarium.errors import MissingPackageError
 
 
 def optional(module: str, extra: str, purpose: str, package: str | None = None) -> Any:
-    """Import an optional package's module.
-
-    Args:
-        module: Its dotted name.
-        extra: The extra that installs it.
-        purpose: What needs it, for the message.
-        package: Its name, where it is not the module's.
+    """Import an optional package's module, which an `extra` installs and a `purpose` needs.
 
     Raises:
-        MissingPackageError: With the command that installs it.
+        MissingPackageError: With the command that installs the `package`, which is the module's name where left out.
     """
     try:
         return importlib.import_module(module)

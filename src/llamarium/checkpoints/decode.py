@@ -41,13 +41,7 @@ def read(checkpoint: Checkpoint, key: str, out: Tensor | None = None) -> Tensor:
 
 
 def decode(stored: StoredTensor, source: str, out: Tensor | None = None) -> Tensor:
-    """Return the values of a stored weight.
-
-    Args:
-        stored: What a checkpoint gave.
-        source: File and tensor, for messages.
-        out: As for `read`.
-    """
+    """Return the values of a stored weight; `source` is file and tensor, for messages, and `out` as for `read`."""
     data = as_tensor(stored.data)
     if stored.type_name in FLOAT_DTYPES:
         values = data.view(FLOAT_DTYPES[stored.type_name]).view(stored.shape)

@@ -104,12 +104,7 @@ class FileState(NamedTuple):
         return cls((status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns)
 
     def check(self, path: Path, size: int | None = None) -> None:
-        """Check that a file was not written to since.
-
-        Args:
-            path: Where it lies.
-            size: Of the file that is mapped, wherever it lies by now.
-        """
+        """Check that a file was not written to since: that it has the `size` of the mapped one."""
         now = FileState.of(path)
         written = now is not None and now.inode == self.inode and now != self
         if written or (size is not None and size < self.size):

@@ -19,18 +19,9 @@ import webbrowser
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from llamarium.cli import serve
 from llamarium.cli.options import add_model, check_adapters, loaded_with
 from llamarium.cli.output import note
-from llamarium.cli.serve import (
-    PORT,
-    add_compared,
-    add_inspect_requests,
-    check_compared,
-    compared,
-    load_engine,
-    require_packages,
-    served_names,
-)
 from llamarium.cli.text import add_text, read_text
 from llamarium.errors import OptionError
 from llamarium.server.settings import Settings
@@ -48,10 +39,10 @@ _MAX_LINK_TEXT = 4096  # characters of a text in a link: browsers and shells tak
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_text(parser, "TEXT", "what to begin with", required=False)
-    parser.add_argument("--port", type=PORT, default=0, metavar="N", help="to listen at (default: a free one)")
+    parser.add_argument("--port", type=serve.PORT, default=0, metavar="N", help="to listen at (default: a free one)")
     parser.add_argument("--no-browser", action="store_true", help="print the link, and open nothing")
-    add_inspect_requests(parser)
-    add_compared(parser)
+    serve.add_inspect_requests(parser)
+    serve.add_compared(parser)
     parser.set_defaults(
         prompt_lookup=False, draft_model=None, kv_memory=None, max_num_seqs=Settings().max_num_seqs,
         kv_cache_dtype="auto", max_context=None, served_model_name=[],
@@ -61,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve the page until a signal stops the server."""
-    require_packages("llamarium inspect")
+    serve.require_packages("llamarium inspect")
     from llamarium.page.assets import HOW_TO_BUILD, is_built
     from llamarium.server.hosts import listen
     from llamarium.server.lifecycle.loading import ModelLoader
@@ -72,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     if text is not None and len(text) > _MAX_LINK_TEXT:
         raise OptionError(f"the text has {len(text):,} characters; expected {_MAX_LINK_TEXT:,} at most: paste it there")
     check_adapters(args)
-    check_compared(args)
-    names = served_names(args)
+    serve.check_compared(args)
+    names = serve.served_names(args)
     settings = Settings(port=args.port, api_keys=(secrets.token_urlsafe(_KEY_BYTES),))
     with listen(settings) as listener:
         loading = ModelLoader(lambda report: _load(args, report))
@@ -89,14 +80,14 @@ def run(args: argparse.Namespace) -> int:
             inspects_requests=args.inspect_requests,
             loaded_with=loaded_with(args),
             prepares=True,
-            compared=compared(args),
+            compared=serve.compared(args),
         )
         return run(Service(loading, settings), names, listener, [extension])
 
 
 def _load(args: argparse.Namespace, report: "Progress") -> "tuple[ServedModel, TextEngine]":
     """Load the model, and the modules that look into it."""
-    found = load_engine(args, report)
+    found = serve.load_engine(args, report)
     importlib.import_module("llamarium.inspect.trace")
     return found
 

@@ -194,10 +194,8 @@ def load_llama(
 ) -> "Llama":
     """Load the model that `add_model`'s options describe, with its adapter on.
 
-    Args:
-        args: Of the command line.
-        falls_back: Where no model is named and the built-in one cannot be fetched, the packaged one will do.
-        report: Called with (bytes read, bytes in all), instead of showing it.
+    Where no model is named and the built-in one cannot be fetched, `falls_back` takes the packaged one. `report` is
+    called with (bytes read, bytes in all), instead of showing it.
     """
     name_base(args)
     return _load(args, falls_back=falls_back, adapter=args.adapter, report=report)

@@ -48,10 +48,7 @@ def run(args: argparse.Namespace) -> int:
 def tree(config: "ModelConfig", method: str | None = None, skip: Sequence[str] = ("lm_head",)) -> str:
     """Return what `print` shows of a `LlamaForCausalLM`, without PyTorch.
 
-    Args:
-        config: Its shape.
-        method: What its Linears are quantized to, one of `METHODS`; None leaves them as they are.
-        skip: Names of Linears that are left alone, with all they contain: `lm_head`, `mlp`, `layers.0`.
+    `method` is what its Linears are quantized to, but for those that `skip` names: `lm_head`, `mlp`, `layers.0`.
     """
 
     def linear(path: str, num_in: int, num_out: int) -> str:

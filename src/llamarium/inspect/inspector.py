@@ -56,8 +56,9 @@ LlamaT = TypeVar("LlamaT", bound=Inspected)
 class Inspector(Generic[LlamaT]):
     """Inspections of a pass.
 
-    A prompt is text, or token ids. A word is a token's id, or text that is a single token. An invalid argument is an
-    `InputError` in every method; a prompt longer than the context is a `ContextLengthError`.
+    A prompt is text, or token ids. A word is a token's id, or text that is a single token. Negative layers and
+    positions count from the last; where `layers` or `positions` is None, all are meant. `k` is how many are returned.
+    An invalid argument is an `InputError` in every method; a prompt longer than the context is a `ContextLengthError`.
 
     Args:
         llama: The inspected model.
@@ -78,13 +79,8 @@ class Inspector(Generic[LlamaT]):
     ) -> Lens:
         """Return what the model would predict from the stream after attention and after the MLP of each layer.
 
-        Args:
-            text: The prompt.
-            word: A token whose probability and rank are reported at each place.
-            k: Candidates for each place and position.
-            layers: The layers that are read; None for all.
-            positions: The tokens whose successors are predicted; None for all.
-            after: One half of each layer; None for both.
+        The probability and the rank of `word` are reported at each place; `after` restricts it to one half of each
+        layer.
         """
         check_choice("after", after, (None, *get_args(Half)))
         llama, chosen_id = self._llama, None if word is None else self._token(word)
@@ -93,13 +89,7 @@ class Inspector(Generic[LlamaT]):
         return lens(llama.runner, seen, k, llama.optional_tokenizer, chosen_id=chosen_id)
 
     def heads(self, text: Prompt, layer: int, *, positions: Sequence[int] | None = None) -> heads.HeadsJoined:
-        """Return what each head of a layer adds to the stream, through its columns of `o_proj`.
-
-        Args:
-            text: The prompt.
-            layer: Whose heads; a negative one counts from the last.
-            positions: The tokens to whose streams is added; None for all.
-        """
+        """Return what each head of a layer adds to the stream of some tokens, through its columns of `o_proj`."""
         llama = self._llama
         seen = trace(llama.runner, llama.encode(text), names=heads.NAMES, layers=[layer], positions=positions)
         return heads.heads_joined(llama.runner, seen, layer)
@@ -109,10 +99,8 @@ class Inspector(Generic[LlamaT]):
     ) -> head_kinds_of.HeadKinds:
         """Return how much of each head's attention goes to the previous token, the first one, and by induction.
 
-        Args:
-            prompt: The text; without one, a text of repeats is run once: random tokens, and the same ones again.
-            num_tokens: Random tokens that are repeated.
-            seed: Which ones.
+        Without a prompt it is a text of repeats: `num_tokens` random tokens, which `seed` chooses, and the same ones
+        again.
 
         Raises:
             MemoryBudgetError: If the patterns of all heads take more than a gigabyte.
@@ -127,13 +115,9 @@ class Inspector(Generic[LlamaT]):
     def attribution(
         self, text: Prompt, word: Word, *, against: Word | None = None, position: int = -1
     ) -> attribution.Attribution:
-        """Divide a token's logit among the additions to the stream.
+        """Divide the logit of a word after a position among the additions to the stream.
 
-        Args:
-            text: The prompt.
-            word: The token whose logit it is.
-            against: Subtract this token's logit: what favours the one over the other.
-            position: The token of the text before it; a negative one counts from the last.
+        With `against` it is the difference of two logits: what favours the one word over the other.
         """
         llama, target_id = self._llama, self._token(word)
         against_id = None if against is None else self._token(against)
@@ -141,14 +125,7 @@ class Inspector(Generic[LlamaT]):
         return attribution.attribute(llama.runner, seen, target_id, position=position, against_id=against_id)
 
     def neurons(self, text: Prompt, layer: int, *, position: int = -1, k: int = 10) -> neurons.Neurons:
-        """Return the neurons of a layer that fire most for a token, with their values on every token of the text.
-
-        Args:
-            text: The prompt.
-            layer: Whose neurons; a negative one counts from the last.
-            position: The token; a negative one counts from the last.
-            k: How many.
-        """
+        """Return the neurons of a layer that fire most for a token, with their values on every token of the text."""
         llama = self._llama
         seen = trace(llama.runner, llama.encode(text), names=neurons.NAMES, layers=[layer])
         return neurons.top_neurons(llama.config, seen, layer, position=position, k=k)
@@ -188,14 +165,8 @@ class Inspector(Generic[LlamaT]):
     ) -> SamplerSteps:
         """Follow step by step how the next token of an answer is chosen: the one that `generate` gives.
 
-        Args:
-            prompt: As for `generate`.
-            answer_ids: The tokens of the answer so far.
-            k: Candidates that are kept after each step.
-            **options: As for `generate`; without a seed it is a fresh one.
-
-        Raises:
-            LlamariumError: As `generate` does.
+        Prompt, options and errors are those of `generate`; without a seed it is a fresh one. `answer_ids` are the
+        tokens of the answer so far, and `k` candidates are kept after each step.
         """
         llama, params = self._llama, self._llama.sampling_params(**options)
         grammar = compiled(llama, params)
@@ -212,12 +183,7 @@ class Inspector(Generic[LlamaT]):
     def variant(self, name: VariantName, *, seed: int = 0) -> LlamaT:
         """Return the same model with its weights stored otherwise, or with another head, made in memory.
 
-        Args:
-            name: "float32", "NF4", "Q8_0", "Q4_1" for the Linears but the head; "random-head" or "tied-head".
-            seed: Of random rows.
-
-        Raises:
-            LlamariumError: As `interventions.variants.variant_of` does.
+        Names and errors are those of `interventions.variants.variant_of`; `seed` is of random rows.
         """
 
         def build() -> "LlamaForCausalLM":
@@ -235,11 +201,7 @@ class Inspector(Generic[LlamaT]):
     def compare(self, text: Prompt, against: LlamaT, *, k: int = 5) -> comparison.Comparison:
         """Compare the pass of another model over the same text: streams layer by layer, and predictions.
 
-        Args:
-            text: The prompt of both.
-            against: The reference, of the same shape and vocabulary: a variant of this one, an edited one, or a
-                checkpoint of the same training run.
-            k: Candidates for each token and model.
+        `against` is the reference: a variant of this one, an edited one, or a checkpoint of the same training run.
 
         Raises:
             InputError: If shapes or vocabularies differ.
@@ -255,12 +217,7 @@ class Inspector(Generic[LlamaT]):
     def token_cost(self, prompt: Prompt, *, num_rounds: int = 3) -> TokenCost:
         """Count and measure what the last token of a prompt costs, with the cache and without it.
 
-        Args:
-            prompt: The prompt.
-            num_rounds: How often each way is measured, 1 to 100.
-
-        Raises:
-            LlamariumError: As `probes.cost.token_cost` does.
+        Each way is measured `num_rounds` times, 1 to 100; errors are those of `probes.cost.token_cost`.
         """
         return token_cost(self._llama.runner, self._llama.encode(prompt), num_rounds=num_rounds)
 
@@ -268,11 +225,8 @@ class Inspector(Generic[LlamaT]):
     def edited(self, *edits: "Edit", experiment: "Experiment | None" = None) -> Generator[LlamaT]:
         """Yield the same model with edits, for one thread: it generates and is traced by PyTorch, in float32.
 
+        Edits are those of `llamarium.inspect.interventions.edits`, in order; an experiment is another mask or rotation.
         The model itself and its other users are unaffected.
-
-        Args:
-            *edits: Of `llamarium.inspect.interventions.edits`: `ablate`, `scale`, `ablate_to_mean`, `steer`.
-            experiment: Another mask or rotation.
         """
         need_torch("an edit")
         from llamarium.inspect.interventions.edits import edited
@@ -285,14 +239,9 @@ class Inspector(Generic[LlamaT]):
     def effect(
         self, text: Prompt, *edits: "Edit", word: Word | None = None, position: int = -1, k: int = 10
     ) -> "Effect":
-        """Compare the next token without edits and with them, both in float32.
+        """Compare the next token after a position without edits and with them, both in float32.
 
-        Args:
-            text: The prompt.
-            *edits: As for `edited`, applied in order.
-            word: A token that is reported whatever its rank.
-            position: The token whose successor is predicted; a negative one counts from the last.
-            k: How many of the most probable next tokens of each are reported.
+        The edits are applied in order; `word` is reported whatever its rank.
 
         Raises:
             AnswerError: If the logits with the edits are not finite.
@@ -330,12 +279,8 @@ class Inspector(Generic[LlamaT]):
     ) -> "Edit":
         """Return the edit that adds the difference of two prompts to the stream after a layer, for `edited`.
 
-        Args:
-            toward: The stream at its last token is added.
-            away: The stream at its last token is subtracted.
-            layer: After which layer.
-            scale: Factor of the difference; a negative one steers away.
-            positions: At which tokens; None is all.
+        The streams are those at the prompts' last tokens. A negative `scale` steers away; `positions` are where it is
+        added.
         """
         need_torch("an edit")
         from llamarium.inspect.interventions.edits import steer
@@ -355,23 +300,15 @@ class Inspector(Generic[LlamaT]):
         layers: Collection[int] | None = None,
         positions: Sequence[int] | None = None,
     ) -> "PatchGrid":
-        """Put activations of a second prompt into the pass of the first, at each layer and token.
+        """Put activations of a second prompt, `source`, into the pass of the first, at each layer and token.
 
-        Args:
-            base: The prompt that is patched.
-            source: The prompt that the activations come from; as many tokens.
-            word: The predicted token, after the last one.
-            against: Subtract this token's logit.
-            part: What is put in.
-            layers: Rows of the grid, negative ones from the last; None for all.
-            positions: Columns, negative ones from the last; None for all.
+        What is measured is the logit of `word` after the last token, less that of `against`.
 
         Returns:
             The grid; `cells()` runs it, and yields each cell when it is done.
 
         Raises:
             InputError: For prompts of different lengths.
-            ContextLengthError: If the prompts are longer than the context.
             MemoryBudgetError: If their activations take more than a gigabyte.
         """
         need_torch("a patch")

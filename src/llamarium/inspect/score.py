@@ -128,12 +128,7 @@ class ScoredTokens(NamedTuple):
 
 
 def scored_tokens(logits: Iterable[Floats], next_ids: Sequence[int]) -> Iterator[ScoredTokens]:
-    """Score what followed each position.
-
-    Args:
-        logits: (C, V) float32 of some positions after the other, as `logits_of` yields them.
-        next_ids: The token that followed each.
-    """
+    """Score the tokens that followed: (C, V) float32 logits, a few rows at a time as `logits_of` yields them."""
     start = 0
     for logits_CV in logits:
         ids_C = np.array(next_ids[start : start + len(logits_CV)], np.int64)

@@ -94,12 +94,7 @@ def _of_config(found: "Summary") -> dict[str, Any]:
 
 
 def module_tree(config: ModelConfig, sources: "Mapping[str, TensorSource]") -> ModuleNode:
-    """Return the whole model as one node.
-
-    Args:
-        config: Its shape.
-        sources: What was loaded, by state-dict key; empty for a shape alone.
-    """
+    """Return the whole model as one node; `sources` is what was loaded, by state-dict key, empty for a shape alone."""
     nested: dict[str, Any] = {}
     for key, shape in expected_shapes(config).items():
         *parents, leaf = key.removesuffix(".weight").split(".")

@@ -93,14 +93,10 @@ class Passes:
         )
 
     def numbers(self, executor: Executor, one: Pass, name: str, layer: int | None, rows: Rows) -> Numbers:
-        """Return an activation of a pass.
+        """Return an activation of a pass, which the executor runs if need be.
 
-        Args:
-            executor: Runs the pass, if need be.
-            one: The pass.
-            name: A key of `ACTIVATIONS`.
-            layer: Its layer; None is all of them, with an axis L, or those outside of the layers.
-            rows: The positions on the axes T; the axes S have all tokens.
+        `layer` None is all layers, with an axis L, or an activation outside of them; `rows` are the positions on the
+        axes T.
         """
         activation = ACTIVATIONS[name]
         if not activation.in_layer or layer is not None:

@@ -35,16 +35,11 @@ def passes_of(request: Request) -> Passes:
 
 
 async def work_on(request: Request, field: str, work: "Callable[[Llama, TextEngine], T]", one: Pass | None = None) -> T:
-    """Return what `work` makes of the model and its engine.
+    """Return what `work` makes of the model and its engine, in a thread of its own, where it may import torch.
 
-    It is counted with the answers that are under way, so that the server's limit holds for both. When
-    the client leaves, it ends before its next part that takes long (`check_wanted`).
-
-    Args:
-        request: The client's.
-        field: Of the request, that an error of the library is about.
-        work: Is called in a thread of its own; it may import torch.
-        one: The pass that the request names: its adapter is on the model then.
+    It is counted with the answers that are under way, so that the server's limit holds for both. When the client
+    leaves, it ends before its next part that takes long (`check_wanted`). The pass `one` has its adapter on the model;
+    `field` of the request is what an error of the library is about.
 
     Raises:
         ApiError: 503, 429; and what `work` refuses.
@@ -61,14 +56,8 @@ async def stream_on(
 ) -> Response:
     """Return what `work` yields as events, each as soon as it is made; the last one says that it was the last.
 
-    The whole stream is counted as one answer. When the client leaves, it ends before its next part that takes long.
-
-    Args:
-        request: The client's.
-        field: Of the request, that an error of the library is about.
-        work: Is called in a thread of its own, and so is each step of what it returns. What it refuses before its first
-            event is the answer; an error after that is an event, and ends the stream.
-        one: As for `work_on`.
+    The whole stream is counted as one answer; arguments and threads are as for `work_on`, for each step of what `work`
+    returns. What it refuses before its first event is the answer; an error after that is an event, and ends the stream.
     """
     with ExitStack() as held:
         worker = held.enter_context(closing(_Worker(request, field, one)))

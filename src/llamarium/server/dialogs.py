@@ -17,9 +17,6 @@ class Dialog:
     Args:
         names: Patterns of the beginning of OpenAI's field paths, and their replacements in the client's protocol. The
             first that matches is used; what follows, as in a client's schema, stays.
-
-    Attributes:
-        messages: As `ChatFormat.encode` takes them.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:

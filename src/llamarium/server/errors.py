@@ -11,23 +11,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from llamarium.errors import (
-    AnswerError,
-    ContextLengthError,
-    EngineStoppedError,
-    GaveWayError,
-    InputError,
-    LlamariumError,
-    MemoryBudgetError,
-    MissingPackageError,
-    QuestionError,
-    RequestTimeoutError,
-    SamplingError,
-    SlowReaderError,
-    TokenizerError,
-    ToolError,
-    UnknownNameError,
-)
+from llamarium import errors
 from llamarium.sampling.params import GenerationOptions
 
 _SAMPLING = frozenset(GenerationOptions.__annotations__)
@@ -41,13 +25,13 @@ _ANTHROPIC_KINDS = {
     503: "overloaded_error",
 }
 _NO_MEMORY = "there was no memory for all answers that were run, and this one was ended; ask again"
-_FAILURES: tuple[tuple[type[LlamariumError], int, str, str], ...] = (
-    (RequestTimeoutError, 408, "request_timeout", ""),
-    (EngineStoppedError, 503, "unavailable", "the server is stopping, and the answer has not come to its end"),
-    (GaveWayError, 503, "overloaded", _NO_MEMORY),
-    (SlowReaderError, 408, "slow_reader", ""),
-    (AnswerError, 500, "model_error", ""),
-    (MissingPackageError, 501, "missing_package", ""),
+_FAILURES: tuple[tuple[type[errors.LlamariumError], int, str, str], ...] = (
+    (errors.RequestTimeoutError, 408, "request_timeout", ""),
+    (errors.EngineStoppedError, 503, "unavailable", "the server is stopping, and the answer has not come to its end"),
+    (errors.GaveWayError, 503, "overloaded", _NO_MEMORY),
+    (errors.SlowReaderError, 408, "slow_reader", ""),
+    (errors.AnswerError, 500, "model_error", ""),
+    (errors.MissingPackageError, 501, "missing_package", ""),
 )
 """Errors of answers under way: status, code, and a message in place of the error's own."""
 
@@ -161,24 +145,24 @@ class JSON(Response):
         super().__init__(json.dumps(value, allow_nan=False, separators=(",", ":")), status, headers)
 
 
-def of_library(error: LlamariumError, *, field: str | None = None, source: str = "") -> ApiError:
+def of_library(error: errors.LlamariumError, *, field: str | None = None, source: str = "") -> ApiError:
     """Translate an error of the library; `field` holds the prompt, and `source`, the tokenizer's path, is not shown."""
     message = str(error).removeprefix(f"{source}: ")
     message = message.replace(source, "the tokenizer") if source else message
-    if isinstance(error, ContextLengthError | MemoryBudgetError):
+    if isinstance(error, errors.ContextLengthError | errors.MemoryBudgetError):
         return ApiError(400, message, code="context_length_exceeded", param=field)
-    if isinstance(error, SamplingError):
+    if isinstance(error, errors.SamplingError):
         name = message.replace("[", " ").replace(":", " ").split(" ", 1)[0]
         return ApiError(400, message, param=name if name in _SAMPLING else None)
-    if isinstance(error, QuestionError):
-        status = 404 if isinstance(error, UnknownNameError) else 400
+    if isinstance(error, errors.QuestionError):
+        status = 404 if isinstance(error, errors.UnknownNameError) else 400
         return ApiError(status, message, code=error.code, param=error.param)
-    if isinstance(error, ToolError):
+    if isinstance(error, errors.ToolError):
         return ApiError(400, message, param=error.param)
-    if isinstance(error, TokenizerError | InputError):
+    if isinstance(error, errors.TokenizerError | errors.InputError):
         return ApiError(400, message, param=field)
     for kind, status, code, text in _FAILURES:
         if isinstance(error, kind):
-            headers = {"retry-after": "1"} if kind is GaveWayError else None
+            headers = {"retry-after": "1"} if kind is errors.GaveWayError else None
             return ApiError(status, text or message, code=code, headers=headers)
     return internal_error()  # as of the model's files, whose paths are not shown to clients

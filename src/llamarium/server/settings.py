@@ -20,7 +20,6 @@ class Settings:
         allowed_hosts: Accepted host names besides its own.
         cors_origins: Origins of pages with access; "*" is all.
         max_num_seqs: Answers that run side by side.
-        kv_cache_dtype: What keys and values are kept in.
         max_queue: Answers that may wait besides those that run.
         max_context: Tokens of a request, prompt and answer together; None is what model and cache hold.
         request_timeout_s: Seconds of a request, with its wait in the queue; None is no limit.

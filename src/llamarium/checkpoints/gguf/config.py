@@ -45,12 +45,7 @@ _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 def gguf_config(file: GGUFFile, rope_factors: NDArray[np.float32] | None) -> ModelConfig:
-    """Return the config of the Llama in `file`.
-
-    Args:
-        file: The header.
-        rope_factors: The values of `rope_freqs.weight`, (H/2,) float32, if there is such a tensor.
-    """
+    """Return the config of a Llama by its header; `rope_factors` is `rope_freqs.weight`, (H/2,) float32, if any."""
     source = escape(file.path)
     _reject_unsupported(file.metadata, source)
     try:

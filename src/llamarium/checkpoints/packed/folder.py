@@ -63,11 +63,7 @@ def is_packed_folder(path: Path) -> bool:
 
 
 class PackedCheckpoint:
-    """A Llama in a packed folder.
-
-    Attributes:
-        recipe: How the weights were made.
-    """
+    """A Llama in a packed folder."""
 
     format: FormatName = "packed"
 

@@ -142,12 +142,8 @@ def edited(
     """Yield a model over the same weights that computes with edits within the block, for one thread at a time.
 
     The model itself and its other users are unaffected. The yielded model computes in float32, whatever the weights are
-    stored in, so that small changes are not lost in rounding; after the block it computes without the edits.
-
-    Args:
-        model: The model.
-        edits: Applied in order.
-        experiment: Another mask or rotation, for the whole pass.
+    stored in, so that small changes are not lost in rounding; after the block it computes without the edits. Edits are
+    applied in order; an experiment is another mask or rotation for the whole pass.
 
     Raises:
         InputError: For an invalid edit; all are checked before anything runs.

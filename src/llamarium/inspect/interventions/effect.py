@@ -22,7 +22,6 @@ class PatchCell(JsonView):
         recovered: Of the way from the base's logit to the source's: 0 is the base's, 1 the source's; None where both
             are equal.
         done: Cells so far, this one among them.
-        total: Cells in all.
     """
 
     layer: int

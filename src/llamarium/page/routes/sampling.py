@@ -10,12 +10,7 @@ from llamarium.inspect.probes.cost import TokenCost, token_cost
 from llamarium.inspect.probes.sampling import SamplerSteps, explain_choice, next_logits
 from llamarium.inspect.score import scored_tokens
 from llamarium.page.routes.open_pass import OfPass, OpenPass, RequestedPass
-from llamarium.page.schema.sampling import (
-    SamplerRequest,
-    ScoreQuery,
-    ScoreView,
-    TokenScoreView,
-)
+from llamarium.page.schema import sampling as schema
 from llamarium.page.selection import check_index
 from llamarium.page.work import work_on
 from llamarium.sampling.constraint import CompiledGrammar, Constraint
@@ -44,7 +39,7 @@ _ROUNDS, _LONG = 5, 256  # a long text is measured once
 
 
 @router.post("/passes/{pass_id}/sampler")
-async def sampler(request: Request, requested: OfPass, body: SamplerRequest) -> SamplerSteps:
+async def sampler(request: Request, requested: OfPass, body: schema.SamplerRequest) -> SamplerSteps:
     """Return what each step of the sampler leaves after a position, the draw, and the token."""
     ids, tool_form = requested.one.ids, request.app.state.service.settings.tool_form
     position, start = _places(requested, body)
@@ -76,7 +71,7 @@ def explain_next(known: OpenPass, answer: range, row: SamplingRow, k: int) -> Sa
 
 
 @router.get("/passes/{pass_id}/score")
-async def score(requested: OfPass, query: Annotated[ScoreQuery, Query()]) -> ScoreView:
+async def score(requested: OfPass, query: Annotated[schema.ScoreQuery, Query()]) -> schema.ScoreView:
     """Return how probable each token from a position on was, and its rank."""
     ids, start = requested.one.ids, query.start
     if len(ids) == 1:
@@ -87,13 +82,13 @@ async def score(requested: OfPass, query: Annotated[ScoreQuery, Query()]) -> Sco
         message = f"start is {start} of {len(ids)} tokens; at most the last {MAX_SCORED} are scored at once"
         raise ApiError(400, message, code="invalid_parameter", param="start")
 
-    def read(known: OpenPass) -> ScoreView:
+    def read(known: OpenPass) -> schema.ScoreView:
         logits_CV = known.numbers("logits", None, range(start - 1, len(ids) - 1))
         (found,) = scored_tokens([logits_CV], ids[start:])
         scored = zip(found.ids_C.tolist(), found.logprobs_C.tolist(), found.ranks_C.tolist(), strict=True)
-        return ScoreView(
+        return schema.ScoreView(
             tokens=tuple(
-                TokenScoreView(position=place, token_id=token_id, logprob=logprob, rank=rank)
+                schema.TokenScoreView(position=place, token_id=token_id, logprob=logprob, rank=rank)
                 for place, (token_id, logprob, rank) in enumerate(scored, start)
             )
         )
@@ -118,7 +113,7 @@ async def cost(requested: OfPass) -> TokenCost:
     return await work_on(requested.request, "id", read)
 
 
-def _places(requested: RequestedPass, body: SamplerRequest) -> tuple[int, int]:
+def _places(requested: RequestedPass, body: schema.SamplerRequest) -> tuple[int, int]:
     """Return the token after which one is chosen, and where the answer begins."""
     position = requested.position(body.position)
     start = position + 1 if body.start is None else body.start
@@ -127,7 +122,7 @@ def _places(requested: RequestedPass, body: SamplerRequest) -> tuple[int, int]:
 
 
 def _row(
-    body: SamplerRequest,
+    body: schema.SamplerRequest,
     llama: "Llama",
     tool_form: ToolForm | None,
     prompt_ids: Sequence[int],
@@ -145,7 +140,7 @@ def _row(
 
 
 def _form(
-    body: SamplerRequest, llama: "Llama", tool_form: ToolForm | None
+    body: schema.SamplerRequest, llama: "Llama", tool_form: ToolForm | None
 ) -> tuple[Grammar, CompiledGrammar] | tuple[None, None]:
     form = form_of(Formed.model_validate({"response_format": body.response_format}))
     tools = tool_request(body.tools, body.tool_choice, body.parallel_tool_calls)

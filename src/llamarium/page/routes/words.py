@@ -17,13 +17,8 @@ from llamarium.inspect.neighbors import Neighbors, Similarity
 from llamarium.inspect.tokens import tokens_of_word
 from llamarium.page.binary import Numbers, respond
 from llamarium.page.routes.tokens import token_view
+from llamarium.page.schema import words as schema
 from llamarium.page.schema.text import TokenView
-from llamarium.page.schema.words import (
-    NeighborsRequest,
-    RowsQuery,
-    SimilarityRequest,
-    WordRequest,
-)
 from llamarium.page.work import work_on
 from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute
@@ -37,7 +32,7 @@ router = APIRouter(prefix="/inspect", route_class=StrictRoute)
 
 
 @router.post("/neighbors")
-async def neighbors(request: Request, body: NeighborsRequest) -> Neighbors:
+async def neighbors(request: Request, body: schema.NeighborsRequest) -> Neighbors:
     """Rank the rows of the table by their cosine with word - minus + plus."""
 
     def read(llama: "Llama", _: object) -> Neighbors:
@@ -48,7 +43,7 @@ async def neighbors(request: Request, body: NeighborsRequest) -> Neighbors:
 
 
 @router.post("/similarity")
-async def similarity(request: Request, body: SimilarityRequest) -> Similarity:
+async def similarity(request: Request, body: schema.SimilarityRequest) -> Similarity:
     """Return the cosine of the angle between two rows."""
 
     def read(llama: "Llama", _: object) -> Similarity:
@@ -58,7 +53,7 @@ async def similarity(request: Request, body: SimilarityRequest) -> Similarity:
 
 
 @router.post("/word")
-async def word(request: Request, body: WordRequest) -> TokenView:
+async def word(request: Request, body: schema.WordRequest) -> TokenView:
     """Return the token of an id, or the single one that stands for a word."""
 
     def read(llama: "Llama", _: object) -> TokenView:
@@ -68,7 +63,7 @@ async def word(request: Request, body: WordRequest) -> TokenView:
 
 
 @router.get("/rows", response_class=Response)
-async def rows(request: Request, query: Annotated[RowsQuery, Query()]) -> Response:
+async def rows(request: Request, query: Annotated[schema.RowsQuery, Query()]) -> Response:
     """Send rows of the table, in the order of their ids; axes R D."""
     ids = [int(part) for part in query.ids.split(",")]
 

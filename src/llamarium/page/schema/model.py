@@ -41,7 +41,7 @@ class ModuleNode(View):
 
 
 class Sizes(View):
-    """Sizes of a model: D hidden, N query heads, K key-value heads, H a head, F intermediate, V vocabulary, L layers."""
+    """Sizes: D hidden, N query heads, K key-value heads, H a head, F intermediate, V vocabulary, L layers."""
 
     D: int
     N: int
@@ -58,7 +58,6 @@ class ModelView(View):
     Attributes:
         is_loaded: It is the served model, and not a shape alone.
         runner: Display name of the backend; None for a shape.
-        dtype: Of its numbers; None for a shape.
         context: Tokens that it was made for.
         tied: Whether the head's weight is the embedding table.
         flops_per_token: For one token that sees itself only.

@@ -5,15 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llamarium.server.anthropic.requests import (
-    AnthropicToolChoice,
-    Block,
-    CountRequest,
-    MessageParam,
-    TextBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
+from llamarium.server.anthropic import requests
 from llamarium.server.dialogs import Dialog, encode_dialog, misplaced, missing
 from llamarium.server.lifecycle.service import Service
 from llamarium.tokenizer.tools.request import ToolRequest
@@ -47,7 +39,7 @@ class Prompt:
         return ids + service.tokenizer.encode(self.begun, add_special_tokens=False)
 
 
-def read_prompt(body: CountRequest) -> Prompt:
+def read_prompt(body: requests.CountRequest) -> Prompt:
     """Read a request's prompt."""
     dialog = Dialog(_NAMES)
     if body.system is not None:
@@ -63,48 +55,48 @@ def read_prompt(body: CountRequest) -> Prompt:
     return Prompt(dialog, tools, begun)
 
 
-def _add(dialog: Dialog, where: str, message: MessageParam) -> None:
+def _add(dialog: Dialog, where: str, message: requests.MessageParam) -> None:
     """Append a message; results of calls are messages of their own, before its text."""
     content = message.content
-    blocks: Sequence[Block] = [] if isinstance(content, str) else content
-    has_text = isinstance(content, str) or any(isinstance(block, TextBlock) for block in blocks)
+    blocks: Sequence[requests.Block] = [] if isinstance(content, str) else content
+    has_text = isinstance(content, str) or any(isinstance(block, requests.TextBlock) for block in blocks)
     for k, block in enumerate(blocks):
-        if isinstance(block, ToolResultBlock):
+        if isinstance(block, requests.ToolResultBlock):
             _check_role(message, "user", f"{where}.content[{k}]")
             told = {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
             dialog.add(f"{where}.content[{k}]", told)
-        elif isinstance(block, ToolUseBlock):
+        elif isinstance(block, requests.ToolUseBlock):
             _check_role(message, "assistant", f"{where}.content[{k}]")
-    if has_text or not any(isinstance(block, ToolResultBlock) for block in blocks):
+    if has_text or not any(isinstance(block, requests.ToolResultBlock) for block in blocks):
         dialog.add(where, {"role": message.role, "content": _text(content) if has_text or not blocks else None})
     for k, block in enumerate(blocks):
-        if isinstance(block, ToolUseBlock):
+        if isinstance(block, requests.ToolUseBlock):
             dialog.add_call(f"{where}.content[{k}]", block.id, block.name, json.dumps(block.input, ensure_ascii=False))
 
 
-def _check_role(message: MessageParam, role: str, where: str) -> None:
+def _check_role(message: requests.MessageParam, role: str, where: str) -> None:
     if message.role != role:
         raise misplaced(f"{where}.type", f"belongs to the role {role}; this is {message.role}")
 
 
-def _text(content: str | Sequence[Block]) -> str:
+def _text(content: str | Sequence[requests.Block]) -> str:
     """Return the text, without calls and their results."""
     if isinstance(content, str):
         return content
-    return "".join(block.text for block in content if isinstance(block, TextBlock))
+    return "".join(block.text for block in content if isinstance(block, requests.TextBlock))
 
 
-def _result(block: ToolResultBlock) -> str:
+def _result(block: requests.ToolResultBlock) -> str:
     """Return a call's result as text; a dialog's format has no mark for errors."""
     text = _text(block.content or "")
     return f"Error: {text}" if block.is_error else text
 
 
-def _begun(message: MessageParam, where: str, tools: ToolRequest) -> str:
+def _begun(message: requests.MessageParam, where: str, tools: ToolRequest) -> str:
     """Return the beginning of the answer, which can neither hold calls nor be followed by some."""
     if not isinstance(message.content, str):
         for k, block in enumerate(message.content):
-            if not isinstance(block, TextBlock):
+            if not isinstance(block, requests.TextBlock):
                 raise misplaced(f"{where}.content[{k}]", "ends the dialog; expected the call's result after it")
     if tools.offered:
         raise misplaced(where, "is the beginning of an answer, which is not supported beside tools")
@@ -118,7 +110,7 @@ def _function(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": own | more}
 
 
-def _choice(choice: AnthropicToolChoice | None) -> tuple[object, bool | None]:
+def _choice(choice: requests.AnthropicToolChoice | None) -> tuple[object, bool | None]:
     """Return `tool_choice` and `parallel_tool_calls` in OpenAI's form."""
     if choice is None:
         return None, None

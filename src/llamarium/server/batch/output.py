@@ -46,11 +46,7 @@ class Kept:
 
 
 class Output:
-    """The output of a batch, as a context manager: standard output, unless a subclass has another.
-
-    Attributes:
-        kept: The answers of an earlier run.
-    """
+    """The output of a batch, as a context manager: standard output, unless a subclass has another."""
 
     def __init__(self) -> None:
         self.kept = Kept()

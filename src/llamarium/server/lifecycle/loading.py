@@ -19,9 +19,6 @@ class ModelLoader(Generic[T]):
 
     Attributes:
         progress: Bytes read, and bytes in all.
-        result: What `load` has returned, once it has.
-        failure: What `load` has raised, if it has.
-        seconds: How long it took.
     """
 
     def __init__(self, load: Callable[[Progress], T]) -> None:

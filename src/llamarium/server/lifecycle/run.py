@@ -29,14 +29,7 @@ _CLOSING_S = 2  # for connections to send what was written
 
 
 def run(service: Service, names: tuple[str, ...], listener: socket.socket, extensions: Sequence[Extension] = ()) -> int:
-    """Serve until a signal, and return the exit code.
-
-    Args:
-        service: The model; it has begun to load.
-        names: Of the model, for clients.
-        listener: The socket, bound.
-        extensions: Further routes.
-    """
+    """Serve until a signal, and return the exit code; `names` are the model's, `extensions` add routes."""
     log = Log(service.settings.log_format)
     config = uvicorn.Config(
         create_app(service, names, log, extensions),

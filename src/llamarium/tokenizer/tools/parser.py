@@ -37,7 +37,6 @@ class _OpenCall:
     """A call that is being read.
 
     Attributes:
-        name: The tool's, once it is known.
         waiting: Arguments that came before the name.
         is_read: Its arguments are there to the end.
     """
