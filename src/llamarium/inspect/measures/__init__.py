@@ -1,1 +1,1 @@
-"""Measures: how well a model predicts texts of any length, and its distance from another one."""
+"""Measures: how well a model predicts long texts, its distance from another one, kinds of heads, and speed."""
