@@ -68,7 +68,7 @@ def _load_modules(
 
 
 def _what_modules_do(checkpoint: Checkpoint, options: LoadOptions) -> str:
-    """Name what the C kernels do not, for a message."""
+    """Return what needs PyTorch here, as the C kernels do not do it, for a message."""
     if options.device != "cpu" or not options.join:
         return f"a model of modules on {options.device}"
     if native.library() is None:

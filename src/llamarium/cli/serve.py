@@ -92,7 +92,7 @@ def add_compared(parser: argparse.ArgumentParser) -> None:
 
 
 def check_compared(args: argparse.Namespace) -> None:
-    """Check those options, before anything is loaded; a run's newest checkpoint is the model where none is named."""
+    """Check `add_compared`'s options before loading; a run's newest checkpoint is the model where none is named."""
     if not args.checkpoints and not args.reference:
         return  # the imports take as long as the server's own modules
     from llamarium.page.compare.references import References

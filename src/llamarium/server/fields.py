@@ -1,6 +1,6 @@
 """The fields of a request's body: each is honoured, or refused by its name, whatever the protocol.
 
-A field that is declared is checked strictly, and null is as if it were not given. One that the official client knows
+A field that is declared is checked strictly, and null is as if it were not given. One that the official client has
 and this server does not honour stands in `refused` with the reason. Any other is unknown, and refused as well.
 `docs/reference/server.md` lists all of them.
 """

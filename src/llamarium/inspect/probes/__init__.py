@@ -1,1 +1,1 @@
-"""Probes of a pass: sampler steps, heads, neurons, attribution of a logit, rotation, codes, learning, a pass as a picture."""
+"""Probes of a pass: sampler steps, heads, neurons, attribution, rotation, codes, learning, a picture."""

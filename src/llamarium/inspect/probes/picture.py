@@ -28,7 +28,7 @@ OF_ALL = ("k", "v")
 
 
 def far_view(kept: Sequence[Trace], traces: Iterable[Trace], columns: range) -> Floats:
-    """Return the numbers above, in one axis.
+    """Return the numbers of the module's table, one part after the other.
 
     Args:
         kept: Traces of `OF_ALL`, of some layers each, in their order.

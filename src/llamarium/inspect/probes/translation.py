@@ -161,5 +161,5 @@ class Translator:
 
 @functools.cache
 def packaged_translator() -> Translator:
-    """Return the one of the package, which translates English to French."""
+    """Return the packaged translator from English to French."""
     return Translator(Path(__file__).parents[2] / "models" / "english-french")

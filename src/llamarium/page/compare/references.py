@@ -25,7 +25,7 @@ BITS: dict[VariantName, float] = {"float32": 32, "Q8_0": 8.5, "Q4_1": 5, "NF4": 
 
 
 class References:
-    """Models by name.
+    """Reference models by name.
 
     Args:
         sources: Names or paths, as `llamarium.load` takes them.
@@ -46,11 +46,11 @@ class References:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What they are called."""
+        """Names of the models."""
         return tuple(self._opened)
 
     def sides(self, llama: "Llama") -> Iterator[Side]:
-        """Yield each of them in each type."""
+        """Yield a side for each model and type."""
         for name, one in self._opened.items():
             if name not in self._tokenizers:
                 self._tokenizers[name] = own_tokenizer(llama, one)
@@ -66,7 +66,7 @@ class References:
                 )  # fmt: skip
 
     def check(self, name: str) -> None:
-        """Refuse a name that is none of them."""
+        """Refuse an unknown name."""
         if name not in self._opened:
             known = ", ".join(self._opened) or "none (`llamarium inspect --reference MODEL` names one)"
             message = f"there is no reference of this name; there is: {known}"

@@ -92,7 +92,7 @@ class BitsRow(View):
 
 
 class BitsView(View):
-    """A reference in each type; `num_characters` are those of the text whose perplexity is told."""
+    """A reference in each type; `num_characters` of the text whose perplexity is measured."""
 
     of: str
     texts: tuple[str, ...]
