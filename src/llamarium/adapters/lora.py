@@ -46,11 +46,9 @@ class LoRALinear(nn.Module):
 
     Args:
         base: Any Linear: plain, in half precision, or quantized. It is frozen.
-        config: The adapter's settings.
         generator: On the CPU; draws A. Without it A is left uninitialized.
 
     Attributes:
-        base_layer: The frozen Linear.
         lora_A: (r, in_features), uniform within ±1 / sqrt(in_features), like an `nn.Linear`.
         lora_B: (out_features, r), zeros.
         lora_magnitude_vector: (out_features,), DoRA's m; None without DoRA.

@@ -39,8 +39,6 @@ class Engine:
     """Answers requests side by side, for one thread (`engine/thread.py` serves several).
 
     Args:
-        runner: Executes the model.
-        num_blocks: Blocks of the cache.
         kv_cache_dtype: What keys and values are kept in.
         max_num_seqs: How many sequences run side by side at most; the others wait.
         block_size: Slots of a block.

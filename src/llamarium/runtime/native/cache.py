@@ -27,8 +27,6 @@ class NativeCache:
     """Keys and values of every layer.
 
     Args:
-        config: Of the model.
-        num_blocks: How many blocks.
         dtype: "float32", "bfloat16" or "int8".
         block_size: P, slots of a block.
 

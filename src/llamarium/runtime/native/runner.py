@@ -39,7 +39,6 @@ class NativeRunner:
     """Runs a model's weights through the C kernels, on a CPU.
 
     Args:
-        config: The model's shape.
         weights: All of its weights by key; a tied head is no weight of its own.
         adapters: Corrections that a sequence may ask for, by their place here (`Batch.adapters`).
         default_adapter: Which of them is used where a batch does not say; -1 is none.

@@ -40,7 +40,6 @@ class EventStream(Response):
     """Server-sent events: `produce` writes them, and is cancelled when the client disconnects.
 
     Args:
-        produce: Writes the events.
         failure: Returns the last events if `produce` raises; another error than an `ApiError` is raised again.
         ping_s: Seconds without an event until a ping.
         held: Closed at the end in any case.
