@@ -56,12 +56,16 @@ def computing(setup: Setup, saved: int | None, *, resumed: bool) -> Generator[Th
 
     `saved` is the number in the checkpoint that is resumed, if any.
     """
-    if setup.model.device.type != "cpu" or setup.process_group.world_size != 1:
+    if not _ours(setup):
         yield None
         return
     found = choose(setup, saved, resumed=resumed)
     with computing_with(None if found.count == torch.get_num_threads() else found.count):
         yield found
+
+
+def _ours(setup: Setup) -> bool:
+    return setup.model.device.type == "cpu" and setup.process_group.world_size == 1
 
 
 def choose(setup: Setup, saved: int | None, *, resumed: bool, clock: Clock = time.perf_counter) -> Threads:
