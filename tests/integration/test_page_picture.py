@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from llamarium.api import Llama
 from page_browser import TEXT, check_fits_and_is_open, link, settled
@@ -138,12 +138,35 @@ def test_a_long_text_is_drawn_by_some_of_its_tokens(page: Page, served: Running,
     drawn(page)
     page.keyboard.press("Escape")
     expect(page.get_by_text("One token in 3; click for all")).to_be_visible()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    expect(page.get_by_text(re.compile(r"tokens \d+ to \d+: all 150"))).to_be_visible()
+    page.get_by_label("Text", exact=True).fill("The cat")
+    page.get_by_label("Text", exact=True).press("Enter")
+    expect(page.locator(".strip [role=radio]")).to_have_count(2)
+    expect(page.get_by_text(re.compile(r"tokens \d+ to \d+"))).to_have_count(0)  # which this text has not
 
 
 def test_a_row_that_the_matrix_has_not_is_its_last(page: Page, served: Running) -> None:
     page.goto(link(served, stage="mlp", pos=2, depth=4, product="down_proj", row=9999))
     drawn(page)
     assert where(page) == "row 63"
+
+
+def test_what_is_drawn_without_an_adapter_is_marked_where_the_adapters_numbers_do_not_come(
+    page: Page, served: Running
+) -> None:
+    page.goto(link(served, stage="map", pos=2))
+    drawn(page)
+    expect(page.locator(".picture .stale")).to_have_count(0)
+
+    def adapted(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json={**answer.json(), "id": "another", "adapter": "another"})
+
+    page.route("**/inspect/passes", adapted)
+    page.get_by_label("Text", exact=True).press("Enter")
+    expect(page.locator(".picture .trouble")).to_be_visible()
+    expect(page.locator(".picture .stale")).to_be_visible()
 
 
 def test_the_picture_fits_and_is_open(page: Page, served: Running) -> None:

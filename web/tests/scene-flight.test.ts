@@ -137,6 +137,16 @@ describe("Play", () => {
     expect(STATIONS[6]?.words({ ...data, said })).toBe("After layer 3 the lens reads “␣into” behind it, and keeps to it: 25.0 % at the end.");
   });
 
+  it("says no other token's number where the last one is outside of the window that is drawn", () => {
+    const far = { ...farOf(), columns: 3 }; // tokens 0 to 2, so that the numbers behind them are other layers'
+    const said = { words: new Array<string>(LAYERS * 3).fill(" x"), probabilities: new Float32Array(LAYERS * 3).fill(0.5) };
+    const of = { ...data, far, said };
+    expect(STATIONS[1]?.words(of)).toMatch(/stream begins\.$/);
+    expect(STATIONS[2]?.words(of)).toMatch(/^The stream goes into layer 2\. /);
+    expect(STATIONS[5]?.words(of)).toContain("What they add is put on the stream.");
+    expect([settledAt(of), looksBack(of).share]).toEqual([undefined, 0]);
+  });
+
   it("says only numbers that have come, in at most 40 words", () => {
     for (const one of STATIONS) {
       for (const of of [dataOf(undefined), data]) {

@@ -27,8 +27,7 @@ function whole(tokens: number): Window {
 
 export class PictureData {
   readonly #subject: Subject;
-  /** Of a long text the tokens that are looked at one by one. */
-  window = $state.raw<{ start: number; stop: number } | undefined>();
+  #window = $state.raw<{ start: number; stop: number } | undefined>();
   readonly #far = new Resource(() => (this.#subject.pass && this.#subject.model ? this.#askFar(this.#subject.pass, this.#subject.model.shape.L) : null));
   readonly #next = new Resource(() => (this.#subject.pass ? this.#askNext(this.#subject.pass) : null));
   #said = $state.raw<{ pass: PassView; of: Far; said: Said } | undefined>();
@@ -36,6 +35,7 @@ export class PictureData {
   isReading = $state(false);
   /** What was drawn last: it stays until the next pass is there. */
   #before: Data | undefined;
+  #drawn: PassView | undefined;
 
   constructor(subject: Subject) {
     this.#subject = subject;
@@ -46,15 +46,24 @@ export class PictureData {
     });
   }
 
+  /** Of a long text the tokens that are looked at one by one; none of a text that ends before them. */
+  get window(): { start: number; stop: number } | undefined {
+    return this.#window && this.#window.stop <= (this.#subject.pass?.tokens.length ?? 0) ? this.#window : undefined;
+  }
+
+  set window(to: { start: number; stop: number } | undefined) {
+    this.#window = to;
+  }
+
   /** What is waited for, or was refused. */
   get asked(): Resource<unknown> {
     return this.#far;
   }
 
-  /** Whether what is drawn is of an earlier text; of its beginning it may be while a token is on its way. */
+  /** Whether what is drawn is of an earlier text, or of another adapter; of its beginning it may be while a token is on its way. */
   readonly isStale: boolean = $derived.by(() => {
-    const ids = this.#subject.pass?.tokens.map((token) => token.id) ?? [];
-    return !!this.data && !this.data.tokens.every((token, i) => token.id === ids[i]);
+    const { pass } = this.#subject;
+    return !!this.data && (this.#drawn?.adapter !== pass?.adapter || !this.data.tokens.every((token, i) => token.id === pass?.tokens[i]?.id));
   });
 
   readonly data: Data | undefined = $derived.by(() => {
@@ -63,6 +72,7 @@ export class PictureData {
     if (!model?.shape || !pass) return this.#before;
     const shown = found && found.pass.id === pass.id ? found.far : undefined;
     if (!shown && this.#before?.far) return this.#before;
+    this.#drawn = pass;
     const { N, K, H, D, F, V, L } = model.shape;
     return (this.#before = {
       extent: { tokens: pass.tokens.length, layers: L },
@@ -77,7 +87,7 @@ export class PictureData {
 
   async #askFar(pass: PassView, layers: number): Promise<{ pass: PassView; far: Far }> {
     const tokens = pass.tokens.length;
-    const window: Window = this.window && this.window.stop <= tokens ? { ...this.window, block: 1 } : whole(tokens);
+    const window: Window = this.window ? { ...this.window, block: 1 } : whole(tokens);
     const numbers = await api.picture(pass, { start: window.start, stop: window.stop, stride: window.block });
     return { pass, far: readFar(numbers.values, window, layers) };
   }

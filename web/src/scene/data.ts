@@ -82,5 +82,11 @@ export const columnsBefore = ({ start, block }: Pick<Far, "start" | "block">): n
 export const tokenOf = (far: Far, column: number): number => far.start + column * far.block;
 export const columnOf = (far: Far, pos: number): number => Math.ceil((pos - far.start) / far.block);
 
+/** The column that is this token alone; none where columns are of several, or where it is outside of the window. */
+export function columnAlone(far: Far | undefined, pos: number): number | undefined {
+  const column = pos - (far?.start ?? 0);
+  return far?.block === 1 && column >= 0 && column < far.columns ? column : undefined;
+}
+
 /** The middle of a column in the world. */
 export const middleOf = (far: Far, column: number): number => tokenOf(far, column) - (far.block - 1) / 2;

@@ -2,7 +2,7 @@
 
 import { rms } from "../lib/algebra";
 import { count, number, percent, visible } from "../lib/format";
-import { pairOf, type Data, type Far } from "./data";
+import { columnAlone, pairOf, type Data, type Far } from "./data";
 import type { BlockNumbers } from "./near";
 import type { Block, Place } from "./place";
 
@@ -22,11 +22,10 @@ const lastOf = (data: Data): number => data.tokens.length - 1;
 export function looksBack(data: Data): { layer: number; key: number; share: number } {
   const { far } = data;
   let best = { layer: Math.floor(data.extent.layers / 3), key: Math.max(0, lastOf(data) - 1), share: 0 };
-  if (!far || far.block !== 1) return best;
-  const query = lastOf(data) - far.start;
-  const first = Math.round(far.start / far.block);
+  const query = columnAlone(far, lastOf(data));
+  if (!far || query === undefined) return best;
   for (let layer = 0; layer < far.layers; layer++) {
-    for (let key = 1; key < query + first; key++) {
+    for (let key = 1; key < lastOf(data); key++) {
       const share = far.attention[pairOf(far, layer, query, key)] as number;
       if (share > best.share) best = { layer, key, share };
     }
@@ -47,8 +46,8 @@ export function headThatLooks(data: Data): { head: number; share: number | undef
 /** After which layer the lens reads what it reads at the end, and no more changes. */
 export function settledAt(data: Data): { layer: number; word: string; probability: number } | undefined {
   const { far, said } = data;
-  if (!far || !said || far.block !== 1) return undefined;
-  const column = lastOf(data) - far.start;
+  const column = columnAlone(far, lastOf(data));
+  if (!far || !said || column === undefined) return undefined;
   const word = said.words[(far.layers - 1) * far.columns + column];
   if (word === undefined) return undefined;
   let layer = far.layers - 1;
@@ -56,8 +55,13 @@ export function settledAt(data: Data): { layer: number; word: string; probabilit
   return { layer, word, probability: said.probabilities[(far.layers - 1) * far.columns + column] as number };
 }
 
-const lengthAt = (far: Far | undefined, layer: number, pos: number): number | undefined =>
-  far && far.block === 1 ? far.lengths[layer * far.columns + pos - far.start] : undefined;
+const lengthAt = (far: Far | undefined, layer: number, pos: number): number | undefined => atToken(far, far?.lengths, layer, pos);
+
+/** A number of a layer at a token, where it has a column. */
+function atToken(far: Far | undefined, values: Float32Array | undefined, layer: number, pos: number): number | undefined {
+  const column = columnAlone(far, pos);
+  return far && column !== undefined ? values?.[layer * far.columns + column] : undefined;
+}
 
 function at(data: Data, place: Partial<Place> & Pick<Place, "depth">): Place {
   return { pos: lastOf(data), layer: looksBack(data).layer, head: headThatLooks(data).head, ...place };
@@ -86,7 +90,7 @@ export const STATIONS: readonly Station[] = [
       const { layer } = looksBack(data);
       const length = lengthAt(data.far, layer, lastOf(data));
       const found = blockOf(data, "norm");
-      const grown = layer === 0 ? "The stream goes into layer 0" : `${layer} layers later the stream is${lengthText(length).replace(",", "")}`;
+      const grown = layer === 0 || length === undefined ? `The stream goes into layer ${layer}` : `${layer} layers later the stream is${lengthText(length).replace(",", "")}`;
       return `${grown}. Before attention reads it, a copy is brought to one size${found ? `: divided by the root of its mean square, ${number(rms(found.before, found.eps), 3)}` : ""}.`;
     },
   },
@@ -110,7 +114,7 @@ export const STATIONS: readonly Station[] = [
     words: (data) => {
       const { layer } = looksBack(data);
       const { far } = data;
-      const share = far && far.block === 1 ? far.mlpAdded[layer * far.columns + lastOf(data) - far.start] : undefined;
+      const share = atToken(far, far?.mlpAdded, layer, lastOf(data));
       const best = blockOf(data, "mlp")?.neurons[0];
       return `Then the MLP looks at this token alone: ${count(data.shape.F)} neurons${best ? `, of which number ${count(best.index)} fires most` : ""}. What they add is ${share === undefined ? "put on the stream" : `${percent(share, 0)} of the stream's length`}.`;
     },
