@@ -1,5 +1,8 @@
 """What bits cost, as the page measures it against what was quantized: each preset shows what it is there to show."""
 
+import json
+import shutil
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +12,13 @@ import pytest
 
 import llamarium
 from llamarium.cli.main import main
+from llamarium.cli.serve import compared
 from llamarium.hub.resolve import PACKAGED, PACKAGED_RUNS, packaged_path
 from llamarium.page.compare.references import References
 from llamarium.page.compare.routes import held_out
 from llamarium.page.compare.runs import Runs
 from llamarium.page.extension import page
-from serving import serving
+from serving import save_small_model, serving, small_llama
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -28,6 +32,12 @@ def client(smollm2: llamarium.Llama) -> Iterator[httpx.Client]:
     extension = page(compared=(Runs([RUN]), References(PACKAGED)))
     with serving(smollm2, extensions=[extension]) as found, httpx.Client(base_url=found.url, timeout=120) as one:
         yield one
+
+
+@pytest.fixture(scope="module")
+def llama(smollm2_path: Path) -> llamarium.Llama:
+    """A small one of another vocabulary than the reference's."""
+    return small_llama(smollm2_path)
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +139,62 @@ def test_the_bundled_run_is_small() -> None:
 def test_a_reference_that_is_quantized_is_refused(capsys: pytest.CaptureFixture[str], smollm2_path: Path) -> None:
     assert main(["inspect", "--no-browser", "--reference", str(smollm2_path)]) != 0
     assert "expected 16 or 32 bits: a reference is what was quantized" in capsys.readouterr().err
+
+
+def copied(folder: Path) -> Path:
+    return Path(shutil.copytree(packaged_path("shakespeare-char"), folder))
+
+
+def test_references_of_one_name_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    first, second = (copied(tmp_path / name / "mine") for name in ("a", "b"))
+    assert main(["inspect", "--no-browser", "--reference", str(first), "--reference", str(second)]) != 0
+    assert "two references are called mine; rename one of them" in capsys.readouterr().err
+
+
+def test_a_reference_without_a_tokenizer_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (copied(tmp_path / "mute") / "characters.json").unlink()
+    assert main(["inspect", "--no-browser", "--reference", str(tmp_path / "mute")]) != 0
+    assert "mute has no tokenizer files" in capsys.readouterr().err
+
+
+def test_ones_own_reference_stands_in_for_the_packaged_one_of_its_name(tmp_path: Path, llama: llamarium.Llama) -> None:
+    folder = copied(tmp_path / "shakespeare-char")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.5}))
+    _, references = compared(Namespace(checkpoints=[], reference=[str(folder)], model="another"))
+    assert references.names == ("shakespeare-char",)
+    side = next(one for one in references.sides(llama) if one.id == "reference:shakespeare-char:float32")
+    assert side.build().config.rms_norm_eps == 0.5
+
+
+def test_a_reference_is_compared_in_the_types_that_its_rows_fit_and_may_go_away(
+    tmp_path: Path, llama: llamarium.Llama, smollm2_path: Path
+) -> None:
+    folder = save_small_model(tmp_path / "odd", smollm2_path, intermediate_size=24)
+    extension = page(compared=(Runs(), References([folder])))
+    with serving(llama, extensions=[extension]) as found, httpx.Client(base_url=found.url, timeout=120) as client:
+        path = f"/inspect/passes/{client.post('/inspect/passes', json={'text': TEXT}).json()['id']}"
+        told = ask(client, f"{path}/bits", of="odd")
+        assert [one["type"] for one in told["rows"]] == ["float32", "Q8_0", "NF4"]
+        (folder / "model.safetensors").unlink()
+        other = f"/inspect/passes/{client.post('/inspect/passes', json={'text': LINE}).json()['id']}"
+        error = client.get(f"{other}/compare", params={"side": "model", "against": "reference:odd:float32"})
+    assert (error.status_code, error.json()["error"]["param"]) == (404, "against"), error.text
+    assert "odd in float32 cannot be read any more" in error.text and str(tmp_path) not in error.text
+
+
+def test_a_run_that_is_removed_is_left_out(tmp_path: Path, llama: llamarium.Llama) -> None:
+    run = Path(shutil.copytree(RUN, tmp_path / "gone"))
+    extension = page(compared=(Runs([run]), References()))
+    with serving(llama, extensions=[extension]) as found, httpx.Client(base_url=found.url, timeout=120) as client:
+        path = f"/inspect/passes/{client.post('/inspect/passes', json={'text': TEXT}).json()['id']}"
+        shutil.rmtree(run)
+        assert ask(client, "/inspect/runs")["runs"] == []
+        assert not [
+            one["id"] for one in ask(client, "/inspect/compare")["sides"] if one["id"].startswith("checkpoint:")
+        ]
+        answer = client.get(f"{path}/moment", params={"run": "gone", "step": 10, "layer": 0})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_checkpoint"), answer.text
 
 
 def test_a_models_own_reference_shows_what_its_bits_cost(tmp_path: Path) -> None:

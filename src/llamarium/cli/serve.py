@@ -106,12 +106,13 @@ def check_compared(args: argparse.Namespace) -> None:
 
 def compared(args: argparse.Namespace) -> "tuple[Runs, References]":
     """Return the training runs and references that are named, and the package's own after them."""
-    from llamarium.page.compare.references import References
+    from llamarium.page.compare.references import References, reference_name
     from llamarium.page.compare.runs import Runs
 
     names = {folder.resolve().name for folder in args.checkpoints}
     runs = [*args.checkpoints, *(packaged_path(name) for name in PACKAGED_RUNS if name not in names)]
-    return Runs(runs), References([*args.reference, *(name for name in PACKAGED if name != args.model)])
+    taken = {args.model, *map(reference_name, args.reference)}
+    return Runs(runs), References([*args.reference, *(name for name in PACKAGED if name not in taken)])
 
 
 def add_tool_form(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llamarium.engine.memory import free_bytes
-from llamarium.errors import QuestionError, TokenizerError
+from llamarium.errors import CheckpointError, ModelNotFoundError, QuestionError, TokenizerError, UnknownNameError
 from llamarium.page.passes import BUDGET_MB
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.server.lifecycle.threads import check_wanted
@@ -165,7 +165,11 @@ class Others:
             )
         self._held = None  # before the next is there: never two of them
         began = time.monotonic()
-        runner = side.build()
+        try:
+            runner = side.build()
+        except (CheckpointError, ModelNotFoundError):  # whose message has a path that clients must not see
+            message = f"{side.title} cannot be read any more; `llamarium info` on its files says why"
+            raise UnknownNameError(message, code="unreadable_side", param=field) from None
         self._seconds[side.id] = time.monotonic() - began
         self._held = side, runner
         return runner

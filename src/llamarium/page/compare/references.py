@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from llamarium.checkpoints.open import OpenedModel, open_model
 from llamarium.checkpoints.storage import FLOATS
+from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import InputError, OptionError, UnknownNameError, escape
 from llamarium.inspect.interventions.variants_in_c import VariantName, variant_in_c
 from llamarium.page.compare.others import Side
+from llamarium.quant.formats import METHODS, group_size
 from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.compare import check_same_vocabulary
@@ -31,17 +33,23 @@ class References:
         sources: Names or paths, as `llamarium.load` takes them.
 
     Raises:
-        OptionError: If one is quantized itself.
+        OptionError: If one is quantized itself, or has no tokenizer, or two have one name.
     """
 
     def __init__(self, sources: Sequence[str | Path] = ()) -> None:
-        self._opened = {Path(source).resolve().name: open_model(source) for source in sources}
-        for name, one in self._opened.items():
+        self._opened = dict[str, OpenedModel]()
+        for source in sources:
+            name, one = reference_name(source), open_model(source)
+            if name in self._opened:
+                raise OptionError(f"{escape(source)}: two references are called {escape(name)}; rename one of them")
             if packed := {entry.dtype for entry in one.checkpoint.entries.values()} - set(FLOATS):
                 raise OptionError(
                     f"{escape(name)}: its weights are {' and '.join(sorted(packed))}; expected 16 or 32 bits: a "
                     "reference is what was quantized"
                 )
+            if one.optional_tokenizer is None:
+                raise OptionError(one.why_no_tokenizer)
+            self._opened[name] = one
         self._tokenizers = dict[str, Tokenizer | None]()
 
     @property
@@ -56,7 +64,8 @@ class References:
                 self._tokenizers[name] = own_tokenizer(llama, one)
             tokenizer = self._tokenizers[name]
             stored = " and ".join({entry.dtype for entry in one.checkpoint.entries.values()})
-            for kind in BITS:
+            kinds: list[VariantName] = [kind for kind in BITS if _fits(one, kind)]
+            for kind in kinds:
                 words = f"The weights of {name}, stored as {stored}, in float32."
                 if kind != "float32":
                     words = f"Those weights quantized once to {kind}, but for table, norms and head; sums are float32."
@@ -73,6 +82,11 @@ class References:
             raise UnknownNameError(message, code="unknown_reference", param="of")
 
 
+def reference_name(source: str | Path) -> str:
+    """Return what a reference is called."""
+    return Path(source).resolve().name
+
+
 def side_id(name: str, kind: VariantName) -> str:
     """Return the id of a reference in a type."""
     return f"reference:{name}:{kind}"
@@ -85,6 +99,17 @@ def own_tokenizer(llama: "Llama", other: OpenedModel) -> Tokenizer | None:
     except InputError:
         return other.tokenizer
     return None
+
+
+def _fits(one: OpenedModel, kind: VariantName) -> bool:
+    """Whether a type can take every Linear's rows."""
+    if kind not in METHODS:
+        return True
+    linears = (entry for key, entry in one.checkpoint.entries.items() if key not in (EMBEDDING, HEAD))
+    try:
+        return all(group_size(entry.shape[1], kind) for entry in linears if len(entry.shape) == 2)
+    except OptionError:
+        return False
 
 
 def _num_bytes(one: OpenedModel) -> int:

@@ -85,13 +85,16 @@ async def bits(request: Request, requested: OfPass, query: Annotated[schema.Bits
         kept, references, served = others_of(request), references_of(request), known.llama.tokenizer
         name = next(iter(measured_in_bits(known.llama, references)), "") if query.of is None else query.of
         every = _sides(request, known.llama, known.engine)
-        sides = {kind: find_side(every, found, "of") for kind, found in ids_in_bits(name, references).items()}
+        ids = ids_in_bits(name, references)
+        known_ids = {ids["NF4"], *(side.id for side in every)}  # any shape can be NF4: without it there is no model
+        sides = {kind: find_side(every, found, "of") for kind, found in ids.items() if found in known_ids}
         reference = sides["float32"]
         tokenizer = reference.tokenizer or served
         wanted = Wanted(reference.read(requested.one.ids, served), NAMES)
         rows = list[schema.BitsRow]()
         for kind in BITS:
-            side = sides[kind]
+            if (side := sides.get(kind)) is None:
+                continue
             against = kept.trace(reference, wanted, field="of")
             found = compare_passes(kept.trace(side, wanted, field="of"), against, k=1)
             rows.append(

@@ -30,11 +30,11 @@ MAX_ROWS = 64
 
 @router.get("/runs")
 async def runs(request: Request) -> schema.RunsView:
-    """Return the training runs that the server was started with, and the steps of their checkpoints."""
+    """Return the runs that the server was started with and that are still there, and their checkpoints' steps."""
 
     def read(llama: object, engine: object) -> schema.RunsView:
         known = runs_of(request)
-        steps = {name: known.steps(name) for name in known.names}
+        steps = {name: found for name in known.names if (found := known.steps(name))}
         return schema.RunsView(
             runs=tuple(_run(known, name, found) for name, found in steps.items()),
             max_tokens=MAX_TOKENS,
@@ -100,7 +100,7 @@ def _read(request: Request, known: OpenPass, query: schema.MomentQuery) -> "tupl
 def _run(known: Runs, name: str, steps: list[int]) -> schema.RunView:
     config = known.config(name)
     return schema.RunView(
-        name=name, steps=tuple(steps), num_bytes=known.num_bytes(name, steps[-1]) if steps else 0,
+        name=name, steps=tuple(steps), num_bytes=known.num_bytes(name, steps[-1]),
         num_layers=config.num_hidden_layers, num_heads=config.num_attention_heads,
     )  # fmt: skip
 
