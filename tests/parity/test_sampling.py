@@ -92,7 +92,8 @@ def test_kept_sets_are_transformers(name, logits):
     params = CASES[name]
     probs = processors(params)(torch.tensor([PROMPT] * 64), logits).softmax(-1)
     in_torch = InTorch("cpu")
-    adjusted = in_torch._adjusted(rows_of(params), logits)
+    rows = rows_of(params)
+    adjusted = in_torch._penalized(rows, in_torch._biased(rows, logits))
     scaled = (adjusted - adjusted.amax(-1, keepdim=True)) / params.temperature
     kept = in_torch._kept([params] * 64, scaled)
     assert torch.equal(kept > 0, probs > 0)
