@@ -52,9 +52,6 @@ class TensorSource:
 
     Attributes:
         key: Its state-dict key, in Hugging Face's names.
-        shape: Its logical shape.
-        file: The file it was read from.
-        name: Its name in that file.
         stored_dtype: Its type there, such as "BF16" or "Q4_1".
         dtype: Its type in memory, such as "BF16", "Q4_1" or "NF4".
         permuted: Its rows were in Meta's interleaved order and have been put into the half-split one.

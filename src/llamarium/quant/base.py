@@ -80,8 +80,6 @@ class QuantizedLinear(QuantizedModule, ABC):
     """`y = x W^T` with W kept in small codes.
 
     Attributes:
-        in_features: Columns of W.
-        out_features: Rows of W.
         bias: None; Llama's Linears have none.
         weight: The codes, in the layout of the format.
     """

@@ -31,7 +31,6 @@ class LinearIntegers(QuantizedLinear):
     """A Linear over integers in groups.
 
     Attributes:
-        weight: The codes.
         scale: float16, (out_features, groups): the step between levels.
         minimum: Alike, or None.
     """

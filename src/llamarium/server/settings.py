@@ -13,25 +13,21 @@ class Settings:
     """A server's settings.
 
     Attributes:
-        host: The address that it listens at.
         port: The port; 0 is any that is free.
         uds: A Unix socket in place of host and port.
         api_keys: Empty is access without a key.
         allowed_hosts: Accepted host names besides its own.
         cors_origins: Origins of pages with access; "*" is all.
-        max_num_seqs: Answers that run side by side.
         max_queue: Answers that may wait besides those that run.
         max_context: Tokens of a request, prompt and answer together; None is what model and cache hold.
         request_timeout_s: Seconds of a request, with its wait in the queue; None is no limit.
         drain_timeout_s: Seconds for running requests when the server stops.
         tool_form: How tools are presented to the model; None is its dialog format's own way.
         log_format: Of the lines on stderr.
-        max_body_bytes: Of a request.
         max_header_bytes: Of a request line and its headers.
         header_timeout_s: Seconds from a connection's first byte, or its opening, to the end of the headers.
         body_timeout_s: Seconds that a body has to arrive.
         read_timeout_s: Seconds until written data has to be read.
-        max_connections: Open at once.
         ping_s: Seconds without an event after which a stream gets a comment.
     """
 

@@ -46,7 +46,6 @@ class PreToken:
     Attributes:
         start: Where it begins, in bytes of the text.
         merges: The steps in order; none for a single byte, or where the whole piece is one token at once.
-        ids: Its tokens.
     """
 
     text: str

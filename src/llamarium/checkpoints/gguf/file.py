@@ -32,8 +32,6 @@ class GGUFTensor:
     Attributes:
         name: The name in the file, such as `blk.0.attn_q.weight`.
         shape: Row-major, (rows, columns): the file's dims reversed.
-        ggml_type: The type's number in ggml.
-        type_name: The type's name, such as `Q4_1`.
         offset: Where the bytes begin, counted from the beginning of the file.
     """
 

@@ -19,7 +19,6 @@ class RequestsView(View):
         num_waiting: Answers that wait.
         num_blocks: Of the cache.
         num_used_blocks: Those that answers have.
-        block_size: Tokens of a block.
         generated_tokens: Chosen since the server began.
         requests: The answers, by arrival; the first ones alone where there are too many.
     """

@@ -21,7 +21,6 @@ class RowsOfQuery(Query):
 
     Attributes:
         layer: Of a layer's Linear; left out for the head.
-        start: The first row.
         count: Fewer where the matrix ends before.
     """
 
@@ -55,7 +54,6 @@ class WeightView(View):
         level: The code's value before the scale.
         scale: Multiplies the level; shared within a block.
         minimum: Is added then; None where the type has none.
-        value: The dequantized weight.
         original: The weight before, or None where it is not kept.
     """
 
@@ -71,8 +69,6 @@ class CodesView(View):
     """Weights of one row of a Linear in a type of few bits.
 
     Attributes:
-        module: The Linear, by its name in the model.
-        num_rows: Its outputs.
         num_columns: Its inputs, the weights of a row.
         meaning: A weight's formula: q is its code, d and m are the block's scale and minimum.
         block_size: Weights in a block of the type.

@@ -42,7 +42,6 @@ class Position:
 
     Attributes:
         num_tokens: Input tokens so far, prompts and padding included.
-        seconds: Time spent in steps.
         best_loss: The lowest validation loss so far; infinite if none was measured on the current rows.
         best_step: The step of the best checkpoint, until there is a lower loss.
     """
