@@ -115,7 +115,8 @@ class Session extends Selection {
     this.#ask({ text, bos, ids, adapter });
     Object.assign(this, { token: undefined }, where);
     this.#fit();
-    history.replaceState(null, "", writeLink(this.view));
+    const link = writeLink(this.view);
+    if (link !== location.hash) history.replaceState(null, "", link); // while it goes back, a browser may drop a further step for it
     return ticket;
   }
 
