@@ -78,7 +78,7 @@ function blockOf<B extends Block>(data: Data, block: B): OfBlock<B> | undefined 
 export const STATIONS: readonly Station[] = [
   {
     id: "text", title: "Text to tokens", place: (data) => at(data, { depth: 2, block: "text" }),
-    words: (data) => `The text becomes ${count(data.tokens.length)} tokens: bytes that were often seen together are joined. ${quoted(data, lastOf(data))} is number ${count(data.tokens.at(-1)?.id ?? 0)} of ${count(data.shape.V)}.`,
+    words: (data) => `The text becomes ${data.tokens.length === 1 ? "1 token" : `${count(data.tokens.length)} tokens`}: bytes that were often seen together are joined. ${quoted(data, lastOf(data))} is number ${count(data.tokens.at(-1)?.id ?? 0)} of ${count(data.shape.V)}.`,
   },
   {
     id: "row", title: "A row of the table", place: (data) => at(data, { depth: 2, block: "row" }),
@@ -90,7 +90,7 @@ export const STATIONS: readonly Station[] = [
       const { layer } = looksBack(data);
       const length = lengthAt(data.far, layer, lastOf(data));
       const found = blockOf(data, "norm");
-      const grown = layer === 0 || length === undefined ? `The stream goes into layer ${layer}` : `${layer} layers later the stream is${lengthText(length).replace(",", "")}`;
+      const grown = layer === 0 || length === undefined ? `The stream goes into layer ${layer}` : `${layer} ${layer === 1 ? "layer" : "layers"} later the stream is${lengthText(length).replace(",", "")}`;
       return `${grown}. Before attention reads it, a copy is brought to one size${found ? `: divided by the root of its mean square, ${number(rms(found.before, found.eps), 3)}` : ""}.`;
     },
   },
