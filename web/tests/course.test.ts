@@ -4,7 +4,7 @@ import { readCourse } from "../plugins/course";
 import { missing, partsOf, readChapter, readGlossary, slug, viewsOf, type Part } from "../plugins/markdown";
 import { pieces } from "../src/learn/folds";
 import { readLink } from "../src/lib/link";
-import { placeOf } from "../src/scene/stations";
+import { placeOf } from "../src/scene/places/stations";
 
 const { glossary, chapters } = readCourse("../docs/learn");
 const files = (folder: string): string[] =>

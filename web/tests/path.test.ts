@@ -1,8 +1,8 @@
 import { describe, expect, it } from "vitest";
 import { answered, BEGIN, drawnAt, FIVE, keysOf, lengthsOf, moved, numRight, PATH, placeAt, readProgress, turnsOf, writeProgress, type Question } from "../src/learn/path";
-import { pairOf, type Data } from "../src/scene/data";
-import type { BlockNumbers, Near, RopeNumbers } from "../src/scene/near";
-import { looksBack } from "../src/scene/play";
+import { pairOf, type Data } from "../src/scene/data/data";
+import type { BlockNumbers, Near, RopeNumbers } from "../src/scene/data/near";
+import { looksBack } from "../src/scene/places/play";
 import { readCourse } from "../plugins/course";
 import { blockNumbers, dataOf, farOf, LAYERS, layerNumbers, SHAPE, TOKENS } from "./scene-given";
 

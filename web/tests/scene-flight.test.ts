@@ -1,16 +1,16 @@
 /** Flights, a pass that rises, and the stations of Play, as functions of time and data. */
 
 import { describe, expect, it } from "vitest";
-import { project, type Camera } from "../src/scene/camera";
-import { REST, type Data } from "../src/scene/data";
-import { blockAt, commonPlace, legsOf, msOf, rectAt, riseAt, riseMs } from "../src/scene/flight";
-import { frameOf } from "../src/scene/layout";
-import type { Mark, Rect } from "../src/scene/marks";
-import type { Near } from "../src/scene/near";
-import type { Place } from "../src/scene/place";
-import { headThatLooks, looksBack, settledAt, STATIONS } from "../src/scene/play";
+import { project, type Camera } from "../src/scene/places/camera";
+import { REST, type Data } from "../src/scene/data/data";
+import { blockAt, commonPlace, legsOf, msOf, rectAt, riseAt, riseMs } from "../src/scene/places/flight";
+import { frameOf } from "../src/scene/places/layout";
+import type { Mark, Rect } from "../src/scene/marks/marks";
+import type { Near } from "../src/scene/data/near";
+import type { Place } from "../src/scene/places/place";
+import { headThatLooks, looksBack, settledAt, STATIONS } from "../src/scene/places/play";
 import { sheets } from "../src/scene/scene";
-import { samePlace } from "../src/scene/stations";
+import { samePlace } from "../src/scene/places/stations";
 import { blockNumbers, cameraAt, dataOf, farOf, LAYERS, layerNumbers, PHONE, productNumbers, SHAPE, TOKENS, WIDE } from "./scene-given";
 
 const AT = { pos: 5, layer: 3, head: 1 };

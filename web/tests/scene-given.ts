@@ -1,10 +1,10 @@
 /** A small pass, made by hand: what the scenes' tests are drawn from. Its numbers follow from each other as a model's do. */
 
-import type { Camera, Size } from "../src/scene/camera";
-import type { Data, Far } from "../src/scene/data";
-import { frameOf } from "../src/scene/layout";
-import type { BlockNumbers, LayerNumbers, Near, ProductNumbers } from "../src/scene/near";
-import type { Block, Place } from "../src/scene/place";
+import type { Camera, Size } from "../src/scene/places/camera";
+import type { Data, Far } from "../src/scene/data/data";
+import { frameOf } from "../src/scene/places/layout";
+import type { BlockNumbers, LayerNumbers, Near, ProductNumbers } from "../src/scene/data/near";
+import type { Block, Place } from "../src/scene/places/place";
 
 export const SHAPE = { N: 4, K: 2, H: 8, D: 32, F: 48, V: 50 };
 export const TOKENS = 7;

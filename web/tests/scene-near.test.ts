@@ -1,23 +1,23 @@
 /** The depths below the whole as data: what stands in them, that it adds up, and that it can be read. */
 
 import { describe, expect, it } from "vitest";
-import { block } from "../src/scene/block";
+import { block } from "../src/scene/depths/block";
 import { weighted, keysOf } from "../src/scene/blocks/attention";
 import { cutBy } from "../src/scene/blocks/logits";
 import { partsAfter } from "../src/scene/blocks/text";
-import { project, type Camera } from "../src/scene/camera";
-import { pairOf, REST, type Far } from "../src/scene/data";
-import { inside } from "../src/scene/entered";
-import { layer, looks } from "../src/scene/layer";
-import { rectOf } from "../src/scene/layout";
-import { SIZES, widthOf } from "../src/scene/look";
-import type { Mark, Text } from "../src/scene/marks";
-import type { Near } from "../src/scene/near";
-import { number, stepsOf, termsOf } from "../src/scene/number";
-import type { Block, Place, Product } from "../src/scene/place";
-import { product } from "../src/scene/product";
+import { project, type Camera } from "../src/scene/places/camera";
+import { pairOf, REST, type Far } from "../src/scene/data/data";
+import { inside } from "../src/scene/depths/entered";
+import { layer, looks } from "../src/scene/depths/layer";
+import { rectOf } from "../src/scene/places/layout";
+import { SIZES, widthOf } from "../src/scene/marks/look";
+import type { Mark, Text } from "../src/scene/marks/marks";
+import type { Near } from "../src/scene/data/near";
+import { number, stepsOf, termsOf } from "../src/scene/depths/number";
+import type { Block, Place, Product } from "../src/scene/places/place";
+import { product } from "../src/scene/depths/product";
 import { scene, sheets } from "../src/scene/scene";
-import { blockOf } from "../src/scene/sheet";
+import { blockOf } from "../src/scene/places/sheet";
 import { blockNumbers, cameraAt, dataOf, LARGE, LAYERS, layerNumbers, PHONE, PLAYING, productNumbers, SHAPE, TOKENS, WIDE } from "./scene-given";
 
 const [POS, LAYER, HEAD] = [5, 3, 1];

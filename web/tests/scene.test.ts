@@ -1,10 +1,10 @@
 /** Scenes as data: a far mark is a number of the reply, and the camera keeps what it shows. */
 import { describe, expect, test } from "vitest";
-import { onTheWay, project, unproject } from "../src/scene/camera";
-import { columnOf, middleOf, pairOf, REST, tokenOf, type Data, type Far } from "../src/scene/data";
-import { frameOf } from "../src/scene/layout";
+import { onTheWay, project, unproject } from "../src/scene/places/camera";
+import { columnOf, middleOf, pairOf, REST, tokenOf, type Data, type Far } from "../src/scene/data/data";
+import { frameOf } from "../src/scene/places/layout";
 import { scene } from "../src/scene/scene";
-import { sinkOf } from "../src/scene/whole";
+import { sinkOf } from "../src/scene/depths/whole";
 
 const [T, L] = [4, 3];
 

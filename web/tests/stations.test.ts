@@ -1,8 +1,8 @@
 /** The place that a link names: nonsense in it is no place, and what belongs to a larger model is brought into this one. */
 
 import { describe, expect, it } from "vitest";
-import type { Product } from "../src/scene/place";
-import { fitted, placeOf, titleOf } from "../src/scene/stations";
+import type { Product } from "../src/scene/places/place";
+import { fitted, placeOf, titleOf } from "../src/scene/places/stations";
 import { dataOf, SHAPE } from "./scene-given";
 
 const AT = { pos: 2, layer: 1, head: 0 };

@@ -4,9 +4,9 @@ import { api, Refusal } from "../lib/api";
 import { Resource } from "../lib/resource.svelte";
 import { session } from "../lib/session.svelte";
 import type { ModelView, PassView } from "../schema";
-import type { Data } from "../scene/data";
-import type { Place } from "../scene/place";
-import type { Figure } from "../scene/subject";
+import type { Data } from "../scene/data/data";
+import type { Place } from "../scene/places/place";
+import type { Figure } from "../scene/data/subject";
 
 export interface Asked {
   readonly text: string;

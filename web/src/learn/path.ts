@@ -4,10 +4,10 @@
  */
 
 import { count, number, percent, visible } from "../lib/format";
-import { pairOf, type Data } from "../scene/data";
-import type { BlockNumbers } from "../scene/near";
-import type { Block, Place } from "../scene/place";
-import { headThatLooks, looksBack, settledAt, STATIONS } from "../scene/play";
+import { pairOf, type Data } from "../scene/data/data";
+import type { BlockNumbers } from "../scene/data/near";
+import type { Block, Place } from "../scene/places/place";
+import { headThatLooks, looksBack, settledAt, STATIONS } from "../scene/places/play";
 
 export interface Choice {
   readonly id: string;

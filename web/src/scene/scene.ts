@@ -4,15 +4,15 @@
  * A depth is a file of its own and a line in `DEPTHS`. Depths fade into each other while the camera moves, by the pixels that a unit takes.
  */
 
-import type { Camera } from "./camera";
-import { REST, type Data, type Moment } from "./data";
-import type { DepthScene } from "./depth";
-import type { Mark } from "./marks";
-import { block } from "./block";
-import { layer } from "./layer";
-import { number } from "./number";
-import { product } from "./product";
-import { whole } from "./whole";
+import type { Camera } from "./places/camera";
+import { REST, type Data, type Moment } from "./data/data";
+import type { DepthScene } from "./depths/depth";
+import type { Mark } from "./marks/marks";
+import { block } from "./depths/block";
+import { layer } from "./depths/layer";
+import { number } from "./depths/number";
+import { product } from "./depths/product";
+import { whole } from "./depths/whole";
 
 /** Marks that are drawn equally strongly. */
 export interface Sheet {

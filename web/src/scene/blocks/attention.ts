@@ -2,9 +2,9 @@
 
 import { limitOf } from "../../lib/colors";
 import { number, percent, visible } from "../../lib/format";
-import type { Data } from "../data";
-import { hueOf, type Leaf } from "../leaf";
-import type { AttentionNumbers } from "../near";
+import type { Data } from "../data/data";
+import { hueOf, type Leaf } from "../depths/leaf";
+import type { AttentionNumbers } from "../data/near";
 import { lengthOf, lengthText, once, rowOf, tokenAt } from "./shared";
 
 const LATER = 3; // tokens behind this one that are drawn, as the mask hides them

@@ -2,10 +2,10 @@
 
 import { limitOf } from "../../lib/colors";
 import { number, percent } from "../../lib/format";
-import type { Data } from "../data";
-import { hueOf, type Leaf } from "../leaf";
-import type { HeadsNumbers } from "../near";
-import { productPart } from "../sheet";
+import type { Data } from "../data/data";
+import { hueOf, type Leaf } from "../depths/leaf";
+import type { HeadsNumbers } from "../data/near";
+import { productPart } from "../places/sheet";
 import { lengthOf, lengthText, productPlace, rowOf, tokenAt } from "./shared";
 
 const READABLE = 13;

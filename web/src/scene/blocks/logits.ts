@@ -2,10 +2,10 @@
 
 import { count, number, percent, visible } from "../../lib/format";
 import type { SamplerSteps } from "../../schema";
-import type { Data } from "../data";
-import type { Leaf } from "../leaf";
-import type { LogitsNumbers } from "../near";
-import { productPart } from "../sheet";
+import type { Data } from "../data/data";
+import type { Leaf } from "../depths/leaf";
+import type { LogitsNumbers } from "../data/near";
+import { productPart } from "../places/sheet";
 import { lengthOf, lengthText, productPlace, tokenAt } from "./shared";
 
 const MOST = { wide: 10, narrow: 8 };

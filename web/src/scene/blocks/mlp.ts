@@ -2,10 +2,10 @@
 
 import { length } from "../../lib/algebra";
 import { number } from "../../lib/format";
-import type { Data } from "../data";
-import type { Leaf } from "../leaf";
-import type { MlpNumbers } from "../near";
-import { productPart } from "../sheet";
+import type { Data } from "../data/data";
+import type { Leaf } from "../depths/leaf";
+import type { MlpNumbers } from "../data/near";
+import { productPart } from "../places/sheet";
 import { lengthOf, lengthText, productPlace, tokenAt } from "./shared";
 
 const HALVES = [{ u0: 0.02, u1: 0.47 }, { u0: 0.53, u1: 0.98 }] as const;

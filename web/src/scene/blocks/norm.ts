@@ -2,9 +2,9 @@
 
 import { rms } from "../../lib/algebra";
 import { number } from "../../lib/format";
-import type { Data } from "../data";
-import type { Leaf } from "../leaf";
-import type { NormNumbers } from "../near";
+import type { Data } from "../data/data";
+import type { Leaf } from "../depths/leaf";
+import type { NormNumbers } from "../data/near";
 import { lengthOf, lengthText, once, tokenAt } from "./shared";
 
 export function norm(leaf: Leaf, { before, gamma, after, eps, pos, layer, block }: NormNumbers, data: Data): void {

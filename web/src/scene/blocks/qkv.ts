@@ -3,10 +3,10 @@
 import { limitOf } from "../../lib/colors";
 import { length } from "../../lib/algebra";
 import { number } from "../../lib/format";
-import type { Data } from "../data";
-import { hueOf, type Leaf } from "../leaf";
-import type { QkvNumbers } from "../near";
-import { productPart } from "../sheet";
+import type { Data } from "../data/data";
+import { hueOf, type Leaf } from "../depths/leaf";
+import type { QkvNumbers } from "../data/near";
+import { productPart } from "../places/sheet";
 import { lengthOf, lengthText, productPlace, rowOf, tokenAt } from "./shared";
 
 const READABLE = 26; // pixels of a head's strip from which on it has a name above it

@@ -1,10 +1,10 @@
 /** RoPE: each pair of a query or key is a hand, turned by its frequency times the position. */
 
 import { number } from "../../lib/format";
-import type { Data } from "../data";
-import { hueOf, type Leaf } from "../leaf";
-import type { RopeNumbers } from "../near";
-import type { Part } from "../sheet";
+import type { Data } from "../data/data";
+import { hueOf, type Leaf } from "../depths/leaf";
+import type { RopeNumbers } from "../data/near";
+import type { Part } from "../places/sheet";
 import { tokenAt } from "./shared";
 
 const LINE = 20; // pixels of a heading

@@ -1,10 +1,10 @@
 /** A row of the table: the id says which. */
 
 import { count, visible } from "../../lib/format";
-import type { Data } from "../data";
-import type { Leaf } from "../leaf";
-import type { RowNumbers } from "../near";
-import { productPart } from "../sheet";
+import type { Data } from "../data/data";
+import type { Leaf } from "../depths/leaf";
+import type { RowNumbers } from "../data/near";
+import { productPart } from "../places/sheet";
 import { lengthOf, lengthText, productPlace, tokenAt } from "./shared";
 
 export function row(leaf: Leaf, numbers: RowNumbers, data: Data): void {

@@ -2,9 +2,9 @@
 
 import { length } from "../../lib/algebra";
 import { number, visible } from "../../lib/format";
-import type { Data } from "../data";
-import type { Place, Product } from "../place";
-import { blockOf } from "../sheet";
+import type { Data } from "../data/data";
+import type { Place, Product } from "../places/place";
+import { blockOf } from "../places/sheet";
 
 export interface Here {
   readonly pos: number;

@@ -2,9 +2,9 @@
 
 import { count, visible } from "../../lib/format";
 import type { MergeView } from "../../schema";
-import type { Data } from "../data";
-import type { Leaf } from "../leaf";
-import type { TextNumbers } from "../near";
+import type { Data } from "../data/data";
+import type { Leaf } from "../depths/leaf";
+import type { TextNumbers } from "../data/near";
 
 const MOST = 24; // bytes of a piece that are drawn
 const LINES = { wide: 6, narrow: 6 };

@@ -1,8 +1,8 @@
 /** The marks of a sheet are made once for its numbers, the picture's size and a moment: a camera that moves paints the same ones. */
 
-import type { Camera } from "./camera";
+import type { Camera } from "../places/camera";
 import type { Data } from "./data";
-import type { Mark } from "./marks";
+import type { Mark } from "../marks/marks";
 
 export class Once {
   readonly #kept = new WeakMap<object, { readonly key: string; readonly marks: readonly Mark[] }>();

@@ -1,12 +1,12 @@
 /** How near the camera is to what has been entered: a block, a matrix in it, a number in that. */
 
-import { project, type Camera } from "./camera";
-import type { Data } from "./data";
+import { project, type Camera } from "../places/camera";
+import type { Data } from "../data/data";
 import { fade } from "./depth";
-import { rectOf } from "./layout";
-import type { Rect } from "./marks";
-import type { Place, Product } from "./place";
-import { blockOf } from "./sheet";
+import { rectOf } from "../places/layout";
+import type { Rect } from "../marks/marks";
+import type { Place, Product } from "../places/place";
+import { blockOf } from "../places/sheet";
 
 const NEAR_LAYER = [0.25, 0.55] as const; // of the picture's height that a layer takes
 const NEAR = [0.3, 0.8] as const; // of the picture's width and height that a sheet fills

@@ -1,20 +1,20 @@
 /** Depth 3: a product as matrix and vector. The rows around the one that is looked at, where its largest terms are; what goes in, what comes out. */
 
-import { limitOf } from "../lib/colors";
-import { count, number } from "../lib/format";
-import { around, type Window } from "../lib/window";
-import { productPlace, tokenAt } from "./blocks/shared";
-import type { Camera } from "./camera";
-import type { Data, Moment } from "./data";
+import { limitOf } from "../../lib/colors";
+import { count, number } from "../../lib/format";
+import { around, type Window } from "../../lib/window";
+import { productPlace, tokenAt } from "../blocks/shared";
+import type { Camera } from "../places/camera";
+import type { Data, Moment } from "../data/data";
 import type { DepthScene } from "./depth";
 import { productPlaces, productStrength } from "./entered";
 import { Leaf } from "./leaf";
-import type { Mark } from "./marks";
-import type { ProductNumbers } from "./near";
+import type { Mark } from "../marks/marks";
+import type { ProductNumbers } from "../data/near";
 import { termsOf } from "./number";
-import { Once } from "./once";
-import type { Product } from "./place";
-import { NUMBER } from "./sheet";
+import { Once } from "../data/once";
+import type { Product } from "../places/place";
+import { NUMBER } from "../places/sheet";
 
 const CELL = 4; // pixels of a weight, at least
 const CODES = 16; // that are written out on a wide page

@@ -1,8 +1,8 @@
 /** Marks as rows of a table: for who cannot see the picture, and for who wants its numbers. */
 
-import { number } from "../lib/format";
+import { number } from "../../lib/format";
 import type { Cells, Mark } from "./marks";
-import type { Place } from "./place";
+import type { Place } from "../places/place";
 import type { Found } from "./pick";
 
 export interface Row {

@@ -1,13 +1,13 @@
 /** Depth 0: the whole pass. Streams rise through the layers, curves are what attention brings, dots what the MLPs add, words what the lens reads. */
 
-import { scaleOf, type Camera } from "./camera";
-import { columnOf, columnsBefore, middleOf, pairOf, REST, tokenOf, type Data, type Far, type Moment } from "./data";
+import { scaleOf, type Camera } from "../places/camera";
+import { columnOf, columnsBefore, middleOf, pairOf, REST, tokenOf, type Data, type Far, type Moment } from "../data/data";
 import type { DepthScene } from "./depth";
 import { blockStrength, layerNearness } from "./entered";
-import { footOf, SUM_OF_ATTENTION, SUM_OF_MLP, topOf } from "./layout";
-import { widthOf } from "./look";
-import type { Mark, Point } from "./marks";
-import type { Place } from "./place";
+import { footOf, SUM_OF_ATTENTION, SUM_OF_MLP, topOf } from "../places/layout";
+import { widthOf } from "../marks/look";
+import type { Mark, Point } from "../marks/marks";
+import type { Place } from "../places/place";
 
 /** A thread of attention that is thinner is not drawn; the table of a layer has all of them. */
 const LEAST_SHARE = 0.06;

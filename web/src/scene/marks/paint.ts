@@ -3,11 +3,11 @@
  * What has a size in pixels (dots, letters, round corners) is placed anew in each frame.
  */
 
-import { color, pixels, table } from "../lib/colors";
-import { project, scaleOf, type Camera } from "./camera";
+import { color, pixels, table } from "../../lib/colors";
+import { project, scaleOf, type Camera } from "../places/camera";
 import { fontOf, INKS } from "./look";
 import type { Area, Box, Cells, Curve, Dot, Hand, Line, Mark, Text } from "./marks";
-import type { Sheet } from "./scene";
+import type { Sheet } from "../scene";
 
 type Pathed = Area | Line | Curve | Box;
 type Placed = Dot | Hand | Text | Cells | Box;

@@ -1,15 +1,15 @@
 /** What each depth asks of the server; the answers as the scenes take them. */
 
-import { length } from "../lib/algebra";
-import { api } from "../lib/api";
-import { find } from "../lib/modules";
-import { sampling } from "../lib/sampling.svelte";
-import { around } from "../lib/window";
-import { pathOf, weights, type LinearName } from "../lib/weights";
-import type { ModelView, PassView, PieceView, TokensView } from "../schema";
+import { length } from "../../lib/algebra";
+import { api } from "../../lib/api";
+import { find } from "../../lib/modules";
+import { sampling } from "../../lib/sampling.svelte";
+import { around } from "../../lib/window";
+import { pathOf, weights, type LinearName } from "../../lib/weights";
+import type { ModelView, PassView, PieceView, TokensView } from "../../schema";
 import type { BlockNumbers, LayerNumbers, ProductNumbers } from "./near";
-import type { Block, Place, Product } from "./place";
-import { termsOf } from "./number";
+import type { Block, Place, Product } from "../places/place";
+import { termsOf } from "../depths/number";
 
 export const MOST_TOKENS = 72; // of a layer
 const NEURONS = 10;

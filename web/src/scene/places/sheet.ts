@@ -3,7 +3,7 @@
  * to 1. A sheet is upright also where the picture is turned. What lies within a sheet can be a sheet again: a matrix in a block, a number in that.
  */
 
-import type { Point, Rect } from "./marks";
+import type { Point, Rect } from "../marks/marks";
 import type { Block, Product } from "./place";
 
 export interface Part {

@@ -1,9 +1,9 @@
 /** The mark under a point, by the same marks that are painted: what lies above is found first. */
 
-import { project, type Camera } from "./camera";
+import { project, type Camera } from "../places/camera";
 import type { Cells, Curve, Mark, Point } from "./marks";
 import { boxOf, placeOf } from "./paint";
-import type { Sheet } from "./scene";
+import type { Sheet } from "../scene";
 import { widthOf, SIZES } from "./look";
 
 const SLACK = 4; // pixels around what is thin

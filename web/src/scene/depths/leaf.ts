@@ -1,12 +1,12 @@
 /** A sheet while it is filled with marks: strips of numbers with a name and a value, bars, texts. What stands where depends on the picture's size, never on the zoom. */
 
-import { limitOf } from "../lib/colors";
-import type { Camera, Size } from "./camera";
+import { limitOf } from "../../lib/colors";
+import type { Camera, Size } from "../places/camera";
 import { fade } from "./depth";
-import { MARGIN } from "./layout";
-import { SIZES, widthOf } from "./look";
-import type { Box, Cells, Ink, Mark, Point, Rect, Text } from "./marks";
-import { atOf, partOf, type Part } from "./sheet";
+import { MARGIN } from "../places/layout";
+import { SIZES, widthOf } from "../marks/look";
+import type { Box, Cells, Ink, Mark, Point, Rect, Text } from "../marks/marks";
+import { atOf, partOf, type Part } from "../places/sheet";
 
 type Says = NonNullable<Mark["says"]>;
 

@@ -4,9 +4,9 @@
  */
 
 import { onTheWay } from "./camera";
-import { REST, type Moment } from "./data";
+import { REST, type Moment } from "../data/data";
 import { frameOf, type Extent } from "./layout";
-import type { Rect } from "./marks";
+import type { Rect } from "../marks/marks";
 import type { Place } from "./place";
 import { samePlace, wayTo } from "./stations";
 

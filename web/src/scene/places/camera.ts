@@ -3,7 +3,7 @@
  * columns where they stand; entering a block then widens one column. On a narrow page the picture is turned: tokens go down, layers to the right.
  */
 
-import type { Point, Rect } from "./marks";
+import type { Point, Rect } from "../marks/marks";
 
 export interface Size {
   readonly width: number;

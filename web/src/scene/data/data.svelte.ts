@@ -1,10 +1,10 @@
 /** What the picture asks of the server, by depth: the whole in one reply, then the bars of the next token, then the lens, some tokens at a time. */
 
 import { untrack } from "svelte";
-import { api } from "../lib/api";
-import { ask } from "../lib/ask";
-import { Resource } from "../lib/resource.svelte";
-import type { PassView } from "../schema";
+import { api } from "../../lib/api";
+import { ask } from "../../lib/ask";
+import { Resource } from "../../lib/resource.svelte";
+import type { PassView } from "../../schema";
 import { tokenOf, type Data, type Far, type Said } from "./data";
 import { readFar, widened, withLens, type Window } from "./far";
 import type { Subject } from "./subject";

@@ -1,9 +1,9 @@
 /** Play: a sentence flies through the model in eight stations. Where each is and what is said there follows from the pass; a number that has not come yet is not said. */
 
-import { rms } from "../lib/algebra";
-import { count, number, percent, visible } from "../lib/format";
-import { columnAlone, pairOf, type Data, type Far } from "./data";
-import type { BlockNumbers } from "./near";
+import { rms } from "../../lib/algebra";
+import { count, number, percent, visible } from "../../lib/format";
+import { columnAlone, pairOf, type Data, type Far } from "../data/data";
+import type { BlockNumbers } from "../data/near";
 import type { Block, Place } from "./place";
 
 export interface Station {

@@ -1,8 +1,8 @@
 /** What a depth of the picture gives, and when it is seen. */
 
-import type { Camera } from "./camera";
-import type { Data, Moment } from "./data";
-import type { Mark } from "./marks";
+import type { Camera } from "../places/camera";
+import type { Data, Moment } from "../data/data";
+import type { Mark } from "../marks/marks";
 
 export interface DepthScene {
   readonly name: string;

@@ -1,6 +1,6 @@
 /** The server's reply of a pass as a whole, as `inspect/probes/picture.py` puts it together. */
 
-import type { Lens } from "../schema";
+import type { Lens } from "../../schema";
 import { columnsBefore, type Far, type Said } from "./data";
 
 export interface Window {

@@ -1,7 +1,7 @@
 /** What the depths below the whole are drawn from: exact numbers of one layer, of one block of a token, of one product. */
 
-import type { CandidateView, CodesView, Neuron, PieceView, SamplerSteps } from "../schema";
-import type { Block, Product } from "./place";
+import type { CandidateView, CodesView, Neuron, PieceView, SamplerSteps } from "../../schema";
+import type { Block, Product } from "../places/place";
 
 /** Depth 1: a layer, at some tokens (T of them). Lengths are Euclidean. */
 export interface LayerNumbers {

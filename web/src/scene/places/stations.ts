@@ -1,6 +1,6 @@
 /** Which place of the picture each stage is, and which stage a place is of. A link names the place by `depth`, `block`, `product`, `row` beside the stage. */
 
-import type { Data } from "./data";
+import type { Data } from "../data/data";
 import type { Block, Depth, Place, Product } from "./place";
 import { blockOf } from "./sheet";
 

@@ -3,17 +3,17 @@
  * and what the MLP adds; between them norm, queries, keys and values, the rotation, and the two sums.
  */
 
-import { number } from "../lib/format";
-import type { Camera } from "./camera";
-import type { Data, Moment } from "./data";
+import { number } from "../../lib/format";
+import type { Camera } from "../places/camera";
+import type { Data, Moment } from "../data/data";
 import type { DepthScene } from "./depth";
 import { blockStrength, layerNearness } from "./entered";
 import { hueOf } from "./leaf";
-import { frameOf, STEPS, SUM_OF_ATTENTION, SUM_OF_MLP } from "./layout";
-import { SIZES, widthOf } from "./look";
-import type { Mark, Point, Rect } from "./marks";
-import type { LayerNumbers } from "./near";
-import type { Block, Place } from "./place";
+import { frameOf, STEPS, SUM_OF_ATTENTION, SUM_OF_MLP } from "../places/layout";
+import { SIZES, widthOf } from "../marks/look";
+import type { Mark, Point, Rect } from "../marks/marks";
+import type { LayerNumbers } from "../data/near";
+import type { Block, Place } from "../places/place";
 import { halfWidth, shown } from "./whole";
 
 const LEAST = { chosen: 0.004, other: 0.03 } as const; // shares that are drawn, of the chosen head and of others

@@ -1,15 +1,15 @@
 /** Depth 4: one number as the sum that it is: its largest terms, the rest as one, and what rounding made of them. */
 
-import { count, number as written } from "../lib/format";
-import { tokenAt } from "./blocks/shared";
-import type { Camera } from "./camera";
-import type { Data, Moment } from "./data";
+import { count, number as written } from "../../lib/format";
+import { tokenAt } from "../blocks/shared";
+import type { Camera } from "../places/camera";
+import type { Data, Moment } from "../data/data";
 import type { DepthScene } from "./depth";
 import { numberStrength, productPlaces } from "./entered";
 import { Leaf } from "./leaf";
-import type { Ink, Mark } from "./marks";
-import type { ProductNumbers } from "./near";
-import { Once } from "./once";
+import type { Ink, Mark } from "../marks/marks";
+import type { ProductNumbers } from "../data/near";
+import { Once } from "../data/once";
 
 const SHOWN = { wide: 8, narrow: 6 } as const;
 

@@ -1,6 +1,6 @@
 /** Where everything stands in the world, and which part of it a place shows. */
 
-import type { Point, Rect } from "./marks";
+import type { Point, Rect } from "../marks/marks";
 import type { Block, Place } from "./place";
 import { NUMBER, partOf, productPart } from "./sheet";
 

@@ -1,6 +1,6 @@
 /** What the scenes are drawn from. Everything in it came from the server; what has not come yet is missing, and is not drawn. */
 
-import type { Extent } from "./layout";
+import type { Extent } from "../places/layout";
 import type { Near } from "./near";
 
 /** A pass, far away: numbers for each column and layer. A column is a token; of a long text every so many tokens are one, with those before it that are none. */

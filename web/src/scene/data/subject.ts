@@ -1,8 +1,8 @@
 /** What a picture is of. The page's own is its session; a figure in a text has one of its own. */
 
-import type { ModelView, PassView } from "../schema";
+import type { ModelView, PassView } from "../../schema";
 import type { Data } from "./data";
-import type { Place } from "./place";
+import type { Place } from "../places/place";
 
 type Chosen = Pick<Place, "pos" | "layer" | "head">;
 

@@ -1,6 +1,6 @@
 /** What a scene is made of. A scene is a pure function of data and camera; it returns marks, and everything else is made of these. */
 
-import type { Place } from "./place";
+import type { Place } from "../places/place";
 
 /** A point of the world: tokens to the right (a column is one wide, token t stands at x = t), layers upwards (layer l is y = l to l + 1). */
 export type Point = readonly [x: number, y: number];

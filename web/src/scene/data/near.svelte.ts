@@ -1,13 +1,13 @@
 /** What the entered depths are drawn from, asked for as a place is entered. What has been left stays until something else comes, so that the way out is seen. */
 
 import { untrack } from "svelte";
-import { Resource } from "../lib/resource.svelte";
-import { sampling } from "../lib/sampling.svelte";
-import { around } from "../lib/window";
-import type { PassView } from "../schema";
+import { Resource } from "../../lib/resource.svelte";
+import { sampling } from "../../lib/sampling.svelte";
+import { around } from "../../lib/window";
+import type { PassView } from "../../schema";
 import { askBlock, askLayer, askProduct, MOST_TOKENS, type Asker } from "./asks";
 import type { Near } from "./near";
-import type { Place } from "./place";
+import type { Place } from "../places/place";
 import type { Subject } from "./subject";
 
 /** With the pass that it is of: what is of another one is not shown. */

@@ -1,22 +1,22 @@
 /** Depth 2: one block of a layer for one token, as a sheet. */
 
-import type { Camera } from "./camera";
-import type { Data, Moment } from "./data";
+import type { Camera } from "../places/camera";
+import type { Data, Moment } from "../data/data";
 import type { DepthScene } from "./depth";
-import { attention } from "./blocks/attention";
-import { heads } from "./blocks/heads";
-import { logits } from "./blocks/logits";
-import { mlp } from "./blocks/mlp";
-import { norm } from "./blocks/norm";
-import { qkv } from "./blocks/qkv";
-import { rope } from "./blocks/rope";
-import { row } from "./blocks/row";
-import { text } from "./blocks/text";
+import { attention } from "../blocks/attention";
+import { heads } from "../blocks/heads";
+import { logits } from "../blocks/logits";
+import { mlp } from "../blocks/mlp";
+import { norm } from "../blocks/norm";
+import { qkv } from "../blocks/qkv";
+import { rope } from "../blocks/rope";
+import { row } from "../blocks/row";
+import { text } from "../blocks/text";
 import { blockPlace, sheetStrength } from "./entered";
 import { Leaf } from "./leaf";
-import type { Mark } from "./marks";
-import type { BlockNumbers } from "./near";
-import { Once } from "./once";
+import type { Mark } from "../marks/marks";
+import type { BlockNumbers } from "../data/near";
+import { Once } from "../data/once";
 
 function fill(leaf: Leaf, numbers: BlockNumbers, data: Data): void {
   switch (numbers.block) {
