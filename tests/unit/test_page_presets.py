@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import llamarium
-from llamarium.inspect.interventions.edits import ablate
+from llamarium.inspect.interventions.edits import Edit, ablate
 
 PRESETS: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "web" / "src" / "ask" / "presets.json").read_text(encoding="utf-8")
@@ -87,3 +87,38 @@ def test_experiments_agree_with_what_the_page_shows_beside_them(builtin: llamari
         both = [(one.before.logprob, chips[one.token_id].logprob) for one in found.tokens if one.token_id in chips]
         assert len(both) == 10 and all(abs(a - b) <= found.floor.logprob + 1e-4 for a, b in both)
         assert found.floor.logprob < 0.4 and all(one.before == one.after for one in found.tokens)
+
+
+def lead_of_were(llama: llamarium.Llama, text: str) -> float:
+    logits = llama.trace(text, names=["logits"], positions=[-1])["logits"][0]
+    was, were = (llama.encode(word)[0] for word in (" was", " were"))
+    return (logits[were] - logits[was]).item()
+
+
+@pytest.mark.parametrize("between", ["dog chased", "dogs chased"])
+def test_one_head_carries_the_number_of_the_subject_across_the_clause(builtin: llamarium.Llama, between: str) -> None:
+    """What the chapter says: head 0 of layer 26 turns most of the answer, and no other head outside layer 27 much."""
+    one, many = (f"The {subject} that the {between}" for subject in ("cat", "cats"))
+    given, last = builtin.trace(many, names=["head_out"], positions=[-1]), len(builtin.encode(one)) - 1
+    turned: dict[tuple[int, int], float] = {}
+    with builtin.inspect.edited() as plain:
+        start, end = (lead_of_were(plain, text) for text in (one, many))
+    assert start < 0 < end
+    for place in ((26, 0), (27, 8), (27, 7), (26, 1), (25, 2), (11, 0)):
+        add = given[f"layers.{place[0]}.head_out"][0, place[1]]
+        with builtin.inspect.edited(Edit("head", *place, (last,), 0.0, add)) as patched:
+            turned[place] = (lead_of_were(patched, one) - start) / (end - start)
+    best, *others = sorted(turned, key=lambda place: -turned[place])
+    assert best == (26, 0) and turned[best] > 0.7
+    assert others[:2] == [(27, 8), (27, 7)] and all(abs(turned[place]) < 0.1 for place in others[2:])
+
+
+def test_agreement_fails_where_the_head_does_not_look_at_the_subject(builtin: llamarium.Llama) -> None:
+    fails = {"The teacher that the students praised": True, "The authors that the guard liked": False}
+    for text, says_were in fails.items():
+        assert (lead_of_were(builtin, text) > 0) is says_were  # the wrong one
+        looks = builtin.trace(text, names=["pattern"], layers=[26])["layers.26.pattern"][0, -1]
+        assert looks[1] < looks[4]
+    for text in ("The cats that the dog chased", "The keys that the cabinet held"):
+        looks = builtin.trace(text, names=["pattern"], layers=[26])["layers.26.pattern"][0, -1]
+        assert lead_of_were(builtin, text) > 0 and looks[1] > 0.6
