@@ -53,6 +53,40 @@ def test_what_is_asked_later_has_the_bits_of_a_trace_of_its_own(type_name: str, 
         assert_same(kept.trace(**question), trace(runner, IDS, kv_cache_dtype=kv_cache_dtype, **question))
 
 
+@pytest.mark.parametrize(("type_name", "kv_cache_dtype"), [("Q4_0", "auto"), ("Q8_0", "int8")])
+def test_a_text_that_begins_like_another_runs_its_own_tokens_and_has_the_bits_of_a_cold_run(
+    type_name: str, kv_cache_dtype: CacheDtype
+) -> None:
+    counted = Counted(native_runner(build(type_name)))
+    text = IDS[:300]  # its cache has to grow for some of these
+    longer, forked, shorter, far = [*text, 5], [*text[:290], 1, 2, 3], text[:260], [*text, *IDS]
+    kept, known = KeptPass(counted, text, kv_cache_dtype=kv_cache_dtype), list[Trace]()
+    known.append(kept.trace())
+    for ids, begin in ((longer, 300), (forked, 290), (shorter, 259), (far, 260)):
+        kept = KeptPass(counted, ids, kv_cache_dtype=kv_cache_dtype, after=kept)
+        counted.positions.clear()
+        found = kept.trace(known=known)
+        assert sum(counted.positions, []) == list(range(begin, len(ids)))
+        assert_same(found, trace(counted, ids, kv_cache_dtype=kv_cache_dtype))
+        known.append(found)
+    assert_same(
+        kept.trace(names=["resid", "pattern"], known=known),
+        trace(counted, far, names=["resid", "pattern"], kv_cache_dtype=kv_cache_dtype),
+    )
+
+
+def test_only_a_pass_of_the_same_kind_gives_its_keys_and_values() -> None:
+    runner = native_runner(build("Q4_0"))
+    kept = KeptPass(runner, IDS)
+    kept.trace(names=["logits"], positions=[-1])
+    others = native_runner(build("Q8_0")), KeptPass(runner, IDS, kv_cache_dtype="int8", after=kept)
+    for other in (KeptPass(others[0], IDS, after=kept), others[1]):
+        assert other.num_bytes == 0 < kept.num_bytes
+    assert KeptPass(runner, [*IDS[:9], 1], after=kept).num_bytes > 0
+    assert kept.num_bytes == 0  # it begins anew
+    assert_same(kept.trace(names=["resid"]), trace(runner, IDS, names=["resid"]))
+
+
 def test_an_adapters_pass_is_its_own() -> None:
     adapter_of_it = low_rank_of(adapted(LoRAConfig(r=3), seed=3))
     runner = NativeRunner(UNTIED, weights_of(build(None, config=UNTIED)), [adapter_of_it])

@@ -180,6 +180,33 @@ def test_a_text_runs_once_and_then_only_the_tokens_in_question(llama: Llama, mon
     assert positions[-2:] == [[*every, len(IDS)], [5]]
 
 
+def test_one_token_more_runs_alone_and_shows_the_numbers_of_a_cold_pass(
+    llama: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, positions = type(llama.runner).run, list[list[int]]()
+    monkeypatch.setattr(
+        type(llama.runner),
+        "run",
+        lambda self, batch, *args: (positions.append(batch.positions.tolist()), run(self, batch, *args))[1],
+    )
+    kept, grown = Passes(), list(IDS)
+    asked(kept, llama, "resid", kept.add(Pass.of(grown)), layer=0)
+    for token_id in (9, 8, 7):
+        grown.append(token_id)
+        one, last = kept.add(Pass.of(grown)), len(grown) - 1
+        positions.clear()
+        found = {name: asked(kept, llama, name, one).values for name in ACTIVATIONS if name != "logits"}
+        assert positions == [[last]]
+        logits = asked(kept, llama, "logits", one, position=last).values  # by which the next token is chosen
+        cold = Passes()
+        assert np.array_equal(logits, asked(cold, llama, "logits", one, position=last).values)
+        for name, values in found.items():
+            assert np.array_equal(values, asked(cold, llama, name, one).values), name
+    positions.clear()
+    asked(kept, llama, "resid", Pass.of([*grown, 6], experiment=ExperimentFields(rotation=False)))  # runs as a whole
+    assert positions == []
+
+
 @pytest.mark.parametrize(
     ("layers", "most", "expected"),
     [

@@ -48,6 +48,19 @@ class Memory:
         table.reserve(num_tokens)
         return KeptSequence(list(ids), table, adapter=adapter)
 
+    def change(self, sequence: KeptSequence, ids: Sequence[int]) -> None:
+        """Let a sequence have other ids: what is computed of those that both begin with stays. The cache may grow.
+
+        MemoryBudgetError if there is not that much memory; the sequence is as it was then.
+        """
+        missing = sequence.table.missing(len(ids)) - self._pool.num_free
+        if missing > 0:
+            self.cache.grow(max(self.cache.num_blocks + missing, 2 * self.cache.num_blocks))
+            self._pool.add(self.cache.num_blocks - self._pool.num_blocks)
+        sequence.table.reserve(len(ids))
+        sequence.num_computed = min(sequence.num_computed, num_shared(sequence.ids, ids))
+        sequence.ids = list(ids)
+
 
 def advance(runner: Runner, cache: Cache, sequences: Sequence[KeptSequence], chunk: int = PREFILL_CHUNK) -> Logits:
     """Run what each sequence has not run yet, and return the logits after each one's last token, (B, V).
@@ -79,6 +92,11 @@ def batches(sequences: Sequence[KeptSequence], chunk: int = PREFILL_CHUNK) -> It
     if spans:
         yield pack(spans)
         _count(ends)
+
+
+def num_shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return how many tokens two texts begin with alike."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def num_rows(vocab_size: int, itemsize: int = 4) -> int:

@@ -10,7 +10,7 @@ layer), so its size is computed from the config first, and refused if it exceeds
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, get_args
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from llamarium.errors import InputError, show_value
 from llamarium.extras import need_torch
-from llamarium.inspect.forward import KeptSequence, Memory, advance, batches
+from llamarium.inspect.forward import KeptSequence, Memory, advance, batches, num_shared
 from llamarium.inspect.numbers import Floats, as_array, scores_of, softmax
 from llamarium.inspect.shapes import TracePlan, check_names, check_whole, parse_key, print_key
 from llamarium.inspect.tokens import check_ids
@@ -155,12 +155,22 @@ class KeptPass:
     Its traces have the bits of `trace`. Where a token's bits depend on its batch (`Runner.is_row_exact`) nothing stays,
     and each trace runs the whole text. For one thread at a time; arguments and errors are those of `trace`.
 
+    Args:
+        after: A pass of the same runner that is not needed any more: keys and values of the tokens that both texts
+            begin with are taken from it. Nothing is, where the runner, the adapter or the type of the cache differ.
+
     Attributes:
         keeps_past: Whether keys and values stay.
     """
 
     def __init__(
-        self, runner: Runner, ids: "Sequence[int] | Tensor", *, adapter: int = -1, kv_cache_dtype: CacheDtype = "auto"
+        self,
+        runner: Runner,
+        ids: "Sequence[int] | Tensor",
+        *,
+        adapter: int = -1,
+        kv_cache_dtype: CacheDtype = "auto",
+        after: "KeptPass | None" = None,
     ) -> None:
         if kv_cache_dtype not in get_args(CacheDtype):
             raise InputError(f"kv_cache_dtype is {show_value(kv_cache_dtype)}; expected auto or int8")
@@ -170,12 +180,21 @@ class KeptPass:
         self.keeps_past = runner.is_row_exact
         self._adapter: int = adapter
         self._kv_cache_dtype: CacheDtype = kv_cache_dtype
-        self._kept: tuple[Cache, KeptSequence] | None = None
+        self._kept: tuple[Memory, KeptSequence] | None = None
+        if after is not None and after._kept is not None and after._how == self._how:
+            (memory, sequence), after._kept = after._kept, None
+            memory.change(sequence, self._ids)
+            self._kept = memory, sequence
+
+    @property
+    def _how(self) -> tuple[object, ...]:
+        """What keys and values depend on, but for the ids."""
+        return id(self._runner), self._adapter, self._kv_cache_dtype
 
     @property
     def num_bytes(self) -> int:
         """The kept keys and values."""
-        return 0 if self._kept is None else self._kept[0].num_bytes
+        return 0 if self._kept is None else self._kept[0].cache.num_bytes
 
     def trace(
         self,
@@ -184,22 +203,46 @@ class KeptPass:
         layers: Collection[int] | None = None,
         positions: Sequence[int] | None = None,
         budget_mb: float = 1024,
+        known: Iterable[Trace] = (),
     ) -> Trace:
-        """Return what `trace` would, for the same arguments and with its errors."""
-        plan = TracePlan.of(self._runner, len(self._ids), names, layers, positions)
+        """Return what `trace` would, for the same arguments and with its errors.
+
+        `known` are traces of all tokens of other texts, by the same runner and adapter. Of the tokens that this text
+        begins with as one of them, only what that one lacks is run.
+        """
+        num_tokens = len(self._ids)
+        plan = TracePlan.of(self._runner, num_tokens, names, layers, positions)
         plan.check_budget(budget_mb)
         if self._kept is None:
-            memory = Memory(self._runner, len(self._ids), self._kv_cache_dtype)
-            sequence = memory.begin(self._ids, len(self._ids), self._adapter)
-            if plan.runs_every_token:
-                found = _run(self._runner, memory.cache, sequence, plan, batches([sequence], plan.chunk))
-            else:
+            memory = Memory(self._runner, num_tokens, self._kv_cache_dtype)
+            sequence = memory.begin(self._ids, num_tokens, self._adapter)
+        else:
+            memory, sequence = self._kept
+        prefix, first = self._prefix(known, plan, sequence.num_computed)
+        wanted = range(first, num_tokens) if plan.runs_every_token else sorted(plan.positions)
+        if list(wanted) == list(range(sequence.num_computed, num_tokens)):
+            steps = batches([sequence], plan.chunk)
+        else:
+            if sequence.num_computed < num_tokens:
                 advance(self._runner, memory.cache, [sequence], plan.chunk)
-                found = _run(self._runner, memory.cache, sequence, plan, _again(sequence, plan))
-            if self.keeps_past:
-                self._kept = memory.cache, sequence
-            return found
-        return _run(self._runner, *self._kept, plan, _again(self._kept[1], plan))
+            steps = _again(sequence, plan, wanted)
+        found = _run(self._runner, memory.cache, sequence, plan, steps, prefix)
+        if self.keeps_past:
+            self._kept = memory, sequence
+        return found
+
+    def _prefix(self, known: Iterable[Trace], plan: TracePlan, most: int) -> tuple[dict[Key, Floats], int]:
+        """Return what is known of the tokens that this text begins with, and their number; the last one is run."""
+        needed = plan.tapped | {("logits", None)} & set(plan.keys)
+        if not self.keeps_past or plan.positions != tuple(range(len(self._ids))):
+            return {}, 0
+        lengths = [
+            (num_shared(one.token_ids, self._ids[: min(most, len(self._ids) - 1)]), one)
+            for one in known
+            if needed <= one.arrays.keys()
+        ]
+        first, best = max(lengths, key=lambda one: one[0], default=(0, None))
+        return {} if best is None or first == 0 else {key: best.arrays[key][:first] for key in needed}, first
 
 
 def trace_steps(
@@ -247,9 +290,8 @@ def trace_steps(
         yield found if names is None else found.select(names=names)
 
 
-def _again(sequence: KeptSequence, plan: TracePlan) -> Iterator[Batch]:
-    """Yield batches of those tokens of a computed sequence that the plan has to run again."""
-    wanted = list(range(len(sequence.ids))) if plan.runs_every_token else sorted(plan.positions)
+def _again(sequence: KeptSequence, plan: TracePlan, wanted: Sequence[int]) -> Iterator[Batch]:
+    """Yield batches of the wanted tokens of a computed sequence, if the plan has to run them again."""
     if not plan.tapped and ("logits", None) not in plan.keys:
         wanted = []  # the cache holds everything wanted
     for begin in range(0, len(wanted), plan.chunk):
@@ -261,10 +303,17 @@ def _again(sequence: KeptSequence, plan: TracePlan) -> Iterator[Batch]:
         yield pack(spans)
 
 
-def _run(runner: Runner, cache: Cache, sequence: KeptSequence, plan: TracePlan, steps: Iterator[Batch]) -> Trace:
-    """Run batches of a sequence's tokens, as a request would, and keep the plan's part of them."""
+def _run(
+    runner: Runner,
+    cache: Cache,
+    sequence: KeptSequence,
+    plan: TracePlan,
+    steps: Iterator[Batch],
+    prefix: Mapping[Key, Floats] | None = None,
+) -> Trace:
+    """Run batches of a sequence's tokens, as a request would, and keep the plan's part of them, behind a prefix."""
     ordered = sorted(plan.positions)
-    parts: dict[Key, list[Floats]] = {}
+    parts: dict[Key, list[Floats]] = {key: [values] for key, values in (prefix or {}).items()}
     for batch in steps:
         row_of = {position: row for row, position in enumerate(batch.positions.tolist())}
         rows = [row_of[p] for p in ordered if p in row_of]

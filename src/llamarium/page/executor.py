@@ -4,7 +4,7 @@ import copy
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -71,12 +71,14 @@ class Executor:
         """Return what runs passes beside an engine."""
         return cls(engine.runner, lambda: llama.model, engine.kv_cache_dtype)
 
-    def begin(self, one: Pass) -> "Tracer":
-        """Return the tracer of a pass."""
+    def begin(self, one: Pass, after: "Tracer | None" = None) -> "Tracer":
+        """Return the tracer of a pass, which takes over what it can of one that is not needed any more."""
         from llamarium.inspect.trace import KeptPass
 
         if one.experiment is None:
-            return KeptPass(self.runner, one.ids, adapter=one.adapter_idx, kv_cache_dtype=self.kv_cache_dtype)
+            before = after if isinstance(after, KeptPass) else None
+            how = one.adapter_idx, self.kv_cache_dtype
+            return KeptPass(self.runner, one.ids, adapter=how[0], kv_cache_dtype=how[1], after=before)
         return _EditedPass(self.modules, one.ids, one.experiment)
 
     def runner_of(self, one: Pass) -> Runner:
@@ -117,8 +119,9 @@ class Tracer(Protocol):
         layers: Collection[int] | None,
         positions: Sequence[int] | None,
         budget_mb: float,
+        known: "Iterable[Trace]",
     ) -> "Trace":
-        """As `llamarium.inspect.trace.trace`, with its errors."""
+        """As `llamarium.inspect.trace.KeptPass.trace`, with its errors."""
         ...
 
 
@@ -138,7 +141,7 @@ class _EditedPass:
     def num_bytes(self) -> int:
         return 0
 
-    def trace(self, **what: Any) -> "Trace":
+    def trace(self, *, known: object, **what: Any) -> "Trace":
         need_torch("an experiment")
         from llamarium.inspect.interventions.edits import edited
         from llamarium.inspect.interventions.experiments import Experiment, trace_experiment

@@ -141,19 +141,35 @@ class Passes:
     def _compute(self, executor: Executor, one: Pass, wanted: Sequence[str], layers: Sequence[int], rows: Rows) -> None:
         """Trace what was requested, and as much around it as costs little."""
         if self._newest is None or self._newest[0] != one.id:
-            self._newest = one.id, executor.begin(one)
+            after, self._newest = self._newest, None
+            self._newest = one.id, executor.begin(one, after and after[1])
         tracer, every = self._newest[1], range(len(one.ids))
         config, keeps_past = executor.runner.config, tracer.keeps_past
         names, kept_layers, kept_rows = _plan(config, len(every), wanted, layers, rows, keeps_past=keeps_past)
         positions = None if kept_rows == every else list(kept_rows)
         try:
-            found = tracer.trace(names=names, layers=kept_layers, positions=positions, budget_mb=BUDGET_MB)
+            found = tracer.trace(
+                names=names, layers=kept_layers, positions=positions, budget_mb=BUDGET_MB, known=self._beside(one)
+            )
         except MemoryBudgetError as error:
             raise _too_large(error) from None
         finally:
             if tracer.num_bytes > self._max_past_bytes:
                 self._newest = None
         self._keep(one, found, kept_rows)
+
+    def _beside(self, one: Pass) -> list[Trace]:
+        """Return what is kept of all tokens of the model's other passes with this one's adapter."""
+        held = dict[str, dict[Key, Floats]]()
+        with self._lock:
+            others = {id: other for id, other in self._passes.items() if other.experiment is None}
+            others = {
+                id: other for id, other in others.items() if other.adapter_idx == one.adapter_idx and other != one
+            }
+            for (id, key, rows), values in self._values.items():
+                if id in others and rows == range(len(others[id].ids)):
+                    held.setdefault(id, {})[key] = values
+        return [Trace(others[id].ids, tuple(range(len(others[id].ids))), arrays) for id, arrays in held.items()]
 
     def _keep(self, one: Pass, found: Trace, rows: Rows) -> None:
         with self._lock:

@@ -37,6 +37,11 @@ class BlockPool:
         self._kept = set[int]()
 
     @property
+    def num_blocks(self) -> int:
+        """All blocks, free or not."""
+        return len(self._owners)
+
+    @property
     def num_free(self) -> int:
         """Blocks without owners."""
         return len(self._free)
