@@ -61,6 +61,21 @@ describe("a page", () => {
     await tried;
     expect([session.text, session.fields]).toEqual(["hello", {}]);
   });
+  it("grows by tokens that stand in the link with how they came, and gives them back", async () => {
+    await session.start();
+    session.open("norm", { other: "x" });
+    await session.append([{ id: 7, text: "g" }], "d");
+    await session.append([{ id: 8, text: "h" }, { id: 9, text: "i" }], "f");
+    const { link } = session;
+    expect([session.draft, session.text, session.ids?.join(), session.answer, session.answerAt, session.pos]).toEqual(["abcdefghi", "abcdefghi", "0,1,2,3,4,5,7,8,9", "dff", 6, 8]);
+    expect(session.fields).toEqual({ other: "x" });
+    await session.cut(1);
+    expect([session.draft, session.ids?.join(), session.answer]).toEqual(["abcdefg", "0,1,2,3,4,5,7", "d"]);
+    session.follow(link.slice(link.indexOf("#")));
+    await vi.waitFor(() => expect([session.pass?.tokens.length, session.answer]).toEqual([9, "dff"]));
+    await session.attempt("xy"); // another text has no answer yet
+    expect([session.ids, session.answer]).toEqual([undefined, ""]);
+  });
   it("takes all that a link names, and what it does not name as it is at first", async () => {
     await session.start();
     await session.want({ bos: false });

@@ -1,5 +1,10 @@
 /** A link names exactly one view: `#stage=norm&layer=7&head=3&pos=12&text=...`. A key or a ticket may stand there once, to be taken. */
 
+/** How a token of an answer came: drawn, greedy or forced. */
+export type How = "d" | "g" | "f";
+
+export const MOST_ANSWER = 64; // tokens of an answer
+
 export interface View {
   stage: string;
   layer: number;
@@ -11,6 +16,8 @@ export interface View {
   token?: number | undefined;
   /** The tokens by their ids, where they are looked at and not the text: those of a conversation, which no text gives. */
   ids?: readonly number[] | undefined;
+  /** How each of the last of these ids came, which answer the others: a letter for each. */
+  answer?: string | undefined;
   /** The adapter that is on the model. */
   adapter?: string | undefined;
   /** The view's own inputs by name: a second text, a strength. */
@@ -20,8 +27,9 @@ export interface View {
 /** The last token, of whatever text: where a link names no token. */
 export const LAST = Number.MAX_SAFE_INTEGER;
 
-const NAMED = new Set(["stage", "layer", "head", "pos", "token", "text", "bos", "ids", "adapter", "key", "ticket"]);
+const NAMED = new Set(["stage", "layer", "head", "pos", "token", "text", "bos", "ids", "answer", "adapter", "key", "ticket"]);
 const FIELD = /^[a-z][a-z_]{0,30}$/;
+const ANSWER = new RegExp(`^[dgf]{1,${MOST_ANSWER}}$`);
 const IDS = /^\d{1,6}(-\d{1,6})*$/;
 
 const whole = (text: string | null): number | undefined => (text !== null && /^\d{1,6}$/.test(text) ? Number(text) : undefined);
@@ -42,6 +50,8 @@ export function readLink(hash: string): { view: Partial<View>; key?: string; tic
   if (bos !== null) view.bos = bos !== "0";
   const ids = named.get("ids");
   if (ids !== null && IDS.test(ids)) view.ids = ids.split("-").map(Number);
+  const answer = named.get("answer") ?? "";
+  if (ANSWER.test(answer) && answer.length < (view.ids?.length ?? 0)) view.answer = answer;
   const adapter = named.get("adapter");
   if (adapter) view.adapter = adapter;
   view.fields = Object.fromEntries([...named].filter(([name]) => FIELD.test(name) && !NAMED.has(name)));
@@ -59,6 +69,7 @@ export function writeLink(view: View): string {
   if (!view.bos) named.set("bos", "0");
   named.set("text", view.text);
   if (view.ids) named.set("ids", view.ids.join("-"));
+  if (view.ids && view.answer) named.set("answer", view.answer);
   if (view.adapter !== undefined) named.set("adapter", view.adapter);
   for (const [name, value] of Object.entries(view.fields)) if (value !== "") named.set(name, value);
   return `#${named.toString().replaceAll("+", "%20")}`;

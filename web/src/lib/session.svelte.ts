@@ -3,7 +3,7 @@
 import { roomOf } from "../rooms";
 import type { ModelView, PassRequest, PassView } from "../schema";
 import { api, heard, key, Refusal } from "./api";
-import { LAST, readLink, writeLink, type View } from "./link";
+import { LAST, readLink, writeLink, type How, type View } from "./link";
 import { renew } from "./resource.svelte";
 import { Selection } from "./selection.svelte";
 
@@ -25,6 +25,8 @@ export interface Asked {
   bos: boolean;
   /** The tokens by their ids, where they are looked at in place of the text. */
   ids: readonly number[] | undefined;
+  /** How each of the last of these ids came, which answer the others. */
+  answer: string;
   adapter: string | undefined;
 }
 
@@ -45,7 +47,7 @@ class Session extends Selection {
   /** What stands in the line of text. */
   draft = $state(DEFAULT_TEXT);
   /** What was asked for last; what is shown may still be, or stay, of an earlier question. */
-  wanted = $state.raw<Asked>({ text: DEFAULT_TEXT, bos: true, ids: undefined, adapter: undefined });
+  wanted = $state.raw<Asked>({ text: DEFAULT_TEXT, bos: true, ids: undefined, answer: "", adapter: undefined });
   model = $state.raw<ModelView | undefined>();
   trouble = $state.raw<Trouble | undefined>();
   /** Whether what is shown is about to be something else. */
@@ -84,13 +86,22 @@ class Session extends Selection {
     return this.asked.ids;
   }
 
+  get answer(): string {
+    return this.asked.answer;
+  }
+
+  /** Where the answer begins: behind the text. */
+  get answerAt(): number {
+    return (this.pass?.tokens.length ?? 0) - this.answer.length;
+  }
+
   get adapter(): string | undefined {
     return this.asked.adapter;
   }
 
   get view(): View {
-    const { stage, layer, head, pos, token, text, bos, ids, adapter, fields } = this;
-    return { stage, layer, head, pos, token, text, bos, ids, adapter, fields };
+    const { stage, layer, head, pos, token, text, bos, ids, answer, adapter, fields } = this;
+    return { stage, layer, head, pos, token, text, bos, ids, answer, adapter, fields };
   }
 
   /** Open a view, by what links call it; details that are open stay open. */
@@ -109,10 +120,10 @@ class Session extends Selection {
   take(hash: string): string | undefined {
     const { view, key: given, ticket } = readLink(hash);
     if (given !== undefined) key.set(given);
-    const { text = this.wanted.text, bos = view.text === undefined ? this.wanted.bos : true, ids, adapter, ...where } = view;
+    const { text = this.wanted.text, bos = view.text === undefined ? this.wanted.bos : true, ids, answer = "", adapter, ...where } = view;
     this.draft = text;
     this.stay();
-    this.#ask({ text, bos, ids, adapter });
+    this.#ask({ text, bos, ids, answer, adapter });
     Object.assign(this, { token: undefined }, where);
     this.#fit();
     const link = writeLink(this.view);
@@ -123,7 +134,7 @@ class Session extends Selection {
   /** Want what a link names; where that is not what is shown, nothing is: places in one text are none in another. */
   #ask(asked: Asked): void {
     const before = this.asked;
-    const isSame = asked.text === before.text && asked.bos === before.bos && asked.adapter === before.adapter && asked.ids?.join() === before.ids?.join();
+    const isSame = asked.text === before.text && asked.bos === before.bos && asked.adapter === before.adapter && asked.ids?.join() === before.ids?.join() && asked.answer === before.answer;
     this.wanted = isSame ? before : asked;
     if (isSame) return;
     this.#shown = undefined;
@@ -164,25 +175,36 @@ class Session extends Selection {
 
   /** Ask for what stands in the line of text. */
   submit(): Promise<void> {
-    this.wanted = { ...this.wanted, text: this.draft, ids: undefined };
+    this.wanted = { ...this.wanted, text: this.draft, ids: undefined, answer: "" };
     return this.run({});
   }
 
   /** Put a text into the line, and ask for it. */
   attempt(text: string, along: Along = {}): Promise<void> {
     this.draft = text;
-    this.wanted = { ...this.wanted, text, ids: undefined };
+    this.wanted = { ...this.wanted, text, ids: undefined, answer: "" };
     this.token = undefined;
     return this.run(along);
   }
 
-  /** Put a token behind what is looked at, which is named by its ids from then on: no text need give just these tokens. */
-  append({ id, text }: { id: number; text: string }): Promise<void> {
-    const { pass, asked } = this;
-    if (!pass) return Promise.resolve();
-    const longer = asked.text + text;
-    if (this.draft === asked.text) this.draft = longer;
-    this.wanted = { ...asked, text: longer, ids: [...pass.tokens.map((token) => token.id), id] };
+  /** Put tokens behind what is looked at, which is named by its ids from then on: no text need give just these tokens. */
+  append(more: readonly { id: number; text: string }[], how: How): Promise<void> {
+    const tokens = [...(this.pass?.tokens ?? []), ...more];
+    return this.#answer(tokens, this.asked.text + textOf(more), this.answer + how.repeat(more.length));
+  }
+
+  /** Let so many tokens of the answer stay. */
+  cut(count: number): Promise<void> {
+    const tokens = this.pass?.tokens ?? [];
+    const { answerAt: start } = this;
+    const text = this.asked.text.slice(0, this.asked.text.length - textOf(tokens.slice(start + count)).length);
+    return this.#answer(tokens.slice(0, start + count), text, this.answer.slice(0, count));
+  }
+
+  #answer(tokens: readonly { id: number }[], text: string, answer: string): Promise<void> {
+    if (!this.pass) return Promise.resolve();
+    if (this.draft === this.asked.text) this.draft = text;
+    this.wanted = { ...this.asked, text, ids: tokens.map(({ id }) => id), answer };
     return this.run({ fields: this.fields });
   }
 
@@ -272,6 +294,10 @@ class Session extends Selection {
     if (this.#greeted !== "" && this.#greeted !== stage && !isInPicture) title.focus();
     this.#greeted = stage;
   };
+}
+
+function textOf(tokens: readonly { text: string }[]): string {
+  return tokens.map(({ text }) => text).join("");
 }
 
 function requestOf({ text, bos, ids, adapter: named }: Asked): PassRequest {
