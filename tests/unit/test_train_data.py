@@ -2,13 +2,11 @@
 
 import contextlib
 import hashlib
-import http.server
 import itertools
 import json
 import os
 import shutil
 import sys
-import threading
 import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -281,92 +279,33 @@ def test_hub_data_sets_are_streamed(monkeypatch: pytest.MonkeyPatch):
 
 # --- Tiny Shakespeare -------------------------------------------------------------------------------------------------
 
-STAND_IN = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
+
+@pytest.mark.parametrize("name", sources.BUNDLED)
+def test_shakespeare_lies_in_the_package(name: str):
+    (text,) = read_documents(name)
+    # The input.txt of karpathy/char-rnn.
+    assert hashlib.sha256(text.encode()).hexdigest().startswith("86c4e6aa9db7c042ec79f339dcb96d42")
+    assert source_stamp(name) == source_stamp("shakespeare") != source_stamp(None)
 
 
-@pytest.fixture
-def shakespeare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """A server with a stand-in for the file; yields the paths that were asked for."""
-    asked: list[str] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            data = {"/good": STAND_IN, "/other": b"<html>log in</html>", "/long": STAND_IN * 9}.get(self.path)
-            self.send_response(200 if data else 404)
-            self.end_headers()
-            self.wfile.write(data or b"")
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setenv("LLAMARIUM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("LLAMARIUM_TINY_SHAKESPEARE", raising=False)
-    monkeypatch.setattr(sources, "SHAKESPEARE_URL", f"http://127.0.0.1:{server.server_port}/good")
-    monkeypatch.setattr(sources, "SHAKESPEARE_SHA256", hashlib.sha256(STAND_IN).hexdigest())
-    monkeypatch.setattr(sources, "SHAKESPEARE_BYTES", len(STAND_IN))
-    yield asked
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def test_a_file_of_that_name_wins_and_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("shakespeare").write_text("mine")
+    assert source_stamp("shakespeare") != source_stamp("tiny-shakespeare")
+    with pytest.warns(UserWarning, match="also a text in the package"):
+        assert list(read_documents("shakespeare")) == ["mine"]
+    assert list(read_documents(str(tmp_path / "shakespeare"))) == ["mine"]
 
 
-def test_tiny_shakespeare_is_fetched_once(shakespeare: list[str], tmp_path: Path):
-    for _ in range(2):
-        assert list(read_documents("tiny-shakespeare")) == [STAND_IN.decode()]
-    assert shakespeare == ["/good"]
-    kept = tmp_path / "cache" / "tiny-shakespeare" / "input.txt"
-    kept.write_bytes(b"damaged")
-    assert list(read_documents("tiny-shakespeare")) == [STAND_IN.decode()]
-    assert shakespeare == ["/good", "/good"]
-    assert [path.name for path in kept.parent.iterdir()] == ["input.txt"]
+def test_an_unknown_name_lists_what_the_package_has():
+    with pytest.raises(TrainingError, match=r"no data called 'hamlet'.*there is shakespeare"):
+        read_documents("hamlet")
 
 
-@pytest.mark.parametrize(
-    ("path", "word"), [("/other", "expected 61 bytes"), ("/long", "found 62 bytes"), ("/missing", "404")]
-)
-def test_another_file_is_never_kept(
-    shakespeare: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, word: str
-):
-    monkeypatch.setattr(sources, "SHAKESPEARE_URL", sources.SHAKESPEARE_URL.replace("/good", path))
-    with pytest.raises(DownloadError) as caught:
-        read_documents("tiny-shakespeare")
-    kept = tmp_path / "cache" / "tiny-shakespeare" / "input.txt"
-    assert all(text in str(caught.value) for text in (word, str(kept), "LLAMARIUM_TINY_SHAKESPEARE"))
-    assert not kept.exists()
-
-
-def test_tiny_shakespeare_from_a_file(shakespeare: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    mine = tmp_path / "mine.txt"
-    monkeypatch.setenv("LLAMARIUM_TINY_SHAKESPEARE", str(mine))
-    with pytest.raises(DownloadError, match=r"mine.txt: cannot be read"):
-        read_documents("tiny-shakespeare")
-    mine.write_bytes(STAND_IN)
-    assert list(read_documents("tiny-shakespeare")) == [STAND_IN.decode()]
-    mine.write_bytes(STAND_IN + b"x")
-    with pytest.raises(DownloadError, match="not the pinned file"):
-        read_documents("tiny-shakespeare")
-    assert shakespeare == []
-
-
-def test_a_cache_that_cannot_be_written_is_named(shakespeare: list[str], tmp_path: Path):
-    (tmp_path / "cache").write_text("a file where the folder should be")
-    with pytest.raises(DownloadError, match="set LLAMARIUM_CACHE"):
-        read_documents("tiny-shakespeare")
-
-
-@pytest.mark.skipif(
-    "LLAMARIUM_TINY_SHAKESPEARE" not in os.environ,
-    reason="wants the input.txt of karpathy/char-rnn: set LLAMARIUM_TINY_SHAKESPEARE to where it lies",
-)
 def test_the_usual_split_of_the_real_file(tmp_path: Path):
-    (text,) = read_documents("tiny-shakespeare")
+    (text,) = read_documents("shakespeare")
     tokenizer = CharacterTokenizer.from_text(text)
-    corpus = tokenize_corpus("tiny-shakespeare", tokenizer, tmp_path)
+    corpus = tokenize_corpus("shakespeare", tokenizer, tmp_path)
     training, validation = corpus.split(0.1)
     assert (tokenizer.vocab_size, corpus.num_tokens) == (65, 1_115_394)
     assert (training.num_tokens, validation.num_tokens) == (1_003_854, 111_540)  # nanoGPT's train.bin and val.bin
@@ -510,7 +449,7 @@ def test_a_stamp_moves_with_what_it_stands_for(tmp_path: Path, monkeypatch: pyte
         stamps.append(source_stamp(str(folder)))
     (folder / "left-out.png").write_text("more")
     assert source_stamp(str(folder)) == stamps[-1] and len(set(stamps)) == 5
-    assert source_stamp(None) == source_stamp(None) != source_stamp("tiny-shakespeare") != stamps[-1]
+    assert source_stamp(None) == source_stamp(None) != source_stamp("shakespeare") != stamps[-1]
 
     commits = {"org/name": "1"}
     monkeypatch.setattr(sources, "data_commit", commits.__getitem__)

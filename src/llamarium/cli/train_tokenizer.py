@@ -5,7 +5,7 @@ each character. The folder is what --tokenizer of `llamarium pretrain` takes.
 
   llamarium train-tokenizer --vocab-size 1024 --out manual-1k
   llamarium train-tokenizer --data novels/ --vocab-size 8192 --out novels-8k
-  llamarium train-tokenizer --data tiny-shakespeare --characters --out letters
+  llamarium train-tokenizer --data shakespeare --characters --out letters
 """
 
 import argparse

@@ -16,8 +16,8 @@ from llamarium.errors import OptionError, TrainingError, escape, show_value
 from llamarium.quant.formats import chosen_type
 
 DATA_HELP = (  # of every command that reads documents
-    "what to learn: a text, .jsonl or .parquet file, a folder of them, tiny-shakespeare, or org/name on the hub; "
-    "left out: Python's reference manual"
+    "what to learn: a text, .jsonl or .parquet file, a folder of them, shakespeare (in the package), or org/name on "
+    "the hub; left out: Python's reference manual"
 )
 
 

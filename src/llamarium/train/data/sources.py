@@ -3,26 +3,27 @@
 | source              | documents                                                                           |
 |---------------------|-------------------------------------------------------------------------------------|
 | None                | the Python manual's topics, as `help()` shows them (`pydoc_data.topics`)            |
-| `tiny-shakespeare`  | one: 40,000 lines of Shakespeare, fetched once (Karpathy 2015, char-rnn)            |
 | a file              | one: its text, in UTF-8                                                             |
 | a `.jsonl` file     | one a line: the text in one field                                                   |
 | a `.parquet` file   | one a row: the text in one column (needs `llamarium[train]`)                        |
 | a folder            | those of its `.txt`, `.md`, `.jsonl` and `.parquet` files, by name; not of runs     |
+| `shakespeare`       | one: 40,000 lines of his plays, which lie in the package                            |
 | `org/name[:subset]` | one a row of a hub data set's `train` split, streamed (needs `llamarium[hub-data]`) |
 
-The first that fits wins, so `org/name` is the folder of that name if there is one. Rows keep documents apart, as one
+The first that fits wins, so `org/name` is the folder of that name if there is one; a file called `shakespeare` is read
+with a warning. Rows keep documents apart, as one
 never explains another. Documents come one at a time, in the same order each time, so one must fit in memory: cut larger
 texts into files or the lines of a `.jsonl`. Invalid text is refused with file and line, or file and row; nothing is
 repaired or skipped silently.
 """
 
+import gzip
 import hashlib
 import importlib
 import json
 import os
 import re
 import stat
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -30,23 +31,23 @@ from pathlib import Path
 from typing import Any
 
 from llamarium.config import without_duplicates
-from llamarium.errors import DownloadError, LlamariumError, TrainingError, escape, show_value, warn_caller
+from llamarium.errors import LlamariumError, TrainingError, escape, show_value, warn_caller
 from llamarium.extras import optional
-from llamarium.hub.builtin import cache_folder
 from llamarium.hub.client import data_commit
-from llamarium.io import atomic_file
 
-TINY_SHAKESPEARE = "tiny-shakespeare"
-SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
-SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-SHAKESPEARE_BYTES = 1_115_394
-SHAKESPEARE_VARIABLE = "LLAMARIUM_TINY_SHAKESPEARE"
+BUNDLED = ("shakespeare", "tiny-shakespeare")
+"""Names of the text in the package; the second is its earlier one.
+
+Source: the plays of William Shakespeare, which are in the public domain, as collected by Andrej Karpathy for char-rnn
+(2015), where the file is called Tiny Shakespeare.
+"""
+
+_BUNDLED_FILE = Path(__file__).with_name("shakespeare.txt.gz")
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 """The files of a folder that are read; a single file of any other name is read as text."""
 
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<subset>[\w.-]+))?", re.ASCII)
-_NETWORK_TIMEOUT_S = 30
 _ROWS_AT_ONCE = 256  # of a parquet file: as few as its pages allow, since a row may hold a book
 
 
@@ -54,8 +55,7 @@ def read_documents(source: str | None, *, text_field: str = "text") -> Iterator[
     """Return the non-empty documents of a source, in a fixed order; see the table above.
 
     `text_field` holds the text where documents have several fields or columns. TrainingError if there is nothing of
-    that name, or, while reading, for invalid text; DownloadError or OptionError if Tiny Shakespeare cannot be fetched,
-    or a package is missing.
+    that name, or, while reading, for invalid text; OptionError if a package is missing.
     """
     return (document for document in _find(source, text_field)[1]() if document)
 
@@ -74,17 +74,17 @@ def _find(source: str | None, text_field: str = "") -> tuple[Callable[[], object
     """Return a function for a source's stamp and one that reads it."""
     if source is None:
         return _python_manual, _python_manual
-    if source == TINY_SHAKESPEARE:
-        return lambda: SHAKESPEARE_SHA256, lambda: [_decode(fetch_tiny_shakespeare().read_bytes(), TINY_SHAKESPEARE)]
     if source and os.path.exists(path := os.path.expanduser(source)):  # noqa: PTH110, PTH111 - Path's raise on odd names
         return partial(_stamp_path, Path(path)), partial(_read_path, Path(path), text_field)
+    if source in BUNDLED:
+        return partial(_BUNDLED_FILE.read_bytes), lambda: [gzip.decompress(_BUNDLED_FILE.read_bytes()).decode("utf-8")]
     if hub := _HUB_NAME.fullmatch(source):
         return partial(_stamp_hub, hub["repo"], hub["subset"]), partial(
             _read_hub, hub["repo"], hub["subset"], text_field
         )
     raise TrainingError(
-        f"no data called {show_value(source)}: no file or folder of that name, not {TINY_SHAKESPEARE!r}, and not "
-        "spelled like a hub data set (org/name or org/name:subset)"
+        f"no data called {show_value(source)}: no file or folder of that name, no text in the package (there is "
+        f"{BUNDLED[0]}), and not spelled like a hub data set (org/name or org/name:subset)"
     )
 
 
@@ -97,65 +97,6 @@ def _python_manual() -> list[str]:
             "name a text file or folder"
         ) from None
     return [topics[name] for name in sorted(topics)]
-
-
-# --- Tiny Shakespeare -------------------------------------------------------------------------------------------------
-
-
-def fetch_tiny_shakespeare() -> Path:
-    """Return the pinned file: `$LLAMARIUM_TINY_SHAKESPEARE`, or the cache's, fetched if missing; or DownloadError."""
-    if given := os.environ.get(SHAKESPEARE_VARIABLE):
-        return _given_shakespeare(Path(given))
-    target = cache_folder() / TINY_SHAKESPEARE / "input.txt"
-    try:
-        if target.is_file() and _is_pinned(target.read_bytes()):
-            return target
-        data = _download_shakespeare(target)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(target) as file:
-            file.write(data)
-    except OSError as error:
-        raise DownloadError(
-            f"{TINY_SHAKESPEARE}: cannot be kept in {escape(target.parent)}: {escape(error.strerror or error)}; set "
-            "LLAMARIUM_CACHE to a folder that can be written"
-        ) from None
-    return target
-
-
-def _given_shakespeare(path: Path) -> Path:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DownloadError(f"{SHAKESPEARE_VARIABLE}={escape(path)}: cannot be read: {error.strerror}") from None
-    if not _is_pinned(data):
-        raise DownloadError(f"{SHAKESPEARE_VARIABLE}={escape(path)}: {_not_pinned(data)}; unset it to fetch the file")
-    return path
-
-
-def _download_shakespeare(target: Path) -> bytes:
-    try:
-        # Proxies and certificates are those of the environment, as urllib reads them.
-        with urllib.request.urlopen(SHAKESPEARE_URL, timeout=_NETWORK_TIMEOUT_S) as response:
-            data: bytes = response.read(SHAKESPEARE_BYTES + 1)
-    except Exception as error:  # noqa: BLE001 - urllib, http.client, ssl and socket each have errors of their own
-        problem = f"{type(error).__name__}: {escape(error)}"
-    else:
-        if _is_pinned(data):
-            return data
-        problem = _not_pinned(data)
-    raise DownloadError(
-        f"{TINY_SHAKESPEARE} could not be fetched from {SHAKESPEARE_URL}: {problem}. Try again with a network, or get "
-        f"that file and put it as {escape(target)}, or set {SHAKESPEARE_VARIABLE} to where it lies"
-    )
-
-
-def _is_pinned(data: bytes) -> bool:
-    return hashlib.sha256(data).hexdigest() == SHAKESPEARE_SHA256
-
-
-def _not_pinned(data: bytes) -> str:
-    found = f"{len(data)} bytes, SHA-256 {hashlib.sha256(data).hexdigest()[:12]}…"
-    return f"not the pinned file: expected {SHAKESPEARE_BYTES} bytes, SHA-256 {SHAKESPEARE_SHA256[:12]}…, found {found}"
 
 
 # --- files and folders ------------------------------------------------------------------------------------------------
@@ -172,6 +113,8 @@ def _stamp_path(path: Path) -> object:
 
 def _read_path(path: Path, text_field: str) -> Iterator[str]:
     files, left_out = _files_of(path) if path.is_dir() else ([path], "")
+    if str(path) in BUNDLED:
+        warn_caller(f"{path}: read from here, as something of this name is here; it is also a text in the package")
     if left_out:
         warn_caller(f"{escape(path)}: left out {left_out}")
     for file in files:
