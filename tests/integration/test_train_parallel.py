@@ -201,7 +201,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     folder = tmp_path_factory.mktemp("two")
     _make_data(folder)
     assert _pretrain(folder, f"--out {folder}/one") == 0
-    bpe = f"--out {folder}/base-run --tokenizer bpe --bpe-vocab-size 262 --context 32 --steps 1 --warmup-steps 1"
+    bpe = f"--out {folder}/base-run --tokenizer bpe --vocab-size 262 --context 32 --steps 1 --warmup-steps 1"
     assert _pretrain(folder, bpe) == 0  # characters lack an end-of-text token, with which answers end
     shutil.copytree(folder / "base-run/step-00000001", folder / "base")
     shutil.copytree(folder / "one", folder / "from-one", symlinks=True)

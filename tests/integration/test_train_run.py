@@ -309,7 +309,7 @@ def test_a_folder_may_have_any_name(text: Path, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_a_model(text: Path, tmp_path: Path) -> None:
-    ending = go(tiny_config(text, tokenizer="bpe", bpe_vocab_size=280), tmp_path / "run")
+    ending = go(tiny_config(text, tokenizer="bpe", vocab_size=280), tmp_path / "run")
     llama = llamarium.load(ending.checkpoint, dtype="float32")
     assert llama.tokenizer.decode(llama.tokenizer.encode("the cat")) == "the cat"
     assert llama.generate("the", max_new_tokens=5, temperature=0.0).text
@@ -323,7 +323,7 @@ def test_a_checkpoint_is_a_model(text: Path, tmp_path: Path) -> None:
         (b"short", {}, "tokens"),
         (b"\x00\xff" * 500, {}, "UTF-8|binary|no text"),
         (None, {}, "no such|not found|no file"),
-        (b"x" * 5000, {"tokenizer": "bpe", "bpe_vocab_size": 5000}, "280|vocab|merges"),
+        (b"x" * 5000, {"tokenizer": "bpe", "vocab_size": 5000}, "280|vocab|merges"),
         (b"a b " * 500, {"hidden_size": 30}, "head_dim|multiple"),
         (b"a b " * 500, {"num_key_value_heads": 3}, "num_key_value_heads"),
         (b"a b " * 500, {"preset": "huge"}, "no preset"),

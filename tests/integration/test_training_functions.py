@@ -38,7 +38,7 @@ def test_from_a_text_to_an_adapter_to_a_model_for_others(tmp_path: Path) -> None
     seen: list[str] = []
     ending = llamarium.pretrain(
         tmp_path / "base", data=str(tmp_path / "text.txt"), preset="tiny", context=32, tokenizer="bpe",
-        bpe_vocab_size=280, watch=lambda event: seen.append(event["event"]), **SMALL,
+        vocab_size=280, watch=lambda event: seen.append(event["event"]), **SMALL,
     )  # fmt: skip
     assert ending.position.step == 3 and ending.signal is None and "start" in seen and "step" in seen
     base = tmp_path / "base" / "best"

@@ -125,9 +125,10 @@ def test_old_names_are_refused_with_the_new_one(
     file.write_text(f"{old} = 1\n")
     with pytest.raises(TrainingError, match=rf"train.toml: {old} is called {new} now; change it in that file"):
         FinetuneConfig.resolve(file, {})
-    for words in ([f"--{old}", "2"], [f"--{old}=2"]):
+    flag = f"--{old.replace('_', '-')}"
+    for words in ([flag, "2"], [f"{flag}=2"]):
         assert main(["pretrain", *words, "--out", str(tmp_path / "run")]) == 2
-        assert f"--{old}: is called --{new.replace('_', '-')} now" in capsys.readouterr().err
+        assert f"{flag}: is called --{new.replace('_', '-')} now" in capsys.readouterr().err
     config = PretrainConfig()
     assert config.differences(dataclasses.asdict(config) | {old: 1}) == [f"{old} is called {new} now"]
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,9 +15,11 @@ from llamarium.cli import train_tokenizer
 from llamarium.cli.main import Parser
 from llamarium.cli.options import UsageError
 from llamarium.errors import LlamariumError, OutputError, TokenizerError, TrainingError
+from llamarium.tokenizer import pieces as pieces_module
+from llamarium.tokenizer.backends.words import UNKNOWN
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data import bpe as bpe_module
-from llamarium.train.data.bpe import train_bpe, train_characters
+from llamarium.train.data.bpe import train_bpe, train_characters, train_words
 from llamarium.train.data.sources import read_documents
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
@@ -98,7 +101,7 @@ def test_control_tokens_in_the_texts_are_texts():
 
 
 def test_long_texts_are_learned_piece_by_piece(manual: list[str], learned: Tokenizer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(bpe_module, "_PIECE_CHARACTERS", 500)
+    monkeypatch.setattr(pieces_module, "_PIECE_CHARACTERS", 500)
     cut = train_bpe(manual, 600)
     assert len(list(bpe_module._pieces(manual))) > 3 * len(manual)
     assert [cut.token_bytes(i) for i in range(600)] == [learned.token_bytes(i) for i in range(600)]
@@ -125,6 +128,86 @@ def test_characters():
         train_characters([])
 
 
+# --- words ------------------------------------------------------------------------------------------------------------
+
+LINES = "I love dogs\nI love cats, you know\nIt's 42 -- caf\u00e9, na\u0308ive\t\u4f60!\n"
+
+
+@pytest.fixture(scope="module")
+def words() -> Tokenizer:
+    return train_words([LINES, "I love dogs"], 100)
+
+
+def test_a_word_has_the_space_before_it_and_the_most_frequent_come_first(words: Tokenizer):
+    texts = [words.token_bytes(i).decode() for i in range(words.vocab_size)]
+    assert texts[:2] == [UNKNOWN, " "] and {",", " I", " love", " 42", " caf\u00e9", "It's", "-"} < {*texts}
+    assert texts.index(" love") < texts.index(" cats")
+    assert [words.decode([i]) for i in words.encode("I love dogs")] == ["I", "love", "dogs"]
+    explained = words.explain("I love")
+    assert [(token.bytes, token.start) for token in explained.tokens] == [(b" I", 0), (b" love", 2)]
+    assert explained.utf8 == b" I love" and words.explain("").ids == []
+    assert words.encode("I")[0] == words.encode("love I")[1]
+
+
+@given(st.text(max_size=30) | st.text(alphabet=" \n\tIyou'\u2019,.1\u0301", max_size=30))
+@settings(max_examples=300, deadline=None)
+def test_what_a_vocabulary_of_words_encodes_is_the_text(text: str):
+    learned = train_words([text], 1000)
+    assert learned.decode(learned.encode(text)) == text
+    decoder = learned.stream()
+    assert "".join([decoder.push(i) for i in learned.encode(text)]) + decoder.finish() == text
+
+
+def test_an_unknown_word_is_an_error_that_names_it_and_training_reads_it_as_unknown(words: Tokenizer):
+    with pytest.raises(TokenizerError, match=r"2 of 5 tokens .*' quokkas', 'm'; as <\|unknown\|>"):
+        words.encode("I love quokkas,m")
+    assert next(words.backend.encode_with_unknown("I love quokkas")) == [*words.encode("I love"), 0]
+    assert words.decode([*words.encode("I love"), 0]) == f"I love{UNKNOWN}"
+    with pytest.raises(TokenizerError):  # its spelling is no way to it
+        words.encode(UNKNOWN)
+
+
+def test_other_programs_read_it(words: Tokenizer, tmp_path: Path):
+    words.save(tmp_path)
+    again, theirs = llamarium.load_tokenizer(tmp_path), tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    transformers = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tmp_path)
+    for text in (LINES, " I love", "\nI love", "", "  you know\n"):
+        ids = words.encode(text)
+        assert again.encode(text) == theirs.encode(text).ids == transformers(text)["input_ids"] == ids
+        assert again.decode(ids) == theirs.decode(ids) == transformers.decode(ids) == text
+    assert theirs.encode("I love quokkas").ids == [*words.encode("I love"), 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pre_tokenizer": {"type": "Whitespace"}}, r"other rules \(pre_tokenizer\)"),
+        ({"normalizer": None, "decoder": None}, r"other rules \(normalizer, decoder\)"),
+        ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}, r"other rules \(unk_token\)"),
+        ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": UNKNOWN}}, "has no <.unknown.>"),
+        ({"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 0}, "unk_token": UNKNOWN}}, "share the id 0"),
+        ({"model": {"type": "WordLevel", "vocab": []}}, "model.vocab is list|vocab is list"),
+        ({"decoder": {"type": "Never"}}, "the tokenizers package refuses it"),
+    ],
+)
+def test_a_vocabulary_of_words_with_other_rules_is_refused(
+    change: dict[str, object], message: str, words: Tokenizer, tmp_path: Path
+):
+    words.save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(TokenizerError, match=message):
+        llamarium.load_tokenizer(tmp_path)
+
+
+def test_the_command_says_how_much_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "text").write_text("a b a b a c")
+    assert run("--kind", "words", "--data", str(tmp_path / "text"), "--vocab-size", "4", "--out", str(tmp_path)) == 0
+    assert capsys.readouterr().out.endswith("a token is 1.83 bytes long, 16.7% of them <|unknown|>\n")
+    with pytest.raises(TrainingError, match="expected 3"):
+        train_words(["a"], 2)
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -145,10 +228,11 @@ def test_it_learns_and_says_how_well_it_fits(tmp_path: Path, data: str, capsys: 
 
 
 def test_json(tmp_path: Path, data: str, capsys: pytest.CaptureFixture[str]):
-    assert run("--data", data, "--characters", "--text-field", "other", "--out", str(tmp_path / "out"), "--json") == 0
+    words = ["--data", data, "--kind", "chars", "--text-field", "other", "--json"]
+    assert run(*words, "--out", str(tmp_path / "out")) == 0
     assert json.loads(capsys.readouterr().out) == {
         "path": str(tmp_path / "out"),
-        "kind": "characters",
+        "kind": "chars",
         "data": data,
         "vocab_size": 2,
         "bytes_per_token": 1.0,
@@ -166,10 +250,10 @@ def test_what_is_there_needs_force(tmp_path: Path, data: str, capsys: pytest.Cap
     before = (out / "tokenizer.json").read_bytes()
     (out / "chat_template.jinja").write_text("old")
     with pytest.raises(OutputError, match=r"tokenizer.json is here already.*--force"):
-        run("--data", data, "--characters", "--out", str(out))
+        run("--data", data, "--kind", "chars", "--out", str(out))
     assert (out / "tokenizer.json").read_bytes() == before
     (out / "notes.txt").write_text("mine")
-    assert run("--data", data, "--characters", "--out", str(out), "--force") == 0
+    assert run("--data", data, "--kind", "chars", "--out", str(out), "--force") == 0
     assert sorted(path.name for path in out.iterdir()) == ["characters.json", "notes.txt"]
     assert llamarium.load_tokenizer(out).vocab_size == 13
     assert run("--data", data, "--vocab-size", "260", "--out", str(out), "--force") == 0
@@ -179,7 +263,7 @@ def test_what_is_there_needs_force(tmp_path: Path, data: str, capsys: pytest.Cap
 def test_a_model_keeps_its_tokenizer(tmp_path: Path, data: str):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(OutputError, match="a model is here"):
-        run("--data", data, "--characters", "--out", str(tmp_path), "--force")
+        run("--data", data, "--kind", "chars", "--out", str(tmp_path), "--force")
 
 
 def test_a_target_that_cannot_be_made_is_refused_before_any_work(tmp_path: Path, data: str):
@@ -194,17 +278,16 @@ def test_nothing_is_written_when_learning_fails(tmp_path: Path, data: str):
     for content, words, message in (
         (b"\xff", [], r"^[^:]*bad.txt: no UTF-8 at byte 0"),
         (b"", [], r"^[^:]*bad.txt: no text in it"),
-        (b"", ["--characters"], r"^[^:]*bad.txt: no text in it"),
+        (b"", ["--kind", "chars"], r"^[^:]*bad.txt: no text in it"),
     ):
         (tmp_path / "bad.txt").write_bytes(content)
         with pytest.raises(LlamariumError, match=message):
             run("--data", str(tmp_path / "bad.txt"), *words, "--out", str(tmp_path / "out"))
 
 
-def test_contradicting_options_are_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    with pytest.raises((SystemExit, UsageError)):
-        run("--characters", "--vocab-size", "300", "--out", str(tmp_path))
-    assert "not allowed with" in capsys.readouterr().err
+def test_contradicting_options_are_a_usage_error(tmp_path: Path):
+    with pytest.raises(UsageError, match="of no effect with --kind chars"):
+        run("--kind", "chars", "--vocab-size", "300", "--out", str(tmp_path))
 
 
 def test_text_needs_no_torch():

@@ -49,7 +49,8 @@ def add_settings(parser: argparse.ArgumentParser, kind: type[RunConfig]) -> None
     for item in dataclasses.fields(kind):
         _add(shared if item.name in common else own, item, hints[item.name])
     for old, new in RENAMED.items():
-        parser.add_argument(f"--{old}", action=_Renamed, const=new, nargs="?", help=argparse.SUPPRESS)
+        flag = f"--{old.replace('_', '-')}"
+        parser.add_argument(flag, action=_Renamed, const=new, nargs="?", help=argparse.SUPPRESS)
 
 
 class _Renamed(argparse.Action):

@@ -1,11 +1,15 @@
 """Learn a vocabulary from texts, and write it as a tokenizer's files.
 
-A byte-level BPE vocabulary, with Llama 3's way to cut texts, or one token for
-each character. The folder is what --tokenizer of `llamarium pretrain` takes.
+  bpe          bytes and merges, with Llama 3's way to cut texts; spells any text
+  words        one token for each word and punctuation mark; a word that is not
+               in the vocabulary cannot be written
+  chars        one token for each character
+
+The folder is what --tokenizer of `llamarium pretrain` takes.
 
   llamarium train-tokenizer --vocab-size 1024 --out manual-1k
   llamarium train-tokenizer --data novels/ --vocab-size 8192 --out novels-8k
-  llamarium train-tokenizer --data shakespeare --characters --out letters
+  llamarium train-tokenizer --data shakespeare --kind words --out words
 """
 
 import argparse
@@ -30,11 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--data", metavar="SOURCE", help=DATA_HELP)
     parser.add_argument("--text-field", default="text", metavar="NAME", help="the field with the text (default: text)")
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument(
-        "--vocab-size", type=positive, metavar="N", help=f"tokens, of bytes and merges (default: {_DEFAULT_VOCAB})"
+    parser.add_argument("--kind", choices=("bpe", "words", "chars"), default="bpe", help="of tokens (default: bpe)")
+    parser.add_argument(
+        "--vocab-size", type=positive, metavar="N", help=f"tokens; of words, at most (default: {_DEFAULT_VOCAB})"
     )
-    kind.add_argument("--characters", action="store_true", help="one token for each character, and no merges")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the files go; has to be given")
     parser.add_argument("--force", action="store_true", help="replace a tokenizer that is there")
     add_json(parser)
@@ -44,26 +47,45 @@ def run(args: argparse.Namespace) -> int:
     """Learn it, write it and say how short it makes texts."""
     if args.out is None:  # argparse would ask for it before it says what is wrong with the rest
         raise UsageError("argument --out: has to be given, the folder for the tokenizer's files")
-    from llamarium.train.data.bpe import train_bpe, train_characters
+    if args.kind == "chars" and args.vocab_size is not None:
+        raise UsageError("argument --vocab-size: of no effect with --kind chars, which keeps every character")
+    from llamarium.tokenizer.backends.words import UNKNOWN
     from llamarium.train.data.sources import read_documents, source_name
 
     prepare_target(args.out, force=args.force)
     name, sample = source_name(args.data), list[str]()
     with status(f"learning a vocabulary from {name}"):
         texts = _with_sample(read_documents(args.data, text_field=args.text_field), sample, name)
-        tokenizer = train_characters(texts) if args.characters else train_bpe(texts, args.vocab_size or _DEFAULT_VOCAB)
-        save_alone(tokenizer, args.out, ["characters.json"] if args.characters else _BPE_FILES)
-        num_bytes = sum(len(text.encode("utf-8")) for text in sample)
-        bytes_per_token = num_bytes / sum(len(ids) for ids in map(tokenizer.backend.encode, sample))
+        tokenizer = _learn(args, texts)
+        save_alone(tokenizer, args.out, ["characters.json"] if args.kind == "chars" else _BPE_FILES)
+        result = {"vocab_size": tokenizer.vocab_size, **_measure(tokenizer, sample)}
     if args.json:
-        kind = "characters" if args.characters else "bpe"
-        result = {"vocab_size": tokenizer.vocab_size, "bytes_per_token": bytes_per_token}
-        emit({"path": str(args.out), "kind": kind, "data": name, **result})
+        emit({"path": str(args.out), "kind": args.kind, "data": name, **result})
     else:
-        write_text(
-            f"{args.out}: {tokenizer.vocab_size} tokens; in {name} a token is {bytes_per_token:.2f} bytes long\n"
-        )
+        unknown = f", {result['unknown']:.1%} of them {UNKNOWN}" if result.get("unknown") else ""
+        length = f"{result['bytes_per_token']:.2f} bytes long{unknown}"
+        write_text(f"{args.out}: {tokenizer.vocab_size} tokens; in {name} a token is {length}\n")
     return 0
+
+
+def _learn(args: argparse.Namespace, texts: Iterable[str]) -> "Tokenizer":
+    from llamarium.train.data.bpe import train_bpe, train_characters, train_words
+
+    if args.kind == "chars":
+        return train_characters(texts)
+    return (train_bpe if args.kind == "bpe" else train_words)(texts, args.vocab_size or _DEFAULT_VOCAB)
+
+
+def _measure(tokenizer: "Tokenizer", sample: list[str]) -> dict[str, float]:
+    """Return how long a token of the sample is, and for words the share that the vocabulary lacks."""
+    from llamarium.tokenizer.backends.words import WordBackend
+
+    backend = tokenizer.backend
+    num_bytes = sum(len(text.encode("utf-8")) for text in sample)
+    if not isinstance(backend, WordBackend):
+        return {"bytes_per_token": num_bytes / sum(len(ids) for ids in map(backend.encode, sample))}
+    ids = [i for text in sample for part in backend.encode_with_unknown(text) for i in part]
+    return {"bytes_per_token": num_bytes / len(ids), "unknown": ids.count(backend.unknown_id) / len(ids)}
 
 
 def prepare_target(folder: Path, *, force: bool) -> None:

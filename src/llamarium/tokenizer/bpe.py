@@ -122,6 +122,7 @@ class ByteLevelBPE:
         cut: The pre-tokenizer: pieces whose concatenation is the text.
         whole_pieces: A piece that is itself a token becomes that token without merging (Llama 3's `ignore_merges`).
         added: Tokens that were given to the vocabulary rather than learned; `cut` makes each a piece.
+        prefix: What is put before a text that is not empty.
     """
 
     ids: Mapping[bytes, int]
@@ -129,9 +130,11 @@ class ByteLevelBPE:
     cut: Callable[[str], list[str]]
     whole_pieces: bool
     added: frozenset[bytes] = frozenset()
+    prefix: str = ""
 
     def explain(self, text: str) -> Explanation:
-        """Encode `text`, keeping every step."""
+        """Encode `text`, keeping every step; with a prefix, the places count from its beginning."""
+        text = self.prefix + text if text else text
         pieces: list[PreToken] = []
         tokens: list[Token] = []
         start = 0

@@ -25,10 +25,19 @@ def encode_pieces(tokenizer: Tokenizer, text: str) -> Iterator[list[int]]:
     whole.
     """
     start = 0
-    while cut := _next_cut(tokenizer, text, start + _PIECE_CHARACTERS):
+    while not tokenizer.strip_first_space and (cut := _next_cut(tokenizer, text, start + _PIECE_CHARACTERS)):
         yield tokenizer.encode(text[start:cut], add_special_tokens=False)
         start = cut
     yield tokenizer.encode(text[start:], add_special_tokens=False)
+
+
+def line_parts(text: str) -> Iterator[str]:
+    """Cut a long text between lines, into parts of a million characters and more."""
+    start = 0
+    while cut := LINE_BEGINS.search(text, start + _PIECE_CHARACTERS):
+        yield text[start : cut.end()]
+        start = cut.end()
+    yield text[start:]
 
 
 def _next_cut(tokenizer: Tokenizer, text: str, least: int) -> int | None:

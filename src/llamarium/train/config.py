@@ -26,6 +26,7 @@ ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
 
 RENAMED: Mapping[str, str] = {
     "accumulate": "gradient_accumulation_steps",
+    "bpe_vocab_size": "vocab_size",
     "clip": "max_grad_norm",
     "keep": "save_total_limit",
 }
@@ -40,7 +41,7 @@ _NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "muon_learning_rate": ("optimizer", ("muon",)),
     "decay_share": ("schedule", ("wsd",)),
     "final_ratio": ("schedule", ("cosine", "linear", "wsd")),
-    "bpe_vocab_size": ("tokenizer", ("bpe",)),
+    "vocab_size": ("tokenizer", ("bpe", "words")),
     **dict.fromkeys(
         ("rank", "alpha", "dropout", "target_modules", "rslora", "dora", "quantize", "dtype"), ("method", ("lora",))
     ),
@@ -159,8 +160,8 @@ class PretrainConfig(RunConfig):
     data: str | None = _setting(None, DATA_HELP, free=True)  # what it holds is compared, not where it lies
     text_field: str = _setting("text", "the field of .jsonl and .parquet rows that holds the text")
     validation: float = _setting(0.1, "the share at the end that is held out", 0.0, 0.9)
-    tokenizer: str = _setting("characters", "characters, bpe (learned from the data), or a tokenizer's name or path")
-    bpe_vocab_size: int = _setting(4096, "ids of a bpe tokenizer", 258, 2**21)
+    tokenizer: str = _setting("characters", "chars, words or bpe, learned from the data, or a tokenizer's name or path")
+    vocab_size: int = _setting(4096, "tokens of bpe, or of words at most", 3, 2**21)
 
     # the model: a preset, and what differs from it
     preset: str = _setting("small", "the model's shape, by name; the settings below change it")
@@ -176,6 +177,12 @@ class PretrainConfig(RunConfig):
     tie_word_embeddings: bool | None = _setting(None, "the head is the embedding table")
     rope_theta: float | None = _setting(None, "base of the RoPE frequencies", 1.0)
     initializer_range: float | None = _setting(None, "standard deviation of fresh weights", 0.0, 10.0)
+
+    def __post_init__(self) -> None:
+        """Check types and ranges; "chars" is the short name of "characters"."""
+        if self.tokenizer == "chars":
+            object.__setattr__(self, "tokenizer", "characters")
+        RunConfig.__post_init__(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ class PretrainSettings(RunSettings, total=False):
     text_field: str
     validation: float
     tokenizer: str
-    bpe_vocab_size: int
+    vocab_size: int
     preset: str
     hidden_size: int | None
     intermediate_size: int | None

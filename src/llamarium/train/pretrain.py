@@ -17,15 +17,16 @@ from llamarium.checkpoints.huggingface.writer import save_weights
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.checkpoints.tokenizers import load_tokenizer
 from llamarium.config import ModelConfig
-from llamarium.errors import ConfigError, TrainingError
+from llamarium.errors import ConfigError, TrainingError, warn_caller
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.runtime.device import choose_device
+from llamarium.tokenizer.backends.words import UNKNOWN, WordBackend
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.config import PretrainConfig
-from llamarium.train.data.bpe import train_bpe, train_characters
-from llamarium.train.data.corpus import Learner, tokenize_corpus
+from llamarium.train.data.bpe import train_bpe, train_characters, train_words
+from llamarium.train.data.corpus import Corpus, Learner, tokenize_corpus
 from llamarium.train.data.packing import PackedRows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.setup import Setup
@@ -54,6 +55,7 @@ def prepare(
         config.data, _tokenizer(config), out / "data", text_field=config.text_field, progress=progress
     )
     tokenizer = corpus.tokenizer
+    _tell_unknown(corpus)
     model_config = resolve_model(config, tokenizer)
     context = model_config.max_position_embeddings
     validation = None
@@ -79,6 +81,16 @@ def _check_context(config: PretrainConfig) -> None:
     whole = preset(config.preset).max_position_embeddings
     if config.context is None and whole > _LONGEST_UNASKED:
         raise TrainingError(f"a row would be the whole context of {config.preset}, {whole} tokens; give context")
+
+
+def _tell_unknown(corpus: Corpus) -> None:
+    """Warn of words that a vocabulary of words lacks."""
+    backend = corpus.tokenizer.backend
+    if isinstance(backend, WordBackend) and (share := float((corpus.ids == backend.unknown_id).double().mean())):
+        warn_caller(
+            f"{share:.1%} of the tokens of {corpus.name} are {UNKNOWN}: the vocabulary has "
+            f"{corpus.tokenizer.vocab_size} tokens; a larger vocab_size knows more words"
+        )
 
 
 def resolve_model(config: PretrainConfig, tokenizer: Tokenizer) -> ModelConfig:
@@ -133,5 +145,7 @@ def _tokenizer(config: PretrainConfig) -> Tokenizer | Learner:
     if config.tokenizer == "characters":
         return Learner("characters", train_characters)
     if config.tokenizer == "bpe":
-        return Learner(f"bpe {config.bpe_vocab_size}", partial(train_bpe, vocab_size=config.bpe_vocab_size))
+        return Learner(f"bpe {config.vocab_size}", partial(train_bpe, vocab_size=config.vocab_size))
+    if config.tokenizer == "words":
+        return Learner(f"words {config.vocab_size}", partial(train_words, vocab_size=config.vocab_size))
     return load_tokenizer(config.tokenizer)

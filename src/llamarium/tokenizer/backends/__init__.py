@@ -6,6 +6,7 @@
 | `meta` | Meta's `tokenizer.model` |
 | `gguf` | the metadata of a GGUF file |
 | `characters` | `characters.json`, the characters of a text |
+| `words` | `tokenizer.json` with a vocabulary of words |
 | `pipeline` | for `meta` and `gguf`: what their files do not say of how a text is cut |
 | `files` | for all of them: the files themselves, with limits |
 

@@ -1,17 +1,20 @@
 """Reading and writing the small files around a vocabulary, with limits and whole-or-nothing writes."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from llamarium.errors import TokenizerError, escape
+from llamarium.errors import LlamariumError, TokenizerError, escape
 from llamarium.io import atomic_file, unwritable
 
 if TYPE_CHECKING:
     import tokenizers
 
     from llamarium.tokenizer.base import Tokenizer
+
+_T = TypeVar("_T")
+_PATTERN_GAVE_UP = "Regex search error"  # the package's panic when Oniguruma reaches its retry limit
 
 # Eight times the largest published vocabularies (262,144 tokens), and the size of their tokenizer.json (33.4 MB).
 MAX_TOKENS = 2**21
@@ -83,6 +86,28 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write one JSON object, whole or not at all."""
     write_text(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+
+
+def guard_rust(call: Callable[[], _T], source: str) -> _T:
+    """Run a call into a Rust package; its errors, panics included, become `TokenizerError`.
+
+    A panic has been printed to stderr by then: the package offers no way to turn that off, and redirecting the
+    process's stderr would swallow what other threads write.
+    """
+    try:
+        return call()
+    except (LlamariumError, ImportError):  # of texts that are read meanwhile; the package is missing
+        raise
+    except BaseException as error:
+        # A panic derives from BaseException, and no public class names it.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            if _PATTERN_GAVE_UP in str(error):
+                raise TokenizerError(
+                    f"{source}: a regular expression of the pre-tokenizer or normalizer gives up on this text "
+                    f"({escape(error)}); expected a pattern without nested repetition, such as (a+)+"
+                ) from None
+            raise TokenizerError(f"{source}: the tokenizers package refuses it: {escape(error)}") from None
+        raise
 
 
 def save_huggingface(folder: Path, tokenizer: "Tokenizer", inner: "tokenizers.Tokenizer") -> None:

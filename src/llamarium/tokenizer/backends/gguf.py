@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from llamarium.errors import TokenizerError, UnsupportedTokenizerError, escape, show_value
-from llamarium.tokenizer.backends.files import MAX_TOKENS
-from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend, guard_rust
+from llamarium.tokenizer.backends.files import MAX_TOKENS, guard_rust
+from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend
 from llamarium.tokenizer.backends.pipeline import byte_level_tokenizer, llama3_cutter, smollm_cutter
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.special import SpecialTokens

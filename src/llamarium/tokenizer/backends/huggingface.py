@@ -5,6 +5,7 @@ is put before a text. The package encodes ordinary text only (`encode_special_to
 and decoding are done in `base`, so that they are the same for every kind of file.
 
 Two families are read: byte-level BPE (Llama 3, SmolLM2) and SentencePiece-style BPE with byte fallback (Llama 2).
+Vocabularies of words are `words`' matter.
 """
 
 import json
@@ -12,19 +13,17 @@ import re
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from llamarium.errors import LlamariumError, TokenizerError, escape, warn_caller
+from llamarium.errors import TokenizerError, escape, warn_caller
 from llamarium.tokenizer.backends import huggingface_rules as rules
-from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, read_json, save_huggingface
+from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, guard_rust, read_json, save_huggingface
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.bpe import BYTE_TO_CHARACTER, ByteLevelBPE, unspell
 
 if TYPE_CHECKING:
     import tokenizers
 
-_T = TypeVar("_T")
-_PATTERN_GAVE_UP = "Regex search error"  # the package's panic when Oniguruma reaches its retry limit
 _MAX_BLANKS = 9_900_000  # Oniguruma's retry limit is 10 million; at it the package prints a panic to stderr
 _BPE_OPTIONS = (
     "dropout",
@@ -47,6 +46,10 @@ def load_huggingface(path: Path) -> Tokenizer:
     raw = read_json(path)
     config_path = path.with_name("tokenizer_config.json")
     config = read_json(config_path, MAX_SMALL_FILE_BYTES) if config_path.exists() else {}
+    if isinstance(model := raw.get("model"), dict) and model.get("type") == "WordLevel":
+        from llamarium.tokenizer.backends.words import load_words
+
+        return load_words(path, raw, config)
     ids = rules.check_tokenizer_json(raw, source)
     special = rules.special_tokens(raw, config, source)
     raw["added_tokens"] = [
@@ -202,28 +205,6 @@ class HuggingFaceBackend:
     def save(self, folder: Path, tokenizer: Tokenizer) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`."""
         save_huggingface(folder, tokenizer, self._inner)
-
-
-def guard_rust(call: Callable[[], _T], source: str) -> _T:
-    """Run a call into a Rust package; its errors, panics included, become `TokenizerError`.
-
-    A panic has been printed to stderr by then: the package offers no way to turn that off, and redirecting the
-    process's stderr would swallow what other threads write.
-    """
-    try:
-        return call()
-    except (LlamariumError, ImportError):  # of texts that are read meanwhile; the package is missing
-        raise
-    except BaseException as error:
-        # A panic derives from BaseException, and no public class names it.
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            if _PATTERN_GAVE_UP in str(error):
-                raise TokenizerError(
-                    f"{source}: a regular expression of the pre-tokenizer or normalizer gives up on this text "
-                    f"({escape(error)}); expected a pattern without nested repetition, such as (a+)+"
-                ) from None
-            raise TokenizerError(f"{source}: the tokenizers package refuses it: {escape(error)}") from None
-        raise
 
 
 def _sentencepiece_bytes(token: str) -> bytes:

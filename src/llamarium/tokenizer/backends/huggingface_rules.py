@@ -30,7 +30,7 @@ def check_tokenizer_json(raw: Mapping[str, Any], source: str) -> set[int]:
     model = _object(raw, "model", source)
     kind = model.get("type", "BPE")
     if kind != "BPE":
-        raise TokenizerError(f'{source}: model.type is {escape(kind)!r}; supported is "BPE"')
+        raise TokenizerError(f'{source}: model.type is {escape(kind)!r}; supported are "BPE" and "WordLevel"')
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
             raise TokenizerError(f"{source}: model.{name} is {show_value(model[name])}; expected none")
@@ -44,6 +44,13 @@ def check_tokenizer_json(raw: Mapping[str, Any], source: str) -> set[int]:
     ids = _object(model, "vocab", source) | added
     _check_ids(ids, source)
     return set(ids.values())
+
+
+def check_vocabulary(raw: Mapping[str, Any], source: str) -> dict[str, int]:
+    """Check the tokens and ids of a `tokenizer.json` without added tokens; return them."""
+    ids = _object(_object(raw, "model", source), "vocab", source)
+    _check_ids(ids, source)
+    return ids
 
 
 def merges(raw: Mapping[str, Any], source: str) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Learn a vocabulary from texts: byte-level BPE, or their characters.
+"""Learn a vocabulary from texts: byte-level BPE, their words, or their characters.
 
 Byte-pair encoding begins with the 256 bytes as tokens. It finds the most frequent pair of neighbours and makes it one
 token, again and again, until the vocabulary is large enough. No token crosses the cuts of Llama 3's pre-tokenizer:
@@ -13,9 +13,9 @@ Source: Sennrich, Haddow, Birch 2016, "Neural Machine Translation of Rare Words 
 from collections.abc import Iterable, Iterator
 
 from llamarium.errors import TrainingError
-from llamarium.tokenizer.backends.files import MAX_TOKENS
+from llamarium.tokenizer.backends.files import MAX_TOKENS, guard_rust
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.pieces import LINE_BEGINS
+from llamarium.tokenizer.pieces import line_parts
 from llamarium.tokenizer.special import SpecialTokens
 from llamarium.tokenizer.text import check_text
 
@@ -24,7 +24,6 @@ SMALLEST_VOCAB = 256 + 2
 """One token a byte, and the two control tokens."""
 
 _MIN_FREQUENCY = 2  # what stands together once is no pattern
-_PIECE_CHARACTERS = 1 << 20
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -36,7 +35,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend, guard_rust
+    from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend
     from llamarium.tokenizer.backends.pipeline import llama3_cutter
 
     if not SMALLEST_VOCAB <= vocab_size <= MAX_TOKENS:
@@ -68,6 +67,28 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return Tokenizer(backend, special, vocab_size=vocab_size, source=source)
 
 
+def train_words(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Make the most frequent words of the texts tokens, at most `vocab_size` with `<|unknown|>` and the space.
+
+    TrainingError if `vocab_size` is out of range; TokenizerError if a text is no valid Unicode.
+    """
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import models, trainers
+
+    from llamarium.tokenizer.backends.words import UNKNOWN, make_words, words_cutter, words_pipeline
+
+    if not 3 <= vocab_size <= MAX_TOKENS:
+        raise TrainingError(f"a vocabulary of {vocab_size} words; expected 3 ({UNKNOWN}, the space, a word) or more")
+    inner = Inner(models.WordLevel({}, unk_token=UNKNOWN))
+    inner.pre_tokenizer = words_cutter()
+    trainer = trainers.WordLevelTrainer(vocab_size=vocab_size, min_frequency=1, show_progress=False)
+    spaced = _pieces(f" {text}" for text in texts)
+    guard_rust(lambda: inner.train_from_iterator(spaced, trainer), "learning the vocabulary")
+    ids = inner.get_vocab()
+    words = [word for word in sorted(ids, key=ids.__getitem__) if word != " "]
+    return make_words(words_pipeline(words[: vocab_size - 2]), "the learned vocabulary")
+
+
 def train_characters(texts: Iterable[str]) -> Tokenizer:
     """Make each different character of the texts a token, by code point; TokenizerError if there is none."""
     from llamarium.tokenizer.backends.characters import CharacterTokenizer
@@ -82,8 +103,4 @@ def _pieces(texts: Iterable[str]) -> Iterator[str]:
     """Cut long texts, which changes no count: the package's memory grows with the longest text."""
     for text in texts:
         check_text(text)
-        start = 0
-        while cut := LINE_BEGINS.search(text, start + _PIECE_CHARACTERS):
-            yield text[start : cut.end()]
-            start = cut.end()
-        yield text[start:]
+        yield from line_parts(text)

@@ -31,6 +31,7 @@ from torch import Tensor
 from llamarium.checkpoints.tokenizers import load_tokenizer
 from llamarium.errors import OutputError, TokenizerError, TrainingError, escape, show_value
 from llamarium.io import file_sha256, sync, sync_tree, write_json
+from llamarium.tokenizer.backends.words import WordBackend
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.pieces import encode_pieces
 from llamarium.train.data.sources import read_documents, source_name, source_stamp
@@ -123,7 +124,7 @@ def tokenize_corpus(
 
     Several sources may share a folder. Output is complete or absent. While the source is read, the folder also holds a
     copy of its text. `progress` is called after each document and each million characters. TrainingError if the source
-    holds no text, or text that the tokenizer cannot encode; DownloadError or OptionError as `read_documents`;
+    holds no text, or text that the tokenizer cannot encode; OptionError as `read_documents`;
     OutputError if the folder cannot be written.
     """
     name, folder = source_name(source), Path(folder)
@@ -231,8 +232,9 @@ def _write_ids(
 
 def _document_ids(tokenizer: Tokenizer, document: str, where: str) -> Iterator[list[int]]:
     yield _before(tokenizer)
+    words = tokenizer.backend if isinstance(tokenizer.backend, WordBackend) else None
     try:
-        yield from encode_pieces(tokenizer, document)
+        yield from words.encode_with_unknown(document) if words else encode_pieces(tokenizer, document)
     except TokenizerError as error:
         raise TrainingError(f"{where}: {error}") from error
     yield _after(tokenizer)
