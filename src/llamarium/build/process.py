@@ -1,0 +1,124 @@
+"""Checks in a process of their own, with limits of time and memory."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from llamarium.build.check import Result
+from llamarium.errors import InputError
+
+STEP_S = 20.0
+"""How long the check of one step may take."""
+
+BEGIN_S = 60.0
+"""How long the process may take until it begins: it loads a model."""
+
+
+def check_in_process(
+    folder: Path, steps: Sequence[str], *, model: str, texts: Sequence[str], seed: int, whole: bool = False
+) -> Iterator[Result | dict[str, Any]]:
+    """Yield what the check of each step found, and last, where it is asked for, what the whole model does.
+
+    Raises:
+        InputError: If the process cannot load the model.
+    """
+    left = list(steps)
+    while left or whole:
+        request = {"folder": str(folder.resolve()), "steps": left, "model": model, "texts": list(texts), "seed": seed}
+        for name, answer in _answers(request | {"whole": whole}):
+            yield answer
+            if name == "whole":
+                whole = False
+            else:
+                left.remove(name)
+
+
+def _answers(request: dict[str, Any]) -> Iterator[tuple[str, Result | dict[str, Any]]]:
+    """Run one process until it ends or is stopped; yield its answers, and one for what stopped it."""
+    read, write = os.pipe()
+    with tempfile.TemporaryFile() as said:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "llamarium.build.worker"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=said, pass_fds=(write,), text=True, encoding="utf-8", start_new_session=True,
+        )  # fmt: skip
+        os.close(write)
+        try:
+            yield from _read_answers(worker, read, request | {"descriptor": write})
+        except _StoppedError as stopped:
+            said.seek(0)
+            yield _stopped(worker.wait(), stopped.running, said.read().decode("utf-8", "replace"))
+        finally:
+            _kill(worker)
+
+
+class _StoppedError(Exception):
+    """The process ended without an answer; `running` is the step at which it was."""
+
+    def __init__(self, running: str | None) -> None:
+        self.running = running
+
+
+def _read_answers(
+    worker: "subprocess.Popen[str]", read: int, request: dict[str, Any]
+) -> Iterator[tuple[str, Result | dict[str, Any]]]:
+    running: str | None = None
+    assert worker.stdin is not None
+    with os.fdopen(read, "rb", buffering=0) as lines:
+        with worker.stdin:
+            worker.stdin.write(json.dumps(request) + "\n")
+        for line in _lines(lines.fileno(), worker):
+            answer = json.loads(line)
+            if "begins" in answer:
+                running = answer["begins"]
+                continue
+            assert running is not None
+            yield running, Result(**answer["result"]) if "result" in answer else answer["whole"]
+            running = None
+    if running is not None or worker.wait() != 0:
+        raise _StoppedError(running)
+
+
+def _lines(descriptor: int, worker: "subprocess.Popen[str]") -> Iterator[bytes]:
+    """Yield the lines that come, until the process ends or takes longer than it may."""
+    buffer, deadline = b"", time.monotonic() + BEGIN_S
+    while True:
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            _kill(worker)
+            return
+        data = os.read(descriptor, 1 << 16)
+        if not data:
+            return
+        *found, buffer = (buffer + data).split(b"\n")
+        for line in found:
+            yield line
+            deadline = time.monotonic() + STEP_S
+
+
+def _stopped(code: int, running: str | None, said: str) -> tuple[str, Result | dict[str, Any]]:
+    """Return what to say of a process that did not finish."""
+    if running is None:
+        lines = said.strip().splitlines()
+        raise InputError(f"the model could not be loaded for a check: {lines[-1] if lines else f'exit code {code}'}")
+    if code == -signal.SIGKILL:
+        status, words = "time", f"does not end within {STEP_S:.0f} s, or was stopped for its memory"
+    elif code < 0:
+        status, words = "ended", f"crashes the process ({signal.Signals(-code).name})"
+    else:
+        status, words = "ended", f"ends the process (exit code {code}); a step returns a result"
+    return running, {"error": words} if running == "whole" else Result(running, status, words)
+
+
+def _kill(worker: "subprocess.Popen[str]") -> None:
+    """End the process, and what it started."""
+    if worker.poll() is None:
+        os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait()

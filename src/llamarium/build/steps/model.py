@@ -1,0 +1,121 @@
+"""Steps 10 and 11: the trunk and the head."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, reduce
+
+import numpy as np
+
+from llamarium.build.step import Arguments, Mistake, Step
+from llamarium.build.steps.types import Floats, Ints, floats
+
+OnRows = Callable[[Floats], Floats]
+
+
+def trunk(ids_T: Ints, embed: Callable[[Ints], Floats], layers: Sequence[OnRows], norm: OnRows) -> Floats:
+    """Run the model without its head: rows of the table, all layers, the last norm.
+
+    Args:
+        ids_T: Token ids, (T,).
+        embed: embed(ids) -> (T, D).
+        layers: The layers in order; each takes and returns the stream, (T, D).
+        norm: The norm after the last layer.
+
+    Returns:
+        (T, D).
+    """
+    x_TD = embed(ids_T)
+    for layer in layers:
+        x_TD = layer(x_TD)
+    return norm(x_TD)
+
+
+def head(x_TD: Floats, table_VD: Floats) -> Floats:
+    """Give each token of the vocabulary a logit: the product with its row of the embedding table (a tied head).
+
+    Args:
+        x_TD: What the trunk returns, (T, D).
+        table_VD: The embedding table, (V, D).
+
+    Returns:
+        Logits, (T, V).
+    """
+    return x_TD @ table_VD.T
+
+
+def _through(x: Floats, layers: Sequence[OnRows]) -> Floats:
+    return reduce(lambda stream, layer: layer(stream), layers, x)
+
+
+def _softmax(x: Floats) -> Floats:
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def _trunk_cases(rng: np.random.Generator) -> Iterator[Arguments]:
+    def layer(matrix: Floats, x: Floats) -> Floats:
+        return x + np.tanh(x @ matrix)
+
+    def norm(gamma: Floats, x: Floats) -> Floats:
+        return x / np.sqrt((x**2).mean(axis=-1, keepdims=True)) * gamma
+
+    for tokens, width, num_layers in ((4, 6, 3), (3, 8, 2), (2, 5, 4)):
+        table = floats(rng, 9, width)
+        layers = [partial(layer, floats(rng, width, width)) for _ in range(num_layers)]
+        yield (
+            rng.integers(0, 9, tokens),
+            lambda ids, table=table: table[ids],
+            layers,
+            partial(norm, floats(rng, width) + 2),
+        )
+
+
+def _head_cases(rng: np.random.Generator) -> Iterator[Arguments]:
+    for tokens, width, words in ((4, 8, 8), (3, 6, 11), (1, 12, 5)):
+        yield floats(rng, tokens, width), floats(rng, words, width)
+
+
+STEPS = (
+    Step(
+        trunk,
+        "The trunk",
+        "All layers, one after the other, on one stream that begins as rows of the table and ends with a norm.",
+        "4-what-a-layer-does#Everything is added to one stream",
+        "residual",
+        ("x TD",),
+        ("A loop over the layers: each takes the stream and returns it.", "embed, then the loop, then the norm."),
+        _trunk_cases,
+        (
+            Mistake("The last norm is left out.", lambda ids, embed, layers, norm: _through(embed(ids), layers)),
+            Mistake("The layers run from the last to the first.", lambda ids, embed, layers, norm: norm(_through(embed(ids), layers[::-1]))),
+            Mistake("The last layer is left out.", lambda ids, embed, layers, norm: norm(_through(embed(ids), layers[:-1]))),
+            Mistake("The first layer is left out.", lambda ids, embed, layers, norm: norm(_through(embed(ids), layers[1:]))),
+            Mistake("Every layer reads the rows of the table; each reads what the one before it returned.",
+                    lambda ids, embed, layers, norm: norm(layers[-1](embed(ids)))),
+            Mistake("The rows of the table are normalised before the first layer; the norm comes after the last.",
+                    lambda ids, embed, layers, norm: norm(_through(norm(embed(ids)), layers))),
+            Mistake("What a layer returns is added to the stream, which it has done itself.",
+                    lambda ids, embed, layers, norm: norm(reduce(lambda x, layer: x + layer(x), layers, embed(ids)))),
+        ),
+    ),
+    Step(
+        head,
+        "The head, tied",
+        "The table that turned ids into rows turns rows into logits: one product with every row of it.",
+        "5-how-a-sentence-grows#From a vector to probabilities",
+        "sampler",
+        ("logits TV",),
+        ("One product; there is no weight of its own.", "x @ table.T: row t, column w is the product of x[t] and the table's row w."),
+        _head_cases,
+        (
+            Mistake("The table is transposed: a row of it stands for a token, and the product is x @ table.T.",
+                    lambda x, table: x @ table),
+            Mistake("Softmax is applied; logits are wanted, and the choice makes probabilities of them.",
+                    lambda x, table: _softmax(head(x, table))),
+            Mistake("The rows are divided by their lengths (a cosine); the plain product is wanted.",
+                    lambda x, table: head(x / np.linalg.norm(x, axis=-1, keepdims=True), table / np.linalg.norm(table, axis=-1, keepdims=True))),
+            Mistake("The logits are divided by the root of D; only attention's scores are divided.",
+                    lambda x, table: head(x, table) / np.sqrt(np.float32(x.shape[-1]))),
+            Mistake("Only the last token's logits are returned; each token gets its own.", lambda x, table: head(x[-1:], table)),
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,139 @@
+"""Steps 1 and 2: from text to vectors."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from llamarium.build.step import Arguments, Mistake, Step
+from llamarium.build.steps.types import Floats, Ints
+
+Rank = Callable[[bytes, bytes], int | None]
+
+
+def merge(piece: bytes, rank: Rank) -> list[bytes]:
+    """Join the bytes of a piece into tokens.
+
+    Begin with one part for each byte. Of all neighbours that have a rank, join the two with the lowest rank, the
+    leftmost of equals. Repeat until no neighbours have a rank.
+
+    Args:
+        piece: A word with the space before it, as UTF-8 bytes.
+        rank: rank(left, right) is a number, or None where the two never merge.
+
+    Returns:
+        The tokens, in order; joined they are the piece.
+    """
+    parts = [piece[i : i + 1] for i in range(len(piece))]
+    while True:
+        found = [(rank(left, right), i) for i, (left, right) in enumerate(zip(parts, parts[1:], strict=False))]
+        ranked = [(number, i) for number, i in found if number is not None]
+        if not ranked:
+            return parts
+        _, i = min(ranked)
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+
+def embed(ids_T: Ints, table_VD: Floats) -> Floats:
+    """Return the row of the table for each id.
+
+    Args:
+        ids_T: Token ids, (T,).
+        table_VD: One row of D numbers for each token of the vocabulary, (V, D).
+
+    Returns:
+        (T, D).
+    """
+    return table_VD[ids_T]
+
+
+def _merge_by(order: Callable[[list[tuple[int, int]]], tuple[int, int]], times: int = 1 << 30) -> Callable[..., object]:
+    """Return `merge` with another choice among the (rank, place) of the neighbours that merge."""
+
+    def merge_so(piece: bytes, rank: Rank) -> list[bytes]:
+        parts = [piece[i : i + 1] for i in range(len(piece))]
+        for _ in range(times):
+            numbers = [rank(*pair) for pair in zip(parts, parts[1:], strict=False)]
+            ranked = [(number, i) for i, number in enumerate(numbers) if number is not None]
+            if not ranked:
+                break
+            _, i = order(ranked)
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        return parts
+
+    return merge_so
+
+
+def _merge_characters(piece: bytes, rank: Rank) -> list[bytes]:
+    parts = [character.encode() for character in piece.decode("utf-8", "replace")]
+    while True:
+        numbers = [rank(*pair) for pair in zip(parts, parts[1:], strict=False)]
+        ranked = [(number, i) for i, number in enumerate(numbers) if number is not None]
+        if not ranked:
+            return parts
+        _, i = min(ranked)
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+
+def _merge_cases(rng: np.random.Generator) -> Iterator[Arguments]:
+    """Yield pieces over a vocabulary that was made at random: any two tokens of up to three bytes may merge."""
+    letters = "abcé€"
+    for _ in range(24):
+        ranks: dict[tuple[bytes, bytes], int] = {}
+        for number in rng.permutation(60):
+            left, right = ("".join(rng.choice(list(letters), rng.integers(1, 3))).encode() for _ in range(2))
+            ranks.setdefault((left, right), int(number))
+        for character in "é€":
+            data = character.encode()
+            for i in range(1, len(data)):
+                ranks[data[:i], data[i : i + 1]] = int(rng.integers(100, 200))
+        word = "".join(rng.choice(list(letters), rng.integers(3, 12))).encode()
+        yield word, lambda left, right, ranks=ranks: ranks.get((left, right))
+
+
+def _embed_cases(rng: np.random.Generator) -> Iterator[Arguments]:
+    for rows, width in ((6, 6), (11, 4), (5, 9)):
+        yield rng.integers(0, rows - 1, 7), rng.normal(size=(rows, width)).astype(np.float32)
+
+
+STEPS = (
+    Step(
+        merge,
+        "Bytes and merges",
+        "A text becomes bytes, and bytes become tokens. The vocabulary has learned which two neighbours to join, and in\n"
+        "which order: the pair that was learned first has the lowest rank.",
+        "1-from-text-to-vectors#Text becomes ids",
+        "tokens",
+        ("",),
+        (
+            "Keep a list of parts, one byte each. In every round look at all neighbours, not at the first that merges.",
+            "min() over (rank, place) finds the lowest rank and the leftmost of equals; parts[i:i+2] = [left + right].",
+        ),
+        _merge_cases,
+        (
+            Mistake("The first pair that has a rank is joined; the pair with the lowest rank goes first.",
+                    _merge_by(lambda ranked: min(ranked, key=lambda pair: pair[1]))),
+            Mistake("The pair with the highest rank is joined first; the lowest was learned first.", _merge_by(max)),
+            Mistake("Only one merge is made; repeat until no neighbours have a rank.", _merge_by(min, 1)),
+            Mistake("Nothing is merged: each byte is a token of its own.", _merge_by(min, 0)),
+            Mistake("The piece is cut into characters; it begins as bytes, and é is two of them.", _merge_characters),
+        ),
+    ),
+    Step(
+        embed,
+        "A row of the table",
+        "Each token id chooses one row of the embedding table. Nothing is computed: the row is looked up.",
+        "1-from-text-to-vectors#Ids become vectors",
+        "embedding",
+        ("x TD",),
+        ("An id is the number of a row.", "An array can be indexed with an array of ids: table_VD[ids_T]."),
+        _embed_cases,
+        (
+            Mistake("Columns are taken; an id is the number of a row.", lambda ids_T, table_VD: table_VD[:, ids_T].T),
+            Mistake("Ids count from 0; the row after each id is taken.", lambda ids_T, table_VD: table_VD[ids_T + 1]),
+            Mistake("The rows are scaled by the root of D, as the first Transformer and Gemma do; Llama does not.",
+                    lambda ids_T, table_VD: table_VD[ids_T] * np.sqrt(np.float32(table_VD.shape[1]))),
+            Mistake("The rows are divided by their length; Llama takes them as they are.",
+                    lambda ids_T, table_VD: table_VD[ids_T] / np.linalg.norm(table_VD[ids_T], axis=-1, keepdims=True)),
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,268 @@
+"""Steps 16 to 18: the loss, a step of AdamW, and LoRA."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamarium.build.step import Arguments, Mistake, Step
+from llamarium.build.steps.types import Floats, Ints, floats
+
+
+def loss(logits_TV: Floats, ids_T: Ints, is_answer_T: NDArray[np.bool_]) -> float:
+    """Return the mean of -log P(token) over the tokens of the answer.
+
+    The logits at t are of the token at t + 1; so the first token is not predicted, and the last logits are not used.
+
+    Args:
+        logits_TV: (T, V).
+        ids_T: The tokens, (T,).
+        is_answer_T: Whether each token belongs to the answer, (T,); the prompt is read, and not learned.
+
+    Returns:
+        Nats per token.
+    """
+    shifted = logits_TV[:-1] - logits_TV[:-1].max(axis=-1, keepdims=True)
+    logprobs = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    of_tokens = logprobs[np.arange(len(ids_T) - 1), ids_T[1:]]
+    return float(-of_tokens[is_answer_T[1:]].mean())
+
+
+def adamw_step(
+    w: Floats,
+    gradient: Floats,
+    m: Floats,
+    v: Floats,
+    step: int,
+    learning_rate: float,
+    beta_1: float,
+    beta_2: float,
+    eps: float,
+    weight_decay: float,
+) -> tuple[Floats, Floats, Floats]:
+    """Move weights against their gradient (AdamW).
+
+    m and v are running means of the gradient and of its square: m = beta_1 * m + (1 - beta_1) * gradient. Both begin at
+    0, so they are divided by 1 - beta**step. The weights shrink by learning_rate * weight_decay * w and move by
+    -learning_rate * m / (sqrt(v) + eps), with the corrected m and v.
+
+    Args:
+        w: Weights.
+        gradient: Of the loss, as large as w.
+        m: Running mean of the gradient.
+        v: Running mean of its square.
+        step: 1 for the first step.
+        learning_rate: How far to move.
+        beta_1: Of m.
+        beta_2: Of v.
+        eps: A small number, added to the root of v.
+        weight_decay: How much the weights shrink.
+
+    Returns:
+        The new w, m and v; m and v are not corrected.
+    """
+    m = np.float32(beta_1) * m + np.float32(1 - beta_1) * gradient
+    v = np.float32(beta_2) * v + np.float32(1 - beta_2) * gradient**2
+    m_corrected, v_corrected = m / np.float32(1 - beta_1**step), v / np.float32(1 - beta_2**step)
+    w = w - np.float32(learning_rate * weight_decay) * w
+    return w - np.float32(learning_rate) * m_corrected / (np.sqrt(v_corrected) + np.float32(eps)), m, v
+
+
+def lora(x_TI: Floats, w_OI: Floats, a_RI: Floats, b_OR: Floats, alpha: float) -> Floats:
+    """Multiply by a weight and its low-rank correction: x w.T + alpha / R * (x a.T) b.T.
+
+    Args:
+        x_TI: Inputs, (T, I).
+        w_OI: The weight of the base, which stays as it is, (O, I).
+        a_RI: The correction's first factor, of rank R, (R, I).
+        b_OR: Its second factor, (O, R).
+        alpha: Its strength; it is divided by the rank.
+
+    Returns:
+        (T, O).
+    """
+    return x_TI @ w_OI.T + np.float32(alpha / len(a_RI)) * ((x_TI @ a_RI.T) @ b_OR.T)
+
+
+# --- what is often done wrong -----------------------------------------------------------------------------------------
+
+
+def _loss_so(
+    logits: Floats,
+    ids: Ints,
+    is_answer: NDArray[np.bool_],
+    *,
+    shift: int = 1,
+    of: Callable[[NDArray[np.bool_]], NDArray[np.bool_]] = lambda is_answer: is_answer[1:],
+    joined: Callable[[Floats], Floats] = np.mean,
+    surprise: Callable[[Floats], Floats] = lambda logprobs: -logprobs,
+) -> float:
+    """Compute the loss with one thing changed."""
+    logits = logits[: len(logits) - 1] if shift else logits[1:]
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    logprobs = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    of_tokens = logprobs[np.arange(len(ids) - 1), ids[1:]]
+    return float(joined(surprise(of_tokens[of(is_answer)])))
+
+
+def _divided_by_all(logits: Floats, ids: Ints, is_answer: NDArray[np.bool_]) -> float:
+    return loss(logits, ids, is_answer) * float(is_answer[1:].sum()) / (len(ids) - 1)
+
+
+def _adamw_so(
+    w: Floats, g: Floats, m: Floats, v: Floats, step: int, lr: float, b1: float, b2: float, eps: float, decay: float,
+    *, how: str,
+) -> tuple[Floats, Floats, Floats]:  # fmt: skip
+    """Take a step with one thing changed."""
+    if how == "decay in the gradient":
+        g, decay = g + np.float32(decay) * w, 0.0
+    if how == "betas swapped":
+        b1, b2 = b2, b1
+    m = np.float32(b1) * m + np.float32(1 - b1) * g
+    v = np.float32(b2) * v + np.float32(1 - b2) * (g if how == "no square" else g**2)
+    count = {"step from 0": step + 1, "one step behind": max(step - 1, 1)}.get(how, step)
+    is_corrected = how != "no correction"
+    m_now = m / np.float32(1 - b1**count) if is_corrected else m
+    v_now = v / np.float32(1 - b2**count) if is_corrected and how != "m alone" else v
+    root = np.sqrt(np.abs(v_now) + np.float32(eps)) if how == "eps inside" else np.sqrt(np.abs(v_now)) + np.float32(eps)
+    move = np.float32(lr) * (g if how == "gradient" else m_now) / root
+    shrink = {"decay whole": decay, "no decay": 0.0}.get(how, lr * decay)
+    new_w = w - np.float32(shrink) * w + (move if how == "uphill" else -move)
+    return (new_w, m_now, v_now) if how == "corrected kept" else (new_w, m, v)
+
+
+# --- random shapes ----------------------------------------------------------------------------------------------------
+
+
+def _loss_cases(rng: np.random.Generator) -> Iterator[Arguments]:
+    for tokens, words, prompt, scale in ((8, 11, 3, 1.0), (6, 5, 1, 4.0), (9, 20, 5, 1.0), (5, 7, 0, 300.0)):
+        is_answer = np.arange(tokens) >= prompt
+        is_answer[-1] = tokens % 2 == 0
+        yield floats(rng, tokens, words, scale=scale), rng.integers(0, words, tokens), is_answer
+
+
+def _adamw_cases(rng: np.random.Generator) -> Iterator[Arguments]:
+    for step, shape, eps, decay in (
+        (1, (4, 3), 1e-8, 0.1),
+        (2, (5,), 1e-3, 0.5),
+        (7, (3, 6), 1e-2, 0.2),
+        (30, (4, 4), 1e-2, 0.3),
+    ):
+        seen = min(step - 1, 1)
+        m, v = floats(rng, *shape, scale=0.1) * seen, floats(rng, *shape, scale=0.01) ** 2 * seen
+        gradient = floats(rng, *shape, scale=0.1)
+        yield (
+            floats(rng, *shape),
+            gradient,
+            m.astype(np.float32),
+            v.astype(np.float32),
+            step,
+            0.03,
+            0.9,
+            0.95,
+            eps,
+            decay,
+        )
+
+
+def _lora_cases(rng: np.random.Generator) -> Iterator[Arguments]:
+    for tokens, inside, out, rank, alpha in ((4, 6, 6, 6, 3.0), (3, 8, 5, 2, 16.0), (5, 4, 9, 3, 1.0)):
+        yield (
+            floats(rng, tokens, inside),
+            floats(rng, out, inside),
+            floats(rng, rank, inside),
+            floats(rng, out, rank),
+            alpha,
+        )
+
+
+STEPS = (
+    Step(
+        loss,
+        "The loss",
+        "A text is its own exercise: at each place the model has given every token a probability, and the next token\n"
+        "is there to see. The loss is the mean surprise at the answer's tokens.",
+        "5-how-a-sentence-grows#Learning",
+        "learning",
+        ("",),
+        (
+            "logits[:-1] belongs to ids[1:], and so does is_answer[1:].",
+            "log softmax: shifted - log(sum(exp(shifted))), with the row's largest logit subtracted first.",
+        ),
+        _loss_cases,
+        (
+            Mistake("The loss is on the prompt too; only the answer's tokens count.",
+                    partial(_loss_so, of=lambda is_answer: np.ones(len(is_answer) - 1, bool))),
+            Mistake("The loss is on the prompt, and not on the answer.", partial(_loss_so, of=lambda is_answer: ~is_answer[1:])),
+            Mistake("The mask is not shifted: is_answer[1:] belongs to the tokens that are predicted.",
+                    partial(_loss_so, of=lambda is_answer: is_answer[:-1])),
+            Mistake("Logits and tokens are not shifted: the logits at t are of the token at t + 1.", partial(_loss_so, shift=0)),
+            Mistake("The surprises are summed; their mean is wanted.", partial(_loss_so, joined=np.sum)),
+            Mistake("The sum is divided by all tokens; only the answer's are counted.", _divided_by_all),
+            Mistake("The logarithm is to the base of 2; nats are wanted (np.log).",
+                    partial(_loss_so, surprise=lambda logprobs: -logprobs / np.log(2))),
+            Mistake("The sign is missing: log P is returned, and a loss is -log P.", partial(_loss_so, surprise=lambda logprobs: logprobs)),
+            Mistake("The probabilities are averaged, not their logarithms.",
+                    partial(_loss_so, joined=lambda logprobs: -np.log(np.exp(-logprobs).mean()))),
+        ),
+    ),
+    Step(
+        adamw_step,
+        "A step of AdamW",
+        "Each weight keeps a running mean of its gradient and of the gradient's square, and moves by their quotient: about\n"
+        "learning_rate, whatever the gradient's size is.",
+        "5-how-a-sentence-grows#Learning",
+        "learning",
+        ("w *", "m *", "v *"),
+        (
+            "m and v first, with the new gradient; then their corrections, in other variables.",
+            "w - lr * weight_decay * w - lr * m_corrected / (sqrt(v_corrected) + eps).",
+        ),
+        _adamw_cases,
+        (
+            Mistake("Weight decay is added to the gradient (Adam with L2); AdamW shrinks the weights themselves.",
+                    partial(_adamw_so, how="decay in the gradient")),
+            Mistake("m and v are not corrected by 1 - beta**step.", partial(_adamw_so, how="no correction")),
+            Mistake("Only m is corrected; v is as well.", partial(_adamw_so, how="m alone")),
+            Mistake("eps stands inside the root; it is added to the root.", partial(_adamw_so, how="eps inside")),
+            Mistake("step counts from 1 already; step + 1 corrects too little.", partial(_adamw_so, how="step from 0")),
+            Mistake("The correction is one step behind.", partial(_adamw_so, how="one step behind")),
+            Mistake("Weight decay is not multiplied by the learning rate.", partial(_adamw_so, how="decay whole")),
+            Mistake("There is no weight decay.", partial(_adamw_so, how="no decay")),
+            Mistake("beta_1 and beta_2 are swapped; beta_1 is m's.", partial(_adamw_so, how="betas swapped")),
+            Mistake("v is a mean of the gradient; of its square is meant.", partial(_adamw_so, how="no square")),
+            Mistake("The weights move by the gradient; by m is meant.", partial(_adamw_so, how="gradient")),
+            Mistake("The weights move uphill; the move is subtracted.", partial(_adamw_so, how="uphill")),
+            Mistake("The corrected m and v are kept; they are kept without correction.", partial(_adamw_so, how="corrected kept")),
+        ),
+    ),
+    Step(
+        lora,
+        "LoRA",
+        "Instead of a whole weight, two thin factors are learned beside it: their product has few numbers and moves the\n"
+        "weight's result.",
+        "5-how-a-sentence-grows#Learning",
+        "learning",
+        ("y TO",),
+        (
+            "Two paths from x: through w, and through a then b. They are added.",
+            "The second path is scaled by alpha / R, where R is the number of rows of a.",
+        ),
+        _lora_cases,
+        (
+            Mistake("alpha is not divided by the rank.", lambda x, w, a, b, alpha: lora(x, w, a, b, alpha * len(a))),
+            Mistake("alpha is divided by the root of the rank (rsLoRA); by the rank is meant.",
+                    lambda x, w, a, b, alpha: lora(x, w, a, b, alpha * len(a) ** 0.5)),
+            Mistake("alpha is left out.", lambda x, w, a, b, alpha: lora(x, w, a, b, len(a))),
+            Mistake("alpha is left out, and the correction is divided by the rank.", lambda x, w, a, b, alpha: lora(x, w, a, b, 1.0)),
+            Mistake("The base's product is left out.", lambda x, w, a, b, alpha: lora(x, np.zeros_like(w), a, b, alpha)),
+            Mistake("The correction is subtracted.", lambda x, w, a, b, alpha: lora(x, w, a, b, -alpha)),
+            Mistake("The factors are in the wrong order: x goes through a, then through b.",
+                    lambda x, w, a, b, alpha: x @ w.T + np.float32(alpha / len(a)) * ((x @ b.T) @ a.T)),
+            Mistake("The factors are not transposed: a product is x @ a.T, then @ b.T.",
+                    lambda x, w, a, b, alpha: x @ w.T + np.float32(alpha / len(a)) * ((x @ a) @ b)),
+            Mistake("The base's product is scaled too.", lambda x, w, a, b, alpha: np.float32(alpha / len(a)) * (x @ w.T + (x @ a.T) @ b.T)),
+        ),
+    ),
+)  # fmt: skip

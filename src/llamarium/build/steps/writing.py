@@ -1,0 +1,252 @@
+"""Steps 12 and 13: choosing a token, and the loop that writes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import count
+from zlib import crc32
+
+import numpy as np
+
+from llamarium.build.step import Arguments, Mistake, Step
+from llamarium.build.steps.types import Floats, floats
+
+NextLogits = Callable[[list[int]], Floats]
+Choose = Callable[[Floats], int]
+
+
+def choose(logits_V: Floats, temperature: float, top_p: float, u: float) -> int:
+    """Choose the next token: greedily, or by a random number.
+
+    With temperature 0 it is the token with the largest logit. Otherwise softmax of logits / temperature gives each
+    token a probability. The most probable tokens are kept, in descending order, until their probabilities sum to top_p
+    or more: the token that reaches top_p is kept too, so at least one is. Of these, laid end to end and scaled to sum
+    to 1, the token in whose stretch u falls is chosen.
+
+    Args:
+        logits_V: (V,).
+        temperature: 0 or more.
+        top_p: Above 0, at most 1.
+        u: A random number, at least 0 and below 1.
+
+    Returns:
+        The id of the token.
+    """
+    if temperature == 0:
+        return int(logits_V.argmax())
+    scaled = logits_V.astype(np.float64) / temperature
+    p_V = np.exp(scaled - scaled.max())
+    p_V = p_V / p_V.sum()
+    order = np.argsort(-p_V, kind="stable")
+    num_kept = int(np.searchsorted(p_V[order].cumsum(), top_p)) + 1
+    kept = order[:num_kept]
+    ends = p_V[kept].cumsum()
+    return int(kept[np.searchsorted(ends / ends[-1], u, side="right")])
+
+
+def generate(
+    ids: list[int],
+    bos_id: int | None,
+    stop_ids: list[int],
+    max_new_tokens: int,
+    next_logits: NextLogits,
+    choose: Choose,
+) -> list[int]:
+    """Write token by token: run the model on all ids so far, choose a token, append it, repeat.
+
+    Where the model has a beginning-of-sequence token, the text begins with it, once: `ids` may have it already.
+
+    Args:
+        ids: The prompt.
+        bos_id: The id of BOS, or None where the model has none.
+        stop_ids: Ids that end the text; they are not part of it.
+        max_new_tokens: How many tokens to write at most.
+        next_logits: next_logits(ids) -> (V,), the logits of the token after these.
+        choose: choose(logits) -> the id of the next token.
+
+    Returns:
+        The new ids, without the prompt and without the id that ended the text.
+    """
+    text = list(ids)
+    if bos_id is not None and text[:1] != [bos_id]:
+        text = [bos_id, *text]
+    new: list[int] = []
+    while len(new) < max_new_tokens:
+        token = choose(next_logits(text + new))
+        if token in stop_ids:
+            break
+        new.append(token)
+    return new
+
+
+# --- what is often done wrong -----------------------------------------------------------------------------------------
+
+
+def _softmax(x: Floats) -> Floats:
+    powers = np.exp(x.astype(np.float64) - x.max())
+    return powers / powers.sum()
+
+
+def _pick(p_V: Floats, top_p: float, u: float, *, kept_of: Callable[[Floats, float], int], scaled: bool = True) -> int:
+    order = np.argsort(-p_V, kind="stable")
+    kept = order[: kept_of(p_V[order].cumsum(), top_p)]
+    if not len(kept):
+        return int(order[-1])  # what a search in nothing gives
+    ends = p_V[kept].cumsum()
+    place = np.searchsorted(ends / ends[-1] if scaled else ends, u, side="right")
+    return int(kept[min(place, len(kept) - 1)])
+
+
+def _until(ends: Floats, top_p: float) -> int:
+    return int(np.searchsorted(ends, top_p)) + 1
+
+
+def _choose_so(
+    logits: Floats,
+    temperature: float,
+    top_p: float,
+    u: float,
+    *,
+    probabilities: Callable[[Floats, float], Floats] = lambda logits, temperature: _softmax(logits / temperature),
+    kept_of: Callable[[Floats, float], int] = _until,
+    scaled: bool = True,
+) -> int:
+    """Choose with one thing changed."""
+    if temperature == 0:
+        return int(logits.argmax())
+    return _pick(probabilities(logits, temperature), top_p, u, kept_of=kept_of, scaled=scaled)
+
+
+def _least_probable_first(logits: Floats, temperature: float, top_p: float, u: float) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    p_V = _softmax(logits / temperature)
+    order = np.argsort(p_V, kind="stable")
+    kept = order[: _until(p_V[order].cumsum(), top_p)]
+    ends = p_V[kept].cumsum()
+    return int(kept[min(np.searchsorted(ends / ends[-1], u, side="right"), len(kept) - 1)])
+
+
+def _in_order_of_ids(logits: Floats, temperature: float, top_p: float, u: float) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    p_V = _softmax(logits / temperature)
+    order = np.argsort(-p_V, kind="stable")
+    kept = np.sort(order[: _until(p_V[order].cumsum(), top_p)])
+    ends = p_V[kept].cumsum()
+    return int(kept[min(np.searchsorted(ends / ends[-1], u, side="right"), len(kept) - 1)])
+
+
+def _generate_so(
+    ids: list[int], bos_id: int | None, stop_ids: list[int], max_new_tokens: int, next_logits: NextLogits, choose: Choose,
+    *, bos: str = "once", reads: Callable[[list[int]], list[int]] = lambda text: text, stops: bool = True,
+    keeps_stop: bool = False, extra: int = 0, with_prompt: bool = False,
+) -> list[int]:  # fmt: skip
+    """Write with one thing changed."""
+    has_bos = bos == "never" or bos_id is None or (bos == "once" and ids[:1] == [bos_id])
+    text = list(ids) if has_bos else [bos_id, *ids]
+    start = len(text)
+    for _ in range(max_new_tokens + extra):
+        token = choose(next_logits(reads([token for token in text if token is not None])))
+        if stops and token in stop_ids:
+            text += [token] if keeps_stop else []
+            break
+        text.append(token)
+    return [token for token in text[0 if with_prompt else start :] if token is not None]
+
+
+# --- random shapes ----------------------------------------------------------------------------------------------------
+
+
+def _choose_cases(rng: np.random.Generator) -> Iterator[Arguments]:
+    for number in range(160):
+        temperature = 0.0 if number % 8 == 0 else float(rng.choice([0.3, 0.7, 1.5, 3.0]))
+        top_p = 1.0 if number % 3 == 0 else float(rng.uniform(0.05, 0.95))
+        yield floats(rng, int(rng.integers(3, 14)), scale=2.0), temperature, top_p, float(rng.random())
+
+
+def _generate_cases(rng: np.random.Generator) -> Iterator[Arguments]:
+    """Yield models of random logits, which depend on all ids."""
+    words, salt = 12, int(rng.integers(1 << 30))
+
+    def next_logits(ids: Sequence[int]) -> Floats:
+        seed = crc32(",".join(map(str, ids)).encode(), salt)
+        return floats(np.random.default_rng(seed), words)
+
+    def greedy(logits: Floats) -> int:
+        return int(np.asarray(logits).argmax())
+
+    for number in range(30):
+        bos = None if number % 3 == 0 else 1
+        ids = [int(token) for token in rng.integers(2, words, rng.integers(1, 5))]
+        prompt = [1, *ids] if number % 2 and bos else ids
+        yield prompt, bos, [0, 2] if number % 4 else [0], number % 7 + 1, next_logits, greedy
+
+
+_NEW_TEXT = "5-how-a-sentence-grows#Choosing"
+
+STEPS = (
+    Step(
+        choose,
+        "Greedy and sampled choice",
+        "The logits become probabilities, and a token is chosen by them: the largest, or by a random number u.",
+        _NEW_TEXT,
+        "sampler",
+        ("",),
+        (
+            "Greedy first. Then: divide the logits, softmax, sort in descending order, cumulative sums.",
+            "np.searchsorted(sums, top_p) + 1 tokens are kept; searchsorted(sums of the kept / their total, u, 'right') is the place.",
+        ),
+        _choose_cases,
+        (
+            Mistake("The temperature comes after the softmax; the logits are divided by it, before.",
+                    partial(_choose_so, probabilities=lambda logits, t: _softmax(_softmax(logits) / t))),
+            Mistake("The temperature has no effect: probabilities that are divided by it and scaled again are what they were; divide the logits.",
+                    partial(_choose_so, probabilities=lambda logits, t: _softmax(logits))),
+            Mistake("The logits are multiplied by the temperature; they are divided by it.",
+                    partial(_choose_so, probabilities=lambda logits, t: _softmax(logits * t))),
+            Mistake("top-p keeps tokens while their sum is at most top_p, which can leave out the first; the token that reaches top_p is kept too.",
+                    partial(_choose_so, kept_of=lambda ends, top_p: int((ends <= top_p).sum()))),
+            Mistake("top-p leaves out the token that reaches top_p, but for the first; it is kept.",
+                    partial(_choose_so, kept_of=lambda ends, top_p: max(1, int((ends <= top_p).sum())))),
+            Mistake("top-p keeps one token too many.", partial(_choose_so, kept_of=lambda ends, top_p: _until(ends, top_p) + 1)),
+            Mistake("top-p has no effect.", partial(_choose_so, kept_of=lambda ends, top_p: len(ends))),
+            Mistake("The kept probabilities are not scaled to sum to 1 again.", partial(_choose_so, scaled=False)),
+            Mistake("The tokens are sorted from the least probable; the most probable come first.", _least_probable_first),
+            Mistake("The kept tokens lie in the order of their ids; they lie in descending order of probability.", _in_order_of_ids),
+            Mistake("The choice is always greedy; with a temperature above 0, u chooses.", lambda logits, t, p, u: int(logits.argmax())),
+        ),
+    ),
+    Step(
+        generate,
+        "The loop",
+        "A Llama writes one token at a time: the new token is appended, and the model is asked again.",
+        "5-how-a-sentence-grows#The chain of probabilities",
+        "growth",
+        ("",),
+        (
+            "Two lists: what the model reads, and what is new. A loop with a bound, left early at a stop id.",
+            "if bos_id is not None and ids[:1] != [bos_id], BOS goes in front of what the model reads.",
+        ),
+        _generate_cases,
+        (
+            Mistake("BOS is put in front a second time, although the prompt has it (BOS twice).", partial(_generate_so, bos="always")),
+            Mistake("BOS is never put in front of a prompt that lacks it.", partial(_generate_so, bos="never")),
+            Mistake("The model reads only the last token; it reads all so far.", partial(_generate_so, reads=lambda text: text[-1:])),
+            Mistake("Stop ids do not end the text.", partial(_generate_so, stops=False)),
+            Mistake("The stop id is part of the text; it only ends it.", partial(_generate_so, keeps_stop=True)),
+            Mistake("One token too many is written.", partial(_generate_so, extra=1)),
+            Mistake("One token too few is written.", partial(_generate_so, extra=-1)),
+            Mistake("The prompt is returned as well; only the new ids are wanted.", partial(_generate_so, with_prompt=True)),
+            Mistake("The model reads the prompt each time, without what was written.",
+                    lambda ids, bos, stop, most, logits, choose: _forgetful(ids, bos, stop, most, logits, choose)),
+        ),
+    ),
+)  # fmt: skip
+
+
+def _forgetful(
+    ids: list[int], bos_id: int | None, stop_ids: list[int], most: int, next_logits: NextLogits, choose: Choose
+) -> list[int]:
+    text = ids if bos_id is None or ids[:1] == [bos_id] else [bos_id, *ids]
+    token = choose(next_logits(text))
+    return [] if token in stop_ids else [token for _, token in zip(range(most), (token for _ in count()), strict=False)]

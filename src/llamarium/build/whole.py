@@ -1,0 +1,91 @@
+"""A learner's whole model: how far it is from the library's, in nats and in tokens a second."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llamarium.build.check import Check
+from llamarium.build.folder import file_of
+from llamarium.build.learner import Learner
+from llamarium.build.passes import Pass
+from llamarium.build.step import Function
+from llamarium.build.steps import STEPS
+from llamarium.generation.completion import stop_ids_of
+
+if TYPE_CHECKING:
+    from llamarium.api import Llama
+
+PROMPT = "The capital of France is"
+NUM_TOKENS = 12
+
+
+def functions_of(folder: Path) -> dict[str, Function]:
+    """Return all of a learner's functions.
+
+    Raises:
+        LearnerError: If one is missing.
+    """
+    return {step.name: Learner(step, folder / file_of(step)).plain() for step in STEPS}
+
+
+def whole(llama: "Llama", check: Check, folder: Path) -> dict[str, Any]:
+    """Let the learner's functions write a text, all together, and compare it with the library's.
+
+    Returns:
+        "text", "tokens_per_second", "nats" (the mean distance of the log-probabilities of a text's tokens), and the
+        library's "library_text" and "library_tokens_per_second".
+
+    Raises:
+        LearnerError: If one of the functions fails.
+    """
+    mine = functions_of(folder)
+    text, rate = _write(check, mine)
+    started = time.perf_counter()
+    right = llama.generate(PROMPT, max_new_tokens=NUM_TOKENS, temperature=0.0)
+    library_rate = len(right.completions[0].token_ids) / (time.perf_counter() - started)
+    return {
+        "text": text,
+        "tokens_per_second": round(rate, 2),
+        "library_text": right.text,
+        "library_tokens_per_second": round(library_rate, 2),
+        "nats": _distance(llama, check, mine),
+    }
+
+
+def _write(check: Check, mine: dict[str, Function]) -> tuple[str, float]:
+    """Write with the learner's merges, loop, choice, cache and layers."""
+    vocabulary = check.tokenizer.backend.byte_level_bpe()
+    parts = [part for piece in vocabulary.cut(PROMPT) for part in mine["merge"](piece.encode(), vocabulary.rank)]
+    ids = [vocabulary.ids[part] for part in parts]
+    running = Pass(check.weights, mine)
+    past, num_read = running.empty(), 0
+
+    def next_logits(ids: list[int]) -> Any:
+        nonlocal past, num_read
+        logits_TV, past = running.logits(np.array(ids[num_read:]), past)
+        num_read = len(ids)
+        return logits_TV[-1]
+
+    def greedy(logits_V: Any) -> int:
+        return mine["choose"](logits_V, 0.0, 1.0, 0.0)
+
+    stop_ids = sorted(stop_ids_of(check.weights.config, check.tokenizer, ()))
+    started = time.perf_counter()
+    new = mine["generate"](ids, check.tokenizer.bos_token_id, stop_ids, NUM_TOKENS, next_logits, greedy)
+    seconds = time.perf_counter() - started
+    return check.tokenizer.decode(list(map(int, new))), len(new) / seconds
+
+
+def _distance(llama: "Llama", check: Check, mine: dict[str, Function]) -> float:
+    """Return the mean absolute distance of log P of a text's tokens, the library's in float32, in nats."""
+    score = llama.score(check.texts[0])
+    ids = np.array([token.id for token in score.tokens])
+    running = Pass(check.weights, mine)
+    logits_TV, _ = running.logits(ids, running.empty())
+    shifted = logits_TV - logits_TV.max(axis=-1, keepdims=True)
+    logprobs_TV = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    yours = logprobs_TV[np.arange(len(ids) - 1), ids[1:]]
+    theirs = np.array([number for number in score.logprobs if number is not None])
+    return float(np.abs(yours - theirs[-len(yours) :]).mean())

@@ -1,0 +1,98 @@
+"""The process in which learners' functions run: `python -m llamarium.build.worker`.
+
+It reads one line of JSON, what is to be done, and answers in lines of JSON on the descriptor that it was given. What a
+function prints is kept; the memory that it may take is bounded, and the parent bounds its time.
+"""
+
+import io
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from llamarium.build.check import Check, Result
+from llamarium.build.folder import file_of, step_named
+from llamarium.build.learner import Learner, LearnerError
+from llamarium.build.passes import Weights
+from llamarium.build.whole import whole
+
+MEMORY_BYTES = 2 << 30
+"""What a learner's function may take, beside the model."""
+
+PRINTED_CHARS = 2000
+
+
+def main() -> int:
+    """Check the steps that are asked for, one line each."""
+    asked = json.loads(sys.stdin.readline())
+    with os.fdopen(asked["descriptor"], "w", encoding="utf-8", buffering=1) as answers:
+        import llamarium
+
+        llama = llamarium.load(asked["model"])
+        folder = Path(asked["folder"])
+        check = Check(Weights(llama.runner), llama.tokenizer, asked["texts"], asked["seed"])
+        _bound_memory()
+        os.chdir(folder)
+        sys.dont_write_bytecode = True
+        for name in asked["steps"]:
+            answers.write(json.dumps({"begins": name}) + "\n")
+            answers.write(json.dumps({"result": asdict(_check(check, folder, name))}) + "\n")
+        if asked["whole"]:
+            answers.write(json.dumps({"begins": "whole"}) + "\n")
+            answers.write(json.dumps({"whole": _whole(llama, check, folder)}) + "\n")
+    return 0
+
+
+def _check(check: Check, folder: Path, name: str) -> Result:
+    """Check one step; whatever the learner's code does but return becomes words."""
+    step, started = step_named(name), time.perf_counter()
+    with _printed() as printed:
+        try:
+            result = check.run(step, Learner(step, folder / file_of(step)))
+        except LearnerError as error:
+            result = Result(name, error.kind, str(error), section=step.section)
+    return replace(result, printed=printed.getvalue(), seconds=round(time.perf_counter() - started, 3))
+
+
+def _whole(llama: Any, check: Check, folder: Path) -> dict[str, Any]:
+    with _printed():
+        try:
+            return whole(llama, check, folder)
+        except LearnerError as error:
+            return {"error": str(error)}
+
+
+class _Bounded(io.StringIO):
+    """Text of which the beginning is kept."""
+
+    def write(self, text: str, /) -> int:
+        super().write(text[: max(0, PRINTED_CHARS - self.tell())])
+        return len(text)
+
+
+@contextmanager
+def _printed() -> Generator[io.StringIO]:
+    printed = _Bounded()
+    with redirect_stdout(printed), redirect_stderr(printed):
+        yield printed
+
+
+def _bound_memory() -> None:
+    """Bound the memory of this process by what it has and `MEMORY_BYTES`, where the system can."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        used = int(next(line for line in status.splitlines() if line.startswith("VmData:")).split()[1]) << 10
+    except OSError:
+        return
+    limit = used + MEMORY_BYTES + (600 << 20)  # the model's weights as float32 come yet
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
